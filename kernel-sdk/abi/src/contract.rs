@@ -1,0 +1,296 @@
+//! The operations that every host knows, and exactly how each is called.
+//!
+//! A pack may hold kernels of other operations too; those are described by its manifest alone and
+//! called through the generic interface. For the operations here the manifest must agree with the
+//! contract: same tensors, same shape symbols up to their names, same parameters in the same order.
+//! The params block of a call follows from it: each distinct symbol as `u32`, in order of first
+//! appearance over the inputs and then the output, then the parameters, one word each.
+//!
+//! All operations are out of place: inputs are not written, and the output never overlaps them.
+
+use crate::DType;
+use core::fmt;
+
+/// An operation of the catalogue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Op {
+    /// Rotary position embedding (Su et al., RoFormer, arXiv 2104.09864).
+    ///
+    /// Rotates the first `2 * dim_half` elements of each head by the angles in `freqs`, whose
+    /// innermost pair is (cos, sin); elements beyond are copied. With `interleaved == 0` the pairs
+    /// are `(i, i + dim_half)` (NeoX order), else `(2i, 2i + 1)`. `theta` is information only: the
+    /// angles come from `freqs`.
+    Rope,
+    /// Root-mean-square normalisation (Zhang and Sennrich, arXiv 1910.07467):
+    /// `y = x / sqrt(mean(x^2) + eps) * weight`, row by row.
+    RmsNorm,
+    /// Gated unit of Shazeer, arXiv 2002.05202: `y = gate * sigmoid(gate) * up`, element by element.
+    SwiGlu,
+    /// Quantises rows for the KV cache into GGML blocks, byte for byte as GGML's reference does.
+    KvPack,
+    /// Reads rows back from GGML blocks: `y = d * q` (`Q8_0`) or `d * (q - 8)` (`Q4_0`).
+    KvUnpack,
+    /// The low-rank update of Hu et al., arXiv 2106.09685: `y = scale * (x A^T) B^T`.
+    ///
+    /// `ab` holds both factors in groups of four: group `g < ceil(in_dim / 4)` has for each rank `r`
+    /// the elements `A[r][4g .. 4g + 4]`, and the groups after them `B[4h .. 4h + 4][r]`; rows and
+    /// columns beyond the true dimension are zero. `groups = ceil(in_dim / 4) + ceil(out_dim / 4)`.
+    LoraApply,
+}
+
+/// One dimension of a tensor in a contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dim {
+    /// A symbol, bound by the shapes of a call.
+    Sym(&'static str),
+    /// A fixed extent.
+    Fixed(u32),
+}
+
+/// A tensor in a contract: its name and shape, outermost dimension first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorContract {
+    /// The name that the catalogue uses; a manifest may use another.
+    pub name: &'static str,
+    /// The shape.
+    pub shape: &'static [Dim],
+}
+
+/// The type of a parameter; each takes one word of the params block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParamType {
+    /// Binary32, passed as its bits.
+    F32,
+    /// Unsigned integer.
+    U32,
+    /// Signed integer, passed in two's complement.
+    I32,
+}
+
+impl ParamType {
+    /// The name in manifests.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ParamType::F32 => "f32",
+            ParamType::U32 => "u32",
+            ParamType::I32 => "i32",
+        }
+    }
+}
+
+/// A parameter in a contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParamContract {
+    /// Its name.
+    pub name: &'static str,
+    /// Its type.
+    pub ty: ParamType,
+}
+
+/// Element types that a kernel of an operation may have, and the core pack's name for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Variant {
+    /// The kernel's id in the core pack.
+    pub kernel: &'static str,
+    /// Element types of the inputs.
+    pub inputs: &'static [DType],
+    /// Element type of the output.
+    pub output: DType,
+}
+
+/// Everything that a caller and a kernel of an operation agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpContract {
+    /// The operation.
+    pub op: Op,
+    /// Its inputs in descriptor order.
+    pub inputs: &'static [TensorContract],
+    /// Its output.
+    pub output: TensorContract,
+    /// Its parameters in order.
+    pub params: &'static [ParamContract],
+    /// The combinations of element types that the catalogue defines.
+    pub variants: &'static [Variant],
+}
+
+const fn sym(name: &'static str) -> Dim {
+    Dim::Sym(name)
+}
+
+const ROWS_DIM: &[Dim] = &[sym("rows"), sym("dim")];
+const HEADS: &[Dim] = &[sym("batch"), sym("seq"), sym("heads"), sym("dim")];
+
+const fn tensor(name: &'static str, shape: &'static [Dim]) -> TensorContract {
+    TensorContract { name, shape }
+}
+
+const fn param(name: &'static str, ty: ParamType) -> ParamContract {
+    ParamContract { name, ty }
+}
+
+const fn variant(kernel: &'static str, inputs: &'static [DType], output: DType) -> Variant {
+    Variant { kernel, inputs, output }
+}
+
+const ROPE: OpContract = OpContract {
+    op: Op::Rope,
+    inputs: &[tensor("x", HEADS), tensor("freqs", &[sym("seq"), sym("dim_half"), Dim::Fixed(2)])],
+    output: tensor("y", HEADS),
+    params: &[param("theta", ParamType::F32), param("interleaved", ParamType::U32)],
+    variants: &[
+        variant("rope_f32", &[DType::F32, DType::F32], DType::F32),
+        variant("rope_f16", &[DType::F16, DType::F32], DType::F16),
+        variant("rope_q8", &[DType::Q8_0, DType::F32], DType::Q8_0),
+    ],
+};
+
+const RMS_NORM: OpContract = OpContract {
+    op: Op::RmsNorm,
+    inputs: &[tensor("x", ROWS_DIM), tensor("weight", &[sym("dim")])],
+    output: tensor("y", ROWS_DIM),
+    params: &[param("eps", ParamType::F32)],
+    variants: &[
+        variant("rmsnorm_f32", &[DType::F32, DType::F32], DType::F32),
+        variant("rmsnorm_f16", &[DType::F16, DType::F32], DType::F16),
+    ],
+};
+
+const SWIGLU: OpContract = OpContract {
+    op: Op::SwiGlu,
+    inputs: &[tensor("gate", ROWS_DIM), tensor("up", ROWS_DIM)],
+    output: tensor("y", ROWS_DIM),
+    params: &[],
+    variants: &[
+        variant("swiglu_f32", &[DType::F32, DType::F32], DType::F32),
+        variant("swiglu_f16", &[DType::F16, DType::F16], DType::F16),
+    ],
+};
+
+const KV_PACK: OpContract = OpContract {
+    op: Op::KvPack,
+    inputs: &[tensor("x", ROWS_DIM)],
+    output: tensor("y", ROWS_DIM),
+    params: &[],
+    variants: &[
+        variant("kv_pack_q4", &[DType::F32], DType::Q4_0),
+        variant("kv_pack_q8", &[DType::F32], DType::Q8_0),
+    ],
+};
+
+const KV_UNPACK: OpContract = OpContract {
+    op: Op::KvUnpack,
+    inputs: &[tensor("x", ROWS_DIM)],
+    output: tensor("y", ROWS_DIM),
+    params: &[],
+    variants: &[
+        variant("kv_unpack_q4", &[DType::Q4_0], DType::F32),
+        variant("kv_unpack_q8", &[DType::Q8_0], DType::F32),
+    ],
+};
+
+const LORA_APPLY: OpContract = OpContract {
+    op: Op::LoraApply,
+    inputs: &[
+        tensor("x", &[sym("rows"), sym("in_dim")]),
+        tensor("ab", &[sym("groups"), sym("rank"), Dim::Fixed(4)]),
+    ],
+    output: tensor("y", &[sym("rows"), sym("out_dim")]),
+    params: &[param("scale", ParamType::F32)],
+    variants: &[
+        variant("lora_apply_f32", &[DType::F32, DType::F32], DType::F32),
+        variant("lora_apply_f16", &[DType::F16, DType::F16], DType::F16),
+    ],
+};
+
+impl Op {
+    /// Every operation of the catalogue.
+    pub const ALL: [Op; 6] =
+        [Op::Rope, Op::RmsNorm, Op::SwiGlu, Op::KvPack, Op::KvUnpack, Op::LoraApply];
+
+    /// The name in manifests, such as `rmsnorm`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Op::Rope => "rope",
+            Op::RmsNorm => "rmsnorm",
+            Op::SwiGlu => "swiglu",
+            Op::KvPack => "kv_pack",
+            Op::KvUnpack => "kv_unpack",
+            Op::LoraApply => "lora_apply",
+        }
+    }
+
+    /// The operation of that name, or `None` for a custom one.
+    pub fn from_name(name: &str) -> Option<Op> {
+        Op::ALL.into_iter().find(|op| op.name() == name)
+    }
+
+    /// How the operation is called.
+    pub const fn contract(self) -> &'static OpContract {
+        match self {
+            Op::Rope => &ROPE,
+            Op::RmsNorm => &RMS_NORM,
+            Op::SwiGlu => &SWIGLU,
+            Op::KvPack => &KV_PACK,
+            Op::KvUnpack => &KV_UNPACK,
+            Op::LoraApply => &LORA_APPLY,
+        }
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl OpContract {
+    /// The distinct shape symbols, in order of first appearance: the first words of the params block.
+    pub fn symbols(&self) -> impl Iterator<Item = &'static str> {
+        let dims = |i: usize| -> &'static [Dim] {
+            if i < self.inputs.len() { self.inputs[i].shape } else { self.output.shape }
+        };
+        let tensors = self.inputs.len() + 1;
+        (0..tensors).flat_map(move |t| {
+            (0..dims(t).len()).filter_map(move |d| {
+                let Dim::Sym(name) = dims(t)[d] else { return None };
+                let seen_in = |s: &[Dim]| s.contains(&Dim::Sym(name));
+                let earlier = (0..t).any(|u| seen_in(dims(u))) || seen_in(&dims(t)[..d]);
+                (!earlier).then_some(name)
+            })
+        })
+    }
+
+    /// Number of words in the params block of a call.
+    pub fn param_words(&self) -> usize {
+        self.symbols().count() + self.params.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    extern crate std;
+    use std::vec::Vec;
+
+    #[test]
+    fn symbols_come_in_order_of_first_appearance() {
+        let symbols = |op: Op| op.contract().symbols().collect::<Vec<_>>();
+        assert_eq!(symbols(Op::Rope), ["batch", "seq", "heads", "dim", "dim_half"]);
+        assert_eq!(symbols(Op::RmsNorm), ["rows", "dim"]);
+        assert_eq!(symbols(Op::LoraApply), ["rows", "in_dim", "groups", "rank", "out_dim"]);
+    }
+
+    #[test]
+    fn every_contract_fits_the_descriptor_and_the_params_block() {
+        for op in Op::ALL {
+            let contract = op.contract();
+            assert!(contract.inputs.len() <= crate::MAX_INPUTS);
+            assert!(contract.param_words() <= crate::MAX_PARAM_WORDS);
+            assert_eq!(Op::from_name(op.name()), Some(op));
+            for variant in contract.variants {
+                assert_eq!(variant.inputs.len(), contract.inputs.len());
+            }
+        }
+        assert_eq!(Op::from_name("softmax"), None);
+    }
+}
