@@ -1,0 +1,42 @@
+//! The manifest of a kernel pack, `kernels.json`: its types, its rules, its compatibility gates.
+//!
+//! [`Manifest::parse`] is strict: an unknown field, a duplicate key, a path that could leave the
+//! pack or a kernel that disagrees with the contract of its op is refused, and everything wrong is
+//! reported at once, in a fixed order, each with a stable code. The JSON schema of the same
+//! format is in `schema/kernel-pack-v1.json`.
+//!
+//! Nothing here does I/O or cryptography. A parsed manifest says nothing about who wrote it or
+//! whether the files it lists exist: that is the business of `ruvllm-signing`.
+#![forbid(unsafe_code)]
+
+mod check;
+mod compat;
+mod contract;
+mod decode;
+mod error;
+mod escape;
+mod json;
+mod reader;
+mod text;
+mod time;
+mod types;
+
+pub use check::{MAX_FILE_BYTES, MAX_KERNELS, MAX_MANIFEST_BYTES};
+pub use compat::{
+    Compatibility, ExecutorGate, ExecutorKind, LimitCaps, RuntimeGates, check_compatibility,
+};
+pub use contract::check_contract;
+pub use error::{ManifestError, Violation};
+pub use escape::escape_untrusted;
+pub use text::{InvalidPackName, InvalidPath, InvalidSha256, PackName, PackPath, Sha256Hex};
+pub use time::{ParseTimestampError, Timestamp};
+pub use types::{
+    Author, Benchmark, Dim, KernelEntry, Manifest, ParamSpec, ParamType, ParamValue, Platforms,
+    ResourceLimits, TensorSpec, Tolerance, WamrPlatform, WasmtimePlatform,
+};
+
+/// The name of the manifest in a pack.
+pub const MANIFEST_FILE: &str = "kernels.json";
+
+/// The name of the signature envelope in a pack.
+pub const SIGNATURE_FILE: &str = "kernels.json.sig";

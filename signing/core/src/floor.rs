@@ -1,0 +1,179 @@
+//! The newest version of each pack that has been active here; older ones are refused.
+//!
+//! A directory holds one small file for each pack name. A raise is written to a temporary file,
+//! flushed, and renamed over the old one under a lock, so that after a crash the floor is the old
+//! or the new one, never neither. A floor that cannot be read refuses every version of its pack:
+//! removing it is a decision for a person.
+
+use crate::files::{self, Unreadable};
+use crate::{PackError, VerifiedPack};
+use ruvllm_manifest::PackName;
+use semver::Version;
+use serde::{Deserialize, Serialize};
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::path::{Path, PathBuf};
+
+const MAX_FLOOR_BYTES: u64 = 4096;
+
+/// The version floors under a directory.
+#[derive(Clone, Debug)]
+pub struct VersionFloor {
+    directory: PathBuf,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Record {
+    format: u32,
+    pack: String,
+    floor: Version,
+}
+
+impl VersionFloor {
+    /// Opens the floors in a directory, which is created, owner-only, where it is missing.
+    ///
+    /// # Errors
+    /// [`PackError::Io`].
+    pub fn open(directory: impl Into<PathBuf>) -> Result<VersionFloor, PackError> {
+        let directory = directory.into();
+        let mut builder = DirBuilder::new();
+        builder.recursive(true);
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+        builder.create(&directory).map_err(|e| PackError::io("create", &directory, e))?;
+        Ok(VersionFloor { directory })
+    }
+
+    /// The floor of a pack; `None` where none of its versions has been active.
+    ///
+    /// # Errors
+    /// [`PackError::FloorDamaged`] or [`PackError::Io`].
+    pub fn get(&self, pack: &PackName) -> Result<Option<Version>, PackError> {
+        let path = self.path(pack);
+        let damaged =
+            |message: &str| PackError::FloorDamaged { path: path.clone(), message: message.into() };
+        let bytes = match files::read_regular(&path, MAX_FLOOR_BYTES) {
+            Ok(bytes) => bytes,
+            Err(Unreadable::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(Unreadable::Io(e)) => return Err(PackError::io("read", &path, e)),
+            Err(_) => return Err(damaged("it is not a small regular file")),
+        };
+        let record: Record =
+            serde_json::from_slice(&bytes).map_err(|_| damaged("it is not a floor record"))?;
+        if record.format != 1 || record.pack != pack.as_str() {
+            return Err(damaged("it is the record of another pack or format"));
+        }
+        Ok(Some(record.floor))
+    }
+
+    /// Raises the floor of a pack to the version that has become active. A version that is not
+    /// newer leaves it as it is.
+    ///
+    /// # Errors
+    /// [`PackError::FloorDamaged`] or [`PackError::Io`].
+    pub fn raise(&self, pack: &VerifiedPack) -> Result<(), PackError> {
+        self.raise_to(&pack.manifest().name, &pack.manifest().version)
+    }
+
+    fn raise_to(&self, pack: &PackName, version: &Version) -> Result<(), PackError> {
+        let _lock = self.lock()?;
+        if self.get(pack)?.is_some_and(|floor| floor.cmp_precedence(version).is_ge()) {
+            return Ok(());
+        }
+        let record = Record { format: 1, pack: pack.to_string(), floor: version.clone() };
+        let path = self.path(pack);
+        let io = |e| PackError::io("write", &path, e);
+        let mut bytes = serde_json::to_vec(&record).map_err(|e| io(e.into()))?;
+        bytes.push(b'\n');
+        files::replace(&path, &self.directory.join(format!(".{pack}.tmp")), &bytes).map_err(io)
+    }
+
+    /// Held until it is dropped. Pack names do not begin with a dot, so no floor has this name.
+    fn lock(&self) -> Result<File, PackError> {
+        let path = self.directory.join(".lock");
+        let io = |e| PackError::io("lock", &path, e);
+        let file =
+            OpenOptions::new().write(true).create(true).truncate(false).open(&path).map_err(io)?;
+        file.lock().map_err(io)?;
+        Ok(file)
+    }
+
+    fn path(&self, pack: &PackName) -> PathBuf {
+        self.directory.join(format!("{pack}.floor"))
+    }
+
+    /// The directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn version(text: &str) -> Version {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_floor_only_rises_and_survives_reopening() {
+        let dir = tempfile::tempdir().unwrap();
+        let name: PackName = "p".parse().unwrap();
+        let floor = VersionFloor::open(dir.path().join("a/b")).unwrap();
+        assert_eq!(floor.get(&name).unwrap(), None);
+        floor.raise_to(&name, &version("1.2.0")).unwrap();
+        floor.raise_to(&name, &version("1.1.9")).unwrap();
+        floor.raise_to(&name, &version("1.2.0-rc.1")).unwrap();
+        let floor = VersionFloor::open(dir.path().join("a/b")).unwrap();
+        assert_eq!(floor.get(&name).unwrap(), Some(version("1.2.0")));
+        assert_eq!(floor.get(&"q".parse().unwrap()).unwrap(), None);
+    }
+
+    #[test]
+    fn what_a_crash_before_the_rename_leaves_does_not_matter() {
+        let dir = tempfile::tempdir().unwrap();
+        let name: PackName = "p".parse().unwrap();
+        let floor = VersionFloor::open(dir.path()).unwrap();
+        floor.raise_to(&name, &version("1.0.0")).unwrap();
+        fs::write(dir.path().join(".p.tmp"), b"{\"format\":1,\"pa").unwrap();
+        assert_eq!(floor.get(&name).unwrap(), Some(version("1.0.0")));
+        floor.raise_to(&name, &version("2.0.0")).unwrap();
+        assert_eq!(floor.get(&name).unwrap(), Some(version("2.0.0")));
+    }
+
+    #[test]
+    fn a_damaged_floor_is_an_error_not_a_missing_floor() {
+        let dir = tempfile::tempdir().unwrap();
+        let name: PackName = "p".parse().unwrap();
+        let floor = VersionFloor::open(dir.path()).unwrap();
+        let other = br#"{"format":1,"pack":"q","floor":"1.0.0"}"#;
+        let long = vec![b' '; 5000];
+        for bad in [&b""[..], b"{}", b"1.0.0", other, &long] {
+            fs::write(dir.path().join("p.floor"), bad).unwrap();
+            assert_eq!(floor.get(&name).unwrap_err().code(), "floor_damaged");
+            assert!(floor.raise_to(&name, &version("9.0.0")).is_err());
+            assert_eq!(fs::read(dir.path().join("p.floor")).unwrap(), bad);
+        }
+    }
+
+    #[test]
+    fn concurrent_raises_end_at_the_highest() {
+        let dir = tempfile::tempdir().unwrap();
+        let name: PackName = "p".parse().unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4u64 {
+                let (dir, name) = (dir.path(), &name);
+                scope.spawn(move || {
+                    let floor = VersionFloor::open(dir).unwrap();
+                    for minor in 0..8 {
+                        floor.raise_to(name, &Version::new(1, minor, thread)).unwrap();
+                    }
+                });
+            }
+        });
+        let floor = VersionFloor::open(dir.path()).unwrap();
+        assert_eq!(floor.get(&name).unwrap(), Some(Version::new(1, 7, 3)));
+    }
+}

@@ -1,0 +1,280 @@
+//! Ed25519 keys (RFC 8032) and their text forms.
+//!
+//! Verification is strict: small-order keys and points, and encodings that another spelling of the
+//! same point would share, are refused, so that one signature speaks for one key and one message.
+
+use crate::PackError;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use ed25519_dalek::pkcs8::spki::der::pem::LineEnding;
+use ed25519_dalek::pkcs8::{
+    DecodePrivateKey, DecodePublicKey, EncodePrivateKey, EncodePublicKey, KeypairBytes,
+    PublicKeyBytes,
+};
+use ed25519_dalek::{Signer, SigningKey, VerifyingKey};
+use rand::TryRng;
+use sha2::{Digest, Sha256};
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::str::FromStr;
+use zeroize::{Zeroize, Zeroizing};
+
+const PREFIX: &str = "ed25519:";
+/// A key file is a few hundred bytes.
+const MAX_KEY_FILE: u64 = 16 * 1024;
+
+/// A public key that can be trusted to verify: it is on the curve, of large order, and in its one
+/// canonical encoding. Written `ed25519:<base64>`.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct PublicKey(VerifyingKey);
+
+/// SHA-256 of the 32 bytes of a public key, written as 64 hex digits. In an envelope it is a hint
+/// which key to try; it proves nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KeyId([u8; 32]);
+
+/// A signature, written as base64.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Signature([u8; 64]);
+
+/// A secret key. Never printed, wiped from memory when dropped.
+pub struct SecretKey(SigningKey);
+
+impl PublicKey {
+    /// Takes the 32 bytes of RFC 8032.
+    ///
+    /// # Errors
+    /// [`PackError::Key`] where they are no point of the curve, [`PackError::WeakKey`] where the
+    /// point has small order or the encoding is not canonical.
+    pub fn from_bytes(bytes: &[u8; 32]) -> Result<PublicKey, PackError> {
+        let key = VerifyingKey::from_bytes(bytes).map_err(|_| not_a_key("a public key"))?;
+        if key.is_weak() || !is_canonical(bytes) {
+            return Err(PackError::WeakKey);
+        }
+        Ok(PublicKey(key))
+    }
+
+    /// Reads a PEM `PUBLIC KEY` (SubjectPublicKeyInfo, RFC 8410).
+    ///
+    /// # Errors
+    /// As for [`PublicKey::from_bytes`].
+    pub fn from_pem(pem: &str) -> Result<PublicKey, PackError> {
+        let bytes = PublicKeyBytes::from_public_key_pem(pem)
+            .map_err(|_| not_a_key("a PEM with an Ed25519 PUBLIC KEY"))?;
+        PublicKey::from_bytes(&bytes.0)
+    }
+
+    /// Writes a PEM `PUBLIC KEY`.
+    ///
+    /// # Errors
+    /// [`PackError::Key`] should the encoder fail.
+    pub fn to_pem(&self) -> Result<String, PackError> {
+        PublicKeyBytes(*self.as_bytes())
+            .to_public_key_pem(LineEnding::LF)
+            .map_err(|e| PackError::Key { message: format!("cannot write the public key: {e}") })
+    }
+
+    /// The 32 bytes of RFC 8032.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        self.0.as_bytes()
+    }
+
+    /// The key's id.
+    pub fn key_id(&self) -> KeyId {
+        KeyId(Sha256::digest(self.as_bytes()).into())
+    }
+
+    /// Whether the signature is this key's over exactly these bytes.
+    pub fn verify(&self, message: &[u8], signature: &Signature) -> bool {
+        let signature = ed25519_dalek::Signature::from_bytes(&signature.0);
+        self.0.verify_strict(message, &signature).is_ok()
+    }
+}
+
+/// Whether the y coordinate is below the field's prime 2^255 - 19.
+fn is_canonical(bytes: &[u8; 32]) -> bool {
+    let all_ones = bytes[31] & 0x7f == 0x7f && bytes[1..31].iter().all(|&b| b == 0xff);
+    !(all_ones && bytes[0] >= 0xed)
+}
+
+fn not_a_key(wanted: &str) -> PackError {
+    PackError::Key { message: format!("this is not {wanted}; `ruvllm-pack keygen` writes one") }
+}
+
+impl FromStr for PublicKey {
+    type Err = PackError;
+
+    /// Parses `ed25519:<base64>`.
+    fn from_str(s: &str) -> Result<PublicKey, PackError> {
+        const WANTED: &str = "a public key of the form ed25519:<base64 of 32 bytes>";
+        let base64 = s.strip_prefix(PREFIX).ok_or_else(|| not_a_key(WANTED))?;
+        let bytes = decode::<32>(base64).ok_or_else(|| not_a_key(WANTED))?;
+        PublicKey::from_bytes(&bytes)
+    }
+}
+
+impl fmt::Display for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PREFIX}{}", STANDARD.encode(self.as_bytes()))
+    }
+}
+
+impl fmt::Debug for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// Strict base64: one spelling for each value.
+fn decode<const N: usize>(base64: &str) -> Option<[u8; N]> {
+    // The length first, so that a long text is not decoded to be thrown away.
+    if base64.len() != N.div_ceil(3) * 4 {
+        return None;
+    }
+    STANDARD.decode(base64).ok()?.try_into().ok()
+}
+
+impl KeyId {
+    /// The 32 bytes.
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl FromStr for KeyId {
+    type Err = PackError;
+
+    fn from_str(s: &str) -> Result<KeyId, PackError> {
+        // A digest has one spelling; the manifest crate already knows it.
+        let digest: ruvllm_manifest::Sha256Hex = format!("sha256:{s}").parse().map_err(|_| {
+            PackError::Key { message: "write a key id as 64 lower-case hex digits".to_owned() }
+        })?;
+        Ok(KeyId(*digest.as_bytes()))
+    }
+}
+
+impl fmt::Display for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl Signature {
+    /// Wraps the 64 bytes of RFC 8032.
+    pub const fn from_bytes(bytes: [u8; 64]) -> Signature {
+        Signature(bytes)
+    }
+
+    /// The 64 bytes, as OpenSSL reads and writes them.
+    pub const fn as_bytes(&self) -> &[u8; 64] {
+        &self.0
+    }
+
+    /// Parses base64.
+    pub fn from_base64(text: &str) -> Option<Signature> {
+        decode(text).map(Signature)
+    }
+}
+
+impl fmt::Display for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&STANDARD.encode(self.0))
+    }
+}
+
+impl fmt::Debug for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl SecretKey {
+    /// Makes a key from the operating system's randomness.
+    ///
+    /// # Errors
+    /// [`PackError::Entropy`] where there is none.
+    pub fn generate() -> Result<SecretKey, PackError> {
+        let mut seed = Zeroizing::new([0u8; 32]);
+        rand::rngs::SysRng
+            .try_fill_bytes(seed.as_mut_slice())
+            .map_err(|e| PackError::Entropy { message: e.to_string() })?;
+        Ok(SecretKey(SigningKey::from_bytes(&seed)))
+    }
+
+    /// Reads an unencrypted PKCS#8 PEM, as `ruvllm-pack keygen` and
+    /// `openssl genpkey -algorithm ed25519` write it.
+    ///
+    /// # Errors
+    /// [`PackError::Key`]; the message holds nothing of the text.
+    pub fn from_pem(pem: &str) -> Result<SecretKey, PackError> {
+        let wanted = "an unencrypted PKCS#8 PEM with an Ed25519 PRIVATE KEY";
+        let mut pair = KeypairBytes::from_pkcs8_pem(pem).map_err(|_| not_a_key(wanted))?;
+        let key = SigningKey::try_from(&pair).map_err(|_| not_a_key(wanted));
+        pair.secret_key.zeroize();
+        key.map(SecretKey)
+    }
+
+    /// The key as PKCS#8 PEM, version 1 so that every OpenSSL reads it.
+    ///
+    /// # Errors
+    /// [`PackError::Key`] should the encoder fail.
+    pub fn to_pem(&self) -> Result<Zeroizing<String>, PackError> {
+        let mut pair = KeypairBytes { secret_key: self.0.to_bytes(), public_key: None };
+        let pem = pair.to_pkcs8_pem(LineEnding::LF);
+        pair.secret_key.zeroize();
+        pem.map_err(|_| PackError::Key { message: "cannot write the secret key".to_owned() })
+    }
+
+    /// Reads a key file, see [`SecretKey::from_pem`].
+    ///
+    /// # Errors
+    /// [`PackError::Io`] or [`PackError::Key`].
+    pub fn read_file(path: &Path) -> Result<SecretKey, PackError> {
+        let io = |e| PackError::io("read", path, e);
+        let file = std::fs::File::open(path).map_err(io)?;
+        // All of the room at once: growing would leave copies behind that are not wiped.
+        let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_KEY_FILE as usize + 1));
+        file.take(MAX_KEY_FILE).read_to_end(&mut bytes).map_err(io)?;
+        let pem = std::str::from_utf8(&bytes).map_err(|_| not_a_key("a PEM file"))?;
+        SecretKey::from_pem(pem)
+    }
+
+    /// Writes the key to a new file that only its owner can read.
+    ///
+    /// # Errors
+    /// [`PackError::Io`], also where the file is already there: keys are never overwritten.
+    pub fn write_new_file(&self, path: &Path) -> Result<(), PackError> {
+        let pem = self.to_pem()?;
+        let io = |e| PackError::io("create", path, e);
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let mut file = options.open(path).map_err(io)?;
+        file.write_all(pem.as_bytes()).and_then(|()| file.sync_all()).map_err(io)
+    }
+
+    /// The public key of this secret key.
+    pub fn public_key(&self) -> PublicKey {
+        PublicKey(self.0.verifying_key())
+    }
+
+    /// Signs a message.
+    pub fn sign(&self, message: &[u8]) -> Signature {
+        Signature(self.0.sign(message).to_bytes())
+    }
+}
+
+impl fmt::Debug for SecretKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SecretKey(of {})", self.public_key())
+    }
+}

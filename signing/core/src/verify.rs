@@ -1,0 +1,298 @@
+//! From bytes to a pack whose publishers and contents are known.
+
+use crate::policy::{Publisher, TrustPolicy};
+use crate::{
+    Envelope, KeyId, MANIFEST_FILE, PackError, SIGNATURE_FILE, UnverifiedPack, VersionFloor,
+    Violation,
+};
+use ruvllm_manifest::{KernelEntry, Manifest, PackPath, Sha256Hex, Timestamp};
+use sha2::{Digest, Sha256};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::SystemTime;
+
+/// A pack that enough trusted publishers signed, with exactly the bytes they signed.
+///
+/// Only [`UnverifiedPack::verify`] makes one.
+pub struct VerifiedPack {
+    manifest: Manifest,
+    digest: Sha256Hex,
+    signers: Vec<Signer>,
+    native: bool,
+    files: BTreeMap<PackPath, Cow<'static, [u8]>>,
+}
+
+/// A trusted publisher whose signature counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signer {
+    /// Its name in the policy.
+    pub publisher: String,
+    /// The key that it signed with.
+    pub key_id: KeyId,
+}
+
+impl VerifiedPack {
+    /// The manifest.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The publishers whose signatures counted.
+    pub fn publishers(&self) -> &[Signer] {
+        &self.signers
+    }
+
+    /// Whether as many of them as the policy demands may ship native code.
+    pub fn native_granted(&self) -> bool {
+        self.native
+    }
+
+    /// SHA-256 of the manifest's bytes. It ties down every other file, so it names the pack.
+    pub fn digest(&self) -> Sha256Hex {
+        self.digest
+    }
+
+    /// The module of the kernel of that id.
+    pub fn kernel_bytes(&self, id: &str) -> Option<&[u8]> {
+        let kernel = self.manifest.kernel(id)?;
+        self.files.get(&kernel.path).map(AsRef::as_ref)
+    }
+
+    /// Each kernel with its module.
+    pub fn kernels(&self) -> impl Iterator<Item = (&KernelEntry, &[u8])> {
+        self.manifest
+            .kernels
+            .iter()
+            .filter_map(|kernel| Some((kernel, self.files.get(&kernel.path)?.as_ref())))
+    }
+}
+
+impl fmt::Debug for VerifiedPack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VerifiedPack")
+            .field("name", &self.manifest.name)
+            .field("version", &self.manifest.version)
+            .field("digest", &self.digest)
+            .field("signers", &self.signers)
+            .finish_non_exhaustive()
+    }
+}
+
+impl UnverifiedPack {
+    /// Verifies the pack now, by the host's clock. See [`UnverifiedPack::verify_at`].
+    ///
+    /// # Errors
+    /// As for [`UnverifiedPack::verify_at`].
+    pub fn verify(
+        self,
+        policy: &TrustPolicy,
+        floor: Option<&VersionFloor>,
+    ) -> Result<VerifiedPack, PackError> {
+        self.verify_at(policy, floor, SystemTime::now().into())
+    }
+
+    /// Verifies the pack as of a point in time.
+    ///
+    /// First the signatures: at least the policy's threshold of different publishers, each within
+    /// its validity, over the manifest's exact bytes. Only then the manifest is parsed, and then
+    /// the publishers' scopes, the version floor, and the length and hash of every file are
+    /// checked together. A signature by an unknown key or by a publisher outside of its validity or
+    /// scope does not count, and does no harm where enough others do; a signature that names a
+    /// trusted key and is not its is always a violation.
+    ///
+    /// # Errors
+    /// [`PackError::Rejected`] with every violation of the step that failed;
+    /// [`PackError::FloorDamaged`] or [`PackError::Io`] where the floor cannot be read.
+    pub fn verify_at(
+        mut self,
+        policy: &TrustPolicy,
+        floor: Option<&VersionFloor>,
+        now: Timestamp,
+    ) -> Result<VerifiedPack, PackError> {
+        let (manifest_bytes, envelope_bytes) =
+            match (self.take(MANIFEST_FILE), self.take(SIGNATURE_FILE)) {
+                (Some(manifest), Some(envelope)) => (manifest, envelope),
+                (manifest, envelope) => {
+                    return Err(missing(manifest.is_none(), envelope.is_none()));
+                }
+            };
+        let envelope = Envelope::parse(&envelope_bytes)?;
+        let signers = check_signatures(&manifest_bytes, &envelope, policy, now)?;
+
+        let manifest = Manifest::parse(&manifest_bytes)
+            .map_err(|e| PackError::Rejected(e.into_violations()))?;
+        let mut violations = Vec::new();
+        let signers = in_scope(&mut violations, &manifest, policy, signers);
+        if let Some(floor) = floor
+            && let Some(floor) = floor.get(&manifest.name)?
+            && manifest.version.cmp_precedence(&floor).is_lt()
+        {
+            let what = format!(
+                "version {} is older than {floor}, which has been active here: use {floor} or newer",
+                manifest.version
+            );
+            violations.push(Violation::new("version_below_floor", "version", what));
+        }
+        check_files(&mut violations, &manifest, &self.files);
+        if !violations.is_empty() {
+            return Err(PackError::Rejected(violations));
+        }
+        Ok(VerifiedPack {
+            digest: Sha256Hex::from_bytes(Sha256::digest(&manifest_bytes).into()),
+            native: signers.iter().filter(|p| p.native).count() >= policy.threshold(),
+            signers: signers
+                .iter()
+                .map(|p| Signer { publisher: p.name.clone(), key_id: p.key.key_id() })
+                .collect(),
+            manifest,
+            files: self.files,
+        })
+    }
+
+    fn take(&mut self, name: &str) -> Option<Cow<'static, [u8]>> {
+        let path: PackPath = name.parse().ok()?;
+        self.files.remove(&path)
+    }
+}
+
+fn missing(manifest: bool, envelope: bool) -> PackError {
+    let violation = |code, file: &str, what: &str| Violation::new(code, file, what);
+    let mut violations = Vec::new();
+    if manifest {
+        let what = "the pack has no manifest; is this the directory of a pack?";
+        violations.push(violation("manifest_missing", MANIFEST_FILE, what));
+    }
+    if envelope {
+        let what = "the pack is not signed; sign it with `ruvllm-pack sign`";
+        violations.push(violation("signature_missing", SIGNATURE_FILE, what));
+    }
+    PackError::Rejected(violations)
+}
+
+/// The publishers whose signatures are good and in time, at least the threshold.
+fn check_signatures<'p>(
+    manifest: &[u8],
+    envelope: &Envelope,
+    policy: &'p TrustPolicy,
+    now: Timestamp,
+) -> Result<Vec<&'p Publisher>, PackError> {
+    let mut signers: Vec<&Publisher> = Vec::new();
+    // A false signature is held against the pack in any case, one that does not count only where
+    // too few others do.
+    let mut forged = Vec::new();
+    let mut ignored = Vec::new();
+    for (i, (id, signature)) in envelope.signatures().iter().enumerate() {
+        let at = format!("{SIGNATURE_FILE}: signatures[{i}]");
+        let hinted = policy.publishers().iter().find(|p| p.key.key_id() == *id);
+        // The id is a hint that anyone could have changed, so without one every key gets its try.
+        let signer = match hinted {
+            Some(publisher) => Some(publisher).filter(|p| p.key.verify(manifest, signature)),
+            None => policy.publishers().iter().find(|p| p.key.verify(manifest, signature)),
+        };
+        let Some(publisher) = signer else {
+            match hinted {
+                Some(publisher) => {
+                    let what = format!(
+                        "not a signature of `{}` over this manifest: one of them was changed",
+                        publisher.name
+                    );
+                    forged.push(Violation::new("signature_invalid", at, what));
+                }
+                None => {
+                    let what = format!(
+                        "the key {id} is in no publisher of the trust policy: add the publisher \
+                         if you trust it"
+                    );
+                    ignored.push(Violation::new("signature_unknown_key", at, what));
+                }
+            }
+            continue;
+        };
+        let name = &publisher.name;
+        match (publisher.not_before, publisher.not_after) {
+            (Some(from), _) if now < from => {
+                let what = format!("`{name}` is trusted from {from} on; it is {now}");
+                ignored.push(Violation::new("publisher_not_yet_valid", at, what));
+            }
+            (_, Some(until)) if now >= until => {
+                let what = format!("`{name}` was trusted until {until}; it is {now}");
+                ignored.push(Violation::new("publisher_expired", at, what));
+            }
+            _ if signers.iter().any(|other| other.key == publisher.key) => {
+                let what = format!("`{name}` has signed already; each publisher counts once");
+                ignored.push(Violation::new("signature_repeated", at, what));
+            }
+            _ => signers.push(publisher),
+        }
+    }
+    if forged.is_empty() && signers.len() >= policy.threshold() {
+        return Ok(signers);
+    }
+    let mut violations = forged;
+    violations.extend(ignored);
+    if signers.len() < policy.threshold() && policy.threshold() > 1 {
+        violations.push(below_threshold(signers.len(), policy.threshold()));
+    }
+    Err(PackError::Rejected(violations))
+}
+
+fn below_threshold(have: usize, need: usize) -> Violation {
+    let what = format!("{have} signature(s) count, the policy asks for {need}: have more signed");
+    Violation::new("threshold_not_met", SIGNATURE_FILE, what)
+}
+
+/// Those signers that may sign a pack of this name.
+fn in_scope<'p>(
+    violations: &mut Vec<Violation>,
+    manifest: &Manifest,
+    policy: &TrustPolicy,
+    signers: Vec<&'p Publisher>,
+) -> Vec<&'p Publisher> {
+    let (inside, outside): (Vec<_>, Vec<_>) =
+        signers.into_iter().partition(|publisher| publisher.may_sign(&manifest.name));
+    if inside.len() < policy.threshold() {
+        for publisher in outside {
+            let what = format!(
+                "`{}` is not trusted for packs called `{}`: widen its `packs` if it should be",
+                publisher.name, manifest.name
+            );
+            violations.push(Violation::new("publisher_out_of_scope", SIGNATURE_FILE, what));
+        }
+        if policy.threshold() > 1 {
+            violations.push(below_threshold(inside.len(), policy.threshold()));
+        }
+    }
+    inside
+}
+
+/// Length and hash of every listed file, and no file that is not listed.
+fn check_files(
+    violations: &mut Vec<Violation>,
+    manifest: &Manifest,
+    files: &BTreeMap<PackPath, Cow<'static, [u8]>>,
+) {
+    let mut listed = BTreeSet::new();
+    for kernel in &manifest.kernels {
+        listed.insert(&kernel.path);
+        let at = kernel.path.as_str();
+        let Some(bytes) = files.get(&kernel.path) else {
+            let what = format!("the file of kernel `{}` is missing; get the whole pack", kernel.id);
+            violations.push(Violation::new("file_missing", at, what));
+            continue;
+        };
+        if bytes.len() as u64 != kernel.size {
+            let what = format!("{} bytes, the manifest says {}", bytes.len(), kernel.size);
+            violations.push(Violation::new("file_size_mismatch", at, what));
+        }
+        let actual = Sha256Hex::from_bytes(Sha256::digest(bytes).into());
+        if actual != kernel.hash {
+            let what = format!("{actual}, the manifest says {}: the file was changed", kernel.hash);
+            violations.push(Violation::new("file_hash_mismatch", at, what));
+        }
+    }
+    for path in files.keys().filter(|path| !listed.contains(path)) {
+        let what = "the manifest does not list this file; remove it";
+        violations.push(Violation::new("file_unlisted", path.as_str(), what));
+    }
+}
