@@ -1,0 +1,327 @@
+//! Causal attention over a key-value cache in place, with grouped queries, an optional sliding
+//! window, and any mixture of stored types.
+//!
+//! Keys are taken in tiles of 64: a tile of one KV head is widened to f32 in a buffer that stays
+//! in the first cache, and serves all query rows of the head's group. Softmax is online (Milakov and
+//! Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135): each row keeps its largest score, the
+//! sum of its weights and the weighted sum of values, rescaled when the largest grows. Scores are in
+//! units of log 2, so that a weight is a power of two.
+//!
+//! Work is shared out in one of two ways. A long prefill is cut into tiles of queries, which threads
+//! take from a queue, those that see most first. Otherwise, decoding above all, the *keys* are cut:
+//! each thread streams its own share of the cache for all heads, and the partial sums are merged.
+//!
+//! Rows are summed with vectors across rows ([`wide`]) where there are enough to fill them, else
+//! across the elements of a head ([`narrow`]).
+
+mod narrow;
+mod plan;
+mod tile;
+mod unit;
+mod wide;
+
+use crate::ops::product;
+use crate::ops::simd::{Kernel, MAX_LANES, Simd, dispatch};
+use crate::{Isa, NativeError, ThreadPool};
+use plan::{Plan, Share};
+use ruvllm_abi::DType;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+use tile::Tile;
+use unit::Unit;
+
+/// Dimensions and options of an attention call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttnShape {
+    /// Query heads; a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Elements of each head, 8 to 256.
+    pub head_dim: usize,
+    /// Multiplies the scores; usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// How many positions back a query sees, its own included; all where `None`.
+    pub window: Option<usize>,
+}
+
+/// A run of consecutive positions of the cache: `k` and `v` are `[len, kv_heads * head_dim]`, each row
+/// in the elements or blocks of its type, one of F32, F16, `Q8_0` and `Q4_0`.
+#[derive(Clone, Copy, Debug)]
+pub struct KvSegment<'a> {
+    /// Position of the first row.
+    pub start: usize,
+    /// Rows.
+    pub len: usize,
+    /// Type of the keys.
+    pub k_dtype: DType,
+    /// Type of the values.
+    pub v_dtype: DType,
+    /// Keys.
+    pub k: &'a [u8],
+    /// Values.
+    pub v: &'a [u8],
+}
+
+/// Working memory of [`attention`], reused from call to call; it grows to what the largest needs.
+#[derive(Debug, Default)]
+pub struct AttnScratch {
+    lanes: Vec<Lane>,
+}
+
+impl AttnScratch {
+    /// Empty working memory.
+    pub fn new() -> AttnScratch {
+        AttnScratch::default()
+    }
+}
+
+/// The working memory of one thread.
+#[derive(Debug, Default)]
+struct Lane {
+    plan: Plan,
+    tile: Tile,
+    /// For each KV head in hand, and each tile of queries, the state of their rows.
+    units: Vec<Unit>,
+    /// Scores, then weights, of a tile.
+    scores: Vec<f32>,
+}
+
+/// Query rows that a tile of queries aims at, all heads of a group counted.
+const ROWS: usize = 64;
+
+/// A checked call.
+struct Call<'a> {
+    shape: AttnShape,
+    q: &'a [f32],
+    q_stride: usize,
+    q_pos: usize,
+    /// Queries.
+    m: usize,
+    kv: &'a [KvSegment<'a>],
+    /// Query heads of each KV head.
+    group: usize,
+    /// Queries of a tile.
+    tile_queries: usize,
+    /// Elements from one row of a widened tile to the next: `head_dim` in whole vectors.
+    stride: usize,
+}
+
+/// `y = softmax(scale * q k^T) v` for each head, where a query at position `p` sees the positions up to
+/// `p` and, with a window `w`, above `p - w`.
+///
+/// `q` is `[m, heads, head_dim]` with rows `q_stride` elements apart, row 0 at position `q_pos`; `y` is
+/// `[m, heads * head_dim]` and gives `m`. Segments may come in any order; positions that several of them
+/// hold count several times. A query that sees nothing gives zeros. A NaN or an overflow in a score makes
+/// the rows that see it NaN.
+///
+/// Within 2e-5 of the f64 definition, relative to the largest value seen, for scores up to some tens.
+///
+/// # Errors
+/// [`NativeError::Shape`] where a buffer does not fit, [`NativeError::Unsupported`] for another type, a
+/// `head_dim` outside 8 to 256, or blocks that would span heads (`head_dim` not a multiple of 32).
+#[expect(clippy::too_many_arguments, reason = "two threading arguments, five of the operation")]
+pub fn attention(
+    pool: &ThreadPool,
+    isa: Isa,
+    shape: &AttnShape,
+    q: &[f32],
+    q_stride: usize,
+    q_pos: usize,
+    kv: &[KvSegment<'_>],
+    y: &mut [f32],
+    scratch: &mut AttnScratch,
+) -> Result<(), NativeError> {
+    let call = Call::new(shape, q, q_stride, q_pos, kv, y.len())?;
+    if call.m == 0 {
+        return Ok(());
+    }
+    let threads = pool.threads();
+    if scratch.lanes.len() < threads {
+        scratch.lanes.resize_with(threads, Lane::default);
+    }
+    let lanes = &mut scratch.lanes[..threads];
+    // Four tiles for each thread even out what they see.
+    if call.m.div_ceil(call.tile_queries) >= 4 * threads {
+        by_queries(pool, isa, &call, lanes, y);
+    } else {
+        by_keys(pool, isa, &call, lanes, y);
+    }
+    Ok(())
+}
+
+/// Tiles of queries from a queue, the last, which see the most, first.
+fn by_queries(pool: &ThreadPool, isa: Isa, call: &Call<'_>, lanes: &mut [Lane], y: &mut [f32]) {
+    let AttnShape { heads, head_dim, .. } = call.shape;
+    let row = heads * head_dim;
+    let tiles: Vec<_> = y.chunks_mut(call.tile_queries * row).enumerate().collect();
+    let queue = Mutex::new(tiles);
+    pool.run_with(lanes, &|_, lane| {
+        loop {
+            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let Some((tile, y)) = next else { break };
+            for head in 0..call.shape.kv_heads {
+                let share = Share::All;
+                dispatch(
+                    isa,
+                    Work { call, lane, heads: head..head + 1, tiles: tile..tile + 1, share },
+                );
+                let columns = head * call.group * head_dim..(head + 1) * call.group * head_dim;
+                for (query, y) in y.chunks_exact_mut(row).enumerate() {
+                    let outs = y[columns.clone()].chunks_exact_mut(head_dim);
+                    for (i, out) in outs.enumerate() {
+                        unit::merge(lane.units[..1].iter(), query * call.group + i, out);
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Each thread its share of the keys, for all queries and heads; then the shares are merged.
+fn by_keys(pool: &ThreadPool, isa: Isa, call: &Call<'_>, lanes: &mut [Lane], y: &mut [f32]) {
+    let AttnShape { heads, kv_heads, head_dim, .. } = call.shape;
+    let tiles = call.m.div_ceil(call.tile_queries);
+    let threads = lanes.len();
+    pool.run_with(lanes, &|index, lane| {
+        // One tile of queries sees all keys, so even runs of them are even work and stream best.
+        // Several see fewer of the later ones: then keys are dealt out in turn.
+        let share = match tiles {
+            1 => Share::Run { index, of: threads },
+            _ => Share::Turns { index, of: threads },
+        };
+        dispatch(isa, Work { call, lane, heads: 0..kv_heads, tiles: 0..tiles, share });
+    });
+    let lanes = &*lanes;
+    pool.for_chunks(y, head_dim, &|i, out| {
+        let (query, head) = (i / heads, i % heads);
+        let unit = head / call.group * tiles + query / call.tile_queries;
+        let row = query % call.tile_queries * call.group + head % call.group;
+        unit::merge(lanes.iter().map(|lane| &lane.units[unit]), row, out);
+    });
+}
+
+impl<'a> Call<'a> {
+    fn new(
+        shape: &AttnShape,
+        q: &'a [f32],
+        q_stride: usize,
+        q_pos: usize,
+        kv: &'a [KvSegment<'a>],
+        y: usize,
+    ) -> Result<Call<'a>, NativeError> {
+        let AttnShape { heads, kv_heads, head_dim, .. } = *shape;
+        if !(8..=256).contains(&head_dim) {
+            let detail = format!("a head_dim of {head_dim} (8 to 256)");
+            return Err(NativeError::Unsupported { what: "attention", detail });
+        }
+        let whole = kv_heads != 0 && heads.is_multiple_of(kv_heads) && heads != 0;
+        if !whole {
+            let what = "attention: heads, as a multiple of kv_heads";
+            return Err(NativeError::Shape { what, expected: kv_heads, actual: heads });
+        }
+        let row = product("attention: a row of q", &[heads, head_dim])?;
+        crate::ops::whole_rows("attention: y elements", row, y)?;
+        let m = y / row;
+        if q_stride < row {
+            let what = "attention: q_stride";
+            return Err(NativeError::Shape { what, expected: row, actual: q_stride });
+        }
+        if m > 0 {
+            let before = product("attention: q elements", &[m - 1, q_stride])?;
+            let expected = before.saturating_add(row);
+            if q.len() < expected {
+                let what = "attention: q elements";
+                return Err(NativeError::Shape { what, expected, actual: q.len() });
+            }
+        }
+        for segment in kv {
+            segment.check(kv_heads, head_dim)?;
+        }
+        if q_pos.checked_add(m).is_none_or(|end| end > plan::LAST_POSITION) {
+            let what = "attention: last position";
+            return Err(NativeError::Shape { what, expected: plan::LAST_POSITION, actual: q_pos });
+        }
+        let group = heads / kv_heads;
+        Ok(Call {
+            shape: *shape,
+            q,
+            q_stride,
+            q_pos,
+            m,
+            kv,
+            group,
+            tile_queries: (ROWS / group).clamp(1, m.max(1)),
+            stride: head_dim.next_multiple_of(MAX_LANES),
+        })
+    }
+}
+
+impl KvSegment<'_> {
+    fn check(&self, kv_heads: usize, head_dim: usize) -> Result<(), NativeError> {
+        let sides = [(self.k_dtype, self.k), (self.v_dtype, self.v)];
+        for (dtype, data) in sides {
+            if !matches!(dtype, DType::F32 | DType::F16 | DType::Q8_0 | DType::Q4_0) {
+                return Err(NativeError::unsupported("attention", dtype));
+            }
+            let Some(head) = dtype.bytes_for(head_dim) else {
+                let detail =
+                    format!("{dtype} with a head_dim of {head_dim}, which is not whole blocks");
+                return Err(NativeError::Unsupported { what: "attention", detail });
+            };
+            let bytes = product("attention: bytes of a segment", &[head, kv_heads, self.len])?;
+            NativeError::check("attention: bytes of a segment", bytes, data.len())?;
+        }
+        if self.start.checked_add(self.len).is_none_or(|end| end > plan::LAST_POSITION) {
+            let what = "attention: last position of a segment";
+            return Err(NativeError::Shape {
+                what,
+                expected: plan::LAST_POSITION,
+                actual: self.start,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Sums up a share of the keys for some KV heads and tiles of queries into `lane.units`.
+struct Work<'a> {
+    call: &'a Call<'a>,
+    lane: &'a mut Lane,
+    heads: Range<usize>,
+    tiles: Range<usize>,
+    share: Share,
+}
+
+impl Kernel for Work<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Work { call, lane, heads, tiles, share } = self;
+        let count = heads.len() * tiles.len();
+        if lane.units.len() < count {
+            lane.units.resize_with(count, Unit::default);
+        }
+        for (i, unit) in lane.units[..count].iter_mut().enumerate() {
+            unit.start(s, call, heads.start + i / tiles.len(), tiles.start + i % tiles.len());
+        }
+        let first = call.q_pos + tiles.start * call.tile_queries;
+        let last = call.q_pos + call.m.min(tiles.end * call.tile_queries) - 1;
+        lane.plan.build(call.kv, call.shape.window, first, last, share);
+        lane.tile.resize(call.stride);
+        for keys in 0..lane.plan.tiles() {
+            let pieces = lane.plan.tile(keys);
+            lane.tile.place(call.kv, pieces);
+            for (i, head) in heads.clone().enumerate() {
+                lane.tile.load(s, call, pieces, head);
+                for unit in &mut lane.units[i * tiles.len()..][..tiles.len()] {
+                    unit.add(s, call, &lane.tile, &mut lane.scores);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,280 @@
+//! Attention against the oracle, over shapes, types, masks, segmentations and threads.
+
+use super::*;
+use crate::ops::testing::noise;
+use crate::{ops, oracle};
+
+/// Stores rows of a cache in `dtype`; gives the bytes and what they stand for.
+fn store(dtype: DType, x: &[f32]) -> (Vec<u8>, Vec<f32>) {
+    let mut bytes = vec![0; dtype.bytes_for(x.len()).unwrap()];
+    let mut back = x.to_vec();
+    match dtype {
+        DType::F32 => bytes.copy_from_slice(bytemuck::cast_slice(x)),
+        DType::F16 => {
+            for ((bytes, x), back) in bytes.as_chunks_mut().0.iter_mut().zip(x).zip(&mut back) {
+                let half = ruvllm_abi::f32_to_f16(*x);
+                *bytes = half.to_le_bytes();
+                *back = ruvllm_abi::f16_to_f32(half);
+            }
+        }
+        DType::Q8_0 => {
+            ops::kv_pack_q8(Isa::Scalar, x, &mut bytes).unwrap();
+            ops::kv_unpack_q8(Isa::Scalar, &bytes, &mut back).unwrap();
+        }
+        _ => {
+            ops::kv_pack_q4(Isa::Scalar, x, &mut bytes).unwrap();
+            ops::kv_unpack_q4(Isa::Scalar, &bytes, &mut back).unwrap();
+        }
+    }
+    (bytes, back)
+}
+
+struct Stored {
+    start: usize,
+    len: usize,
+    k_dtype: DType,
+    v_dtype: DType,
+    k: Vec<u8>,
+    v: Vec<u8>,
+}
+
+/// A cache in segments of `(len, k type, v type)` from position `start` on.
+struct Cache {
+    segments: Vec<Stored>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    positions: Vec<usize>,
+}
+
+impl Cache {
+    fn new(shape: &AttnShape, start: usize, parts: &[(usize, DType, DType)]) -> Cache {
+        let row = shape.kv_heads * shape.head_dim;
+        let mut cache = Cache { segments: vec![], k: vec![], v: vec![], positions: vec![] };
+        let mut at = start;
+        for &(len, k_dtype, v_dtype) in parts {
+            let (k, k_back) = store(k_dtype, &noise(len * row, 2 * at as u64 + 1));
+            let (v, v_back) = store(v_dtype, &noise(len * row, 2 * at as u64 + 2));
+            cache.segments.push(Stored { start: at, len, k_dtype, v_dtype, k, v });
+            cache.k.extend(k_back);
+            cache.v.extend(v_back);
+            cache.positions.extend(at..at + len);
+            at += len;
+        }
+        cache
+    }
+
+    fn segments(&self) -> Vec<KvSegment<'_>> {
+        let segment = |part| {
+            let &Stored { start, len, k_dtype, v_dtype, ref k, ref v } = part;
+            KvSegment { start, len, k_dtype, v_dtype, k, v }
+        };
+        self.segments.iter().map(segment).collect()
+    }
+}
+
+#[track_caller]
+fn check(shape: &AttnShape, m: usize, q_pos: usize, start: usize, parts: &[(usize, DType, DType)]) {
+    let cache = Cache::new(shape, start, parts);
+    let row = shape.heads * shape.head_dim;
+    let q: Vec<f32> = noise(m * row, 99).iter().map(|q| q * 4.0).collect();
+    let want = oracle::attention(shape, &q, q_pos, &cache.k, &cache.v, &cache.positions);
+    let largest = cache.v.iter().fold(0.0, |max: f32, v| max.max(v.abs()));
+    // Rows further apart than they are long, with NaN between.
+    let stride = row + 3;
+    let mut spread = vec![f32::NAN; m * stride];
+    for (to, q) in spread.chunks_mut(stride).zip(q.chunks(row)) {
+        to[..row].copy_from_slice(q);
+    }
+    for &isa in Isa::available() {
+        for threads in [1, 2, 3] {
+            let pool = ThreadPool::new(threads);
+            let mut scratch = AttnScratch::new();
+            // Twice with the same scratch: nothing of the first call may show.
+            for _ in 0..2 {
+                let mut y = vec![f32::NAN; m * row];
+                attention(
+                    &pool,
+                    isa,
+                    shape,
+                    &spread,
+                    stride,
+                    q_pos,
+                    &cache.segments(),
+                    &mut y,
+                    &mut scratch,
+                )
+                .unwrap();
+                for (i, (y, want)) in y.iter().zip(&want).enumerate() {
+                    let error = (f64::from(*y) - want).abs();
+                    assert!(
+                        error <= 2e-5 * f64::from(largest),
+                        "{isa} x{threads} {shape:?} m={m} {parts:?}: element {i} is {y}, want {want}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn shape(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) -> AttnShape {
+    AttnShape { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window }
+}
+
+const F32: DType = DType::F32;
+const F16: DType = DType::F16;
+const Q8: DType = DType::Q8_0;
+const Q4: DType = DType::Q4_0;
+
+#[test]
+fn decoding_agrees_with_the_oracle_for_every_grouping_and_head_size() {
+    for (heads, kv_heads) in [(1, 1), (4, 4), (6, 2), (9, 3), (14, 2), (8, 1), (32, 4)] {
+        for head_dim in [8, 33, 64, 80, 96, 128, 256] {
+            for context in [1, 5, 64, 130] {
+                check(
+                    &shape(heads, kv_heads, head_dim, None),
+                    1,
+                    context - 1,
+                    0,
+                    &[(context, F16, F16)],
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_pair_of_stored_types_works_in_place() {
+    for k in [F32, F16, Q8, Q4] {
+        for v in [F32, F16, Q8, Q4] {
+            check(&shape(8, 2, 64, None), 1, 149, 0, &[(150, k, v)]);
+            check(&shape(8, 2, 64, None), 20, 130, 0, &[(150, k, v)]);
+        }
+    }
+}
+
+#[test]
+fn prefill_agrees_with_the_oracle_from_a_few_queries_to_many() {
+    for (heads, kv_heads, head_dim) in [(8, 1, 64), (3, 3, 40), (9, 3, 64), (4, 2, 17)] {
+        for m in [2, 3, 7, 16, 33, 100] {
+            check(&shape(heads, kv_heads, head_dim, None), m, 0, 0, &[(m, F16, F16)]);
+            check(&shape(heads, kv_heads, head_dim, None), m, 50, 0, &[(50 + m, F16, F16)]);
+        }
+    }
+    check(&shape(2, 1, 64, None), 300, 0, 0, &[(300, F16, F16)]);
+}
+
+#[test]
+fn a_window_hides_what_lies_before_it() {
+    for window in [1, 2, 17, 64, 100, 1000] {
+        for m in [1, 2, 30, 90] {
+            check(&shape(8, 2, 32, Some(window)), m, 110, 0, &[(110 + m, F16, F32)]);
+        }
+    }
+    check(&shape(2, 1, 32, Some(0)), 3, 4, 0, &[(7, F32, F32)]);
+}
+
+#[test]
+fn segments_of_mixed_types_and_lengths_are_one_cache() {
+    let parts = [
+        (40, Q4, Q4),
+        (64, Q8, Q4),
+        (1, F16, F16),
+        (33, F16, F32),
+        (16, F32, F32),
+        (0, F16, F16),
+        (7, F16, F16),
+    ];
+    let context: usize = parts.iter().map(|part| part.0).sum();
+    for m in [1, 4, 40] {
+        check(&shape(8, 2, 64, None), m, context - m, 0, &parts);
+        check(&shape(8, 2, 64, Some(50)), m, context - m, 0, &parts);
+    }
+    let pages = vec![(16, F16, F16); 20];
+    check(&shape(4, 4, 32, None), 1, 319, 0, &pages);
+    check(&shape(4, 4, 32, None), 70, 250, 0, &pages);
+}
+
+#[test]
+fn a_cache_may_start_late_and_end_early() {
+    // Queries before the first key see nothing and give zeros; keys after a query are not seen.
+    check(&shape(4, 2, 32, None), 20, 0, 10, &[(30, F16, F16)]);
+    check(&shape(4, 2, 32, None), 20, 100, 10, &[(30, F16, F16)]);
+    check(&shape(4, 2, 32, None), 1, 3, 10, &[(30, F16, F16)]);
+    check(&shape(4, 2, 32, Some(5)), 20, 100, 10, &[(30, F16, F16)]);
+    check(&shape(4, 2, 32, None), 2, 3, 0, &[]);
+    check(&shape(8, 2, 32, None), 0, 3, 0, &[(4, F16, F16)]);
+}
+
+#[test]
+fn scores_far_apart_saturate_and_huge_ones_do_not_overflow_the_weights() {
+    let pool = ThreadPool::new(2);
+    for &isa in Isa::available() {
+        for (m, heads) in [(1, 1), (1, 8), (64, 1)] {
+            let shape = AttnShape { heads, kv_heads: 1, head_dim: 8, scale: 1.0, window: None };
+            let q = vec![1e15; m * heads * 8];
+            let k: Vec<f32> =
+                (0..100).flat_map(|i| [if i == 70 { 1e15 } else { -1e15 }; 8]).collect();
+            let v: Vec<f32> = (0..100).flat_map(|i| [i as f32; 8]).collect();
+            let kv = [KvSegment {
+                start: 0,
+                len: 100,
+                k_dtype: F32,
+                v_dtype: F32,
+                k: bytemuck::cast_slice(&k),
+                v: bytemuck::cast_slice(&v),
+            }];
+            let mut y = vec![f32::NAN; m * heads * 8];
+            attention(&pool, isa, &shape, &q, heads * 8, 99, &kv, &mut y, &mut AttnScratch::new())
+                .unwrap();
+            assert!(y.iter().all(|&y| y == 70.0), "{isa} {m} {heads}: {y:?}");
+        }
+    }
+}
+
+#[test]
+fn calls_that_do_not_fit_are_refused() {
+    let pool = ThreadPool::new(1);
+    let data = vec![0; 4096];
+    let segment = |k_dtype, len: usize, bytes: usize| KvSegment {
+        start: 0,
+        len,
+        k_dtype,
+        v_dtype: F16,
+        k: &data[..bytes],
+        v: &data[..len * 2 * 32 * 2],
+    };
+    let run =
+        |shape: AttnShape, q: usize, stride: usize, pos: usize, kv: &[KvSegment<'_>], y: usize| {
+            let (q, mut y) = (vec![0.0; q], vec![0.0; y]);
+            attention(
+                &pool,
+                Isa::detect(),
+                &shape,
+                &q,
+                stride,
+                pos,
+                kv,
+                &mut y,
+                &mut AttnScratch::new(),
+            )
+            .map_err(|error| error.code())
+        };
+    let good = shape(4, 2, 32, None);
+    let kv = [segment(F16, 3, 3 * 2 * 32 * 2)];
+    assert_eq!(run(good, 128, 128, 2, &kv, 128), Ok(()));
+    let (bad_shape, unsupported) = (Err("native_shape"), Err("native_unsupported"));
+    assert_eq!(run(good, 127, 128, 2, &kv, 128), bad_shape);
+    assert_eq!(run(good, 128, 127, 2, &kv, 128), bad_shape);
+    assert_eq!(run(good, 128, 128, 2, &kv, 129), bad_shape);
+    assert_eq!(run(good, 128, usize::MAX, 2, &kv, 256), bad_shape);
+    assert_eq!(run(good, 128, 128, usize::MAX, &kv, 128), bad_shape);
+    assert_eq!(run(AttnShape { kv_heads: 3, ..good }, 128, 128, 2, &kv, 128), bad_shape);
+    assert_eq!(run(AttnShape { kv_heads: 0, ..good }, 128, 128, 2, &kv, 128), bad_shape);
+    assert_eq!(run(AttnShape { heads: 0, ..good }, 128, 128, 2, &kv, 128), bad_shape);
+    assert_eq!(run(AttnShape { head_dim: 7, ..good }, 28, 28, 2, &kv, 28), unsupported);
+    assert_eq!(run(AttnShape { head_dim: 257, ..good }, 1028, 1028, 2, &kv, 1028), unsupported);
+    assert_eq!(run(good, 128, 128, 2, &[segment(F16, 3, 383)], 128), bad_shape);
+    assert_eq!(run(good, 128, 128, 2, &[segment(DType::BF16, 3, 384)], 128), unsupported);
+    let odd = shape(4, 2, 40, None);
+    assert_eq!(run(odd, 160, 160, 2, &[segment(Q8, 0, 0)], 160), unsupported);
+}

@@ -1,0 +1,224 @@
+//! Activations in the forms that the kernels read: 8-bit blocks, or f32 with padded rows.
+
+use ruvllm_abi::DType;
+
+use super::Plan;
+use crate::quant::{CHUNK, GROUP};
+use crate::{Isa, NativeError, ThreadPool};
+
+/// 256 activations of one row as 8-bit integers: `x = scale * q`. Past the end of a row all is 0.
+#[derive(Clone, Debug)]
+#[repr(C, align(64))]
+pub(super) struct ActChunk {
+    pub(super) q: [i8; CHUNK],
+    /// One per 16 elements; pairs are equal, since scales are chosen per [`BLOCK`].
+    pub(super) scale: [f32; CHUNK / GROUP],
+    /// `scale * Σq` per 16 elements: what a weight's offset is multiplied with.
+    pub(super) sum: [f32; CHUNK / GROUP],
+    /// The same per 32 elements.
+    pub(super) block_sum: [f32; CHUNK / BLOCK],
+}
+
+/// Activations that share a scale.
+const BLOCK: usize = 32;
+
+impl ActChunk {
+    const ZERO: ActChunk = ActChunk {
+        q: [0; CHUNK],
+        scale: [0.0; CHUNK / GROUP],
+        sum: [0.0; CHUNK / GROUP],
+        block_sum: [0.0; CHUNK / BLOCK],
+    };
+}
+
+/// Floats at the end of each row, beyond whole vectors: row strides that are a power of two
+/// would put the columns of a tile in the same few cache sets.
+const STAGGER: usize = 16;
+
+/// An input of matrix products, `[m, k]`, in the forms that given weights need. A buffer to reuse:
+/// it grows to the largest input it has held.
+#[derive(Clone, Debug, Default)]
+pub struct Activations {
+    m: usize,
+    k: usize,
+    has_ints: bool,
+    has_floats: bool,
+    chunks: Vec<ActChunk>,
+    floats: Vec<f32>,
+}
+
+impl Activations {
+    /// An empty input.
+    pub fn new() -> Self {
+        Activations::default()
+    }
+
+    /// Takes in `x`, `[m, k]`, for products with weights of the types `for_weights`, to be
+    /// computed with `isa`. `x` is not needed afterwards.
+    ///
+    /// # Errors
+    /// `x` does not have `m * k` elements; the buffer is then empty.
+    pub fn prepare(
+        &mut self,
+        pool: &ThreadPool,
+        isa: Isa,
+        x: &[f32],
+        m: usize,
+        k: usize,
+        for_weights: &[DType],
+    ) -> Result<(), NativeError> {
+        (self.m, self.k, self.has_ints, self.has_floats) = (0, 0, false, false);
+        let elems = m.saturating_mul(k);
+        NativeError::check("activations: elements", elems, x.len())?;
+        if elems == 0 {
+            (self.m, self.k) = (m, k);
+            return Ok(());
+        }
+        let isa = isa.usable();
+        let needs = |int| for_weights.iter().any(|w| Plan::of(*w, isa, m).is_int() == int);
+        (self.m, self.k, self.has_ints, self.has_floats) = (m, k, needs(true), needs(false));
+        if self.has_ints {
+            let stride = k.div_ceil(CHUNK);
+            grow(&mut self.chunks, m * stride, ActChunk::ZERO);
+            by_rows(pool, &mut self.chunks[..m * stride], stride, &|i, row| {
+                quantize(isa, &x[i * k..][..k], row);
+            });
+        }
+        if self.has_floats {
+            let stride = self.float_stride();
+            grow(&mut self.floats, m * stride, 0.0);
+            by_rows(pool, &mut self.floats[..m * stride], stride, &|i, row| {
+                row[..k].copy_from_slice(&x[i * k..][..k]);
+                row[k..].fill(0.0);
+            });
+        }
+        Ok(())
+    }
+
+    /// Rows, `m`.
+    pub fn rows(&self) -> usize {
+        self.m
+    }
+
+    /// Columns, `k`.
+    pub fn cols(&self) -> usize {
+        self.k
+    }
+
+    pub(super) fn has_ints(&self) -> bool {
+        self.has_ints
+    }
+
+    pub(super) fn has_floats(&self) -> bool {
+        self.has_floats
+    }
+
+    /// `[m, chunks of k]`, rows contiguous.
+    pub(super) fn chunks(&self) -> &[ActChunk] {
+        &self.chunks[..self.m * self.chunk_stride()]
+    }
+
+    /// Chunks of a row.
+    pub(super) fn chunk_stride(&self) -> usize {
+        self.k.div_ceil(CHUNK)
+    }
+
+    /// `[m, float_stride]`; beyond `k` a row holds zeros, at least to a multiple of 64.
+    pub(super) fn floats(&self) -> &[f32] {
+        &self.floats[..self.m * self.float_stride()]
+    }
+
+    /// Floats from the start of a row to the start of the next.
+    pub(super) fn float_stride(&self) -> usize {
+        self.k.next_multiple_of(64) + STAGGER
+    }
+}
+
+/// Calls `f` for every row, on all threads where there is enough to do: entering a region costs
+/// about what quantising a thousand numbers does.
+fn by_rows<T: Send>(
+    pool: &ThreadPool,
+    data: &mut [T],
+    stride: usize,
+    f: &(dyn Fn(usize, &mut [T]) + Sync),
+) {
+    if size_of_val(data) < 32 * 1024 {
+        data.chunks_mut(stride).enumerate().for_each(|(i, row)| f(i, row));
+    } else {
+        pool.for_chunks(data, stride, f);
+    }
+}
+
+fn grow<T: Clone>(buffer: &mut Vec<T>, len: usize, value: T) {
+    if buffer.len() < len {
+        buffer.resize(len, value);
+    }
+}
+
+/// Quantises one row; the same result for every `isa`.
+fn quantize(isa: Isa, x: &[f32], row: &mut [ActChunk]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => super::x86_avx512::quantize(x, row),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => super::x86_avx2::quantize(x, row),
+        _ => quantize_row(x, row),
+    }
+}
+
+/// The body of [`quantize`], inlined where instructions are enabled to vectorise it with.
+#[inline(always)]
+pub(super) fn quantize_row(x: &[f32], row: &mut [ActChunk]) {
+    let (head, tail) = x.as_chunks::<CHUNK>();
+    for (x, chunk) in head.iter().zip(row.iter_mut()) {
+        quantize_chunk(x, chunk);
+    }
+    if let Some(last) = row.get_mut(head.len()) {
+        let mut padded = [0.0; CHUNK];
+        padded[..tail.len()].copy_from_slice(tail);
+        quantize_chunk(&padded, last);
+    }
+}
+
+#[inline(always)]
+fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
+    let blocks = x.as_chunks::<BLOCK>().0.iter().zip(chunk.q.as_chunks_mut::<BLOCK>().0);
+    for (b, (x, q)) in blocks.enumerate() {
+        // Written as operations on whole lanes and a tree, which compile to vectors; a NaN is
+        // passed over.
+        let larger = |a: f32, b: f32| if b > a { b } else { a };
+        let [low, high] = x.as_chunks::<GROUP>().0 else { continue };
+        let mut lanes = [0.0f32; GROUP];
+        for (lane, (low, high)) in lanes.iter_mut().zip(low.iter().zip(high)) {
+            *lane = larger(low.abs(), high.abs());
+        }
+        for width in [8, 4, 2, 1] {
+            let (low, high) = lanes.split_at_mut(width);
+            low.iter_mut().zip(high).for_each(|(low, high)| *low = larger(*low, *high));
+        }
+        let amax = larger(0.0, lanes[0]);
+        // Below this the inverse would overflow; the block is as good as zero.
+        let (scale, inverse) = if amax > 1e-35 { (amax / 127.0, 127.0 / amax) } else { (0.0, 0.0) };
+        chunk.scale[2 * b..2 * b + 2].fill(scale);
+        let sums = &mut chunk.sum[2 * b..2 * b + 2];
+        let groups = q.as_chunks_mut::<GROUP>().0.iter_mut().zip(x.as_chunks::<GROUP>().0);
+        for ((q, x), group_sum) in groups.zip(sums.iter_mut()) {
+            let mut sum = 0;
+            for (q, x) in q.iter_mut().zip(x) {
+                let rounded = nearest(x * inverse);
+                *q = rounded as i8;
+                sum += rounded;
+            }
+            *group_sum = scale * sum as f32;
+        }
+        chunk.block_sum[b] = sums[0] + sums[1];
+    }
+}
+
+/// The nearest integer, ties to even, of a number within ±127 (for NaN any within ±128): adding
+/// 1.5 · 2²³ leaves the integer in the low bits of the sum.
+#[inline(always)]
+fn nearest(x: f32) -> i32 {
+    let bits = (x + 12_582_912.0).to_bits();
+    i32::from((bits & 0xff) as u8 as i8)
+}

@@ -1,0 +1,579 @@
+//! The inner loops of all products, written once over [`Simd`], which the instruction sets
+//! implement.
+//!
+//! Every body here is inlined into functions that enable the instructions ([`entries!`]); none
+//! checks for them, which is why all are unsafe: the one contract is that the processor has the
+//! instructions of `S`, and that pointers are good for what the documentation says is read. A
+//! closure would be compiled without the instructions if it is not inlined, so there are none.
+#![allow(unsafe_code)]
+
+use super::ActChunk;
+use super::out::Columns;
+use crate::quant::tag;
+use crate::quant::{CHUNK, GROUP, MAX_CHUNK_BYTES, Unpacked};
+
+/// Vectors of f32 that a panel of floats is wide.
+pub(super) const FLOAT_VECTORS: usize = 2;
+
+/// The widest vector of any instruction set, in f32.
+pub(super) const MAX_LANES: usize = 16;
+
+/// How far ahead of the loads the streamed weights are fetched, in bytes.
+const PREFETCH: usize = 6 * 1024;
+
+/// One instruction set.
+///
+/// # Safety
+/// Implementations may assume that the processor has the instructions; callers of every method
+/// make sure of it, and that pointers can be read (or written) for what the method loads (stores).
+pub(super) unsafe trait Simd {
+    /// f32 in a vector; also the weight rows of a panel of bytes. At most [`MAX_LANES`].
+    const LANES: usize;
+    /// The most activation rows of a tile of integers.
+    const INT_COLS: usize;
+    /// The most activation rows of a tile of floats.
+    const FLOAT_COLS: usize;
+    /// Whether [`block_dot`](Self::block_dot) takes 8-bit weights offset by 128.
+    const BIASED_BYTES: bool;
+    /// An unpacked chunk in registers.
+    type Chunk: Copy;
+    /// A vector of f32.
+    type F: Copy;
+    /// A vector of bytes: four for each lane.
+    type B: Copy;
+
+    /// Unpacks the chunk of format `T` at `p`.
+    unsafe fn unpack<const T: u8>(p: *const u8) -> Self::Chunk;
+    /// Stores a chunk.
+    unsafe fn spill(chunk: &Self::Chunk, out: &mut Unpacked);
+    /// Adds the product of a chunk of format `T` and of activations to `acc`, whose lanes add up
+    /// to the sum.
+    unsafe fn dot<const T: u8>(chunk: &Self::Chunk, act: *const ActChunk, acc: &mut [Self::F; 2]);
+
+    /// Zeros.
+    unsafe fn zero() -> Self::F;
+    /// `x` in every lane.
+    unsafe fn splat(x: f32) -> Self::F;
+    /// Loads, unaligned.
+    unsafe fn load(p: *const f32) -> Self::F;
+    /// Stores, unaligned.
+    unsafe fn store(p: *mut f32, x: Self::F);
+    /// `a * b`.
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`.
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `c - a * b`.
+    unsafe fn fnma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// The sum of all lanes.
+    unsafe fn sum(x: Self::F) -> f32;
+    /// Loads a vector of numbers of the float type `T`.
+    unsafe fn convert<const T: u8>(p: *const u8) -> Self::F;
+    /// Loads a vector of signed bytes as f32.
+    unsafe fn from_bytes(p: *const i8) -> Self::F;
+    /// Writes the transpose of the `LANES` x `LANES` matrix at `src` to `dst`.
+    unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize);
+
+    /// Loads bytes, unaligned.
+    unsafe fn load_bytes(p: *const u8) -> Self::B;
+    /// In each lane the dot product of its `4 * G` bytes of `w` with as many activations at `a`,
+    /// as f32. Without `BIASED_BYTES`, `FOLD` products of weight and activation fit an i16 pairwise.
+    unsafe fn block_dot<const G: usize, const FOLD: usize>(
+        w: &[Self::B; G],
+        a: *const i8,
+    ) -> Self::F;
+    /// Asks for the cache line at `p`, which need not be readable.
+    unsafe fn prefetch(p: *const u8);
+}
+
+/// The non-inlined functions that enable the instructions of a [`Simd`]; `entries!` writes them.
+///
+/// # Safety
+/// As [`Simd`].
+pub(super) unsafe trait Entries: Simd {
+    /// See [`dot_int`].
+    unsafe fn dot_int<const T: u8, const M: usize>(
+        rows: &Rows,
+        y: &mut Columns<'_>,
+        act: Input<ActChunk>,
+    );
+    /// See [`dot_float`].
+    unsafe fn dot_float<const T: u8, const M: usize>(
+        rows: &Rows,
+        y: &mut Columns<'_>,
+        act: Input<f32>,
+    );
+    /// See [`pack_int`].
+    unsafe fn pack_int<const T: u8, const G: usize>(rows: &Rows, panel: *mut u8);
+    /// See [`pack_float`].
+    unsafe fn pack_float<const T: u8>(rows: &Rows, from: usize, to: usize, panel: *mut f32);
+    /// See [`tile_int`].
+    unsafe fn tile_int<const G: usize, const FOLD: usize, const C: usize>(
+        panel: *const u8,
+        chunks: usize,
+        act: Input<ActChunk>,
+        col: usize,
+        y: &mut Columns<'_>,
+    );
+    /// See [`tile_float`].
+    unsafe fn tile_float<const C: usize>(
+        panel: *const f32,
+        len: usize,
+        act: Input<f32>,
+        col: usize,
+        add: bool,
+        y: &mut Columns<'_>,
+    );
+}
+
+/// Implements [`Entries`] for `$simd` with the instructions `$features`.
+macro_rules! entries {
+    ($simd:ty, $features:literal) => {
+        // SAFETY: the functions inside enable what the trait's contract says the processor has.
+        unsafe impl Entries for $simd {
+            unsafe fn dot_int<const T: u8, const M: usize>(
+                rows: &Rows,
+                y: &mut Columns<'_>,
+                act: Input<ActChunk>,
+            ) {
+                #[target_feature(enable = $features)]
+                unsafe fn go<const T: u8, const M: usize>(
+                    rows: &Rows,
+                    y: &mut Columns<'_>,
+                    act: Input<ActChunk>,
+                ) {
+                    // SAFETY: the caller's contract is the same.
+                    unsafe { kernels::dot_int::<$simd, T, M>(rows, y, act) }
+                }
+                // SAFETY: the caller's contract is the same.
+                unsafe { go::<T, M>(rows, y, act) }
+            }
+            unsafe fn dot_float<const T: u8, const M: usize>(
+                rows: &Rows,
+                y: &mut Columns<'_>,
+                act: Input<f32>,
+            ) {
+                #[target_feature(enable = $features)]
+                unsafe fn go<const T: u8, const M: usize>(
+                    rows: &Rows,
+                    y: &mut Columns<'_>,
+                    act: Input<f32>,
+                ) {
+                    // SAFETY: the caller's contract is the same.
+                    unsafe { kernels::dot_float::<$simd, T, M>(rows, y, act) }
+                }
+                // SAFETY: the caller's contract is the same.
+                unsafe { go::<T, M>(rows, y, act) }
+            }
+            unsafe fn pack_int<const T: u8, const G: usize>(rows: &Rows, panel: *mut u8) {
+                #[target_feature(enable = $features)]
+                unsafe fn go<const T: u8, const G: usize>(rows: &Rows, panel: *mut u8) {
+                    // SAFETY: the caller's contract is the same.
+                    unsafe { kernels::pack_int::<$simd, T, G>(rows, panel) }
+                }
+                // SAFETY: the caller's contract is the same.
+                unsafe { go::<T, G>(rows, panel) }
+            }
+            unsafe fn pack_float<const T: u8>(
+                rows: &Rows,
+                from: usize,
+                to: usize,
+                panel: *mut f32,
+            ) {
+                #[target_feature(enable = $features)]
+                unsafe fn go<const T: u8>(rows: &Rows, from: usize, to: usize, panel: *mut f32) {
+                    // SAFETY: the caller's contract is the same.
+                    unsafe { kernels::pack_float::<$simd, T>(rows, from, to, panel) }
+                }
+                // SAFETY: the caller's contract is the same.
+                unsafe { go::<T>(rows, from, to, panel) }
+            }
+            unsafe fn tile_int<const G: usize, const FOLD: usize, const C: usize>(
+                panel: *const u8,
+                chunks: usize,
+                act: Input<ActChunk>,
+                col: usize,
+                y: &mut Columns<'_>,
+            ) {
+                #[target_feature(enable = $features)]
+                unsafe fn go<const G: usize, const FOLD: usize, const C: usize>(
+                    panel: *const u8,
+                    chunks: usize,
+                    act: Input<ActChunk>,
+                    col: usize,
+                    y: &mut Columns<'_>,
+                ) {
+                    // SAFETY: the caller's contract is the same.
+                    unsafe { kernels::tile_int::<$simd, G, FOLD, C>(panel, chunks, act, col, y) }
+                }
+                // SAFETY: the caller's contract is the same.
+                unsafe { go::<G, FOLD, C>(panel, chunks, act, col, y) }
+            }
+            unsafe fn tile_float<const C: usize>(
+                panel: *const f32,
+                len: usize,
+                act: Input<f32>,
+                col: usize,
+                add: bool,
+                y: &mut Columns<'_>,
+            ) {
+                #[target_feature(enable = $features)]
+                unsafe fn go<const C: usize>(
+                    panel: *const f32,
+                    len: usize,
+                    act: Input<f32>,
+                    col: usize,
+                    add: bool,
+                    y: &mut Columns<'_>,
+                ) {
+                    // SAFETY: the caller's contract is the same.
+                    unsafe { kernels::tile_float::<$simd, C>(panel, len, act, col, add, y) }
+                }
+                // SAFETY: the caller's contract is the same.
+                unsafe { go::<C>(panel, len, act, col, add, y) }
+            }
+        }
+    };
+}
+pub(super) use entries;
+
+/// Runs `$body` for each `$i` in `0..$n`, `$n` a constant of at most 16, as straight code: compilers
+/// leave loops of this size rolled up, and accumulators indexed by a variable go to memory. The
+/// inline constants keep what a width does not use from being compiled at all.
+macro_rules! unroll {
+    ($i:ident < $n:ident $body:block) => {
+        unroll!(@ $i $n $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    (@ $i:ident $n:ident $body:block $($at:literal)*) => {
+        $(
+            if const { $at < $n } {
+                let $i = $at;
+                $body
+            }
+        )*
+    };
+}
+
+/// Weight rows: `count` of them at `data`, `bytes` apart, each of `k` elements.
+pub(super) struct Rows {
+    pub(super) data: *const u8,
+    pub(super) bytes: usize,
+    pub(super) chunk_bytes: usize,
+    pub(super) k: usize,
+    pub(super) count: usize,
+}
+
+/// Activation rows: row `first` of the product is at `data`, the next `stride` elements on.
+pub(super) struct Input<T> {
+    pub(super) data: *const T,
+    pub(super) stride: usize,
+    pub(super) first: usize,
+}
+
+impl Rows {
+    /// Chunk `c` of row `i`, whole: the last of a row is copied to `padded`, before zeros, if need
+    /// be.
+    #[inline(always)]
+    unsafe fn chunk(&self, i: usize, c: usize, padded: &mut [u8; PADDED]) -> *const u8 {
+        // SAFETY: `i < count` and chunk `c` starts inside the row, so `len` bytes can be read.
+        unsafe {
+            let p = self.data.add(i * self.bytes + c * self.chunk_bytes);
+            let len = self.bytes - c * self.chunk_bytes;
+            if len >= self.chunk_bytes {
+                return p;
+            }
+            padded.fill(0);
+            p.copy_to_nonoverlapping(padded.as_mut_ptr(), len);
+            padded.as_ptr()
+        }
+    }
+}
+
+/// Bytes of the largest chunk of any type, f32 included.
+const PADDED: usize = if MAX_CHUNK_BYTES > 4 * CHUNK { MAX_CHUNK_BYTES } else { 4 * CHUNK };
+
+/// `y[act.first + i, r] = act[i] · rows[r]` for all rows and `M` rows of activations. The rows are
+/// the columns of `y`.
+#[inline(always)]
+pub(super) unsafe fn dot_int<S: Simd, const T: u8, const M: usize>(
+    rows: &Rows,
+    y: &mut Columns<'_>,
+    act: Input<ActChunk>,
+) {
+    // SAFETY: the module's contract; `act` holds `M` rows of as many chunks as a weight row.
+    unsafe {
+        let whole = rows.k / CHUNK;
+        let start = y.range().start;
+        for r in 0..rows.count {
+            let p = rows.data.add(r * rows.bytes);
+            let mut acc = [[S::zero(); 2]; M];
+            for c in 0..whole {
+                let p = p.add(c * rows.chunk_bytes);
+                for line in 0..rows.chunk_bytes.div_ceil(64) {
+                    S::prefetch(p.wrapping_add(PREFETCH + 64 * line));
+                }
+                let chunk = S::unpack::<T>(p);
+                for (i, acc) in acc.iter_mut().enumerate() {
+                    S::dot::<T>(&chunk, act.data.add(i * act.stride + c), acc);
+                }
+            }
+            if whole * CHUNK < rows.k {
+                let chunk = S::unpack::<T>(rows.chunk(r, whole, &mut [0; PADDED]));
+                for (i, acc) in acc.iter_mut().enumerate() {
+                    S::dot::<T>(&chunk, act.data.add(i * act.stride + whole), acc);
+                }
+            }
+            for (i, acc) in acc.iter().enumerate() {
+                let sum = S::sum(S::fma(acc[0], S::splat(1.0), acc[1]));
+                y.put(act.first + i, start + r, &[sum], false);
+            }
+        }
+    }
+}
+
+/// [`dot_int`] for plain numbers and f32 activations.
+#[inline(always)]
+pub(super) unsafe fn dot_float<S: Simd, const T: u8, const M: usize>(
+    rows: &Rows,
+    y: &mut Columns<'_>,
+    act: Input<f32>,
+) {
+    // SAFETY: the module's contract; rows of `act` hold zeros up to a multiple of 64 elements,
+    // which is at least four vectors.
+    unsafe {
+        let (step, size) = (4 * S::LANES, rows.chunk_bytes / CHUNK);
+        let whole = rows.k / step;
+        let start = y.range().start;
+        for r in 0..rows.count {
+            let p = rows.data.add(r * rows.bytes);
+            let mut acc = [[S::zero(); 2]; M];
+            for s in 0..whole {
+                let p = p.add(s * step * size);
+                for line in 0..(step * size).div_ceil(64) {
+                    S::prefetch(p.wrapping_add(PREFETCH + 64 * line));
+                }
+                step_float::<S, T, M>(p, size, &act, s * step, &mut acc);
+            }
+            let done = whole * step;
+            if done < rows.k {
+                let mut padded = [0u8; 4 * 4 * MAX_LANES];
+                let rest = p.add(done * size);
+                rest.copy_to_nonoverlapping(padded.as_mut_ptr(), (rows.k - done) * size);
+                step_float::<S, T, M>(padded.as_ptr(), size, &act, done, &mut acc);
+            }
+            for (i, acc) in acc.iter().enumerate() {
+                let sum = S::sum(S::fma(acc[0], S::splat(1.0), acc[1]));
+                y.put(act.first + i, start + r, &[sum], false);
+            }
+        }
+    }
+}
+
+/// Adds the products of the four vectors of weights at `p` and of the activations from `at` on.
+#[inline(always)]
+unsafe fn step_float<S: Simd, const T: u8, const M: usize>(
+    p: *const u8,
+    size: usize,
+    act: &Input<f32>,
+    at: usize,
+    acc: &mut [[S::F; 2]; M],
+) {
+    // SAFETY: the module's contract.
+    unsafe {
+        for j in 0..4 {
+            let w = S::convert::<T>(p.add(j * S::LANES * size));
+            for (i, acc) in acc.iter_mut().enumerate() {
+                let a = S::load(act.data.add(i * act.stride + at + j * S::LANES));
+                acc[j % 2] = S::fma(w, a, acc[j % 2]);
+            }
+        }
+    }
+}
+
+/// Bytes of a chunk of a panel of integers with `lanes` rows and scales per `4 * groups` elements.
+pub(super) const fn int_chunk_bytes(lanes: usize, groups: usize) -> usize {
+    CHUNK / (4 * groups) * int_block_bytes(lanes, groups)
+}
+
+/// Bytes of a block: `groups` vectors of four bytes a lane, a vector of scales, one of offsets.
+const fn int_block_bytes(lanes: usize, groups: usize) -> usize {
+    (groups + 2) * 4 * lanes
+}
+
+/// Writes the panel of up to `LANES` rows that [`tile_int`] reads. Lanes beyond `rows.count` repeat
+/// the last row.
+#[inline(always)]
+pub(super) unsafe fn pack_int<S: Simd, const T: u8, const G: usize>(rows: &Rows, panel: *mut u8) {
+    // SAFETY: the module's contract; `panel` has room for as many panel chunks as a row has.
+    unsafe {
+        let lanes = S::LANES;
+        let (mut chunk, mut padded) = (Unpacked::ZERO, [0; PADDED]);
+        for c in 0..rows.k.div_ceil(CHUNK) {
+            let to = panel.add(c * int_chunk_bytes(lanes, G));
+            for lane in 0..lanes {
+                let p = rows.chunk(lane.min(rows.count - 1), c, &mut padded);
+                S::spill(&S::unpack::<T>(p), &mut chunk);
+                if T == tag::Q8_0 && S::BIASED_BYTES {
+                    chunk.q.iter_mut().for_each(|q| *q ^= -128);
+                    for g in 0..CHUNK / GROUP {
+                        chunk.offset[g] = 128.0 * chunk.scale[g];
+                    }
+                }
+                for b in 0..CHUNK / (4 * G) {
+                    let block = to.add(b * int_block_bytes(lanes, G)).add(4 * lane);
+                    let q = chunk.q.as_ptr().add(4 * G * b).cast::<u32>();
+                    for g in 0..G {
+                        let four = q.add(g).read_unaligned();
+                        block.add(4 * lanes * g).cast::<u32>().write_unaligned(four);
+                    }
+                    let group = 4 * G * b / GROUP;
+                    let scale = block.add(4 * lanes * G).cast::<f32>();
+                    scale.write_unaligned(chunk.scale[group]);
+                    scale.add(lanes).write_unaligned(chunk.offset[group]);
+                }
+            }
+        }
+    }
+}
+
+/// `y[act.first + i, col + r] = act[i] · panel[r]` for `C` rows of activations.
+#[inline(always)]
+pub(super) unsafe fn tile_int<S: Simd, const G: usize, const FOLD: usize, const C: usize>(
+    panel: *const u8,
+    chunks: usize,
+    act: Input<ActChunk>,
+    col: usize,
+    y: &mut Columns<'_>,
+) {
+    if const { C > S::INT_COLS } {
+        return;
+    }
+    // SAFETY: the module's contract; `panel` holds `chunks` chunks and so does each row of `act`.
+    unsafe {
+        let lanes = S::LANES;
+        let mut acc = [S::zero(); C];
+        for c in 0..chunks {
+            let from = panel.add(c * int_chunk_bytes(lanes, G));
+            for b in 0..CHUNK / (4 * G) {
+                let block = from.add(b * int_block_bytes(lanes, G));
+                let mut w = [S::load_bytes(block); G];
+                for (g, w) in w.iter_mut().enumerate() {
+                    *w = S::load_bytes(block.add(4 * lanes * g));
+                }
+                let scale = S::load(block.add(4 * lanes * G).cast());
+                let offset = S::load(block.add(4 * lanes * (G + 1)).cast());
+                let group = 4 * G * b / GROUP;
+                unroll!(i < C {
+                    let a = act.data.add(i * act.stride + c);
+                    let a_scale = (&raw const (*a).scale).cast::<f32>().add(group);
+                    let a_sum = if 4 * G == GROUP {
+                        (&raw const (*a).sum).cast::<f32>().add(b)
+                    } else {
+                        (&raw const (*a).block_sum).cast::<f32>().add(b)
+                    };
+                    let q = (&raw const (*a).q).cast::<i8>().add(4 * G * b);
+                    let dot = S::block_dot::<G, FOLD>(&w, q);
+                    acc[i] = S::fma(dot, S::mul(scale, S::splat(*a_scale)), acc[i]);
+                    acc[i] = S::fnma(offset, S::splat(*a_sum), acc[i]);
+                });
+            }
+        }
+        for (i, acc) in acc.iter().enumerate() {
+            let mut values = [0.0; MAX_LANES];
+            S::store(values.as_mut_ptr(), *acc);
+            y.put(act.first + i, col, &values[..lanes], false);
+        }
+    }
+}
+
+/// Writes the panel of up to `FLOAT_VECTORS * LANES` rows that [`tile_float`] reads: elements
+/// `from..to`, where `from` is a multiple of [`CHUNK`], as `[to - from, rows]`, padded to a whole
+/// chunk. Lanes beyond `rows.count` repeat the last row.
+#[inline(always)]
+pub(super) unsafe fn pack_float<S: Simd, const T: u8>(
+    rows: &Rows,
+    from: usize,
+    to: usize,
+    panel: *mut f32,
+) {
+    // SAFETY: the module's contract; `panel` has room for the elements, padded to whole chunks.
+    unsafe {
+        let (lanes, width) = (S::LANES, FLOAT_VECTORS * S::LANES);
+        let (mut buffer, mut padded) = ([[0.0f32; CHUNK]; MAX_LANES], [0; PADDED]);
+        for c in from / CHUNK..to.div_ceil(CHUNK) {
+            for vector in 0..FLOAT_VECTORS {
+                for (lane, buffer) in buffer[..lanes].iter_mut().enumerate() {
+                    let row = (vector * lanes + lane).min(rows.count - 1);
+                    numbers::<S, T>(rows.chunk(row, c, &mut padded), buffer);
+                }
+                let panel = panel.add((c * CHUNK - from) * width + vector * lanes);
+                for k in (0..CHUNK).step_by(lanes) {
+                    let buffer = buffer.as_ptr().cast::<f32>().add(k);
+                    S::transpose(buffer, CHUNK, panel.add(k * width), width);
+                }
+            }
+        }
+    }
+}
+
+/// The numbers of the chunk at `p`.
+#[inline(always)]
+unsafe fn numbers<S: Simd, const T: u8>(p: *const u8, out: &mut [f32; CHUNK]) {
+    // SAFETY: the module's contract; `p` holds a chunk of type `T`.
+    unsafe {
+        let size = match T {
+            tag::F32 => 4,
+            tag::F16 | tag::BF16 => 2,
+            _ => {
+                let mut chunk = Unpacked::ZERO;
+                S::spill(&S::unpack::<T>(p), &mut chunk);
+                for i in (0..CHUNK).step_by(S::LANES) {
+                    let group = i / GROUP;
+                    let q = S::from_bytes(chunk.q.as_ptr().add(i));
+                    let offset = S::splat(-chunk.offset[group]);
+                    let x = S::fma(q, S::splat(chunk.scale[group]), offset);
+                    S::store(out.as_mut_ptr().add(i), x);
+                }
+                return;
+            }
+        };
+        for i in (0..CHUNK).step_by(S::LANES) {
+            S::store(out.as_mut_ptr().add(i), S::convert::<T>(p.add(i * size)));
+        }
+    }
+}
+
+/// `y[act.first + i, col + r] = act[i] · panel[r]` over `len` elements, for `C` rows of
+/// activations; with `add`, added to what is there.
+#[inline(always)]
+pub(super) unsafe fn tile_float<S: Simd, const C: usize>(
+    panel: *const f32,
+    len: usize,
+    act: Input<f32>,
+    col: usize,
+    add: bool,
+    y: &mut Columns<'_>,
+) {
+    if const { C > S::FLOAT_COLS } {
+        return;
+    }
+    // SAFETY: the module's contract; `panel` and the rows of `act` hold `len` elements.
+    unsafe {
+        let (lanes, width) = (S::LANES, FLOAT_VECTORS * S::LANES);
+        let mut acc = [[S::zero(); FLOAT_VECTORS]; C];
+        for k in 0..len {
+            let row = panel.add(k * width);
+            let w = [S::load(row), S::load(row.add(lanes))];
+            unroll!(i < C {
+                let a = S::splat(*act.data.add(i * act.stride + k));
+                acc[i] = [S::fma(w[0], a, acc[i][0]), S::fma(w[1], a, acc[i][1])];
+            });
+        }
+        for (i, acc) in acc.iter().enumerate() {
+            let mut values = [0.0; FLOAT_VECTORS * MAX_LANES];
+            for (v, acc) in acc.iter().enumerate() {
+                S::store(values.as_mut_ptr().add(v * lanes), *acc);
+            }
+            y.put(act.first + i, col, &values[..width], add);
+        }
+    }
+}

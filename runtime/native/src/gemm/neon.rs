@@ -1,0 +1,246 @@
+//! NEON, with and without the 8-bit dot products of Armv8.2.
+#![allow(unsafe_code)]
+
+use core::arch::aarch64::*;
+use core::arch::asm;
+
+use super::kernels::{self, Entries, Input, Rows, Simd, entries};
+use super::out::{Columns, Out};
+use super::{ActChunk, Job, Plan, tiled};
+use crate::quant::neon::{ChunkNeon, spill_neon, unpack_neon, widen};
+use crate::quant::{Unpacked, tag};
+use crate::{Isa, ThreadPool};
+
+/// The instruction set, with `sdot` or not.
+struct Neon<const DOT: bool>;
+
+/// Computes a product; `Isa::Neon` is available.
+pub(super) fn run(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
+    assert!(Isa::Neon.is_available(), "dispatched to instructions that are missing");
+    if std::arch::is_aarch64_feature_detected!("dotprod") {
+        // SAFETY: just checked.
+        unsafe { tiled::run::<Neon<true>>(pool, plan, job, out) }
+    } else {
+        // SAFETY: just checked.
+        unsafe { tiled::run::<Neon<false>>(pool, plan, job, out) }
+    }
+}
+
+entries!(Neon<false>, "neon");
+entries!(Neon<true>, "neon,dotprod");
+
+/// `sdot` of `$w` with the operand `$a`, a whole register or one of its four lanes. Assembly,
+/// since the intrinsic is not stable; the directive admits it where the target does not.
+macro_rules! sdot {
+    ($sum:ident, $w:expr, $a:expr, $form:literal) => {
+        asm!(
+            ".arch_extension dotprod",
+            concat!("sdot {sum:v}.4s, {w:v}.16b, {a:v}", $form),
+            sum = inlateout(vreg) $sum,
+            w = in(vreg) $w,
+            a = in(vreg) $a,
+            options(pure, nomem, nostack, preserves_flags)
+        )
+    };
+}
+
+/// Sums of four products of signed bytes each.
+#[inline(always)]
+unsafe fn dot_bytes<const DOT: bool>(w: int8x16_t, a: int8x16_t) -> int32x4_t {
+    // SAFETY: the caller has NEON, and `sdot` where `DOT` says so.
+    unsafe {
+        if DOT {
+            let mut sum = vdupq_n_s32(0);
+            sdot!(sum, w, a, ".16b");
+            sum
+        } else {
+            let low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(a)));
+            let high = vpaddlq_s16(vmull_high_s8(w, a));
+            vpaddq_s32(low, high)
+        }
+    }
+}
+
+// SAFETY: every method does what its documentation says with NEON, and `sdot` where `DOT` says so,
+// and loads and stores no more than that.
+unsafe impl<const DOT: bool> Simd for Neon<DOT> {
+    const LANES: usize = 4;
+    const INT_COLS: usize = 8;
+    const FLOAT_COLS: usize = 8;
+    const BIASED_BYTES: bool = false;
+    type Chunk = ChunkNeon;
+    type F = float32x4_t;
+    type B = int8x16_t;
+
+    #[inline(always)]
+    unsafe fn unpack<const T: u8>(p: *const u8) -> ChunkNeon {
+        // SAFETY: the trait's contract.
+        unsafe { unpack_neon::<T>(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn spill(chunk: &ChunkNeon, out: &mut Unpacked) {
+        spill_neon(chunk, out);
+    }
+
+    #[inline(always)]
+    unsafe fn dot<const T: u8>(
+        chunk: &ChunkNeon,
+        act: *const ActChunk,
+        acc: &mut [float32x4_t; 2],
+    ) {
+        // SAFETY: the trait's contract; `act` is one chunk.
+        unsafe {
+            let scales = (&raw const (*act).scale).cast::<f32>();
+            let sums = (&raw const (*act).sum).cast::<f32>();
+            let q = (&raw const (*act).q).cast::<i8>();
+            for i in 0..4 {
+                let scale = vmulq_f32(chunk.scale[i], vld1q_f32(scales.add(4 * i)));
+                if T != tag::Q8_0 {
+                    acc[1] = vfmsq_f32(acc[1], chunk.offset[i], vld1q_f32(sums.add(4 * i)));
+                }
+                let dot = |j: usize| {
+                    let a = vld1q_s8(q.add(64 * i + 16 * j));
+                    vcvtq_f32_s32(dot_bytes::<DOT>(chunk.q[4 * i + j], a))
+                };
+                acc[0] = vfmaq_laneq_f32::<0>(acc[0], dot(0), scale);
+                acc[1] = vfmaq_laneq_f32::<1>(acc[1], dot(1), scale);
+                acc[0] = vfmaq_laneq_f32::<2>(acc[0], dot(2), scale);
+                acc[1] = vfmaq_laneq_f32::<3>(acc[1], dot(3), scale);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> float32x4_t {
+        // SAFETY: the trait's contract.
+        unsafe { vdupq_n_f32(0.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> float32x4_t {
+        // SAFETY: the trait's contract.
+        unsafe { vdupq_n_f32(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> float32x4_t {
+        // SAFETY: the trait's contract.
+        unsafe { vld1q_f32(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, x: float32x4_t) {
+        // SAFETY: the trait's contract.
+        unsafe { vst1q_f32(p, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: the trait's contract.
+        unsafe { vmulq_f32(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        // SAFETY: the trait's contract.
+        unsafe { vfmaq_f32(c, a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn fnma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        // SAFETY: the trait's contract.
+        unsafe { vfmsq_f32(c, a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn sum(x: float32x4_t) -> f32 {
+        // SAFETY: the trait's contract.
+        unsafe { vaddvq_f32(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn convert<const T: u8>(p: *const u8) -> float32x4_t {
+        // SAFETY: the trait's contract; the bytes are loaded as bytes, so of any alignment.
+        unsafe {
+            match T {
+                tag::F16 => widen(vreinterpret_u16_u8(vld1_u8(p))),
+                tag::BF16 => {
+                    let x = vreinterpret_u16_u8(vld1_u8(p));
+                    vreinterpretq_f32_u32(vshll_n_u16(x, 16))
+                }
+                _ => vreinterpretq_f32_u8(vld1q_u8(p)),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn from_bytes(p: *const i8) -> float32x4_t {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let x = vcreate_s8(u64::from(p.cast::<u32>().read_unaligned()));
+            vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(x))))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let x: [float32x4_t; 4] = std::array::from_fn(|i| vld1q_f32(src.add(i * src_stride)));
+            let (a, b) = (vzip1q_f32(x[0], x[2]), vzip2q_f32(x[0], x[2]));
+            let (c, d) = (vzip1q_f32(x[1], x[3]), vzip2q_f32(x[1], x[3]));
+            let rows = [vzip1q_f32(a, c), vzip2q_f32(a, c), vzip1q_f32(b, d), vzip2q_f32(b, d)];
+            for (i, row) in rows.into_iter().enumerate() {
+                vst1q_f32(dst.add(i * dst_stride), row);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(p: *const u8) -> int8x16_t {
+        // SAFETY: the trait's contract.
+        unsafe { vld1q_s8(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn block_dot<const G: usize, const FOLD: usize>(
+        w: &[int8x16_t; G],
+        a: *const i8,
+    ) -> float32x4_t {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let mut sum = vdupq_n_s32(0);
+            for (i, w) in w.chunks_exact(4).enumerate() {
+                let a = vld1q_s8(a.add(16 * i));
+                if DOT {
+                    sdot!(sum, w[0], a, ".4b[0]");
+                    sdot!(sum, w[1], a, ".4b[1]");
+                    sdot!(sum, w[2], a, ".4b[2]");
+                    sdot!(sum, w[3], a, ".4b[3]");
+                } else {
+                    let a = vreinterpretq_s32_s8(a);
+                    let four = [
+                        vdupq_laneq_s32::<0>(a),
+                        vdupq_laneq_s32::<1>(a),
+                        vdupq_laneq_s32::<2>(a),
+                        vdupq_laneq_s32::<3>(a),
+                    ];
+                    for (w, a) in w.iter().zip(four) {
+                        let product = dot_bytes::<DOT>(*w, vreinterpretq_s8_s32(a));
+                        sum = vaddq_s32(sum, product);
+                    }
+                }
+            }
+            vcvtq_f32_s32(sum)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: a prefetch faults on no address.
+        unsafe {
+            asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags));
+        }
+    }
+}

@@ -1,0 +1,287 @@
+use super::*;
+use crate::quant::{self, CHUNK, dequantize_row_with};
+
+/// A stream of bits, the same on every machine.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u32 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as u32
+    }
+
+    /// Within ±1.
+    fn number(&mut self) -> f32 {
+        self.next() as f32 / (1u32 << 30) as f32 - 1.0
+    }
+
+    /// Blocks of random bits with small scales.
+    fn weights(&mut self, dtype: DType, elems: usize) -> Vec<u8> {
+        let layout = dtype.layout();
+        let halves: &[usize] = match dtype {
+            DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => &[0],
+            DType::Q6_K => &[208],
+            _ => &[0, 2],
+        };
+        let mut bytes = Vec::new();
+        for _ in 0..elems / layout.elems {
+            if dtype.is_quantized() {
+                let start = bytes.len();
+                bytes.extend((0..layout.bytes).map(|_| self.next() as u8));
+                for at in halves {
+                    let scale = half::f16::from_f32(self.number() * 0.05).to_le_bytes();
+                    bytes[start + at..start + at + 2].copy_from_slice(&scale);
+                }
+            } else {
+                let start = bytes.len();
+                bytes.resize(start + layout.bytes, 0);
+                quant::quantize_row(dtype, &[self.number()], &mut bytes[start..]).unwrap();
+            }
+        }
+        bytes
+    }
+}
+
+const TYPES: [DType; 11] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+];
+
+/// What the summation in f32 may cost, relative to the sum of the magnitudes.
+const ROUNDING: f64 = 1e-5;
+
+/// How a product is computed in a test.
+#[derive(Clone, Copy)]
+enum Path {
+    /// As callers do.
+    Dispatched(Isa),
+    /// As on a processor with the 8-bit dot products of AVX-512, in tiles or not.
+    #[cfg(target_arch = "x86_64")]
+    Vnni(Plan),
+}
+
+/// Computes one product and compares every element with f64.
+fn check(pool: &ThreadPool, path: Path, dtype: DType, (m, n, k): (usize, usize, usize), seed: u64) {
+    let mut random = Random(seed);
+    // One byte in front, so that nothing is aligned.
+    let mut data = vec![0];
+    data.extend(random.weights(dtype, n * k));
+    let mut numbers = vec![0.0; n * k];
+    dequantize_row_with(Isa::Scalar, dtype, &data[1..], &mut numbers).unwrap();
+    let x: Vec<f32> =
+        (0..m * k).map(|i| random.number() * 10f32.powi((i / 32 % 5) as i32 - 2)).collect();
+
+    let w = Weights::new(dtype, n, k, &data[1..]).unwrap();
+    let mut act = Activations::new();
+    let stride = n + 3;
+    let mut y = vec![-7.5; (m - 1) * stride + n];
+    let (ints, name) = match path {
+        Path::Dispatched(isa) => {
+            act.prepare(pool, isa, &x, m, k, &[dtype]).unwrap();
+            matmul(pool, isa, &w, &act, MatMut { data: &mut y, stride }).unwrap();
+            (Plan::of(dtype, isa, m).is_int(), isa.name())
+        }
+        #[cfg(target_arch = "x86_64")]
+        Path::Vnni(plan) => {
+            act.prepare(pool, Isa::Avx512, &x, m, k, &[DType::Q4_0]).unwrap();
+            let out = Out::new(&mut y, stride, m, n);
+            x86_avx512::run_model(pool, plan, &Job { w: &w, act: &act }, out);
+            (true, "vnni")
+        }
+    };
+
+    for (i, x) in x.chunks(k).enumerate() {
+        for r in 0..n {
+            let (mut exact, mut original, mut size, mut loss) = (0.0, 0.0, 0.0, 0.0);
+            for (j, (w, x)) in numbers[r * k..][..k].iter().zip(x).enumerate() {
+                let (w, x) = (f64::from(*w), f64::from(*x));
+                let used = if ints {
+                    let chunk = &act.chunks()[i * act.chunk_stride() + j / CHUNK];
+                    let scale = f64::from(chunk.scale[j % CHUNK / 16]);
+                    // Half a step is what rounding may move an activation by.
+                    loss += w.abs() * scale * 0.5;
+                    scale * f64::from(chunk.q[j % CHUNK])
+                } else {
+                    x
+                };
+                exact += w * used;
+                original += w * x;
+                size += (w * used).abs();
+            }
+            let got = f64::from(y[i * stride + r]);
+            let what =
+                || format!("{dtype} {name} m={m} n={n} k={k} row {i} col {r}: {got} {exact}");
+            assert!((got - exact).abs() <= ROUNDING * size + 1e-30, "{}", what());
+            // `1 +` is for the rounding of the scale and of the quotient.
+            let bound = loss * (1.0 + 1e-5) + 2.0 * ROUNDING * size + 1e-30;
+            assert!((got - original).abs() <= bound, "{} {original}", what());
+        }
+        let between = y.iter().skip(i * stride + n).take(3);
+        assert!(between.into_iter().all(|y| *y == -7.5), "wrote between the rows");
+    }
+}
+
+fn depths(dtype: DType) -> &'static [usize] {
+    match dtype.layout().elems {
+        1 => &[1, 63, 300, 1100],
+        32 => &[32, 288, 512],
+        _ => &[256, 768],
+    }
+}
+
+#[test]
+fn every_type_and_instruction_set_agrees_with_f64_for_odd_shapes() {
+    let mut seed = 0;
+    for threads in 1..=3 {
+        let pool = ThreadPool::new(threads);
+        for dtype in TYPES {
+            for &k in depths(dtype) {
+                for &isa in Isa::available() {
+                    for (m, n) in [(1, 37), (2, 5), (3, 1), (4, 16), (7, 19), (15, 33), (31, 70)] {
+                        seed += 1;
+                        check(&pool, Path::Dispatched(isa), dtype, (m, n, k), seed);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn panels_longer_than_the_cache_and_wide_batches_agree_with_f64() {
+    let pool = ThreadPool::new(2);
+    for (i, dtype) in [DType::Q8_0, DType::Q4_K, DType::Q6_K, DType::F16].into_iter().enumerate() {
+        for &isa in &Isa::available()[1..] {
+            check(&pool, Path::Dispatched(isa), dtype, (45, 130, 2304), i as u64);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn kernels_for_vnni_agree_with_f64_on_any_machine_with_avx512() {
+    if !Isa::Avx512.is_available() {
+        return;
+    }
+    let pool = ThreadPool::new(2);
+    for (i, dtype) in TYPES.into_iter().filter(|dtype| dtype.is_quantized()).enumerate() {
+        for &k in depths(dtype) {
+            for (m, n) in [(1, 5), (3, 18), (8, 33)] {
+                check(&pool, Path::Vnni(Plan::DotInt), dtype, (m, n, k), i as u64);
+                check(&pool, Path::Vnni(Plan::PanelInt), dtype, (m, n, k), i as u64);
+            }
+        }
+    }
+}
+
+#[test]
+fn activations_serve_several_types_and_are_reused() {
+    let pool = ThreadPool::new(2);
+    let isa = Isa::detect();
+    let mut random = Random(9);
+    let mut act = Activations::new();
+    for (m, k) in [(40, 512), (1, 256), (14, 768)] {
+        let x: Vec<f32> = (0..m * k).map(|_| random.number()).collect();
+        let types = [DType::Q4_K, DType::F16, DType::Q8_0];
+        act.prepare(&pool, isa, &x, m, k, &types).unwrap();
+        assert_eq!((act.rows(), act.cols()), (m, k));
+        for dtype in types {
+            let data = random.weights(dtype, 20 * k);
+            let w = Weights::new(dtype, 20, k, &data).unwrap();
+            let (mut shared, mut alone) = (vec![0.0; m * 20], vec![1.0; m * 20]);
+            matmul(&pool, isa, &w, &act, MatMut { data: &mut shared, stride: 20 }).unwrap();
+            let mut own = Activations::new();
+            own.prepare(&pool, isa, &x, m, k, &[dtype]).unwrap();
+            matmul(&pool, isa, &w, &own, MatMut { data: &mut alone, stride: 20 }).unwrap();
+            assert_eq!(shared, alone);
+        }
+    }
+}
+
+#[test]
+fn every_instruction_set_quantises_activations_alike() {
+    let mut random = Random(3);
+    let pool = ThreadPool::new(1);
+    let mut x: Vec<f32> = (0..2 * 700).map(|i| random.number() * 2f32.powi(i / 16 - 40)).collect();
+    x[..40].fill(0.0);
+    x[64] = 1e-40;
+    let prepared = |isa| {
+        let mut act = Activations::new();
+        act.prepare(&pool, isa, &x, 2, 700, &[DType::Q8_0]).unwrap();
+        act
+    };
+    let expected = prepared(Isa::Scalar);
+    for &isa in Isa::available() {
+        let act = prepared(isa);
+        for (a, b) in act.chunks().iter().zip(expected.chunks()) {
+            assert_eq!((a.q, a.scale, a.sum, a.block_sum), (b.q, b.scale, b.sum, b.block_sum));
+        }
+    }
+    for (j, x) in x[..700].iter().enumerate() {
+        let chunk = &expected.chunks()[j / CHUNK];
+        let scale = chunk.scale[j % CHUNK / 16];
+        let back = scale * f32::from(chunk.q[j % CHUNK]);
+        assert!((back - x).abs() <= scale * 0.500_01 + 1e-35, "{j}: {x} became {back}");
+    }
+}
+
+#[test]
+fn numbers_that_are_not_finite_do_not_panic() {
+    let pool = ThreadPool::new(1);
+    let x =
+        [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, 1.0, -0.0, 1e-40, 2.0].repeat(32);
+    for &isa in Isa::available() {
+        for dtype in TYPES {
+            let data = vec![0xff; dtype.bytes_for(256).unwrap()];
+            let w = Weights::new(dtype, 1, 256, &data).unwrap();
+            let mut act = Activations::new();
+            act.prepare(&pool, isa, &x, 1, 256, &[dtype]).unwrap();
+            matmul(&pool, isa, &w, &act, MatMut { data: &mut [0.0], stride: 1 }).unwrap();
+        }
+    }
+}
+
+#[test]
+fn hostile_sizes_are_refused() {
+    let code = |result: Result<(), NativeError>| result.unwrap_err().code();
+    let new = |dtype, rows, cols, len| Weights::new(dtype, rows, cols, &[0; 72][..len]).map(drop);
+    assert_eq!(code(new(DType::Q4_0, 2, 64, 71)), "native_shape");
+    assert_eq!(code(new(DType::Q4_0, 2, 65, 72)), "native_shape");
+    assert_eq!(code(new(DType::Q4_0, 0, 64, 0)), "native_shape");
+    assert_eq!(code(new(DType::F32, 1, 0, 0)), "native_shape");
+    assert_eq!(code(new(DType::U8, 1, 64, 64)), "native_unsupported");
+    assert_eq!(code(new(DType::F32, usize::MAX, usize::MAX, 72)), "native_shape");
+    assert_eq!(code(new(DType::Q8_0, usize::MAX / 32, 32, 72)), "native_shape");
+
+    let (pool, isa) = (ThreadPool::new(1), Isa::detect());
+    let w = Weights::new(DType::Q4_0, 2, 64, &[0; 72]).unwrap();
+    assert!(w.row(2).is_empty() && w.row(1).len() == 36);
+    let mut act = Activations::new();
+    assert_eq!(code(act.prepare(&pool, isa, &[0.0; 9], 3, 4, &[])), "native_shape");
+    assert_eq!(code(act.prepare(&pool, isa, &[], usize::MAX, 4, &[])), "native_shape");
+    act.prepare(&pool, isa, &[0.0; 192], 3, 64, &[DType::F32]).unwrap();
+    let mut y = [0.0; 6];
+    let mut product = |act: &Activations, len: usize, stride| {
+        matmul(&pool, isa, &w, act, MatMut { data: &mut y[..len], stride })
+    };
+    assert_eq!(code(product(&act, 6, 2)), "native_unsupported");
+    act.prepare(&pool, isa, &[0.0; 192], 3, 64, &[DType::Q4_0]).unwrap();
+    assert_eq!(product(&act, 6, 2), Ok(()));
+    assert_eq!(code(product(&act, 5, 2)), "native_shape");
+    assert_eq!(code(product(&act, 6, 1)), "native_shape");
+    assert_eq!(code(product(&act, 6, usize::MAX)), "native_shape");
+    act.prepare(&pool, isa, &[0.0; 192], 6, 32, &[DType::Q4_0]).unwrap();
+    assert_eq!(code(product(&act, 6, 2)), "native_shape");
+    act.prepare(&pool, isa, &[], 0, 64, &[DType::Q4_0]).unwrap();
+    assert_eq!(product(&act, 0, 2), Ok(()));
+}

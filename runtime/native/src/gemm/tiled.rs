@@ -1,0 +1,277 @@
+//! How a product is cut up: which columns a thread takes, which panels stay in cache, which
+//! instance of a kernel runs.
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+
+use ruvllm_abi::DType;
+
+use super::kernels::{Entries, FLOAT_VECTORS, Input, Rows, int_chunk_bytes};
+use super::out::{Columns, Out};
+use super::{ActChunk, DOT_COLS, Job, Plan};
+use crate::ThreadPool;
+use crate::quant::{CHUNK, chunk_bytes, tag};
+
+/// Bytes of panels that stay in the second-level cache, with room beside for activations.
+const CACHED: usize = 384 * 1024;
+
+/// The most panels that a thread takes at a time: large enough that each read of the activations
+/// serves many rows, small enough that threads finish together.
+const PANELS: usize = 4;
+
+/// Elements of a row that a panel of floats holds at a time.
+const FLOAT_DEPTH: usize = 4 * CHUNK;
+
+/// Weight rows that stay in cache while groups of activation rows pass over them.
+const DOT_ROWS: usize = 16;
+
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line(#[allow(dead_code)] [u8; 64]);
+
+thread_local! {
+    /// The panels of this thread, kept from product to product.
+    static SCRATCH: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+}
+
+/// Computes `out` with the instructions of `S`.
+///
+/// # Safety
+/// The processor has the instructions of `S`.
+pub(super) unsafe fn run<S: Entries>(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
+    match plan {
+        // SAFETY: the caller's contract.
+        Plan::DotInt => out.share(pool, &|y| unsafe { dot_int::<S>(job, y) }),
+        // SAFETY: the caller's contract.
+        Plan::DotFloat => out.share(pool, &|y| unsafe { dot_float::<S>(job, y) }),
+        Plan::PanelInt => {
+            let panels = (CACHED / int_panel_bytes::<S>(job)).clamp(1, PANELS);
+            // SAFETY: the caller's contract.
+            out.deal(pool, panels * S::LANES, &|y| unsafe { panel_int::<S>(job, y) });
+        }
+        Plan::PanelFloat => {
+            // SAFETY: the caller's contract.
+            out.deal(pool, PANELS * S::LANES, &|y| unsafe { panel_float::<S>(job, y) });
+        }
+    }
+}
+
+impl Job<'_> {
+    /// The weight rows behind some columns of the output.
+    fn rows(&self, first: usize, count: usize) -> Rows {
+        let w = self.w;
+        debug_assert!(count > 0 && first + count <= w.rows);
+        Rows {
+            data: w.data[first * w.row_bytes..].as_ptr(),
+            bytes: w.row_bytes,
+            chunk_bytes: chunk_bytes(w.dtype),
+            k: w.cols,
+            count,
+        }
+    }
+
+    fn ints(&self, first: usize) -> Input<ActChunk> {
+        let stride = self.act.chunk_stride();
+        Input { data: self.act.chunks()[first * stride..].as_ptr(), stride, first }
+    }
+
+    fn floats(&self, first: usize, from: usize) -> Input<f32> {
+        let stride = self.act.float_stride();
+        Input { data: self.act.floats()[first * stride + from..].as_ptr(), stride, first }
+    }
+}
+
+/// Calls `$s::$f::<type, $($const),*>` for the blocked type.
+macro_rules! blocked {
+    ($dtype:expr, $s:ident :: $f:ident <_ $(, $c:tt)*> $args:tt) => {
+        match $dtype {
+            DType::Q8_0 => $s::$f::<{ tag::Q8_0 } $(, $c)*> $args,
+            DType::Q4_0 => $s::$f::<{ tag::Q4_0 } $(, $c)*> $args,
+            DType::Q4_1 => $s::$f::<{ tag::Q4_1 } $(, $c)*> $args,
+            DType::Q5_0 => $s::$f::<{ tag::Q5_0 } $(, $c)*> $args,
+            DType::Q5_1 => $s::$f::<{ tag::Q5_1 } $(, $c)*> $args,
+            DType::Q4_K => $s::$f::<{ tag::Q4_K } $(, $c)*> $args,
+            DType::Q5_K => $s::$f::<{ tag::Q5_K } $(, $c)*> $args,
+            _ => $s::$f::<{ tag::Q6_K } $(, $c)*> $args,
+        }
+    };
+}
+
+/// Calls `$f` for blocks of rows and, of each, groups of activation rows.
+fn by_groups(
+    job: &Job<'_>,
+    y: &mut Columns<'_>,
+    mut f: impl FnMut(&Rows, &mut Columns<'_>, usize, usize),
+) {
+    let (range, m) = (y.range(), job.act.rows());
+    let block = if m <= DOT_COLS { range.len() } else { DOT_ROWS };
+    for start in range.clone().step_by(block) {
+        let rows = job.rows(start, block.min(range.end - start));
+        let mut part = y.part(start..start + rows.count);
+        let mut first = 0;
+        while first < m {
+            let cols = DOT_COLS.min(m - first);
+            f(&rows, &mut part, first, cols);
+            first += cols;
+        }
+    }
+}
+
+unsafe fn dot_int<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>) {
+    by_groups(job, y, |rows, y, first, cols| {
+        let act = job.ints(first);
+        // SAFETY: the caller has the instructions; `act` has `cols` rows from `first` on.
+        unsafe {
+            match cols {
+                1 => blocked!(job.w.dtype, S::dot_int < _, 1 > (rows, y, act)),
+                2 => blocked!(job.w.dtype, S::dot_int < _, 2 > (rows, y, act)),
+                3 => blocked!(job.w.dtype, S::dot_int < _, 3 > (rows, y, act)),
+                _ => blocked!(job.w.dtype, S::dot_int < _, 4 > (rows, y, act)),
+            }
+        }
+    });
+}
+
+unsafe fn dot_float<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>) {
+    macro_rules! by_type {
+        ($m:literal, $args:tt) => {
+            match job.w.dtype {
+                DType::F16 => S::dot_float::<{ tag::F16 }, $m> $args,
+                DType::BF16 => S::dot_float::<{ tag::BF16 }, $m> $args,
+                _ => S::dot_float::<{ tag::F32 }, $m> $args,
+            }
+        };
+    }
+    by_groups(job, y, |rows, y, first, cols| {
+        let act = job.floats(first, 0);
+        // SAFETY: the caller has the instructions; `act` has `cols` rows from `first` on.
+        unsafe {
+            match cols {
+                1 => by_type!(1, (rows, y, act)),
+                2 => by_type!(2, (rows, y, act)),
+                3 => by_type!(3, (rows, y, act)),
+                _ => by_type!(4, (rows, y, act)),
+            }
+        }
+    });
+}
+
+/// Vectors of four bytes that share a scale: 16 elements in `Q6_K`, 32 in the others.
+fn groups(dtype: DType) -> usize {
+    if dtype == DType::Q6_K { 4 } else { 8 }
+}
+
+fn int_panel_bytes<S: Entries>(job: &Job<'_>) -> usize {
+    job.act.chunk_stride() * int_chunk_bytes(S::LANES, groups(job.w.dtype))
+}
+
+/// Runs `f` on this thread's scratch memory of at least `bytes`.
+fn with_scratch(bytes: usize, f: impl FnOnce(*mut u8)) {
+    let mut scratch = SCRATCH.take();
+    let lines = bytes.div_ceil(size_of::<Line>());
+    if scratch.len() < lines {
+        scratch.resize(lines, Line([0; 64]));
+    }
+    f(scratch.as_mut_ptr().cast());
+    SCRATCH.set(scratch);
+}
+
+/// The widest tile for at most `most` activation rows that does not exceed `left`.
+fn tile_width(widths: &[usize], most: usize, left: usize) -> usize {
+    widths.iter().copied().find(|width| *width <= most.min(left)).unwrap_or(1)
+}
+
+unsafe fn panel_int<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>) {
+    let (range, m, dtype) = (y.range(), job.act.rows(), job.w.dtype);
+    let (chunks, bytes) = (job.act.chunk_stride(), int_panel_bytes::<S>(job));
+    let starts = range.clone().step_by(S::LANES);
+    with_scratch(starts.len() * bytes, |scratch| {
+        for (i, start) in starts.clone().enumerate() {
+            let rows = job.rows(start, S::LANES.min(range.end - start));
+            // SAFETY: the caller has the instructions; scratch has `bytes` for each panel.
+            unsafe {
+                let panel = scratch.add(i * bytes);
+                match groups(dtype) {
+                    4 => S::pack_int::<{ tag::Q6_K }, 4>(&rows, panel),
+                    _ => blocked!(dtype, S::pack_int < _, 8 > (&rows, panel)),
+                }
+            }
+        }
+        macro_rules! tile {
+            ($c:literal, $args:tt) => {
+                match dtype {
+                    DType::Q6_K => S::tile_int::<4, 2, $c> $args,
+                    DType::Q5_0 | DType::Q5_1 | DType::Q5_K => S::tile_int::<8, 4, $c> $args,
+                    _ => S::tile_int::<8, 8, $c> $args,
+                }
+            };
+        }
+        let mut first = 0;
+        while first < m {
+            let width = tile_width(&[16, 8, 4, 2], S::INT_COLS, m - first);
+            for (i, start) in starts.clone().enumerate() {
+                let act = job.ints(first);
+                // SAFETY: the caller has the instructions; the panel was packed above from rows
+                // of `chunks` chunks, and `act` has `width` rows of as many.
+                unsafe {
+                    let panel = scratch.add(i * bytes).cast_const();
+                    match width {
+                        16 => tile!(16, (panel, chunks, act, start, y)),
+                        8 => tile!(8, (panel, chunks, act, start, y)),
+                        4 => tile!(4, (panel, chunks, act, start, y)),
+                        2 => tile!(2, (panel, chunks, act, start, y)),
+                        _ => tile!(1, (panel, chunks, act, start, y)),
+                    }
+                }
+            }
+            first += width;
+        }
+    });
+}
+
+unsafe fn panel_float<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>) {
+    let (range, m, k) = (y.range(), job.act.rows(), job.w.cols);
+    let width = FLOAT_VECTORS * S::LANES;
+    let floats = FLOAT_DEPTH * width;
+    let starts = range.clone().step_by(width);
+    with_scratch(starts.len() * floats * size_of::<f32>(), |scratch| {
+        let scratch = scratch.cast::<f32>();
+        for from in (0..k).step_by(FLOAT_DEPTH) {
+            let to = k.min(from + FLOAT_DEPTH);
+            for (i, start) in starts.clone().enumerate() {
+                let rows = job.rows(start, width.min(range.end - start));
+                // SAFETY: the caller has the instructions; scratch has `floats` for each panel.
+                unsafe {
+                    let panel = scratch.add(i * floats);
+                    match job.w.dtype {
+                        DType::F32 => S::pack_float::<{ tag::F32 }>(&rows, from, to, panel),
+                        DType::F16 => S::pack_float::<{ tag::F16 }>(&rows, from, to, panel),
+                        DType::BF16 => S::pack_float::<{ tag::BF16 }>(&rows, from, to, panel),
+                        dtype => blocked!(dtype, S::pack_float<_>(&rows, from, to, panel)),
+                    }
+                }
+            }
+            let mut first = 0;
+            while first < m {
+                let cols = tile_width(&[12, 8, 6, 4, 2], S::FLOAT_COLS, m - first);
+                for (i, start) in starts.clone().enumerate() {
+                    let (act, len, add) = (job.floats(first, from), to - from, from > 0);
+                    // SAFETY: the caller has the instructions; the panel was packed above with
+                    // `len` elements, and `act` has `cols` rows of as many.
+                    unsafe {
+                        let panel = scratch.add(i * floats).cast_const();
+                        match cols {
+                            12 => S::tile_float::<12>(panel, len, act, start, add, y),
+                            8 => S::tile_float::<8>(panel, len, act, start, add, y),
+                            6 => S::tile_float::<6>(panel, len, act, start, add, y),
+                            4 => S::tile_float::<4>(panel, len, act, start, add, y),
+                            2 => S::tile_float::<2>(panel, len, act, start, add, y),
+                            _ => S::tile_float::<1>(panel, len, act, start, add, y),
+                        }
+                    }
+                }
+                first += cols;
+            }
+        }
+    });
+}

@@ -1,0 +1,304 @@
+//! AVX-512 F, BW, VL and DQ, with and without the 8-bit dot products of VNNI.
+#![allow(unsafe_code)]
+
+use core::arch::x86_64::*;
+
+use super::kernels::{self, Entries, Input, Rows, Simd, entries};
+use super::out::{Columns, Out};
+use super::{ActChunk, Job, Plan, act, tiled};
+use crate::quant::x86::{Chunk512, spill_512, unpack_512};
+use crate::quant::{Unpacked, tag};
+use crate::{Isa, ThreadPool};
+
+/// The instruction set, with 8-bit dot products as `DOT` says.
+struct Avx512<const DOT: u8>;
+
+/// Two steps of AVX-512 BW, the first of which saturates at 16 bits.
+const PLAIN: u8 = 0;
+/// The instruction of VNNI.
+const VNNI: u8 = 1;
+/// What the instruction computes, without it: how tests reach that path on any machine.
+#[cfg(test)]
+const MODEL: u8 = 2;
+
+/// Whether the processor multiplies and adds four bytes at once.
+pub(super) fn has_vnni() -> bool {
+    is_x86_feature_detected!("avx512vnni")
+}
+
+/// Computes a product; `Isa::Avx512` is available.
+pub(super) fn run(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
+    assert!(Isa::Avx512.is_available(), "dispatched to instructions that are missing");
+    if has_vnni() {
+        // SAFETY: just checked.
+        unsafe { tiled::run::<Avx512<VNNI>>(pool, plan, job, out) }
+    } else {
+        // SAFETY: just checked.
+        unsafe { tiled::run::<Avx512<PLAIN>>(pool, plan, job, out) }
+    }
+}
+
+/// [`act::quantize_row`] with these instructions.
+pub(super) fn quantize(x: &[f32], row: &mut [ActChunk]) {
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    fn go(x: &[f32], row: &mut [ActChunk]) {
+        act::quantize_row(x, row);
+    }
+    assert!(Isa::Avx512.is_available(), "dispatched to instructions that are missing");
+    // SAFETY: just checked.
+    unsafe { go(x, row) }
+}
+
+entries!(Avx512<PLAIN>, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c");
+entries!(Avx512<VNNI>, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
+#[cfg(test)]
+entries!(Avx512<MODEL>, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c");
+
+/// [`run`] as a processor with VNNI would.
+#[cfg(test)]
+pub(super) fn run_model(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
+    assert!(Isa::Avx512.is_available(), "dispatched to instructions that are missing");
+    // SAFETY: just checked.
+    unsafe { tiled::run::<Avx512<MODEL>>(pool, plan, job, out) }
+}
+
+impl<const DOT: u8> Avx512<DOT> {
+    /// Adds to `sum` in each lane four products of an unsigned and a signed byte.
+    #[inline(always)]
+    unsafe fn dpbusd(sum: __m512i, w: __m512i, a: __m512i) -> __m512i {
+        // SAFETY: the caller has the instructions that `DOT` stands for.
+        unsafe {
+            if DOT == VNNI {
+                return _mm512_dpbusd_epi32(sum, w, a);
+            }
+            let even = _mm512_madd_epi16(
+                _mm512_and_si512(w, _mm512_set1_epi16(255)),
+                _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8),
+            );
+            let odd = _mm512_madd_epi16(_mm512_srli_epi16(w, 8), _mm512_srai_epi16(a, 8));
+            _mm512_add_epi32(sum, _mm512_add_epi32(even, odd))
+        }
+    }
+
+    /// Sums of four products of an unsigned and a signed byte. Without VNNI bytes of `w` are
+    /// below 129, so that pairs fit 16 bits.
+    #[inline(always)]
+    unsafe fn dot_unsigned(w: __m512i, a: __m512i) -> __m512i {
+        // SAFETY: the caller has the instructions.
+        unsafe {
+            if DOT != PLAIN {
+                Self::dpbusd(_mm512_setzero_si512(), w, a)
+            } else {
+                _mm512_madd_epi16(_mm512_maddubs_epi16(w, a), _mm512_set1_epi16(1))
+            }
+        }
+    }
+
+    /// Sums of four products of signed bytes; `a` is not -128.
+    #[inline(always)]
+    unsafe fn dot_signed(w: __m512i, a: __m512i) -> __m512i {
+        // SAFETY: the caller has the instructions.
+        unsafe {
+            if DOT != PLAIN {
+                // (w + 128) · a - 128 · a, of which the second depends on the activations alone.
+                let bias = _mm512_set1_epi8(-128);
+                let sum = Self::dot_unsigned(_mm512_xor_si512(w, bias), a);
+                _mm512_sub_epi32(sum, Self::dot_unsigned(bias, a))
+            } else {
+                let negative = _mm512_movepi8_mask(w);
+                let a = _mm512_mask_sub_epi8(a, negative, _mm512_setzero_si512(), a);
+                Self::dot_unsigned(_mm512_abs_epi8(w), a)
+            }
+        }
+    }
+}
+
+// SAFETY: every method does what its documentation says with the named instructions, and loads and
+// stores no more than that.
+unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
+    const LANES: usize = 16;
+    const INT_COLS: usize = 16;
+    const FLOAT_COLS: usize = 12;
+    const BIASED_BYTES: bool = DOT != PLAIN;
+    type Chunk = Chunk512;
+    type F = __m512;
+    type B = __m512i;
+
+    #[inline(always)]
+    unsafe fn unpack<const T: u8>(p: *const u8) -> Chunk512 {
+        // SAFETY: the trait's contract.
+        unsafe { unpack_512::<T>(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn spill(chunk: &Chunk512, out: &mut Unpacked) {
+        // SAFETY: the trait's contract.
+        unsafe { spill_512(chunk, out) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot<const T: u8>(chunk: &Chunk512, act: *const ActChunk, acc: &mut [__m512; 2]) {
+        // SAFETY: the trait's contract; `act` is one chunk.
+        unsafe {
+            let scales = _mm512_loadu_ps((&raw const (*act).scale).cast());
+            let scales = _mm512_mul_ps(chunk.scale, scales);
+            if T != tag::Q8_0 {
+                let sums = _mm512_loadu_ps((&raw const (*act).sum).cast());
+                acc[1] = _mm512_fnmadd_ps(chunk.offset, sums, acc[1]);
+            }
+            let q = (&raw const (*act).q).cast::<u8>();
+            for (i, w) in chunk.q.iter().enumerate() {
+                let a = _mm512_loadu_si512(q.add(64 * i).cast());
+                let dot = if T == tag::Q8_0 {
+                    Self::dot_signed(*w, a)
+                } else {
+                    Self::dot_unsigned(*w, a)
+                };
+                // Lanes 0-3 hold the first 16 products, and so on.
+                let quarter = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+                let index = _mm512_add_epi32(quarter, _mm512_set1_epi32(4 * i as i32));
+                let scale = _mm512_permutexvar_ps(index, scales);
+                acc[i % 2] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, acc[i % 2]);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_loadu_ps(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, x: __m512) {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_storeu_ps(p, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn fnma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_fnmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn sum(x: __m512) -> f32 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_reduce_add_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn convert<const T: u8>(p: *const u8) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe {
+            match T {
+                tag::F16 => _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())),
+                tag::BF16 => {
+                    let x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+                    _mm512_castsi512_ps(_mm512_slli_epi32(x, 16))
+                }
+                _ => _mm512_loadu_ps(p.cast()),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn from_bytes(p: *const i8) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
+        // SAFETY: the trait's contract.
+        unsafe {
+            // Four quarter rows to a register, rows i, i + 4, i + 8 and i + 12, so that what is
+            // left is 4 x 4 in each quarter.
+            let quarters = |i: usize, at: usize| {
+                let part = |row: usize| _mm_loadu_ps(src.add((i + 4 * row) * src_stride + at));
+                let x = _mm512_castps128_ps512(part(0));
+                let x = _mm512_insertf32x4(x, part(1), 1);
+                let x = _mm512_insertf32x4(x, part(2), 2);
+                _mm512_insertf32x4(x, part(3), 3)
+            };
+            for at in [0, 4, 8, 12] {
+                let x: [__m512; 4] = std::array::from_fn(|i| quarters(i, at));
+                let (a, b) = (_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+                let (c, d) = (_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+                let rows = [
+                    _mm512_shuffle_ps(a, c, 0x44),
+                    _mm512_shuffle_ps(a, c, 0xee),
+                    _mm512_shuffle_ps(b, d, 0x44),
+                    _mm512_shuffle_ps(b, d, 0xee),
+                ];
+                for (i, row) in rows.into_iter().enumerate() {
+                    _mm512_storeu_ps(dst.add((at + i) * dst_stride), row);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(p: *const u8) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn block_dot<const G: usize, const FOLD: usize>(
+        w: &[__m512i; G],
+        a: *const i8,
+    ) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let a = a.cast::<i32>();
+            let four = |g: usize| _mm512_set1_epi32(a.add(g).read_unaligned());
+            let mut sum = _mm512_setzero_si512();
+            if DOT != PLAIN {
+                for (g, w) in w.iter().enumerate() {
+                    sum = Self::dpbusd(sum, *w, four(g));
+                }
+            } else {
+                for (i, w) in w.chunks(FOLD).enumerate() {
+                    let mut pairs = _mm512_setzero_si512();
+                    for (j, w) in w.iter().enumerate() {
+                        let product = _mm512_maddubs_epi16(*w, four(FOLD * i + j));
+                        pairs = _mm512_add_epi16(pairs, product);
+                    }
+                    sum = _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+                }
+            }
+            _mm512_cvtepi32_ps(sum)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        // SAFETY: a prefetch faults on no address.
+        unsafe { _mm_prefetch(p.cast(), _MM_HINT_T0) }
+    }
+}

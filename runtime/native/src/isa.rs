@@ -1,0 +1,108 @@
+//! Which vector instructions to use. Callers pass an [`Isa`] explicitly, so that tests and
+//! benches reach every path of one machine; nothing reads the environment.
+//!
+//! Soundness of the SIMD files rests on [`Isa::usable`]: a dispatcher calls it once and enters a
+//! `#[target_feature]` function only on its answer.
+
+/// A family of vector instructions, with the features that its kernels may rely on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Isa {
+    /// Portable Rust: the reference that the others are tested against.
+    Scalar,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, VL, DQ and all of [`Isa::Avx2`].
+    Avx512,
+    /// AArch64 with Advanced SIMD. Dot products and the like are probed inside the kernels.
+    Neon,
+}
+
+impl Isa {
+    /// The fastest that this processor has. Detected once.
+    pub fn detect() -> Isa {
+        Isa::available().last().copied().unwrap_or(Isa::Scalar)
+    }
+
+    /// All that this processor has, slowest first; [`Isa::Scalar`] always leads.
+    pub fn available() -> &'static [Isa] {
+        if Isa::Avx512.is_available() {
+            &[Isa::Scalar, Isa::Avx2, Isa::Avx512]
+        } else if Isa::Avx2.is_available() {
+            &[Isa::Scalar, Isa::Avx2]
+        } else if Isa::Neon.is_available() {
+            &[Isa::Scalar, Isa::Neon]
+        } else {
+            &[Isa::Scalar]
+        }
+    }
+
+    /// Whether this processor has every instruction of this family.
+    #[inline]
+    pub fn is_available(self) -> bool {
+        match self {
+            Isa::Scalar => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
+                Isa::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+            }
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            #[allow(unreachable_patterns)]
+            _ => false,
+        }
+    }
+
+    /// This family where the processor has it, else the best it has. A kernel dispatches on the
+    /// answer only, so that passing a foreign `Isa` is slow or fast but never unsound.
+    #[inline]
+    pub fn usable(self) -> Isa {
+        if self.is_available() { self } else { Isa::detect() }
+    }
+
+    /// The name in reports, such as `avx512`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Scalar => "scalar",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+            Isa::Neon => "neon",
+        }
+    }
+}
+
+impl std::fmt::Display for Isa {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scalar_is_always_available_and_comes_first() {
+        assert_eq!(Isa::available()[0], Isa::Scalar);
+        assert!(Isa::available().contains(&Isa::detect()));
+    }
+
+    #[test]
+    fn a_foreign_isa_falls_back_to_one_that_the_processor_has() {
+        for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Neon] {
+            assert!(isa.usable().is_available());
+        }
+        for &isa in Isa::available() {
+            assert_eq!(isa.usable(), isa);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Native twins of the operations that kernel packs provide, and a few that only the engine uses.
+//!
+//! Each file holds one operation: a scalar reference that says plainly what it computes, vector code
+//! written once over [`simd`], and one public function that takes an [`Isa`](crate::Isa), checks
+//! sizes and dispatches. [`Isa::Scalar`](crate::Isa::Scalar) is the reference.
+//!
+//! Invariants: outputs are written in full or, on an error, not at all; every size is accepted or
+//! refused with a [`NativeError`], never a panic; all are single-threaded and, unless their
+//! documentation says otherwise, allocate nothing. Infinities and NaN are not refused: they
+//! propagate as IEEE 754 has it, except where a function says what it does instead.
+
+mod add;
+mod kv;
+mod layernorm;
+mod lora;
+mod rmsnorm;
+mod rope;
+pub(crate) mod simd;
+mod softmax;
+mod swiglu;
+
+pub use add::add;
+pub use kv::{kv_pack_q4, kv_pack_q8, kv_unpack_q4, kv_unpack_q8};
+pub(crate) use kv::{unpack_q4, unpack_q8};
+pub use layernorm::layernorm;
+pub use lora::{LoraShape, lora_apply, lora_apply_f16, lora_interleave};
+pub use rmsnorm::{rmsnorm, rmsnorm_f16};
+pub use rope::{RopeShape, rope, rope_f16, rope_q8};
+pub use softmax::softmax;
+pub use swiglu::{swiglu, swiglu_f16};
+
+use crate::NativeError;
+
+/// The product of dimensions; one that overflows is refused as larger than any buffer.
+pub(crate) fn product(what: &'static str, dims: &[usize]) -> Result<usize, NativeError> {
+    let size = dims.iter().try_fold(1usize, |size, &dim| size.checked_mul(dim));
+    // Zero anywhere makes the product zero, whatever overflowed before it.
+    let size = if dims.contains(&0) { Some(0) } else { size };
+    size.ok_or(NativeError::Shape { what, expected: usize::MAX, actual: dims[0] })
+}
+
+/// Checks that `len` is a whole number of rows of `dim` elements.
+pub(crate) fn whole_rows(what: &'static str, dim: usize, len: usize) -> Result<(), NativeError> {
+    let whole = if dim == 0 { len == 0 } else { len.is_multiple_of(dim) };
+    if whole {
+        return Ok(());
+    }
+    let expected = if dim == 0 { 0 } else { len.next_multiple_of(dim) };
+    Err(NativeError::Shape { what, expected, actual: len })
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! Inputs that every operation is tested on, and the comparison.
+
+    /// Deterministic numbers in [-1, 1).
+    pub(crate) fn noise(n: usize, seed: u64) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        (0..n)
+            .map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                ((state >> 40) as f32) / (1u64 << 23) as f32 - 1.0
+            })
+            .collect()
+    }
+
+    /// Rows of normal, tiny, huge, zero and subnormal numbers.
+    pub(crate) fn ranges(n: usize, seed: u64) -> Vec<(&'static str, Vec<f32>)> {
+        let scaled = |scale: f32| noise(n, seed).iter().map(|x| x * scale).collect::<Vec<_>>();
+        vec![
+            ("normal", scaled(3.0)),
+            ("tiny", scaled(1e-30)),
+            ("huge", scaled(1e30)),
+            ("zero", vec![0.0; n]),
+            ("subnormal", scaled(1e-40)),
+        ]
+    }
+
+    /// Lengths around every vector width and unroll factor.
+    pub(crate) const LENGTHS: [usize; 14] = [1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 100, 257, 2048];
+
+    /// Fails unless `|got - want| <= relative * |want| + absolute` for every element.
+    #[track_caller]
+    pub(crate) fn close(what: &str, got: &[f32], want: &[f64], relative: f64, absolute: f64) {
+        assert_eq!(got.len(), want.len(), "{what}");
+        for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
+            let error = (f64::from(got) - want).abs();
+            let allowed = relative * want.abs() + absolute;
+            assert!(error <= allowed, "{what}: element {i} is {got:e}, want {want:e}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_that_overflow_are_refused_unless_one_factor_is_zero() {
+        assert_eq!(product("x", &[2, 3]), Ok(6));
+        assert_eq!(product("x", &[usize::MAX, 2, 0]), Ok(0));
+        assert!(product("x", &[usize::MAX, 2]).is_err());
+    }
+
+    #[test]
+    fn rows_must_be_whole() {
+        assert_eq!(whole_rows("x", 4, 12), Ok(()));
+        assert_eq!(whole_rows("x", 0, 0), Ok(()));
+        assert!(whole_rows("x", 0, 1).is_err());
+        assert!(whole_rows("x", 5, 12).is_err());
+    }
+}

@@ -1,0 +1,458 @@
+//! A fixed set of threads that run one function together: `f(0)`, `f(1)`, … at the same time, back
+//! to the caller when all are done.
+//!
+//! A decoded token is some hundred such regions of 10 us to 1 ms, so entering and leaving one must
+//! cost well under a microsecond: waiting threads spin. They do so for [`SPIN`] only and then park,
+//! so an idle pool uses no processor time.
+//!
+//! Invariants:
+//! - The caller is thread 0 and takes part; a pool of one thread has no workers and no locks.
+//! - One region at a time: callers on other threads queue.
+//! - A region started from inside a region of any pool runs inline, all its indices one after
+//!   another on the thread that asked: never a deadlock, never more threads than asked for.
+//! - A panic in `f` reaches the caller of the region after every thread has left it.
+//! - Dropping the pool joins its threads.
+//!
+//! Not a scheduler: indices are not balanced, and `f` must not wait for another index of its own
+//! region, since inline regions run them in turn.
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::cell::{Cell, UnsafeCell};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+/// How long a thread spins for work, or the caller for its workers, before it parks.
+pub const SPIN: Duration = Duration::from_micros(80);
+
+/// The most threads that a pool has; more are not started.
+pub const MAX_THREADS: usize = 256;
+
+thread_local! {
+    /// Whether this thread is inside a region, of whichever pool.
+    static IN_REGION: Cell<bool> = const { Cell::new(false) };
+}
+
+type Job = *const (dyn Fn(usize) + Sync);
+
+/// Keeps values that different threads write to on cache lines (and prefetch pairs) of their own.
+#[repr(align(128))]
+struct Padded<T>(T);
+
+struct Shared {
+    /// Number of regions started, modulo 2^32; a change is the signal to read `job`.
+    generation: Padded<AtomicU32>,
+    /// Workers that have not left the current region.
+    pending: Padded<AtomicUsize>,
+    /// The region's function. Written by the caller while `pending` is 0, read by workers only
+    /// between a change of `generation` and their decrement of `pending`.
+    job: UnsafeCell<Option<Job>>,
+    stop: AtomicBool,
+    /// Whether the caller has parked, or is about to, and wants `waiter` unparked.
+    caller_waits: AtomicBool,
+    waiter: Mutex<Option<Thread>>,
+    /// The first panic of a worker in the current region.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    /// One flag per worker: it has parked, or is about to, and wants to be unparked.
+    parked: Box<[Padded<AtomicBool>]>,
+    spin: Duration,
+}
+
+// SAFETY: every field but `job` is Send + Sync by itself. `job` is written by one caller at a time
+// (it holds `ThreadPool::region`) while no worker reads it, and is read after an acquire load of
+// `generation` that saw the caller's store; the function behind it is `Sync`.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+/// A fixed set of threads running regions; see the [module](self).
+pub struct ThreadPool {
+    shared: Arc<Shared>,
+    /// Held for the length of a region.
+    region: Mutex<()>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl ThreadPool {
+    /// A pool of `threads` threads, the caller of each region included, so `threads - 1` are
+    /// started here. 0 means 1. If the system refuses a thread the pool is smaller:
+    /// [`threads`](Self::threads) says how large.
+    pub fn new(threads: usize) -> ThreadPool {
+        let wanted = threads.clamp(1, MAX_THREADS);
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let shared = Arc::new(Shared {
+            generation: Padded(AtomicU32::new(0)),
+            pending: Padded(AtomicUsize::new(0)),
+            job: UnsafeCell::new(None),
+            stop: AtomicBool::new(false),
+            caller_waits: AtomicBool::new(false),
+            waiter: Mutex::new(None),
+            panic: Mutex::new(None),
+            parked: (1..wanted).map(|_| Padded(AtomicBool::new(false))).collect(),
+            // With more threads than cores, one that spins takes the core another needs.
+            spin: if wanted > cores { Duration::ZERO } else { SPIN },
+        });
+        let mut workers = Vec::with_capacity(wanted - 1);
+        for tid in 1..wanted {
+            let shared = Arc::clone(&shared);
+            let started = thread::Builder::new()
+                .name(format!("ruvllm-{tid}"))
+                .spawn(move || worker(&shared, tid));
+            match started {
+                Ok(handle) => workers.push(handle),
+                Err(_) => break,
+            }
+        }
+        ThreadPool { shared, region: Mutex::new(()), workers }
+    }
+
+    /// Threads that take part in a region; at least 1.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `f(tid)` for every `tid` in `0..threads()`, each on its own thread, and returns when
+    /// all have returned.
+    ///
+    /// # Panics
+    /// Where `f` panicked, with the payload of thread 0 if it did, else of another.
+    pub fn run(&self, f: &(dyn Fn(usize) + Sync)) {
+        if self.workers.is_empty() || IN_REGION.get() {
+            (0..self.threads()).for_each(f);
+            return;
+        }
+        let _region = lock(&self.region);
+        let shared = &*self.shared;
+        // SAFETY: only the lifetime changes. Workers use the pointer between the store to
+        // `generation` and their decrement of `pending`, and this function neither returns nor
+        // unwinds before `pending` is 0 again, so `f` outlives every use.
+        let job: Job = unsafe {
+            std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Job>(std::ptr::from_ref(f))
+        };
+        // SAFETY: `region` is held and `pending` is 0, so no other thread touches `job`.
+        unsafe { *shared.job.get() = Some(job) };
+        shared.pending.0.store(self.workers.len(), Ordering::Relaxed);
+        // SeqCst pairs with the worker's: it stores `parked` and then loads `generation`, we store
+        // `generation` and then load `parked`, so one of the two sees the other.
+        shared.generation.0.fetch_add(1, Ordering::SeqCst);
+        for (parked, worker) in shared.parked.iter().zip(&self.workers) {
+            if parked.0.load(Ordering::SeqCst) {
+                worker.thread().unpark();
+            }
+        }
+        IN_REGION.set(true);
+        let own = catch_unwind(AssertUnwindSafe(|| f(0)));
+        IN_REGION.set(false);
+        shared.wait_for_workers();
+        let theirs = lock(&shared.panic).take();
+        if let Some(payload) = own.err().or(theirs) {
+            drop(_region);
+            resume_unwind(payload);
+        }
+    }
+
+    /// [`run`](Self::run) with a state of its own for every thread: `f(tid, &mut states[tid])`.
+    ///
+    /// # Panics
+    /// Where there are fewer states than threads, or `f` panicked.
+    pub fn run_with<S: Send>(&self, states: &mut [S], f: &(dyn Fn(usize, &mut S) + Sync)) {
+        assert!(states.len() >= self.threads(), "run_with needs one state per thread");
+        let base = SendPtr(states.as_mut_ptr());
+        self.run(&|tid| {
+            // SAFETY: `tid < threads() <= states.len()`, and `run` passes every `tid` once, so
+            // this is the only reference to that element while the exclusive borrow lasts.
+            f(tid, unsafe { &mut *base.get().add(tid) });
+        });
+    }
+
+    /// Calls `f(i, chunk)` for the consecutive pieces of `chunk` elements of `data`, the last of
+    /// which may be shorter. Each thread takes one contiguous range of them. A `chunk` of 0 means 1.
+    ///
+    /// # Panics
+    /// Where `f` panicked.
+    pub fn for_chunks<T: Send>(
+        &self,
+        data: &mut [T],
+        chunk: usize,
+        f: &(dyn Fn(usize, &mut [T]) + Sync),
+    ) {
+        let chunk = chunk.max(1);
+        let (len, threads) = (data.len(), self.threads());
+        let chunks = len.div_ceil(chunk);
+        if threads == 1 || chunks <= 1 {
+            data.chunks_mut(chunk).enumerate().for_each(|(i, part)| f(i, part));
+            return;
+        }
+        let base = SendPtr(data.as_mut_ptr());
+        self.run(&|tid| {
+            for i in split(chunks, threads, tid) {
+                let start = i * chunk;
+                let size = chunk.min(len - start);
+                // SAFETY: `start + size <= len`, and the ranges of `split` are disjoint over
+                // `tid`, so no element is in two of these slices while `data` stays borrowed.
+                f(i, unsafe { std::slice::from_raw_parts_mut(base.get().add(start), size) });
+            }
+        });
+    }
+}
+
+/// The contiguous share of `0..items` that belongs to thread `tid` of `threads`; the shares
+/// partition it and differ by at most one item.
+pub fn split(items: usize, threads: usize, tid: usize) -> std::ops::Range<usize> {
+    let threads = threads.max(1);
+    let (each, rest) = (items / threads, items % threads);
+    let start = tid * each + tid.min(rest);
+    start..(start + each + usize::from(tid < rest)).min(items)
+}
+
+impl Drop for ThreadPool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.generation.0.fetch_add(1, Ordering::SeqCst);
+        for worker in self.workers.drain(..) {
+            worker.thread().unpark();
+            // A worker catches the panics of regions, so this one can only be its own bug, and
+            // panicking in a destructor would hide it.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for ThreadPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ThreadPool").field("threads", &self.threads()).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Returns when `pending` is 0, having acquired all that the workers wrote.
+    fn wait_for_workers(&self) {
+        let done = || self.pending.0.load(Ordering::Acquire) == 0;
+        if spin_until(self.spin, done) {
+            return;
+        }
+        *lock(&self.waiter) = Some(thread::current());
+        // SeqCst pairs with the last worker's decrement and load, as in `run`.
+        self.caller_waits.store(true, Ordering::SeqCst);
+        while self.pending.0.load(Ordering::SeqCst) != 0 {
+            thread::park();
+        }
+        self.caller_waits.store(false, Ordering::Relaxed);
+    }
+
+    /// Returns the generation that follows `seen`.
+    fn wait_for_region(&self, seen: u32, parked: &AtomicBool) -> u32 {
+        let next = || self.generation.0.load(Ordering::Acquire);
+        if !spin_until(self.spin, || next() != seen) {
+            parked.store(true, Ordering::SeqCst);
+            while self.generation.0.load(Ordering::SeqCst) == seen {
+                thread::park();
+            }
+            parked.store(false, Ordering::Relaxed);
+        }
+        next()
+    }
+}
+
+fn worker(shared: &Shared, tid: usize) {
+    IN_REGION.set(true);
+    let parked = &shared.parked[tid - 1].0;
+    let mut seen = 0;
+    loop {
+        seen = shared.wait_for_region(seen, parked);
+        if shared.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        // SAFETY: `generation` changed and `stop` is unset, so a caller wrote `job` before it and
+        // waits for our decrement of `pending` below before it writes or drops anything.
+        let job = unsafe { (*shared.job.get()).map(|job| &*job) };
+        if let Some(job) = job
+            && let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(tid)))
+        {
+            lock(&shared.panic).get_or_insert(payload);
+        }
+        if shared.pending.0.fetch_sub(1, Ordering::SeqCst) == 1
+            && shared.caller_waits.load(Ordering::SeqCst)
+            // Not taken out: a worker late here may already see the next region's waiter, and the
+            // region's last worker must still find it. An unpark too many is harmless.
+            && let Some(caller) = lock(&shared.waiter).as_ref()
+        {
+            caller.unpark();
+        }
+    }
+}
+
+/// Spins until `ready`, for at most `limit`; says whether it became so.
+fn spin_until(limit: Duration, ready: impl Fn() -> bool) -> bool {
+    let mut started = None;
+    loop {
+        for _ in 0..64 {
+            if ready() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        // Reading the clock costs more than a check, so it is read only once it may matter.
+        if started.get_or_insert_with(Instant::now).elapsed() >= limit {
+            return ready();
+        }
+    }
+}
+
+/// Locks, ignoring poison: the data behind these locks is valid after any panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A pointer to elements that threads access disjointly.
+struct SendPtr<T>(*mut T);
+
+impl<T> SendPtr<T> {
+    fn get(&self) -> *mut T {
+        self.0
+    }
+}
+
+// SAFETY: each use above gives every thread other elements, which are `Send`.
+unsafe impl<T: Send> Sync for SendPtr<T> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_thread_runs_once_per_region() {
+        for threads in [1, 2, 3, 7] {
+            let pool = ThreadPool::new(threads);
+            let counts: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+            for _ in 0..500 {
+                pool.run(&|tid| {
+                    counts[tid].fetch_add(1, Ordering::Relaxed);
+                });
+            }
+            assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 500));
+        }
+    }
+
+    #[test]
+    fn parked_workers_wake_for_the_next_region() {
+        let pool = ThreadPool::new(2);
+        let count = AtomicUsize::new(0);
+        for _ in 0..5 {
+            thread::sleep(SPIN * 20);
+            pool.run(&|_| {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        assert_eq!(count.into_inner(), 10);
+    }
+
+    #[test]
+    fn a_caller_that_waits_long_is_woken() {
+        let pool = ThreadPool::new(2);
+        for _ in 0..5 {
+            pool.run(&|tid| {
+                if tid == 1 {
+                    thread::sleep(SPIN * 20);
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn chunks_partition_the_data_for_any_size() {
+        for threads in [1, 2, 3] {
+            let pool = ThreadPool::new(threads);
+            for len in [0, 1, 2, 7, 64, 65] {
+                for chunk in [0, 1, 3, 64, 100] {
+                    let mut data = vec![usize::MAX; len];
+                    pool.for_chunks(&mut data, chunk, &|i, part| {
+                        for (j, value) in part.iter_mut().enumerate() {
+                            assert_eq!(*value, usize::MAX);
+                            *value = i * chunk.max(1) + j;
+                        }
+                    });
+                    assert!(data.iter().enumerate().all(|(i, &value)| i == value));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn each_thread_gets_its_own_state() {
+        let pool = ThreadPool::new(3);
+        let mut states = vec![0; 3];
+        pool.run_with(&mut states, &|tid, state| *state = tid + 1);
+        assert_eq!(states, [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+        let pool = ThreadPool::new(2);
+        for bad in [0, 1] {
+            let caught = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(&|tid| {
+                    if tid == bad {
+                        resume_unwind(Box::new("deliberate"));
+                    }
+                });
+            }));
+            assert_eq!(caught.unwrap_err().downcast_ref(), Some(&"deliberate"));
+        }
+        let count = AtomicUsize::new(0);
+        pool.run(&|_| {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(count.into_inner(), 2);
+    }
+
+    #[test]
+    fn a_region_inside_a_region_runs_inline() {
+        let pool = ThreadPool::new(2);
+        let count = AtomicUsize::new(0);
+        pool.run(&|_| {
+            let thread = thread::current().id();
+            pool.run(&|_| {
+                assert_eq!(thread::current().id(), thread);
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+        });
+        assert_eq!(count.into_inner(), 4);
+    }
+
+    #[test]
+    fn callers_on_several_threads_take_turns() {
+        let pool = ThreadPool::new(2);
+        let count = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        pool.run(&|_| {
+                            count.fetch_add(1, Ordering::Relaxed);
+                        });
+                    }
+                });
+            }
+        });
+        assert_eq!(count.into_inner(), 400);
+    }
+
+    #[test]
+    fn shares_partition_and_are_even() {
+        for items in 0..20 {
+            for threads in 1..5 {
+                let shares: Vec<_> = (0..threads).map(|tid| split(items, threads, tid)).collect();
+                assert_eq!(
+                    shares.iter().cloned().flatten().collect::<Vec<_>>(),
+                    (0..items).collect::<Vec<_>>()
+                );
+                let sizes = shares.iter().map(ExactSizeIterator::len);
+                assert!(sizes.clone().max().unwrap() - sizes.min().unwrap() <= 1);
+            }
+        }
+    }
+}
