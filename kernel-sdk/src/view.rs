@@ -1,0 +1,449 @@
+//! From offsets in linear memory to typed slices.
+//!
+//! [`Call::open`] is the only place where an offset becomes a pointer. It checks that every region
+//! lies in linear memory above the kernel's own data and stack, and that output and scratch overlap
+//! nothing; what it hands out are ordinary slices with the lifetime of the call. From there on
+//! casts check alignment and length, and element types accept every bit pattern.
+//!
+//! Regions are asked only for the natural alignment of their elements: a host may pass a slice of a
+//! resident tensor that starts anywhere in it.
+
+use core::marker::PhantomData;
+use core::{ptr, slice};
+
+use ruvllm_abi::{ABI_VERSION, DType, KernelDescriptor, KernelInfo, Region, Status};
+
+use crate::element::{BlockQ4_0, BlockQ8_0, F16};
+
+/// A type that tensors in linear memory are made of: one element, or one block of them.
+///
+/// # Safety
+/// The type has no padding and no invalid bit pattern, and its layout is that of [`Self::DTYPE`].
+pub unsafe trait Element: Copy {
+    /// The element type in manifests.
+    const DTYPE: DType;
+}
+
+// SAFETY: plain binary32.
+unsafe impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+}
+
+// SAFETY: a transparent `u16`.
+unsafe impl Element for F16 {
+    const DTYPE: DType = DType::F16;
+}
+
+// SAFETY: plain integer.
+unsafe impl Element for u32 {
+    const DTYPE: DType = DType::U32;
+}
+
+// SAFETY: plain integer.
+unsafe impl Element for i32 {
+    const DTYPE: DType = DType::I32;
+}
+
+// SAFETY: plain integer.
+unsafe impl Element for u8 {
+    const DTYPE: DType = DType::U8;
+}
+
+// SAFETY: `repr(C)` of a `u16` and 32 bytes: 34 bytes, alignment 2, no padding.
+unsafe impl Element for BlockQ8_0 {
+    const DTYPE: DType = DType::Q8_0;
+}
+
+// SAFETY: `repr(C)` of a `u16` and 16 bytes: 18 bytes, alignment 2, no padding.
+unsafe impl Element for BlockQ4_0 {
+    const DTYPE: DType = DType::Q4_0;
+}
+
+const _: () = {
+    assert!(size_of::<BlockQ8_0>() == DType::Q8_0.layout().bytes);
+    assert!(size_of::<BlockQ4_0>() == DType::Q4_0.layout().bytes);
+};
+
+/// The memory that a call may name: `floor..len` of a linear memory that starts at `base`.
+pub struct Memory<'m> {
+    /// An address, not a pointer: that of linear memory is zero, and a null pointer with an offset
+    /// is not one that may be read through.
+    base: usize,
+    floor: usize,
+    len: usize,
+    lifetime: PhantomData<&'m mut [u8]>,
+}
+
+impl<'m> Memory<'m> {
+    /// This instance's linear memory above `__heap_base`, where nothing of the kernel's own lies.
+    ///
+    /// # Safety
+    /// No other value made by this function, nor a view from one, is in use, and nothing else
+    /// accesses that memory for `'m`. An entry point satisfies this: the host calls it alone, and a
+    /// kernel has no allocator.
+    #[cfg(target_family = "wasm")]
+    #[inline]
+    pub unsafe fn linear() -> Self {
+        unsafe extern "C" {
+            static __heap_base: u8;
+        }
+        const PAGE: usize = 65_536;
+        Memory {
+            base: 0,
+            floor: (&raw const __heap_base).addr(),
+            len: core::arch::wasm32::memory_size::<0>().saturating_mul(PAGE),
+            lifetime: PhantomData,
+        }
+    }
+
+    /// A byte slice as linear memory: how a kernel is called off wasm.
+    ///
+    /// Regions are then offsets into `bytes`, whose start should be aligned as a host aligns.
+    pub fn over(bytes: &'m mut [u8]) -> Self {
+        let base = bytes.as_mut_ptr().expose_provenance();
+        Memory { base, floor: 0, len: bytes.len(), lifetime: PhantomData }
+    }
+
+    /// Where `region` starts, if all of it may be named.
+    #[inline]
+    fn locate(&self, region: Region) -> Option<*mut u8> {
+        let end = region.end()? as usize;
+        let start = region.offset as usize;
+        let inside = start >= self.floor && end <= self.len;
+        inside.then(|| ptr::with_exposed_provenance_mut(self.base.wrapping_add(start)))
+    }
+
+    /// The ten words of a descriptor at `offset`.
+    #[inline]
+    fn descriptor(&self, offset: usize) -> Option<KernelDescriptor> {
+        let region = Region::new(u32::try_from(offset).ok()?, KernelDescriptor::SIZE as u32);
+        let start = self.locate(region)?;
+        // SAFETY: `locate` has checked that the 40 bytes lie in memory this value stands for, and
+        // the read asks for no alignment. `[u32; 10]` is valid for every bit pattern.
+        let words: [u32; 10] = unsafe { start.cast::<[u32; 10]>().read_unaligned() };
+        Some(KernelDescriptor::from_words(words.map(u32::from_le)))
+    }
+}
+
+/// Whether two regions share a byte.
+#[inline]
+fn overlap(a: Region, b: Region) -> bool {
+    let disjoint = a.offset.saturating_add(a.size) <= b.offset
+        || b.offset.saturating_add(b.size) <= a.offset
+        || a.size == 0
+        || b.size == 0;
+    !disjoint
+}
+
+/// A checked call: everything that the host passed, each part usable on its own.
+pub struct Call<'m> {
+    /// The inputs in the order of the manifest.
+    pub inputs: Inputs<'m>,
+    /// The bytes of the output; [`TensorMut::new`] gives them a type and shape.
+    pub output: &'m mut [u8],
+    /// Working memory.
+    pub scratch: Scratch<'m>,
+    /// The params block.
+    pub params: Params<'m>,
+}
+
+impl<'m> Call<'m> {
+    /// Reads the descriptor at `desc` and checks every region it names.
+    ///
+    /// # Errors
+    /// [`Status::InternalError`] when the descriptor itself lies outside memory; otherwise the
+    /// status of the first region that leaves memory, and [`Status::InvalidOutput`] or
+    /// [`Status::OutOfMemory`] when the output or the scratch overlaps another region.
+    #[inline]
+    pub fn open(memory: Memory<'m>, desc: usize) -> Result<Self, Status> {
+        let desc = memory.descriptor(desc).ok_or(Status::InternalError)?;
+        let KernelDescriptor { input_a, input_b, output, scratch, params } = desc;
+        let readable = [input_a, input_b, params];
+        if readable.iter().any(|r| overlap(output, *r)) {
+            return Err(Status::InvalidOutput);
+        }
+        if readable.iter().any(|r| overlap(scratch, *r)) || overlap(scratch, output) {
+            return Err(Status::OutOfMemory);
+        }
+        let shared = |region: Region, status: Status| -> Result<&'m [u8], Status> {
+            if region.size == 0 {
+                return Ok(&[]);
+            }
+            let start = memory.locate(region).ok_or(status)?;
+            // SAFETY: the bytes lie in memory that nothing else uses for `'m` (`Memory`); the
+            // regions handed out mutably below overlap none of the shared ones (checked above);
+            // a byte needs no alignment and has no invalid value.
+            Ok(unsafe { slice::from_raw_parts(start, region.size as usize) })
+        };
+        let exclusive = |region: Region, status: Status| -> Result<&'m mut [u8], Status> {
+            if region.size == 0 {
+                return Ok(&mut []);
+            }
+            let start = memory.locate(region).ok_or(status)?;
+            // SAFETY: as above, and called once for the output and once for the scratch, which
+            // overlap neither each other nor a shared region.
+            Ok(unsafe { slice::from_raw_parts_mut(start, region.size as usize) })
+        };
+        Ok(Call {
+            inputs: Inputs {
+                a: shared(input_a, Status::InvalidInput)?,
+                b: shared(input_b, Status::InvalidInput)?,
+                taken: 0,
+            },
+            params: Params { rest: shared(params, Status::InvalidParams)? },
+            output: exclusive(output, Status::InvalidOutput)?,
+            scratch: Scratch { rest: exclusive(scratch, Status::OutOfMemory)? },
+        })
+    }
+}
+
+/// Writes [`KernelInfo`] at `out`: what the `kernel_info` export does.
+#[inline]
+pub fn write_info(memory: Memory<'_>, out: usize, revision: u32) -> Status {
+    let Ok(offset) = u32::try_from(out) else { return Status::InvalidOutput };
+    let Some(start) = memory.locate(Region::new(offset, KernelInfo::SIZE as u32)) else {
+        return Status::InvalidOutput;
+    };
+    let info = KernelInfo { abi_version: ABI_VERSION, revision, flags: 0, reserved: 0 };
+    // SAFETY: `locate` has checked that the 16 bytes lie in memory that this value stands for
+    // alone; the write asks for no alignment.
+    unsafe { start.cast::<KernelInfo>().write_unaligned(info) };
+    Status::Ok
+}
+
+/// How many `T` a tensor of `shape` has, or `None` where that overflows or does not fill blocks.
+#[inline]
+fn extent<T: Element>(shape: &[usize]) -> Option<usize> {
+    let elems = shape.iter().try_fold(1usize, |n, dim| n.checked_mul(*dim))?;
+    let block = T::DTYPE.layout().elems;
+    elems.is_multiple_of(block).then_some(elems / block)
+}
+
+/// Whether `bytes` holds exactly `shape` of aligned `T`.
+#[inline]
+fn holds<T: Element>(bytes: &[u8], shape: &[usize]) -> bool {
+    let expected = extent::<T>(shape).and_then(|n| n.checked_mul(size_of::<T>()));
+    expected == Some(bytes.len()) && (bytes.is_empty() || bytes.as_ptr().cast::<T>().is_aligned())
+}
+
+/// The inputs of a call.
+pub struct Inputs<'m> {
+    a: &'m [u8],
+    b: &'m [u8],
+    taken: usize,
+}
+
+impl<'m> Inputs<'m> {
+    /// The next input as a tensor of `shape`.
+    ///
+    /// # Errors
+    /// [`Status::InvalidInput`] when the region has another size or alignment, and after the
+    /// second input.
+    #[inline]
+    pub fn take<T: Element>(&mut self, shape: &[usize]) -> Result<TensorView<'m, T>, Status> {
+        let bytes = match self.taken {
+            0 => self.a,
+            1 => self.b,
+            _ => return Err(Status::InvalidInput),
+        };
+        self.taken += 1;
+        TensorView::new(bytes, shape)
+    }
+}
+
+/// A tensor that a kernel reads, row-major.
+#[derive(Clone, Copy)]
+pub struct TensorView<'a, T> {
+    data: &'a [T],
+}
+
+impl<'a, T: Element> TensorView<'a, T> {
+    /// Views `bytes` as a tensor of `shape`, which counts elements, not blocks.
+    ///
+    /// # Errors
+    /// [`Status::InvalidInput`] when the size or the alignment is another.
+    #[inline]
+    pub fn new(bytes: &'a [u8], shape: &[usize]) -> Result<Self, Status> {
+        if !holds::<T>(bytes, shape) {
+            return Err(Status::InvalidInput);
+        }
+        if bytes.is_empty() {
+            return Ok(TensorView { data: &[] });
+        }
+        // SAFETY: size and alignment have been checked; `Element` admits every bit pattern; the
+        // lifetime is that of the borrowed bytes.
+        let data = unsafe {
+            slice::from_raw_parts(bytes.as_ptr().cast::<T>(), bytes.len() / size_of::<T>())
+        };
+        Ok(TensorView { data })
+    }
+
+    /// All elements, or blocks, in row-major order.
+    #[inline]
+    pub fn as_slice(&self) -> &'a [T] {
+        self.data
+    }
+
+    /// Consecutive rows of `elems` elements each; none where `elems` is zero.
+    #[inline]
+    pub fn rows(&self, elems: usize) -> Rows<'a, T> {
+        Rows { rest: self.data, len: elems / T::DTYPE.layout().elems }
+    }
+}
+
+/// The tensor that a kernel writes, row-major.
+pub struct TensorMut<'a, T> {
+    data: &'a mut [T],
+}
+
+impl<'a, T: Element> TensorMut<'a, T> {
+    /// Views `bytes` as a tensor of `shape`, which counts elements, not blocks.
+    ///
+    /// # Errors
+    /// [`Status::InvalidOutput`] when the size or the alignment is another.
+    #[inline]
+    pub fn new(bytes: &'a mut [u8], shape: &[usize]) -> Result<Self, Status> {
+        if !holds::<T>(bytes, shape) {
+            return Err(Status::InvalidOutput);
+        }
+        if bytes.is_empty() {
+            return Ok(TensorMut { data: &mut [] });
+        }
+        // SAFETY: as in `TensorView::new`; the bytes are borrowed mutably, and `Element` has no
+        // padding, so that any value written is valid as bytes.
+        let data = unsafe {
+            slice::from_raw_parts_mut(bytes.as_mut_ptr().cast::<T>(), bytes.len() / size_of::<T>())
+        };
+        Ok(TensorMut { data })
+    }
+
+    /// All elements, or blocks, in row-major order.
+    #[inline]
+    pub fn as_mut_slice(&mut self) -> &mut [T] {
+        self.data
+    }
+
+    /// Consecutive rows of `elems` elements each; none where `elems` is zero.
+    #[inline]
+    pub fn rows_mut(&mut self, elems: usize) -> RowsMut<'_, T> {
+        RowsMut { rest: self.data, len: elems / T::DTYPE.layout().elems }
+    }
+}
+
+/// The rows of a [`TensorView`]. Unlike `ChunksExact` it divides nothing, so nothing can panic.
+pub struct Rows<'a, T> {
+    rest: &'a [T],
+    len: usize,
+}
+
+impl<'a, T> Iterator for Rows<'a, T> {
+    type Item = &'a [T];
+
+    #[inline]
+    fn next(&mut self) -> Option<&'a [T]> {
+        let (row, rest) = self.rest.split_at_checked(self.len)?;
+        self.rest = rest;
+        (!row.is_empty()).then_some(row)
+    }
+}
+
+/// The rows of a [`TensorMut`].
+pub struct RowsMut<'a, T> {
+    rest: &'a mut [T],
+    len: usize,
+}
+
+impl<'a, T> Iterator for RowsMut<'a, T> {
+    type Item = &'a mut [T];
+
+    #[inline]
+    fn next(&mut self) -> Option<&'a mut [T]> {
+        let (row, rest) = core::mem::take(&mut self.rest).split_at_mut_checked(self.len)?;
+        self.rest = rest;
+        (!row.is_empty()).then_some(row)
+    }
+}
+
+/// Working memory of a call; its contents are unspecified.
+pub struct Scratch<'m> {
+    rest: &'m mut [u8],
+}
+
+impl<'m> Scratch<'m> {
+    /// Takes room for `len` of `T`.
+    ///
+    /// # Errors
+    /// [`Status::OutOfMemory`] when less is left.
+    #[inline]
+    pub fn take<T: Element>(&mut self, len: usize) -> Result<&'m mut [T], Status> {
+        let rest = core::mem::take(&mut self.rest);
+        let pad = rest.as_ptr().align_offset(align_of::<T>());
+        let taken = len
+            .checked_mul(size_of::<T>())
+            .and_then(|bytes| rest.split_at_mut_checked(pad)?.1.split_at_mut_checked(bytes));
+        let Some((bytes, rest)) = taken else { return Err(Status::OutOfMemory) };
+        self.rest = rest;
+        if len == 0 {
+            return Ok(&mut []);
+        }
+        // SAFETY: `bytes` starts at a multiple of `T`'s alignment and holds `len` of them; it is
+        // split off for good, so that no other slice reaches it; `Element` admits every pattern.
+        Ok(unsafe { slice::from_raw_parts_mut(bytes.as_mut_ptr().cast::<T>(), len) })
+    }
+}
+
+/// A value that takes one word of the params block.
+pub trait Param: Copy {
+    /// Reads the word.
+    fn from_word(word: u32) -> Self;
+}
+
+impl Param for u32 {
+    #[inline]
+    fn from_word(word: u32) -> Self {
+        word
+    }
+}
+
+impl Param for i32 {
+    #[inline]
+    fn from_word(word: u32) -> Self {
+        word.cast_signed()
+    }
+}
+
+impl Param for f32 {
+    #[inline]
+    fn from_word(word: u32) -> Self {
+        f32::from_bits(word)
+    }
+}
+
+/// A bound shape symbol.
+impl Param for usize {
+    #[inline]
+    fn from_word(word: u32) -> Self {
+        word as usize
+    }
+}
+
+/// The params block, read from front to back.
+pub struct Params<'m> {
+    rest: &'m [u8],
+}
+
+impl Params<'_> {
+    /// The next word.
+    ///
+    /// # Errors
+    /// [`Status::InvalidParams`] at the end of the block.
+    #[inline]
+    pub fn take<P: Param>(&mut self) -> Result<P, Status> {
+        let (word, rest) = self.rest.split_first_chunk::<4>().ok_or(Status::InvalidParams)?;
+        self.rest = rest;
+        Ok(P::from_word(u32::from_le_bytes(*word)))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+use super::*;
+
+#[repr(C, align(64))]
+struct Linear([u8; 1024]);
+
+impl Linear {
+    fn new() -> Self {
+        Linear([0; 1024])
+    }
+
+    fn put(&mut self, at: usize, desc: KernelDescriptor) {
+        self.0[at..at + KernelDescriptor::SIZE].copy_from_slice(&desc.to_bytes());
+    }
+
+    fn open(&mut self, desc: KernelDescriptor) -> Result<Call<'_>, Status> {
+        self.put(0, desc);
+        Call::open(Memory::over(&mut self.0), 0)
+    }
+}
+
+type Spoil = fn(&mut KernelDescriptor);
+
+fn sound() -> KernelDescriptor {
+    KernelDescriptor {
+        input_a: Region::new(64, 32),
+        input_b: Region::new(128, 8),
+        output: Region::new(192, 32),
+        scratch: Region::new(256, 64),
+        params: Region::new(320, 12),
+    }
+}
+
+#[test]
+fn a_sound_call_opens_and_its_parts_have_the_declared_sizes() {
+    let mut memory = Linear::new();
+    memory.0[64..68].copy_from_slice(&1.5f32.to_le_bytes());
+    memory.0[320..324].copy_from_slice(&2u32.to_le_bytes());
+    memory.0[324..328].copy_from_slice(&(-3i32).to_le_bytes());
+    memory.0[328..332].copy_from_slice(&0.25f32.to_le_bytes());
+    let mut call = memory.open(sound()).ok().unwrap();
+    let x = call.inputs.take::<f32>(&[2, 4]).unwrap();
+    assert_eq!(x.as_slice()[0], 1.5);
+    assert_eq!(x.rows(4).count(), 2);
+    assert_eq!(call.inputs.take::<F16>(&[4]).unwrap().as_slice().len(), 4);
+    assert_eq!(call.inputs.take::<F16>(&[4]).err(), Some(Status::InvalidInput));
+    assert_eq!(call.params.take::<u32>(), Ok(2));
+    assert_eq!(call.params.take::<i32>(), Ok(-3));
+    assert_eq!(call.params.take::<f32>(), Ok(0.25));
+    assert_eq!(call.params.take::<usize>(), Err(Status::InvalidParams));
+    let mut y = TensorMut::<f32>::new(call.output, &[2, 4]).unwrap();
+    y.as_mut_slice()[7] = 7.0;
+    assert_eq!(memory.0[220..224], 7f32.to_le_bytes());
+}
+
+#[test]
+fn a_region_outside_memory_is_refused_with_its_own_status() {
+    let cases: [(Spoil, Status); 6] = [
+        (|d| d.input_a = Region::new(1000, 32), Status::InvalidInput),
+        (|d| d.input_b = Region::new(u32::MAX - 3, 8), Status::InvalidInput),
+        (|d| d.output = Region::new(1024, 1), Status::InvalidOutput),
+        (|d| d.scratch = Region::new(1008, 64), Status::OutOfMemory),
+        (|d| d.params = Region::new(4096, 4), Status::InvalidParams),
+        (|d| d.params = Region::new(1020, u32::MAX), Status::InvalidParams),
+    ];
+    for (spoil, status) in cases {
+        let mut desc = sound();
+        spoil(&mut desc);
+        assert_eq!(Linear::new().open(desc).err(), Some(status), "{desc:?}");
+    }
+}
+
+#[test]
+fn a_descriptor_outside_memory_is_an_internal_error() {
+    let mut memory = Linear::new();
+    for at in [1000, 1024, usize::MAX] {
+        let opened = Call::open(Memory::over(&mut memory.0), at);
+        assert_eq!(opened.err(), Some(Status::InternalError));
+    }
+}
+
+#[test]
+fn output_and_scratch_may_not_overlap_anything_but_inputs_may_overlap_each_other() {
+    let mut desc = sound();
+    desc.output = Region::new(92, 32);
+    assert_eq!(Linear::new().open(desc).err(), Some(Status::InvalidOutput));
+    let mut desc = sound();
+    desc.output = Region::new(300, 32);
+    assert_eq!(Linear::new().open(desc).err(), Some(Status::InvalidOutput));
+    let mut desc = sound();
+    desc.scratch = Region::new(200, 64);
+    assert_eq!(Linear::new().open(desc).err(), Some(Status::OutOfMemory));
+    let mut desc = sound();
+    desc.input_b = desc.input_a;
+    assert!(Linear::new().open(desc).is_ok());
+}
+
+#[test]
+fn memory_below_the_floor_belongs_to_the_kernel() {
+    let mut memory = Linear::new();
+    memory.put(512, sound());
+    let mut view = Memory::over(&mut memory.0);
+    view.floor = 128;
+    assert_eq!(Call::open(view, 512).err(), Some(Status::InvalidInput));
+    let mut view = Memory::over(&mut memory.0);
+    view.floor = 513;
+    assert_eq!(Call::open(view, 512).err(), Some(Status::InternalError));
+}
+
+#[test]
+fn a_tensor_has_exactly_the_bytes_of_its_shape_at_its_alignment() {
+    let mut memory = Linear::new();
+    let bytes = &mut memory.0;
+    assert!(TensorView::<f32>::new(&bytes[..32], &[2, 4]).is_ok());
+    for shape in [&[2, 3][..], &[2, 5], &[usize::MAX, 2], &[1 << 62, 4, 8]] {
+        assert_eq!(TensorView::<f32>::new(&bytes[..32], shape).err(), Some(Status::InvalidInput));
+    }
+    assert_eq!(TensorView::<f32>::new(&bytes[2..34], &[8]).err(), Some(Status::InvalidInput));
+    assert!(TensorView::<F16>::new(&bytes[2..34], &[16]).is_ok());
+    assert!(TensorView::<BlockQ8_0>::new(&bytes[..68], &[2, 32]).is_ok());
+    assert!(TensorView::<BlockQ4_0>::new(&bytes[..18], &[32]).is_ok());
+    assert_eq!(TensorView::<BlockQ8_0>::new(&bytes[..34], &[31]).err(), Some(Status::InvalidInput));
+    assert_eq!(TensorMut::<f32>::new(&mut bytes[..30], &[8]).err(), Some(Status::InvalidOutput));
+    let empty = TensorView::<f32>::new(&bytes[1..1], &[0, 7]).unwrap();
+    assert_eq!(empty.rows(7).count() + empty.rows(0).count(), 0);
+}
+
+#[test]
+fn scratch_is_handed_out_aligned_and_only_once() {
+    let mut memory = Linear::new();
+    let mut scratch = Scratch { rest: &mut memory.0[2..66] };
+    let first = scratch.take::<u8>(3).unwrap();
+    let second = scratch.take::<f32>(4).unwrap();
+    assert!(second.as_ptr().is_aligned());
+    assert!(first.as_ptr_range().end <= second.as_ptr().cast());
+    assert_eq!(scratch.take::<f32>(12).err(), Some(Status::OutOfMemory));
+    assert_eq!(scratch.take::<u32>(usize::MAX).err(), Some(Status::OutOfMemory));
+}
+
+#[test]
+fn kernel_info_states_the_abi_and_stays_inside_memory() {
+    let mut memory = Linear::new();
+    assert_eq!(write_info(Memory::over(&mut memory.0), 16, 9), Status::Ok);
+    assert_eq!(memory.0[16..24], [1, 0, 0, 0, 9, 0, 0, 0]);
+    assert_eq!(write_info(Memory::over(&mut memory.0), 1020, 9), Status::InvalidOutput);
+}
