@@ -1,0 +1,168 @@
+//! Admission: a kernel shows on this machine that it computes the right numbers.
+//!
+//! A signature says who made a kernel; only this says that it is right. The kernel runs on golden
+//! inputs, each twice, and must agree with the f64 oracle within the host's tolerance (byte for
+//! byte where the format defines bytes), give the same bits both times, leave its inputs alone and
+//! write nothing behind its output. It cannot show more than it is asked: a kernel that is right
+//! here and wrong later is for the sampled cross-checks of [`crate::Worker`].
+
+mod golden;
+
+use crate::compare::{Judge, decode, exact_blocks, host_tolerance};
+use crate::error::{Failure, Refusal};
+use crate::exec::window::{Bench, check_info};
+use crate::exec::{Executor, PreparedKernel};
+use crate::gate::GatedKernel;
+use golden::Case;
+use ruvllm_abi::{Op, Status};
+use ruvllm_native::{Isa, oracle, twin};
+use std::sync::Arc;
+
+/// A kernel that computed the right numbers. Only [`admit`] makes one.
+pub(crate) struct AdmittedKernel {
+    compiled: CompiledKernel,
+    verified: bool,
+}
+
+struct CompiledKernel {
+    gated: GatedKernel,
+    prepared: Arc<dyn PreparedKernel>,
+}
+
+impl AdmittedKernel {
+    /// The kernel, its compiled form, and whether its numbers were held against an oracle: those
+    /// of a custom operation cannot be.
+    pub(crate) fn into_parts(self) -> (GatedKernel, Arc<dyn PreparedKernel>, bool) {
+        (self.compiled.gated, self.compiled.prepared, self.verified)
+    }
+}
+
+/// Compiles a gated kernel and lets it prove itself.
+///
+/// # Errors
+/// Why it is not admitted.
+pub(crate) fn admit(
+    gated: GatedKernel,
+    wasm: &[u8],
+    executor: &dyn Executor,
+) -> Result<AdmittedKernel, Refusal> {
+    let id = gated.id.clone();
+    let prepared = executor
+        .prepare(wasm, gated.spec.clone())
+        .map_err(|detail| Refusal::new(&id, "kernel_compile", detail))?;
+    let compiled = CompiledKernel { gated, prepared };
+    let verified = prove(&compiled).map_err(|(code, what)| Refusal::new(&id, code, what))?;
+    Ok(AdmittedKernel { compiled, verified })
+}
+
+type Objection = (&'static str, String);
+
+fn objection(failure: Failure) -> Objection {
+    (failure.code(), format!("the kernel {failure}"))
+}
+
+/// Whether the numbers were held against an oracle.
+fn prove(compiled: &CompiledKernel) -> Result<bool, Objection> {
+    let CompiledKernel { gated, prepared } = compiled;
+    let mut bench = Bench::new(&**prepared, &gated.defaults).map_err(objection)?;
+    if let Some(info) = bench
+        .info()
+        .map_err(|failure| (failure.code(), format!("kernel_info: the kernel {failure}")))?
+    {
+        check_info(info).map_err(|what| ("kernel_abi", what))?;
+    }
+    match gated.key.known() {
+        Some((op, _)) => {
+            let cases = golden::cases(op, &gated.key.inputs, gated.key.output)
+                .map_err(|detail| ("admission_failed", detail))?;
+            let first = cases.first();
+            let again = cases.iter().chain(first);
+            for case in again {
+                let output = manners(&mut bench, compiled, case, false)?;
+                numbers(gated, op, case, &output.unwrap_or_default())?;
+            }
+            Ok(true)
+        }
+        None => {
+            let cases = golden::custom_cases(&gated.plan);
+            for case in cases.iter().chain(cases.first()) {
+                manners(&mut bench, compiled, case, true)?;
+            }
+            Ok(false)
+        }
+    }
+}
+
+/// Runs a case twice and checks everything but the numbers. `None` where the kernel declined the
+/// inputs, which only a custom operation may.
+fn manners(
+    bench: &mut Bench,
+    compiled: &CompiledKernel,
+    case: &Case,
+    may_decline: bool,
+) -> Result<Option<Vec<u8>>, Objection> {
+    let plan = &compiled.gated.plan;
+    let call = case.call();
+    let on = |(code, what): Objection| (code, format!("{what}, on {}", case.what));
+    let bytes = plan
+        .bytes(case.words.as_slice())
+        .map_err(|tensor| on(("admission_failed", format!("{} has no size", tensor.name))))?;
+    let mut outputs = [vec![0; bytes.out], vec![0; bytes.out]];
+    for output in &mut outputs {
+        let ran = bench.prepare(&call, bytes).and_then(|()| bench.run_guarded(output));
+        match ran {
+            Ok(()) => {}
+            Err(Failure::Status { status }) if may_decline && declined(status) => return Ok(None),
+            Err(failure) => return Err(on(objection(failure))),
+        }
+        if !bench.inputs_unchanged(&call) {
+            return Err(on(objection(Failure::InputWritten)));
+        }
+    }
+    let [first, second] = outputs;
+    if first != second {
+        let what = "the kernel gives different results for the same inputs".to_owned();
+        return Err(on(("kernel_not_deterministic", what)));
+    }
+    Ok(Some(first))
+}
+
+/// Whether the status says that the inputs are none that the kernel takes.
+fn declined(status: i32) -> bool {
+    use Status::{InvalidInput, InvalidOutput, InvalidParams, NotImplemented, OutOfMemory};
+    let declining = [InvalidInput, InvalidOutput, InvalidParams, OutOfMemory, NotImplemented];
+    Status::from_code(status).is_some_and(|status| declining.contains(&status))
+}
+
+/// Holds an output against the oracle.
+fn numbers(gated: &GatedKernel, op: Op, case: &Case, output: &[u8]) -> Result<(), Objection> {
+    let key = &gated.key;
+    let words = case.words.as_slice();
+    let internal = |what: String| ("admission_failed", format!("{what}, on {}", case.what));
+    let verdict = match host_tolerance(op, key.output) {
+        Some(tolerance) => {
+            let want = oracle::run(op, &key.inputs, key.output, &case.a, &case.b, words)
+                .map_err(|e| internal(e.to_string()))?;
+            let mut got = Vec::new();
+            decode(key.output, output, &mut got).map_err(internal)?;
+            let judge = Judge {
+                dtype: key.output,
+                tolerance,
+                author: gated.author(),
+                row: case.row,
+                floor: case.floor,
+            };
+            judge.check(&got, &want)
+        }
+        None => {
+            let mut want = vec![0; output.len()];
+            twin::run(Isa::Scalar, op, &key.inputs, key.output, &case.a, &case.b, words, &mut want)
+                .map_err(|e| internal(e.to_string()))?;
+            exact_blocks(key.output, &case.a, output, &want)
+        }
+    };
+    verdict.map_err(|failure| {
+        let (code, what) = objection(failure);
+        (code, format!("{what}, on {}", case.what))
+    })
+}

@@ -1,0 +1,296 @@
+//! What a caller hands over: operands, and the words of the params block.
+
+use ruvllm_abi::{MAX_PARAM_WORDS, REGION_ALIGN};
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Constant bytes that many calls use: a norm's weight, a rotation table, LoRA factors.
+///
+/// A worker uploads them into an instance's memory on first use and passes only their address
+/// afterwards, as far as the kernel's memory limit allows; where it does not, they are copied for
+/// every call like any other operand. Cloning shares the bytes. When the last clone goes, workers
+/// may reuse the room.
+#[derive(Clone)]
+pub struct Resident(Arc<ResidentBytes>);
+
+/// The bytes behind a [`Resident`].
+pub(crate) struct ResidentBytes {
+    id: u64,
+    /// Longer than the bytes, so that they can start on a multiple of [`REGION_ALIGN`]: native
+    /// twins read them with aligned loads.
+    buffer: Box<[u8]>,
+    start: usize,
+    len: usize,
+}
+
+impl Resident {
+    /// Copies the bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let len = bytes.len();
+        let mut buffer = vec![0; len + REGION_ALIGN - 1].into_boxed_slice();
+        let address = buffer.as_ptr() as usize;
+        let start = address.next_multiple_of(REGION_ALIGN) - address;
+        buffer[start..start + len].copy_from_slice(bytes);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::new(ResidentBytes { id, buffer, start, len }))
+    }
+
+    /// Copies binary32 numbers.
+    pub fn from_f32(values: &[f32]) -> Self {
+        Self::from_bytes(bytemuck::cast_slice(values))
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0.buffer[self.0.start..self.0.start + self.0.len]
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// All of it as an operand.
+    pub fn all(&self) -> Operand<'_> {
+        Operand::Resident(self, 0..self.0.len)
+    }
+
+    /// A number that no other `Resident` of this process has or will have; clones share it.
+    pub(crate) fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    pub(crate) fn downgrade(&self) -> Weak<ResidentBytes> {
+        Arc::downgrade(&self.0)
+    }
+}
+
+impl fmt::Debug for Resident {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Resident(#{}, {} bytes)", self.0.id, self.0.len)
+    }
+}
+
+/// One input of a call.
+#[derive(Clone, Debug, Default)]
+pub enum Operand<'a> {
+    /// The operation has no such input.
+    #[default]
+    None,
+    /// Bytes that this call copies into the kernel's memory.
+    Bytes(&'a [u8]),
+    /// A byte range of constant bytes.
+    Resident(&'a Resident, Range<usize>),
+}
+
+impl<'a> Operand<'a> {
+    /// Binary32 numbers that this call copies.
+    pub fn f32(values: &'a [f32]) -> Self {
+        Operand::Bytes(bytemuck::cast_slice(values))
+    }
+
+    /// The bytes, or `None` for a range outside of its [`Resident`].
+    #[inline]
+    pub(crate) fn bytes(&self) -> Option<&'a [u8]> {
+        match self {
+            Operand::None => Some(&[]),
+            Operand::Bytes(bytes) => Some(bytes),
+            Operand::Resident(resident, range) => resident.bytes().get(range.clone()),
+        }
+    }
+
+    /// The same operand narrowed to a byte range of itself.
+    pub(crate) fn slice(&self, range: Range<usize>) -> Operand<'a> {
+        match self {
+            Operand::None => Operand::None,
+            Operand::Bytes(bytes) => Operand::Bytes(&bytes[range]),
+            Operand::Resident(resident, all) => {
+                Operand::Resident(resident, all.start + range.start..all.start + range.end)
+            }
+        }
+    }
+}
+
+/// The words of a params block, held inline so that building a call allocates nothing.
+#[derive(Clone, Copy)]
+pub struct Words {
+    words: [u32; MAX_PARAM_WORDS],
+    len: u32,
+}
+
+impl Words {
+    /// The words of the slice, or `None` where they are more than [`MAX_PARAM_WORDS`].
+    pub fn new(words: &[u32]) -> Option<Self> {
+        let mut all = [0; MAX_PARAM_WORDS];
+        all.get_mut(..words.len())?.copy_from_slice(words);
+        Some(Self { words: all, len: words.len() as u32 })
+    }
+
+    /// The words of an array whose length is known to fit.
+    pub const fn of<const N: usize>(words: [u32; N]) -> Self {
+        const { assert!(N <= MAX_PARAM_WORDS) };
+        let mut all = [0; MAX_PARAM_WORDS];
+        let mut i = 0;
+        while i < N {
+            all[i] = words[i];
+            i += 1;
+        }
+        Self { words: all, len: N as u32 }
+    }
+
+    /// The words as a slice.
+    #[inline]
+    pub fn as_slice(&self) -> &[u32] {
+        &self.words[..self.len as usize]
+    }
+
+    /// The same words with one replaced; no change where there is no such word.
+    pub(crate) fn with(mut self, index: usize, word: u32) -> Self {
+        if let Some(slot) = self.words[..self.len as usize].get_mut(index) {
+            *slot = word;
+        }
+        self
+    }
+}
+
+impl fmt::Debug for Words {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.as_slice()).finish()
+    }
+}
+
+/// A call of an operation: its inputs and the words of its params block, which hold the bound
+/// shape symbols in order of first appearance, then the parameters.
+///
+/// The constructors build calls of the catalogue's operations; sizes of the operands are checked
+/// against the words when the call is made.
+#[derive(Clone, Debug)]
+pub struct OpCall<'a> {
+    /// The first input.
+    pub a: Operand<'a>,
+    /// The second input.
+    pub b: Operand<'a>,
+    /// The params block.
+    pub words: Words,
+}
+
+/// Extents of a rotation: `x` and `y` are `[batch, seq, heads, dim]`, `freqs` `[seq, dim_half, 2]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeDims {
+    /// Sequences.
+    pub batch: u32,
+    /// Positions of each.
+    pub seq: u32,
+    /// Heads at a position.
+    pub heads: u32,
+    /// Elements of a head.
+    pub dim: u32,
+    /// Pairs of a head that are rotated.
+    pub dim_half: u32,
+}
+
+/// Extents of a low-rank update: `x` is `[rows, in_dim]`, `y` is `[rows, out_dim]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoraDims {
+    /// Rows.
+    pub rows: u32,
+    /// Columns of the input.
+    pub in_dim: u32,
+    /// Rank of the update.
+    pub rank: u32,
+    /// Columns of the output.
+    pub out_dim: u32,
+}
+
+impl<'a> OpCall<'a> {
+    /// `rope` of `x` by the (cos, sin) pairs in `freqs`; `theta` is information only.
+    #[inline]
+    pub fn rope(
+        x: Operand<'a>,
+        freqs: Operand<'a>,
+        dims: RopeDims,
+        theta: f32,
+        interleaved: bool,
+    ) -> Self {
+        let RopeDims { batch, seq, heads, dim, dim_half } = dims;
+        let words = [batch, seq, heads, dim, dim_half, theta.to_bits(), u32::from(interleaved)];
+        Self { a: x, b: freqs, words: Words::of(words) }
+    }
+
+    /// `rmsnorm` of `x`, `[rows, dim]`, with `weight`, `[dim]`.
+    #[inline]
+    pub fn rmsnorm(x: Operand<'a>, weight: Operand<'a>, rows: u32, dim: u32, eps: f32) -> Self {
+        Self { a: x, b: weight, words: Words::of([rows, dim, eps.to_bits()]) }
+    }
+
+    /// `swiglu` of `gate` and `up`, both `[rows, dim]`.
+    #[inline]
+    pub fn swiglu(gate: Operand<'a>, up: Operand<'a>, rows: u32, dim: u32) -> Self {
+        Self { a: gate, b: up, words: Words::of([rows, dim]) }
+    }
+
+    /// `kv_pack` of `x`, `[rows, dim]`.
+    #[inline]
+    pub fn kv_pack(x: Operand<'a>, rows: u32, dim: u32) -> Self {
+        Self { a: x, b: Operand::None, words: Words::of([rows, dim]) }
+    }
+
+    /// `kv_unpack` of blocks, `[rows, dim]`.
+    #[inline]
+    pub fn kv_unpack(x: Operand<'a>, rows: u32, dim: u32) -> Self {
+        Self { a: x, b: Operand::None, words: Words::of([rows, dim]) }
+    }
+
+    /// `lora_apply` of `x` by the interleaved factors `ab`.
+    #[inline]
+    pub fn lora(x: Operand<'a>, ab: Operand<'a>, dims: LoraDims, scale: f32) -> Self {
+        let LoraDims { rows, in_dim, rank, out_dim } = dims;
+        let groups = in_dim.div_ceil(4) + out_dim.div_ceil(4);
+        let words = [rows, in_dim, groups, rank, out_dim, scale.to_bits()];
+        Self { a: x, b: ab, words: Words::of(words) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ruvllm_abi::Op;
+
+    #[test]
+    fn constructors_agree_with_the_contracts() {
+        let dims = RopeDims { batch: 1, seq: 2, heads: 3, dim: 8, dim_half: 4 };
+        let lora = LoraDims { rows: 1, in_dim: 6, rank: 2, out_dim: 5 };
+        let none = || Operand::None;
+        let words = |op: Op, call: OpCall<'_>| {
+            assert_eq!(call.words.as_slice().len(), op.contract().param_words(), "{op}");
+            call.words.as_slice().to_vec()
+        };
+        words(Op::Rope, OpCall::rope(none(), none(), dims, 1e4, true));
+        words(Op::RmsNorm, OpCall::rmsnorm(none(), none(), 1, 2, 1e-5));
+        words(Op::SwiGlu, OpCall::swiglu(none(), none(), 1, 2));
+        words(Op::KvPack, OpCall::kv_pack(none(), 1, 32));
+        words(Op::KvUnpack, OpCall::kv_unpack(none(), 1, 32));
+        let got = words(Op::LoraApply, OpCall::lora(none(), none(), lora, 2.0));
+        assert_eq!(got, [1, 6, 4, 2, 5, 2f32.to_bits()]);
+    }
+
+    #[test]
+    fn residents_are_aligned_and_have_distinct_ids() {
+        let a = Resident::from_f32(&[1.0, 2.0, 3.0]);
+        let b = Resident::from_bytes(&[7; 65]);
+        assert_eq!(a.bytes(), bytemuck::cast_slice::<f32, u8>(&[1.0, 2.0, 3.0]));
+        assert_eq!((b.len(), b.bytes()[64]), (65, 7));
+        assert_eq!(b.bytes().as_ptr() as usize % 64, 0);
+        assert_ne!(a.id(), b.id());
+        assert_eq!(a.clone().id(), a.id());
+        assert!(Operand::Resident(&b, 60..66).bytes().is_none());
+    }
+}

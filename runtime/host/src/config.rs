@@ -1,0 +1,116 @@
+//! How a host is configured: policy, limits, failure handling.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+/// Which candidate of an operation is asked first.
+///
+/// Whatever the policy, a call that its first candidate fails goes to the next one, unless
+/// [`HostConfig::strict`] is set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// The newest admitted sandboxed kernel, then older ones, then the native twin.
+    #[default]
+    SandboxFirst,
+    /// The native twin only. Operations without one are unavailable.
+    NativeOnly,
+    /// The named kernel first; operations that the map does not name are as in
+    /// [`Policy::SandboxFirst`].
+    ///
+    /// A key is an operation (`rmsnorm`) or an exact [`crate::OpKey`] (`rmsnorm(f32,f32)->f32`), and
+    /// the exact one wins. A value is a kernel id (`rmsnorm_f32`), one qualified by its pack
+    /// (`my-pack/rmsnorm_f32`), or a native twin (`native:rmsnorm_f32`).
+    Pinned(BTreeMap<String, String>),
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Policy::SandboxFirst => "sandbox-first",
+            Policy::NativeOnly => "native-only",
+            Policy::Pinned(_) => "pinned",
+        })
+    }
+}
+
+/// Caps that no pack can raise. A module or manifest beyond one of them is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostLimits {
+    /// Bytes of a module.
+    pub module_bytes: usize,
+    /// Functions that a module defines.
+    pub functions: u32,
+    /// Bytes of one function body.
+    pub function_bytes: usize,
+    /// Locals of one function, its parameters not counted.
+    pub locals: u32,
+    /// Depth of nested blocks in one function.
+    pub nesting: u32,
+    /// Types, globals, exports, element and data segments of a module, each.
+    pub items: u32,
+    /// Bytes of all data segments together.
+    pub data_bytes: usize,
+    /// Elements of the one table that a module may have.
+    pub table_elements: u32,
+    /// 64 KiB pages of linear memory that one instance may reach.
+    pub memory_pages: u32,
+    /// Ticks that one call of a kernel may take.
+    pub epoch_ticks: u64,
+}
+
+impl Default for HostLimits {
+    fn default() -> Self {
+        Self {
+            module_bytes: 1 << 20,
+            functions: 1024,
+            function_bytes: 128 << 10,
+            locals: 4096,
+            nesting: 256,
+            items: 1024,
+            data_bytes: 512 << 10,
+            table_elements: 16 << 10,
+            memory_pages: 4096,
+            epoch_ticks: 10_000,
+        }
+    }
+}
+
+/// Configuration of a [`crate::Host`].
+#[derive(Clone, Debug)]
+pub struct HostConfig {
+    /// The version that a manifest's `min_runtime_version` and `max_runtime_version` are held
+    /// against.
+    pub runtime_version: semver::Version,
+    /// Which candidate of an operation is asked first.
+    pub policy: Policy,
+    /// Whether a failed call is an error at once instead of going to the next candidate.
+    pub strict: bool,
+    /// Caps that no pack can raise.
+    pub limits: HostLimits,
+    /// The unit of `max_epoch_ticks`: how often running kernels look at the clock.
+    pub tick: Duration,
+    /// How many failures of a kernel, over all workers, take it out of service.
+    pub quarantine_after: u32,
+    /// Every how many calls of an instance, beginning with its first, the output is checked
+    /// against the native twin; 0 is never.
+    pub cross_check_every: u32,
+    /// Whether results must not depend on the CPU: relaxed SIMD instructions get their one
+    /// deterministic meaning and NaNs are canonical. Costs speed.
+    pub deterministic: bool,
+}
+
+impl Default for HostConfig {
+    fn default() -> Self {
+        Self {
+            runtime_version: semver::Version::new(0, 1, 0),
+            policy: Policy::default(),
+            strict: false,
+            limits: HostLimits::default(),
+            tick: Duration::from_millis(1),
+            quarantine_after: 3,
+            cross_check_every: 4096,
+            deterministic: false,
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! What can go wrong: with a pack at installation, with a call, with a kernel while it runs.
+
+use crate::OpKey;
+use ruvllm_abi::Status;
+use serde::Serialize;
+use std::fmt;
+use thiserror::Error;
+
+/// One reason why the host does not take a kernel or a pack.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Refusal {
+    /// The kernel's id, or empty where the whole pack is meant.
+    pub kernel: String,
+    /// A stable code in snake case.
+    pub code: &'static str,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+impl Refusal {
+    pub(crate) fn new(kernel: &str, code: &'static str, message: impl Into<String>) -> Self {
+        Self { kernel: kernel.to_owned(), code, message: message.into() }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.kernel.is_empty() {
+            write!(f, "{}: ", self.kernel)?;
+        }
+        write!(f, "{} [{}]", self.message, self.code)
+    }
+}
+
+struct Lines<'a>(&'a [Refusal]);
+
+impl fmt::Display for Lines<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|refusal| write!(f, "\n  {refusal}"))
+    }
+}
+
+/// Why the host could not do what it was asked to, calls aside.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// The pack does not enter: nothing of it was published.
+    #[error("pack {pack} {version} is refused:{}", Lines(.refusals))]
+    Refused {
+        /// Its name.
+        pack: String,
+        /// Its version.
+        version: String,
+        /// Everything that speaks against it.
+        refusals: Vec<Refusal>,
+    },
+    /// The sandbox could not be set up on this machine.
+    #[error("cannot set up the sandbox: {detail}; run on native kernels, or on another machine")]
+    Executor {
+        /// What the executor says.
+        detail: String,
+    },
+}
+
+impl HostError {
+    /// A stable identifier for logs, metrics and exit codes: of the first refusal where a pack was
+    /// refused.
+    pub fn code(&self) -> &'static str {
+        match self {
+            HostError::Refused { refusals, .. } => match refusals.first() {
+                Some(first) => first.code,
+                None => "pack_refused",
+            },
+            HostError::Executor { .. } => "executor_unavailable",
+        }
+    }
+
+    /// The refusals, where a pack was refused.
+    pub fn refusals(&self) -> &[Refusal] {
+        match self {
+            HostError::Refused { refusals, .. } => refusals,
+            HostError::Executor { .. } => &[],
+        }
+    }
+}
+
+/// Why a call gave no result. The output holds nothing meaningful then.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// The slot was taken from another snapshot.
+    #[error("the slot belongs to generation {slot}, the snapshot is {snapshot}: look it up again")]
+    StaleSlot {
+        /// The generation of the slot.
+        slot: u64,
+        /// The generation of the snapshot.
+        snapshot: u64,
+    },
+    /// Operands, words and output do not fit each other.
+    #[error("call of {op}: {detail}")]
+    Shape {
+        /// The operation.
+        op: String,
+        /// Which operand, and the sizes.
+        detail: String,
+    },
+    /// No kernel of that name or operation with those types.
+    #[error("no kernel for {name}: {detail}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// What there is instead.
+        detail: String,
+    },
+    /// The snapshot was taken from another host than the worker.
+    #[error("the snapshot belongs to another host than this worker: take both from one host")]
+    ForeignSnapshot,
+    /// The kernel failed, and no other may answer: in strict mode, or because it was named.
+    #[error("kernel {kernel} of {op} {failure}")]
+    Failed {
+        /// The operation.
+        op: String,
+        /// The kernel.
+        kernel: String,
+        /// How it failed.
+        failure: Failure,
+    },
+    /// Every candidate failed or is quarantined.
+    #[error("every kernel of {op} failed or is quarantined, last: {last}")]
+    Exhausted {
+        /// The operation.
+        op: String,
+        /// How the last one failed.
+        last: String,
+    },
+}
+
+impl CallError {
+    /// A stable identifier for logs, metrics and HTTP bodies.
+    pub fn code(&self) -> &'static str {
+        match self {
+            CallError::StaleSlot { .. } => "stale_slot",
+            CallError::Shape { .. } => "call_shape",
+            CallError::Unknown { .. } => "unknown_kernel",
+            CallError::ForeignSnapshot => "foreign_snapshot",
+            CallError::Failed { failure, .. } => failure.code(),
+            CallError::Exhausted { .. } => "no_kernel_left",
+        }
+    }
+}
+
+/// How a kernel left its function: the kinds of trap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TrapKind {
+    /// It ran longer than its deadline.
+    Deadline,
+    /// It read or wrote outside of its memory.
+    OutOfBounds,
+    /// It reached an `unreachable` instruction: a panic, mostly.
+    Unreachable,
+    /// It recursed too deeply.
+    StackOverflow,
+    /// Integer division by zero or overflow, or a conversion out of range.
+    Arithmetic,
+    /// An indirect call went nowhere or to another type.
+    IndirectCall,
+    /// Anything else.
+    Other,
+}
+
+/// How a kernel failed a call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Failure {
+    /// It trapped.
+    Trap {
+        /// Which trap.
+        trap: TrapKind,
+        /// What the executor says.
+        detail: String,
+    },
+    /// It returned a status other than `OK`.
+    Status {
+        /// The number that it returned.
+        status: i32,
+    },
+    /// It returned numbers that are not finite although its inputs are and its twin's are.
+    NonFinite {
+        /// Index of the first one.
+        index: usize,
+    },
+    /// A cross-check found its output wrong.
+    Mismatch {
+        /// Where and by how much.
+        detail: String,
+    },
+    /// A cross-check found that it wrote into its inputs.
+    InputWritten,
+    /// The call does not fit the kernel's memory. Not the kernel's fault: never quarantined for.
+    TooLarge {
+        /// Bytes that the call needs.
+        needed: usize,
+        /// Bytes that the kernel may have.
+        limit: usize,
+    },
+    /// No instance could be made.
+    Instantiate {
+        /// Why.
+        detail: String,
+    },
+    /// The native twin refused the call.
+    Native {
+        /// Why.
+        detail: String,
+    },
+}
+
+impl Failure {
+    /// A stable code in snake case.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Failure::Trap { trap: TrapKind::Deadline, .. } => "kernel_deadline",
+            Failure::Trap { .. } => "kernel_trap",
+            Failure::Status { .. } => "kernel_status",
+            Failure::NonFinite { .. } => "kernel_non_finite",
+            Failure::Mismatch { .. } => "kernel_mismatch",
+            Failure::InputWritten => "kernel_wrote_input",
+            Failure::TooLarge { .. } => "call_too_large",
+            Failure::Instantiate { .. } => "kernel_instantiate",
+            Failure::Native { .. } => "native_refused",
+        }
+    }
+
+    /// Whether it says something about the kernel rather than about the call.
+    pub(crate) fn counts(&self) -> bool {
+        !matches!(self, Failure::TooLarge { .. } | Failure::Native { .. })
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Trap { trap: TrapKind::Deadline, .. } => {
+                f.write_str("ran longer than its deadline")
+            }
+            Failure::Trap { detail, .. } => write!(f, "trapped: {detail}"),
+            Failure::Status { status } => match Status::from_code(*status) {
+                Some(known) => write!(f, "returned status {status} ({known})"),
+                None => write!(f, "returned status {status}, which the ABI does not define"),
+            },
+            Failure::NonFinite { index } => {
+                write!(f, "returned a number that is not finite at element {index}")
+            }
+            Failure::Mismatch { detail } => write!(f, "returned a wrong number: {detail}"),
+            Failure::InputWritten => f.write_str("wrote into its inputs"),
+            Failure::TooLarge { needed, limit } => {
+                write!(f, "the call needs {needed} bytes of memory; the kernel may have {limit}")
+            }
+            Failure::Instantiate { detail } => write!(f, "cannot be instantiated: {detail}"),
+            Failure::Native { detail } => write!(f, "refused the call: {detail}"),
+        }
+    }
+}
+
+/// A failed call of a kernel, as [`crate::Host::take_incidents`] reports it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Incident {
+    /// The operation.
+    pub op: OpKey,
+    /// The kernel's id.
+    pub kernel: String,
+    /// The generation that published it.
+    pub generation: u64,
+    /// How it failed.
+    pub failure: Failure,
+    /// Whether this failure took the kernel out of service.
+    pub quarantined: bool,
+}
+
+impl fmt::Display for Incident {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Incident { op, kernel, generation, failure, quarantined } = self;
+        write!(f, "kernel {kernel} of {op} (generation {generation}) {failure}")?;
+        if *quarantined {
+            f.write_str("; it is quarantined now")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,77 @@
+//! What the host needs of a WebAssembly engine, and nothing more.
+//!
+//! Everything above this module sees memory as bytes, an entry point as a function of one address,
+//! and failures as [`Trap`]. Engines are named only below it. An executor isolates: a kernel
+//! reaches nothing but its own linear memory and leaves its function at the latest at its
+//! deadline. It is no boundary against microarchitectural side channels.
+
+pub(crate) mod wasmtime;
+pub(crate) mod window;
+
+use crate::error::TrapKind;
+use std::sync::Arc;
+
+/// What an instance of a kernel may use, and what the host calls in it.
+#[derive(Clone, Debug)]
+pub(crate) struct KernelSpec {
+    /// The export that computes.
+    pub(crate) entry_point: String,
+    /// Pages of 64 KiB that its memory may reach.
+    pub(crate) memory_pages: u32,
+    /// Elements that its table may reach.
+    pub(crate) table_elements: u32,
+    /// Ticks that a call may take.
+    pub(crate) ticks: u64,
+}
+
+/// A kernel that did not return.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Trap {
+    pub(crate) kind: TrapKind,
+    pub(crate) detail: String,
+}
+
+/// Turns modules into something that can be instantiated.
+pub(crate) trait Executor: Send + Sync {
+    /// Compiles a module that passed the gate.
+    ///
+    /// # Errors
+    /// What the engine says.
+    fn prepare(&self, wasm: &[u8], spec: KernelSpec) -> Result<Arc<dyn PreparedKernel>, String>;
+}
+
+/// A compiled kernel.
+pub(crate) trait PreparedKernel: Send + Sync {
+    /// Makes an instance, its deadline running from before the first instruction.
+    ///
+    /// # Errors
+    /// What the engine says.
+    fn instantiate(&self) -> Result<Box<dyn Instance>, Trap>;
+}
+
+/// An instance of a kernel, with a memory of its own.
+pub(crate) trait Instance: Send {
+    /// The first byte that belongs to the host.
+    fn heap_base(&self) -> u32;
+
+    /// Its linear memory.
+    fn memory(&mut self) -> &mut [u8];
+
+    /// Grows the memory to at least `bytes`. `false` where that is beyond its limit.
+    fn grow_to(&mut self, bytes: usize) -> bool;
+
+    /// The most bytes that the memory can have.
+    fn memory_limit(&self) -> usize;
+
+    /// Calls the entry point with the address of a descriptor.
+    fn call(&mut self, descriptor: u32) -> Result<i32, Trap>;
+
+    /// Calls `kernel_init`; `None` where there is none.
+    fn init(&mut self, params: u32, len: u32) -> Result<Option<i32>, Trap>;
+
+    /// Calls `kernel_info`; `None` where there is none.
+    fn info(&mut self, out: u32) -> Result<Option<i32>, Trap>;
+
+    /// Calls `kernel_cleanup` where there is one.
+    fn cleanup(&mut self);
+}

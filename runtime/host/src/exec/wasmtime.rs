@@ -1,0 +1,256 @@
+//! Wasmtime as the executor.
+//!
+//! Every instance has a store of its own: an engine gives an instance's memory back only when its
+//! store goes, and a kernel that misbehaves, or whose generation has drained, must leave nothing
+//! behind. The store lives as long as the worker keeps the instance, so a call pays nothing for
+//! it. Functions are looked up once. Bounds checks are page faults: the engine reserves 4 GiB of
+//! addresses for a memory and guards beyond, which is its default.
+
+use super::{Executor, Instance, KernelSpec, PreparedKernel, Trap};
+use crate::HostConfig;
+use crate::error::TrapKind;
+use crate::ticker::Ticker;
+use ruvllm_abi::export;
+use std::sync::Arc;
+use wasmtime::{
+    Config, Engine, Extern, Memory, Module, OptLevel, ResourceLimiter, Store, TypedFunc,
+};
+
+/// The version of the engine, which a manifest's `min_version` is held against.
+pub(crate) const VERSION: semver::Version = semver::Version::new(48, 0, 8);
+
+const PAGE: usize = 64 << 10;
+
+/// Compiles kernels for one host.
+pub(crate) struct WasmtimeExecutor {
+    engine: Engine,
+    ticker: Arc<Ticker>,
+}
+
+impl WasmtimeExecutor {
+    /// Sets an engine up.
+    ///
+    /// # Errors
+    /// What the engine says, such as a machine that it does not compile for.
+    pub(crate) fn new(config: &HostConfig) -> Result<Self, String> {
+        let mut engine = Config::new();
+        engine
+            .concurrency_support(false)
+            .epoch_interruption(true)
+            .cranelift_opt_level(OptLevel::Speed)
+            .cranelift_nan_canonicalization(config.deterministic)
+            .relaxed_simd_deterministic(config.deterministic)
+            .wasm_backtrace_max_frames(None)
+            .wasm_simd(true)
+            .wasm_relaxed_simd(true)
+            .wasm_bulk_memory(true)
+            .wasm_multi_value(true)
+            .wasm_tail_call(false)
+            .wasm_multi_memory(false)
+            .wasm_memory64(false);
+        let engine = Engine::new(&engine).map_err(|e| format!("{e:#}"))?;
+        Ok(Self { engine, ticker: Arc::new(Ticker::new(config.tick)) })
+    }
+}
+
+impl Executor for WasmtimeExecutor {
+    fn prepare(&self, wasm: &[u8], spec: KernelSpec) -> Result<Arc<dyn PreparedKernel>, String> {
+        let engine = self.engine.clone();
+        self.ticker
+            .start(move || engine.increment_epoch())
+            .map_err(|e| format!("cannot start the deadline clock: {e}"))?;
+        let module = Module::new(&self.engine, wasm).map_err(|e| format!("{e:#}"))?;
+        Ok(Arc::new(Prepared { module, spec, _ticker: self.ticker.clone() }))
+    }
+}
+
+struct Prepared {
+    module: Module,
+    spec: KernelSpec,
+    /// Deadlines hold only while the clock ticks: it must outlive everything that can run.
+    _ticker: Arc<Ticker>,
+}
+
+impl PreparedKernel for Prepared {
+    fn instantiate(&self) -> Result<Box<dyn Instance>, Trap> {
+        let limits = Limits {
+            memory: self.spec.memory_pages as usize * PAGE,
+            table: self.spec.table_elements as usize,
+        };
+        let mut store = Store::new(self.module.engine(), limits);
+        store.limiter(|limits| limits);
+        // A deadline of n ticks expires between n - 1 and n ticks from now: one more is fair.
+        let ticks = self.spec.ticks.max(1) + 1;
+        store.set_epoch_deadline(ticks);
+        let instance = wasmtime::Instance::new(&mut store, &self.module, &[]).map_err(trap)?;
+        let missing =
+            |name: &str| other(format!("the export {name} is missing or has another type"));
+        let memory = instance
+            .get_memory(&mut store, export::MEMORY)
+            .ok_or_else(|| missing(export::MEMORY))?;
+        let heap_base = match instance.get_export(&mut store, export::HEAP_BASE) {
+            Some(Extern::Global(global)) => global.get(&mut store).i32(),
+            _ => None,
+        };
+        let heap_base = heap_base.ok_or_else(|| missing(export::HEAP_BASE))? as u32;
+        let entry = instance
+            .get_typed_func::<u32, i32>(&mut store, &self.spec.entry_point)
+            .map_err(|_| missing(&self.spec.entry_point))?;
+        let init = instance.get_typed_func(&mut store, export::INIT).ok();
+        let info = instance.get_typed_func(&mut store, export::INFO).ok();
+        let cleanup = instance.get_typed_func(&mut store, export::CLEANUP).ok();
+        let limit = match memory.ty(&store).maximum() {
+            Some(pages) => self.spec.memory_pages.min(pages.min(1 << 16) as u32),
+            None => self.spec.memory_pages,
+        };
+        let limit = limit as usize * PAGE;
+        Ok(Box::new(Running {
+            store,
+            memory,
+            entry,
+            init,
+            info,
+            cleanup,
+            heap_base,
+            ticks,
+            limit,
+            _ticker: self._ticker.clone(),
+        }))
+    }
+}
+
+/// What the store of one instance may hold.
+struct Limits {
+    memory: usize,
+    table: usize,
+}
+
+impl ResourceLimiter for Limits {
+    fn memory_growing(
+        &mut self,
+        _current: usize,
+        desired: usize,
+        _maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        Ok(desired <= self.memory)
+    }
+
+    fn table_growing(
+        &mut self,
+        _current: usize,
+        desired: usize,
+        _maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        Ok(desired <= self.table)
+    }
+
+    fn instances(&self) -> usize {
+        1
+    }
+
+    fn tables(&self) -> usize {
+        1
+    }
+
+    fn memories(&self) -> usize {
+        1
+    }
+}
+
+struct Running {
+    store: Store<Limits>,
+    memory: Memory,
+    entry: TypedFunc<u32, i32>,
+    init: Option<TypedFunc<(u32, u32), i32>>,
+    info: Option<TypedFunc<u32, i32>>,
+    cleanup: Option<TypedFunc<(), ()>>,
+    heap_base: u32,
+    ticks: u64,
+    limit: usize,
+    _ticker: Arc<Ticker>,
+}
+
+impl Instance for Running {
+    fn heap_base(&self) -> u32 {
+        self.heap_base
+    }
+
+    fn memory(&mut self) -> &mut [u8] {
+        self.memory.data_mut(&mut self.store)
+    }
+
+    fn grow_to(&mut self, bytes: usize) -> bool {
+        let have = self.memory.data_size(&self.store);
+        if bytes <= have {
+            return true;
+        }
+        let pages = (bytes - have).div_ceil(PAGE) as u64;
+        bytes <= self.limit && self.memory.grow(&mut self.store, pages).is_ok()
+    }
+
+    fn memory_limit(&self) -> usize {
+        self.limit
+    }
+
+    fn call(&mut self, descriptor: u32) -> Result<i32, Trap> {
+        self.store.set_epoch_deadline(self.ticks);
+        self.entry.call(&mut self.store, descriptor).map_err(trap)
+    }
+
+    fn init(&mut self, params: u32, len: u32) -> Result<Option<i32>, Trap> {
+        let Some(init) = &self.init else { return Ok(None) };
+        self.store.set_epoch_deadline(self.ticks);
+        init.call(&mut self.store, (params, len)).map(Some).map_err(trap)
+    }
+
+    fn info(&mut self, out: u32) -> Result<Option<i32>, Trap> {
+        let Some(info) = &self.info else { return Ok(None) };
+        self.store.set_epoch_deadline(self.ticks);
+        info.call(&mut self.store, out).map(Some).map_err(trap)
+    }
+
+    fn cleanup(&mut self) {
+        if let Some(cleanup) = &self.cleanup {
+            self.store.set_epoch_deadline(self.ticks);
+            // Nothing depends on it: the store goes next, whatever the kernel says.
+            let _ = cleanup.call(&mut self.store, ());
+        }
+    }
+}
+
+fn other(detail: String) -> Trap {
+    Trap { kind: TrapKind::Other, detail }
+}
+
+#[cold]
+fn trap(error: wasmtime::Error) -> Trap {
+    use wasmtime::Trap as T;
+    let kind = match error.downcast_ref::<T>() {
+        Some(T::Interrupt) => TrapKind::Deadline,
+        Some(T::MemoryOutOfBounds | T::TableOutOfBounds | T::HeapMisaligned) => {
+            TrapKind::OutOfBounds
+        }
+        Some(T::UnreachableCodeReached) => TrapKind::Unreachable,
+        Some(T::StackOverflow) => TrapKind::StackOverflow,
+        Some(T::IntegerOverflow | T::IntegerDivisionByZero | T::BadConversionToInteger) => {
+            TrapKind::Arithmetic
+        }
+        Some(T::IndirectCallToNull | T::BadSignature) => TrapKind::IndirectCall,
+        _ => TrapKind::Other,
+    };
+    let detail = match error.downcast_ref::<T>() {
+        Some(trap) => trap.to_string(),
+        None => format!("{error:#}"),
+    };
+    Trap { kind, detail }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_stated_version_is_the_one_that_is_linked() {
+        let lock = include_str!("../../../../Cargo.lock");
+        let stated = format!("name = \"wasmtime\"\nversion = \"{}\"\n", super::VERSION);
+        assert!(lock.contains(&stated));
+    }
+}

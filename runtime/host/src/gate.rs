@@ -1,0 +1,191 @@
+//! The gates before compilation: versions, features and limits of the manifest, then each module.
+
+use crate::compare::host_tolerance;
+use crate::error::Refusal;
+use crate::exec::KernelSpec;
+use crate::module_gate::{self, Declared};
+use crate::plan::CallPlan;
+use crate::{HostConfig, OpKey, exec};
+use ruvllm_abi::ABI_VERSION;
+use ruvllm_manifest::{
+    ExecutorGate, ExecutorKind, KernelEntry, LimitCaps, Manifest, RuntimeGates, Tolerance,
+    Violation, check_compatibility,
+};
+
+/// A kernel whose manifest entry and module passed the gates. Only [`pass`] makes one.
+pub(crate) struct GatedKernel {
+    pub(crate) id: String,
+    pub(crate) key: OpKey,
+    pub(crate) plan: CallPlan,
+    pub(crate) spec: KernelSpec,
+    /// The words of the params at their defaults.
+    pub(crate) defaults: Vec<u32>,
+    /// Private, which keeps construction to this module.
+    author: Option<Tolerance>,
+}
+
+impl GatedKernel {
+    /// The author's own tolerance.
+    pub(crate) fn author(&self) -> Option<Tolerance> {
+        self.author
+    }
+}
+
+/// What the gates made of a pack.
+pub(crate) struct Gated {
+    pub(crate) kernels: Vec<GatedKernel>,
+    /// Kernels that are in order but were made for another executor or a newer one.
+    pub(crate) skipped: Vec<Skipped>,
+}
+
+/// A kernel that this host cannot run, and why.
+#[derive(Clone, Debug)]
+pub(crate) struct Skipped {
+    pub(crate) kernel: String,
+    pub(crate) key: OpKey,
+    pub(crate) reasons: Vec<String>,
+}
+
+/// What this host offers to packs.
+pub(crate) fn runtime_gates(config: &HostConfig) -> RuntimeGates {
+    RuntimeGates {
+        runtime_version: config.runtime_version.clone(),
+        abi_version: ABI_VERSION,
+        executor: ExecutorGate {
+            kind: ExecutorKind::Wasmtime,
+            version: exec::wasmtime::VERSION,
+            features: module_gate::feature_names().map(str::to_owned).collect(),
+        },
+        caps: LimitCaps {
+            max_memory_pages: config.limits.memory_pages,
+            max_epoch_ticks: config.limits.epoch_ticks,
+            max_table_elements: config.limits.table_elements,
+        },
+    }
+}
+
+/// Takes a pack through all gates. No kernel is compiled before every one has passed.
+///
+/// # Errors
+/// Everything that speaks against the pack.
+pub(crate) fn pass<'a>(
+    manifest: &Manifest,
+    bytes: impl Fn(&str) -> Option<&'a [u8]>,
+    config: &HostConfig,
+) -> Result<Gated, Vec<Refusal>> {
+    let compatibility = check_compatibility(manifest, &runtime_gates(config));
+    let refusal = |kernel: &str, v: &Violation| Refusal::new(kernel, v.code, plain(v));
+    let mut refusals: Vec<Refusal> =
+        compatibility.pack.iter().map(|violation| refusal("", violation)).collect();
+    if !refusals.is_empty() {
+        return Err(refusals);
+    }
+    let (mut kernels, mut skipped, mut skips) = (Vec::new(), Vec::new(), Vec::new());
+    for (entry, violations) in manifest.kernels.iter().zip(&compatibility.kernels) {
+        let found: Vec<Refusal> = violations.iter().map(|v| refusal(&entry.id, v)).collect();
+        if !found.is_empty() && found.iter().all(|refusal| is_platform(refusal.code)) {
+            let reasons = found.iter().map(|refusal| refusal.message.clone()).collect();
+            skipped.push(Skipped { kernel: entry.id.clone(), key: key_of(entry), reasons });
+            skips.extend(found);
+            continue;
+        }
+        refusals.extend(found);
+        match kernel(entry, bytes(&entry.id), config) {
+            Ok(gated) => kernels.push(gated),
+            Err(found) => refusals.extend(found),
+        }
+    }
+    if kernels.is_empty() {
+        refusals.extend(skips);
+    }
+    if refusals.is_empty() { Ok(Gated { kernels, skipped }) } else { Err(refusals) }
+}
+
+/// Whether a violation means another platform rather than something wrong.
+fn is_platform(code: &str) -> bool {
+    matches!(code, "executor_unsupported" | "executor_too_old" | "feature_unsupported")
+}
+
+fn key_of(entry: &KernelEntry) -> OpKey {
+    let inputs: Vec<_> = entry.inputs.iter().map(|tensor| tensor.dtype).collect();
+    let output = entry.outputs.first().map_or(ruvllm_abi::DType::U8, |tensor| tensor.dtype);
+    OpKey::new(entry.op.clone(), inputs, output)
+}
+
+fn kernel(
+    entry: &KernelEntry,
+    wasm: Option<&[u8]>,
+    config: &HostConfig,
+) -> Result<GatedKernel, Vec<Refusal>> {
+    let mut found = Vec::new();
+    let mut refuse = |code, what: String| found.push(Refusal::new(&entry.id, code, what));
+    let key = key_of(entry);
+    let plan = CallPlan::of_entry(entry);
+    if entry.outputs.len() != 1 || !plan.fits_abi() {
+        refuse(
+            "kernel_shape",
+            "the descriptor has room for two inputs, one output and 24 words of params".to_owned(),
+        );
+    }
+    match key.known() {
+        Some((op, _)) => {
+            if let Some(author) = entry.tolerance {
+                let host = host_tolerance(op, key.output);
+                let (rel, abs) = host.map_or((0.0, 0.0), |host| (host.rel, host.abs));
+                if author.rel > rel || author.abs > abs {
+                    let what = format!(
+                        "the tolerance rel {:e}, abs {:e} is looser than this host's rel {rel:e}, \
+                         abs {abs:e} for {key}",
+                        author.rel, author.abs
+                    );
+                    refuse("tolerance_too_loose", what);
+                }
+            }
+        }
+        None if entry.known_op().is_some() => {
+            refuse("kernel_shape", format!("{key} is not a variant that the ABI defines"));
+        }
+        None => {}
+    }
+    match wasm {
+        Some(wasm) => {
+            let features = entry.platforms.wasmtime.as_ref().map_or(&[][..], |p| &p.features);
+            let declared = Declared {
+                entry_point: &entry.entry_point,
+                memory_pages: entry.resource_limits.max_memory_pages,
+                table_elements: entry.resource_limits.max_table_elements,
+                features,
+            };
+            for (code, what) in module_gate::check(wasm, &declared, &config.limits) {
+                refuse(code, what);
+            }
+        }
+        None => refuse("module_missing", "the pack has no module for this kernel".to_owned()),
+    }
+    if !found.is_empty() {
+        return Err(found);
+    }
+    let limits = &entry.resource_limits;
+    Ok(GatedKernel {
+        id: entry.id.clone(),
+        key,
+        spec: KernelSpec {
+            entry_point: entry.entry_point.clone(),
+            memory_pages: limits.max_memory_pages,
+            table_elements: limits.max_table_elements,
+            ticks: limits.max_epoch_ticks,
+        },
+        author: entry.tolerance,
+        defaults: plan.params.iter().map(|p| p.default.map_or(0, |v| v.to_word())).collect(),
+        plan,
+    })
+}
+
+/// Location and message; the code travels on its own.
+fn plain(violation: &Violation) -> String {
+    if violation.location.is_empty() {
+        violation.message.clone()
+    } else {
+        format!("{}: {}", violation.location, violation.message)
+    }
+}

@@ -1,0 +1,52 @@
+//! Runs kernels that nobody has to trust: admission, registry, selection, execution.
+//!
+//! A [`Host`] takes in verified packs. Each pack goes through the gates (versions, limits, the
+//! structure of every module), is compiled, and must compute the right numbers on golden inputs;
+//! only then is it published, as a new immutable [`RegistrySnapshot`]. A [`Worker`] per thread
+//! calls operations of a snapshot; whatever a kernel does at run time (trap, a bad status, running
+//! too long, a wrong number that a sampled cross-check finds), the call is answered by the next
+//! candidate, the last of which is the host's own native code.
+//!
+//! Invariants: no kernel is compiled before its module passed the gate, and none is published
+//! before it was right on this machine; a snapshot never changes; a kernel reaches no memory but
+//! its own; the call path takes no lock and, warm, allocates nothing.
+//!
+//! What it does not protect against: side channels between kernels and the rest of the process,
+//! and a kernel that is right on golden inputs and on every sampled call but wrong in between.
+#![forbid(unsafe_code)]
+
+mod admit;
+mod call;
+mod compare;
+mod config;
+mod error;
+mod exec;
+mod gate;
+mod host;
+mod kernel;
+mod key;
+mod module_gate;
+mod plan;
+mod registry;
+mod select;
+mod stats;
+mod tensor;
+mod ticker;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+pub use call::{LoraDims, OpCall, Operand, Resident, RopeDims, Words};
+pub use compare::host_tolerance;
+pub use config::{HostConfig, HostLimits, Policy};
+pub use error::{CallError, Failure, HostError, Incident, Refusal, TrapKind};
+pub use host::{Host, InstallReport, KernelSummary};
+pub use key::OpKey;
+pub use module_gate::module_features;
+pub use registry::{OpSlot, RegistrySnapshot};
+pub use ruvllm_manifest::ParamValue;
+pub use select::{Candidate, Explanation, Verdict};
+pub use stats::OpStats;
+pub use tensor::Tensor;
+pub use worker::Worker;

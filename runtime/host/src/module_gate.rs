@@ -1,0 +1,471 @@
+//! What a module may look like, checked before any compiler sees it.
+//!
+//! The module is hostile until shown otherwise, so everything here is linear in its size, and its
+//! size is capped first. Passing the gate bounds what compilation can cost and guarantees that an
+//! instance has no way out of its own memory; it says nothing about what the kernel computes.
+
+use crate::HostLimits;
+use ruvllm_abi::export;
+use wasmparser::types::{EntityType, Types};
+use wasmparser::{
+    BinaryReaderError, Export, ExternalKind, FunctionBody, MemoryType, Operator, Parser, Payload,
+    TableType, ValType, Validator, WasmFeatures,
+};
+
+/// A reason against a module: a stable code and a sentence.
+pub(crate) type Objection = (&'static str, String);
+
+/// What the manifest says about a module.
+pub(crate) struct Declared<'a> {
+    pub(crate) entry_point: &'a str,
+    pub(crate) memory_pages: u32,
+    pub(crate) table_elements: u32,
+    pub(crate) features: &'a [String],
+}
+
+/// Features that a manifest declares by name, with what the parser calls them.
+const FEATURES: [(&str, WasmFeatures); 5] = [
+    ("simd", WasmFeatures::SIMD),
+    ("relaxed-simd", WasmFeatures::RELAXED_SIMD),
+    ("bulk-memory", WasmFeatures::BULK_MEMORY),
+    ("reference-types", WasmFeatures::REFERENCE_TYPES),
+    ("extended-const", WasmFeatures::EXTENDED_CONST),
+];
+
+/// Features that every module may use without saying so, by the names that manifests may use.
+const BASELINE: [(&str, WasmFeatures); 4] = [
+    ("mutable-globals", WasmFeatures::MUTABLE_GLOBAL),
+    ("sign-ext", WasmFeatures::SIGN_EXTENSION),
+    ("nontrapping-fptoint", WasmFeatures::SATURATING_FLOAT_TO_INT),
+    ("multi-value", WasmFeatures::MULTI_VALUE),
+];
+
+/// Names of all features that a manifest may declare to this host.
+pub(crate) fn feature_names() -> impl Iterator<Item = &'static str> {
+    FEATURES.iter().chain(&BASELINE).map(|(name, _)| *name)
+}
+
+fn allowed() -> WasmFeatures {
+    let all = FEATURES.iter().chain(&BASELINE);
+    // Two encodings that compilers emit without using the rest of their proposals.
+    let encodings = WasmFeatures::CALL_INDIRECT_OVERLONG | WasmFeatures::BULK_MEMORY_OPT;
+    all.fold(WasmFeatures::FLOATS | encodings, |sum, (_, feature)| sum | *feature)
+}
+
+/// The features that a module really uses and that its manifest must declare.
+///
+/// A feature is in use where the module is no longer valid without it.
+///
+/// # Errors
+/// A sentence: the module is not valid, or uses a feature that this host never runs.
+pub fn module_features(wasm: &[u8]) -> Result<Vec<&'static str>, String> {
+    let valid = |features| Validator::new_with_features(features).validate_all(wasm);
+    valid(allowed()).map_err(|e| describe_invalid(wasm, &e).1)?;
+    let used = FEATURES.iter().filter(|(_, feature)| {
+        let without = match *feature {
+            // Relaxed SIMD presupposes SIMD: a module that uses it falls with either.
+            f if f == WasmFeatures::SIMD => allowed() - f - WasmFeatures::RELAXED_SIMD,
+            // Compilers pad the table index of indirect calls; that alone uses no references.
+            f if f == WasmFeatures::REFERENCE_TYPES => {
+                (allowed() - f) | WasmFeatures::CALL_INDIRECT_OVERLONG
+            }
+            f => allowed() - f,
+        };
+        valid(without).is_err()
+    });
+    Ok(used.map(|(name, _)| *name).collect())
+}
+
+/// Whether the error goes away with features that this host keeps off.
+fn describe_invalid(wasm: &[u8], error: &BinaryReaderError) -> Objection {
+    if Validator::new_with_features(WasmFeatures::all()).validate_all(wasm).is_ok() {
+        let what = format!("the module uses a feature that kernels may not use: {error}");
+        return ("module_feature", what);
+    }
+    ("module_invalid", format!("the module is not valid WebAssembly: {error}"))
+}
+
+/// Checks a module against the host's caps and its manifest. Empty means that it may be compiled.
+pub(crate) fn check(wasm: &[u8], declared: &Declared<'_>, limits: &HostLimits) -> Vec<Objection> {
+    if wasm.len() > limits.module_bytes {
+        let what =
+            format!("the module has {} bytes; this host takes {}", wasm.len(), limits.module_bytes);
+        return vec![("module_too_large", what)];
+    }
+    let mut gate = Gate { limits, found: Vec::new(), functions: 0, memories: 0, tables: 0 };
+    // Structure first: it is cheaper than validation and keeps what validation can cost in bounds.
+    let structure = gate.structure(wasm);
+    if let Err(error) = structure {
+        gate.found.push(describe_invalid(wasm, &error));
+    }
+    if !gate.found.is_empty() {
+        return gate.found;
+    }
+    let types = match Validator::new_with_features(allowed()).validate_all(wasm) {
+        Ok(types) => types,
+        Err(error) => return vec![describe_invalid(wasm, &error)],
+    };
+    gate.exports(wasm, &types, declared);
+    gate.memory(wasm, declared);
+    match module_features(wasm) {
+        Ok(used) => {
+            for name in used.into_iter().filter(|name| !declared.features.iter().any(|f| f == name))
+            {
+                let what = format!(
+                    "the module uses `{name}`, which platforms.wasmtime.features does not declare"
+                );
+                gate.add("feature_undeclared", what);
+            }
+        }
+        Err(what) => gate.add("module_invalid", what),
+    }
+    gate.found
+}
+
+struct Gate<'a> {
+    limits: &'a HostLimits,
+    found: Vec<Objection>,
+    functions: u32,
+    memories: u32,
+    tables: u32,
+}
+
+impl Gate<'_> {
+    fn add(&mut self, code: &'static str, what: impl Into<String>) {
+        self.found.push((code, what.into()));
+    }
+
+    fn cap(&mut self, code: &'static str, name: &str, count: u64, cap: u64) {
+        if count > cap {
+            self.add(code, format!("the module has {count} {name}; this host takes {cap}"));
+        }
+    }
+
+    /// Counts and sizes, section by section.
+    fn structure(&mut self, wasm: &[u8]) -> Result<(), BinaryReaderError> {
+        let items = u64::from(self.limits.items);
+        for payload in Parser::new(0).parse_all(wasm) {
+            let count = |n: u32| u64::from(n);
+            match payload? {
+                Payload::TypeSection(s) => {
+                    self.cap("module_items", "types", count(s.count()), items)
+                }
+                Payload::GlobalSection(s) => {
+                    self.cap("module_items", "globals", count(s.count()), items);
+                }
+                Payload::ExportSection(s) => {
+                    self.cap("module_items", "exports", count(s.count()), items);
+                }
+                Payload::ElementSection(s) => {
+                    self.cap("module_items", "element segments", count(s.count()), items);
+                }
+                Payload::ImportSection(s) => {
+                    for import in s.into_imports().take(8) {
+                        let import = import?;
+                        let what = format!(
+                            "the module imports {:?} from {:?}; kernels may import nothing",
+                            import.name, import.module
+                        );
+                        self.add("module_import", what);
+                    }
+                }
+                Payload::FunctionSection(s) => {
+                    let cap = u64::from(self.limits.functions);
+                    self.cap("module_functions", "functions", count(s.count()), cap);
+                }
+                Payload::TableSection(s) => self.tables += s.count(),
+                Payload::MemorySection(s) => self.memories += s.count(),
+                Payload::StartSection { .. } => {
+                    let what = "the module has a start function; kernels may not run code when \
+                                they are instantiated: use kernel_init";
+                    self.add("module_start", what);
+                }
+                Payload::DataSection(s) => {
+                    self.cap("module_items", "data segments", count(s.count()), items);
+                    let size = s.range().end - s.range().start;
+                    let cap = self.limits.data_bytes as u64;
+                    self.cap("module_data", "bytes of data", size, cap);
+                }
+                Payload::CodeSectionEntry(body) => self.function(&body)?,
+                _ => {}
+            }
+            // One objection of a kind tells as much as a thousand.
+            if self.found.len() >= 16 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn function(&mut self, body: &FunctionBody<'_>) -> Result<(), BinaryReaderError> {
+        let index = self.functions;
+        self.functions += 1;
+        let size = (body.range().end - body.range().start) as usize;
+        if size > self.limits.function_bytes {
+            let cap = self.limits.function_bytes;
+            let what = format!("function {index} has {size} bytes; this host takes {cap}");
+            self.add("module_function_size", what);
+            return Ok(());
+        }
+        let mut locals = 0u64;
+        for group in body.get_locals_reader()? {
+            locals += u64::from(group?.0);
+        }
+        if locals > u64::from(self.limits.locals) {
+            let cap = self.limits.locals;
+            self.add(
+                "module_locals",
+                format!("function {index} has {locals} locals; this host takes {cap}"),
+            );
+        }
+        let (mut depth, mut deepest) = (0u32, 0u32);
+        let mut operators = body.get_operators_reader()?;
+        while !operators.eof() {
+            match operators.read()? {
+                Operator::Block { .. } | Operator::Loop { .. } | Operator::If { .. } => {
+                    depth += 1;
+                    deepest = deepest.max(depth);
+                }
+                Operator::End => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+        }
+        if deepest > self.limits.nesting {
+            let cap = self.limits.nesting;
+            let what =
+                format!("function {index} nests blocks {deepest} deep; this host takes {cap}");
+            self.add("module_nesting", what);
+        }
+        Ok(())
+    }
+
+    /// The exports that the host looks for, and their types.
+    fn exports(&mut self, wasm: &[u8], types: &Types, declared: &Declared<'_>) {
+        use ValType::I32;
+        let exports: Vec<Export<'_>> = payloads(wasm)
+            .filter_map(|payload| match payload {
+                Payload::ExportSection(s) => Some(s.into_iter().flatten()),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        let find = |name: &str| exports.iter().find(|export| export.name == name);
+        let functions: [(&str, &[ValType], &[ValType], bool); 5] = [
+            (declared.entry_point, &[I32], &[I32], true),
+            (export::INIT, &[I32, I32], &[I32], false),
+            (export::BACKWARD, &[I32], &[I32], false),
+            (export::INFO, &[I32], &[I32], false),
+            (export::CLEANUP, &[], &[], false),
+        ];
+        for (name, params, results, required) in functions {
+            let Some(export) = find(name) else {
+                if required {
+                    let what = format!("the module does not export its entry point {name:?}");
+                    self.add("export_missing", what);
+                }
+                continue;
+            };
+            let fits = match types.as_ref().entity_type_from_export(export) {
+                Some(EntityType::Func(id)) => {
+                    let ty = types[id].unwrap_func();
+                    ty.params() == params && ty.results() == results
+                }
+                _ => false,
+            };
+            if !fits {
+                let what = format!("export {name:?} must be a function {params:?} -> {results:?}");
+                self.add("export_type", what);
+            }
+        }
+        match find(export::MEMORY) {
+            Some(export) if export.kind == ExternalKind::Memory => {}
+            Some(_) => self.add("export_type", "export \"memory\" must be a memory"),
+            None => self.add("export_missing", "the module does not export its \"memory\""),
+        }
+        let heap_base =
+            find(export::HEAP_BASE).map(|export| types.as_ref().entity_type_from_export(export));
+        match heap_base {
+            Some(Some(EntityType::Global(global))) if global.content_type == I32 => {}
+            Some(_) => self.add("export_type", "export \"__heap_base\" must be an i32 global"),
+            None => {
+                let what = "the module does not export \"__heap_base\"; link with \
+                            --export=__heap_base";
+                self.add("export_missing", what);
+            }
+        }
+    }
+
+    /// One bounded memory and at most one bounded table.
+    fn memory(&mut self, wasm: &[u8], declared: &Declared<'_>) {
+        if self.memories != 1 {
+            let what = format!("the module defines {} memories; kernels have one", self.memories);
+            self.add("memory_count", what);
+        }
+        if self.tables > 1 {
+            let what =
+                format!("the module defines {} tables; kernels have at most one", self.tables);
+            self.add("table_count", what);
+        }
+        for payload in payloads(wasm) {
+            match payload {
+                Payload::MemorySection(s) => {
+                    s.into_iter().flatten().for_each(|memory| self.memory_type(memory, declared));
+                }
+                Payload::TableSection(s) => {
+                    s.into_iter().flatten().for_each(|table| self.table_type(table.ty, declared));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn memory_type(&mut self, memory: MemoryType, declared: &Declared<'_>) {
+        if memory.shared || memory.memory64 || memory.page_size_log2.is_some() {
+            self.add("memory_kind", "the memory must be plain: 32-bit, not shared, 64 KiB pages");
+        }
+        let cap = u64::from(declared.memory_pages);
+        match memory.maximum {
+            None => {
+                let what = "the memory has no maximum; link with --max-memory, at most \
+                            max_memory_pages of 64 KiB";
+                self.add("memory_unbounded", what);
+            }
+            Some(maximum) if maximum > cap => {
+                let what = format!(
+                    "the memory may grow to {maximum} pages; the manifest's max_memory_pages is \
+                     {cap}"
+                );
+                self.add("memory_over_limit", what);
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn table_type(&mut self, table: TableType, declared: &Declared<'_>) {
+        let cap = u64::from(declared.table_elements);
+        let size = table.maximum.unwrap_or(table.initial).max(table.initial);
+        if table.shared || table.table64 || size > cap {
+            let what = format!(
+                "the table may have {size} elements; the manifest's max_table_elements is {cap}"
+            );
+            self.add("table_over_limit", what);
+        }
+    }
+}
+
+/// The sections of a module that has already been parsed once without error.
+fn payloads(wasm: &[u8]) -> impl Iterator<Item = Payload<'_>> {
+    Parser::new(0).parse_all(wasm).map_while(Result::ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: &str = r#"
+        (memory (export "memory") 1 4)
+        (global (export "__heap_base") i32 (i32.const 1024))
+        (func (export "run") (param i32) (result i32) i32.const 0)"#;
+
+    fn codes_with(wat: &str, limits: &HostLimits, features: &[&str]) -> Vec<&'static str> {
+        let wasm = wat::parse_str(format!("(module {wat})")).unwrap();
+        let features: Vec<String> = features.iter().map(|&f| f.to_owned()).collect();
+        let declared = Declared {
+            entry_point: "run",
+            memory_pages: 16,
+            table_elements: 8,
+            features: &features,
+        };
+        check(&wasm, &declared, limits).into_iter().map(|(code, _)| code).collect()
+    }
+
+    fn codes(wat: &str) -> Vec<&'static str> {
+        codes_with(wat, &HostLimits::default(), &[])
+    }
+
+    #[test]
+    fn a_plain_module_passes() {
+        assert!(codes(PLAIN).is_empty());
+    }
+
+    #[test]
+    fn imports_and_start_are_refused() {
+        assert_eq!(codes(&format!("(import \"env\" \"f\" (func)) {PLAIN}")), ["module_import"]);
+        assert_eq!(codes(&format!("{PLAIN} (func $s) (start $s)")), ["module_start"]);
+        let memory = "(import \"env\" \"memory\" (memory 1 2))";
+        assert_eq!(codes(memory), ["module_import"]);
+    }
+
+    #[test]
+    fn the_memory_is_one_and_bounded() {
+        let with = |memory: &str| codes(&PLAIN.replace("1 4", memory));
+        assert_eq!(with("1"), ["memory_unbounded"]);
+        assert_eq!(with("1 17"), ["memory_over_limit"]);
+        assert_eq!(with("1 4 shared"), ["module_feature"]);
+        assert_eq!(with("i64 1 4"), ["module_feature"]);
+        assert_eq!(codes(&format!("{PLAIN} (memory 1 1)")), ["module_feature"]);
+        let none = codes(&PLAIN.replace("(memory (export \"memory\") 1 4)", ""));
+        assert_eq!(none, ["export_missing", "memory_count"]);
+    }
+
+    #[test]
+    fn exports_must_be_there_with_their_types() {
+        assert_eq!(codes(&PLAIN.replace("\"run\"", "\"walk\"")), ["export_missing"]);
+        assert_eq!(codes(&PLAIN.replace("(param i32)", "(param i64)")), ["export_type"]);
+        assert_eq!(codes(&PLAIN.replace("__heap_base", "heap")), ["export_missing"]);
+        let init = format!("{PLAIN} (func (export \"kernel_init\"))");
+        assert_eq!(codes(&init), ["export_type"]);
+    }
+
+    #[test]
+    fn sizes_are_capped() {
+        let limits = HostLimits {
+            functions: 2,
+            locals: 4,
+            nesting: 3,
+            items: 4,
+            data_bytes: 16,
+            function_bytes: 64,
+            ..HostLimits::default()
+        };
+        let codes = |wat: String| codes_with(&wat, &limits, &[]);
+        assert_eq!(codes(format!("{PLAIN} (func) (func)")), ["module_functions"]);
+        let locals = "(local i32 i32 i32 i32 i32)";
+        assert_eq!(codes(format!("{PLAIN} (func {locals})")), ["module_locals"]);
+        let nested = "(block (block (block (block))))";
+        assert_eq!(codes(format!("{PLAIN} (func {nested})")), ["module_nesting"]);
+        let data = "(data (i32.const 0) \"0123456789abcdef0123\")";
+        assert_eq!(codes(format!("{PLAIN} {data}")), ["module_data"]);
+        let long = "i32.const 0 drop ".repeat(40);
+        assert_eq!(codes(format!("{PLAIN} (func {long})")), ["module_function_size"]);
+        assert_eq!(codes(format!("{PLAIN} (table 9 funcref)")), ["table_over_limit"]);
+        let globals = "(global i32 (i32.const 0))".repeat(4);
+        assert_eq!(codes(format!("{PLAIN} {globals}")), ["module_items"]);
+    }
+
+    #[test]
+    fn features_in_use_must_be_declared() {
+        let simd = format!("{PLAIN} (func (drop (v128.const i32x4 0 0 0 0)))");
+        let limits = HostLimits::default();
+        assert_eq!(codes(&simd), ["feature_undeclared"]);
+        assert!(codes_with(&simd, &limits, &["simd"]).is_empty());
+        let copy = "(func (memory.copy (i32.const 0) (i32.const 0) (i32.const 0)))";
+        assert_eq!(codes(&format!("{PLAIN} {copy}")), ["feature_undeclared"]);
+        let relaxed = "(func (param v128) (result v128)
+            (f32x4.relaxed_madd (local.get 0) (local.get 0) (local.get 0)))";
+        let wasm = wat::parse_str(format!("(module {PLAIN} {relaxed})")).unwrap();
+        assert_eq!(module_features(&wasm).unwrap(), ["simd", "relaxed-simd"]);
+        let plain = wat::parse_str(format!("(module {PLAIN})")).unwrap();
+        assert!(module_features(&plain).unwrap().is_empty());
+    }
+
+    #[test]
+    fn garbage_is_refused_without_a_panic() {
+        let wasm = wat::parse_str(format!("(module {PLAIN})")).unwrap();
+        let declared =
+            Declared { entry_point: "run", memory_pages: 16, table_elements: 8, features: &[] };
+        for cut in 0..wasm.len() {
+            assert!(!check(&wasm[..cut], &declared, &HostLimits::default()).is_empty(), "{cut}");
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Generations of the registry.
+//!
+//! A [`RegistrySnapshot`] never changes. Installing a pack builds the next one and publishes it by
+//! compare-and-swap; whoever holds an older one goes on with it undisturbed, and its kernels go
+//! when the last holder lets go. There is no lock between a publisher and a reader.
+
+use crate::gate::Skipped;
+use crate::kernel::Kernel;
+use crate::plan::CallPlan;
+use crate::select::{Choice, Explanation, Field, choose, explain};
+use crate::{CallError, OpKey, Policy};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A published pack.
+pub(crate) struct PackRecord {
+    pub(crate) name: String,
+    pub(crate) version: String,
+    pub(crate) kernels: Vec<Arc<Kernel>>,
+    pub(crate) skipped: Vec<Skipped>,
+    pub(crate) fallbacks: HashMap<String, String>,
+}
+
+/// All kernels of one generation, and for every operation who answers it. Immutable.
+pub struct RegistrySnapshot {
+    pub(crate) host: u64,
+    generation: u64,
+    policy: Policy,
+    /// Newest first.
+    packs: Vec<Arc<PackRecord>>,
+    natives: Arc<[Arc<Kernel>]>,
+    slots: Vec<Slot>,
+    index: HashMap<OpKey, u32>,
+}
+
+/// An operation of a snapshot.
+pub(crate) struct Slot {
+    pub(crate) key: OpKey,
+    pub(crate) plan: CallPlan,
+    pub(crate) choice: Choice,
+}
+
+/// Where an operation lies in the snapshot that gave it out. Valid for that snapshot only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpSlot {
+    index: u32,
+    generation: u64,
+}
+
+impl RegistrySnapshot {
+    /// The first generation: native twins only.
+    pub(crate) fn first(host: u64, policy: Policy, natives: Arc<[Arc<Kernel>]>) -> Self {
+        let empty = Self {
+            host,
+            generation: 0,
+            policy,
+            packs: Vec::new(),
+            natives,
+            slots: Vec::new(),
+            index: HashMap::new(),
+        };
+        empty.with_packs(Vec::new())
+    }
+
+    /// The next generation, with a pack in place of any of its name.
+    pub(crate) fn with(&self, pack: Arc<PackRecord>) -> Self {
+        let others = self.packs.iter().filter(|other| other.name != pack.name).cloned();
+        self.with_packs([pack.clone()].into_iter().chain(others).collect())
+    }
+
+    /// The next generation, without the pack of that name.
+    pub(crate) fn without(&self, name: &str) -> Self {
+        self.with_packs(self.packs.iter().filter(|pack| pack.name != name).cloned().collect())
+    }
+
+    fn with_packs(&self, packs: Vec<Arc<PackRecord>>) -> Self {
+        let mut keys: Vec<&OpKey> = Vec::new();
+        let mut add = |key| {
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+        };
+        self.natives.iter().for_each(|kernel| add(&kernel.key));
+        for pack in &packs {
+            pack.kernels.iter().for_each(|kernel| add(&kernel.key));
+            pack.skipped.iter().for_each(|skipped| add(&skipped.key));
+        }
+        let slots: Vec<Slot> = keys
+            .into_iter()
+            .map(|key| {
+                let choice = choose(&self.policy, &field(key, &packs, &self.natives));
+                let plan = match choice.chain.first() {
+                    Some(kernel) => kernel.plan.clone(),
+                    None => CallPlan::none(),
+                };
+                Slot { key: key.clone(), plan, choice }
+            })
+            .collect();
+        let index =
+            slots.iter().enumerate().map(|(i, slot)| (slot.key.clone(), i as u32)).collect();
+        Self {
+            host: self.host,
+            generation: self.generation + 1,
+            policy: self.policy.clone(),
+            natives: self.natives.clone(),
+            packs,
+            slots,
+            index,
+        }
+    }
+
+    /// Its number; a later snapshot of the same host has a higher one.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Where the operation lies, or `None` where nobody can answer it.
+    pub fn slot(&self, key: &OpKey) -> Option<OpSlot> {
+        let index = *self.index.get(key)?;
+        let answered = !self.slots[index as usize].choice.chain.is_empty();
+        answered.then_some(OpSlot { index, generation: self.generation })
+    }
+
+    /// Every operation that the snapshot knows, answered or not.
+    pub fn ops(&self) -> impl Iterator<Item = &OpKey> {
+        self.slots.iter().map(|slot| &slot.key)
+    }
+
+    /// Names and versions of the packs, newest first.
+    pub fn packs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.packs.iter().map(|pack| (pack.name.as_str(), pack.version.as_str()))
+    }
+
+    /// Why the operation is answered by the kernel that answers it.
+    pub fn explain(&self, key: &OpKey) -> Explanation {
+        let slot = self.index.get(key).map(|&index| &self.slots[index as usize]);
+        explain(key, &self.policy, self.generation, slot.map(|slot| &slot.choice))
+    }
+
+    #[inline]
+    pub(crate) fn entry(&self, slot: OpSlot) -> Result<&Slot, CallError> {
+        if slot.generation != self.generation {
+            let (slot, snapshot) = (slot.generation, self.generation);
+            return Err(CallError::StaleSlot { slot, snapshot });
+        }
+        let stale = CallError::StaleSlot { slot: slot.generation, snapshot: self.generation };
+        self.slots.get(slot.index as usize).ok_or(stale)
+    }
+
+    pub(crate) fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// Every kernel, packs newest first, native twins last.
+    pub(crate) fn kernels(&self) -> impl Iterator<Item = &Arc<Kernel>> {
+        self.packs.iter().flat_map(|pack| &pack.kernels).chain(self.natives.iter())
+    }
+}
+
+/// Who competes for an operation.
+fn field<'a>(
+    key: &'a OpKey,
+    packs: &'a [Arc<PackRecord>],
+    natives: &'a [Arc<Kernel>],
+) -> Field<'a> {
+    let kernels = packs.iter().flat_map(|pack| &pack.kernels).chain(natives);
+    let skipped = packs
+        .iter()
+        .flat_map(|pack| pack.skipped.iter().map(|skipped| (pack.name.as_str(), skipped)));
+    let fallbacks = packs.iter().flat_map(|pack| {
+        pack.fallbacks.iter().map(|(id, next)| ((pack.name.as_str(), id.as_str()), next.as_str()))
+    });
+    Field {
+        key,
+        kernels: kernels.filter(|kernel| kernel.key == *key).collect(),
+        skipped: skipped.filter(|(_, skipped)| skipped.key == *key).collect(),
+        fallbacks: fallbacks.collect(),
+    }
+}

@@ -1,0 +1,205 @@
+//! Counting calls without slowing them.
+//!
+//! Each worker writes counters of its own, so a count is a plain load and store; a report sums
+//! them. A kernel's [`Ledger`] outlives the kernel, so that a swap loses no figures.
+
+use crate::OpKey;
+use crate::error::Failure;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// What one worker counts of one kernel. Only that worker writes.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    calls: AtomicU64,
+    nanos: AtomicU64,
+}
+
+impl Counters {
+    #[inline]
+    pub(crate) fn answered(&self, took: Duration) {
+        let nanos = took.as_nanos() as u64;
+        self.calls.store(self.calls.load(Relaxed) + 1, Relaxed);
+        self.nanos.store(self.nanos.load(Relaxed) + nanos, Relaxed);
+    }
+}
+
+/// What is known of one kernel, summed over workers, and whether it is in service.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    pub(crate) key: OpKey,
+    pub(crate) kernel: String,
+    pub(crate) pack: String,
+    pub(crate) pack_version: String,
+    pub(crate) executor: &'static str,
+    pub(crate) generation: AtomicU64,
+    counted: AtomicU32,
+    quarantined: AtomicBool,
+    open: Mutex<Open>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    workers: Vec<Arc<Counters>>,
+    /// Sums of workers that are gone.
+    calls: u64,
+    nanos: u64,
+    failures: BTreeMap<&'static str, u64>,
+}
+
+impl Ledger {
+    pub(crate) fn new(
+        key: OpKey,
+        kernel: String,
+        pack: (String, String),
+        executor: &'static str,
+    ) -> Self {
+        let (pack, pack_version) = pack;
+        Self {
+            key,
+            kernel,
+            pack,
+            pack_version,
+            executor,
+            generation: AtomicU64::new(0),
+            counted: AtomicU32::new(0),
+            quarantined: AtomicBool::new(false),
+            open: Mutex::default(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn quarantined(&self) -> bool {
+        self.quarantined.load(Relaxed)
+    }
+
+    /// Failures that counted towards quarantine.
+    pub(crate) fn counted(&self) -> u32 {
+        self.counted.load(Relaxed)
+    }
+
+    /// Counters for one more worker.
+    pub(crate) fn open(&self) -> Arc<Counters> {
+        let counters = Arc::new(Counters::default());
+        self.lock().workers.push(counters.clone());
+        counters
+    }
+
+    /// Takes over what a worker has counted.
+    pub(crate) fn close(&self, counters: &Arc<Counters>) {
+        let mut open = self.lock();
+        if let Some(at) = open.workers.iter().position(|c| Arc::ptr_eq(c, counters)) {
+            open.workers.swap_remove(at);
+            open.calls += counters.calls.load(Relaxed);
+            open.nanos += counters.nanos.load(Relaxed);
+        }
+    }
+
+    /// Books a failed call. `true` where this one takes the kernel out of service.
+    pub(crate) fn failed(&self, failure: &Failure, quarantine_after: u32) -> bool {
+        *self.lock().failures.entry(failure.code()).or_default() += 1;
+        if !failure.counts() {
+            return false;
+        }
+        let count = self.counted.fetch_add(1, Relaxed) + 1;
+        count >= quarantine_after.max(1) && !self.quarantined.swap(true, Relaxed)
+    }
+
+    pub(crate) fn report(&self, current: bool) -> OpStats {
+        let open = self.lock();
+        let sum = |of: fn(&Counters) -> &AtomicU64| {
+            open.workers.iter().map(|worker| of(worker).load(Relaxed)).sum::<u64>()
+        };
+        let failures = open.failures.clone();
+        let of = |code: &str| failures.get(code).copied().unwrap_or(0);
+        OpStats {
+            op: self.key.clone(),
+            kernel: self.kernel.clone(),
+            pack: self.pack.clone(),
+            pack_version: self.pack_version.clone(),
+            executor: self.executor,
+            generation: self.generation.load(Relaxed),
+            current,
+            calls: open.calls + sum(|c| &c.calls),
+            nanos: open.nanos + sum(|c| &c.nanos),
+            fallbacks: failures.values().sum(),
+            traps: of("kernel_trap") + of("kernel_deadline"),
+            quarantined: self.quarantined(),
+            failures,
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Figures of one kernel, summed over all workers since it was published.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct OpStats {
+    /// The operation.
+    pub op: OpKey,
+    /// The kernel's id; `native:` and the catalogue's id for a native twin.
+    pub kernel: String,
+    /// Its pack, or `native`.
+    pub pack: String,
+    /// Version of the pack, or of this host for a native twin.
+    pub pack_version: String,
+    /// What runs it: `wasmtime` or `native`.
+    pub executor: &'static str,
+    /// The generation that published it.
+    pub generation: u64,
+    /// Whether the newest generation still has it.
+    pub current: bool,
+    /// Calls that it answered.
+    pub calls: u64,
+    /// Time that those took, in nanoseconds, copies and cross-checks included.
+    pub nanos: u64,
+    /// Calls that it failed, and that went to the next candidate unless strict.
+    pub fallbacks: u64,
+    /// Those of them that ended in a trap or at the deadline.
+    pub traps: u64,
+    /// Failed calls by [`Failure::code`].
+    pub failures: BTreeMap<&'static str, u64>,
+    /// Whether it is out of service.
+    pub quarantined: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::TrapKind;
+
+    fn ledger() -> Ledger {
+        let pack = ("pack".to_owned(), "1.0.0".to_owned());
+        Ledger::new(OpKey::rmsnorm_f32(), "k".to_owned(), pack, "wasmtime")
+    }
+
+    #[test]
+    fn sums_keep_what_closed_workers_counted() {
+        let ledger = ledger();
+        let (one, two) = (ledger.open(), ledger.open());
+        one.answered(Duration::from_nanos(5));
+        two.answered(Duration::from_nanos(7));
+        ledger.close(&one);
+        drop(one);
+        let report = ledger.report(true);
+        assert_eq!((report.calls, report.nanos), (2, 12));
+    }
+
+    #[test]
+    fn only_faults_of_the_kernel_lead_to_quarantine_and_only_once() {
+        let ledger = ledger();
+        assert!(!ledger.failed(&Failure::TooLarge { needed: 2, limit: 1 }, 1));
+        let trap = Failure::Trap { trap: TrapKind::OutOfBounds, detail: String::new() };
+        assert!(!ledger.failed(&trap, 2));
+        assert!(ledger.failed(&trap, 2));
+        assert!(!ledger.failed(&trap, 2));
+        let report = ledger.report(true);
+        assert_eq!((report.fallbacks, report.traps, report.quarantined), (4, 3, true));
+    }
+}

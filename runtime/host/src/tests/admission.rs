@@ -1,0 +1,191 @@
+//! What enters and what does not.
+
+use super::*;
+use ruvllm_tests::custom_entry;
+
+fn always(instructions: &str) -> Module {
+    Module { prologue: instructions.to_owned(), ..Module::default() }
+}
+
+#[test]
+fn a_good_kernel_is_admitted_and_selected() {
+    let host = host(HostConfig::default(), &pack(&Module::default()));
+    let explanation = host.explain(&OpKey::rmsnorm_f32());
+    assert_eq!(explanation.selected.as_deref(), Some("rmsnorm_f32"));
+    let snap = host.snapshot();
+    let mut worker = host.worker().unwrap();
+    for (rows, dim) in [(1, 1), (1, 2048), (3, 5), (7, 300)] {
+        rmsnorm(&mut worker, &snap, rows, dim).unwrap();
+    }
+    let stats = stats(&host, "rmsnorm_f32");
+    assert_eq!((stats.calls, stats.fallbacks, stats.generation), (4, 0, 2));
+}
+
+#[test]
+fn imports_start_and_unbounded_memory_are_refused() {
+    let import = Module { imports: "(import \"env\" \"now\" (func))".into(), ..Module::default() };
+    assert_eq!(refusal(&pack(&import)), "module_import");
+    let start = Module { fields: "(func $s) (start $s)".into(), ..Module::default() };
+    assert_eq!(refusal(&pack(&start)), "module_start");
+    let memory = Module { memory: "(memory (export \"memory\") 1)".into(), ..Module::default() };
+    assert_eq!(refusal(&pack(&memory)), "memory_unbounded");
+}
+
+#[test]
+fn all_refusals_of_a_pack_come_together() {
+    let bad = rmsnorm_f32(&always("(unreachable)"));
+    let worse = rmsnorm_f32(&always("(return (i32.const 6))"));
+    let entry = |id: &str| {
+        let built = PackBuilder::new().kernel("rmsnorm_f32", bad.clone()).build();
+        let mut entry = built.manifest.kernels[0].clone();
+        (entry.id, entry.path) = (id.to_owned(), format!("{id}.wasm").parse().unwrap());
+        entry
+    };
+    let pack = PackBuilder::new().entry(entry("one"), bad.clone()).entry(entry("two"), worse);
+    let host = Host::new(HostConfig::default()).unwrap();
+    let error = host.install(pack.build().verify().unwrap()).unwrap_err();
+    let codes: Vec<_> = error.refusals().iter().map(|r| (r.kernel.as_str(), r.code)).collect();
+    assert_eq!(codes, [("one", "kernel_trap"), ("two", "kernel_status")]);
+}
+
+#[test]
+fn a_wrong_number_is_refused() {
+    let wrong = spoiled_for(64, "(f32.store (local.get $out) (f32.const 0.125))");
+    assert_eq!(refusal(&pack(&wrong)), "kernel_mismatch");
+    let nan = spoiled_for(64, "(f32.store (local.get $out) (f32.const nan))");
+    assert_eq!(refusal(&pack(&nan)), "kernel_non_finite");
+    let lazy = always("(return (i32.const 0))");
+    let code = refusal(&pack(&lazy));
+    assert!(["kernel_mismatch", "kernel_non_finite"].contains(&code), "{code}");
+}
+
+#[test]
+fn writing_inputs_or_behind_the_output_is_refused() {
+    let inputs = always("(f32.store (i32.load offset=0 (local.get $desc)) (f32.const 1))");
+    assert_eq!(refusal(&pack(&inputs)), "kernel_wrote_input");
+    let behind = Module {
+        epilogue: "(i32.store8 (local.get $out_end) (i32.const 1))".into(),
+        ..Module::default()
+    };
+    assert_eq!(refusal(&pack(&behind)), "kernel_mismatch");
+}
+
+#[test]
+fn state_between_calls_that_changes_results_is_refused() {
+    let counting = Module {
+        fields: "(global $n (mut f32) (f32.const 0))".into(),
+        epilogue: "(global.set $n (f32.add (global.get $n) (f32.const 1e-9)))
+            (f32.store (local.get $out) (f32.add (global.get $n) (f32.load (local.get $out))))"
+            .into(),
+        ..Module::default()
+    };
+    let code = refusal(&pack(&counting));
+    assert!(["kernel_not_deterministic", "kernel_mismatch"].contains(&code), "{code}");
+}
+
+#[test]
+fn a_loop_without_end_is_refused_at_its_deadline() {
+    let endless = rmsnorm_f32(&always("(loop $l (br $l))"));
+    let pack = PackBuilder::new()
+        .kernel("rmsnorm_f32", endless)
+        .manifest(|m| m.kernels[0].resource_limits.max_epoch_ticks = 20)
+        .build();
+    assert_eq!(refusal(&pack), "kernel_deadline");
+}
+
+#[test]
+fn memory_cannot_grow_beyond_the_limit() {
+    let grow = "(loop $l (br_if $l (i32.ne (memory.grow (i32.const 1)) (i32.const -1))))
+        (if (i32.gt_u (memory.size) (i32.const 4)) (then (unreachable)))";
+    let module = Module { memory: "(memory (export \"memory\") 1 4)".into(), ..always(grow) };
+    let pack = PackBuilder::new()
+        .kernel("rmsnorm_f32", rmsnorm_f32(&module))
+        .manifest(|m| m.kernels[0].resource_limits.max_memory_pages = 4)
+        .build();
+    // It gets its four pages and not one more, and is right all the same.
+    host(HostConfig::default(), &pack);
+    let over = Module { memory: "(memory (export \"memory\") 1 257)".into(), ..Module::default() };
+    assert_eq!(refusal(&super::pack(&over)), "memory_over_limit");
+}
+
+#[test]
+fn a_module_of_another_abi_is_refused() {
+    let info = |version: u32| Module {
+        fields: format!(
+            "(func (export \"kernel_info\") (param i32) (result i32)
+                (i32.store (local.get 0) (i32.const {version})) (i32.const 0))"
+        ),
+        ..Module::default()
+    };
+    assert_eq!(refusal(&pack(&info(2))), "kernel_abi");
+    host(HostConfig::default(), &pack(&info(1)));
+    let manifest = pack(&Module::default());
+    manifest.sign_edited(|json| json["abi_version"] = 2.into());
+    assert_eq!(refusal(&manifest), "abi_version_unsupported");
+}
+
+#[test]
+fn init_runs_once_and_a_failed_one_refuses() {
+    let init = |status: u32| Module {
+        fields: format!(
+            "(global $ready (mut i32) (i32.const 0))
+             (func (export \"kernel_init\") (param i32 i32) (result i32)
+                (global.set $ready (i32.const 1)) (i32.const {status}))"
+        ),
+        prologue: "(if (i32.eqz (global.get $ready)) (then (unreachable)))".into(),
+        ..Module::default()
+    };
+    host(HostConfig::default(), &pack(&init(0)));
+    assert_eq!(refusal(&pack(&init(4))), "kernel_instantiate");
+}
+
+#[test]
+fn the_authors_tolerance_binds_the_kernel_and_cannot_be_loose() {
+    let with = |rel: f64, abs: f64| {
+        PackBuilder::new()
+            .kernel("rmsnorm_f32", rmsnorm_f32(&Module::default()))
+            .manifest(|m| {
+                m.kernels[0].tolerance = Some(ruvllm_manifest::Tolerance { rel, abs });
+            })
+            .build()
+    };
+    assert_eq!(refusal(&with(1e-3, 1e-6)), "tolerance_too_loose");
+    host(HostConfig::default(), &with(1e-6, 1e-7));
+    assert_eq!(refusal(&with(0.0, 0.0)), "kernel_mismatch");
+}
+
+#[test]
+fn kernels_for_other_executors_are_skipped_with_a_reason() {
+    let built = pack(&Module::default());
+    let mut other = built.manifest.kernels[0].clone();
+    (other.id, other.path) = ("rmsnorm_future".into(), "future.wasm".parse().unwrap());
+    if let Some(wasmtime) = &mut other.platforms.wasmtime {
+        wasmtime.min_version = semver::Version::new(99, 0, 0);
+    }
+    let module = rmsnorm_f32(&Module::default());
+    let pack = PackBuilder::new().kernel("rmsnorm_f32", module.clone()).entry(other, module);
+    let host = Host::new(HostConfig::default()).unwrap();
+    let report = host.install(pack.build().verify().unwrap()).unwrap();
+    assert_eq!(report.kernels, ["rmsnorm_f32"]);
+    assert_eq!(report.skipped[0].0, "rmsnorm_future");
+    let text = host.explain(&OpKey::rmsnorm_f32()).to_string();
+    assert!(text.contains("rejected    rmsnorm_future"), "{text}");
+}
+
+#[test]
+fn a_custom_kernel_must_behave_although_nobody_knows_its_numbers() {
+    let module = |body: &str| {
+        let text = format!(
+            "(module (memory (export \"memory\") 1 16)
+              (global (export \"__heap_base\") i32 (i32.const 64))
+              (func (export \"run\") (param i32) (result i32) {body}))"
+        );
+        ruvllm_tests::wat::assemble(&text)
+    };
+    let pack = |body: &str| {
+        PackBuilder::new().entry(custom_entry("mine", "my_op", "run"), module(body)).build()
+    };
+    assert_eq!(refusal(&pack("(unreachable)")), "kernel_trap");
+    assert_eq!(refusal(&pack("(i32.const 6)")), "kernel_status");
+    host(HostConfig::default(), &pack("(i32.const 1)"));
+}

@@ -1,0 +1,95 @@
+//! Behaviour of the host as a whole, on kernels written for the purpose.
+
+mod admission;
+mod generic;
+mod running;
+mod swapping;
+
+use crate::{
+    CallError, Host, HostConfig, OpCall, OpKey, OpStats, Operand, RegistrySnapshot, Worker,
+};
+use ruvllm_abi::{DType, Op};
+use ruvllm_native::{Isa, twin};
+use ruvllm_tests::wat::{Module, rmsnorm_f32};
+use ruvllm_tests::{PackBuilder, TestPack};
+
+/// A pack with one kernel `rmsnorm_f32`.
+fn pack(module: &Module) -> TestPack {
+    PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(module)).build()
+}
+
+/// A kernel that is right, but for calls of `dim` columns, where it does something first.
+fn but_for(dim: u32, instructions: &str) -> Module {
+    let prologue = format!(
+        "(if (i32.eq (i32.load offset=4 (i32.load offset=32 (local.get $desc))) (i32.const {dim}))
+          (then {instructions}))"
+    );
+    Module { prologue, ..Module::default() }
+}
+
+/// A kernel that is right, but for calls of `dim` columns, where it does something in the end.
+fn spoiled_for(dim: u32, instructions: &str) -> Module {
+    let epilogue =
+        format!("(if (i32.eq (local.get $dim) (i32.const {dim})) (then {instructions}))");
+    Module { epilogue, ..Module::default() }
+}
+
+fn host(config: HostConfig, pack: &TestPack) -> Host {
+    let host = Host::new(config).unwrap();
+    host.install(pack.verify().unwrap()).unwrap();
+    host
+}
+
+fn refusal(pack: &TestPack) -> &'static str {
+    let host = Host::new(HostConfig::default()).unwrap();
+    let error = host.install(pack.verify().unwrap()).unwrap_err();
+    assert_eq!(host.generation(), 1, "a refused pack opens no generation");
+    error.code()
+}
+
+/// Rows of distinct numbers.
+fn input(rows: u32, dim: u32) -> (Vec<f32>, Vec<f32>) {
+    let x = (0..rows * dim).map(|i| ((i * 37 % 101) as f32 - 50.0) / 25.0).collect();
+    let weight = (0..dim).map(|i| 0.5 + (i % 7) as f32 / 4.0).collect();
+    (x, weight)
+}
+
+/// Calls `rmsnorm` on [`input`] and holds the result against the scalar reference.
+fn rmsnorm(
+    worker: &mut Worker,
+    snap: &RegistrySnapshot,
+    rows: u32,
+    dim: u32,
+) -> Result<(), CallError> {
+    let (x, weight) = input(rows, dim);
+    rmsnorm_with(worker, snap, rows, dim, Operand::f32(&x), Operand::f32(&weight))
+}
+
+fn rmsnorm_with(
+    worker: &mut Worker,
+    snap: &RegistrySnapshot,
+    rows: u32,
+    dim: u32,
+    x: Operand<'_>,
+    weight: Operand<'_>,
+) -> Result<(), CallError> {
+    let slot = snap.slot(&OpKey::rmsnorm_f32()).unwrap();
+    let call = OpCall::rmsnorm(x, weight, rows, dim, 1e-5);
+    let mut got = vec![0; (rows * dim * 4) as usize];
+    worker.call(snap, slot, &call, &mut got)?;
+    let mut want = vec![0; got.len()];
+    let (a, b) = (call.a.bytes().unwrap(), call.b.bytes().unwrap());
+    let types = [DType::F32; 2];
+    let words = call.words.as_slice();
+    twin::run(Isa::Scalar, Op::RmsNorm, &types, DType::F32, a, b, words, &mut want).unwrap();
+    let number = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+    for (i, (got, want)) in got.chunks_exact(4).zip(want.chunks_exact(4)).enumerate() {
+        let (got, want) = (number(got), number(want));
+        assert!((got - want).abs() <= 1e-5 * want.abs() + 1e-6, "{i}: {got} instead of {want}");
+    }
+    Ok(())
+}
+
+fn stats(host: &Host, kernel: &str) -> OpStats {
+    host.stats().into_iter().rev().find(|stats| stats.kernel == kernel).unwrap()
+}

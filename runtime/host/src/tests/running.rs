@@ -1,0 +1,262 @@
+//! What goes wrong while kernels run, and who answers then.
+
+use super::*;
+use crate::{Failure, Policy, Resident, TrapKind};
+
+/// Runs a kernel that is bad for 100 columns, and gives how it failed. The answer is right all the
+/// same, because the native twin gave it.
+fn failure(module: &Module) -> Failure {
+    failure_in(&pack(module))
+}
+
+fn failure_in(pack: &TestPack) -> Failure {
+    let host = host(HostConfig::default(), pack);
+    let snap = host.snapshot();
+    let mut worker = host.worker().unwrap();
+    rmsnorm(&mut worker, &snap, 2, 64).unwrap();
+    rmsnorm(&mut worker, &snap, 2, 100).unwrap();
+    rmsnorm(&mut worker, &snap, 2, 64).unwrap();
+    let (mine, twin) = (stats(&host, "rmsnorm_f32"), stats(&host, "native:rmsnorm_f32"));
+    assert_eq!((mine.calls, mine.fallbacks, twin.calls), (2, 1, 1));
+    let (mut incidents, dropped) = host.take_incidents();
+    assert_eq!((incidents.len(), dropped), (1, 0));
+    assert_eq!(incidents[0].kernel, "rmsnorm_f32");
+    incidents.remove(0).failure
+}
+
+#[test]
+fn traps_are_answered_by_the_twin() {
+    let trap = |instructions: &str| match failure(&but_for(100, instructions)) {
+        Failure::Trap { trap, .. } => trap,
+        other => panic!("{other}"),
+    };
+    assert_eq!(trap("(unreachable)"), TrapKind::Unreachable);
+    let beyond = "(f32.store (i32.const 0xfffffff0) (f32.const 1))";
+    assert_eq!(trap(beyond), TrapKind::OutOfBounds);
+    assert_eq!(trap("(drop (i32.div_u (i32.const 1) (i32.const 0)))"), TrapKind::Arithmetic);
+}
+
+#[test]
+fn every_status_but_ok_is_answered_by_the_twin() {
+    for status in [1, 2, 3, 4, 5, 6, 7, -1] {
+        let module = but_for(100, &format!("(return (i32.const {status}))"));
+        assert_eq!(failure(&module), Failure::Status { status });
+    }
+}
+
+#[test]
+fn recursion_without_end_is_answered_by_the_twin() {
+    let module = Module {
+        fields: "(func $f (param i32) (result i32)
+            (i32.add (call $f (local.get 0)) (i32.const 1)))"
+            .into(),
+        ..but_for(100, "(drop (call $f (i32.const 0)))")
+    };
+    let failure = failure(&module);
+    assert!(matches!(failure, Failure::Trap { trap: TrapKind::StackOverflow, .. }), "{failure}");
+}
+
+#[test]
+fn a_loop_without_end_is_answered_by_the_twin_in_time() {
+    let module = rmsnorm_f32(&but_for(100, "(loop $l (br $l))"));
+    let pack = PackBuilder::new()
+        .kernel("rmsnorm_f32", module)
+        .manifest(|m| m.kernels[0].resource_limits.max_epoch_ticks = 20)
+        .build();
+    let started = std::time::Instant::now();
+    let failure = failure_in(&pack);
+    assert!(matches!(failure, Failure::Trap { trap: TrapKind::Deadline, .. }), "{failure}");
+    assert!(started.elapsed().as_secs() < 20);
+}
+
+#[test]
+fn a_kernel_that_is_wrong_later_is_caught_by_a_cross_check() {
+    let wrong = spoiled_for(100, "(f32.store (local.get $out) (f32.const 7))");
+    let every = |cross_check_every| HostConfig { cross_check_every, ..HostConfig::default() };
+    let host = host(every(4), &pack(&wrong));
+    let snap = host.snapshot();
+    let mut worker = host.worker().unwrap();
+    let (x, weight) = input(1, 100);
+    let slot = snap.slot(&OpKey::rmsnorm_f32()).unwrap();
+    let call = OpCall::rmsnorm(Operand::f32(&x), Operand::f32(&weight), 1, 100, 1e-5);
+    let mut first = || {
+        let mut out = vec![0; 400];
+        worker.call(&snap, slot, &call, &mut out).unwrap();
+        f32::from_le_bytes([out[0], out[1], out[2], out[3]])
+    };
+    // The first call of an instance is checked: the answer is the twin's.
+    assert_ne!(first(), 7.0);
+    let (incidents, _) = host.take_incidents();
+    assert!(matches!(incidents[0].failure, Failure::Mismatch { .. }), "{}", incidents[0]);
+    // Each new instance is checked again, until the kernel is out of service.
+    assert_ne!(first(), 7.0);
+    assert_ne!(first(), 7.0);
+    assert!(stats(&host, "rmsnorm_f32").quarantined);
+}
+
+#[test]
+fn cross_checks_come_every_so_many_calls() {
+    let wrong = spoiled_for(100, "(f32.store (local.get $out) (f32.const nan))");
+    let config = HostConfig { cross_check_every: 4, ..HostConfig::default() };
+    let host = host(config, &pack(&wrong));
+    let snap = host.snapshot();
+    let mut worker = host.worker().unwrap();
+    rmsnorm(&mut worker, &snap, 1, 64).unwrap();
+    let (x, weight) = input(1, 100);
+    let slot = snap.slot(&OpKey::rmsnorm_f32()).unwrap();
+    let call = OpCall::rmsnorm(Operand::f32(&x), Operand::f32(&weight), 1, 100, 1e-5);
+    let mut out = vec![0; 400];
+    for n in 1..=4 {
+        worker.call(&snap, slot, &call, &mut out).unwrap();
+        let failures = stats(&host, "rmsnorm_f32").failures;
+        assert_eq!(failures.get("kernel_non_finite").copied(), (n == 4).then_some(1), "call {n}");
+    }
+}
+
+#[test]
+fn a_kernel_that_writes_its_inputs_later_is_caught_by_a_cross_check() {
+    let module =
+        spoiled_for(100, "(f32.store (i32.load offset=0 (local.get $desc)) (f32.const 7))");
+    let config = HostConfig { cross_check_every: 1, ..HostConfig::default() };
+    let host = host(config, &pack(&module));
+    let mut worker = host.worker().unwrap();
+    rmsnorm(&mut worker, &host.snapshot(), 1, 100).unwrap();
+    assert_eq!(host.take_incidents().0[0].failure, Failure::InputWritten);
+}
+
+#[test]
+fn a_kernel_is_quarantined_after_so_many_failures_and_the_explanation_says_so() {
+    let config = HostConfig { quarantine_after: 2, ..HostConfig::default() };
+    let host = host(config, &pack(&but_for(100, "(unreachable)")));
+    let snap = host.snapshot();
+    let (mut one, mut two) = (host.worker().unwrap(), host.worker().unwrap());
+    rmsnorm(&mut one, &snap, 1, 100).unwrap();
+    assert!(!stats(&host, "rmsnorm_f32").quarantined);
+    rmsnorm(&mut two, &snap, 1, 100).unwrap();
+    assert!(stats(&host, "rmsnorm_f32").quarantined);
+    rmsnorm(&mut one, &snap, 1, 64).unwrap();
+    assert_eq!(stats(&host, "rmsnorm_f32").calls, 0);
+    let explanation = host.explain(&OpKey::rmsnorm_f32());
+    assert_eq!(explanation.selected.as_deref(), Some("native:rmsnorm_f32"));
+    assert!(explanation.to_string().contains("quarantined after 2 failures"), "{explanation}");
+    assert!(host.take_incidents().0[1].quarantined);
+}
+
+#[test]
+fn strict_mode_gives_the_error_instead_of_falling_back() {
+    let config = HostConfig { strict: true, ..HostConfig::default() };
+    let host = host(config, &pack(&but_for(100, "(unreachable)")));
+    let snap = host.snapshot();
+    let mut worker = host.worker().unwrap();
+    for _ in 0..3 {
+        let error = rmsnorm(&mut worker, &snap, 1, 100).unwrap_err();
+        assert_eq!(error.code(), "kernel_trap");
+    }
+    // Quarantined by now, and still nobody else may answer.
+    assert_eq!(rmsnorm(&mut worker, &snap, 1, 64).unwrap_err().code(), "no_kernel_left");
+}
+
+#[test]
+fn constants_are_uploaded_once_per_instance() {
+    let host = host(HostConfig::default(), &pack(&Module::default()));
+    let snap = host.snapshot();
+    let mut worker = host.worker().unwrap();
+    let (x, weight) = input(3, 48);
+    let constants: Vec<Resident> = (0..5).map(|_| Resident::from_f32(&weight)).collect();
+    for _ in 0..4 {
+        for weight in &constants {
+            let x = Operand::f32(&x);
+            rmsnorm_with(&mut worker, &snap, 3, 48, x, weight.all()).unwrap();
+        }
+    }
+    assert_eq!(worker.uploaded(), 5);
+    // A part of one, aligned or not, is used in place or copied, and right in either case.
+    let long = Resident::from_f32(&[&weight[..16], &weight, &weight].concat());
+    for from in [64, 64 + 48 * 4, 8] {
+        let part = Operand::Resident(&long, from..from + 48 * 4);
+        rmsnorm_with(&mut worker, &snap, 3, 48, Operand::f32(&x), part).unwrap();
+    }
+}
+
+#[test]
+fn constants_beyond_half_of_the_memory_are_copied_and_dead_ones_make_room() {
+    let module = Module { memory: "(memory (export \"memory\") 1 2)".into(), ..Module::default() };
+    let pack = PackBuilder::new()
+        .kernel("rmsnorm_f32", rmsnorm_f32(&module))
+        .manifest(|m| m.kernels[0].resource_limits.max_memory_pages = 2)
+        .build();
+    let host = host(HostConfig { strict: true, ..HostConfig::default() }, &pack);
+    let snap = host.snapshot();
+    let mut worker = host.worker().unwrap();
+    // 16 KiB each: three fit half of what two pages leave, not more.
+    let (x, weight) = input(1, 4096);
+    let mut call = |weight: &Resident| {
+        rmsnorm_with(&mut worker, &snap, 1, 4096, Operand::f32(&x), weight.all()).unwrap();
+        worker.uploaded()
+    };
+    let mut constants: Vec<Resident> = (0..4).map(|_| Resident::from_f32(&weight)).collect();
+    let uploaded: Vec<usize> = constants.iter().map(&mut call).collect();
+    assert_eq!(uploaded, [1, 2, 3, 3]);
+    constants.remove(0);
+    assert_eq!(call(&constants[2]), 1);
+    assert_eq!(call(&constants[0]), 2);
+}
+
+#[test]
+fn large_calls_are_cut_into_rows_and_right() {
+    let module = Module { memory: "(memory (export \"memory\") 1 2)".into(), ..Module::default() };
+    let pack = PackBuilder::new()
+        .kernel("rmsnorm_f32", rmsnorm_f32(&module))
+        .manifest(|m| m.kernels[0].resource_limits.max_memory_pages = 2)
+        .build();
+    let host = host(HostConfig { strict: true, ..HostConfig::default() }, &pack);
+    let snap = host.snapshot();
+    let mut worker = host.worker().unwrap();
+    rmsnorm(&mut worker, &snap, 300, 1000).unwrap();
+    // A row that does not fit is nobody's fault: counted, not held against the kernel.
+    let error = rmsnorm(&mut worker, &snap, 2, 20_000).unwrap_err();
+    assert_eq!(error.code(), "call_too_large");
+    assert_eq!(stats(&host, "rmsnorm_f32").failures["call_too_large"], 1);
+    assert!(!stats(&host, "rmsnorm_f32").quarantined);
+}
+
+#[test]
+fn a_wrong_call_is_the_callers_error_and_never_the_kernels() {
+    let host = host(HostConfig::default(), &pack(&Module::default()));
+    let snap = host.snapshot();
+    let slot = snap.slot(&OpKey::rmsnorm_f32()).unwrap();
+    let mut worker = host.worker().unwrap();
+    let (x, weight) = input(2, 8);
+    let call = OpCall::rmsnorm(Operand::f32(&x), Operand::f32(&weight), 2, 9, 1e-5);
+    let error = worker.call(&snap, slot, &call, &mut [0; 64]).unwrap_err();
+    assert_eq!(error.code(), "call_shape");
+    assert!(host.take_incidents().0.is_empty());
+    let empty = OpCall::rmsnorm(Operand::None, Operand::f32(&weight), 0, 8, 1e-5);
+    worker.call(&snap, slot, &empty, &mut []).unwrap();
+    assert_eq!(stats(&host, "rmsnorm_f32").calls, 0);
+}
+
+#[test]
+fn policies_decide_who_answers() {
+    let module = &pack(&Module::default());
+    let selected = |policy: Policy| {
+        let host = host(HostConfig { policy, ..HostConfig::default() }, module);
+        let mut worker = host.worker().unwrap();
+        rmsnorm(&mut worker, &host.snapshot(), 1, 64).unwrap();
+        let explanation = host.explain(&OpKey::rmsnorm_f32());
+        let selected = explanation.selected.clone().unwrap();
+        assert_eq!(stats(&host, &selected).calls, 1);
+        serde_json::to_string(&explanation).unwrap();
+        (selected, explanation)
+    };
+    assert_eq!(selected(Policy::SandboxFirst).0, "rmsnorm_f32");
+    let (native, explanation) = selected(Policy::NativeOnly);
+    assert_eq!(native, "native:rmsnorm_f32");
+    assert_eq!(explanation.candidates[1].verdict, crate::Verdict::Rejected);
+    let pin = |to: &str| Policy::Pinned([("rmsnorm".to_owned(), to.to_owned())].into());
+    assert_eq!(selected(pin("native:rmsnorm_f32")).0, "native:rmsnorm_f32");
+    assert_eq!(selected(pin("test-kernels/rmsnorm_f32")).0, "rmsnorm_f32");
+    let (kept, explanation) = selected(pin("nobody"));
+    assert_eq!(kept, "rmsnorm_f32");
+    assert!(explanation.notes[0].contains("nobody"));
+}

@@ -1,0 +1,15 @@
+//! The kernel says that all is well and writes nothing, or not all of it.
+
+use super::{begins_with, ends_with, pack, refused};
+
+#[test]
+fn an_output_that_nobody_wrote_is_refused() {
+    assert_eq!(refused(&pack(&begins_with("(return (i32.const 0))"))), ["kernel_mismatch"]);
+}
+
+#[test]
+fn an_output_that_is_cut_short_is_refused() {
+    let module =
+        ends_with("(i32.store (i32.sub (local.get $out_end) (i32.const 4)) (i32.const 0))");
+    assert_eq!(refused(&pack(&module)), ["kernel_mismatch"]);
+}

@@ -1,0 +1,10 @@
+//! End-to-end tests; helpers shared by the test files live here.
+//!
+//! [`PackBuilder`] assembles a pack, good or malicious, in a temporary directory and signs it with
+//! a key of its own; [`wat`] has kernels to put into it, with places to go wrong.
+#![forbid(unsafe_code)]
+
+mod pack;
+pub mod wat;
+
+pub use pack::{PackBuilder, TestPack, codes, custom_entry};

@@ -1,0 +1,100 @@
+//! Kernels in the WebAssembly text format, as small as the ABI allows.
+
+/// A module that follows the ABI, with places where a test can make it misbehave.
+#[derive(Clone, Debug)]
+pub struct Module {
+    /// Imports, before everything else.
+    pub imports: String,
+    /// The memory declaration; `(memory (export "memory") 1 256)` by default.
+    pub memory: String,
+    /// Further fields: globals, tables, functions, start.
+    pub fields: String,
+    /// The name under which the entry point is exported; `rmsnorm_forward` by default.
+    pub entry_point: String,
+    /// Instructions at the start of the entry point, with `$desc: i32` (the descriptor) and
+    /// `$rows`, `$dim` (unset as yet) as locals.
+    pub prologue: String,
+    /// Instructions at the end, when the output is written, with the addresses `$out` and
+    /// `$out_end` as locals; the status 0 is returned after them.
+    pub epilogue: String,
+}
+
+impl Default for Module {
+    fn default() -> Self {
+        Self {
+            imports: String::new(),
+            memory: r#"(memory (export "memory") 1 256)"#.to_owned(),
+            fields: String::new(),
+            entry_point: "rmsnorm_forward".to_owned(),
+            prologue: String::new(),
+            epilogue: String::new(),
+        }
+    }
+}
+
+/// A correct scalar `rmsnorm(f32, f32) -> f32`, summed in f64, with the module's places filled in.
+///
+/// With [`Module::default`] it is a good kernel that admission takes.
+pub fn rmsnorm_f32(module: &Module) -> Vec<u8> {
+    let Module { imports, memory, fields, entry_point, prologue, epilogue } = module;
+    assemble(&format!(
+        r#"(module
+  {imports}
+  {memory}
+  (global (export "__heap_base") i32 (i32.const 1024))
+  {fields}
+  (func (export "{entry_point}") (param $desc i32) (result i32)
+    (local $x i32) (local $w i32) (local $out i32) (local $out_end i32)
+    (local $rows i32) (local $dim i32) (local $eps f64)
+    (local $i i32) (local $sum f64) (local $scale f64) (local $v f64)
+    {prologue}
+    (local.set $x (i32.load offset=0 (local.get $desc)))
+    (local.set $w (i32.load offset=8 (local.get $desc)))
+    (local.set $out (i32.load offset=16 (local.get $desc)))
+    (local.set $out_end (i32.add (local.get $out) (i32.load offset=20 (local.get $desc))))
+    (local.set $i (i32.load offset=32 (local.get $desc)))
+    (local.set $rows (i32.load offset=0 (local.get $i)))
+    (local.set $dim (i32.load offset=4 (local.get $i)))
+    (local.set $eps (f64.promote_f32 (f32.load offset=8 (local.get $i))))
+    (block $done
+      (br_if $done (i32.eqz (local.get $dim)))
+      (loop $row
+        (br_if $done (i32.eqz (local.get $rows)))
+        (local.set $rows (i32.sub (local.get $rows) (i32.const 1)))
+        (local.set $sum (f64.const 0))
+        (local.set $i (i32.const 0))
+        (loop $square
+          (local.set $v (f64.promote_f32 (f32.load
+            (i32.add (local.get $x) (i32.shl (local.get $i) (i32.const 2))))))
+          (local.set $sum (f64.add (local.get $sum) (f64.mul (local.get $v) (local.get $v))))
+          (local.set $i (i32.add (local.get $i) (i32.const 1)))
+          (br_if $square (i32.lt_u (local.get $i) (local.get $dim))))
+        (local.set $scale (f64.div (f64.const 1) (f64.sqrt (f64.add (local.get $eps)
+          (f64.div (local.get $sum) (f64.convert_i32_u (local.get $dim)))))))
+        (local.set $i (i32.const 0))
+        (loop $write
+          (f32.store (local.get $out) (f32.demote_f64 (f64.mul
+            (f64.mul (local.get $scale) (f64.promote_f32 (f32.load (local.get $x))))
+            (f64.promote_f32 (f32.load
+              (i32.add (local.get $w) (i32.shl (local.get $i) (i32.const 2))))))))
+          (local.set $x (i32.add (local.get $x) (i32.const 4)))
+          (local.set $out (i32.add (local.get $out) (i32.const 4)))
+          (local.set $i (i32.add (local.get $i) (i32.const 1)))
+          (br_if $write (i32.lt_u (local.get $i) (local.get $dim))))
+        (br $row)))
+    (local.set $out (i32.load offset=16 (local.get $desc)))
+    {epilogue}
+    (i32.const 0)))"#
+    ))
+}
+
+/// Assembles a module from its text.
+///
+/// # Panics
+/// Where the text is not valid: it is part of a test.
+pub fn assemble(text: &str) -> Vec<u8> {
+    match wat::parse_str(text) {
+        Ok(bytes) => bytes,
+        Err(e) => panic!("{e}"),
+    }
+}
