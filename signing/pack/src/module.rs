@@ -1,0 +1,161 @@
+//! What a kernel's module consists of, and its normal form.
+
+use ruvllm_abi::export;
+use serde::Serialize;
+use wasm_encoder::{ExportSection, Module, RawSection};
+use wasmparser::{ExternalKind, Operator, Parser, Payload};
+
+/// Facts about a module that people ask for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ModuleFacts {
+    /// `module.name` of each import; a kernel has none.
+    pub imports: Vec<String>,
+    /// Names of the exports.
+    pub exports: Vec<String>,
+    /// Functions that it defines.
+    pub functions: u32,
+    /// Pages of memory at start.
+    pub memory_pages: u64,
+    /// The most pages that it may grow to.
+    pub max_memory_pages: Option<u64>,
+    /// `unreachable` instructions: each is a place where the kernel can give up with a trap.
+    pub trap_sites: usize,
+    /// Loops, whose back-edges check the deadline.
+    pub loops: usize,
+}
+
+impl ModuleFacts {
+    /// Reads a module without compiling it.
+    ///
+    /// # Errors
+    /// What the parser says about bytes that are no module.
+    pub fn read(wasm: &[u8]) -> Result<ModuleFacts, String> {
+        let mut facts = ModuleFacts::default();
+        facts.collect(wasm).map_err(|error| error.to_string())?;
+        Ok(facts)
+    }
+
+    fn collect(&mut self, wasm: &[u8]) -> Result<(), wasmparser::BinaryReaderError> {
+        for payload in Parser::new(0).parse_all(wasm) {
+            match payload? {
+                Payload::ImportSection(section) => {
+                    for import in section.into_imports() {
+                        let import = import?;
+                        self.imports.push(format!("{}.{}", import.module, import.name));
+                    }
+                }
+                Payload::ExportSection(section) => {
+                    for export in section {
+                        self.exports.push(export?.name.to_owned());
+                    }
+                }
+                Payload::FunctionSection(section) => self.functions = section.count(),
+                Payload::MemorySection(section) => {
+                    for memory in section {
+                        let memory = memory?;
+                        self.memory_pages = memory.initial;
+                        self.max_memory_pages = memory.maximum;
+                    }
+                }
+                Payload::CodeSectionEntry(body) => {
+                    let mut operators = body.get_operators_reader()?;
+                    while !operators.eof() {
+                        match operators.read()? {
+                            Operator::Unreachable => self.trap_sites += 1,
+                            Operator::Loop { .. } => self.loops += 1,
+                            _ => {}
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The module without custom sections (names, producers, debug information) and with no exports
+/// but those that the ABI looks for. What runs is untouched.
+///
+/// # Errors
+/// What the parser says about bytes that are no module.
+pub fn normalise(wasm: &[u8], entry_point: &str) -> Result<Vec<u8>, String> {
+    let wanted = [
+        entry_point,
+        export::MEMORY,
+        export::HEAP_BASE,
+        export::INIT,
+        export::BACKWARD,
+        export::INFO,
+        export::CLEANUP,
+    ];
+    let mut module = Module::new();
+    for payload in Parser::new(0).parse_all(wasm) {
+        let payload = payload.map_err(|error| error.to_string())?;
+        match &payload {
+            Payload::CustomSection(_) => {}
+            Payload::ExportSection(section) => {
+                let mut exports = ExportSection::new();
+                for export in section.clone() {
+                    let export = export.map_err(|error| error.to_string())?;
+                    if wanted.contains(&export.name) {
+                        exports.export(export.name, kind(export.kind)?, export.index);
+                    }
+                }
+                module.section(&exports);
+            }
+            other => {
+                if let Some((id, range)) = other.as_section() {
+                    let (start, end) = (range.start as usize, range.end as usize);
+                    let data = wasm.get(start..end).ok_or("a section leaves the module")?;
+                    module.section(&RawSection { id, data });
+                }
+            }
+        }
+    }
+    Ok(module.finish())
+}
+
+fn kind(kind: ExternalKind) -> Result<wasm_encoder::ExportKind, String> {
+    Ok(match kind {
+        ExternalKind::Func => wasm_encoder::ExportKind::Func,
+        ExternalKind::Table => wasm_encoder::ExportKind::Table,
+        ExternalKind::Memory => wasm_encoder::ExportKind::Memory,
+        ExternalKind::Global => wasm_encoder::ExportKind::Global,
+        other => return Err(format!("an export of kind {other:?}; kernels have none")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KERNEL: &str = r#"(module
+        (memory (export "memory") 1 256)
+        (global (export "__heap_base") i32 (i32.const 1024))
+        (global (export "__data_end") i32 (i32.const 1024))
+        (func $named (export "go") (param i32) (result i32) unreachable)
+        (data (i32.const 16) "kept"))"#;
+
+    #[test]
+    fn the_normal_form_keeps_the_code_and_drops_names_and_stray_exports() {
+        let wasm = wat::parse_str(KERNEL).unwrap();
+        let normal = normalise(&wasm, "go").unwrap();
+        let facts = ModuleFacts::read(&normal).unwrap();
+        assert_eq!(facts.exports, ["memory", "__heap_base", "go"]);
+        assert_eq!((facts.trap_sites, facts.functions), (1, 1));
+        assert_eq!((facts.memory_pages, facts.max_memory_pages), (1, Some(256)));
+        let find = |bytes: &[u8], text: &[u8]| bytes.windows(text.len()).any(|w| w == text);
+        assert!(find(&wasm, b"named") && !find(&normal, b"named"));
+        assert!(find(&normal, b"kept"));
+        assert_eq!(normalise(&normal, "go").unwrap(), normal);
+    }
+
+    #[test]
+    fn imports_are_listed_and_garbage_is_an_error() {
+        let wasm = wat::parse_str(r#"(module (import "env" "f" (func)))"#).unwrap();
+        assert_eq!(ModuleFacts::read(&wasm).unwrap().imports, ["env.f"]);
+        assert!(ModuleFacts::read(b"not wasm").is_err());
+        assert!(normalise(&wasm[..9], "go").is_err());
+    }
+}

@@ -1,0 +1,351 @@
+//! `pack.toml`: what an author writes about a pack; `build` adds what it measures and gives the
+//! manifest.
+
+use std::fs;
+use std::path::Path;
+
+use indexmap::IndexMap;
+use ruvllm_manifest::{
+    Author, Dim, KernelEntry, Manifest, PackName, PackPath, ParamSpec, ParamType, ParamValue,
+    Platforms, ResourceLimits, Sha256Hex, TensorSpec, Timestamp, Tolerance, WasmtimePlatform,
+};
+use semver::Version;
+use serde::Deserialize;
+
+use crate::{ToolError, ToolchainId};
+
+/// The file's name in the directory of a pack crate.
+pub(crate) const SPEC_FILE: &str = "pack.toml";
+
+/// Where the JSON schema of the manifest is published.
+const SCHEMA: &str = "https://ruvllm.dev/schemas/kernel-pack-v1.json";
+
+/// A pack as its author describes it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PackSpec {
+    pack: PackSection,
+    limits: Limits,
+    wasmtime: Wasmtime,
+    /// What the committed build was made with.
+    pub toolchain: Option<ToolchainId>,
+    #[serde(rename = "kernel")]
+    kernels: Vec<KernelSection>,
+    #[serde(default)]
+    fallbacks: IndexMap<String, String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PackSection {
+    name: String,
+    version: String,
+    description: String,
+    min_runtime_version: String,
+    max_runtime_version: Option<String>,
+    created_at: String,
+    author: AuthorSection,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AuthorSection {
+    name: String,
+    email: Option<String>,
+    signing_key: String,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Limits {
+    max_memory_pages: u32,
+    max_epoch_ticks: u64,
+    max_table_elements: u32,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wasmtime {
+    min_version: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KernelSection {
+    id: String,
+    name: String,
+    op: String,
+    category: String,
+    entry_point: String,
+    inputs: Vec<TensorSection>,
+    output: TensorSection,
+    #[serde(default)]
+    params: Vec<ParamSection>,
+    tolerance: Option<ToleranceSection>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TensorSection {
+    name: String,
+    dtype: String,
+    shape: Vec<DimSection>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+enum DimSection {
+    Fixed(u32),
+    Symbol(String),
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ParamSection {
+    name: String,
+    #[serde(rename = "type")]
+    ty: String,
+    default: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ToleranceSection {
+    rel: f64,
+    abs: f64,
+}
+
+/// What a build found out about one module.
+pub(crate) struct Built {
+    pub(crate) size: u64,
+    pub(crate) hash: Sha256Hex,
+    pub(crate) features: Vec<String>,
+}
+
+impl PackSpec {
+    /// Reads `pack.toml` of a pack crate.
+    ///
+    /// # Errors
+    /// [`ToolError::Io`] and [`ToolError::Spec`].
+    pub fn read(directory: &Path) -> Result<PackSpec, ToolError> {
+        let path = directory.join(SPEC_FILE);
+        let text = fs::read_to_string(&path).map_err(ToolError::io("read", &path))?;
+        PackSpec::parse(&text).map_err(|message| ToolError::Spec { path, message })
+    }
+
+    fn parse(text: &str) -> Result<PackSpec, String> {
+        let spec: PackSpec = toml::from_str(text).map_err(|e| e.to_string())?;
+        for (i, kernel) in spec.kernels.iter().enumerate() {
+            // The id becomes a file name and an argument of cargo before the manifest's rules run.
+            let ok = kernel.id.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
+                && kernel.id.starts_with(|c: char| c.is_ascii_alphanumeric());
+            if !ok {
+                return Err(format!("kernel {i}: use letters, digits, '_' and '-' for `id`"));
+            }
+            if spec.kernels[..i].iter().any(|other| other.id == kernel.id) {
+                return Err(format!("two kernels are called `{}`; rename one", kernel.id));
+            }
+        }
+        Ok(spec)
+    }
+
+    /// The ids of the kernels, which are the names of the crate's binaries.
+    pub fn kernel_ids(&self) -> impl Iterator<Item = &str> {
+        self.kernels.iter().map(|kernel| kernel.id.as_str())
+    }
+
+    /// The most linear memory that a kernel may have, in pages of 64 KiB.
+    pub(crate) fn memory_pages(&self) -> u32 {
+        self.limits.max_memory_pages
+    }
+
+    /// Names that the module of a kernel must export beyond those of the ABI.
+    pub(crate) fn entry_point(&self, id: &str) -> Option<&str> {
+        self.kernels.iter().find(|kernel| kernel.id == id).map(|kernel| kernel.entry_point.as_str())
+    }
+
+    /// Where the module of a kernel lies in the pack.
+    pub(crate) fn module_path(&self, id: &str) -> Option<String> {
+        let kernel = self.kernels.iter().find(|kernel| kernel.id == id)?;
+        Some(format!("{}/{}.wasm", kernel.category, kernel.id))
+    }
+
+    /// The manifest, given what was built, in the order of [`PackSpec::kernel_ids`].
+    pub(crate) fn manifest(&self, built: &[Built], path: &Path) -> Result<Manifest, ToolError> {
+        self.try_manifest(built)
+            .map_err(|message| ToolError::Spec { path: path.join(SPEC_FILE), message })
+    }
+
+    fn try_manifest(&self, built: &[Built]) -> Result<Manifest, String> {
+        let pack = &self.pack;
+        let name: PackName = pack.name.parse().map_err(at("pack.name"))?;
+        let author = &pack.author;
+        let kernels: Result<Vec<_>, String> = self
+            .kernels
+            .iter()
+            .zip(built)
+            .map(|(kernel, built)| {
+                self.entry(kernel, built).map_err(|e| format!("kernel `{}`: {e}", kernel.id))
+            })
+            .collect();
+        Ok(Manifest {
+            schema: Some(SCHEMA.to_owned()),
+            version: version(&pack.version, "pack.version")?,
+            name,
+            description: pack.description.clone(),
+            abi_version: ruvllm_abi::ABI_VERSION,
+            min_runtime_version: version(&pack.min_runtime_version, "pack.min_runtime_version")?,
+            max_runtime_version: pack
+                .max_runtime_version
+                .as_deref()
+                .map(|text| version(text, "pack.max_runtime_version"))
+                .transpose()?,
+            created_at: pack.created_at.parse::<Timestamp>().map_err(at("pack.created_at"))?,
+            author: Author {
+                name: author.name.clone(),
+                email: author.email.clone(),
+                signing_key: author.signing_key.clone(),
+            },
+            kernels: kernels?,
+            fallbacks: self.fallbacks.clone(),
+        })
+    }
+
+    fn entry(&self, kernel: &KernelSection, built: &Built) -> Result<KernelEntry, String> {
+        let path = format!("{}/{}.wasm", kernel.category, kernel.id);
+        let params: Result<IndexMap<_, _>, String> = kernel.params.iter().map(param).collect();
+        Ok(KernelEntry {
+            id: kernel.id.clone(),
+            name: kernel.name.clone(),
+            op: kernel.op.clone(),
+            category: kernel.category.clone(),
+            path: path.parse::<PackPath>().map_err(at("category"))?,
+            size: built.size,
+            hash: built.hash,
+            entry_point: kernel.entry_point.clone(),
+            inputs: kernel.inputs.iter().map(tensor).collect::<Result<_, _>>()?,
+            outputs: vec![tensor(&kernel.output)?],
+            params: params?,
+            resource_limits: ResourceLimits {
+                max_memory_pages: self.limits.max_memory_pages,
+                max_epoch_ticks: self.limits.max_epoch_ticks,
+                max_table_elements: self.limits.max_table_elements,
+            },
+            platforms: Platforms {
+                wasmtime: Some(WasmtimePlatform {
+                    min_version: version(&self.wasmtime.min_version, "wasmtime.min_version")?,
+                    features: built.features.clone(),
+                }),
+                wamr: None,
+            },
+            tolerance: kernel.tolerance.map(|t| Tolerance { rel: t.rel, abs: t.abs }),
+            benchmarks: IndexMap::new(),
+        })
+    }
+}
+
+fn at<E: std::fmt::Display>(field: &str) -> impl FnOnce(E) -> String {
+    move |error| format!("{field}: {error}")
+}
+
+fn version(text: &str, field: &str) -> Result<Version, String> {
+    text.parse().map_err(at(field))
+}
+
+fn tensor(section: &TensorSection) -> Result<TensorSpec, String> {
+    let shape = section.shape.iter().map(|dim| match dim {
+        DimSection::Fixed(n) => Dim::Fixed(*n),
+        DimSection::Symbol(name) => Dim::Symbol(name.clone()),
+    });
+    Ok(TensorSpec {
+        name: section.name.clone(),
+        dtype: section.dtype.parse().map_err(at(&format!("tensor `{}`", section.name)))?,
+        shape: shape.collect(),
+    })
+}
+
+fn param(section: &ParamSection) -> Result<(String, ParamSpec), String> {
+    let field = format!("param `{}`", section.name);
+    let all = [ParamType::F32, ParamType::U32, ParamType::I32];
+    let ty = all
+        .into_iter()
+        .find(|ty| ty.name() == section.ty)
+        .ok_or_else(|| format!("{field}: type is f32, u32 or i32, not `{}`", section.ty))?;
+    let whole = |x: f64, low: f64, high: f64| {
+        if x.fract() == 0.0 && (low..=high).contains(&x) {
+            Ok(x)
+        } else {
+            Err(format!("{field}: the default {x} is no {}", ty.name()))
+        }
+    };
+    let value = |x: f64| -> Result<ParamValue, String> {
+        Ok(match ty {
+            ParamType::F32 => ParamValue::F32(x as f32),
+            ParamType::U32 => ParamValue::U32(whole(x, 0.0, f64::from(u32::MAX))? as u32),
+            ParamType::I32 => {
+                ParamValue::I32(whole(x, f64::from(i32::MIN), f64::from(i32::MAX))? as i32)
+            }
+        })
+    };
+    let default = section.default.map(value).transpose()?;
+    Ok((section.name.clone(), ParamSpec { ty, default }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINIMAL: &str = r#"
+        [pack]
+        name = "p"
+        version = "1.0.0"
+        description = "d"
+        min_runtime_version = "0.1.0"
+        created_at = "2026-11-20T00:00:00Z"
+        author = { name = "a", signing_key = "ed25519:AAAA" }
+        [limits]
+        max_memory_pages = 16
+        max_epoch_ticks = 100
+        max_table_elements = 0
+        [wasmtime]
+        min_version = "48.0.0"
+        [[kernel]]
+        id = "k"
+        name = "K"
+        op = "my_op"
+        category = "custom"
+        entry_point = "k_forward"
+        inputs = [{ name = "x", dtype = "f32", shape = ["n", 2] }]
+        output = { name = "y", dtype = "f16", shape = ["n"] }
+        params = [{ name = "b", type = "i32", default = -1 }, { name = "a", type = "f32" }]
+    "#;
+
+    fn built() -> Vec<Built> {
+        vec![Built { size: 9, hash: Sha256Hex::from_bytes([1; 32]), features: vec![] }]
+    }
+
+    #[test]
+    fn a_spec_becomes_a_manifest_in_its_own_order() {
+        let spec = PackSpec::parse(MINIMAL).unwrap();
+        let manifest = spec.try_manifest(&built()).unwrap();
+        let kernel = &manifest.kernels[0];
+        assert_eq!(kernel.path.as_str(), "custom/k.wasm");
+        assert_eq!(kernel.params.keys().collect::<Vec<_>>(), ["b", "a"]);
+        assert_eq!(kernel.params["b"].default, Some(ParamValue::I32(-1)));
+        assert_eq!(kernel.inputs[0].shape[1], Dim::Fixed(2));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let with = |from: &str, to: &str| {
+            let spec = PackSpec::parse(&MINIMAL.replace(from, to));
+            spec.and_then(|spec| spec.try_manifest(&built())).unwrap_err()
+        };
+        assert!(with("id = \"k\"", "id = \"../k\"").contains("`id`"));
+        assert!(with("= -1", "= 0.5").contains("param `b`"));
+        assert!(with("\"i32\"", "\"f64\"").contains("f32, u32 or i32"));
+        assert!(with("dtype = \"f16\"", "dtype = \"f17\"").contains("tensor `y`"));
+        assert!(with("name = \"K\"", "nam = \"K\"").contains("nam"));
+        assert!(with("2026-11-20T00:00:00Z", "yesterday").contains("created_at"));
+    }
+}

@@ -1,0 +1,68 @@
+//! A pack that nobody has signed yet, run through the host's own admission.
+//!
+//! A host takes verified packs only. For a trial the bytes are signed in memory by a key that is
+//! made for it and dropped with it, and trusted by a policy that knows no other: the pack gets
+//! exactly the treatment that it would get from a host that trusts its author.
+
+use std::borrow::Cow;
+
+use ruvllm_host::{Host, HostConfig, Policy};
+use ruvllm_manifest::{MANIFEST_FILE, Manifest, SIGNATURE_FILE};
+use ruvllm_signing::{
+    PackLimits, PackPattern, Publisher, SecretKey, TrustPolicy, UnverifiedPack, sign_manifest,
+};
+
+use crate::ToolError;
+
+/// Installs the files of a pack on a host of their own; a host without fallback, that does not
+/// check kernels by itself.
+///
+/// # Errors
+/// [`ToolError::Pack`] and [`ToolError::Host`], as a host that trusts the author would refuse it.
+pub(crate) fn admit(files: impl IntoIterator<Item = (String, Vec<u8>)>) -> Result<Host, ToolError> {
+    let mut files: Vec<(String, Cow<'static, [u8]>)> = files
+        .into_iter()
+        .filter(|(path, _)| path != SIGNATURE_FILE)
+        .map(|(path, bytes)| (path, Cow::Owned(bytes)))
+        .collect();
+    let manifest = files.iter().find(|(path, _)| path == MANIFEST_FILE);
+    let manifest = manifest.map_or(&[][..], |(_, bytes)| bytes.as_ref());
+    let key = SecretKey::generate()?;
+    let envelope = sign_manifest(manifest, &[&key])?.to_json().into_bytes();
+    let runtime_version = runtime_version(manifest);
+    files.push((SIGNATURE_FILE.to_owned(), Cow::Owned(envelope)));
+    let everything: PackPattern = "*".parse()?;
+    let publisher = Publisher {
+        name: "trial".to_owned(),
+        key: key.public_key(),
+        packs: vec![everything],
+        native: false,
+        not_before: None,
+        not_after: None,
+    };
+    let policy = TrustPolicy::new(vec![publisher], 1)?;
+    let pack = UnverifiedPack::from_files(files, &PackLimits::default())?.verify(&policy, None)?;
+    let mut config = HostConfig {
+        policy: Policy::SandboxFirst,
+        strict: true,
+        quarantine_after: u32::MAX,
+        cross_check_every: 0,
+        ..HostConfig::default()
+    };
+    if let Some(version) = runtime_version {
+        config.runtime_version = version;
+    }
+    let host = Host::new(config)?;
+    host.install(pack)?;
+    Ok(host)
+}
+
+/// A version that the manifest admits: this runtime's own where it does, else the oldest. The trial
+/// is about the kernels; that a pack is for a newer runtime is no fault of theirs.
+fn runtime_version(manifest: &[u8]) -> Option<semver::Version> {
+    let manifest = Manifest::parse(manifest).ok()?;
+    let here = HostConfig::default().runtime_version;
+    let admits = here >= manifest.min_runtime_version
+        && manifest.max_runtime_version.as_ref().is_none_or(|max| here < *max);
+    Some(if admits { here } else { manifest.min_runtime_version })
+}
