@@ -1,0 +1,166 @@
+//! Measuring speed: prompt processing (`pp`) and generation (`tg`), as the field's tools do.
+//!
+//! Token ids are random but always the same; sampling is not part of the measured time. Each
+//! measurement is repeated after a warm-up, and mean and sample standard deviation are of the
+//! repetitions.
+
+use std::time::Instant;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use serde::Serialize;
+
+use crate::engine::{Engine, Session};
+use crate::error::EngineError;
+
+/// What to measure: `n_prompt` tokens at once, then `n_gen` tokens one by one, `reps` times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BenchOptions {
+    /// Tokens of the prompt; 0 leaves it out.
+    pub n_prompt: usize,
+    /// Tokens generated; 0 leaves it out.
+    pub n_gen: usize,
+    /// Repetitions.
+    pub reps: usize,
+    /// Whether to compute once before measuring.
+    pub warmup: bool,
+}
+
+/// A measurement, under the field names that the reference tool's JSON has.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BenchRow {
+    /// Name of the model.
+    pub model_name: String,
+    /// Family and element type, such as `llama q8_0`.
+    pub model_type: String,
+    /// Bytes of the weights.
+    pub model_size: usize,
+    /// Number of weights.
+    pub model_n_params: usize,
+    /// Tokens of a prompt that are computed at once.
+    pub n_batch: usize,
+    /// Threads.
+    pub n_threads: usize,
+    /// Element type of cached keys.
+    pub type_k: &'static str,
+    /// Element type of cached values.
+    pub type_v: &'static str,
+    /// Tokens of the prompt.
+    pub n_prompt: usize,
+    /// Tokens generated.
+    pub n_gen: usize,
+    /// Mean time of a repetition in nanoseconds.
+    pub avg_ns: u64,
+    /// Its standard deviation.
+    pub stddev_ns: u64,
+    /// Mean tokens per second.
+    pub avg_ts: f64,
+    /// Their standard deviation.
+    pub stddev_ts: f64,
+    /// Time of each repetition in nanoseconds.
+    pub samples_ns: Vec<u64>,
+    /// Tokens per second of each repetition.
+    pub samples_ts: Vec<f64>,
+}
+
+impl BenchRow {
+    /// The test's usual name: `pp512`, `tg128`, or both.
+    pub fn test(&self) -> String {
+        match (self.n_prompt, self.n_gen) {
+            (prompt, 0) => format!("pp{prompt}"),
+            (0, generated) => format!("tg{generated}"),
+            (prompt, generated) => format!("pp{prompt}+tg{generated}"),
+        }
+    }
+}
+
+/// Measures one row. A row that has both parts times them together.
+///
+/// # Errors
+/// [`EngineError::InvalidOption`], [`EngineError::PromptTooLong`] where the engine's context does
+/// not hold the tokens, and what computing can give.
+pub fn bench(engine: &Engine, options: &BenchOptions) -> Result<BenchRow, EngineError> {
+    let BenchOptions { n_prompt, n_gen, reps, warmup } = *options;
+    for (option, value) in [("n", n_prompt + n_gen), ("reps", reps)] {
+        if value == 0 {
+            let reason = "there is nothing to measure";
+            return Err(EngineError::InvalidOption { option, value: value.to_string(), reason });
+        }
+    }
+    let tokens = random_tokens(engine.model().vocab(), n_prompt + n_gen);
+    let (prompt, generated) = tokens.split_at(n_prompt);
+    let mut session = engine.session()?;
+    if warmup {
+        run(&mut session, prompt, &generated[..n_gen.min(1)])?;
+    }
+    let mut samples_ns = Vec::with_capacity(reps);
+    for _ in 0..reps {
+        let start = Instant::now();
+        run(&mut session, prompt, generated)?;
+        samples_ns.push(start.elapsed().as_nanos().min(u64::MAX.into()) as u64);
+    }
+    let times: Vec<f64> = samples_ns.iter().map(|&ns| ns as f64).collect();
+    let samples_ts: Vec<f64> = times.iter().map(|ns| tokens.len() as f64 * 1e9 / ns).collect();
+    let (avg_ns, stddev_ns) = mean_and_deviation(&times);
+    let (avg_ts, stddev_ts) = mean_and_deviation(&samples_ts);
+    let (model, kv) = (engine.model(), engine.config().kv.dtype().name());
+    Ok(BenchRow {
+        model_name: model.name().to_owned(),
+        model_type: format!("{} {}", model.config().architecture, model.weight_type()),
+        model_size: model.size_bytes(),
+        model_n_params: model.parameters(),
+        n_batch: engine.config().batch,
+        n_threads: engine.config().threads,
+        type_k: kv,
+        type_v: kv,
+        n_prompt,
+        n_gen,
+        avg_ns: avg_ns as u64,
+        stddev_ns: stddev_ns as u64,
+        avg_ts,
+        stddev_ts,
+        samples_ns,
+        samples_ts,
+    })
+}
+
+fn run(session: &mut Session, prompt: &[u32], generated: &[u32]) -> Result<(), EngineError> {
+    session.reset();
+    if !prompt.is_empty() {
+        session.prefill(prompt)?;
+    }
+    for &token in generated {
+        session.decode(token)?;
+    }
+    Ok(())
+}
+
+fn random_tokens(vocab: usize, n: usize) -> Vec<u32> {
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    (0..n).map(|_| (rng.next_u64() % vocab.max(1) as u64) as u32).collect()
+}
+
+/// Mean and sample standard deviation; one sample has deviation 0.
+pub fn mean_and_deviation(samples: &[f64]) -> (f64, f64) {
+    let n = samples.len() as f64;
+    let mean = samples.iter().sum::<f64>() / n.max(1.0);
+    let squares: f64 = samples.iter().map(|x| (x - mean) * (x - mean)).sum();
+    (mean, (squares / (n - 1.0).max(1.0)).sqrt())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_deviation_is_that_of_a_sample() {
+        assert_eq!(mean_and_deviation(&[2.0, 4.0, 6.0]), (4.0, 2.0));
+        assert_eq!(mean_and_deviation(&[5.0]), (5.0, 0.0));
+    }
+
+    #[test]
+    fn the_tokens_are_the_same_each_time_and_in_the_vocabulary() {
+        assert_eq!(random_tokens(100, 50), random_tokens(100, 50));
+        assert!(random_tokens(100, 50).iter().all(|&t| t < 100));
+    }
+}

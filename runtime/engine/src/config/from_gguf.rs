@@ -1,0 +1,203 @@
+//! The configuration in a GGUF file's metadata.
+
+use candle_core::quantized::gguf_file::Value;
+use ruvllm_native::quant::dequantize_row;
+
+use super::{MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling};
+use crate::error::EngineError;
+use crate::gguf::{GgufFile, Metadata};
+use crate::storage::TensorSource;
+
+/// What a family does differently.
+struct Family {
+    architecture: &'static str,
+    layout: RopeLayout,
+    qkv_bias: bool,
+}
+
+const FAMILIES: &[Family] = &[
+    Family { architecture: "llama", layout: RopeLayout::Interleaved, qkv_bias: false },
+    Family { architecture: "qwen2", layout: RopeLayout::NeoX, qkv_bias: true },
+];
+
+/// Typed access to `<architecture>.<key>`.
+struct Keys<'a> {
+    origin: &'a str,
+    architecture: &'static str,
+    metadata: &'a Metadata,
+}
+
+impl Keys<'_> {
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture)
+    }
+
+    fn invalid(&self, name: &str, value: String, reason: &str) -> EngineError {
+        EngineError::ConfigInvalid {
+            path: self.origin.to_owned(),
+            key: self.key(name),
+            value,
+            reason: reason.to_owned(),
+        }
+    }
+
+    fn missing(&self, name: &str) -> EngineError {
+        EngineError::ConfigMissing { path: self.origin.to_owned(), key: self.key(name) }
+    }
+
+    fn usize(&self, name: &str) -> Result<Option<usize>, EngineError> {
+        let Some(value) = self.metadata.get(&self.key(name)) else { return Ok(None) };
+        // Some converters write one entry per layer even where all layers are alike.
+        let value = match value {
+            Value::Array(values) => match values.split_first() {
+                Some((first, rest)) if rest.iter().all(|v| integer(v) == integer(first)) => first,
+                _ => {
+                    let reason = "layers of different sizes are not supported";
+                    return Err(self.invalid(name, format!("{} values", values.len()), reason));
+                }
+            },
+            other => other,
+        };
+        match integer(value).and_then(|n| usize::try_from(n).ok()) {
+            Some(n) => Ok(Some(n)),
+            None => Err(self.invalid(name, format!("{value:?}"), "expected a size")),
+        }
+    }
+
+    fn required(&self, name: &str) -> Result<usize, EngineError> {
+        self.usize(name)?.ok_or_else(|| self.missing(name))
+    }
+
+    fn f64(&self, name: &str) -> Result<Option<f64>, EngineError> {
+        let Some(value) = self.metadata.get(&self.key(name)) else { return Ok(None) };
+        match value {
+            Value::F32(x) => Ok(Some(f64::from(*x))),
+            Value::F64(x) => Ok(Some(*x)),
+            other => Err(self.invalid(name, format!("{other:?}"), "expected a number")),
+        }
+    }
+
+    fn text(&self, name: &str) -> Option<&str> {
+        match self.metadata.get(&self.key(name)) {
+            Some(Value::String(text)) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+fn integer(value: &Value) -> Option<i64> {
+    match *value {
+        Value::U8(n) => Some(n.into()),
+        Value::I8(n) => Some(n.into()),
+        Value::U16(n) => Some(n.into()),
+        Value::I16(n) => Some(n.into()),
+        Value::U32(n) => Some(n.into()),
+        Value::I32(n) => Some(n.into()),
+        Value::U64(n) => i64::try_from(n).ok(),
+        Value::I64(n) => Some(n),
+        _ => None,
+    }
+}
+
+/// Reads the configuration of a GGUF file.
+///
+/// # Errors
+/// [`EngineError::ArchitectureUnknown`], [`EngineError::ConfigMissing`] and
+/// [`EngineError::ConfigInvalid`].
+pub fn from_gguf(file: &GgufFile) -> Result<ModelConfig, EngineError> {
+    let origin = file.origin();
+    let architecture = match file.metadata().get("general.architecture") {
+        Some(Value::String(name)) => name,
+        _ => {
+            return Err(EngineError::ConfigMissing {
+                path: origin.to_owned(),
+                key: "general.architecture".to_owned(),
+            });
+        }
+    };
+    let family = FAMILIES.iter().find(|f| f.architecture == architecture).ok_or_else(|| {
+        EngineError::ArchitectureUnknown {
+            path: origin.to_owned(),
+            architecture: architecture.clone(),
+        }
+    })?;
+    let keys = Keys { origin, architecture: family.architecture, metadata: file.metadata() };
+
+    if keys.usize("expert_count")?.is_some_and(|n| n > 0) {
+        return Err(EngineError::ArchitectureUnknown {
+            path: origin.to_owned(),
+            architecture: format!("{architecture} with a mixture of experts"),
+        });
+    }
+    let dim = keys.required("embedding_length")?;
+    let layers = keys.required("block_count")?;
+    if layers > MAX_LAYERS {
+        return Err(keys.invalid("block_count", layers.to_string(), "more than any known model"));
+    }
+    let heads = keys.required("attention.head_count")?;
+    let kv_heads = keys.usize("attention.head_count_kv")?.unwrap_or(heads);
+    let head_dim = match keys.usize("attention.key_length")? {
+        Some(length) => length,
+        None if heads > 0 => dim / heads,
+        None => 0,
+    };
+    if let Some(length) = keys.usize("attention.value_length")?
+        && length != head_dim
+    {
+        let reason = "keys and values of different sizes are not supported";
+        return Err(keys.invalid("attention.value_length", length.to_string(), reason));
+    }
+    let window = keys.usize("attention.sliding_window")?.filter(|&w| w > 0);
+    let norm_eps = keys
+        .f64("attention.layer_norm_rms_epsilon")?
+        .ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?;
+
+    let config = ModelConfig {
+        architecture: architecture.clone(),
+        dim,
+        ffn_dim: keys.required("feed_forward_length")?,
+        heads,
+        kv_heads,
+        head_dim,
+        context: keys.required("context_length")?,
+        norm_eps: norm_eps as f32,
+        rope: RopeConfig {
+            theta: keys.f64("rope.freq_base")?.unwrap_or(10_000.0),
+            dims: keys.usize("rope.dimension_count")?.unwrap_or(head_dim),
+            layout: family.layout,
+            scaling: scaling(&keys, file)?,
+        },
+        windows: vec![window; layers],
+        qkv_bias: family.qkv_bias,
+        tied_embeddings: false,
+    };
+    config.validate(origin)?;
+    Ok(config)
+}
+
+fn scaling(keys: &Keys<'_>, file: &GgufFile) -> Result<RopeScaling, EngineError> {
+    if let Some(tensor) = file.find("rope_freqs.weight")? {
+        // One-dimensional by the format; a wrong length is refused with the rest of the checks.
+        let mut factors = vec![0.0; tensor.shape.iter().product()];
+        dequantize_row(tensor.dtype, tensor.bytes.as_slice(), &mut factors)?;
+        return Ok(RopeScaling::Factors(factors));
+    }
+    let linear = |name: &str| -> Result<RopeScaling, EngineError> {
+        let factor = keys.f64(name)?.ok_or_else(|| keys.missing(name))?;
+        Ok(if factor == 0.0 || factor == 1.0 {
+            RopeScaling::None
+        } else {
+            RopeScaling::Linear { factor }
+        })
+    };
+    match keys.text("rope.scaling.type") {
+        // Old files state a linear scale without a type.
+        None if keys.f64("rope.scale_linear")?.is_some() => linear("rope.scale_linear"),
+        None | Some("none") => Ok(RopeScaling::None),
+        Some("linear") => linear("rope.scaling.factor"),
+        Some(other) => {
+            let reason = "supported are none, linear and the factors of Llama 3";
+            Err(keys.invalid("rope.scaling.type", other.to_owned(), reason))
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! The configuration in a Hugging Face `config.json`.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling};
+use crate::error::EngineError;
+
+/// What a family does differently; its defaults are those of the family's own configuration class.
+struct Family {
+    model_type: &'static str,
+    architecture: &'static str,
+    qkv_bias: bool,
+    context: usize,
+    /// Whether `sliding_window` counts only together with `use_sliding_window`.
+    window_needs_switch: bool,
+}
+
+const FAMILIES: &[Family] = &[
+    Family {
+        model_type: "llama",
+        architecture: "llama",
+        qkv_bias: false,
+        context: 2048,
+        window_needs_switch: false,
+    },
+    Family {
+        model_type: "mistral",
+        architecture: "llama",
+        qkv_bias: false,
+        context: 131_072,
+        window_needs_switch: false,
+    },
+    Family {
+        model_type: "qwen2",
+        architecture: "qwen2",
+        qkv_bias: true,
+        context: 32_768,
+        window_needs_switch: true,
+    },
+];
+
+#[derive(Deserialize)]
+struct Raw {
+    model_type: Option<String>,
+    hidden_size: Option<usize>,
+    intermediate_size: Option<usize>,
+    num_hidden_layers: Option<usize>,
+    num_attention_heads: Option<usize>,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    max_position_embeddings: Option<usize>,
+    rms_norm_eps: Option<f64>,
+    rope_theta: Option<f64>,
+    rope_scaling: Option<Value>,
+    rope_parameters: Option<Value>,
+    partial_rotary_factor: Option<f64>,
+    sliding_window: Option<usize>,
+    use_sliding_window: Option<bool>,
+    max_window_layers: Option<usize>,
+    layer_types: Option<Vec<String>>,
+    tie_word_embeddings: Option<bool>,
+    attention_bias: Option<bool>,
+    hidden_act: Option<String>,
+    quantization_config: Option<Value>,
+}
+
+/// Reads the configuration from the text of `config.json`; `origin` is its path in messages.
+///
+/// # Errors
+/// [`EngineError::NotAModel`] for text that is no such JSON, [`EngineError::ArchitectureUnknown`],
+/// [`EngineError::ConfigMissing`] and [`EngineError::ConfigInvalid`].
+pub fn from_hf(text: &str, origin: &str) -> Result<ModelConfig, EngineError> {
+    let raw: Raw = serde_json::from_str(text).map_err(|e| EngineError::NotAModel {
+        path: origin.to_owned(),
+        reason: format!("not a model configuration: {e}"),
+    })?;
+    let missing =
+        |key: &str| EngineError::ConfigMissing { path: origin.to_owned(), key: key.to_owned() };
+    let invalid = |key: &str, value: &dyn ToString, reason: &str| EngineError::ConfigInvalid {
+        path: origin.to_owned(),
+        key: key.to_owned(),
+        value: value.to_string(),
+        reason: reason.to_owned(),
+    };
+
+    let model_type = raw.model_type.ok_or_else(|| missing("model_type"))?;
+    let family = FAMILIES.iter().find(|f| f.model_type == model_type).ok_or_else(|| {
+        EngineError::ArchitectureUnknown { path: origin.to_owned(), architecture: model_type }
+    })?;
+    if raw.quantization_config.is_some() {
+        let reason = "quantised checkpoints are read as GGUF only; convert the model";
+        return Err(invalid("quantization_config", &"set", reason));
+    }
+    if let Some(act) = raw.hidden_act.filter(|act| act != "silu") {
+        return Err(invalid("hidden_act", &act, "supported is silu"));
+    }
+
+    let dim = raw.hidden_size.ok_or_else(|| missing("hidden_size"))?;
+    let layers = raw.num_hidden_layers.ok_or_else(|| missing("num_hidden_layers"))?;
+    if layers > MAX_LAYERS {
+        return Err(invalid("num_hidden_layers", &layers, "more than any known model"));
+    }
+    let heads = raw.num_attention_heads.ok_or_else(|| missing("num_attention_heads"))?;
+    let head_dim = match raw.head_dim {
+        Some(size) => size,
+        None if heads > 0 => dim / heads,
+        None => 0,
+    };
+    let mut windows = vec![None; layers];
+    let window = raw
+        .sliding_window
+        .filter(|_| !family.window_needs_switch || raw.use_sliding_window == Some(true));
+    if let Some(types) = &raw.layer_types {
+        if types.len() != layers {
+            let value = format!("{} entries", types.len());
+            return Err(invalid("layer_types", &value, "one entry per layer is needed"));
+        }
+        for (slot, kind) in windows.iter_mut().zip(types) {
+            *slot = match kind.as_str() {
+                "full_attention" => None,
+                "sliding_attention" => window,
+                other => {
+                    let reason = "supported are full_attention and sliding_attention";
+                    return Err(invalid("layer_types", &other, reason));
+                }
+            };
+        }
+    } else {
+        let full = if family.window_needs_switch {
+            raw.max_window_layers.unwrap_or(layers).min(layers)
+        } else {
+            0
+        };
+        windows[full..].fill(window);
+    }
+
+    let parameters = raw.rope_parameters.or(raw.rope_scaling);
+    let field = |name: &str| parameters.as_ref().and_then(|p| p.get(name));
+    let theta = match field("rope_theta") {
+        Some(value) => {
+            Some(value.as_f64().ok_or_else(|| invalid("rope_theta", value, "expected a number"))?)
+        }
+        None => raw.rope_theta,
+    };
+    let partial =
+        field("partial_rotary_factor").and_then(Value::as_f64).or(raw.partial_rotary_factor);
+    let config = ModelConfig {
+        architecture: family.architecture.to_owned(),
+        dim,
+        ffn_dim: raw.intermediate_size.ok_or_else(|| missing("intermediate_size"))?,
+        heads,
+        kv_heads: raw.num_key_value_heads.unwrap_or(heads),
+        head_dim,
+        context: raw.max_position_embeddings.unwrap_or(family.context),
+        norm_eps: raw.rms_norm_eps.unwrap_or(1e-6) as f32,
+        rope: RopeConfig {
+            theta: theta.unwrap_or(10_000.0),
+            dims: (head_dim as f64 * partial.unwrap_or(1.0)) as usize,
+            layout: RopeLayout::NeoX,
+            scaling: scaling(&field, &invalid, &missing)?,
+        },
+        windows,
+        qkv_bias: family.qkv_bias || raw.attention_bias == Some(true),
+        tied_embeddings: raw.tie_word_embeddings.unwrap_or(false),
+    };
+    config.validate(origin)?;
+    Ok(config)
+}
+
+fn scaling<'a>(
+    field: &dyn Fn(&str) -> Option<&'a Value>,
+    invalid: &dyn Fn(&str, &dyn ToString, &str) -> EngineError,
+    missing: &dyn Fn(&str) -> EngineError,
+) -> Result<RopeScaling, EngineError> {
+    let number = |name: &str| -> Result<f64, EngineError> {
+        let value = field(name).ok_or_else(|| missing(&format!("rope_parameters.{name}")))?;
+        value.as_f64().ok_or_else(|| invalid(name, value, "expected a number"))
+    };
+    // The key has had two names.
+    let kind = field("rope_type").or_else(|| field("type")).and_then(Value::as_str);
+    match kind {
+        None | Some("default") => Ok(RopeScaling::None),
+        Some("linear") => Ok(RopeScaling::Linear { factor: number("factor")? }),
+        Some("llama3") => Ok(RopeScaling::Llama3 {
+            factor: number("factor")?,
+            low_freq_factor: number("low_freq_factor")?,
+            high_freq_factor: number("high_freq_factor")?,
+            original_context: number("original_max_position_embeddings")?,
+        }),
+        Some(other) => {
+            Err(invalid("rope_type", &other, "supported are default, linear and llama3"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(extra: &str) -> String {
+        format!(
+            r#"{{"model_type":"llama","hidden_size":64,"intermediate_size":128,
+            "num_hidden_layers":3,"num_attention_heads":4,"num_key_value_heads":2{extra}}}"#
+        )
+    }
+
+    fn read(extra: &str) -> Result<ModelConfig, EngineError> {
+        from_hf(&with(extra), "config.json")
+    }
+
+    #[test]
+    fn both_spellings_of_llama3_scaling_mean_the_same() {
+        let body = r#""factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,
+            "original_max_position_embeddings":8192"#;
+        let old = read(&format!(
+            r#","rope_theta":500000.0,"rope_scaling":{{"rope_type":"llama3",{body}}}"#
+        ));
+        let new = read(&format!(
+            r#","rope_parameters":{{"rope_type":"llama3","rope_theta":500000.0,{body}}}"#
+        ));
+        let old = old.unwrap();
+        assert_eq!(old, new.unwrap());
+        assert_eq!(old.rope.theta, 500_000.0);
+        assert!(matches!(old.rope.scaling, RopeScaling::Llama3 { .. }));
+    }
+
+    #[test]
+    fn a_window_applies_where_the_family_says_so() {
+        assert_eq!(read(r#","sliding_window":16"#).unwrap().windows, [Some(16); 3]);
+        let qwen = |extra: &str| {
+            let text = with(extra).replace(r#""llama""#, r#""qwen2""#);
+            from_hf(&text, "config.json").unwrap()
+        };
+        assert_eq!(qwen(r#","sliding_window":16,"use_sliding_window":false"#).windows, [None; 3]);
+        let on = r#","sliding_window":16,"use_sliding_window":true,"max_window_layers":2"#;
+        assert_eq!(qwen(on).windows, [None, None, Some(16)]);
+        let types = r#","sliding_window":16,"use_sliding_window":true,
+            "layer_types":["sliding_attention","full_attention","full_attention"]"#;
+        assert_eq!(qwen(types).windows, [Some(16), None, None]);
+        assert!(qwen("").qkv_bias);
+    }
+
+    #[test]
+    fn what_is_not_supported_is_named() {
+        let code = |text: &str| from_hf(text, "config.json").unwrap_err().code();
+        assert_eq!(code(r#"{"model_type":"mamba"}"#), "architecture_unknown");
+        assert_eq!(code(r#"{"model_type":"llama"}"#), "config_missing");
+        assert_eq!(code("[]"), "not_a_model");
+        assert_eq!(
+            code(&with(r#","rope_scaling":{"type":"yarn","factor":2.0}"#)),
+            "config_invalid"
+        );
+        assert_eq!(code(&with(r#","hidden_act":"gelu""#)), "config_invalid");
+        assert_eq!(code(&with(r#","head_dim":512"#)), "config_invalid");
+        assert_eq!(code(&with(r#","quantization_config":{}"#)), "config_invalid");
+    }
+}

@@ -1,0 +1,266 @@
+//! What can go wrong between a model file and its text, each with a stable code.
+
+use std::path::PathBuf;
+
+use ruvllm_abi::DType;
+use ruvllm_host::{CallError, HostError};
+use ruvllm_native::NativeError;
+
+use crate::tokenizer::TokenizerError;
+
+/// An error of the engine. [`EngineError::code`] is stable; messages say what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// There is nothing at the path.
+    #[error("{}: no such file or directory; check the path of the model", path.display())]
+    FileNotFound {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// The operating system refused to read a file.
+    #[error("{}: cannot be read: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file or directory is no model that this engine reads.
+    #[error(
+        "{path}: {reason}; expected a GGUF file, or a directory with config.json, model.safetensors and tokenizer.json"
+    )]
+    NotAModel {
+        /// The file or directory.
+        path: String,
+        /// What was found instead.
+        reason: String,
+    },
+    /// A GGUF file ends before its contents do.
+    #[error(
+        "{path}: truncated GGUF: {what} needs {missing} more bytes than the file has; copy or download the file again"
+    )]
+    GgufTruncated {
+        /// The file.
+        path: String,
+        /// The tensor or header field that is cut off.
+        what: String,
+        /// How many bytes are missing for it.
+        missing: u64,
+    },
+    /// A GGUF file contradicts the format.
+    #[error("{path}: malformed GGUF: {reason}; convert or download the file again")]
+    GgufMalformed {
+        /// The file.
+        path: String,
+        /// The contradiction.
+        reason: String,
+    },
+    /// A GGUF file has a version or byte order that is not read.
+    #[error(
+        "{path}: GGUF {found} is not supported, only versions 2 and 3 in little-endian order; convert the model again"
+    )]
+    GgufVersion {
+        /// The file.
+        path: String,
+        /// Version or byte order.
+        found: String,
+    },
+    /// A safetensors file is damaged or contradicts itself.
+    #[error("{path}: unusable safetensors file: {reason}; download it again")]
+    Safetensors {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The configuration lacks a value that the model cannot do without.
+    #[error(
+        "{path}: the model's metadata has no `{key}`; convert the model again with a current converter"
+    )]
+    ConfigMissing {
+        /// The file.
+        path: String,
+        /// The missing key.
+        key: String,
+    },
+    /// The configuration holds a value that cannot be right or is not supported.
+    #[error("{path}: `{key}` is {value}: {reason}")]
+    ConfigInvalid {
+        /// The file.
+        path: String,
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// Why it is refused.
+        reason: String,
+    },
+    /// The model belongs to a family that the decoder does not know.
+    #[error(
+        "{path}: architecture `{architecture}` is not supported; supported are llama (also Mistral, TinyLlama, SmolLM) and qwen2"
+    )]
+    ArchitectureUnknown {
+        /// The file.
+        path: String,
+        /// The architecture that the file names.
+        architecture: String,
+    },
+    /// A tensor that the model needs is not in the file.
+    #[error(
+        "{path}: tensor `{tensor}` is missing; the file is incomplete or of another architecture"
+    )]
+    TensorMissing {
+        /// The file.
+        path: String,
+        /// Its name.
+        tensor: String,
+    },
+    /// A tensor has another shape than the configuration implies.
+    #[error(
+        "{path}: tensor `{tensor}` has shape {found:?}, but the model's configuration implies {expected:?}; the file contradicts itself, convert it again"
+    )]
+    TensorShape {
+        /// The file.
+        path: String,
+        /// Its name.
+        tensor: String,
+        /// The shape in the file, outermost dimension first.
+        found: Vec<usize>,
+        /// The shape that the configuration implies.
+        expected: Vec<usize>,
+    },
+    /// A tensor is stored in a type that the engine does not compute with.
+    #[error(
+        "{path}: tensor `{tensor}` has type {found}, which is not supported; use a file in F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K"
+    )]
+    TensorType {
+        /// The file.
+        path: String,
+        /// Its name.
+        tensor: String,
+        /// The type.
+        found: String,
+    },
+    /// The prompt does not fit the context.
+    #[error(
+        "the prompt has {prompt} tokens and {used} are in the context already, but the context holds {context}; shorten the prompt or choose a larger context"
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens already in the context.
+        used: usize,
+        /// Tokens that the context holds.
+        context: usize,
+    },
+    /// There is no token to start from.
+    #[error("the prompt has no tokens; give at least one token or a model with a BOS token")]
+    PromptEmpty,
+    /// A token id lies outside the model's vocabulary.
+    #[error(
+        "token {token} is outside the model's vocabulary of {vocab}; use the model's own tokenizer"
+    )]
+    TokenOutOfRange {
+        /// The token id.
+        token: u32,
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
+    /// A quantised KV cache needs whole blocks per head.
+    #[error(
+        "a KV cache in {codec} needs a head size that is a multiple of 32, but this model's is {head_dim}; use --kv f16"
+    )]
+    KvHeadDim {
+        /// The codec.
+        codec: DType,
+        /// The model's head size.
+        head_dim: usize,
+    },
+    /// An option of the engine, the sampler or a measurement is out of range.
+    #[error("{option} is {value}: {reason}")]
+    InvalidOption {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What it must be.
+        reason: &'static str,
+    },
+    /// No logit is a number.
+    #[error(
+        "the model gave no finite logit; the weights are damaged or a kernel misbehaves (try --kernels native)"
+    )]
+    NonFiniteLogits,
+    /// A text is too short to measure.
+    #[error(
+        "the text has {tokens} tokens, but a perplexity over contexts of {context} needs at least {needed}; use a longer text or a smaller context"
+    )]
+    TextTooShort {
+        /// Tokens of the text.
+        tokens: usize,
+        /// Tokens of a chunk.
+        context: usize,
+        /// Tokens that are needed.
+        needed: usize,
+    },
+    /// No candidate, not even a native one, implements an operation that the decoder needs.
+    #[error("no kernel for {op}; the host has neither a pack kernel nor a native one for it")]
+    OpUnavailable {
+        /// The operation with its element types.
+        op: String,
+    },
+    /// A native operation refused its arguments.
+    #[error(transparent)]
+    Native(#[from] NativeError),
+    /// Every candidate of an operation failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The host refused.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The tokenizer refused.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+}
+
+impl EngineError {
+    /// The stable code of the error, shared by the command line and every other surface.
+    pub fn code(&self) -> &'static str {
+        match self {
+            EngineError::FileNotFound { .. } => "file_not_found",
+            EngineError::Io { .. } => "io",
+            EngineError::NotAModel { .. } => "not_a_model",
+            EngineError::GgufTruncated { .. } => "gguf_truncated",
+            EngineError::GgufMalformed { .. } => "gguf_malformed",
+            EngineError::GgufVersion { .. } => "gguf_version",
+            EngineError::Safetensors { .. } => "safetensors",
+            EngineError::ConfigMissing { .. } => "config_missing",
+            EngineError::ConfigInvalid { .. } => "config_invalid",
+            EngineError::ArchitectureUnknown { .. } => "architecture_unknown",
+            EngineError::TensorMissing { .. } => "tensor_missing",
+            EngineError::TensorShape { .. } => "tensor_shape",
+            EngineError::TensorType { .. } => "tensor_type",
+            EngineError::PromptTooLong { .. } => "prompt_too_long",
+            EngineError::PromptEmpty => "prompt_empty",
+            EngineError::TokenOutOfRange { .. } => "token_out_of_range",
+            EngineError::KvHeadDim { .. } => "kv_head_dim",
+            EngineError::InvalidOption { .. } => "invalid_option",
+            EngineError::NonFiniteLogits => "non_finite_logits",
+            EngineError::TextTooShort { .. } => "text_too_short",
+            EngineError::OpUnavailable { .. } => "op_unavailable",
+            EngineError::Native(e) => e.code(),
+            EngineError::Call(e) => e.code(),
+            EngineError::Host(e) => e.code(),
+            EngineError::Tokenizer(e) => e.code(),
+        }
+    }
+
+    /// Wraps what the operating system said about `path`; a missing file gets its own variant.
+    pub(crate) fn io(path: &std::path::Path, source: std::io::Error) -> EngineError {
+        if source.kind() == std::io::ErrorKind::NotFound {
+            return EngineError::FileNotFound { path: path.to_owned() };
+        }
+        EngineError::Io { path: path.to_owned(), source }
+    }
+}

@@ -1,0 +1,209 @@
+//! Hugging Face model directories: `config.json` and safetensors, one file or shards.
+//!
+//! Tensors are found under the names of the GGUF convention, so that the rest of the crate knows
+//! one set of names. Weights stay in the mapped files. Shard names come from a file that may be
+//! hostile: only plain names inside the directory are followed.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ruvllm_abi::DType;
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
+use serde::Deserialize;
+
+use crate::error::EngineError;
+use crate::storage::{Storage, Tensor, TensorBytes, TensorSource};
+
+/// The tensors of a layer: the part of the GGUF name, and of the Hugging Face name.
+const LAYER_NAMES: &[(&str, &str)] = &[
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+
+struct Entry {
+    storage: Arc<Storage>,
+    start: usize,
+    end: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+}
+
+/// An open model directory.
+pub struct HfDir {
+    path: PathBuf,
+    origin: String,
+    config: String,
+    tensors: HashMap<String, Entry>,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: HashMap<String, String>,
+}
+
+impl HfDir {
+    /// Opens a directory with `config.json` and `model.safetensors` or its sharded form.
+    ///
+    /// # Errors
+    /// A missing file, [`EngineError::NotAModel`] and [`EngineError::Safetensors`].
+    pub fn open(path: &Path) -> Result<HfDir, EngineError> {
+        let not_a_model = |reason: &str| EngineError::NotAModel {
+            path: path.display().to_string(),
+            reason: reason.to_owned(),
+        };
+        let config_path = path.join("config.json");
+        if !config_path.is_file() {
+            return Err(not_a_model("the directory has no config.json"));
+        }
+        let config =
+            std::fs::read_to_string(&config_path).map_err(|e| EngineError::io(&config_path, e))?;
+        let single = path.join("model.safetensors");
+        let index_path = path.join("model.safetensors.index.json");
+        let mut tensors = HashMap::new();
+        if single.is_file() {
+            read_shard(&single, &mut tensors)?;
+        } else if index_path.is_file() {
+            let text = std::fs::read(&index_path).map_err(|e| EngineError::io(&index_path, e))?;
+            let broken = |reason: String| EngineError::Safetensors {
+                path: index_path.display().to_string(),
+                reason,
+            };
+            let index: Index = serde_json::from_slice(&text).map_err(|e| broken(e.to_string()))?;
+            for name in index.weight_map.values().collect::<BTreeSet<_>>() {
+                let mut parts = Path::new(name).components();
+                let plain = matches!(parts.next(), Some(std::path::Component::Normal(_)))
+                    && parts.next().is_none();
+                if !plain {
+                    return Err(broken(format!(
+                        "the shard name `{name}` is not a plain file name"
+                    )));
+                }
+                read_shard(&path.join(name), &mut tensors)?;
+            }
+        } else {
+            return Err(not_a_model("the directory has no model.safetensors"));
+        }
+        Ok(HfDir { path: path.to_owned(), origin: path.display().to_string(), config, tensors })
+    }
+
+    /// The text of `config.json`.
+    pub fn config(&self) -> &str {
+        &self.config
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl TensorSource for HfDir {
+    fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    fn find(&self, name: &str) -> Result<Option<Tensor>, EngineError> {
+        let Some(entry) = hf_name(name).and_then(|name| self.tensors.get(&name)) else {
+            return Ok(None);
+        };
+        let dtype = match entry.dtype {
+            Dtype::F32 => DType::F32,
+            Dtype::F16 => DType::F16,
+            Dtype::BF16 => DType::BF16,
+            other => {
+                return Err(EngineError::TensorType {
+                    path: self.origin.clone(),
+                    tensor: hf_name(name).unwrap_or_default(),
+                    found: format!("{other:?}"),
+                });
+            }
+        };
+        let bytes = TensorBytes::new(&entry.storage, entry.start..entry.end, dtype);
+        Ok(Some(Tensor { dtype, shape: entry.shape.clone(), bytes }))
+    }
+}
+
+/// The Hugging Face name of a tensor in the GGUF convention.
+fn hf_name(name: &str) -> Option<String> {
+    match name {
+        "token_embd.weight" => return Some("model.embed_tokens.weight".to_owned()),
+        "output_norm.weight" => return Some("model.norm.weight".to_owned()),
+        "output.weight" => return Some("lm_head.weight".to_owned()),
+        _ => {}
+    }
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    let (part, kind) = rest.split_once('.')?;
+    let (_, part) = LAYER_NAMES.iter().find(|(gguf, _)| *gguf == part)?;
+    Some(format!("model.layers.{layer}.{part}.{kind}"))
+}
+
+fn read_shard(path: &Path, tensors: &mut HashMap<String, Entry>) -> Result<(), EngineError> {
+    let storage = Arc::new(Storage::map(path)?);
+    let (header, metadata) = SafeTensors::read_metadata(storage.bytes()).map_err(|e| {
+        let reason = match e {
+            SafeTensorError::HeaderTooSmall
+            | SafeTensorError::InvalidHeaderLength
+            | SafeTensorError::MetadataIncompleteBuffer => {
+                format!("its size does not match its header, it may be truncated ({e})")
+            }
+            other => other.to_string(),
+        };
+        EngineError::Safetensors { path: path.display().to_string(), reason }
+    })?;
+    // The header's length stands before it in eight bytes.
+    let data = 8 + header;
+    for (name, info) in metadata.tensors() {
+        let (start, end) = info.data_offsets;
+        let entry = Entry {
+            storage: Arc::clone(&storage),
+            start: data + start,
+            end: data + end,
+            dtype: info.dtype,
+            shape: info.shape.clone(),
+        };
+        tensors.insert(name, entry);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_gguf_convention() {
+        let name = |n| hf_name(n).unwrap_or_default();
+        assert_eq!(name("blk.11.attn_k.bias"), "model.layers.11.self_attn.k_proj.bias");
+        assert_eq!(name("blk.0.ffn_norm.weight"), "model.layers.0.post_attention_layernorm.weight");
+        assert_eq!(name("output.weight"), "lm_head.weight");
+        assert_eq!(name("rope_freqs.weight"), "");
+    }
+
+    #[test]
+    fn a_shard_outside_the_directory_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("config.json"), "{}").unwrap();
+        let index = r#"{"weight_map":{"a":"../model.safetensors"}}"#;
+        std::fs::write(dir.path().join("model.safetensors.index.json"), index).unwrap();
+        let Err(error) = HfDir::open(dir.path()) else { panic!("opened") };
+        assert_eq!(error.code(), "safetensors");
+        assert!(error.to_string().contains("plain file name"), "{error}");
+    }
+
+    #[test]
+    fn a_truncated_file_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("config.json"), "{}").unwrap();
+        std::fs::write(dir.path().join("model.safetensors"), [9, 0, 0]).unwrap();
+        let Err(error) = HfDir::open(dir.path()) else { panic!("opened") };
+        assert!(error.to_string().contains("truncated"), "{error}");
+    }
+}

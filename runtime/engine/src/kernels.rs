@@ -1,0 +1,265 @@
+//! Calls of registry kernels over rows: which kernel serves each operation, and how rows are
+//! shared out.
+//!
+//! A few rows run on the calling thread alone; many are split evenly over the threads, each with
+//! its own [`Worker`], in tiles small enough to stay in a core's cache with their output. The
+//! registry snapshot is pinned for a step, so that every layer of it sees the same kernels.
+
+use std::sync::Arc;
+
+use ruvllm_abi::DType;
+use ruvllm_host::{
+    Host, OpCall, OpKey, OpSlot, Operand, RegistrySnapshot, Resident, RopeDims, Worker,
+};
+use ruvllm_native::ThreadPool;
+
+use crate::error::EngineError;
+use crate::kv::KvType;
+use crate::rope::RopeTables;
+
+/// Bytes of one operand in one call.
+const TILE_BYTES: usize = 128 * 1024;
+
+/// Elements below which waking the other threads costs more than it saves.
+const SPLIT_ELEMS: usize = 16 * 1024;
+
+/// The workers of all threads, and the snapshot of the current step.
+pub(crate) struct Kernels {
+    workers: Vec<Worker>,
+    kv: KvType,
+    pinned: Pinned,
+}
+
+/// A snapshot with the slots of the decoder's operations in it.
+struct Pinned {
+    snapshot: Arc<RegistrySnapshot>,
+    rmsnorm: OpSlot,
+    rope: OpSlot,
+    swiglu: OpSlot,
+    /// Pack and unpack, for a quantised cache.
+    kv: Option<(OpSlot, OpSlot)>,
+}
+
+impl Pinned {
+    fn new(snapshot: Arc<RegistrySnapshot>, kv: KvType) -> Result<Pinned, EngineError> {
+        let slot = |key: OpKey| {
+            snapshot.slot(&key).ok_or_else(|| EngineError::OpUnavailable { op: key.to_string() })
+        };
+        let kv = if kv.is_quantized() {
+            let dtype = kv.dtype();
+            Some((slot(OpKey::kv_pack(dtype))?, slot(OpKey::kv_unpack(dtype))?))
+        } else {
+            None
+        };
+        Ok(Pinned {
+            rmsnorm: slot(OpKey::rmsnorm_f32())?,
+            rope: slot(OpKey::rope_f32())?,
+            swiglu: slot(OpKey::swiglu_f32())?,
+            kv,
+            snapshot,
+        })
+    }
+
+    fn kv(&self, kv: KvType) -> Result<(OpSlot, OpSlot), EngineError> {
+        self.kv.ok_or_else(|| EngineError::OpUnavailable {
+            op: OpKey::kv_pack(kv.dtype()).to_string(),
+        })
+    }
+}
+
+/// Shape of a rotation: every row holds `heads * dim` elements.
+#[derive(Clone, Copy)]
+pub(crate) struct RopeRows {
+    pub(crate) heads: usize,
+    pub(crate) dim: usize,
+    pub(crate) dim_half: usize,
+    pub(crate) theta: f32,
+    pub(crate) interleaved: bool,
+}
+
+impl Kernels {
+    pub(crate) fn new(host: &Host, threads: usize, kv: KvType) -> Result<Kernels, EngineError> {
+        let workers = (0..threads).map(|_| host.worker()).collect::<Result<_, _>>()?;
+        Ok(Kernels { workers, kv, pinned: Pinned::new(host.snapshot(), kv)? })
+    }
+
+    /// Pins the host's current snapshot for the next step.
+    ///
+    /// # Errors
+    /// [`EngineError::OpUnavailable`]; the earlier snapshot then stays pinned.
+    pub(crate) fn pin(&mut self, host: &Host) -> Result<(), EngineError> {
+        if host.generation() != self.pinned.snapshot.generation() {
+            self.pinned = Pinned::new(host.snapshot(), self.kv)?;
+        }
+        Ok(())
+    }
+
+    /// `y = rmsnorm(x) * weight` over rows `[m, dim]`.
+    pub(crate) fn rmsnorm(
+        &mut self,
+        pool: &ThreadPool,
+        x: &[f32],
+        weight: &Resident,
+        eps: f32,
+        y: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let dim = weight.len() / size_of::<f32>();
+        let Pinned { snapshot, rmsnorm, .. } = &self.pinned;
+        over_rows(pool, &mut self.workers, y, dim, dim * 4, &|worker, first, y| {
+            let x = &x[first * dim..][..y.len()];
+            let rows = (y.len() / dim) as u32;
+            let call = OpCall::rmsnorm(Operand::f32(x), weight.all(), rows, dim as u32, eps);
+            Ok(worker.call(snapshot, *rmsnorm, &call, bytemuck::cast_slice_mut(y))?)
+        })
+    }
+
+    /// `y = silu(gate) * up` over rows `[m, dim]`.
+    pub(crate) fn swiglu(
+        &mut self,
+        pool: &ThreadPool,
+        gate: &[f32],
+        up: &[f32],
+        dim: usize,
+        y: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let Pinned { snapshot, swiglu, .. } = &self.pinned;
+        over_rows(pool, &mut self.workers, y, dim, dim * 4, &|worker, first, y| {
+            let range = first * dim..first * dim + y.len();
+            let (gate, up) = (Operand::f32(&gate[range.clone()]), Operand::f32(&up[range]));
+            let call = OpCall::swiglu(gate, up, (y.len() / dim) as u32, dim as u32);
+            Ok(worker.call(snapshot, *swiglu, &call, bytemuck::cast_slice_mut(y))?)
+        })
+    }
+
+    /// Rotates rows `[m, heads, dim]`, the first of which has the position `position`. Tables up
+    /// to the last row's position must be reserved.
+    pub(crate) fn rope(
+        &mut self,
+        pool: &ThreadPool,
+        x: &[f32],
+        position: usize,
+        shape: &RopeRows,
+        tables: &RopeTables,
+        y: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let row = shape.heads * shape.dim;
+        let Pinned { snapshot, rope, .. } = &self.pinned;
+        over_rows(pool, &mut self.workers, y, row, row * 4, &|worker, first, mut y| {
+            let mut done = first;
+            while !y.is_empty() {
+                let (table, start, left) =
+                    tables.at(position + done).ok_or_else(|| EngineError::OpUnavailable {
+                        op: format!("rope at position {}", position + done),
+                    })?;
+                let rows = (y.len() / row).min(left);
+                let (now, rest) = y.split_at_mut(rows * row);
+                let freqs = Operand::Resident(table, start..start + rows * tables.row_bytes());
+                let dims = RopeDims {
+                    batch: 1,
+                    seq: rows as u32,
+                    heads: shape.heads as u32,
+                    dim: shape.dim as u32,
+                    dim_half: shape.dim_half as u32,
+                };
+                let x = Operand::f32(&x[done * row..][..now.len()]);
+                let call = OpCall::rope(x, freqs, dims, shape.theta, shape.interleaved);
+                worker.call(snapshot, *rope, &call, bytemuck::cast_slice_mut(now))?;
+                y = rest;
+                done += rows;
+            }
+            Ok(())
+        })
+    }
+
+    /// Packs rows `[n, dim]` into blocks of the cache's codec.
+    pub(crate) fn kv_pack(
+        &mut self,
+        pool: &ThreadPool,
+        x: &[f32],
+        dim: usize,
+        y: &mut [u8],
+    ) -> Result<(), EngineError> {
+        let (pack, _) = self.pinned.kv(self.kv)?;
+        let row = row_bytes(self.kv.dtype(), dim)?;
+        let snapshot = &self.pinned.snapshot;
+        over_rows(pool, &mut self.workers, y, row, dim * 4, &|worker, first, y| {
+            let rows = y.len() / row;
+            let x = Operand::f32(&x[first * dim..(first + rows) * dim]);
+            Ok(worker.call(snapshot, pack, &OpCall::kv_pack(x, rows as u32, dim as u32), y)?)
+        })
+    }
+
+    /// Unpacks rows `[n, dim]` of blocks of the cache's codec.
+    pub(crate) fn kv_unpack(
+        &mut self,
+        pool: &ThreadPool,
+        x: &[u8],
+        dim: usize,
+        y: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let (_, unpack) = self.pinned.kv(self.kv)?;
+        let row = row_bytes(self.kv.dtype(), dim)?;
+        let snapshot = &self.pinned.snapshot;
+        over_rows(pool, &mut self.workers, y, dim, dim * 4, &|worker, first, y| {
+            let rows = y.len() / dim;
+            let x = Operand::Bytes(&x[first * row..(first + rows) * row]);
+            let call = OpCall::kv_unpack(x, rows as u32, dim as u32);
+            Ok(worker.call(snapshot, unpack, &call, bytemuck::cast_slice_mut(y))?)
+        })
+    }
+}
+
+fn row_bytes(dtype: DType, dim: usize) -> Result<usize, EngineError> {
+    dtype.bytes_for(dim).ok_or(EngineError::KvHeadDim { codec: dtype, head_dim: dim })
+}
+
+/// One thread's share of an output, and how it went.
+struct Share<'a, T> {
+    worker: &'a mut Worker,
+    first: usize,
+    out: &'a mut [T],
+    result: Result<(), EngineError>,
+}
+
+/// Work on some rows: the worker, the index of the first row, and the rows of the output.
+type RowWork<'a, T> = dyn Fn(&mut Worker, usize, &mut [T]) -> Result<(), EngineError> + Sync + 'a;
+
+/// Runs `work` over all rows of `out`, `row` elements each; `widest` is the size in bytes of one
+/// row of the widest operand.
+fn over_rows<T: Send>(
+    pool: &ThreadPool,
+    workers: &mut [Worker],
+    out: &mut [T],
+    row: usize,
+    widest: usize,
+    work: &RowWork<'_, T>,
+) -> Result<(), EngineError> {
+    let tile = (TILE_BYTES / widest).max(1);
+    let tiled = |worker: &mut Worker, first: usize, out: &mut [T]| {
+        for (i, out) in out.chunks_mut(tile * row).enumerate() {
+            work(worker, first + i * tile, out)?;
+        }
+        Ok(())
+    };
+    let rows = out.len() / row;
+    let threads = pool.threads().min(workers.len());
+    if rows == 1 || threads == 1 || out.len() < SPLIT_ELEMS {
+        return match workers.first_mut() {
+            Some(worker) => tiled(worker, 0, out),
+            None => Ok(()),
+        };
+    }
+    let share = rows.div_ceil(threads);
+    let mut rest = out;
+    let mut shares = Vec::with_capacity(threads);
+    for (i, worker) in workers.iter_mut().enumerate().take(threads) {
+        let len = (share * row).min(rest.len());
+        let (out, after) = rest.split_at_mut(len);
+        rest = after;
+        shares.push(Share { worker, first: i * share, out, result: Ok(()) });
+    }
+    pool.run_with(&mut shares, &|_, share: &mut Share<'_, T>| {
+        share.result = tiled(share.worker, share.first, share.out);
+    });
+    shares.into_iter().try_for_each(|share| share.result)
+}

@@ -1,0 +1,41 @@
+//! Models, tokenizers, sampling, KV cache and generation.
+//!
+//! A [`Model`] is the read-only part: weights in place over a mapped file ([`gguf`], [`hf`]), one
+//! [`config`] for every family, tokenizer and chat template. An [`Engine`] adds threads and the
+//! kernels of a host; a [`Session`] is one sequence with its KV cache. [`generate`] turns prompt
+//! tokens into text, [`perplexity`] and [`bench`] measure.
+//!
+//! Invariants: files are checked when they are opened, so computing never meets a shape or a byte
+//! range that it did not expect; a failed step leaves its session as it was. The engine names
+//! operations, never who executes them. Not protected against: another process that truncates a
+//! mapped model file.
+#![deny(unsafe_code)]
+
+pub mod bench;
+pub mod chat;
+pub mod config;
+mod decoder;
+pub mod engine;
+pub mod error;
+pub mod generate;
+pub mod gguf;
+pub mod hf;
+mod kernels;
+pub mod kv;
+pub mod model;
+pub mod perplexity;
+pub mod rope;
+pub mod sampler;
+mod storage;
+pub mod tokenizer;
+mod weights;
+
+pub use bench::{BenchOptions, BenchRow, bench};
+pub use config::ModelConfig;
+pub use engine::{Engine, EngineConfig, Session};
+pub use error::EngineError;
+pub use generate::{Event, Finish, FinishReason, GenerateOptions, Timings, Usage};
+pub use kv::KvType;
+pub use model::{Model, open_tokenizer};
+pub use perplexity::{Perplexity, perplexity};
+pub use sampler::{Sampler, SamplingOptions};

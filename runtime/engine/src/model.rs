@@ -1,0 +1,151 @@
+//! A model: configuration, weights, tokenizer and chat template of one file or directory.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use candle_core::quantized::gguf_file::Value;
+
+use crate::config::{self, ModelConfig};
+use crate::error::EngineError;
+use crate::gguf::{GgufFile, Metadata};
+use crate::hf::HfDir;
+use crate::tokenizer::Tokenizer;
+use crate::weights::ModelWeights;
+
+/// A loaded model. Immutable; share it between engines with an [`std::sync::Arc`].
+pub struct Model {
+    name: String,
+    config: ModelConfig,
+    weights: ModelWeights,
+    tokenizer: Tokenizer,
+    load_time: Duration,
+}
+
+impl Model {
+    /// Opens a GGUF file or a Hugging Face directory, whichever is there.
+    ///
+    /// # Errors
+    /// Every way in which a file can fail to be a model that this engine runs.
+    pub fn open(path: &Path) -> Result<Model, EngineError> {
+        let start = Instant::now();
+        let kind = std::fs::metadata(path).map_err(|e| EngineError::io(path, e))?;
+        let mut model = if kind.is_dir() {
+            Self::from_dir(path)?
+        } else {
+            Self::from_gguf(GgufFile::open(path)?)?
+        };
+        let stem = if kind.is_dir() { path.file_name() } else { path.file_stem() };
+        if let (true, Some(stem)) = (model.name.is_empty(), stem) {
+            model.name = stem.to_string_lossy().into_owned();
+        }
+        model.load_time = start.elapsed();
+        Ok(model)
+    }
+
+    /// Opens a GGUF file that is built into the program; `name` stands for its path in messages.
+    /// Bytes that start on a multiple of 32 are used in place, others are copied.
+    ///
+    /// # Errors
+    /// As [`Model::open`].
+    pub fn from_static(bytes: &'static [u8], name: &str) -> Result<Model, EngineError> {
+        let start = Instant::now();
+        let mut model = Self::from_gguf(GgufFile::from_static(bytes, name)?)?;
+        if model.name.is_empty() {
+            model.name = name.to_owned();
+        }
+        model.load_time = start.elapsed();
+        Ok(model)
+    }
+
+    fn from_gguf(file: GgufFile) -> Result<Model, EngineError> {
+        let config = config::from_gguf(&file)?;
+        let weights = ModelWeights::load(&file, &config)?;
+        let tokenizer = Tokenizer::from_gguf(file.metadata())?;
+        Ok(Model {
+            name: text(file.metadata(), "general.name").unwrap_or_default(),
+            config,
+            weights,
+            tokenizer,
+            load_time: Duration::ZERO,
+        })
+    }
+
+    fn from_dir(path: &Path) -> Result<Model, EngineError> {
+        let dir = HfDir::open(path)?;
+        let origin = path.join("config.json").display().to_string();
+        let config = config::from_hf(dir.config(), &origin)?;
+        let weights = ModelWeights::load(&dir, &config)?;
+        let tokenizer = Tokenizer::from_hf_dir(path)?;
+        Ok(Model { name: String::new(), config, weights, tokenizer, load_time: Duration::ZERO })
+    }
+
+    /// The model's own name, or that of its file.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Source of the model's chat template, where it has one.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.tokenizer.chat_template()
+    }
+
+    /// Number of logits of a token: rows of the embedding table, which may exceed the number of
+    /// tokens that the tokenizer knows.
+    pub fn vocab(&self) -> usize {
+        self.weights.vocab()
+    }
+
+    /// Bytes of all matrices as stored.
+    pub fn size_bytes(&self) -> usize {
+        self.weights.totals().0
+    }
+
+    /// Number of elements of all matrices.
+    pub fn parameters(&self) -> usize {
+        self.weights.totals().1
+    }
+
+    /// The element type of most matrices, such as `q8_0`.
+    pub fn weight_type(&self) -> &'static str {
+        self.weights.main_dtype().name()
+    }
+
+    /// How long opening took.
+    pub fn load_time(&self) -> Duration {
+        self.load_time
+    }
+
+    pub(crate) fn weights(&self) -> &ModelWeights {
+        &self.weights
+    }
+}
+
+/// Opens the tokenizer of a model alone. A GGUF file may lack the tensors or hold types that the
+/// engine does not compute with.
+///
+/// # Errors
+/// A missing file, a damaged header, and what the tokenizer refuses.
+pub fn open_tokenizer(path: &Path) -> Result<Tokenizer, EngineError> {
+    let kind = std::fs::metadata(path).map_err(|e| EngineError::io(path, e))?;
+    if kind.is_dir() {
+        return Ok(Tokenizer::from_hf_dir(path)?);
+    }
+    Ok(Tokenizer::from_gguf(&GgufFile::read_metadata(path)?)?)
+}
+
+fn text(metadata: &Metadata, key: &str) -> Option<String> {
+    match metadata.get(key) {
+        Some(Value::String(text)) if !text.is_empty() => Some(text.clone()),
+        _ => None,
+    }
+}

@@ -1,0 +1,176 @@
+//! Bytes of model files: mapped, built into the program, or owned.
+//!
+//! Invariant: the bytes of a [`Storage`] never move and never change while it lives, so tensors
+//! are plain ranges of it. Not protected against: another process that truncates or rewrites a
+//! model file while it is mapped; a truncated page then ends the process, as with any mapping.
+#![allow(unsafe_code)] // The one mapping call below; the rest of the crate denies it.
+
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use memmap2::Mmap;
+use ruvllm_abi::DType;
+
+use crate::error::EngineError;
+
+/// One cache line; a vector of them is a byte buffer of that alignment.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Line([u8; 64]);
+
+/// A growable byte buffer that starts on a cache line.
+#[derive(Clone, Default)]
+pub(crate) struct AlignedBytes {
+    lines: Vec<Line>,
+    len: usize,
+}
+
+impl AlignedBytes {
+    /// Sets the length; new bytes are zero.
+    pub(crate) fn resize(&mut self, len: usize) {
+        self.lines.resize(len.div_ceil(64), Line([0; 64]));
+        self.len = len;
+    }
+
+    /// A copy of `bytes`.
+    pub(crate) fn copy_of(bytes: &[u8]) -> AlignedBytes {
+        let mut copy = AlignedBytes::default();
+        copy.resize(bytes.len());
+        copy.as_mut_slice().copy_from_slice(bytes);
+        copy
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.lines)[..self.len]
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+    }
+}
+
+/// The bytes of one file.
+pub(crate) enum Storage {
+    /// A file mapped read-only.
+    Mapped(Mmap),
+    /// Bytes built into the program.
+    Static(&'static [u8]),
+    /// Bytes on the heap.
+    Owned(AlignedBytes),
+}
+
+impl Storage {
+    /// Maps a file read-only.
+    ///
+    /// # Errors
+    /// [`EngineError::FileNotFound`] and [`EngineError::Io`].
+    pub(crate) fn map(path: &Path) -> Result<Storage, EngineError> {
+        let io = |e| EngineError::io(path, e);
+        let file = File::open(path).map_err(io)?;
+        if file.metadata().map_err(io)?.len() == 0 {
+            return Ok(Storage::Owned(AlignedBytes::default()));
+        }
+        // SAFETY: memmap2 asks that the file not change while it is mapped. The mapping is private
+        // and read-only, this program never writes model files, and the module's note tells users
+        // what happens when another process does; no Rust reference to the bytes is ever mutable.
+        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        // Reading ahead only changes when pages arrive; where the system refuses, nothing is lost.
+        #[cfg(unix)]
+        let _ = map.advise(memmap2::Advice::WillNeed);
+        Ok(Storage::Mapped(map))
+    }
+
+    /// Uses bytes of the program in place, or a copy where they lie too unevenly for tensors.
+    pub(crate) fn from_static(bytes: &'static [u8]) -> Storage {
+        if bytes.as_ptr().addr().is_multiple_of(32) {
+            Storage::Static(bytes)
+        } else {
+            Storage::Owned(AlignedBytes::copy_of(bytes))
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            Storage::Mapped(map) => map,
+            Storage::Static(bytes) => bytes,
+            Storage::Owned(bytes) => bytes.as_slice(),
+        }
+    }
+}
+
+/// The bytes of one tensor: a range of a file, or a copy where the file holds it misaligned.
+#[derive(Clone)]
+pub(crate) enum TensorBytes {
+    InPlace { storage: Arc<Storage>, range: Range<usize> },
+    Copied(Arc<AlignedBytes>),
+}
+
+impl TensorBytes {
+    /// The tensor of `dtype` at `range`, which must lie within the storage.
+    pub(crate) fn new(storage: &Arc<Storage>, range: Range<usize>, dtype: DType) -> TensorBytes {
+        let element = if dtype.is_quantized() { 2 } else { dtype.layout().bytes };
+        let bytes = &storage.bytes()[range.clone()];
+        if bytes.as_ptr().addr().is_multiple_of(element) {
+            TensorBytes::InPlace { storage: Arc::clone(storage), range }
+        } else {
+            TensorBytes::Copied(Arc::new(AlignedBytes::copy_of(bytes)))
+        }
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        match self {
+            TensorBytes::InPlace { storage, range } => &storage.bytes()[range.clone()],
+            TensorBytes::Copied(bytes) => bytes.as_slice(),
+        }
+    }
+}
+
+/// A tensor of a file: element type, shape outermost dimension first, and its bytes.
+#[derive(Clone)]
+pub(crate) struct Tensor {
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: TensorBytes,
+}
+
+/// A file or directory that holds tensors under the names of the GGUF convention.
+pub(crate) trait TensorSource {
+    /// What to call the source in messages.
+    fn origin(&self) -> &str;
+
+    /// The tensor of that name, or `None`.
+    ///
+    /// # Errors
+    /// [`EngineError::TensorType`].
+    fn find(&self, name: &str) -> Result<Option<Tensor>, EngineError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growing_keeps_contents_and_alignment() {
+        let mut bytes = AlignedBytes::copy_of(&[7; 100]);
+        bytes.resize(5000);
+        assert!(bytes.as_slice()[..100].iter().all(|&b| b == 7));
+        assert!(bytes.as_slice()[100..].iter().all(|&b| b == 0));
+        assert_eq!(bytes.as_slice().as_ptr().addr() % 64, 0);
+    }
+
+    #[test]
+    fn a_misaligned_tensor_is_copied_and_an_aligned_one_is_not() {
+        let storage = Arc::new(Storage::Owned(AlignedBytes::copy_of(&[1; 64])));
+        let at = |start: usize| TensorBytes::new(&storage, start..start + 8, DType::F32);
+        assert!(matches!(at(4), TensorBytes::InPlace { .. }));
+        assert!(matches!(at(2), TensorBytes::Copied(_)));
+        assert_eq!(at(2).as_slice(), &[1; 8]);
+    }
+}

@@ -1,0 +1,218 @@
+//! The weights of a model, found, checked against the configuration, and left where they lie.
+//!
+//! Matrices stay in the file's own type and place. Norm weights and biases are small and are
+//! widened to f32 once; norm weights become [`Resident`] so that a kernel keeps its own copy.
+
+use ruvllm_abi::DType;
+use ruvllm_host::Resident;
+use ruvllm_native::NativeError;
+use ruvllm_native::gemm::Weights;
+use ruvllm_native::quant::dequantize_row;
+
+use crate::config::ModelConfig;
+use crate::error::EngineError;
+use crate::storage::{Tensor, TensorBytes, TensorSource};
+
+/// A projection: a matrix `[rows, cols]` and possibly a bias `[rows]`.
+pub(crate) struct Linear {
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    bytes: TensorBytes,
+    pub(crate) bias: Option<Vec<f32>>,
+}
+
+impl Linear {
+    /// The matrix as the matrix product takes it.
+    pub(crate) fn matrix(&self) -> Result<Weights<'_>, NativeError> {
+        Weights::new(self.dtype, self.rows, self.cols, self.bytes.as_slice())
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Bytes of the matrix.
+    pub(crate) fn size(&self) -> usize {
+        self.bytes.as_slice().len()
+    }
+}
+
+/// The weights of one decoder layer.
+pub(crate) struct Layer {
+    pub(crate) attn_norm: Resident,
+    pub(crate) q: Linear,
+    pub(crate) k: Linear,
+    pub(crate) v: Linear,
+    pub(crate) o: Linear,
+    pub(crate) ffn_norm: Resident,
+    pub(crate) gate: Linear,
+    pub(crate) up: Linear,
+    pub(crate) down: Linear,
+}
+
+/// The weights of a model.
+pub(crate) struct ModelWeights {
+    pub(crate) embedding: Linear,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) output_norm: Resident,
+    /// `None` where the embedding table serves as output projection too.
+    output: Option<Linear>,
+}
+
+impl ModelWeights {
+    /// Finds and checks every tensor of the model.
+    ///
+    /// # Errors
+    /// [`EngineError::TensorMissing`], [`EngineError::TensorShape`] and
+    /// [`EngineError::TensorType`].
+    pub(crate) fn load(
+        source: &dyn TensorSource,
+        config: &ModelConfig,
+    ) -> Result<ModelWeights, EngineError> {
+        let loader = Loader { source };
+        let embedding = loader.embedding(config.dim)?;
+        let vocab = embedding.rows;
+        let output = if config.tied_embeddings || source.find("output.weight")?.is_none() {
+            None
+        } else {
+            Some(loader.linear("output", vocab, config.dim, Bias::None)?)
+        };
+        let layers =
+            (0..config.layers()).map(|i| loader.layer(i, config)).collect::<Result<_, _>>()?;
+        let output_norm = loader.norm("output_norm", config.dim)?;
+        Ok(ModelWeights { embedding, layers, output_norm, output })
+    }
+
+    /// The projection from hidden states to logits.
+    pub(crate) fn output(&self) -> &Linear {
+        self.output.as_ref().unwrap_or(&self.embedding)
+    }
+
+    /// Number of tokens of the vocabulary, as the embedding table has rows.
+    pub(crate) fn vocab(&self) -> usize {
+        self.embedding.rows
+    }
+
+    /// Bytes and parameters of all matrices.
+    pub(crate) fn totals(&self) -> (usize, usize) {
+        self.matrices().fold((0, 0), |(bytes, n), w| (bytes + w.size(), n + w.rows * w.cols))
+    }
+
+    /// The element type that holds most parameters.
+    pub(crate) fn main_dtype(&self) -> DType {
+        let parameters = |dtype: DType| -> usize {
+            self.matrices().filter(|w| w.dtype == dtype).map(|w| w.rows * w.cols).sum()
+        };
+        DType::ALL.into_iter().max_by_key(|&dtype| parameters(dtype)).unwrap_or(DType::F32)
+    }
+
+    fn matrices(&self) -> impl Iterator<Item = &Linear> {
+        let layers =
+            self.layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]);
+        std::iter::once(&self.embedding).chain(self.output.as_ref()).chain(layers)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Bias {
+    None,
+    IfPresent,
+    Required,
+}
+
+struct Loader<'a> {
+    source: &'a dyn TensorSource,
+}
+
+impl Loader<'_> {
+    fn tensor(&self, name: &str) -> Result<Tensor, EngineError> {
+        self.source.find(name)?.ok_or_else(|| EngineError::TensorMissing {
+            path: self.source.origin().to_owned(),
+            tensor: name.to_owned(),
+        })
+    }
+
+    fn shaped(&self, name: &str, expected: &[usize]) -> Result<Tensor, EngineError> {
+        let tensor = self.tensor(name)?;
+        if tensor.shape == expected {
+            return Ok(tensor);
+        }
+        Err(EngineError::TensorShape {
+            path: self.source.origin().to_owned(),
+            tensor: name.to_owned(),
+            found: tensor.shape,
+            expected: expected.to_vec(),
+        })
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, EngineError> {
+        let tensor = self.shaped(name, &[len])?;
+        let mut values = vec![0.0; len];
+        dequantize_row(tensor.dtype, tensor.bytes.as_slice(), &mut values)?;
+        Ok(values)
+    }
+
+    fn norm(&self, name: &str, dim: usize) -> Result<Resident, EngineError> {
+        Ok(Resident::from_f32(&self.vector(&format!("{name}.weight"), dim)?))
+    }
+
+    /// The embedding table has as many rows as the vocabulary has tokens; only its width is known.
+    fn embedding(&self, dim: usize) -> Result<Linear, EngineError> {
+        let name = "token_embd.weight";
+        let rows = match self.tensor(name)?.shape[..] {
+            [rows, _] if rows > 0 && rows <= u32::MAX as usize => rows,
+            _ => 0,
+        };
+        let tensor = self.shaped(name, &[rows, dim])?;
+        self.matrix(tensor, None)
+    }
+
+    fn matrix(&self, tensor: Tensor, bias: Option<Vec<f32>>) -> Result<Linear, EngineError> {
+        let Tensor { dtype, shape, bytes } = tensor;
+        let linear = Linear { dtype, rows: shape[0], cols: shape[1], bytes, bias };
+        linear.matrix()?;
+        Ok(linear)
+    }
+
+    fn linear(
+        &self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+        bias: Bias,
+    ) -> Result<Linear, EngineError> {
+        let tensor = self.shaped(&format!("{name}.weight"), &[rows, cols])?;
+        let bias_name = format!("{name}.bias");
+        let bias = match bias {
+            Bias::None => None,
+            Bias::IfPresent if self.source.find(&bias_name)?.is_none() => None,
+            Bias::IfPresent | Bias::Required => Some(self.vector(&bias_name, rows)?),
+        };
+        self.matrix(tensor, bias)
+    }
+
+    fn layer(&self, index: usize, config: &ModelConfig) -> Result<Layer, EngineError> {
+        let name = |part: &str| format!("blk.{index}.{part}");
+        let linear = |part: &str, rows: usize, cols: usize, bias: Bias| {
+            self.linear(&name(part), rows, cols, bias)
+        };
+        let qkv = if config.qkv_bias { Bias::Required } else { Bias::IfPresent };
+        let (dim, ffn) = (config.dim, config.ffn_dim);
+        Ok(Layer {
+            attn_norm: self.norm(&name("attn_norm"), dim)?,
+            q: linear("attn_q", config.q_dim(), dim, qkv)?,
+            k: linear("attn_k", config.kv_dim(), dim, qkv)?,
+            v: linear("attn_v", config.kv_dim(), dim, qkv)?,
+            o: linear("attn_output", dim, config.q_dim(), Bias::IfPresent)?,
+            ffn_norm: self.norm(&name("ffn_norm"), dim)?,
+            gate: linear("ffn_gate", ffn, dim, Bias::IfPresent)?,
+            up: linear("ffn_up", ffn, dim, Bias::IfPresent)?,
+            down: linear("ffn_down", dim, ffn, Bias::IfPresent)?,
+        })
+    }
+}

@@ -1,0 +1,79 @@
+//! Hugging Face directories: `tokenizer.json` and the files around it.
+
+use std::path::Path;
+
+use ruvllm_engine::tokenizer::{DetokenizerStream, Tokenizer};
+use serde_json::json;
+
+fn write(dir: &Path, name: &str, value: &serde_json::Value) {
+    std::fs::write(dir.join(name), value.to_string()).unwrap();
+}
+
+/// A byte-level BPE of a few tokens with two control tokens.
+fn tokenizer_json() -> serde_json::Value {
+    let added = |id: u32, content: &str| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    };
+    json!({
+        "version": "1.0",
+        "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+        "padding": null,
+        "added_tokens": [added(8, "<bos>"), added(9, "<|im_end|>")],
+        "normalizer": null,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<bos>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<bos>": {"id": "<bos>", "ids": [8], "tokens": ["<bos>"]}}},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+            "vocab": {"a": 0, "b": 1, "Ġ": 2, "ab": 3, "Ã": 4, "©": 5, "<": 6, "|": 7},
+            "merges": [["a", "b"]]}
+    })
+}
+
+#[test]
+fn directory_is_read_with_its_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    write(dir, "tokenizer.json", &tokenizer_json());
+    let config = json!({"bos_token": {"content": "<bos>"}, "eos_token": "<|im_end|>",
+        "chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]});
+    write(dir, "tokenizer_config.json", &config);
+    write(dir, "generation_config.json", &json!({"eos_token_id": [9, 3]}));
+    let tokenizer = Tokenizer::from_hf_dir(dir).unwrap();
+
+    assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(8), Some(9)));
+    assert!(tokenizer.is_eog(9) && tokenizer.is_eog(3) && !tokenizer.is_eog(8));
+    assert!(tokenizer.is_special(8) && !tokenizer.is_special(0));
+    assert_eq!((tokenizer.vocab_size(), tokenizer.token_id("ab")), (10, Some(3)));
+    // The truncation of the file does not apply.
+    assert_eq!(tokenizer.encode("ab abé", true).unwrap(), [8, 3, 2, 3, 4, 5]);
+    assert_eq!(tokenizer.encode_with_special("ab<|im_end|>", true, false).unwrap(), [3, 9]);
+    assert!(!tokenizer.encode("ab<|im_end|>", false).unwrap().contains(&9));
+    assert_eq!(tokenizer.decode(&[8, 3, 2, 3, 4, 5], true), "ab abé");
+    assert_eq!(tokenizer.decode(&[8, 3], false), "<bos>ab");
+
+    let mut stream = DetokenizerStream::new();
+    let pieces: Vec<_> = [8, 2, 3, 4, 5].map(|id| stream.push(&tokenizer, id)).into();
+    assert_eq!(pieces, [None, Some(" ".into()), Some("ab".into()), None, Some("é".into())]);
+
+    assert_eq!(tokenizer.chat_template(), Some("D"));
+    std::fs::write(dir.join("chat_template.jinja"), "J").unwrap();
+    assert_eq!(Tokenizer::from_hf_dir(dir).unwrap().chat_template(), Some("J"));
+}
+
+#[test]
+fn missing_and_broken_files_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = Tokenizer::from_hf_dir(dir.path()).unwrap_err();
+    assert_eq!(error.code(), "tokenizer_missing");
+    assert!(error.to_string().contains("tokenizer.json"), "{error}");
+    std::fs::write(dir.path().join("tokenizer.json"), "{").unwrap();
+    assert_eq!(Tokenizer::from_hf_dir(dir.path()).unwrap_err().code(), "tokenizer_hugging_face");
+    write(dir.path(), "tokenizer.json", &tokenizer_json());
+    std::fs::write(dir.path().join("tokenizer_config.json"), "[").unwrap();
+    assert_eq!(Tokenizer::from_hf_dir(dir.path()).unwrap_err().code(), "tokenizer_malformed");
+}
