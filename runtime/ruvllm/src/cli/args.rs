@@ -1,0 +1,289 @@
+//! The command line, as types.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Runs language models with signed, sandboxed kernels.
+#[derive(Debug, Parser)]
+#[command(name = "ruvllm", version, about, after_help = EXIT_CODES)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 the request failed, with the reason on standard \
+error; 2 wrong usage; 130 stopped by Ctrl-C.";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Generate text from a prompt; the text alone goes to standard output.
+    Run(RunArgs),
+    /// Converse: one line of standard input is one message.
+    Chat(ChatArgs),
+    /// Read text from standard input and print its token ids on one line.
+    Tokenize(TokenizeArgs),
+    /// Measure a model's perplexity on a text.
+    Perplexity(PerplexityArgs),
+    /// Measure prompt processing and generation, in tokens per second.
+    Bench(BenchArgs),
+    /// Show the kernels in use and why each was chosen.
+    Kernels(KernelsArgs),
+}
+
+/// Which kernels run, and on whose word.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct KernelOptions {
+    /// Which kernels do the work.
+    #[arg(long, value_enum, default_value_t = Kernels::Sandbox)]
+    pub(crate) kernels: Kernels,
+    /// Directory of a signed kernel pack to load over the built-in core pack.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) pack: Option<PathBuf>,
+    /// Trust policy (TOML) that names the publishers to accept, instead of the built-in one.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trust: Option<PathBuf>,
+    /// Fail a request whose kernel fails, instead of answering it with the next kernel.
+    #[arg(long)]
+    pub(crate) strict: bool,
+}
+
+/// The `--kernels` choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kernels {
+    /// Signed WASM kernels in the sandbox, native ones as fallback.
+    Sandbox,
+    /// The native twins of the same kernels.
+    Native,
+}
+
+impl Kernels {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kernels::Sandbox => "sandbox",
+            Kernels::Native => "native",
+        }
+    }
+}
+
+/// Which model runs, and how it is laid out.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ModelOptions {
+    /// GGUF file or Hugging Face directory; the built-in demo model when absent.
+    #[arg(short, long, value_name = "FILE|DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// Threads; the processors that this process may use when absent.
+    #[arg(short, long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+    /// How keys and values are stored.
+    #[arg(long, value_enum, default_value_t = Kv::F16)]
+    pub(crate) kv: Kv,
+    /// Context length in tokens; the model's own when absent, and at most that.
+    #[arg(short, long, value_name = "TOKENS")]
+    pub(crate) ctx: Option<usize>,
+    #[command(flatten)]
+    pub(crate) kernels: KernelOptions,
+}
+
+/// The `--kv` choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kv {
+    /// Half precision, 16 bits a value.
+    #[value(name = "f16")]
+    F16,
+    /// GGML `q8_0` blocks, 8.5 bits a value.
+    #[value(name = "q8_0")]
+    Q8_0,
+    /// GGML `q4_0` blocks, 4.5 bits a value.
+    #[value(name = "q4_0")]
+    Q4_0,
+}
+
+/// How the next token is chosen. The defaults are those of the field's common tools.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SamplingArgs {
+    /// Randomness; 0 always takes the most probable token.
+    #[arg(long, default_value_t = 0.8, value_parser = non_negative)]
+    pub(crate) temperature: f32,
+    /// Choose among the K most probable tokens; 0 for all.
+    #[arg(long, default_value_t = 40)]
+    pub(crate) top_k: usize,
+    /// Choose among the most probable tokens that together reach this probability.
+    #[arg(long, default_value_t = 0.95, value_parser = probability)]
+    pub(crate) top_p: f32,
+    /// Drop tokens less probable than this share of the most probable one.
+    #[arg(long, default_value_t = 0.05, value_parser = probability)]
+    pub(crate) min_p: f32,
+    /// Divide the logits of the last 64 tokens by this; 1 leaves them alone.
+    #[arg(long, default_value_t = 1.0, value_parser = positive)]
+    pub(crate) repeat_penalty: f32,
+    /// Seed of the random numbers; drawn anew when absent, and then shown.
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+    /// End the text before this string; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+}
+
+/// How a summary is printed on standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StatsFormat {
+    /// A few lines for people.
+    Text,
+    /// One line of JSON.
+    Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// The prompt; "Once upon a time" when absent.
+    pub(crate) prompt: Option<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+    /// The most tokens to generate.
+    #[arg(short = 'n', long = "tokens", default_value_t = 256, value_name = "TOKENS")]
+    pub(crate) tokens: usize,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    /// Use the prompt as it is, without the model's chat template.
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Go on past the model's end-of-text token.
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    /// Print what the run did and what it cost.
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub(crate) stats: Option<StatsFormat>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+    /// A system message to begin with.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// The most tokens of one answer.
+    #[arg(short = 'n', long = "tokens", default_value_t = 512, value_name = "TOKENS")]
+    pub(crate) tokens: usize,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TokenizeArgs {
+    /// GGUF file (a vocabulary alone is enough) or Hugging Face directory.
+    #[arg(short, long, value_name = "FILE|DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// Add the beginning-of-text token, and whatever else the model adds to a prompt.
+    #[arg(long)]
+    pub(crate) bos: bool,
+    /// Read control tokens such as `<|im_start|>` in the text as tokens, not as text.
+    #[arg(long)]
+    pub(crate) special: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PerplexityArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+    /// The text.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How a table is printed on standard output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TableFormat {
+    /// A Markdown table.
+    Md,
+    /// A JSON array with llama-bench's field names.
+    Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+    /// Tokens of the prompt; 0 leaves this test out.
+    #[arg(short = 'p', long, default_value_t = 512, value_name = "TOKENS")]
+    pub(crate) n_prompt: usize,
+    /// Tokens to generate; 0 leaves this test out.
+    #[arg(short = 'n', long, default_value_t = 128, value_name = "TOKENS")]
+    pub(crate) n_gen: usize,
+    /// How often each test is run.
+    #[arg(short = 'r', long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) repetitions: u16,
+    /// How to print the results.
+    #[arg(short, long, value_enum, default_value_t = TableFormat::Md)]
+    pub(crate) output: TableFormat,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct KernelsArgs {
+    #[command(subcommand)]
+    pub(crate) action: KernelsAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum KernelsAction {
+    /// List every kernel that this host has admitted.
+    List {
+        #[command(flatten)]
+        kernels: KernelOptions,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say which kernel runs an operation, and why not the others.
+    Explain {
+        /// The operation, such as `rmsnorm`.
+        op: String,
+        #[command(flatten)]
+        kernels: KernelOptions,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+fn number(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(value) if value.is_finite() => Ok(value),
+        _ => Err("give a finite number".to_owned()),
+    }
+}
+
+fn non_negative(text: &str) -> Result<f32, String> {
+    number(text).and_then(|v| if v >= 0.0 { Ok(v) } else { Err("give 0 or more".to_owned()) })
+}
+
+fn positive(text: &str) -> Result<f32, String> {
+    number(text).and_then(|v| if v > 0.0 { Ok(v) } else { Err("give more than 0".to_owned()) })
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    number(text).and_then(|v| {
+        if (0.0..=1.0).contains(&v) { Ok(v) } else { Err("give a number from 0 to 1".to_owned()) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused_at_the_command_line() {
+        for bad in ["--top-p=1.5", "--min-p=-1", "--temperature=nan", "--repeat-penalty=0", "-t0"] {
+            assert!(Cli::try_parse_from(["ruvllm", "run", bad]).is_err(), "{bad}");
+        }
+    }
+}

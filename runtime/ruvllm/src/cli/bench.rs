@@ -1,0 +1,121 @@
+//! `ruvllm bench`: prompt processing and generation in tokens per second.
+
+use super::args::{BenchArgs, TableFormat};
+use super::{Ended, Failure, setup};
+use ruvllm::Runtime;
+use ruvllm::engine::{BenchOptions, BenchRow, bench};
+use serde::Serialize;
+
+/// A measurement, under the field names of llama-bench where it has them.
+#[derive(Serialize)]
+struct Row {
+    build_commit: &'static str,
+    build_number: u32,
+    cpu_info: String,
+    backends: &'static str,
+    model_filename: String,
+    #[serde(flatten)]
+    measured: BenchRow,
+    n_ubatch: usize,
+    n_depth: usize,
+    test_time: String,
+    /// Whether signed kernels or their native twins ran.
+    kernels: &'static str,
+    /// The native kernels' instruction set.
+    isa: &'static str,
+    /// The part of the time that was spent in the kernels that the registry selects, from 0 to 1.
+    kernel_share: f64,
+}
+
+pub(crate) fn main(args: &BenchArgs) -> Result<Ended, Failure> {
+    let mut options = args.model.clone();
+    options.ctx = Some(options.ctx.unwrap_or(args.n_prompt.max(args.n_gen)));
+    let runtime = setup::runtime(&options)?;
+    let tests = [(args.n_prompt, 0), (0, args.n_gen)];
+    let mut rows = Vec::new();
+    for (n_prompt, n_gen) in tests.into_iter().filter(|&(p, n)| p + n > 0) {
+        rows.push(measure(&runtime, args, n_prompt, n_gen)?);
+    }
+    setup::report_incidents(&runtime);
+    match args.output {
+        TableFormat::Json => println!("{}", serde_json::to_string_pretty(&rows)?),
+        TableFormat::Md => print_table(&rows),
+    }
+    Ok(Ended::Done)
+}
+
+fn measure(
+    runtime: &Runtime,
+    args: &BenchArgs,
+    n_prompt: usize,
+    n_gen: usize,
+) -> Result<Row, Failure> {
+    let engine = runtime.engine();
+    let test = |reps, warmup| BenchOptions { n_prompt, n_gen, reps, warmup };
+    // The warm-up is a measurement of its own, so that what it spends in kernels does not count.
+    bench(engine, &test(1, true))?;
+    let test_time = now();
+    let before = kernel_nanos(runtime);
+    let measured = bench(engine, &test(usize::from(args.repetitions), false))?;
+    let spent = kernel_nanos(runtime) - before;
+    let total: u64 = measured.samples_ns.iter().sum();
+    // Rows of a prompt are shared out over the threads; a generated token's kernels run on one.
+    let threads = if n_prompt > 0 { measured.n_threads } else { 1 };
+    Ok(Row {
+        build_commit: env!("CARGO_PKG_VERSION"),
+        build_number: 0,
+        cpu_info: cpu(),
+        backends: "CPU",
+        model_filename: runtime.model_name().to_owned(),
+        n_ubatch: measured.n_batch,
+        n_depth: 0,
+        test_time,
+        kernels: args.model.kernels.kernels.name(),
+        isa: engine.isa().name(),
+        kernel_share: spent as f64 / (total.max(1) as f64 * threads as f64),
+        measured,
+    })
+}
+
+fn kernel_nanos(runtime: &Runtime) -> u64 {
+    runtime.host().stats().iter().map(|op| op.nanos).sum()
+}
+
+fn print_table(rows: &[Row]) {
+    println!("| model | size | params | threads | kernels | isa | test | t/s | in kernels |");
+    println!("|---|---:|---:|---:|---|---|---|---:|---:|");
+    for row in rows {
+        let m = &row.measured;
+        println!(
+            "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {} | {:.2} ± {:.2} | {:.2} % |",
+            m.model_type,
+            m.model_size as f64 / f64::from(1 << 20),
+            m.model_n_params as f64 * 1e-6,
+            m.n_threads,
+            row.kernels,
+            row.isa,
+            m.test(),
+            m.avg_ts,
+            m.stddev_ts,
+            row.kernel_share * 100.0
+        );
+    }
+}
+
+/// The processor's name, or the architecture where the system does not tell.
+fn cpu() -> String {
+    std::fs::read_to_string("/proc/cpuinfo")
+        .ok()
+        .and_then(|text| {
+            let line = text.lines().find(|line| line.starts_with("model name"))?;
+            Some(line.split_once(':')?.1.trim().to_owned())
+        })
+        .unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
+/// The time of the test, RFC 3339 in UTC.
+fn now() -> String {
+    time::OffsetDateTime::now_utc()
+        .format(&time::format_description::well_known::Rfc3339)
+        .unwrap_or_default()
+}

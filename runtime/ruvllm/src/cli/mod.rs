@@ -1,0 +1,45 @@
+//! The commands. Text that was asked for goes to standard output, everything else to standard error.
+
+mod args;
+mod bench;
+mod chat;
+mod kernels;
+mod perplexity;
+mod run;
+mod setup;
+mod stop;
+mod tokenize;
+
+use args::{Cli, Command};
+use clap::Parser as _;
+use std::process::ExitCode;
+
+/// A command's failure: what is printed after `error: `.
+pub(crate) type Failure = Box<dyn std::error::Error>;
+
+/// How a command that did not fail ended.
+pub(crate) enum Ended {
+    /// It did what was asked.
+    Done,
+    /// Ctrl-C stopped it; what it had produced is out.
+    Interrupted,
+}
+
+pub(crate) fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(args) => run::main(&args),
+        Command::Chat(args) => chat::main(&args),
+        Command::Tokenize(args) => tokenize::main(&args),
+        Command::Perplexity(args) => perplexity::main(&args),
+        Command::Bench(args) => bench::main(&args),
+        Command::Kernels(args) => kernels::main(&args),
+    };
+    match result {
+        Ok(Ended::Done) => ExitCode::SUCCESS,
+        Ok(Ended::Interrupted) => ExitCode::from(130),
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! `ruvllm run`: one prompt, one text.
+
+use super::args::{RunArgs, StatsFormat};
+use super::stop::StopFlag;
+use super::{Ended, Failure, setup};
+use ruvllm::{GenerateOptions, Message, Prompt, RunReport, Runtime};
+use std::io::{self, IsTerminal as _};
+
+const DEFAULT_PROMPT: &str = "Once upon a time";
+
+pub(crate) fn main(args: &RunArgs) -> Result<Ended, Failure> {
+    let stop = StopFlag::install()?;
+    let runtime = setup::runtime(&args.model)?;
+    let sampling = setup::sampling(&args.sampling);
+    if args.sampling.seed.is_none() && sampling.temperature > 0.0 && args.stats.is_none() {
+        eprintln!("seed {}", sampling.seed);
+    }
+    let options = GenerateOptions {
+        max_tokens: args.tokens,
+        sampling,
+        stop: args.sampling.stop.clone(),
+        ignore_eos: args.ignore_eos,
+        ..GenerateOptions::default()
+    };
+    let text = args.prompt.as_deref().unwrap_or(DEFAULT_PROMPT);
+    let prompt = if args.raw { Prompt::Raw(text) } else { Prompt::User(text) };
+    // At a terminal, a text that is continued is shown with its beginning, so that it reads as one.
+    if io::stderr().is_terminal() && io::stdout().is_terminal() && continues(&runtime, prompt)? {
+        eprint!("{text}");
+    }
+    let completion = runtime.generate(prompt, &options, |piece| match setup::emit(piece) {
+        std::ops::ControlFlow::Continue(()) => stop.flow(),
+        gone => gone,
+    });
+    // The newline ends the text also where the generation failed half-way.
+    let _ = setup::emit("\n");
+    setup::report_incidents(&runtime);
+    let report = runtime.report(&completion?);
+    match args.stats {
+        Some(StatsFormat::Json) => eprintln!("{}", serde_json::to_string(&report)?),
+        Some(StatsFormat::Text) => print_report(&report),
+        None => {}
+    }
+    Ok(if stop.is_set() { Ended::Interrupted } else { Ended::Done })
+}
+
+/// Whether the model's text follows the prompt's directly, with no markers of turns in between.
+fn continues(runtime: &Runtime, prompt: Prompt<'_>) -> Result<bool, Failure> {
+    Ok(match prompt {
+        Prompt::User(text) if runtime.has_chat_template() => {
+            runtime.render(&[Message::new("user", text)])?.ends_with(text)
+        }
+        _ => true,
+    })
+}
+
+fn print_report(report: &RunReport) {
+    eprintln!(
+        "{}: {} prompt and {} generated tokens, {} threads, KV {}, ended by {}",
+        report.model,
+        report.prompt_tokens,
+        report.generated_tokens,
+        report.threads,
+        report.kv,
+        report.finish
+    );
+    eprintln!(
+        "load {:.0} ms, first token {:.0} ms, prefill {:.1} tokens/s, decode {:.1} tokens/s",
+        report.load_ms,
+        report.time_to_first_token_ms,
+        report.prefill_tokens_per_second,
+        report.decode_tokens_per_second
+    );
+    for op in &report.ops {
+        eprintln!(
+            "{:<28} {:<24} {:>9} calls {:>9.2} ms {:>4} fallbacks",
+            op.op.to_string(),
+            op.kernel,
+            op.calls,
+            op.nanos as f64 * 1e-6,
+            op.fallbacks
+        );
+    }
+}

@@ -1,0 +1,84 @@
+//! From options to a running model: what the commands have in common.
+
+use super::Failure;
+use super::args::{KernelOptions, Kernels, Kv, ModelOptions, SamplingArgs};
+use ruvllm::engine::KvType;
+use ruvllm::host::{HostConfig, Policy};
+use ruvllm::{KernelSet, KernelSetBuilder, Runtime, SamplingOptions};
+use std::io::{self, Write as _};
+use std::ops::ControlFlow;
+
+/// The packs and the policy that the options ask for.
+pub(crate) fn kernel_set(options: &KernelOptions) -> Result<KernelSetBuilder, Failure> {
+    let policy = match options.kernels {
+        Kernels::Sandbox => Policy::SandboxFirst,
+        Kernels::Native => Policy::NativeOnly,
+    };
+    let config = HostConfig { policy, strict: options.strict, ..HostConfig::default() };
+    let mut builder = KernelSet::builder().config(config);
+    if let Some(path) = &options.trust {
+        builder = builder.trust(ruvllm::read_trust_policy(path)?);
+    }
+    if let Some(dir) = &options.pack {
+        builder = builder.pack(dir);
+    }
+    Ok(builder)
+}
+
+/// The model and its kernels, loaded.
+pub(crate) fn runtime(options: &ModelOptions) -> Result<Runtime, Failure> {
+    let mut builder =
+        Runtime::builder().kernels(kernel_set(&options.kernels)?).kv(match options.kv {
+            Kv::F16 => KvType::F16,
+            Kv::Q8_0 => KvType::Q8_0,
+            Kv::Q4_0 => KvType::Q4_0,
+        });
+    if let Some(path) = &options.model {
+        builder = builder.model(path);
+    }
+    if let Some(threads) = options.threads {
+        builder = builder.threads(usize::from(threads));
+    }
+    if let Some(tokens) = options.ctx {
+        builder = builder.context(tokens);
+    }
+    Ok(builder.build()?)
+}
+
+/// The sampling options, with a seed drawn from the clock where none was given.
+pub(crate) fn sampling(args: &SamplingArgs) -> SamplingOptions {
+    let seed = args.seed.unwrap_or_else(|| {
+        std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |since| since.subsec_nanos().into())
+    });
+    SamplingOptions {
+        temperature: args.temperature,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        repeat_penalty: args.repeat_penalty,
+        seed,
+        ..SamplingOptions::default()
+    }
+}
+
+/// Writes a piece of text at once. A reader who went away ends the generation, not the program.
+pub(crate) fn emit(text: &str) -> ControlFlow<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(_) => ControlFlow::Break(()),
+    }
+}
+
+/// Prints what went wrong in kernels meanwhile; the text was not affected.
+pub(crate) fn report_incidents(runtime: &Runtime) {
+    let (incidents, dropped) = runtime.host().take_incidents();
+    for incident in incidents {
+        eprintln!("warning: {incident}");
+    }
+    if dropped > 0 {
+        eprintln!("warning: {dropped} more incidents were not kept");
+    }
+}

@@ -1,0 +1,48 @@
+//! The facade's error: whichever part refused, with that part's own code and message.
+
+use std::path::PathBuf;
+
+/// Why a runtime could not be built or a request not be served.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The model, the tokenizer or the generation.
+    #[error(transparent)]
+    Engine(#[from] ruvllm_engine::EngineError),
+    /// Text and tokens.
+    #[error(transparent)]
+    Tokenizer(#[from] ruvllm_engine::tokenizer::TokenizerError),
+    /// A chat template that could not be compiled or that refused the messages.
+    #[error(transparent)]
+    Chat(#[from] ruvllm_engine::chat::ChatError),
+    /// Messages for a model that has no chat template.
+    #[error(
+        "{model} has no chat template, so it cannot tell messages apart; give it a text to continue instead"
+    )]
+    NoChatTemplate {
+        /// The model.
+        model: String,
+    },
+    /// A pack that could not be read or verified.
+    #[error("kernel pack {pack}: {source}")]
+    Pack {
+        /// Where the pack is.
+        pack: String,
+        /// What is wrong with it.
+        source: ruvllm_signing::PackError,
+    },
+    /// A trust policy that could not be read.
+    #[error("trust policy {}: {reason}", path.display())]
+    Trust {
+        /// The policy file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Admission, selection or execution of kernels.
+    #[error(transparent)]
+    Host(#[from] ruvllm_host::HostError),
+    /// A call of a kernel.
+    #[error(transparent)]
+    Call(#[from] ruvllm_host::CallError),
+}

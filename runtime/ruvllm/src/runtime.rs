@@ -1,0 +1,323 @@
+//! A model, the kernels under it, and text out of both.
+
+use crate::{Completion, Error, KernelSet, KernelSetBuilder, RunReport, embedded};
+use ruvllm_engine::chat::{ChatTemplate, Message};
+use ruvllm_engine::{Engine, EngineConfig, Event, Finish, GenerateOptions, KvType, Model, Session};
+use ruvllm_host::{Host, InstallReport};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What a generation begins with.
+#[derive(Clone, Copy, Debug)]
+pub enum Prompt<'a> {
+    /// Text that the model continues as it stands.
+    Raw(&'a str),
+    /// A user's message, put into the model's chat template; as [`Prompt::Raw`] for a model without
+    /// one.
+    User(&'a str),
+    /// A conversation, put into the model's chat template.
+    Chat(&'a [Message]),
+}
+
+/// A loaded model with its kernels. `Send + Sync`: share it, and give each thread that generates a
+/// conversation of its own.
+pub struct Runtime {
+    engine: Engine,
+    kernels: KernelSet,
+    template: Option<ChatTemplate>,
+    model_name: String,
+    load: Duration,
+}
+
+/// Chooses model, kernels and resources; made by [`Runtime::builder`].
+pub struct RuntimeBuilder {
+    model: Option<PathBuf>,
+    kernels: KernelSetBuilder,
+    threads: Option<usize>,
+    context: Option<usize>,
+    kv: KvType,
+}
+
+impl Runtime {
+    /// Starts from the built-in demo model, the core pack, and every processor that this process
+    /// may use.
+    pub fn builder() -> RuntimeBuilder {
+        RuntimeBuilder {
+            model: None,
+            kernels: KernelSet::builder(),
+            threads: None,
+            context: None,
+            kv: KvType::F16,
+        }
+    }
+
+    /// Generates from `prompt` with an empty cache, handing text to `on_text` as it is decided:
+    /// whole characters, and never a part of a stop string. `on_text` breaks off the generation.
+    ///
+    /// # Errors
+    ///
+    /// Those of the tokenizer, the template and the engine; text that was handed out stays valid.
+    pub fn generate(
+        &self,
+        prompt: Prompt<'_>,
+        options: &GenerateOptions,
+        on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Completion, Error> {
+        let tokens = self.tokens(prompt)?;
+        run(&mut self.engine.session()?, &tokens, options, on_text)
+    }
+
+    /// A conversation that keeps its cache between messages.
+    ///
+    /// # Errors
+    ///
+    /// Where there is no room for a cache.
+    pub fn conversation(&self) -> Result<Conversation<'_>, Error> {
+        Ok(Conversation { runtime: self, session: self.engine.session()?, messages: Vec::new() })
+    }
+
+    /// The token ids that a prompt becomes.
+    ///
+    /// # Errors
+    ///
+    /// Where the template does not take the messages or the tokenizer not the text.
+    pub fn tokens(&self, prompt: Prompt<'_>) -> Result<Vec<u32>, Error> {
+        let user;
+        let messages = match (prompt, &self.template) {
+            (Prompt::Raw(text), _) | (Prompt::User(text), None) => {
+                return Ok(self.model().tokenizer().encode(text, true)?);
+            }
+            (Prompt::User(text), Some(_)) => {
+                user = [Message::new("user", text)];
+                &user
+            }
+            (Prompt::Chat(messages), _) => messages,
+        };
+        let text = self.render(messages)?;
+        let tokenizer = self.model().tokenizer();
+        let mut tokens = tokenizer.encode_with_special(&text, true, true)?;
+        // Many templates write the token that the tokenizer adds too; once is right.
+        if let [first, second, ..] = tokens[..]
+            && first == second
+            && tokenizer.bos() == Some(first)
+        {
+            tokens.remove(0);
+        }
+        Ok(tokens)
+    }
+
+    /// The text that the model's chat template makes of the messages, ready for an answer.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoChatTemplate`] for a model without one, and where the template refuses the
+    /// messages.
+    pub fn render(&self, messages: &[Message]) -> Result<String, Error> {
+        let template = self
+            .template
+            .as_ref()
+            .ok_or_else(|| Error::NoChatTemplate { model: self.model_name.clone() })?;
+        Ok(template.render(messages, true)?)
+    }
+
+    /// Whether the model has a chat template.
+    pub fn has_chat_template(&self) -> bool {
+        self.template.is_some()
+    }
+
+    /// The engine: sessions, logits, perplexity, benchmarks.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// The model: configuration, tokenizer, template.
+    pub fn model(&self) -> &Model {
+        self.engine.model()
+    }
+
+    /// The model's file, or the name of the built-in one.
+    pub fn model_name(&self) -> &str {
+        &self.model_name
+    }
+
+    /// The host that runs the kernels.
+    pub fn host(&self) -> &Host {
+        self.kernels.host()
+    }
+
+    /// The packs that were installed.
+    pub fn installed(&self) -> &[InstallReport] {
+        self.kernels.installed()
+    }
+
+    /// How long building took.
+    pub fn load_time(&self) -> Duration {
+        self.load
+    }
+
+    /// A completion, and per op what was counted since this runtime was built, in figures.
+    pub fn report(&self, completion: &Completion) -> RunReport {
+        let Finish { reason, usage, timings } = completion.finish;
+        RunReport {
+            model: self.model_name.clone(),
+            threads: self.engine.config().threads,
+            isa: self.engine.isa().name(),
+            kv: self.engine.config().kv.dtype().name(),
+            finish: reason.name(),
+            prompt_tokens: usage.prompt_tokens,
+            generated_tokens: usage.completion_tokens,
+            load_ms: self.load.as_secs_f64() * 1e3,
+            time_to_first_token_ms: timings.time_to_first_token_seconds * 1e3,
+            prefill_tokens_per_second: timings.prefill_tokens_per_second,
+            decode_tokens_per_second: timings.decode_tokens_per_second,
+            ops: self.host().stats(),
+        }
+    }
+}
+
+/// Generates in `session` and gathers the text while handing it on.
+fn run(
+    session: &mut Session,
+    tokens: &[u32],
+    options: &GenerateOptions,
+    mut on_text: impl FnMut(&str) -> ControlFlow<()>,
+) -> Result<Completion, Error> {
+    let mut text = String::new();
+    let finish = session.generate(tokens, options, &mut |event| match event {
+        Event::Text(piece) => {
+            text.push_str(&piece);
+            on_text(&piece)
+        }
+        _ => ControlFlow::Continue(()),
+    })?;
+    Ok(Completion { text, finish })
+}
+
+impl RuntimeBuilder {
+    /// Loads this GGUF file or Hugging Face directory instead of the built-in model.
+    pub fn model(mut self, path: impl Into<PathBuf>) -> Self {
+        self.model = Some(path.into());
+        self
+    }
+
+    /// Replaces the kernels: packs, trust, policy.
+    pub fn kernels(mut self, kernels: KernelSetBuilder) -> Self {
+        self.kernels = kernels;
+        self
+    }
+
+    /// Computes with this many threads.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = Some(threads);
+        self
+    }
+
+    /// Limits the context to this many tokens; the model's own length is the most.
+    pub fn context(mut self, tokens: usize) -> Self {
+        self.context = Some(tokens);
+        self
+    }
+
+    /// Chooses how keys and values are stored.
+    pub fn kv(mut self, kv: KvType) -> Self {
+        self.kv = kv;
+        self
+    }
+
+    /// Opens the model and, meanwhile, verifies and prepares the kernels.
+    ///
+    /// # Errors
+    ///
+    /// Whatever is wrong with the model, a pack or the resources asked for.
+    pub fn build(self) -> Result<Runtime, Error> {
+        let started = Instant::now();
+        let RuntimeBuilder { model: path, kernels, threads, context, kv } = self;
+        let (model, kernels) = std::thread::scope(|scope| {
+            let kernels = scope.spawn(|| kernels.build());
+            let model = match &path {
+                Some(path) => Model::open(path),
+                None => Model::from_static(embedded::demo_model(), embedded::DEMO_MODEL_NAME),
+            };
+            let kernels = kernels.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            (model, kernels)
+        });
+        let (model, kernels) = (model?, kernels?);
+        let threads =
+            threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        let config = EngineConfig { threads, kv, ctx: context, ..EngineConfig::default() };
+        let tokenizer = model.tokenizer();
+        let text = |id: Option<u32>| {
+            id.map(|id| String::from_utf8_lossy(&tokenizer.token_bytes(id)).into_owned())
+                .unwrap_or_default()
+        };
+        let template = model
+            .chat_template()
+            .map(|source| ChatTemplate::new(source, text(tokenizer.bos()), text(tokenizer.eos())))
+            .transpose()?;
+        let engine = Engine::new(Arc::new(model), kernels.host().clone(), config)?;
+        let model_name =
+            path.map_or_else(|| embedded::DEMO_MODEL_NAME.to_owned(), |p| p.display().to_string());
+        Ok(Runtime { engine, kernels, template, model_name, load: started.elapsed() })
+    }
+}
+
+/// A conversation: its messages, and the cache of what the model has read of them.
+pub struct Conversation<'r> {
+    runtime: &'r Runtime,
+    session: Session,
+    messages: Vec<Message>,
+}
+
+impl Conversation<'_> {
+    /// Adds a message without asking for an answer; a system message, say.
+    pub fn push(&mut self, message: Message) {
+        self.messages.push(message);
+    }
+
+    /// The messages so far, answers included.
+    pub fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+
+    /// Adds a user's message and generates the answer to it, which joins the conversation even when
+    /// `on_text` breaks it off. Only what the cache does not hold yet is computed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Runtime::generate`]; the message is then not part of the conversation.
+    pub fn send(
+        &mut self,
+        text: &str,
+        options: &GenerateOptions,
+        on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Completion, Error> {
+        self.messages.push(Message::new("user", text));
+        let answer = self.answer(options, on_text);
+        match &answer {
+            Ok(completion) => {
+                self.messages.push(Message::new("assistant", completion.text.as_str()))
+            }
+            Err(_) => {
+                self.messages.pop();
+            }
+        }
+        answer
+    }
+
+    fn answer(
+        &mut self,
+        options: &GenerateOptions,
+        on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Completion, Error> {
+        let tokens = self.runtime.tokens(Prompt::Chat(&self.messages))?;
+        // Answers are tokenised anew with the text around them, so only a common prefix is sure to
+        // be what the cache holds. One token at least has to be computed to have logits.
+        let cached = self.session.tokens();
+        let common = cached.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
+        let keep = common.min(tokens.len().saturating_sub(1));
+        self.session.truncate(keep);
+        run(&mut self.session, &tokens[keep..], options, on_text)
+    }
+}

@@ -1,0 +1,65 @@
+//! Starting the program and reading what it said.
+
+use std::io::Write as _;
+use std::process::{Command, Output, Stdio};
+
+/// What one run of the program gave.
+pub struct Run {
+    /// Exit code; `None` for a signal.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl Run {
+    /// The JSON object on the last line of standard error: what `--stats json` prints.
+    pub fn stats(&self) -> serde_json::Value {
+        let line = self.stderr.lines().last().unwrap_or_default();
+        serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in: {}", self.stderr))
+    }
+
+    /// Asserts success and gives the text without the final newline.
+    pub fn text(&self) -> &str {
+        assert_eq!(self.code, Some(0), "{}", self.stderr);
+        self.stdout.strip_suffix('\n').expect("the text ends with a newline")
+    }
+
+    /// Asserts a refusal: exit code 1, one `error:` line that holds every one of `parts`, no panic.
+    pub fn refused(&self, parts: &[&str]) {
+        assert_eq!(self.code, Some(1), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        assert!(self.stderr.contains("error: "), "{}", self.stderr);
+        assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
+        for part in parts {
+            assert!(self.stderr.contains(part), "no {part:?} in: {}", self.stderr);
+        }
+    }
+}
+
+/// Runs `ruvllm` with these arguments and an empty standard input.
+pub fn ruvllm<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Run {
+    ruvllm_with_input(args, "")
+}
+
+/// Runs `ruvllm` with these arguments and this standard input.
+pub fn ruvllm_with_input<S: AsRef<std::ffi::OsStr>>(args: &[S], input: &str) -> Run {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let mut stdin = child.stdin.take().expect("piped");
+    let input = input.to_owned();
+    // A program that refuses its arguments may not read its input: a broken pipe is fine.
+    let writer = std::thread::spawn(move || drop(stdin.write_all(input.as_bytes())));
+    let Output { status, stdout, stderr } = child.wait_with_output().expect("the program ends");
+    writer.join().expect("the writer ends");
+    Run {
+        code: status.code(),
+        stdout: String::from_utf8(stdout).expect("standard output is UTF-8"),
+        stderr: String::from_utf8_lossy(&stderr).into_owned(),
+    }
+}

@@ -1,0 +1,141 @@
+//! Generation from the built-in model.
+
+use crate::program::{ruvllm, ruvllm_with_input};
+use std::path::Path;
+
+const GREEDY: [&str; 6] = ["run", "--temperature", "0", "-n", "96", "Once upon a time"];
+
+/// Whether an entry of the statistics is about this operation, of whichever element types.
+fn is(entry: &serde_json::Value, op: &str) -> bool {
+    entry["op"].as_str().is_some_and(|key| key.split('(').next() == Some(op))
+}
+
+fn greedy(extra: &[&str]) -> crate::program::Run {
+    ruvllm(&[&GREEDY[..], extra].concat())
+}
+
+#[test]
+fn the_first_command_of_the_readme_prints_a_story_through_the_signed_pack() {
+    let run = ruvllm(&["run", "Once upon a time", "--stats", "json", "--seed", "7"]);
+    let words = run.text().split_whitespace().count();
+    assert!(words >= 40, "only {words} words: {}", run.stdout);
+    let stats = run.stats();
+    let ops = stats["ops"].as_array().unwrap();
+    for op in ["rmsnorm", "rope", "swiglu"] {
+        let used: Vec<_> =
+            ops.iter().filter(|o| is(o, op) && o["calls"].as_u64().unwrap() > 0).collect();
+        assert_eq!(used.len(), 1, "{op}: {ops:?}");
+        assert_eq!(used[0]["pack"], "ruvllm-core-kernels", "{op}");
+        assert_eq!(used[0]["fallbacks"], 0, "{op}");
+        assert!(used[0]["generation"].as_u64().unwrap() > 0, "{op}");
+    }
+}
+
+#[test]
+fn sandbox_and_native_kernels_give_the_same_greedy_text() {
+    for kv in ["f16", "q8_0", "q4_0"] {
+        let sandbox = greedy(&["--kv", kv]);
+        let native = greedy(&["--kv", kv, "--kernels", "native", "--stats", "json"]);
+        assert_eq!(sandbox.text(), native.text(), "KV {kv}");
+        for op in native.stats()["ops"].as_array().unwrap() {
+            if op["calls"].as_u64().unwrap() > 0 {
+                assert!(op["kernel"].as_str().unwrap().starts_with("native:"), "{op}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_quantised_kv_cache_is_packed_and_unpacked_by_the_pack() {
+    let run = greedy(&["--kv", "q8_0", "--stats", "json"]);
+    run.text();
+    for op in ["kv_pack", "kv_unpack"] {
+        let stats = run.stats();
+        let used = stats["ops"].as_array().unwrap().iter().any(|o| {
+            is(o, op) && o["pack"] == "ruvllm-core-kernels" && o["calls"].as_u64().unwrap() > 0
+        });
+        assert!(used, "{op}: {stats}");
+    }
+}
+
+#[test]
+fn the_text_does_not_depend_on_the_number_of_threads() {
+    let one = greedy(&["-t", "1"]);
+    for threads in ["2", "3"] {
+        assert_eq!(greedy(&["-t", threads]).text(), one.text());
+    }
+}
+
+#[test]
+fn a_seed_makes_sampling_repeatable() {
+    let sampled = |seed: &str| {
+        ruvllm(&["run", "-n", "48", "--seed", seed, "One sunny morning"]).text().to_owned()
+    };
+    assert_eq!(sampled("11"), sampled("11"));
+    assert_ne!(sampled("11"), sampled("12"));
+}
+
+#[test]
+fn a_stop_string_ends_the_text_before_it() {
+    let whole = greedy(&[]);
+    let word = whole.text().split_whitespace().nth(12).unwrap();
+    let stopped = greedy(&["--stop", word]);
+    let expected = whole.text().split(word).next().unwrap();
+    assert_eq!(stopped.text(), expected);
+}
+
+#[test]
+fn statistics_as_json_name_every_figure() {
+    let stats = greedy(&["--stats", "json"]).stats();
+    for key in [
+        "load_ms",
+        "time_to_first_token_ms",
+        "prefill_tokens_per_second",
+        "decode_tokens_per_second",
+    ] {
+        assert!(stats[key].as_f64().unwrap() > 0.0, "{key}: {stats}");
+    }
+    assert_eq!(stats["generated_tokens"], 96);
+}
+
+#[test]
+fn chat_answers_each_line_and_ends_with_its_input() {
+    let run = ruvllm_with_input(
+        &["chat", "-n", "16", "--temperature", "0"],
+        "Once upon a time\nThe next day\n",
+    );
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    assert_eq!(run.stdout.lines().count(), 2, "{}", run.stdout);
+}
+
+#[test]
+fn bench_prints_rows_with_the_fields_of_llama_bench() {
+    let run = ruvllm(&["bench", "-p", "32", "-n", "8", "-r", "2", "-t", "1", "-o", "json"]);
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    let rows: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+    let rows = rows.as_array().unwrap();
+    let shapes: Vec<_> = rows.iter().map(|r| (r["n_prompt"].clone(), r["n_gen"].clone())).collect();
+    assert_eq!(shapes, [(32.into(), 0.into()), (0.into(), 8.into())]);
+    for row in rows {
+        assert_eq!(row["n_threads"], 1);
+        assert!(row["avg_ts"].as_f64().unwrap() > 0.0);
+        assert!(row["stddev_ts"].as_f64().unwrap() >= 0.0);
+        assert_eq!(row["samples_ts"].as_array().unwrap().len(), 2);
+    }
+}
+
+#[test]
+fn perplexity_agrees_with_the_fields_reference_tool() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/perplexity");
+    let expected = std::fs::read_to_string(dir.join("expected.json")).unwrap();
+    let expected: serde_json::Value = serde_json::from_str(&expected).unwrap();
+    let file = dir.join("tales.txt");
+    let ctx = expected["context"].as_u64().unwrap().to_string();
+    let run = ruvllm(&["perplexity", "--json", "-c", &ctx, "-f", file.to_str().unwrap()]);
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    let found: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+    let (found, wanted) =
+        (found["perplexity"].as_f64().unwrap(), expected["perplexity"].as_f64().unwrap());
+    // Both quantise activations to 8 bits, each in its own way: half a percent.
+    assert!((found / wanted - 1.0).abs() < 5e-3, "{found} against {wanted}");
+}
