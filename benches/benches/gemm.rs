@@ -1,0 +1,73 @@
+//! Matrix products of one weight matrix of a 1.1B model, `[5632, 2048]`, for every weight type and
+//! instruction set: one activation row (a decoded token) and 64 (a prompt). Throughput is in
+//! weights multiplied, so that a type's lines divide to the gain over `scalar`; the scalar path is
+//! measured on a tenth of the rows.
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use ruvllm_abi::DType;
+use ruvllm_native::gemm::{Activations, MatMut, Weights, matmul};
+use ruvllm_native::{Isa, ThreadPool};
+use std::hint::black_box;
+
+const ROWS: usize = 5632;
+const COLS: usize = 2048;
+
+const TYPES: [DType; 11] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+];
+
+/// Bits whose f16 and f32 readings are all finite; speed does not depend on the values.
+fn weights(dtype: DType, rows: usize) -> Vec<u8> {
+    let mut state = 1u32;
+    let bytes = dtype.bytes_for(COLS).map_or(0, |row| row * rows);
+    (0..bytes)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8 & 0x3f
+        })
+        .collect()
+}
+
+fn products(criterion: &mut Criterion) {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let pool = ThreadPool::new(threads);
+    for m in [1, 64] {
+        let x: Vec<f32> = (0..m * COLS).map(|i| (i * 7919 % 1000) as f32 / 500.0 - 1.0).collect();
+        for dtype in TYPES {
+            let data = weights(dtype, ROWS);
+            let mut group = criterion.benchmark_group(format!("gemm/{dtype}/m={m}"));
+            group.sample_size(10);
+            for &isa in Isa::available() {
+                let rows = if isa == Isa::Scalar { ROWS / 10 } else { ROWS };
+                let len = data.len() / ROWS * rows;
+                let Ok(w) = Weights::new(dtype, rows, COLS, &data[..len]) else { continue };
+                let mut act = Activations::new();
+                let mut y = vec![0.0; m * rows];
+                group.throughput(Throughput::Elements((m * rows * COLS) as u64));
+                group.bench_function(BenchmarkId::from_parameter(isa), |bencher| {
+                    bencher.iter(|| {
+                        act.prepare(&pool, isa, black_box(&x), m, COLS, &[dtype])
+                            .and_then(|()| {
+                                let y = MatMut { data: &mut y, stride: rows };
+                                matmul(&pool, isa, &w, &act, y)
+                            })
+                            .expect("sizes agree");
+                    });
+                });
+            }
+        }
+    }
+}
+
+criterion_group!(benches, products);
+criterion_main!(benches);

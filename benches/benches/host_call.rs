@@ -1,0 +1,67 @@
+//! What a call through the host costs beyond the kernel itself.
+//!
+//! Three measures, warm, on one thread: an entry point that returns at once (the host's own
+//! overhead: checks, descriptor, copies of 64 bytes, two readings of the clock), RMSNorm of one row
+//! of 2048 through the pack's kernel with a resident weight, and the native twin of the same call,
+//! which the policy `native-only` gives. The difference between the last two is what the sandbox
+//! costs.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use ruvllm_abi::DType;
+use ruvllm_host::{Host, HostConfig, OpCall, OpKey, Operand, Policy, Resident, Words};
+use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
+use ruvllm_tests::{PackBuilder, custom_entry, wat};
+use std::path::Path;
+
+const DIM: usize = 2048;
+
+/// An entry point that does nothing.
+fn empty(c: &mut Criterion) {
+    let module = wat::assemble(
+        r#"(module (memory (export "memory") 1 16)
+          (global (export "__heap_base") i32 (i32.const 64))
+          (func (export "run") (param i32) (result i32) (i32.const 0)))"#,
+    );
+    let pack = PackBuilder::new().entry(custom_entry("empty", "empty", "run"), module).build();
+    let host = Host::new(HostConfig::default()).expect("a host");
+    host.install(pack.verify().expect("a valid pack")).expect("an admissible kernel");
+    let snap = host.snapshot();
+    let slot = snap.slot(&OpKey::new("empty", [DType::F32], DType::F32)).expect("the kernel");
+    let mut worker = host.worker().expect("a worker");
+    let (x, mut y) = ([1f32; 16], [0u8; 64]);
+    c.bench_function("empty kernel, 16 floats", |b| {
+        b.iter(|| {
+            let call = OpCall { a: Operand::f32(&x), b: Operand::None, words: Words::of([16]) };
+            worker.call(&snap, slot, &call, &mut y)
+        });
+    });
+}
+
+/// RMSNorm of one row, by policy.
+fn rmsnorm(c: &mut Criterion) {
+    let dist = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernel-packs/core/dist");
+    let policies = [("core pack", Policy::SandboxFirst), ("native twin", Policy::NativeOnly)];
+    for (name, policy) in policies {
+        let host = Host::new(HostConfig { policy, ..HostConfig::default() }).expect("a host");
+        let pack = UnverifiedPack::read_dir(&dist, &PackLimits::default())
+            .and_then(|pack| pack.verify(&TrustPolicy::builtin(), None))
+            .expect("the committed core pack");
+        host.install(pack).expect("an admissible pack");
+        let snap = host.snapshot();
+        let slot = snap.slot(&OpKey::rmsnorm_f32()).expect("the operation");
+        let mut worker = host.worker().expect("a worker");
+        let x: Vec<f32> = (0..DIM).map(|i| (i % 17) as f32 - 8.0).collect();
+        let weight = Resident::from_f32(&vec![1.0; DIM]);
+        let mut y = vec![0u8; DIM * 4];
+        c.bench_function(&format!("rmsnorm 1x{DIM}, {name}"), |b| {
+            b.iter(|| {
+                let x = Operand::f32(&x);
+                let call = OpCall::rmsnorm(x, weight.all(), 1, DIM as u32, 1e-5);
+                worker.call(&snap, slot, &call, &mut y)
+            });
+        });
+    }
+}
+
+criterion_group!(benches, empty, rmsnorm);
+criterion_main!(benches);
