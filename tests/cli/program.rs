@@ -4,30 +4,30 @@ use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
 
 /// What one run of the program gave.
-pub struct Run {
+pub(crate) struct Run {
     /// Exit code; `None` for a signal.
-    pub code: Option<i32>,
+    pub(crate) code: Option<i32>,
     /// Standard output.
-    pub stdout: String,
+    pub(crate) stdout: String,
     /// Standard error.
-    pub stderr: String,
+    pub(crate) stderr: String,
 }
 
 impl Run {
     /// The JSON object on the last line of standard error: what `--stats json` prints.
-    pub fn stats(&self) -> serde_json::Value {
+    pub(crate) fn stats(&self) -> serde_json::Value {
         let line = self.stderr.lines().last().unwrap_or_default();
         serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in: {}", self.stderr))
     }
 
     /// Asserts success and gives the text without the final newline.
-    pub fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         assert_eq!(self.code, Some(0), "{}", self.stderr);
         self.stdout.strip_suffix('\n').expect("the text ends with a newline")
     }
 
     /// Asserts a refusal: exit code 1, one `error:` line that holds every one of `parts`, no panic.
-    pub fn refused(&self, parts: &[&str]) {
+    pub(crate) fn refused(&self, parts: &[&str]) {
         assert_eq!(self.code, Some(1), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
         assert!(self.stderr.contains("error: "), "{}", self.stderr);
         assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
@@ -38,12 +38,12 @@ impl Run {
 }
 
 /// Runs `ruvllm` with these arguments and an empty standard input.
-pub fn ruvllm<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Run {
+pub(crate) fn ruvllm<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Run {
     ruvllm_with_input(args, "")
 }
 
 /// Runs `ruvllm` with these arguments and this standard input.
-pub fn ruvllm_with_input<S: AsRef<std::ffi::OsStr>>(args: &[S], input: &str) -> Run {
+pub(crate) fn ruvllm_with_input<S: AsRef<std::ffi::OsStr>>(args: &[S], input: &str) -> Run {
     let mut child = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
         .args(args)
         .stdin(Stdio::piped())

@@ -13,8 +13,8 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 use serde_json::ser::{Formatter, PrettyFormatter};
 
-/// Steps that rendering may take; a thousand long messages use a hundredth.
-const STEPS: u64 = 50_000_000;
+/// Steps that rendering may take; a thousand long messages use a tenth.
+const STEPS: u64 = 5_000_000;
 const NAME: &str = "chat_template";
 
 /// One message of a conversation.

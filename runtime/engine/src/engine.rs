@@ -58,14 +58,12 @@ impl Engine {
     /// Starts the threads and takes a kernel worker for each.
     ///
     /// # Errors
-    /// [`EngineError::InvalidOption`], [`EngineError::KvHeadDim`],
-    /// [`EngineError::OpUnavailable`], and what the host refuses.
+    /// [`EngineError::InvalidOption`], [`EngineError::ContextOutOfRange`],
+    /// [`EngineError::KvHeadDim`], [`EngineError::OpUnavailable`], and what the host refuses.
     pub fn new(model: Arc<Model>, host: Host, config: EngineConfig) -> Result<Engine, EngineError> {
-        for (option, value, most) in [
-            ("threads", config.threads, 1024),
-            ("batch", config.batch, 1 << 16),
-            ("ctx", config.ctx.unwrap_or(1), 1 << 24),
-        ] {
+        for (option, value, most) in
+            [("threads", config.threads, 1024), ("batch", config.batch, 1 << 16)]
+        {
             if value == 0 || value > most {
                 let reason = "it must be at least 1 and not absurdly large";
                 return Err(EngineError::InvalidOption {
@@ -75,10 +73,14 @@ impl Engine {
                 });
             }
         }
+        let trained = model.config().context;
+        let context = config.ctx.unwrap_or(trained);
+        if context == 0 || context > trained {
+            return Err(EngineError::ContextOutOfRange { context, trained });
+        }
         config.kv.check(model.config())?;
         let kernels = Kernels::new(&host, config.threads, config.kv)?;
         let decoder = Mutex::new(Decoder::new(kernels, model.config()));
-        let context = config.ctx.unwrap_or(model.config().context);
         let shared = Shared {
             pool: ThreadPool::new(config.threads),
             isa: config.isa.unwrap_or_else(Isa::detect),

@@ -187,6 +187,16 @@ pub enum EngineError {
         /// What it must be.
         reason: &'static str,
     },
+    /// A context that the model was not made for.
+    #[error(
+        "a context of {context} tokens was asked for, but the model was trained for {trained}; choose from 1 to {trained}"
+    )]
+    ContextOutOfRange {
+        /// Tokens asked for.
+        context: usize,
+        /// Tokens of the model's own context.
+        trained: usize,
+    },
     /// No logit is a number.
     #[error(
         "the model gave no finite logit; the weights are damaged or a kernel misbehaves (try --kernels native)"
@@ -246,6 +256,7 @@ impl EngineError {
             EngineError::TokenOutOfRange { .. } => "token_out_of_range",
             EngineError::KvHeadDim { .. } => "kv_head_dim",
             EngineError::InvalidOption { .. } => "invalid_option",
+            EngineError::ContextOutOfRange { .. } => "context_out_of_range",
             EngineError::NonFiniteLogits => "non_finite_logits",
             EngineError::TextTooShort { .. } => "text_too_short",
             EngineError::OpUnavailable { .. } => "op_unavailable",

@@ -3,7 +3,7 @@
 //! A [`Model`] is the read-only part: weights in place over a mapped file ([`gguf`], [`hf`]), one
 //! [`config`] for every family, tokenizer and chat template. An [`Engine`] adds threads and the
 //! kernels of a host; a [`Session`] is one sequence with its KV cache. [`generate`] turns prompt
-//! tokens into text, [`perplexity`] and [`bench`] measure.
+//! tokens into text, [`perplexity()`] and [`bench()`] measure.
 //!
 //! Invariants: files are checked when they are opened, so computing never meets a shape or a byte
 //! range that it did not expect; a failed step leaves its session as it was. The engine names

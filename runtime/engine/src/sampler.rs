@@ -275,7 +275,7 @@ mod tests {
         let counts = counts(all(), &logits());
         for (count, p) in counts.iter().zip([0.15, 0.5, 0.1, 0.25]) {
             // Four standard deviations of a binomial of 4000 draws.
-            let spread = 4.0 * (4000.0 * p * (1.0 - p) as f64).sqrt();
+            let spread = 4.0 * f64::sqrt(4000.0 * p * (1.0 - p));
             assert!((*count as f64 - 4000.0 * p).abs() < spread, "{counts:?}");
         }
     }

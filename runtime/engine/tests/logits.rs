@@ -140,10 +140,6 @@ fn shards_of_sixteen_bit_weights_load_like_one_file() {
 #[test]
 fn the_core_pack_gives_the_reference_logits_for_every_family() {
     let dist = repository().join("kernel-packs/core/dist");
-    if !dist.is_dir() {
-        eprintln!("{} is not built; nothing to check", dist.display());
-        return;
-    }
     let pack = UnverifiedPack::read_dir(&dist, &PackLimits::default()).unwrap();
     let host = native_host();
     host.install(pack.verify(&TrustPolicy::builtin(), None).unwrap()).unwrap();

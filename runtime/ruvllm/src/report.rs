@@ -39,6 +39,6 @@ pub struct RunReport {
     pub prefill_tokens_per_second: f64,
     /// Generated tokens per second, the first one not counted.
     pub decode_tokens_per_second: f64,
-    /// Per op: the kernel that ran, where it came from, calls, time and fallbacks.
+    /// Per kernel that was asked: its op, where it came from, calls, time and fallbacks.
     pub ops: Vec<OpStats>,
 }

@@ -172,7 +172,12 @@ impl Runtime {
             time_to_first_token_ms: timings.time_to_first_token_seconds * 1e3,
             prefill_tokens_per_second: timings.prefill_tokens_per_second,
             decode_tokens_per_second: timings.decode_tokens_per_second,
-            ops: self.host().stats(),
+            ops: self
+                .host()
+                .stats()
+                .into_iter()
+                .filter(|op| op.calls > 0 || op.fallbacks > 0)
+                .collect(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `build`: from a pack crate to a pack.
 //!
-//! The same sources and the same [`ToolchainId`](crate::ToolchainId) give the same bytes wherever
+//! The same sources and the same [`ToolchainId`] give the same bytes wherever
 //! they lie: paths are remapped, the compiler's settings are fixed here rather than taken from the
 //! environment, and nothing depends on the time.
 

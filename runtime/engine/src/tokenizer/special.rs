@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use super::hash::FastMap;
 use super::vocab::{Vocab, attr};
 
 /// A part of a text: bytes to encode, or a token found in it.
@@ -14,25 +15,33 @@ pub(super) enum Part {
     Token(u32),
 }
 
-/// The special tokens of a vocabulary, indexed by how they start.
+/// The special tokens of a vocabulary.
 #[derive(Debug)]
 pub(super) struct SpecialTokens {
     /// Longest first.
     tokens: Vec<u32>,
-    /// Positions in `tokens` by first byte.
-    by_first_byte: Vec<Vec<u32>>,
+    /// Positions in `tokens` by text.
+    by_text: FastMap<Box<[u8]>, usize>,
+    /// Lengths of the tokens that start with each byte.
+    lengths: Vec<Vec<usize>>,
 }
 
 impl SpecialTokens {
     pub(super) fn new(vocab: &Vocab) -> Self {
         let tokens = vocab.special_tokens();
-        let mut by_first_byte = vec![Vec::new(); 256];
+        let mut by_text = FastMap::default();
+        let mut lengths = vec![Vec::new(); 256];
         for (at, token) in tokens.iter().enumerate() {
-            if let Some(first) = vocab.text(*token).as_bytes().first() {
-                by_first_byte[usize::from(*first)].push(at as u32);
+            let text = vocab.text(*token).as_bytes();
+            let Some(first) = text.first() else { continue };
+            by_text.insert(text.into(), at);
+            // Longest first, so equal lengths are neighbours.
+            let lengths: &mut Vec<usize> = &mut lengths[usize::from(*first)];
+            if lengths.last() != Some(&text.len()) {
+                lengths.push(text.len());
             }
         }
-        Self { tokens, by_first_byte }
+        Self { tokens, by_text, lengths }
     }
 
     /// Splits `text` at the user-defined tokens, and at control and unknown ones if `parse_special`.
@@ -58,11 +67,10 @@ impl SpecialTokens {
     fn present(&self, vocab: &Vocab, text: &str, parse_special: bool) -> Vec<u32> {
         let mut found = vec![false; self.tokens.len()];
         for (at, byte) in text.bytes().enumerate() {
-            for candidate in &self.by_first_byte[usize::from(byte)] {
-                let candidate = *candidate as usize;
-                if !found[candidate] {
-                    let token = vocab.text(self.tokens[candidate]).as_bytes();
-                    found[candidate] = text.as_bytes()[at..].starts_with(token);
+            for len in &self.lengths[usize::from(byte)] {
+                let candidate = text.as_bytes().get(at..at + len);
+                if let Some(token) = candidate.and_then(|candidate| self.by_text.get(candidate)) {
+                    found[*token] = true;
                 }
             }
         }

@@ -11,8 +11,8 @@
 //! take from a queue, those that see most first. Otherwise, decoding above all, the *keys* are cut:
 //! each thread streams its own share of the cache for all heads, and the partial sums are merged.
 //!
-//! Rows are summed with vectors across rows ([`wide`]) where there are enough to fill them, else
-//! across the elements of a head ([`narrow`]).
+//! Rows are summed with vectors across rows (`wide`) where there are enough to fill them, else
+//! across the elements of a head (`narrow`).
 
 mod narrow;
 mod plan;

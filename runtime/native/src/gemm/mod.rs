@@ -1,7 +1,7 @@
 //! Products of activations with weights in any format: `y[m, n] = x[m, k] · w[n, k]ᵀ`.
 //!
 //! Weights stay as the file has them. What is done with them depends on the number of rows of `x`
-//! (see [`plan`](Plan)):
+//! (see `Plan`):
 //! - few rows (decoding): each weight row is read once, unpacked in registers and multiplied with
 //!   every activation row. Memory bandwidth is the bound; rows are split among the threads in
 //!   contiguous shares, each a single stream with software prefetch.

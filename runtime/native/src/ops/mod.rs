@@ -1,7 +1,7 @@
 //! Native twins of the operations that kernel packs provide, and a few that only the engine uses.
 //!
 //! Each file holds one operation: a scalar reference that says plainly what it computes, vector code
-//! written once over [`simd`], and one public function that takes an [`Isa`](crate::Isa), checks
+//! written once over `simd`, and one public function that takes an [`Isa`](crate::Isa), checks
 //! sizes and dispatches. [`Isa::Scalar`](crate::Isa::Scalar) is the reference.
 //!
 //! Invariants: outputs are written in full or, on an error, not at all; every size is accepted or

@@ -29,6 +29,9 @@ fn reference(x: &mut [f32]) {
     x.iter_mut().for_each(|x| *x = (f64::from(*x) / sum) as f32);
 }
 
+/// Elements whose exponentials are summed in f32; the sums of blocks are added in f64.
+const BLOCK: usize = 1024;
+
 struct Softmax<'a>(&'a mut [f32]);
 
 impl Kernel for Softmax<'_> {
@@ -46,20 +49,24 @@ impl Kernel for Softmax<'_> {
         let tail = tail.fold(f32::NEG_INFINITY, |max, x| if x > max { x } else { max });
         let max = s.splat(s.max_lane(max).max(tail));
 
-        let mut sum = s.splat(0.0);
-        let mut chunks = x.chunks_exact_mut(S::LANES);
-        for x in &mut chunks {
-            let e = math::exp(s, s.sub(s.load(x), max));
-            sum = s.add(sum, e);
-            s.store(e, x);
+        // One running sum over a long row would round at its own size at every step.
+        let mut sum = 0.0;
+        for block in x.chunks_mut(BLOCK) {
+            let mut partial = s.splat(0.0);
+            let mut chunks = block.chunks_exact_mut(S::LANES);
+            for x in &mut chunks {
+                let e = math::exp(s, s.sub(s.load(x), max));
+                partial = s.add(partial, e);
+                s.store(e, x);
+            }
+            let rest = chunks.into_remainder();
+            let e = math::exp(s, s.sub(s.load_partial(rest), max));
+            s.store_partial(e, rest);
+            sum += f64::from(s.sum(partial) + rest.iter().sum::<f32>());
         }
-        let rest = chunks.into_remainder();
-        let e = math::exp(s, s.sub(s.load_partial(rest), max));
-        s.store_partial(e, rest);
-        let sum = s.sum(sum) + rest.iter().sum::<f32>();
 
         // Division, because the reciprocal of a large sum would cost a second rounding.
-        let sum = s.splat(sum);
+        let sum = s.splat(sum as f32);
         let mut chunks = x.chunks_exact_mut(S::LANES);
         for x in &mut chunks {
             s.store(s.div(s.load(x), sum), x);

@@ -1,8 +1,8 @@
 //! The block formats of [`DType`]: reading all of them, writing those that a cache or a converted
 //! model is stored in.
 //!
-//! Everything inside works on chunks of [`CHUNK`] elements, unpacked to one common form: a byte
-//! per element, and a scale and an offset per [`GROUP`] elements, with `x = scale * q - offset`.
+//! Everything inside works on chunks of `CHUNK` elements, unpacked to one common form: a byte
+//! per element, and a scale and an offset per `GROUP` elements, with `x = scale * q - offset`.
 //! A format is thus described in one place per instruction set; dequantisation, dot products and
 //! tiled products all start from there. For every format that form is exact: scale, offset and
 //! each element fit an f32 without rounding before the last subtraction.
@@ -75,7 +75,7 @@ pub(crate) const fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// Bytes of [`CHUNK`] elements.
+/// Bytes of `CHUNK` elements.
 pub(crate) const fn chunk_bytes(dtype: DType) -> usize {
     let layout = dtype.layout();
     CHUNK / layout.elems * layout.bytes

@@ -20,7 +20,6 @@ pub(crate) fn main(args: &RunArgs) -> Result<Ended, Failure> {
         sampling,
         stop: args.sampling.stop.clone(),
         ignore_eos: args.ignore_eos,
-        ..GenerateOptions::default()
     };
     let text = args.prompt.as_deref().unwrap_or(DEFAULT_PROMPT);
     let prompt = if args.raw { Prompt::Raw(text) } else { Prompt::User(text) };

@@ -23,7 +23,7 @@ pub(crate) fn main(args: &TokenizeArgs) -> Result<Ended, Failure> {
     let text = String::from_utf8(bytes).map_err(|error| {
         format!("standard input is not UTF-8 from byte {} on", error.utf8_error().valid_up_to())
     })?;
-    let ids = tokenizer.encode_with_special(&text, args.bos, args.special)?;
+    let ids = tokenizer.encode_with_special(&text, args.special, args.bos)?;
     let line: Vec<String> = ids.iter().map(u32::to_string).collect();
     writeln!(io::stdout().lock(), "{}", line.join(" "))?;
     Ok(Ended::Done)
