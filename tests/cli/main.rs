@@ -1,5 +1,7 @@
 //! The `ruvllm` program, driven as a user drives it.
 
+mod author;
+mod compiling;
 mod failing_kernels;
 mod parity;
 mod program;

@@ -1,7 +1,13 @@
 //! Starting the program and reading what it said.
 
 use std::io::Write as _;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::LazyLock;
+use tempfile::TempDir;
+
+/// Where the runs of one test process keep compiled kernels, so that they do not touch the user's.
+static CACHES: LazyLock<TempDir> = LazyLock::new(|| TempDir::new().expect("a directory"));
 
 /// What one run of the program gave.
 pub(crate) struct Run {
@@ -37,6 +43,11 @@ impl Run {
     }
 }
 
+/// Where the runs of this test process keep compiled kernels.
+pub(crate) fn caches() -> &'static Path {
+    CACHES.path()
+}
+
 /// Runs `ruvllm` with these arguments and an empty standard input.
 pub(crate) fn ruvllm<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Run {
     ruvllm_with_input(args, "")
@@ -46,6 +57,7 @@ pub(crate) fn ruvllm<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Run {
 pub(crate) fn ruvllm_with_input<S: AsRef<std::ffi::OsStr>>(args: &[S], input: &str) -> Run {
     let mut child = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
         .args(args)
+        .env("XDG_CACHE_HOME", CACHES.path())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -1,7 +1,9 @@
 //! How a host is configured: policy, limits, failure handling.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Which candidate of an operation is asked first.
@@ -13,6 +15,10 @@ pub enum Policy {
     /// The newest admitted sandboxed kernel, then older ones, then the native twin.
     #[default]
     SandboxFirst,
+    /// Whichever candidate was the fastest when it was measured: at the first call of each
+    /// operation in each class of sizes, and again when the candidates, the host or the processor
+    /// change.
+    Fastest,
     /// The native twin only. Operations without one are unavailable.
     NativeOnly,
     /// The named kernel first; operations that the map does not name are as in
@@ -28,6 +34,7 @@ impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Policy::SandboxFirst => "sandbox-first",
+            Policy::Fastest => "fastest",
             Policy::NativeOnly => "native-only",
             Policy::Pinned(_) => "pinned",
         })
@@ -76,6 +83,29 @@ impl Default for HostLimits {
     }
 }
 
+/// Where modules are compiled.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Compiler {
+    /// In this process. What a module may cost is bounded by [`HostLimits`] alone.
+    #[default]
+    InProcess,
+    /// In a process of its own for each module, which the system stops at its limits.
+    Process(CompilerProcess),
+}
+
+/// A program that compiles modules, and what it may use for one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CompilerProcess {
+    /// A program that calls [`crate::compiler_process`].
+    pub program: PathBuf,
+    /// The arguments on which it does.
+    pub args: Vec<OsString>,
+    /// Address space, in bytes.
+    pub memory_bytes: u64,
+    /// Time by the clock.
+    pub time: Duration,
+}
+
 /// Configuration of a [`crate::Host`].
 #[derive(Clone, Debug)]
 pub struct HostConfig {
@@ -95,9 +125,16 @@ pub struct HostConfig {
     /// Every how many calls of an instance, beginning with its first, the output is checked
     /// against the native twin; 0 is never.
     pub cross_check_every: u32,
-    /// Whether results must not depend on the CPU: relaxed SIMD instructions get their one
-    /// deterministic meaning and NaNs are canonical. Costs speed.
+    /// Whether kernels' results must not depend on the CPU: of variants of a kernel, those without
+    /// relaxed SIMD are taken; relaxed instructions of others get their one deterministic meaning,
+    /// and NaNs are canonical. Costs speed. The native twins and the engine's own operations keep
+    /// to the CPU's best instructions all the same.
     pub deterministic: bool,
+    /// Where machine code is kept between runs, so that a kernel is compiled and proved once;
+    /// `None` keeps none. A directory that others can touch is not used.
+    pub cache_dir: Option<PathBuf>,
+    /// Where modules are compiled, those of [`crate::Host::install_embedded`] aside.
+    pub compiler: Compiler,
 }
 
 impl Default for HostConfig {
@@ -111,6 +148,8 @@ impl Default for HostConfig {
             quarantine_after: 3,
             cross_check_every: 4096,
             deterministic: false,
+            cache_dir: None,
+            compiler: Compiler::default(),
         }
     }
 }

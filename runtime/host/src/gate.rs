@@ -3,7 +3,7 @@
 use crate::compare::host_tolerance;
 use crate::error::Refusal;
 use crate::exec::KernelSpec;
-use crate::module_gate::{self, Declared};
+use crate::module_gate::{self, Declared, RELAXED_SIMD};
 use crate::plan::CallPlan;
 use crate::{HostConfig, OpKey, exec};
 use ruvllm_abi::ABI_VERSION;
@@ -15,6 +15,8 @@ use ruvllm_manifest::{
 /// A kernel whose manifest entry and module passed the gates. Only [`pass`] makes one.
 pub(crate) struct GatedKernel {
     pub(crate) id: String,
+    /// Of the module, as the manifest has it.
+    pub(crate) hash: String,
     pub(crate) key: OpKey,
     pub(crate) plan: CallPlan,
     pub(crate) spec: KernelSpec,
@@ -98,7 +100,43 @@ pub(crate) fn pass<'a>(
     if kernels.is_empty() {
         refusals.extend(skips);
     }
+    choose_variants(manifest, config.deterministic, &mut kernels, &mut skipped);
     if refusals.is_empty() { Ok(Gated { kernels, skipped }) } else { Err(refusals) }
+}
+
+/// Of kernels of one operation that differ in relaxed SIMD, keeps those that suit the mode: the
+/// faster ones with it, the deterministic ones without. One that the pack names as a fallback
+/// stays.
+fn choose_variants(
+    manifest: &Manifest,
+    deterministic: bool,
+    kernels: &mut Vec<GatedKernel>,
+    skipped: &mut Vec<Skipped>,
+) {
+    let relaxed = |id: &str| {
+        let features = manifest.kernel(id).and_then(|entry| entry.platforms.wasmtime.as_ref());
+        features.is_some_and(|wasmtime| wasmtime.features.iter().any(|f| f == RELAXED_SIMD))
+    };
+    let suits = |kernel: &GatedKernel| relaxed(&kernel.id) != deterministic;
+    let answered: Vec<OpKey> = kernels.iter().filter(|k| suits(k)).map(|k| k.key.clone()).collect();
+    let named = |id: &String| manifest.fallbacks.values().any(|fallback| fallback == id);
+    kernels.retain(|kernel| {
+        let keep = suits(kernel)
+            || !answered.contains(&kernel.key)
+            || (!deterministic && named(&kernel.id));
+        if !keep {
+            let reason = if deterministic {
+                "it uses relaxed SIMD, whose results depend on the processor; the pack has a \
+                 variant without"
+            } else {
+                "the pack has a faster variant with relaxed SIMD; this one is for deterministic \
+                 mode"
+            };
+            let (kernel, key) = (kernel.id.clone(), kernel.key.clone());
+            skipped.push(Skipped { kernel, key, reasons: vec![reason.to_owned()] });
+        }
+        keep
+    });
 }
 
 /// Whether a violation means another platform rather than something wrong.
@@ -168,6 +206,7 @@ fn kernel(
     let limits = &entry.resource_limits;
     Ok(GatedKernel {
         id: entry.id.clone(),
+        hash: entry.hash.to_string(),
         key,
         spec: KernelSpec {
             entry_point: entry.entry_point.clone(),

@@ -1,15 +1,18 @@
 //! The host: takes verified packs in, publishes them, hands out workers.
 
-use crate::admit::{self, AdmittedKernel};
+use crate::admit::{self, AdmittedKernel, Means};
+use crate::config::Compiler;
 use crate::error::{HostError, Incident, Refusal};
 use crate::exec::Executor;
+use crate::exec::cache::AotCache;
 use crate::exec::wasmtime::WasmtimeExecutor;
 use crate::gate::{self, GatedKernel, Skipped};
 use crate::kernel::{Identity, Kernel};
+use crate::race::Records;
 use crate::registry::{PackRecord, RegistrySnapshot};
 use crate::select::Explanation;
 use crate::stats::{Ledger, OpStats};
-use crate::{HostConfig, OpKey, Worker};
+use crate::{HostConfig, OpKey, Policy, Worker};
 use arc_swap::ArcSwap;
 use ruvllm_abi::Op;
 use ruvllm_native::twin;
@@ -38,6 +41,8 @@ pub(crate) struct Shared {
     /// Counts kernels that are gone, for workers to notice.
     pub(crate) retired: Arc<AtomicU64>,
     executor: OnceLock<Result<Arc<dyn Executor>, String>>,
+    /// `None` where the configuration wants none.
+    cache: Option<Result<AotCache, String>>,
     snapshot: ArcSwap<RegistrySnapshot>,
     uids: AtomicUsize,
     ledgers: Mutex<Vec<Arc<Ledger>>>,
@@ -66,6 +71,20 @@ pub struct InstallReport {
     pub skipped: Vec<(String, Vec<String>)>,
     /// The version that it replaced.
     pub replaced: Option<String>,
+    /// What the cache of machine code did for it.
+    pub cache: CacheUse,
+}
+
+/// What the cache of machine code did for a pack.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct CacheUse {
+    /// Kernels that were compiled and admitted at an earlier time.
+    pub hits: usize,
+    /// Kernels that were compiled and admitted now.
+    pub misses: usize,
+    /// Why the configured cache is not used.
+    pub unusable: Option<String>,
 }
 
 /// One kernel of the newest generation.
@@ -117,12 +136,19 @@ impl Host {
         let ledgers = natives.iter().map(|kernel| kernel.ledger.clone()).collect();
         natives.iter().for_each(|k| k.ledger.generation.store(1, Ordering::Relaxed));
         let id = HOSTS.fetch_add(1, Ordering::Relaxed);
-        let first = RegistrySnapshot::first(id, config.policy.clone(), natives.into());
+        let cache = config.cache_dir.as_deref().map(AotCache::open);
+        let records = (config.policy == Policy::Fastest).then(|| {
+            // Results are kept only where the directory was found to be this user's own.
+            let directory = config.cache_dir.as_deref().filter(|_| matches!(cache, Some(Ok(_))));
+            Arc::new(Records::open(directory, &config))
+        });
+        let first = RegistrySnapshot::first(id, config.policy.clone(), records, natives.into());
         let shared = Shared {
             id,
             config,
             retired,
             executor: OnceLock::new(),
+            cache,
             snapshot: ArcSwap::from_pointee(first),
             uids,
             ledgers: Mutex::new(ledgers),
@@ -146,6 +172,23 @@ impl Host {
     /// and unless all gates were passed, nothing compiled. [`HostError::Executor`] where the
     /// sandbox cannot be set up here.
     pub fn install(&self, pack: VerifiedPack) -> Result<InstallReport, HostError> {
+        self.install_with(pack, &self.shared.config.compiler)
+    }
+
+    /// Takes a pack in that is part of the program itself: as [`Host::install`], but compiled in
+    /// this process whatever the configuration says.
+    ///
+    /// # Errors
+    /// As for [`Host::install`].
+    pub fn install_embedded(&self, pack: VerifiedPack) -> Result<InstallReport, HostError> {
+        self.install_with(pack, &Compiler::InProcess)
+    }
+
+    fn install_with(
+        &self,
+        pack: VerifiedPack,
+        compiler: &Compiler,
+    ) -> Result<InstallReport, HostError> {
         let manifest = pack.manifest();
         let refused = |refusals| HostError::Refused {
             pack: manifest.name.to_string(),
@@ -156,7 +199,20 @@ impl Host {
         let gated =
             gate::pass(manifest, |id| pack.kernel_bytes(id), &shared.config).map_err(refused)?;
         let executor = shared.executor()?;
-        let admitted = admit_all(gated.kernels, &pack, &*executor).map_err(refused)?;
+        let (cache, unusable) = match &shared.cache {
+            None => (None, None),
+            Some(Ok(cache)) => (Some(cache), None),
+            Some(Err(why)) => (None, Some(why.clone())),
+        };
+        let means = Means { executor: &*executor, compiler, cache };
+        let admitted = admit_all(gated.kernels, &pack, &means).map_err(refused)?;
+        let hits = admitted.iter().filter(|(_, cached)| *cached).count();
+        let cache_use = CacheUse { hits, misses: admitted.len() - hits, unusable };
+        if let Some(cache) = cache
+            && cache_use.misses > 0
+        {
+            cache.trim();
+        }
         let identity = || Identity {
             uid: shared.uids.fetch_add(1, Ordering::Relaxed),
             pack: (manifest.name.to_string(), manifest.version.to_string()),
@@ -164,7 +220,7 @@ impl Host {
         };
         let kernels: Vec<Arc<Kernel>> = admitted
             .into_iter()
-            .map(|kernel| Arc::new(Kernel::sandboxed(kernel, identity())))
+            .map(|(kernel, _)| Arc::new(Kernel::sandboxed(kernel, identity())))
             .collect();
         let fallbacks = manifest.fallbacks.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
         let record = Arc::new(PackRecord {
@@ -174,7 +230,7 @@ impl Host {
             skipped: gated.skipped,
             fallbacks,
         });
-        Ok(shared.publish(record))
+        Ok(shared.publish(record, cache_use))
     }
 
     /// Takes a pack out again: the next generation goes without it. `false` where there is none.
@@ -271,7 +327,7 @@ impl Shared {
     }
 
     /// Publishes by compare-and-swap: of two packs installed at once, both are in the end.
-    fn publish(&self, record: Arc<PackRecord>) -> InstallReport {
+    fn publish(&self, record: Arc<PackRecord>, cache: CacheUse) -> InstallReport {
         let mut current = self.snapshot.load_full();
         let (generation, replaced) = loop {
             let next = Arc::new(current.with(record.clone()));
@@ -299,6 +355,7 @@ impl Shared {
             kernels: record.kernels.iter().map(|kernel| kernel.id().to_owned()).collect(),
             skipped: record.skipped.iter().map(skips).collect(),
             replaced,
+            cache,
         }
     }
 
@@ -316,11 +373,11 @@ impl Shared {
 fn admit_all(
     gated: Vec<GatedKernel>,
     pack: &VerifiedPack,
-    executor: &dyn Executor,
-) -> Result<Vec<AdmittedKernel>, Vec<Refusal>> {
+    means: &Means<'_>,
+) -> Result<Vec<(AdmittedKernel, bool)>, Vec<Refusal>> {
     let jobs: Vec<Mutex<Option<GatedKernel>>> =
         gated.into_iter().map(|kernel| Mutex::new(Some(kernel))).collect();
-    let done: Vec<OnceLock<Result<AdmittedKernel, Refusal>>> =
+    let done: Vec<OnceLock<Result<(AdmittedKernel, bool), Refusal>>> =
         jobs.iter().map(|_| OnceLock::new()).collect();
     // The largest first: it would keep one core busy when the others are done.
     let size = |id: &str| pack.kernel_bytes(id).map_or(0, <[u8]>::len);
@@ -333,7 +390,7 @@ fn admit_all(
             let taken = lock(&jobs[i]).take();
             if let Some(kernel) = taken {
                 let wasm = pack.kernel_bytes(&kernel.id).unwrap_or(&[]);
-                let _ = done[i].set(admit::admit(kernel, wasm, executor));
+                let _ = done[i].set(admit::admit(kernel, wasm, means));
             }
         }
     };

@@ -21,6 +21,8 @@ pub(crate) struct Kernel {
     /// Dense and never used again in this host: workers index their instances by it.
     pub(crate) uid: usize,
     pub(crate) key: OpKey,
+    /// Of its module; of a native twin, the version that it came with.
+    pub(crate) hash: String,
     pub(crate) plan: CallPlan,
     pub(crate) body: Body,
     pub(crate) ledger: Arc<Ledger>,
@@ -50,9 +52,11 @@ impl Kernel {
     pub(crate) fn native(op: Op, variant: &Variant, identity: Identity) -> Self {
         let key = OpKey::of(op, variant);
         let id = format!("native:{}", variant.kernel);
+        let hash = format!("{id} {}", identity.pack.1);
         let ledger = Ledger::new(key.clone(), id, identity.pack, "native");
         Self {
             uid: identity.uid,
+            hash,
             plan: CallPlan::of_op(op, variant.inputs, variant.output),
             key,
             body: Body::Native { op },
@@ -70,6 +74,7 @@ impl Kernel {
         let tolerance = key.known().and_then(|(op, _)| host_tolerance(op, key.output));
         Self {
             uid: identity.uid,
+            hash: gated.hash,
             key,
             plan: gated.plan,
             body: Body::Sandbox { prepared, defaults: gated.defaults, verified },

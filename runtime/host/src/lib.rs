@@ -13,7 +13,8 @@
 //!
 //! What it does not protect against: side channels between kernels and the rest of the process,
 //! and a kernel that is right on golden inputs and on every sampled call but wrong in between.
-#![forbid(unsafe_code)]
+// Loading machine code is the one exception: `exec::aot`.
+#![deny(unsafe_code)]
 
 mod admit;
 mod call;
@@ -27,6 +28,7 @@ mod kernel;
 mod key;
 mod module_gate;
 mod plan;
+mod race;
 mod registry;
 mod select;
 mod stats;
@@ -39,9 +41,10 @@ mod tests;
 
 pub use call::{LoraDims, OpCall, Operand, Resident, RopeDims, Words};
 pub use compare::host_tolerance;
-pub use config::{HostConfig, HostLimits, Policy};
+pub use config::{Compiler, CompilerProcess, HostConfig, HostLimits, Policy};
 pub use error::{CallError, Failure, HostError, Incident, Refusal, TrapKind};
-pub use host::{Host, InstallReport, KernelSummary};
+pub use exec::compiler_process;
+pub use host::{CacheUse, Host, InstallReport, KernelSummary};
 pub use key::OpKey;
 pub use module_gate::module_features;
 pub use registry::{OpSlot, RegistrySnapshot};

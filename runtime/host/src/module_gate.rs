@@ -23,10 +23,13 @@ pub(crate) struct Declared<'a> {
     pub(crate) features: &'a [String],
 }
 
+/// The feature whose instructions may give different results on different processors.
+pub(crate) const RELAXED_SIMD: &str = "relaxed-simd";
+
 /// Features that a manifest declares by name, with what the parser calls them.
 const FEATURES: [(&str, WasmFeatures); 5] = [
     ("simd", WasmFeatures::SIMD),
-    ("relaxed-simd", WasmFeatures::RELAXED_SIMD),
+    (RELAXED_SIMD, WasmFeatures::RELAXED_SIMD),
     ("bulk-memory", WasmFeatures::BULK_MEMORY),
     ("reference-types", WasmFeatures::REFERENCE_TYPES),
     ("extended-const", WasmFeatures::EXTENDED_CONST),

@@ -7,6 +7,7 @@
 use crate::gate::Skipped;
 use crate::kernel::Kernel;
 use crate::plan::CallPlan;
+use crate::race::{Race, Records};
 use crate::select::{Choice, Explanation, Field, choose, explain};
 use crate::{CallError, OpKey, Policy};
 use std::collections::HashMap;
@@ -26,6 +27,8 @@ pub struct RegistrySnapshot {
     pub(crate) host: u64,
     generation: u64,
     policy: Policy,
+    /// Where the policy is `fastest`.
+    records: Option<Arc<Records>>,
     /// Newest first.
     packs: Vec<Arc<PackRecord>>,
     natives: Arc<[Arc<Kernel>]>,
@@ -38,6 +41,8 @@ pub(crate) struct Slot {
     pub(crate) key: OpKey,
     pub(crate) plan: CallPlan,
     pub(crate) choice: Choice,
+    /// Where the policy is `fastest` and there is more than one candidate.
+    pub(crate) race: Option<Race>,
 }
 
 /// Where an operation lies in the snapshot that gave it out. Valid for that snapshot only.
@@ -49,11 +54,17 @@ pub struct OpSlot {
 
 impl RegistrySnapshot {
     /// The first generation: native twins only.
-    pub(crate) fn first(host: u64, policy: Policy, natives: Arc<[Arc<Kernel>]>) -> Self {
+    pub(crate) fn first(
+        host: u64,
+        policy: Policy,
+        records: Option<Arc<Records>>,
+        natives: Arc<[Arc<Kernel>]>,
+    ) -> Self {
         let empty = Self {
             host,
             generation: 0,
             policy,
+            records,
             packs: Vec::new(),
             natives,
             slots: Vec::new(),
@@ -93,7 +104,10 @@ impl RegistrySnapshot {
                     Some(kernel) => kernel.plan.clone(),
                     None => CallPlan::none(),
                 };
-                Slot { key: key.clone(), plan, choice }
+                let race = (self.records.as_ref())
+                    .filter(|_| choice.chain.len() > 1)
+                    .map(|records| records.race(key, &choice.chain));
+                Slot { key: key.clone(), plan, choice, race }
             })
             .collect();
         let index =
@@ -102,6 +116,7 @@ impl RegistrySnapshot {
             host: self.host,
             generation: self.generation + 1,
             policy: self.policy.clone(),
+            records: self.records.clone(),
             natives: self.natives.clone(),
             packs,
             slots,
@@ -134,7 +149,16 @@ impl RegistrySnapshot {
     /// Why the operation is answered by the kernel that answers it.
     pub fn explain(&self, key: &OpKey) -> Explanation {
         let slot = self.index.get(key).map(|&index| &self.slots[index as usize]);
-        explain(key, &self.policy, self.generation, slot.map(|slot| &slot.choice))
+        let races = match (slot, &self.records) {
+            (Some(slot), Some(records)) => records.explain(key, &slot.choice.chain),
+            _ => Vec::new(),
+        };
+        explain(key, &self.policy, self.generation, slot.map(|slot| &slot.choice), &races)
+    }
+
+    /// Results of races, where the policy is `fastest`.
+    pub(crate) fn records(&self) -> Option<&Records> {
+        self.records.as_deref()
     }
 
     #[inline]

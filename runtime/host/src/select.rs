@@ -57,7 +57,9 @@ pub(crate) fn choose(policy: &Policy, field: &Field<'_>) -> Choice {
                 }
             }
         }
-        Policy::SandboxFirst => order.extend(ranked.into_iter().map(|k| (k, reason(k)))),
+        Policy::SandboxFirst | Policy::Fastest => {
+            order.extend(ranked.into_iter().map(|k| (k, reason(k))));
+        }
         Policy::Pinned(pins) => {
             order.extend(ranked.into_iter().map(|k| (k, reason(k))));
             let pin = pins.get(&field.key.to_string()).or_else(|| pins.get(&field.key.op));
@@ -210,6 +212,7 @@ pub(crate) fn explain(
     policy: &Policy,
     generation: u64,
     choice: Option<&Choice>,
+    races: &[String],
 ) -> Explanation {
     let mut explanation = Explanation {
         op: op.clone(),
@@ -241,6 +244,11 @@ pub(crate) fn explain(
     }
     explanation.candidates.extend(choice.left_out.iter().cloned());
     explanation.notes.extend(choice.notes.iter().cloned());
+    if *policy == Policy::Fastest && choice.chain.len() > 1 {
+        let note = "calls go first to the winner of their class of sizes, raced at its first call";
+        explanation.notes.push(note.to_owned());
+        explanation.notes.extend_from_slice(races);
+    }
     explanation
 }
 

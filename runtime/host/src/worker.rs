@@ -12,7 +12,8 @@ use crate::exec::window::Bench;
 use crate::host::Shared;
 use crate::kernel::{Body, Kernel};
 use crate::plan::{CallBytes, CallPlan};
-use crate::registry::{OpSlot, RegistrySnapshot};
+use crate::race::{Race, class};
+use crate::registry::{OpSlot, RegistrySnapshot, Slot};
 use crate::stats::{Counters, Ledger};
 use crate::tensor::{Tensor, bind};
 use crate::{CallError, OpKey};
@@ -21,11 +22,14 @@ use ruvllm_manifest::{ParamValue, Tolerance};
 use ruvllm_native::{Isa, twin};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes of operands and output together above which a call is cut into runs of rows, so that
 /// what is copied in is still in the cache when the kernel reads it.
 const TILE_BYTES: usize = 256 << 10;
+
+/// How often each candidate of a race runs.
+const RACE_TURNS: usize = 8;
 
 /// Calls kernels from one thread.
 pub struct Worker {
@@ -89,8 +93,10 @@ impl Worker {
             return Err(CallError::ForeignSnapshot);
         }
         let bytes = slot.plan.check(call, out.len()).map_err(|detail| shape(&slot.key, detail))?;
-        let strict = self.host.config.strict;
-        self.ask(&slot.key, &slot.plan, &slot.choice.chain, strict, call, bytes, out)
+        let Slot { key, plan, choice, race } = slot;
+        let race = race.as_ref();
+        let target = Target { key, plan, chain: &choice.chain, race, alone: false };
+        self.ask(snap, &target, call, bytes, out)
     }
 
     /// Calls an operation, or one kernel, by name, with tensors whose shapes are checked against
@@ -118,19 +124,15 @@ impl Worker {
         let mut bound = bind(target.plan, inputs, params).map_err(fail)?;
         let (call, out) = bound.call(inputs);
         let bytes = target.plan.check(&call, out.len()).map_err(fail)?;
-        let strict = self.host.config.strict || target.alone;
-        self.ask(target.key, target.plan, target.chain, strict, &call, bytes, out)?;
+        self.ask(snap, &target, &call, bytes, out)?;
         Ok(vec![bound.output])
     }
 
-    #[expect(clippy::too_many_arguments)]
     #[inline]
     fn ask(
         &mut self,
-        key: &OpKey,
-        plan: &CallPlan,
-        chain: &[Arc<Kernel>],
-        strict: bool,
+        snap: &RegistrySnapshot,
+        target: &Target<'_>,
         call: &OpCall<'_>,
         bytes: CallBytes,
         out: &mut [u8],
@@ -142,8 +144,17 @@ impl Worker {
         if self.host.retired.load(Relaxed) != self.retired {
             self.sweep();
         }
+        let Target { key, plan, chain, race, alone } = *target;
+        let strict = self.host.config.strict || alone;
+        let class = class(bytes.total());
+        let first = match race.map(|race| (race, race.winner(class))) {
+            None => 0,
+            Some((_, Some(winner))) => winner,
+            Some((race, None)) => self.race(snap, target, race, call, bytes, out),
+        };
+        let order = std::iter::once(first).chain((0..chain.len()).filter(|&i| i != first));
         let mut last = None;
-        for kernel in chain {
+        for kernel in order.filter_map(|i| chain.get(i)) {
             if kernel.ledger.quarantined() {
                 if strict {
                     break;
@@ -171,6 +182,43 @@ impl Worker {
         }
         let last = last.unwrap_or_else(|| "every one is quarantined".to_owned());
         Err(CallError::Exhausted { op: key.to_string(), last })
+    }
+
+    /// Times every candidate in service on a call, and gives the winner's place in the chain.
+    #[cold]
+    fn race(
+        &mut self,
+        snap: &RegistrySnapshot,
+        target: &Target<'_>,
+        race: &Race,
+        call: &OpCall<'_>,
+        bytes: CallBytes,
+        out: &mut [u8],
+    ) -> usize {
+        let Some(records) = snap.records() else { return 0 };
+        let mut times = vec![None; target.chain.len()];
+        // In turns, so that a passing disturbance meets all of them. The first turn makes
+        // instances and warms caches.
+        for turn in 0..RACE_TURNS {
+            for (kernel, best) in target.chain.iter().zip(&mut times) {
+                if kernel.ledger.quarantined() {
+                    continue;
+                }
+                let started = Instant::now();
+                match self.attempt(kernel, target.plan, call, bytes, out) {
+                    Ok(()) if turn == 0 => {}
+                    Ok(()) => {
+                        let took = started.elapsed();
+                        *best = Some(best.map_or(took, |best: Duration| best.min(took)));
+                    }
+                    Err(failure) => {
+                        self.failed(kernel, &failure);
+                        *best = None;
+                    }
+                }
+            }
+        }
+        records.finish(target.key, target.chain, race, class(bytes.total()), &times)
     }
 
     #[inline]
@@ -364,6 +412,8 @@ struct Target<'a> {
     key: &'a OpKey,
     plan: &'a CallPlan,
     chain: &'a [Arc<Kernel>],
+    race: Option<&'a Race>,
+    /// Whether it was named, so that no other may answer.
     alone: bool,
 }
 
@@ -374,7 +424,7 @@ fn find<'a>(
 ) -> Result<Target<'a>, CallError> {
     if let Some(kernel) = snap.kernels().find(|kernel| kernel.is_named(name)) {
         let chain = std::slice::from_ref(kernel);
-        return Ok(Target { key: &kernel.key, plan: &kernel.plan, chain, alone: true });
+        return Ok(Target { key: &kernel.key, plan: &kernel.plan, chain, race: None, alone: true });
     }
     let unknown = |detail: String| CallError::Unknown { name: name.to_owned(), detail };
     let slots: Vec<_> = snap.slots().iter().filter(|slot| slot.key.op == name).collect();
@@ -397,5 +447,6 @@ fn find<'a>(
     if slot.choice.chain.is_empty() {
         return Err(unknown("the policy leaves out every kernel of it".to_owned()));
     }
-    Ok(Target { key: &slot.key, plan: &slot.plan, chain: &slot.choice.chain, alone: false })
+    let Slot { key, plan, choice, race } = slot;
+    Ok(Target { key, plan, chain: &choice.chain, race: race.as_ref(), alone: false })
 }

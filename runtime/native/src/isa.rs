@@ -11,6 +11,9 @@ pub enum Isa {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// The instructions of [`Isa::Avx2`] on vectors of 128 bits, as wide as those of WebAssembly: what
+    /// a sandboxed kernel is fairly compared with. Only ever used where it is asked for.
+    Avx2Narrow,
     /// x86-64 with AVX-512 F, BW, VL, DQ and all of [`Isa::Avx2`].
     Avx512,
     /// AArch64 with Advanced SIMD. Dot products and the like are probed inside the kernels.
@@ -36,13 +39,29 @@ impl Isa {
         }
     }
 
+    /// What has vectors of 128 bits, where this processor has wider ones too.
+    pub fn narrow() -> Option<Isa> {
+        Some(Isa::Avx2Narrow).filter(|isa| isa.is_available())
+    }
+
+    /// All that the operations are written for: [`Isa::available`] and [`Isa::narrow`].
+    #[cfg(test)]
+    pub(crate) fn every() -> impl Iterator<Item = Isa> {
+        Isa::available().iter().copied().chain(Isa::narrow())
+    }
+
+    /// The same instructions with the widest vectors: matrix products have no others.
+    pub(crate) fn widest(self) -> Isa {
+        if self == Isa::Avx2Narrow { Isa::Avx2 } else { self }
+    }
+
     /// Whether this processor has every instruction of this family.
     #[inline]
     pub fn is_available(self) -> bool {
         match self {
             Isa::Scalar => true,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => {
+            Isa::Avx2 | Isa::Avx2Narrow => {
                 is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c")
@@ -74,6 +93,7 @@ impl Isa {
         match self {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
+            Isa::Avx2Narrow => "avx2-128",
             Isa::Avx512 => "avx512",
             Isa::Neon => "neon",
         }
@@ -98,11 +118,12 @@ mod tests {
 
     #[test]
     fn a_foreign_isa_falls_back_to_one_that_the_processor_has() {
-        for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Neon] {
+        for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx2Narrow, Isa::Avx512, Isa::Neon] {
             assert!(isa.usable().is_available());
         }
-        for &isa in Isa::available() {
+        for isa in Isa::every() {
             assert_eq!(isa.usable(), isa);
         }
+        assert!(!Isa::available().contains(&Isa::Avx2Narrow));
     }
 }

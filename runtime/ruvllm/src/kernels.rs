@@ -44,7 +44,8 @@ impl KernelSet {
 }
 
 impl KernelSetBuilder {
-    /// Replaces the host's configuration: selection policy, limits, strictness.
+    /// Replaces the host's configuration: selection policy, limits, strictness, where machine code
+    /// is kept and where modules are compiled.
     pub fn config(mut self, config: HostConfig) -> Self {
         self.config = config;
         self
@@ -83,7 +84,7 @@ impl KernelSetBuilder {
             let verified = embedded::core_pack(&limits)
                 .and_then(|pack| pack.verify(&TrustPolicy::builtin(), None))
                 .map_err(|source| Error::Pack { pack: "(built in)".into(), source })?;
-            installed.push(host.install(verified)?);
+            installed.push(host.install_embedded(verified)?);
         }
         for dir in &self.packs {
             let verified = UnverifiedPack::read_dir(dir, &limits)
@@ -93,6 +94,13 @@ impl KernelSetBuilder {
         }
         Ok(KernelSet { host, installed })
     }
+}
+
+/// Where the user's system keeps what programs can make again: `ruvllm` below it is the place for
+/// [`HostConfig::cache_dir`]. `None` where the user has no home.
+pub fn default_cache_dir() -> Option<PathBuf> {
+    use etcetera::BaseStrategy as _;
+    Some(etcetera::choose_base_strategy().ok()?.cache_dir().join("ruvllm"))
 }
 
 /// Reads a trust policy file.

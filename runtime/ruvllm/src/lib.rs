@@ -25,7 +25,7 @@ mod report;
 mod runtime;
 
 pub use error::Error;
-pub use kernels::{KernelSet, KernelSetBuilder, read_trust_policy};
+pub use kernels::{KernelSet, KernelSetBuilder, default_cache_dir, read_trust_policy};
 pub use report::{Completion, RunReport};
 pub use runtime::{Conversation, Prompt, Runtime, RuntimeBuilder};
 

@@ -5,14 +5,34 @@
 //! reaches nothing but its own linear memory and leaves its function at the latest at its
 //! deadline. It is no boundary against microarchitectural side channels.
 
+mod aot;
+pub(crate) mod cache;
+mod child;
 pub(crate) mod wasmtime;
 pub(crate) mod window;
 
+pub use child::compiler_process;
+
+use crate::config::Compiler;
 use crate::error::TrapKind;
 use std::sync::Arc;
 
+/// Machine code of a module.
+///
+/// Loading it means running it without another look, so it is made only below this module: of what
+/// a compiler that this host ran has returned, or of a cache entry that this host authenticated.
+pub(crate) struct Artifact(Vec<u8>);
+
+/// Why a module was not compiled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CompileError {
+    /// `kernel_compile`, `compile_limit`, `compile_timeout` or `compiler_unavailable`.
+    pub(crate) code: &'static str,
+    pub(crate) detail: String,
+}
+
 /// What an instance of a kernel may use, and what the host calls in it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) struct KernelSpec {
     /// The export that computes.
     pub(crate) entry_point: String,
@@ -33,11 +53,24 @@ pub(crate) struct Trap {
 
 /// Turns modules into something that can be instantiated.
 pub(crate) trait Executor: Send + Sync {
+    /// Stands for all that machine code depends on beside its module: engine, settings, processor.
+    fn fingerprint(&self) -> &[u8; 32];
+
     /// Compiles a module that passed the gate.
     ///
     /// # Errors
+    /// What the engine says, or which limit of a compiler process was met.
+    fn compile(&self, wasm: &[u8], compiler: &Compiler) -> Result<Artifact, CompileError>;
+
+    /// Loads what this executor, or an earlier one of the same fingerprint, has compiled.
+    ///
+    /// # Errors
     /// What the engine says.
-    fn prepare(&self, wasm: &[u8], spec: KernelSpec) -> Result<Arc<dyn PreparedKernel>, String>;
+    fn load(
+        &self,
+        artifact: &Artifact,
+        spec: KernelSpec,
+    ) -> Result<Arc<dyn PreparedKernel>, String>;
 }
 
 /// A compiled kernel.

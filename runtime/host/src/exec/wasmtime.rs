@@ -6,11 +6,15 @@
 //! it. Functions are looked up once. Bounds checks are page faults: the engine reserves 4 GiB of
 //! addresses for a memory and guards beyond, which is its default.
 
-use super::{Executor, Instance, KernelSpec, PreparedKernel, Trap};
+use super::{
+    Artifact, CompileError, Executor, Instance, KernelSpec, PreparedKernel, Trap, aot, child,
+};
 use crate::HostConfig;
+use crate::config::Compiler;
 use crate::error::TrapKind;
 use crate::ticker::Ticker;
 use ruvllm_abi::export;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use wasmtime::{
     Config, Engine, Extern, Memory, Module, OptLevel, ResourceLimiter, Store, TypedFunc,
@@ -21,10 +25,41 @@ pub(crate) const VERSION: semver::Version = semver::Version::new(48, 0, 8);
 
 const PAGE: usize = 64 << 10;
 
-/// Compiles kernels for one host.
+/// Compiles and loads kernels for one host.
 pub(crate) struct WasmtimeExecutor {
     engine: Engine,
     ticker: Arc<Ticker>,
+    deterministic: bool,
+    fingerprint: [u8; 32],
+}
+
+/// The engine's settings. Everything that changes machine code is decided here, for this process
+/// and for compiler processes alike.
+fn settings(deterministic: bool) -> Config {
+    let mut settings = Config::new();
+    settings
+        .concurrency_support(false)
+        .epoch_interruption(true)
+        .cranelift_opt_level(OptLevel::Speed)
+        .cranelift_nan_canonicalization(deterministic)
+        .relaxed_simd_deterministic(deterministic)
+        .wasm_backtrace_max_frames(None)
+        .wasm_simd(true)
+        .wasm_relaxed_simd(true)
+        .wasm_bulk_memory(true)
+        .wasm_multi_value(true)
+        .wasm_tail_call(false)
+        .wasm_multi_memory(false)
+        .wasm_memory64(false);
+    settings
+}
+
+/// Compiles a module on the calling thread alone, as a compiler process does.
+pub(super) fn compile_alone(wasm: &[u8], deterministic: bool) -> Result<Vec<u8>, String> {
+    let mut settings = settings(deterministic);
+    settings.parallel_compilation(false);
+    let engine = Engine::new(&settings).map_err(|e| format!("{e:#}"))?;
+    engine.precompile_module(wasm).map_err(|e| format!("{e:#}"))
 }
 
 impl WasmtimeExecutor {
@@ -33,33 +68,60 @@ impl WasmtimeExecutor {
     /// # Errors
     /// What the engine says, such as a machine that it does not compile for.
     pub(crate) fn new(config: &HostConfig) -> Result<Self, String> {
-        let mut engine = Config::new();
-        engine
-            .concurrency_support(false)
-            .epoch_interruption(true)
-            .cranelift_opt_level(OptLevel::Speed)
-            .cranelift_nan_canonicalization(config.deterministic)
-            .relaxed_simd_deterministic(config.deterministic)
-            .wasm_backtrace_max_frames(None)
-            .wasm_simd(true)
-            .wasm_relaxed_simd(true)
-            .wasm_bulk_memory(true)
-            .wasm_multi_value(true)
-            .wasm_tail_call(false)
-            .wasm_multi_memory(false)
-            .wasm_memory64(false);
-        let engine = Engine::new(&engine).map_err(|e| format!("{e:#}"))?;
-        Ok(Self { engine, ticker: Arc::new(Ticker::new(config.tick)) })
+        let engine = Engine::new(&settings(config.deterministic)).map_err(|e| format!("{e:#}"))?;
+        let mut fingerprint = Fingerprint::default();
+        VERSION.hash(&mut fingerprint);
+        engine.precompile_compatibility_hash().hash(&mut fingerprint);
+        Ok(Self {
+            engine,
+            ticker: Arc::new(Ticker::new(config.tick)),
+            deterministic: config.deterministic,
+            fingerprint: fingerprint.0.finalize().into(),
+        })
+    }
+}
+
+/// A [`Hasher`] that keeps all that it is fed instead of 64 bits.
+#[derive(Default)]
+struct Fingerprint(blake3::Hasher);
+
+impl Hasher for Fingerprint {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// Never asked for: the digest is taken whole.
+    fn finish(&self) -> u64 {
+        0
     }
 }
 
 impl Executor for WasmtimeExecutor {
-    fn prepare(&self, wasm: &[u8], spec: KernelSpec) -> Result<Arc<dyn PreparedKernel>, String> {
+    fn fingerprint(&self) -> &[u8; 32] {
+        &self.fingerprint
+    }
+
+    fn compile(&self, wasm: &[u8], compiler: &Compiler) -> Result<Artifact, CompileError> {
+        match compiler {
+            Compiler::InProcess => self
+                .engine
+                .precompile_module(wasm)
+                .map(Artifact)
+                .map_err(|e| CompileError { code: "kernel_compile", detail: format!("{e:#}") }),
+            Compiler::Process(process) => child::compile(process, self.deterministic, wasm),
+        }
+    }
+
+    fn load(
+        &self,
+        artifact: &Artifact,
+        spec: KernelSpec,
+    ) -> Result<Arc<dyn PreparedKernel>, String> {
         let engine = self.engine.clone();
         self.ticker
             .start(move || engine.increment_epoch())
             .map_err(|e| format!("cannot start the deadline clock: {e}"))?;
-        let module = Module::new(&self.engine, wasm).map_err(|e| format!("{e:#}"))?;
+        let module = aot::load(&self.engine, artifact)?;
         Ok(Arc::new(Prepared { module, spec, _ticker: self.ticker.clone() }))
     }
 }

@@ -1,6 +1,7 @@
 //! Behaviour of the host as a whole, on kernels written for the purpose.
 
 mod admission;
+mod caching;
 mod generic;
 mod running;
 mod swapping;

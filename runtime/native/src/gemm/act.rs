@@ -74,7 +74,7 @@ impl Activations {
             (self.m, self.k) = (m, k);
             return Ok(());
         }
-        let isa = isa.usable();
+        let isa = isa.usable().widest();
         let needs = |int| for_weights.iter().any(|w| Plan::of(*w, isa, m).is_int() == int);
         (self.m, self.k, self.has_ints, self.has_floats) = (m, k, needs(true), needs(false));
         if self.has_ints {

@@ -167,7 +167,7 @@ pub fn matmul(
     act: &Activations,
     y: MatMut<'_>,
 ) -> Result<(), NativeError> {
-    let (isa, m, n) = (isa.usable(), act.rows(), w.rows);
+    let (isa, m, n) = (isa.usable().widest(), act.rows(), w.rows);
     NativeError::check("matmul: columns of the activations", w.cols, act.cols())?;
     if m == 0 {
         return Ok(());

@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn packing_gives_the_same_bytes_on_every_isa() {
         let x = corpus();
-        for &isa in Isa::available() {
+        for isa in Isa::every() {
             for q4 in [false, true] {
                 let (got, want) = (pack(isa, q4, &x), pack(Isa::Scalar, q4, &x));
                 let bytes = if q4 { Q4_BYTES } else { Q8_BYTES };
@@ -355,7 +355,7 @@ mod tests {
         let bits = |y: &[f32]| {
             y.iter().map(|y| if y.is_nan() { 0 } else { y.to_bits() }).collect::<Vec<_>>()
         };
-        for &isa in Isa::available() {
+        for isa in Isa::every() {
             let (mut got, mut want) = (vec![0.0; blocks8 * BLOCK], vec![0.0; blocks8 * BLOCK]);
             kv_unpack_q8(isa, &bytes[..blocks8 * Q8_BYTES], &mut got).unwrap();
             kv_unpack_q8(Isa::Scalar, &bytes[..blocks8 * Q8_BYTES], &mut want).unwrap();
@@ -387,7 +387,7 @@ mod tests {
     #[test]
     fn rounding_error_is_half_a_step() {
         let x: Vec<f32> = noise(BLOCK * 64, 1).iter().map(|x| x * 10.0).collect();
-        for &isa in Isa::available() {
+        for isa in Isa::every() {
             let mut y = vec![0.0; x.len()];
             kv_unpack_q8(isa, &pack(isa, false, &x), &mut y).unwrap();
             for (x, y) in x.chunks(BLOCK).zip(y.chunks(BLOCK)) {
@@ -407,7 +407,7 @@ mod tests {
 
     #[test]
     fn sizes_that_do_not_fit_are_errors() {
-        for &isa in Isa::available() {
+        for isa in Isa::every() {
             assert!(kv_pack_q8(isa, &[0.0; 33], &mut [0; 34]).is_err());
             assert!(kv_pack_q8(isa, &[0.0; 32], &mut [0; 33]).is_err());
             assert!(kv_pack_q4(isa, &[0.0; 32], &mut [0; 34]).is_err());

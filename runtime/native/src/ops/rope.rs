@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn agrees_with_the_oracle_for_both_orders_of_pairs() {
-        for &isa in Isa::available() {
+        for isa in Isa::every() {
             for (heads, dim, dim_half) in SHAPES {
                 for interleaved in [false, true] {
                     let shape = RopeShape { batch: 2, seq: 3, heads, dim, dim_half, interleaved };
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn f16_agrees_with_the_oracle_to_half_an_ulp_of_f16() {
-        for &isa in Isa::available() {
+        for isa in Isa::every() {
             for (heads, dim, dim_half) in SHAPES {
                 for interleaved in [false, true] {
                     let shape = RopeShape { batch: 1, seq: 2, heads, dim, dim_half, interleaved };
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn q8_is_within_one_step_of_the_rotated_values() {
-        for &isa in Isa::available() {
+        for isa in Isa::every() {
             for (heads, dim, dim_half) in [(1, 64, 32), (2, 80, 40), (2, 48, 24), (1, 32, 8)] {
                 let shape =
                     RopeShape { batch: 2, seq: 3, heads, dim, dim_half, interleaved: false };
@@ -341,7 +341,7 @@ mod tests {
     fn sizes_that_do_not_fit_are_errors() {
         let shape =
             RopeShape { batch: 1, seq: 1, heads: 1, dim: 4, dim_half: 2, interleaved: false };
-        for &isa in Isa::available() {
+        for isa in Isa::every() {
             assert!(rope(isa, &shape, &[0.0; 5], &[0.0; 4], &mut [0.0; 4]).is_err());
             assert!(rope(isa, &shape, &[0.0; 4], &[0.0; 3], &mut [0.0; 4]).is_err());
             assert!(rope(isa, &shape, &[0.0; 4], &[0.0; 4], &mut [0.0; 3]).is_err());

@@ -28,7 +28,13 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Show the kernels in use and why each was chosen.
     Kernels(KernelsArgs),
+    /// Compile one kernel under limits; the program runs this itself.
+    #[command(name = COMPILE_KERNEL, hide = true)]
+    CompileKernel,
 }
+
+/// The command by which the program is its own compiler process.
+pub(crate) const COMPILE_KERNEL: &str = "compile-kernel";
 
 /// Which kernels run, and on whose word.
 #[derive(Clone, Debug, Args)]
@@ -42,9 +48,24 @@ pub(crate) struct KernelOptions {
     /// Trust policy (TOML) that names the publishers to accept, instead of the built-in one.
     #[arg(long, value_name = "FILE")]
     pub(crate) trust: Option<PathBuf>,
+    /// Let this kernel answer an operation, as OP=KERNEL; may be given several times.
+    ///
+    /// OP is an operation (`rmsnorm`) or one with its types (`rmsnorm(f32,f32)->f32`); KERNEL is an
+    /// id, `PACK/ID`, or a native twin such as `native:rmsnorm_f32`.
+    #[arg(long, value_name = "OP=KERNEL", value_parser = pin, conflicts_with = "kernels")]
+    pub(crate) pin: Vec<(String, String)>,
     /// Fail a request whose kernel fails, instead of answering it with the next kernel.
     #[arg(long)]
     pub(crate) strict: bool,
+    /// Take kernels whose results do not depend on the processor; slower.
+    #[arg(long)]
+    pub(crate) deterministic: bool,
+    /// Where compiled kernels are kept between runs; the user's cache directory when absent.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache_dir: Option<PathBuf>,
+    /// Keep no compiled kernels and use none.
+    #[arg(long, conflicts_with = "cache_dir")]
+    pub(crate) no_cache: bool,
 }
 
 /// The `--kernels` choice.
@@ -52,6 +73,8 @@ pub(crate) struct KernelOptions {
 pub(crate) enum Kernels {
     /// Signed WASM kernels in the sandbox, native ones as fallback.
     Sandbox,
+    /// Whichever of the two is the faster for an operation and size, by measurement.
+    Fastest,
     /// The native twins of the same kernels.
     Native,
 }
@@ -60,6 +83,7 @@ impl Kernels {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kernels::Sandbox => "sandbox",
+            Kernels::Fastest => "fastest",
             Kernels::Native => "native",
         }
     }
@@ -139,9 +163,10 @@ pub(crate) struct RunArgs {
     pub(crate) prompt: Option<String>,
     #[command(flatten)]
     pub(crate) model: ModelOptions,
-    /// The most tokens to generate.
-    #[arg(short = 'n', long = "tokens", default_value_t = 256, value_name = "TOKENS")]
-    pub(crate) tokens: usize,
+    /// The most tokens to generate; until the model ends its text or the context is full when
+    /// absent.
+    #[arg(short = 'n', long = "tokens", value_name = "TOKENS")]
+    pub(crate) tokens: Option<usize>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     /// Use the prompt as it is, without the model's chat template.
@@ -249,6 +274,15 @@ pub(crate) enum KernelsAction {
     },
 }
 
+fn pin(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((op, kernel)) if !op.is_empty() && !kernel.is_empty() => {
+            Ok((op.to_owned(), kernel.to_owned()))
+        }
+        _ => Err("give OP=KERNEL, such as rmsnorm=native:rmsnorm_f32".to_owned()),
+    }
+}
+
 fn number(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(value) if value.is_finite() => Ok(value),
@@ -278,6 +312,14 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn pins_name_an_operation_and_a_kernel() {
+        assert_eq!(pin("rope=my/rope_f32").unwrap(), ("rope".into(), "my/rope_f32".into()));
+        let typed = pin("rope(f32,f32)->f32=k").unwrap();
+        assert_eq!(typed, ("rope(f32,f32)->f32".into(), "k".into()));
+        assert!(pin("rope").is_err() && pin("=k").is_err() && pin("rope=").is_err());
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub(crate) fn main(args: &KernelsArgs) -> Result<Ended, Failure> {
     match &args.action {
         KernelsAction::List { kernels, json } => {
             let set = setup::kernel_set(kernels)?.build()?;
+            setup::warn_of_cache(set.installed());
             let all = set.host().kernels();
             if *json {
                 println!("{}", serde_json::to_string_pretty(&all)?);
@@ -26,6 +27,7 @@ pub(crate) fn main(args: &KernelsArgs) -> Result<Ended, Failure> {
         }
         KernelsAction::Explain { op, kernels, json } => {
             let set = setup::kernel_set(kernels)?.build()?;
+            setup::warn_of_cache(set.installed());
             let host = set.host();
             let mut keys: Vec<OpKey> = host.kernels().into_iter().map(|kernel| kernel.op).collect();
             keys.sort();

@@ -33,6 +33,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Perplexity(args) => perplexity::main(&args),
         Command::Bench(args) => bench::main(&args),
         Command::Kernels(args) => kernels::main(&args),
+        Command::CompileKernel => return ruvllm::host::compiler_process(),
     };
     match result {
         Ok(Ended::Done) => ExitCode::SUCCESS,

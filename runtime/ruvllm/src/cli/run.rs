@@ -16,7 +16,7 @@ pub(crate) fn main(args: &RunArgs) -> Result<Ended, Failure> {
         eprintln!("seed {}", sampling.seed);
     }
     let options = GenerateOptions {
-        max_tokens: args.tokens,
+        max_tokens: args.tokens.unwrap_or(usize::MAX),
         sampling,
         stop: args.sampling.stop.clone(),
         ignore_eos: args.ignore_eos,

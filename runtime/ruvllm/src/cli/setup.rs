@@ -1,9 +1,9 @@
 //! From options to a running model: what the commands have in common.
 
 use super::Failure;
-use super::args::{KernelOptions, Kernels, Kv, ModelOptions, SamplingArgs};
+use super::args::{COMPILE_KERNEL, KernelOptions, Kernels, Kv, ModelOptions, SamplingArgs};
 use ruvllm::engine::KvType;
-use ruvllm::host::{HostConfig, Policy};
+use ruvllm::host::{Compiler, CompilerProcess, HostConfig, InstallReport, Policy};
 use ruvllm::{KernelSet, KernelSetBuilder, Runtime, SamplingOptions};
 use std::io::{self, Write as _};
 use std::ops::ControlFlow;
@@ -11,10 +11,28 @@ use std::ops::ControlFlow;
 /// The packs and the policy that the options ask for.
 pub(crate) fn kernel_set(options: &KernelOptions) -> Result<KernelSetBuilder, Failure> {
     let policy = match options.kernels {
+        Kernels::Sandbox if !options.pin.is_empty() => {
+            Policy::Pinned(options.pin.iter().cloned().collect())
+        }
         Kernels::Sandbox => Policy::SandboxFirst,
+        Kernels::Fastest => Policy::Fastest,
         Kernels::Native => Policy::NativeOnly,
     };
-    let config = HostConfig { policy, strict: options.strict, ..HostConfig::default() };
+    let cache_dir = match &options.cache_dir {
+        Some(dir) => Some(dir.clone()),
+        None if options.no_cache => None,
+        None => ruvllm::default_cache_dir(),
+    };
+    // Whoever signed a pack, its modules cost no more of this process than a pipe.
+    let process = CompilerProcess { args: vec![COMPILE_KERNEL.into()], ..Default::default() };
+    let config = HostConfig {
+        policy,
+        strict: options.strict,
+        deterministic: options.deterministic,
+        cache_dir,
+        compiler: Compiler::Process(process),
+        ..HostConfig::default()
+    };
     let mut builder = KernelSet::builder().config(config);
     if let Some(path) = &options.trust {
         builder = builder.trust(ruvllm::read_trust_policy(path)?);
@@ -42,7 +60,16 @@ pub(crate) fn runtime(options: &ModelOptions) -> Result<Runtime, Failure> {
     if let Some(tokens) = options.ctx {
         builder = builder.context(tokens);
     }
-    Ok(builder.build()?)
+    let runtime = builder.build()?;
+    warn_of_cache(runtime.installed());
+    Ok(runtime)
+}
+
+/// Says why kernels are compiled anew although a cache was asked for.
+pub(crate) fn warn_of_cache(installed: &[InstallReport]) {
+    if let Some(why) = installed.iter().find_map(|report| report.cache.unusable.as_deref()) {
+        eprintln!("warning: compiled kernels are not kept: {why}");
+    }
 }
 
 /// The sampling options, with a seed drawn from the clock where none was given.

@@ -11,6 +11,8 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
+mod avx2_narrow;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 pub(crate) mod math;
 #[cfg(target_arch = "aarch64")]
@@ -48,6 +50,11 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
                 None => portable::Portable.enter(kernel),
             }
         }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2Narrow => match avx2_narrow::Avx2Narrow::detect() {
+            Some(s) => s.enter(kernel),
+            None => portable::Portable.enter(kernel),
+        },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => match neon::Neon::detect() {
             Some(s) => s.enter(kernel),

@@ -1,0 +1,326 @@
+//! Machine code kept between runs, so that a kernel is compiled and proved once a machine.
+//!
+//! An entry says: under this id, which stands for the module, its manifest entry, the engine, its
+//! settings and the processor, this host compiled this code, and it passed admission. Loading an
+//! entry executes it, so none is believed for lying in the right place. Every entry carries a MAC
+//! (keyed BLAKE3) under a random key that only the owner of the directory can read, over its id
+//! and its code; it is checked over the buffer that is loaded afterwards. Entries that are missing,
+//! damaged, foreign or stale are compiled anew and replaced; nothing here is ever fatal.
+//!
+//! A directory that belongs to somebody else, or that others can write or read, is not used at
+//! all. What this does not protect against: whoever can act as the same user.
+
+use super::Artifact;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// The first bytes of an entry; the number is the format's.
+const MAGIC: [u8; 8] = *b"RVAOT001";
+const MAC_BYTES: usize = 32;
+const KEY_BYTES: usize = 32;
+const KEY_FILE: &str = "host.key";
+const SUFFIX: &str = "aot";
+/// Magic, MAC, id, flags.
+const HEADER: usize = 8 + MAC_BYTES + 32 + 1;
+/// An entry with more than this is not read: the gate lets no module through that makes as much.
+const MAX_ENTRY: u64 = 64 << 20;
+/// Bytes of all entries together above which the oldest go.
+const MAX_TOTAL: u64 = 512 << 20;
+
+/// Stands for everything that an entry must agree with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EntryId([u8; 32]);
+
+/// Gathers what an entry must agree with. Every field is preceded by its length, so that no two
+/// lists of fields run together to the same bytes.
+pub(crate) struct EntryIdBuilder(blake3::Hasher);
+
+impl EntryIdBuilder {
+    pub(crate) fn new() -> Self {
+        Self(blake3::Hasher::new())
+    }
+
+    pub(crate) fn field(mut self, bytes: impl AsRef<[u8]>) -> Self {
+        let bytes = bytes.as_ref();
+        self.0.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
+        self
+    }
+
+    pub(crate) fn finish(self) -> EntryId {
+        EntryId(self.0.finalize().into())
+    }
+}
+
+/// What the cache holds of a kernel.
+pub(crate) struct Entry {
+    pub(crate) artifact: Artifact,
+    /// Whether its numbers were held against an oracle when it was admitted.
+    pub(crate) verified: bool,
+}
+
+/// A directory of entries, and the key that they are authenticated with.
+pub(crate) struct AotCache {
+    directory: PathBuf,
+    key: [u8; KEY_BYTES],
+}
+
+impl AotCache {
+    /// Opens the cache in a directory, which is made, owner-only, where it is missing.
+    ///
+    /// # Errors
+    /// A sentence: why this directory is not used.
+    pub(crate) fn open(directory: &Path) -> Result<Self, String> {
+        let shown = directory.display();
+        let mut builder = DirBuilder::new();
+        builder.recursive(true);
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+        builder.create(directory).map_err(|e| format!("cannot create {shown}: {e}"))?;
+        let metadata =
+            fs::symlink_metadata(directory).map_err(|e| format!("cannot look at {shown}: {e}"))?;
+        if !metadata.is_dir() {
+            return Err(format!("{shown} is not a directory (links are not followed)"));
+        }
+        owner_only(&metadata).map_err(|what| format!("{shown} {what}"))?;
+        let key = host_key(directory)?;
+        Ok(Self { directory: directory.to_owned(), key })
+    }
+
+    /// The entry of that id, if it is there and is this host's own.
+    pub(crate) fn get(&self, id: &EntryId) -> Option<Entry> {
+        let bytes = read_small(&self.path(id), MAX_ENTRY).ok()?;
+        let (header, code) = bytes.split_at_checked(HEADER)?;
+        let (magic, rest) = header.split_at_checked(MAGIC.len())?;
+        let (mac, rest) = rest.split_at_checked(MAC_BYTES)?;
+        let (&flags, named) = rest.split_last()?;
+        if magic != MAGIC || named != id.0 || flags > 1 {
+            return None;
+        }
+        let given = blake3::Hash::from_slice(mac).ok()?;
+        // Compared in constant time by the type.
+        if self.mac(id, flags, code) != given {
+            return None;
+        }
+        Some(Entry { artifact: Artifact(code.to_vec()), verified: flags == 1 })
+    }
+
+    /// Keeps what was compiled and admitted. Whoever reads meanwhile sees all of it or nothing.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn put(&self, id: &EntryId, entry: &Entry) -> io::Result<()> {
+        let flags = u8::from(entry.verified);
+        let mut file = tempfile::Builder::new().prefix(".").tempfile_in(&self.directory)?;
+        file.write_all(&MAGIC)?;
+        file.write_all(self.mac(id, flags, &entry.artifact.0).as_bytes())?;
+        file.write_all(&id.0)?;
+        file.write_all(&[flags])?;
+        file.write_all(&entry.artifact.0)?;
+        file.persist(self.path(id)).map_err(|e| e.error)?;
+        Ok(())
+    }
+
+    /// Takes an entry out that turned out to be of no use.
+    pub(crate) fn forget(&self, id: &EntryId) {
+        // It may be gone already, and one that stays is replaced when the kernel is compiled.
+        let _ = fs::remove_file(self.path(id));
+    }
+
+    /// Lets the oldest entries go where there are too many bytes of them.
+    pub(crate) fn trim(&self) {
+        let Ok(listed) = fs::read_dir(&self.directory) else { return };
+        let mut entries: Vec<(SystemTime, u64, PathBuf)> = listed
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|extension| extension == SUFFIX))
+            .filter_map(|path| {
+                let metadata = fs::symlink_metadata(&path).ok()?;
+                Some((metadata.modified().ok()?, metadata.len(), path))
+            })
+            .collect();
+        entries.sort();
+        let mut total: u64 = entries.iter().map(|(_, bytes, _)| bytes).sum();
+        for (_, bytes, path) in entries {
+            if total <= MAX_TOTAL {
+                break;
+            }
+            if fs::remove_file(path).is_ok() {
+                total -= bytes;
+            }
+        }
+    }
+
+    fn mac(&self, id: &EntryId, flags: u8, code: &[u8]) -> blake3::Hash {
+        // Id and flags have fixed lengths, so code follows without one.
+        let mut mac = blake3::Hasher::new_keyed(&self.key);
+        mac.update(&MAGIC).update(&id.0).update(&[flags]).update(code).finalize()
+    }
+
+    fn path(&self, id: &EntryId) -> PathBuf {
+        self.directory.join(blake3::Hash::from_bytes(id.0).to_hex().as_str()).with_extension(SUFFIX)
+    }
+}
+
+/// The key of the directory, made from the system's randomness where there is none yet.
+fn host_key(directory: &Path) -> Result<[u8; KEY_BYTES], String> {
+    let path = directory.join(KEY_FILE);
+    let failed = |what: &str, e: io::Error| format!("cannot {what} {}: {e}", path.display());
+    for _ in 0..4 {
+        match fs::symlink_metadata(&path) {
+            Ok(metadata) => {
+                owner_only(&metadata).map_err(|what| format!("{} {what}", path.display()))?;
+                let bytes = read_small(&path, KEY_BYTES as u64).unwrap_or_default();
+                if let Ok(key) = bytes.try_into() {
+                    return Ok(key);
+                }
+                // Damaged. Nothing that was made under it can be told from a forgery any more, so
+                // a new one costs only compiling.
+                fs::remove_file(&path).map_err(|e| failed("replace", e))?;
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(failed("look at", e)),
+        }
+        let mut key = [0; KEY_BYTES];
+        getrandom::fill(&mut key).map_err(|e| format!("no randomness for a key: {e}"))?;
+        let made =
+            tempfile::Builder::new().prefix(".").tempfile_in(directory).and_then(|mut file| {
+                file.write_all(&key)?;
+                file.as_file().sync_all()?;
+                file.persist_noclobber(&path).map_err(|e| e.error)
+            });
+        match made {
+            Ok(_) => return Ok(key),
+            // Another process was faster: its key is the key.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(failed("create", e)),
+        }
+    }
+    Err(format!("{} changes while it is read", path.display()))
+}
+
+/// A regular file of at most `max` bytes.
+fn read_small(path: &Path, max: u64) -> io::Result<Vec<u8>> {
+    // Anything else than a file could keep its reader waiting.
+    if !fs::symlink_metadata(path)?.is_file() {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut bytes = Vec::new();
+    File::open(path)?.take(max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    Ok(bytes)
+}
+
+/// Whether only this process's user can read and write there.
+#[cfg(unix)]
+fn owner_only(metadata: &fs::Metadata) -> Result<(), String> {
+    use std::os::unix::fs::MetadataExt;
+    let (owner, me) = (metadata.uid(), rustix::process::geteuid().as_raw());
+    if owner != me {
+        return Err(format!("belongs to user {owner}, not to {me}: give another directory"));
+    }
+    if metadata.mode() & 0o077 != 0 {
+        let mode = metadata.mode() & 0o777;
+        return Err(format!("is open to others (mode {mode:o}): chmod go= it, or remove it"));
+    }
+    Ok(())
+}
+
+/// Elsewhere a user's own directories are closed to others by default.
+#[cfg(not(unix))]
+fn owner_only(_: &fs::Metadata) -> Result<(), String> {
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(n: u8) -> EntryId {
+        EntryIdBuilder::new().field([n]).finish()
+    }
+
+    fn entry(code: &[u8]) -> Entry {
+        Entry { artifact: Artifact(code.to_vec()), verified: true }
+    }
+
+    #[test]
+    fn an_entry_comes_back_under_its_own_id_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = AotCache::open(&dir.path().join("a/b")).unwrap();
+        assert!(cache.get(&id(1)).is_none());
+        cache.put(&id(1), &entry(b"code")).unwrap();
+        let again = AotCache::open(&dir.path().join("a/b")).unwrap();
+        let found = again.get(&id(1)).unwrap();
+        assert_eq!((found.artifact.0.as_slice(), found.verified), (&b"code"[..], true));
+        assert!(again.get(&id(2)).is_none());
+        fs::rename(again.path(&id(1)), again.path(&id(2))).unwrap();
+        assert!(again.get(&id(2)).is_none(), "an entry under another's name");
+    }
+
+    #[test]
+    fn no_byte_of_an_entry_can_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = AotCache::open(&dir.path().join("c")).unwrap();
+        cache.put(&id(1), &entry(b"code")).unwrap();
+        let path = cache.path(&id(1));
+        let good = fs::read(&path).unwrap();
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            fs::write(&path, &bad).unwrap();
+            assert!(cache.get(&id(1)).is_none(), "byte {at}");
+            fs::write(&path, &good[..at]).unwrap();
+            assert!(cache.get(&id(1)).is_none(), "cut at {at}");
+        }
+        fs::write(&path, &good).unwrap();
+        assert!(cache.get(&id(1)).is_some());
+    }
+
+    #[test]
+    fn fields_do_not_run_together() {
+        let two = |a: &str, b: &str| EntryIdBuilder::new().field(a).field(b).finish();
+        assert_ne!(two("ab", "c"), two("a", "bc"));
+    }
+
+    #[test]
+    fn a_damaged_key_is_replaced_and_its_entries_are_not_believed() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = dir.path().join("c");
+        let cache = AotCache::open(&directory).unwrap();
+        cache.put(&id(1), &entry(b"code")).unwrap();
+        fs::write(directory.join(KEY_FILE), b"short").unwrap();
+        let again = AotCache::open(&directory).unwrap();
+        assert!(again.get(&id(1)).is_none());
+        again.put(&id(1), &entry(b"code")).unwrap();
+        assert!(again.get(&id(1)).is_some());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_directory_or_key_that_others_can_touch_is_not_used() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let dir = tempfile::tempdir().unwrap();
+        let directory = dir.path().join("c");
+        AotCache::open(&directory).unwrap();
+        let chmod = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        for mode in [0o770, 0o702, 0o704] {
+            chmod(&directory, mode);
+            assert!(AotCache::open(&directory).err().unwrap().contains("open to others"));
+        }
+        chmod(&directory, 0o700);
+        chmod(&directory.join(KEY_FILE), 0o640);
+        assert!(AotCache::open(&directory).err().unwrap().contains("open to others"));
+        chmod(&directory.join(KEY_FILE), 0o600);
+        symlink(&directory, dir.path().join("link")).unwrap();
+        assert!(
+            AotCache::open(&dir.path().join("link")).err().unwrap().contains("not a directory")
+        );
+        assert!(AotCache::open(&directory).is_ok());
+    }
+}

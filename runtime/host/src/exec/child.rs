@@ -1,0 +1,246 @@
+//! Compiling in a process of its own, with limits on memory and time.
+//!
+//! A module can be small and still cost its compiler much. The gate bounds what it may look like;
+//! where that is not enough, as for publishers whom nobody knows well, the compiler runs in a child
+//! process that the system stops at its limits. The child has no environment, opens no file and
+//! starts no thread.
+//!
+//! This guards the host's time and memory. It is no guard against a module that takes the
+//! compiler itself over: what the child returns is loaded.
+
+use super::wasmtime::compile_alone;
+use super::{Artifact, CompileError};
+use crate::config::CompilerProcess;
+use std::io::{self, Read, Write};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+/// The first bytes of a request; the number is the protocol's.
+const MAGIC: [u8; 8] = *b"RVCOMP01";
+/// The longest answer that is read: code is some ten times as long as its module.
+const MAX_ANSWER: u64 = 64 << 20;
+/// The longest module that a compiler process reads. The gate's cap is lower.
+const MAX_MODULE: u64 = 64 << 20;
+
+/// What precedes the module in a request, in little-endian order.
+struct Request {
+    deterministic: bool,
+    memory_bytes: u64,
+    cpu_seconds: u64,
+    module_bytes: u64,
+}
+
+impl Request {
+    const SIZE: usize = 8 + 4 * 8;
+
+    fn to_bytes(&self) -> [u8; Self::SIZE] {
+        let mut bytes = [0; Self::SIZE];
+        bytes[..8].copy_from_slice(&MAGIC);
+        let words =
+            [u64::from(self.deterministic), self.memory_bytes, self.cpu_seconds, self.module_bytes];
+        for (to, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn read(input: &mut impl Read) -> Result<Self, String> {
+        let mut bytes = [0; Self::SIZE];
+        input.read_exact(&mut bytes).map_err(|e| format!("cannot read the request: {e}"))?;
+        if bytes[..8] != MAGIC {
+            return Err("this is no request to compile: the program runs this itself".to_owned());
+        }
+        let mut words = bytes[8..]
+            .chunks_exact(8)
+            .map(|b| b.iter().rev().fold(0u64, |word, &byte| word << 8 | u64::from(byte)));
+        let mut word = || words.next().unwrap_or(0);
+        Ok(Self {
+            deterministic: word() != 0,
+            memory_bytes: word(),
+            cpu_seconds: word(),
+            module_bytes: word(),
+        })
+    }
+}
+
+/// Compiles a module in a child process.
+pub(super) fn compile(
+    process: &CompilerProcess,
+    deterministic: bool,
+    wasm: &[u8],
+) -> Result<Artifact, CompileError> {
+    let error = |code, detail| Err(CompileError { code, detail });
+    let request = Request {
+        deterministic,
+        memory_bytes: process.memory_bytes,
+        // The parent's clock is the limit; the child's own is for a parent that is gone.
+        cpu_seconds: process.time.as_secs().saturating_add(1),
+        module_bytes: wasm.len() as u64,
+    };
+    let spawned = Command::new(&process.program)
+        .args(&process.args)
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut child = match spawned {
+        Ok(child) => child,
+        Err(e) => {
+            let program = process.program.display();
+            return error(
+                "compiler_unavailable",
+                format!("cannot start {program} to compile in a process of its own: {e}"),
+            );
+        }
+    };
+    let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+        // Both were asked for above.
+        return error("compiler_unavailable", "the compiler process has no pipes".to_owned());
+    };
+    let answer = thread::scope(|scope| {
+        scope.spawn(move || {
+            // A child that stops reading has met a limit; how it ended tells.
+            let _ = input.write_all(&request.to_bytes()).and_then(|()| input.write_all(wasm));
+        });
+        let (send, receive) = mpsc::channel();
+        scope.spawn(move || {
+            let mut answer = Vec::new();
+            let read = output.take(MAX_ANSWER + 1).read_to_end(&mut answer);
+            let _ = send.send(read.map(|_| answer));
+        });
+        let answer = receive.recv_timeout(process.time);
+        // The child is done or late. Ending it lets both threads end.
+        let _ = child.kill();
+        answer
+    });
+    let ended = child.wait();
+    let Ok(answer) = answer else {
+        let limit = process.time;
+        return error("compile_timeout", format!("compiling takes longer than {limit:?}"));
+    };
+    let answer = answer.unwrap_or_default();
+    match answer.split_first() {
+        Some((1, code)) if answer.len() as u64 <= MAX_ANSWER => Ok(Artifact(code.to_vec())),
+        Some((2, message)) => {
+            error("kernel_compile", String::from_utf8_lossy(message).into_owned())
+        }
+        _ => {
+            let memory = process.memory_bytes >> 20;
+            let how = ended.map_or_else(|e| e.to_string(), |status| status.to_string());
+            error(
+                "compile_limit",
+                format!("the compiler process gave no code ({how}): it may use {memory} MiB"),
+            )
+        }
+    }
+}
+
+/// The compiler process: reads one module from standard input and writes machine code to standard
+/// output, under the limits that the request names.
+///
+/// A program whose [`HostConfig::compiler`](crate::HostConfig::compiler) names itself calls this at
+/// the top of `main` when it sees the arguments that it chose, before it starts a thread.
+pub fn compiler_process() -> ExitCode {
+    let mut output = io::stdout().lock();
+    let (tag, bytes) = match answer(&mut io::stdin().lock()) {
+        Ok(code) => (1, code),
+        Err(message) => (2, message.into_bytes()),
+    };
+    match output.write_all(&[tag]).and_then(|()| output.write_all(&bytes)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn answer(input: &mut impl Read) -> Result<Vec<u8>, String> {
+    let request = Request::read(input)?;
+    limit(&request)?;
+    if request.module_bytes > MAX_MODULE {
+        return Err(format!("the module has more than {MAX_MODULE} bytes"));
+    }
+    let mut wasm = Vec::new();
+    input
+        .take(request.module_bytes)
+        .read_to_end(&mut wasm)
+        .map_err(|e| format!("cannot read the module: {e}"))?;
+    compile_alone(&wasm, request.deterministic)
+}
+
+/// Puts the process under its limits: memory, time, and no file written.
+#[cfg(unix)]
+fn limit(request: &Request) -> Result<(), String> {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    let limits = [
+        (Resource::As, request.memory_bytes),
+        (Resource::Cpu, request.cpu_seconds),
+        (Resource::Fsize, 0),
+        (Resource::Core, 0),
+    ];
+    for (resource, most) in limits {
+        let limit = Rlimit { current: Some(most), maximum: Some(most) };
+        setrlimit(resource, limit).map_err(|e| format!("cannot limit the compiler: {e}"))?;
+    }
+    Ok(())
+}
+
+/// Elsewhere the parent's clock is the only limit.
+#[cfg(not(unix))]
+fn limit(_: &Request) -> Result<(), String> {
+    Ok(())
+}
+
+impl Default for CompilerProcess {
+    /// This program itself, run with `compile-kernel`, for at most 10 s and 1 GiB a module.
+    fn default() -> Self {
+        Self {
+            program: std::env::current_exe().unwrap_or_default(),
+            args: vec!["compile-kernel".into()],
+            memory_bytes: 1 << 30,
+            time: Duration::from_secs(10),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_reads_back_and_anything_else_is_refused() {
+        let request =
+            Request { deterministic: true, memory_bytes: 1 << 33, cpu_seconds: 7, module_bytes: 3 };
+        let read = Request::read(&mut &request.to_bytes()[..]).unwrap();
+        assert!(read.deterministic);
+        assert_eq!((read.memory_bytes, read.cpu_seconds, read.module_bytes), (1 << 33, 7, 3));
+        assert!(Request::read(&mut &b"(module)"[..]).is_err());
+        assert!(Request::read(&mut &[b'x'; 64][..]).is_err());
+    }
+
+    #[test]
+    fn a_program_that_cannot_be_started_is_named() {
+        let process = CompilerProcess { program: "no-such-program".into(), ..Default::default() };
+        let error = compile(&process, false, b"").err().unwrap();
+        assert_eq!(error.code, "compiler_unavailable");
+        assert!(error.detail.contains("no-such-program"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_process_that_gives_nothing_or_never_ends_is_stopped() {
+        let run = |program: &str, args: &[&str]| {
+            let process = CompilerProcess {
+                program: program.into(),
+                args: args.iter().map(Into::into).collect(),
+                time: Duration::from_millis(300),
+                ..CompilerProcess::default()
+            };
+            compile(&process, false, b"").err().unwrap().code
+        };
+        assert_eq!(run("/bin/sleep", &["1000"]), "compile_timeout");
+        assert_eq!(run("/bin/true", &[]), "compile_limit");
+        assert_eq!(run("/bin/echo", &["hello"]), "compile_limit");
+    }
+}

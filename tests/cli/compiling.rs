@@ -1,0 +1,128 @@
+//! Where kernels are compiled, and what is kept of that.
+
+use crate::program::{caches, ruvllm};
+use ruvllm::host::{Compiler, CompilerProcess, Host, HostConfig, InstallReport};
+use ruvllm_tests::wat::{Module, rmsnorm_f32};
+use ruvllm_tests::{PackBuilder, TestPack};
+use std::time::Duration;
+
+fn process() -> CompilerProcess {
+    CompilerProcess {
+        program: env!("CARGO_BIN_EXE_ruvllm").into(),
+        args: vec!["compile-kernel".into()],
+        memory_bytes: 1 << 30,
+        time: Duration::from_secs(60),
+    }
+}
+
+fn install(process: CompilerProcess, pack: &TestPack) -> Result<InstallReport, &'static str> {
+    let config = HostConfig { compiler: Compiler::Process(process), ..HostConfig::default() };
+    let host = Host::new(config).unwrap();
+    let report = host.install(pack.verify().unwrap()).map_err(|error| error.code());
+    assert_eq!(host.generation(), 1 + u64::from(report.is_ok()));
+    report
+}
+
+fn pack(fields: String) -> TestPack {
+    let module = Module { fields, ..Module::default() };
+    PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&module)).build()
+}
+
+/// Functions as large as the gate lets through, of code that the compiler likes least: one long
+/// chain of values that all stay alive.
+fn slow_to_compile() -> TestPack {
+    let values = 3000;
+    let function = |n: usize| {
+        let get = |i: usize| format!("(f64.load offset={} (i32.const {n}))", i * 8);
+        let gets: String = (0..values).map(get).collect();
+        format!("(func (result f64) {gets} {})", "(f64.add)".repeat(values - 1))
+    };
+    pack((0..30).map(function).collect())
+}
+
+#[test]
+fn a_process_of_its_own_compiles_a_pack() {
+    let report = install(process(), &pack(String::new())).unwrap();
+    assert_eq!(report.kernels, ["rmsnorm_f32"]);
+}
+
+#[test]
+fn a_module_that_takes_the_compiler_too_long_is_refused() {
+    let pack = slow_to_compile();
+    let limited = CompilerProcess { time: Duration::from_millis(50), ..process() };
+    assert_eq!(install(limited, &pack).unwrap_err(), "compile_timeout");
+}
+
+#[test]
+fn a_module_that_takes_the_compiler_too_much_memory_is_refused() {
+    // Enough for a small kernel.
+    let limited = CompilerProcess { memory_bytes: 44 << 20, ..process() };
+    assert_eq!(install(limited, &slow_to_compile()).unwrap_err(), "compile_limit");
+}
+
+#[test]
+fn a_compiler_that_is_not_there_refuses_the_pack_by_name() {
+    let missing = CompilerProcess { program: "/no/such/program".into(), ..process() };
+    assert_eq!(install(missing, &pack(String::new())).unwrap_err(), "compiler_unavailable");
+}
+
+#[test]
+fn what_is_no_request_gets_an_answer_and_no_code() {
+    let run = ruvllm(&["compile-kernel"]);
+    assert!(run.stdout.starts_with('\u{2}'), "{:?}", run.stdout);
+}
+
+#[test]
+fn the_second_start_compiles_nothing_and_says_the_same() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = directory.path().join("cache");
+    let run = || {
+        let cache = cache.to_str().unwrap();
+        ruvllm(&["run", "--temperature", "0", "-n", "24", "--cache-dir", cache]).text().to_owned()
+    };
+    let entries = || std::fs::read_dir(&cache).unwrap().count();
+    let first = run();
+    let (kept, modified) = (entries(), std::fs::metadata(&cache).unwrap().modified().unwrap());
+    assert!(kept > 1);
+    assert_eq!(run(), first);
+    assert_eq!(std::fs::metadata(&cache).unwrap().modified().unwrap(), modified);
+    assert_eq!(entries(), kept);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_cache_that_others_can_write_is_named_and_not_used() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o770)).unwrap();
+    let cache = directory.path().to_str().unwrap();
+    let run = ruvllm(&["run", "--temperature", "0", "-n", "4", "--cache-dir", cache]);
+    assert_eq!(run.code, Some(0));
+    assert!(run.stderr.contains("open to others"), "{}", run.stderr);
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn the_default_place_is_the_users_cache_directory() {
+    assert_eq!(ruvllm(&["kernels", "list"]).code, Some(0));
+    assert!(caches().join("ruvllm/host.key").is_file());
+}
+
+#[test]
+fn the_fastest_kernels_give_the_same_text() {
+    let text = |kernels: &str| {
+        let args = ["run", "--temperature", "0", "-n", "48", "--kernels", kernels];
+        ruvllm(&args).text().to_owned()
+    };
+    assert_eq!(text("fastest"), text("sandbox"));
+    let explained = ruvllm(&["kernels", "explain", "rmsnorm", "--kernels", "fastest"]);
+    assert!(explained.text().contains("calls below 2^"), "{}", explained.stdout);
+}
+
+#[test]
+fn a_pinned_kernel_is_asked_first() {
+    let pin = ["kernels", "explain", "swiglu", "--pin", "swiglu=native:swiglu_f32"];
+    let run = ruvllm(&pin);
+    let first = run.text().lines().find(|line| line.contains("selected")).unwrap();
+    assert!(first.contains("native:swiglu_f32"), "{}", run.stdout);
+}
