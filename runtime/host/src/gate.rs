@@ -1,8 +1,10 @@
 //! The gates before compilation: versions, features and limits of the manifest, then each module.
 
+use crate::admit::{Means, Recalled};
 use crate::compare::host_tolerance;
 use crate::error::Refusal;
 use crate::exec::KernelSpec;
+use crate::exec::cache::{EntryId, EntryIdBuilder};
 use crate::module_gate::{self, Declared, RELAXED_SIMD};
 use crate::plan::CallPlan;
 use crate::{HostConfig, OpKey, exec};
@@ -11,6 +13,10 @@ use ruvllm_manifest::{
     ExecutorGate, ExecutorKind, KernelEntry, LimitCaps, Manifest, RuntimeGates, Tolerance,
     Violation, check_compatibility,
 };
+
+/// Raised whenever the gates or admission ask something else of a kernel, so that what was admitted
+/// before shows itself again.
+const ADMISSION_REVISION: u32 = 1;
 
 /// A kernel whose manifest entry and module passed the gates. Only [`pass`] makes one.
 pub(crate) struct GatedKernel {
@@ -22,6 +28,10 @@ pub(crate) struct GatedKernel {
     pub(crate) spec: KernelSpec,
     /// The words of the params at their defaults.
     pub(crate) defaults: Vec<u32>,
+    /// Under which the cache of machine code keeps it.
+    pub(crate) entry_id: EntryId,
+    /// Where it passed these gates and admission at an earlier time.
+    pub(crate) recalled: Option<Recalled>,
     /// Private, which keeps construction to this module.
     author: Option<Tolerance>,
 }
@@ -66,7 +76,8 @@ pub(crate) fn runtime_gates(config: &HostConfig) -> RuntimeGates {
     }
 }
 
-/// Takes a pack through all gates. No kernel is compiled before every one has passed.
+/// Takes a pack through all gates. No kernel is compiled before every one has passed. A module that
+/// the cache vouches for is not looked at again: its entry stands for the same gate passed.
 ///
 /// # Errors
 /// Everything that speaks against the pack.
@@ -74,6 +85,7 @@ pub(crate) fn pass<'a>(
     manifest: &Manifest,
     bytes: impl Fn(&str) -> Option<&'a [u8]>,
     config: &HostConfig,
+    means: &Means<'_>,
 ) -> Result<Gated, Vec<Refusal>> {
     let compatibility = check_compatibility(manifest, &runtime_gates(config));
     let refusal = |kernel: &str, v: &Violation| Refusal::new(kernel, v.code, plain(v));
@@ -92,7 +104,7 @@ pub(crate) fn pass<'a>(
             continue;
         }
         refusals.extend(found);
-        match kernel(entry, bytes(&entry.id), config) {
+        match kernel(entry, bytes(&entry.id), config, means) {
             Ok(gated) => kernels.push(gated),
             Err(found) => refusals.extend(found),
         }
@@ -154,6 +166,7 @@ fn kernel(
     entry: &KernelEntry,
     wasm: Option<&[u8]>,
     config: &HostConfig,
+    means: &Means<'_>,
 ) -> Result<GatedKernel, Vec<Refusal>> {
     let mut found = Vec::new();
     let mut refuse = |code, what: String| found.push(Refusal::new(&entry.id, code, what));
@@ -185,9 +198,30 @@ fn kernel(
         }
         None => {}
     }
+    let limits = &entry.resource_limits;
+    let spec = KernelSpec {
+        entry_point: entry.entry_point.clone(),
+        memory_pages: limits.max_memory_pages,
+        table_elements: limits.max_table_elements,
+        ticks: limits.max_epoch_ticks,
+    };
+    let features = entry.platforms.wasmtime.as_ref().map_or(&[][..], |p| &p.features);
+    let defaults: Vec<u32> =
+        plan.params.iter().map(|p| p.default.map_or(0, |v| v.to_word())).collect();
+    let tolerance = entry.tolerance.map(|t| [t.rel.to_bits(), t.abs.to_bits()]);
+    let entry_id = EntryIdBuilder::new()
+        .field(env!("CARGO_PKG_VERSION"))
+        .field(ADMISSION_REVISION.to_le_bytes())
+        .field(means.executor.fingerprint())
+        .field(wasm.unwrap_or_default())
+        .field(key.to_string())
+        .field(format!("{plan:?} {spec:?} {features:?} {defaults:?} {tolerance:?}"))
+        .field(format!("{:?}", config.limits))
+        .finish();
+    let recalled = means.recall(&entry_id, &spec);
     match wasm {
+        Some(_) if recalled.is_some() => {}
         Some(wasm) => {
-            let features = entry.platforms.wasmtime.as_ref().map_or(&[][..], |p| &p.features);
             let declared = Declared {
                 entry_point: &entry.entry_point,
                 memory_pages: entry.resource_limits.max_memory_pages,
@@ -203,20 +237,16 @@ fn kernel(
     if !found.is_empty() {
         return Err(found);
     }
-    let limits = &entry.resource_limits;
     Ok(GatedKernel {
         id: entry.id.clone(),
         hash: entry.hash.to_string(),
         key,
-        spec: KernelSpec {
-            entry_point: entry.entry_point.clone(),
-            memory_pages: limits.max_memory_pages,
-            table_elements: limits.max_table_elements,
-            ticks: limits.max_epoch_ticks,
-        },
+        spec,
         author: entry.tolerance,
-        defaults: plan.params.iter().map(|p| p.default.map_or(0, |v| v.to_word())).collect(),
+        defaults,
         plan,
+        entry_id,
+        recalled,
     })
 }
 

@@ -196,8 +196,6 @@ impl Host {
             refusals,
         };
         let shared = &self.shared;
-        let gated =
-            gate::pass(manifest, |id| pack.kernel_bytes(id), &shared.config).map_err(refused)?;
         let executor = shared.executor()?;
         let (cache, unusable) = match &shared.cache {
             None => (None, None),
@@ -205,6 +203,8 @@ impl Host {
             Some(Err(why)) => (None, Some(why.clone())),
         };
         let means = Means { executor: &*executor, compiler, cache };
+        let bytes = |id: &str| pack.kernel_bytes(id);
+        let gated = gate::pass(manifest, bytes, &shared.config, &means).map_err(refused)?;
         let admitted = admit_all(gated.kernels, &pack, &means).map_err(refused)?;
         let hits = admitted.iter().filter(|(_, cached)| *cached).count();
         let cache_use = CacheUse { hits, misses: admitted.len() - hits, unusable };

@@ -11,9 +11,9 @@ mod golden;
 use crate::compare::{Judge, decode, exact_blocks, host_tolerance};
 use crate::config::Compiler;
 use crate::error::{Failure, Refusal};
-use crate::exec::cache::{AotCache, Entry, EntryId, EntryIdBuilder};
+use crate::exec::cache::{AotCache, Entry, EntryId};
 use crate::exec::window::{Bench, check_info};
-use crate::exec::{Executor, PreparedKernel};
+use crate::exec::{Executor, KernelSpec, PreparedKernel};
 use crate::gate::GatedKernel;
 use golden::Case;
 use ruvllm_abi::{Op, Status};
@@ -46,29 +46,42 @@ pub(crate) struct Means<'a> {
     pub(crate) cache: Option<&'a AotCache>,
 }
 
-/// Compiles a gated kernel and lets it prove itself, or takes the code of an earlier time when it
-/// did, if the cache can vouch for it. The flag says which.
+/// A kernel that this host admitted at an earlier time, loaded again.
+pub(crate) struct Recalled {
+    prepared: Arc<dyn PreparedKernel>,
+    verified: bool,
+}
+
+impl Means<'_> {
+    /// Takes a kernel from the cache, if it can vouch for it.
+    pub(crate) fn recall(&self, id: &EntryId, spec: &KernelSpec) -> Option<Recalled> {
+        let cache = self.cache?;
+        let Entry { artifact, verified } = cache.get(id)?;
+        match self.executor.load(&artifact, spec.clone()) {
+            Ok(prepared) => Some(Recalled { prepared, verified }),
+            Err(_) => {
+                cache.forget(id);
+                None
+            }
+        }
+    }
+}
+
+/// Compiles a gated kernel and lets it prove itself, unless it was recalled from an earlier time
+/// when it did; the flag says whether it was.
 ///
 /// # Errors
 /// Why it is not admitted.
 pub(crate) fn admit(
-    gated: GatedKernel,
+    mut gated: GatedKernel,
     wasm: &[u8],
     means: &Means<'_>,
 ) -> Result<(AdmittedKernel, bool), Refusal> {
-    let id = gated.id.clone();
-    let entry_id = entry_id(&gated, wasm, means.executor);
-    if let Some(cache) = means.cache
-        && let Some(entry) = cache.get(&entry_id)
-    {
-        match means.executor.load(&entry.artifact, gated.spec.clone()) {
-            Ok(prepared) => {
-                let compiled = CompiledKernel { gated, prepared };
-                return Ok((AdmittedKernel { compiled, verified: entry.verified }, true));
-            }
-            Err(_) => cache.forget(&entry_id),
-        }
+    if let Some(Recalled { prepared, verified }) = gated.recalled.take() {
+        let compiled = CompiledKernel { gated, prepared };
+        return Ok((AdmittedKernel { compiled, verified }, true));
     }
+    let id = gated.id.clone();
     let artifact = means
         .executor
         .compile(wasm, means.compiler)
@@ -81,33 +94,9 @@ pub(crate) fn admit(
     let verified = prove(&compiled).map_err(|(code, what)| Refusal::new(&id, code, what))?;
     if let Some(cache) = means.cache {
         // A cache that cannot be written costs the next start its time, and nothing else.
-        let _ = cache.put(&entry_id, &Entry { artifact, verified });
+        let _ = cache.put(&compiled.gated.entry_id, &Entry { artifact, verified });
     }
     Ok((AdmittedKernel { compiled, verified }, false))
-}
-
-/// Raised whenever admission asks something else of a kernel, so that what was admitted before
-/// shows itself again.
-const ADMISSION_REVISION: u32 = 1;
-
-/// Stands for everything that compiling and admitting a kernel depends on.
-fn entry_id(gated: &GatedKernel, wasm: &[u8], executor: &dyn Executor) -> EntryId {
-    let GatedKernel { key, plan, spec, defaults, .. } = gated;
-    let number = |n: u64| n.to_le_bytes();
-    let tolerance = gated.author().map(|t| [t.rel.to_bits(), t.abs.to_bits()]);
-    EntryIdBuilder::new()
-        .field(env!("CARGO_PKG_VERSION"))
-        .field(number(ADMISSION_REVISION.into()))
-        .field(executor.fingerprint())
-        .field(wasm)
-        .field(key.to_string())
-        .field(format!("{plan:?}"))
-        .field(&spec.entry_point)
-        .field(number(spec.memory_pages.into()))
-        .field(number(spec.table_elements.into()))
-        .field(number(spec.ticks))
-        .field(format!("{defaults:?} {tolerance:?}"))
-        .finish()
 }
 
 type Objection = (&'static str, String);
