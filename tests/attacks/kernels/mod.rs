@@ -5,6 +5,11 @@
 //! the same bytes that a host without any pack gives.
 
 mod another_abi;
+mod branch_table_bomb;
+mod cache_of_another_user;
+mod cache_open_to_others;
+mod data_bomb;
+mod data_out_of_bounds;
 mod deep_nesting;
 mod deep_recursion;
 mod division_by_zero;
@@ -13,12 +18,18 @@ mod feature_not_declared;
 mod grows_memory;
 mod imports;
 mod indirect_call_mismatch;
+mod locals_bomb;
 mod memory_over_the_limit;
 mod memory_without_maximum;
 mod missing_exports;
+mod module_too_large;
 mod nan_output;
 mod out_of_bounds;
 mod output_left_unwritten;
+mod output_too_small;
+mod poisoned_cache_entry;
+mod relaxed_simd_drift;
+mod replayed_cache_entry;
 mod start_section;
 mod state_between_calls;
 mod status_codes;
@@ -28,12 +39,14 @@ mod tolerance_too_loose;
 mod traps;
 mod writes_its_inputs;
 mod writes_outside_its_output;
+mod wrong_for_some_numbers;
 mod wrong_number;
 mod wrong_number_later;
 
 use ruvllm_host::{Host, HostConfig, Incident, OpCall, OpKey, Operand};
 use ruvllm_tests::wat::{Module, rmsnorm_f32};
 use ruvllm_tests::{PackBuilder, TestPack};
+use std::path::{Path, PathBuf};
 
 /// Columns that no golden input has: a kernel can tell by them that admission is over.
 const LATER: u32 = 100;
@@ -73,14 +86,41 @@ fn later_ends_with(instructions: &str) -> Module {
     ends_with(&format!("(if (i32.eq (local.get $dim) (i32.const {LATER})) (then {instructions}))"))
 }
 
+/// The cache of machine code in the directory of a test.
+fn cache_of(directory: &Path) -> PathBuf {
+    directory.join("cache")
+}
+
+/// The entries of that cache.
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    let listed = std::fs::read_dir(cache_of(directory)).unwrap().map(|entry| entry.unwrap().path());
+    listed.filter(|path| path.extension().is_some_and(|e| e == "aot")).collect()
+}
+
+/// Installs a pack in a new host with that cache: kernels that came from it, kernels that did not.
+fn cached(directory: &Path, pack: &TestPack) -> (usize, usize) {
+    let config = HostConfig { cache_dir: Some(cache_of(directory)), ..HostConfig::default() };
+    let host = Host::new(config).unwrap();
+    let report = host.install(pack.verify().unwrap()).unwrap();
+    // Whatever was in the cache, what runs is the kernel of the pack.
+    let fresh = Host::new(HostConfig::default()).unwrap();
+    fresh.install(pack.verify().unwrap()).unwrap();
+    assert!(rmsnorm(&host, 1) == rmsnorm(&fresh, 1));
+    assert!(host.take_incidents().0.is_empty());
+    (report.cache.hits, report.cache.misses)
+}
+
 /// Offers the pack to a host, which must refuse it and stay as it was. Gives the codes.
 fn refused(pack: &TestPack) -> Vec<&'static str> {
-    let host = Host::new(HostConfig::default()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let cache_dir = Some(cache_of(directory.path()));
+    let host = Host::new(HostConfig { cache_dir, ..HostConfig::default() }).unwrap();
     let before: Vec<String> = host.kernels().into_iter().map(|kernel| kernel.id).collect();
     let error = host.install(pack.verify().unwrap()).unwrap_err();
     let after: Vec<String> = host.kernels().into_iter().map(|kernel| kernel.id).collect();
     assert_eq!((host.generation(), before), (1, after), "something was published");
     assert_eq!(error.code(), error.refusals()[0].code);
+    assert!(entries(directory.path()).is_empty(), "something was cached");
     error.refusals().iter().map(|refusal| refusal.code).collect()
 }
 
