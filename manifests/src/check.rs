@@ -1,8 +1,8 @@
 //! Rules that span fields or kernels, and the caps of the format.
 
 use crate::reader::Report;
-use crate::types::{Dim, KernelEntry};
-use crate::{MANIFEST_FILE, SIGNATURE_FILE, contract};
+use crate::types::{Dim, KernelEntry, NativeLibrary};
+use crate::{MANIFEST_FILE, PackPath, SIGNATURE_FILE, contract};
 use indexmap::IndexMap;
 use ruvllm_abi::export;
 use semver::Version;
@@ -26,6 +26,7 @@ pub(crate) mod limit {
     pub(crate) const NAME: usize = 64;
     pub(crate) const RANK: usize = 8;
     pub(crate) const FEATURES: usize = 32;
+    pub(crate) const TARGETS: usize = 16;
     /// All of a 32-bit address space.
     pub(crate) const MEMORY_PAGES: u32 = 65_536;
     pub(crate) const EPOCH_TICKS: u64 = 1_000_000;
@@ -54,19 +55,8 @@ pub(crate) fn kernels(r: &mut Report, kernels: &[Option<KernelEntry>], abi_versi
             let what = format!("`{}` is taken (case is ignored); choose another id", kernel.id);
             r.add("kernel_id_duplicate", format!("{at}.id"), what);
         }
-        let path = kernel.path.folded();
-        let nested = |outer: &str, inner: &str| {
-            inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        if paths.iter().any(|other| nested(other, &path) || nested(&path, other)) {
-            let what = format!("`{}` is taken (case is ignored); choose another path", kernel.path);
-            r.add("path_duplicate", format!("{at}.path"), what);
-        }
-        if [MANIFEST_FILE, SIGNATURE_FILE].iter().any(|reserved| nested(reserved, &path)) {
-            let what = "the name belongs to the pack itself; choose another path";
-            r.add("path_reserved", format!("{at}.path"), what);
-        }
-        paths.push(path);
+        file_path(r, &format!("{at}.path"), &kernel.path, &paths);
+        paths.push(kernel.path.folded());
         if RESERVED_EXPORTS.contains(&kernel.entry_point.as_str()) {
             let what = format!("the ABI uses `{}` itself; rename the export", kernel.entry_point);
             r.add("entry_point_reserved", format!("{at}.entry_point"), what);
@@ -76,6 +66,42 @@ pub(crate) fn kernels(r: &mut Report, kernels: &[Option<KernelEntry>], abi_versi
         if abi_version == Some(ruvllm_abi::ABI_VERSION) {
             r.extend(contract::check_contract(kernel, &at));
         }
+    }
+    libraries(r, kernels, paths);
+}
+
+/// Checks that each native library has a path of its own among all files. Several kernels and
+/// targets may share one library, if they agree on what it is.
+fn libraries(r: &mut Report, kernels: &[Option<KernelEntry>], mut paths: Vec<String>) {
+    let mut seen: Vec<&NativeLibrary> = Vec::new();
+    for (i, kernel) in kernels.iter().enumerate() {
+        let native = kernel.as_ref().and_then(|kernel| kernel.platforms.native.as_ref());
+        for (target, library) in native.iter().flat_map(|native| &native.targets) {
+            if seen.contains(&library) {
+                continue;
+            }
+            let at = format!("kernels[{i}].platforms.native.targets.{target}.path");
+            file_path(r, &at, &library.path, &paths);
+            paths.push(library.path.folded());
+            seen.push(library);
+        }
+    }
+}
+
+/// Checks that a path is not one of the pack's own files, nor equal to, in or above a path that is
+/// taken; case is ignored.
+fn file_path(r: &mut Report, at: &str, path: &PackPath, taken: &[String]) {
+    let folded = path.folded();
+    let nested = |outer: &str, inner: &str| {
+        inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    if taken.iter().any(|other| nested(other, &folded) || nested(&folded, other)) {
+        let what = format!("`{path}` is taken (case is ignored); choose another path");
+        r.add("path_duplicate", at, what);
+    }
+    if [MANIFEST_FILE, SIGNATURE_FILE].iter().any(|reserved| nested(reserved, &folded)) {
+        let what = "the name belongs to the pack itself; choose another path";
+        r.add("path_reserved", at, what);
     }
 }
 

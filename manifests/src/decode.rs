@@ -8,8 +8,9 @@ use crate::reader::{
 };
 use crate::text::InvalidPath;
 use crate::types::{
-    Author, Benchmark, Dim, KernelEntry, Manifest, ParamSpec, ParamType, ParamValue, Platforms,
-    ResourceLimits, TensorSpec, Tolerance, WamrPlatform, WasmtimePlatform,
+    Author, Benchmark, Dim, KernelEntry, Manifest, NativeLibrary, NativePlatform, ParamSpec,
+    ParamType, ParamValue, Platforms, ResourceLimits, TensorSpec, Tolerance, WamrPlatform,
+    WasmtimePlatform,
 };
 use crate::{ManifestError, PackPath};
 use indexmap::IndexMap;
@@ -281,7 +282,9 @@ fn platforms(r: &mut Report, at: &str, json: &Json) -> Option<Platforms> {
         f.finish(r);
         Some(WamrPlatform { min_version: min_version?, aot_available: aot_available? })
     });
+    let native = f.optional("native").map(|v| native(r, &join(at, "native"), v));
     f.finish(r);
+    // A native library stands beside the module, never in its place: admission compares the two.
     if wasmtime.is_none() && wamr.is_none() {
         r.add("platform_missing", at, "name at least one executor: wasmtime or wamr");
     }
@@ -294,6 +297,42 @@ fn platforms(r: &mut Report, at: &str, json: &Json) -> Option<Platforms> {
             None => None,
             Some(platform) => Some(platform?),
         },
+        native: match native {
+            None => None,
+            Some(platform) => Some(platform?),
+        },
+    })
+}
+
+fn native(r: &mut Report, at: &str, json: &Json) -> Option<NativePlatform> {
+    let mut f = Fields::of(r, at, json)?;
+    let version_at = f.at("min_runtime_version");
+    let min_runtime_version =
+        f.optional("min_runtime_version").map(|v| parsed(r, &version_at, v, "version_invalid"));
+    let targets = f.required(r, "targets").and_then(|v| {
+        let at = f.at("targets");
+        let targets = map_of(r, &at, v, NameRule::Target, |r, at, v| {
+            let mut f = Fields::of(r, at, v)?;
+            let path = f.required(r, "path").and_then(|v| path(r, &f.at("path"), v));
+            let size = f.integer(r, "size", 1..=limit::FILE_BYTES, "size_out_of_range");
+            let hash = f.parsed(r, "hash", "hash_invalid");
+            f.finish(r);
+            Some(NativeLibrary { path: path?, size: size?, hash: hash? })
+        })?;
+        if !(1..=limit::TARGETS).contains(&targets.len()) {
+            let what = format!("{} targets; use 1 to {}", targets.len(), limit::TARGETS);
+            r.add("target_count", at, what);
+            return None;
+        }
+        Some(targets)
+    });
+    f.finish(r);
+    Some(NativePlatform {
+        min_runtime_version: match min_runtime_version {
+            None => None,
+            Some(version) => Some(version?),
+        },
+        targets: targets?,
     })
 }
 

@@ -18,7 +18,7 @@ mod escape;
 mod json;
 mod reader;
 mod text;
-mod time;
+mod timestamp;
 mod types;
 
 pub use check::{MAX_FILE_BYTES, MAX_KERNELS, MAX_MANIFEST_BYTES};
@@ -29,10 +29,11 @@ pub use contract::check_contract;
 pub use error::{ManifestError, Violation};
 pub use escape::escape_untrusted;
 pub use text::{InvalidPackName, InvalidPath, InvalidSha256, PackName, PackPath, Sha256Hex};
-pub use time::{ParseTimestampError, Timestamp};
+pub use timestamp::{ParseTimestampError, Timestamp};
 pub use types::{
-    Author, Benchmark, Dim, KernelEntry, Manifest, ParamSpec, ParamType, ParamValue, Platforms,
-    ResourceLimits, TensorSpec, Tolerance, WamrPlatform, WasmtimePlatform,
+    Author, Benchmark, Dim, KernelEntry, ListedFile, Manifest, NativeLibrary, NativePlatform,
+    ParamSpec, ParamType, ParamValue, Platforms, ResourceLimits, TensorSpec, Tolerance,
+    WamrPlatform, WasmtimePlatform,
 };
 
 /// The name of the manifest in a pack.

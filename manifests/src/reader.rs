@@ -341,6 +341,8 @@ pub(crate) enum NameRule {
     Export,
     /// `[a-z][a-z0-9-]*`: WebAssembly features.
     Feature,
+    /// `[a-z][a-z0-9_-]*`: targets of native libraries.
+    Target,
 }
 
 impl NameRule {
@@ -349,7 +351,7 @@ impl NameRule {
             NameRule::Symbol | NameRule::Lower => b.is_ascii_lowercase() || b == b'_',
             NameRule::Id => b.is_ascii_alphanumeric() || b == b'_',
             NameRule::Export => b.is_ascii_alphabetic() || b == b'_',
-            NameRule::Feature => b.is_ascii_lowercase(),
+            NameRule::Feature | NameRule::Target => b.is_ascii_lowercase(),
         };
         let rest = |b: u8| match self {
             NameRule::Symbol => b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_',
@@ -359,6 +361,9 @@ impl NameRule {
             }
             NameRule::Export => b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.'),
             NameRule::Feature => b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-',
+            NameRule::Target => {
+                b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'_' | b'-')
+            }
         };
         let bytes = name.as_bytes();
         (1..=limit::NAME).contains(&bytes.len())
@@ -373,6 +378,7 @@ impl NameRule {
             NameRule::Lower => "[a-z_][a-z0-9_.-]*",
             NameRule::Export => "[A-Za-z_][A-Za-z0-9_.]*",
             NameRule::Feature => "[a-z][a-z0-9-]*",
+            NameRule::Target => "[a-z][a-z0-9_-]*",
         }
     }
 

@@ -153,6 +153,9 @@ pub struct Platforms {
     /// The WebAssembly Micro Runtime.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wamr: Option<WamrPlatform>,
+    /// Shared libraries that run outside of the sandbox, where the trust policy grants that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub native: Option<NativePlatform>,
 }
 
 /// What a kernel needs of Wasmtime.
@@ -171,6 +174,40 @@ pub struct WamrPlatform {
     pub min_version: Version,
     /// Whether the author offers an ahead-of-time build elsewhere.
     pub aot_available: bool,
+}
+
+/// A kernel's native twins: trusted code, which only publishers with a grant may ship.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NativePlatform {
+    /// The oldest runtime that may load them, inclusive; `None`: that of the pack.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_runtime_version: Option<Version>,
+    /// The libraries by target, such as `x86_64-linux`; at least one.
+    pub targets: IndexMap<String, NativeLibrary>,
+}
+
+/// A shared library within the pack. Kernels may share one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NativeLibrary {
+    /// Its file within the pack.
+    pub path: PackPath,
+    /// The file's length in bytes.
+    pub size: u64,
+    /// SHA-256 of the file.
+    pub hash: Sha256Hex,
+}
+
+/// A file that a manifest lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListedFile<'m> {
+    /// Its path within the pack.
+    pub path: &'m PackPath,
+    /// Its length in bytes.
+    pub size: u64,
+    /// SHA-256 of it.
+    pub hash: Sha256Hex,
+    /// The id of the first kernel that lists it.
+    pub kernel: &'m str,
 }
 
 /// The distance from the oracle that counts as right: `|y - o| <= abs + rel * |o|`.
@@ -214,6 +251,25 @@ impl Manifest {
         // Reading back catches what the types cannot, such as a control character in a name.
         Manifest::parse(text.as_bytes())?;
         Ok(text)
+    }
+
+    /// Every file that belongs to the pack beside manifest and signatures, each once: the modules,
+    /// then the native libraries.
+    pub fn files(&self) -> Vec<ListedFile<'_>> {
+        let mut files: Vec<ListedFile<'_>> = self
+            .kernels
+            .iter()
+            .map(|k| ListedFile { path: &k.path, size: k.size, hash: k.hash, kernel: &k.id })
+            .collect();
+        for kernel in &self.kernels {
+            for library in kernel.platforms.native.iter().flat_map(|n| n.targets.values()) {
+                if files.iter().all(|file| file.path != &library.path) {
+                    let NativeLibrary { path, size, hash } = library;
+                    files.push(ListedFile { path, size: *size, hash: *hash, kernel: &kernel.id });
+                }
+            }
+        }
+        files
     }
 
     /// The kernel of that id.

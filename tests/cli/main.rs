@@ -3,6 +3,7 @@
 mod author;
 mod compiling;
 mod failing_kernels;
+mod packs;
 mod parity;
 mod program;
 mod refusals;

@@ -6,7 +6,8 @@ use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
 use tempfile::TempDir;
 
-/// Where the runs of one test process keep compiled kernels, so that they do not touch the user's.
+/// Where the runs of one test process keep compiled kernels and what they remember, so that they do
+/// not touch the user's.
 static CACHES: LazyLock<TempDir> = LazyLock::new(|| TempDir::new().expect("a directory"));
 
 /// What one run of the program gave.
@@ -58,6 +59,7 @@ pub(crate) fn ruvllm_with_input<S: AsRef<std::ffi::OsStr>>(args: &[S], input: &s
     let mut child = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
         .args(args)
         .env("XDG_CACHE_HOME", CACHES.path())
+        .env("XDG_STATE_HOME", CACHES.path().join("state"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

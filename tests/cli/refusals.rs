@@ -116,7 +116,7 @@ fn a_trust_policy_that_cannot_be_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("policy.toml");
     std::fs::write(&path, "publishers = 3").unwrap();
-    ruvllm(&["run", "--trust", path.to_str().unwrap()]).refused(&["policy.toml", "publishers"]);
+    ruvllm(&["run", "--trust", path.to_str().unwrap()]).refused(&["policy.toml", "line 1"]);
 }
 
 #[test]

@@ -322,6 +322,7 @@ pub fn custom_entry(id: &str, op: &str, entry_point: &str) -> KernelEntry {
                 features: Vec::new(),
             }),
             wamr: None,
+            native: None,
         },
         tolerance: None,
         benchmarks: IndexMap::new(),

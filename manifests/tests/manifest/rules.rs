@@ -46,6 +46,7 @@ fn what_is_optional_may_be_left_out() {
         kernel.remove("benchmarks");
         kernel["params"]["theta"].as_object_mut().unwrap().remove("default");
         kernel["platforms"].as_object_mut().unwrap().remove("wamr");
+        kernel["platforms"].as_object_mut().unwrap().remove("native");
     });
     assert_eq!(findings(&json), [""; 0]);
     let again = Manifest::parse(json.to_string().as_bytes()).unwrap().to_json().unwrap();
@@ -93,6 +94,8 @@ fn unknown_fields_are_refused_at_every_level() {
         "/kernels/0/platforms",
         "/kernels/0/platforms/wasmtime",
         "/kernels/0/platforms/wamr",
+        "/kernels/0/platforms/native",
+        "/kernels/0/platforms/native/targets/x86_64-linux",
         "/kernels/0/tolerance",
         "/kernels/0/benchmarks/seq_512_dim_128",
     ] {
@@ -256,6 +259,39 @@ fn rules_between_kernels_ignore_case() {
     assert_eq!(found, ["path_duplicate@kernels[1].path"]);
     let found = findings(&with_second(|k| k["path"] = json!("rope/rope_f32.wasm/inner")));
     assert_eq!(found, ["path_duplicate@kernels[1].path"]);
+}
+
+#[test]
+fn native_libraries_are_listed_files_with_paths_of_their_own() {
+    let library = |path: &str, size: u64| json!({ "path": path, "size": size, "hash": format!("sha256:{}", "0".repeat(64)) });
+    let target = "kernels[1].platforms.native.targets.x86_64-linux";
+    let with = |second: Value| with_second(|k| k["platforms"]["native"]["targets"] = second);
+    // The second kernel of `with_second` names the library of the first: they share it.
+    let shared = with_second(|_| ());
+    let manifest = Manifest::parse(shared.to_string().as_bytes()).unwrap();
+    let paths: Vec<_> = manifest.files().iter().map(|file| file.path.to_string()).collect();
+    assert_eq!(
+        paths,
+        ["rope/rope_f32.wasm", "scale/scale_f32.wasm", "native/rope_x86_64-linux.so"]
+    );
+    for taken in ["native/ROPE_x86_64-linux.so", "rope/rope_f32.wasm", "rope"] {
+        let json = with(json!({ "x86_64-linux": library(taken, 1) }));
+        assert_eq!(findings(&json), [format!("path_duplicate@{target}.path")], "{taken}");
+    }
+    let json = with(json!({ "x86_64-linux": library("kernels.json", 1) }));
+    assert_eq!(findings(&json), [format!("path_reserved@{target}.path")]);
+    let json = with(json!({ "x86_64-linux": library("/etc/x.so", 1) }));
+    assert_eq!(findings(&json), [format!("path_escapes@{target}.path")]);
+    let json = with(json!({ "x86_64-linux": library("a.so", 0) }));
+    assert_eq!(findings(&json), [format!("size_out_of_range@{target}.size")]);
+    let json = with(json!({ "X86": library("a.so", 1) }));
+    assert_eq!(findings(&json), ["name_invalid@kernels[1].platforms.native.targets.X86"]);
+    let json = with(json!({}));
+    assert_eq!(findings(&json), ["target_count@kernels[1].platforms.native.targets"]);
+    let json = with_second(|k| {
+        k["platforms"].as_object_mut().unwrap().retain(|name, _| name == "native");
+    });
+    assert_eq!(findings(&json), ["platform_missing@kernels[1].platforms"]);
 }
 
 #[test]

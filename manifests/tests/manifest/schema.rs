@@ -14,6 +14,10 @@ fn schema() -> Value {
     serde_json::from_str(SCHEMA).unwrap()
 }
 
+fn library(path: &str) -> Value {
+    json!({ "path": path, "size": 1, "hash": format!("sha256:{}", "0".repeat(64)) })
+}
+
 struct Validator(Schemas, SchemaIndex);
 
 impl Validator {
@@ -87,6 +91,12 @@ fn schema_and_parser_refuse_the_same_values() {
         (&format!("{k}/platforms"), json!({})),
         (&format!("{k}/platforms/wasmtime/features"), json!(["simd", "simd"])),
         (&format!("{k}/platforms/wamr/aot_available"), json!("no")),
+        (&format!("{k}/platforms"), json!({"native": {"targets": {"a": library("a.so")}}})),
+        (&format!("{k}/platforms/native/targets"), json!({})),
+        (&format!("{k}/platforms/native/targets"), json!({"X86": library("a.so")})),
+        (&format!("{k}/platforms/native/targets"), json!({"x86_64-linux": library("../a.so")})),
+        (&format!("{k}/platforms/native/targets"), json!({"x86_64-linux": "a.so"})),
+        (&format!("{k}/platforms/native/min_runtime_version"), json!("1")),
         (&format!("{k}/tolerance/rel"), json!(-1)),
         (&format!("{k}/benchmarks"), json!({"x": {}})),
     ];
@@ -101,6 +111,7 @@ fn schema_and_parser_refuse_the_same_values() {
         ("/fallbacks", json!({"rope_f32": "native:rope_f32"})),
         (&format!("{k}/path"), json!("a/b/c/d/e/f/g/com10.wasm")),
         (&format!("{k}/params/theta/default"), json!(1)),
+        (&format!("{k}/platforms/native/targets"), json!({"aarch64-macos": library("n/a.dylib")})),
         (&format!("{k}/benchmarks"), json!({"x": {"latency_us": 1}})),
     ];
     for (pointer, value) in accepted {
@@ -111,7 +122,7 @@ fn schema_and_parser_refuse_the_same_values() {
 }
 
 /// Every object of the schema with fixed members, with where the example has one.
-const OBJECTS: [(&str, &str); 11] = [
+const OBJECTS: [(&str, &str); 13] = [
     ("", ""),
     ("/properties/author", "/author"),
     ("/$defs/kernel", "/kernels/0"),
@@ -121,6 +132,8 @@ const OBJECTS: [(&str, &str); 11] = [
     ("/$defs/kernel/properties/platforms", "/kernels/0/platforms"),
     ("/$defs/kernel/properties/platforms/properties/wasmtime", "/kernels/0/platforms/wasmtime"),
     ("/$defs/kernel/properties/platforms/properties/wamr", "/kernels/0/platforms/wamr"),
+    ("/$defs/kernel/properties/platforms/properties/native", "/kernels/0/platforms/native"),
+    ("/$defs/library", "/kernels/0/platforms/native/targets/x86_64-linux"),
     ("/$defs/kernel/properties/tolerance", "/kernels/0/tolerance"),
     ("/$defs/benchmark", "/kernels/0/benchmarks/seq_512_dim_128"),
 ];
@@ -158,7 +171,7 @@ fn the_schema_has_the_abi_s_dtypes_and_the_parser_s_caps() {
     assert_eq!(schema["$defs"]["tensor"]["properties"]["dtype"]["enum"], json!(dtypes));
     assert_eq!(schema["properties"]["kernels"]["maxItems"], json!(MAX_KERNELS));
     let kernel = &schema["$defs"]["kernel"]["properties"];
-    assert_eq!(kernel["size"]["maximum"], json!(MAX_FILE_BYTES));
+    assert_eq!(schema["$defs"]["size"]["maximum"], json!(MAX_FILE_BYTES));
     assert_eq!(kernel["inputs"]["maxItems"], json!(ruvllm_abi::MAX_INPUTS));
     assert_eq!(kernel["params"]["maxProperties"], json!(ruvllm_abi::MAX_PARAM_WORDS));
 }

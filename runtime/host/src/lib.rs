@@ -46,7 +46,7 @@ pub use error::{CallError, Failure, HostError, Incident, Refusal, TrapKind};
 pub use exec::compiler_process;
 pub use host::{CacheUse, Host, InstallReport, KernelSummary};
 pub use key::OpKey;
-pub use module_gate::module_features;
+pub use module_gate::{check_module, module_features};
 pub use registry::{OpSlot, RegistrySnapshot};
 pub use ruvllm_manifest::ParamValue;
 pub use select::{Candidate, Explanation, Verdict};

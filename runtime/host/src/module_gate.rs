@@ -5,6 +5,7 @@
 //! instance has no way out of its own memory; it says nothing about what the kernel computes.
 
 use crate::HostLimits;
+use crate::error::Refusal;
 use ruvllm_abi::export;
 use wasmparser::types::{EntityType, Types};
 use wasmparser::{
@@ -86,6 +87,27 @@ fn describe_invalid(wasm: &[u8], error: &BinaryReaderError) -> Objection {
         return ("module_feature", what);
     }
     ("module_invalid", format!("the module is not valid WebAssembly: {error}"))
+}
+
+/// Checks a module on its own, as [`crate::Host::install`] does before it compiles anything: against
+/// the host's caps, with every feature declared that this host can run. Empty means that it may be
+/// compiled.
+///
+/// ```
+/// let wasm = b"\0asm\x01\0\0\0";
+/// let found = ruvllm_host::check_module(wasm, "rmsnorm_forward", &Default::default());
+/// assert!(found.iter().any(|refusal| refusal.code == "export_missing"));
+/// ```
+pub fn check_module(wasm: &[u8], entry_point: &str, limits: &HostLimits) -> Vec<Refusal> {
+    let features: Vec<String> = feature_names().map(str::to_owned).collect();
+    let declared = Declared {
+        entry_point,
+        memory_pages: limits.memory_pages,
+        table_elements: limits.table_elements,
+        features: &features,
+    };
+    let found = check(wasm, &declared, limits);
+    found.into_iter().map(|(code, what)| Refusal::new("", code, what)).collect()
 }
 
 /// Checks a module against the host's caps and its manifest. Empty means that it may be compiled.

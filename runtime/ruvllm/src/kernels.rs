@@ -2,7 +2,7 @@
 
 use crate::{Error, embedded};
 use ruvllm_host::{Host, HostConfig, InstallReport};
-use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
+use ruvllm_signing::{Clock, PackLimits, PackLock, TrustPolicy, UnverifiedPack, VersionFloor};
 use std::path::{Path, PathBuf};
 
 /// A host with its packs installed. Kernels can be called through it without any model.
@@ -19,6 +19,8 @@ pub struct KernelSetBuilder {
     trust: TrustPolicy,
     core_pack: bool,
     packs: Vec<PathBuf>,
+    lock: Option<PackLock>,
+    floor: Option<VersionFloor>,
 }
 
 impl KernelSet {
@@ -29,6 +31,8 @@ impl KernelSet {
             trust: TrustPolicy::builtin(),
             core_pack: true,
             packs: Vec::new(),
+            lock: None,
+            floor: None,
         }
     }
 
@@ -51,8 +55,8 @@ impl KernelSetBuilder {
         self
     }
 
-    /// Replaces the publishers that packs read from directories may come from. The core pack that
-    /// the binary carries is always checked against the built-in publisher.
+    /// Replaces the publishers that packs read from files may come from. The core pack that the
+    /// binary carries is always checked against the built-in publisher.
     pub fn trust(mut self, trust: TrustPolicy) -> Self {
         self.trust = trust;
         self
@@ -64,9 +68,22 @@ impl KernelSetBuilder {
         self
     }
 
-    /// Adds the pack in `dir`. Later packs are preferred to earlier ones.
-    pub fn pack(mut self, dir: impl Into<PathBuf>) -> Self {
-        self.packs.push(dir.into());
+    /// Adds the pack in a directory or an `.rkp` file. Later packs are preferred to earlier ones.
+    pub fn pack(mut self, path: impl Into<PathBuf>) -> Self {
+        self.packs.push(path.into());
+        self
+    }
+
+    /// Takes of the packs added only those that the lock pins, by digest.
+    pub fn lock(mut self, lock: PackLock) -> Self {
+        self.lock = Some(lock);
+        self
+    }
+
+    /// Refuses packs that are older than what has been active here, and remembers what becomes
+    /// active.
+    pub fn version_floor(mut self, floor: VersionFloor) -> Self {
+        self.floor = Some(floor);
         self
     }
 
@@ -86,11 +103,26 @@ impl KernelSetBuilder {
                 .map_err(|source| Error::Pack { pack: "(built in)".into(), source })?;
             installed.push(host.install_embedded(verified)?);
         }
-        for dir in &self.packs {
-            let verified = UnverifiedPack::read_dir(dir, &limits)
-                .and_then(|pack| pack.verify(&self.trust, None))
-                .map_err(|source| Error::Pack { pack: dir.display().to_string(), source })?;
+        let floor = self.floor.as_ref();
+        let mut active = Vec::new();
+        for path in &self.packs {
+            let named = |source| Error::Pack { pack: path.display().to_string(), source };
+            let verified = UnverifiedPack::read(path, &limits)
+                .and_then(|pack| pack.verify(&self.trust, floor))
+                .map_err(named)?;
+            if let Some(lock) = &self.lock {
+                lock.check(&verified).map_err(named)?;
+            }
+            let manifest = verified.manifest();
+            active.push((path, manifest.name.clone(), manifest.version.clone()));
             installed.push(host.install(verified)?);
+        }
+        // Only what is active in the end raises its floor: a set that fails leaves all as it was.
+        if let Some(floor) = floor {
+            for (path, name, version) in active {
+                let named = |source| Error::Pack { pack: path.display().to_string(), source };
+                floor.raise_to(&name, &version).map_err(named)?;
+            }
         }
         Ok(KernelSet { host, installed })
     }
@@ -103,13 +135,21 @@ pub fn default_cache_dir() -> Option<PathBuf> {
     Some(etcetera::choose_base_strategy().ok()?.cache_dir().join("ruvllm"))
 }
 
-/// Reads a trust policy file.
+/// Where the user's system keeps what programs have to remember: `ruvllm` below it is the place for
+/// a [`VersionFloor`]. `None` where the user has no home.
+pub fn default_state_dir() -> Option<PathBuf> {
+    use etcetera::BaseStrategy as _;
+    let places = etcetera::choose_base_strategy().ok()?;
+    Some(places.state_dir().unwrap_or_else(|| places.data_dir()).join("ruvllm"))
+}
+
+/// Reads a trust policy file and the keyring that it may name, which must not be older than the
+/// newest one that `seen` remembers.
 ///
 /// # Errors
 ///
 /// [`Error::Trust`] where the file cannot be read or is no policy.
-pub fn read_trust_policy(path: &Path) -> Result<TrustPolicy, Error> {
-    let refuse = |reason: String| Error::Trust { path: path.to_owned(), reason };
-    let text = std::fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
-    TrustPolicy::from_toml(&text).map_err(|error| refuse(error.to_string()))
+pub fn read_trust_policy(path: &Path, seen: Option<&VersionFloor>) -> Result<TrustPolicy, Error> {
+    TrustPolicy::read_file(path, seen, Clock::System)
+        .map_err(|error| Error::Trust { path: path.to_owned(), reason: error.to_string() })
 }

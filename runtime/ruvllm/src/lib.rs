@@ -25,7 +25,9 @@ mod report;
 mod runtime;
 
 pub use error::Error;
-pub use kernels::{KernelSet, KernelSetBuilder, default_cache_dir, read_trust_policy};
+pub use kernels::{
+    KernelSet, KernelSetBuilder, default_cache_dir, default_state_dir, read_trust_policy,
+};
 pub use report::{Completion, RunReport};
 pub use runtime::{Conversation, Prompt, Runtime, RuntimeBuilder};
 

@@ -46,10 +46,42 @@ pub enum PackError {
         /// What is wrong and what to do.
         message: String,
     },
+    /// Others than its owner can read or change the file of a secret key.
+    #[error(
+        "the secret key {} is open to others (mode {mode:04o}): run `chmod 600` on it, and make a \
+         new key if somebody may have read this one",
+        Shown(.path)
+    )]
+    KeyExposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The keyring is refused.
+    #[error("the keyring is refused: {message} [{code}]")]
+    Keyring {
+        /// A stable code.
+        code: &'static str,
+        /// What is wrong and what to do.
+        message: String,
+    },
+    /// The lock file says something that cannot be meant.
+    #[error("the lock file is not valid: {message}")]
+    Lock {
+        /// What is wrong and what to do.
+        message: String,
+    },
+    /// A rollback that was asked for is not one.
+    #[error("no rollback: {message}")]
+    Rollback {
+        /// What is wrong and what to do.
+        message: String,
+    },
     /// The record of the newest version seen cannot be believed.
     #[error(
-        "the version floor {} is damaged ({message}): find out why, then write the pack's newest \
-         trusted version there or remove the file",
+        "the record {} is damaged ({message}): find out why, then restore it from a backup or \
+         remove the file",
         Shown(.path)
     )]
     FloorDamaged {
@@ -71,6 +103,10 @@ impl PackError {
             PackError::Entropy { .. } => "entropy",
             PackError::Policy { .. } => "policy_invalid",
             PackError::FloorDamaged { .. } => "floor_damaged",
+            PackError::KeyExposed { .. } => "key_exposed",
+            PackError::Keyring { code, .. } => code,
+            PackError::Lock { .. } => "lock_invalid",
+            PackError::Rollback { .. } => "rollback_refused",
         }
     }
 
@@ -82,9 +118,24 @@ impl PackError {
         }
     }
 
+    pub(crate) fn keyring(code: &'static str, message: impl Into<String>) -> Self {
+        PackError::Keyring { code, message: message.into() }
+    }
+
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         PackError::Io { action, path: path.to_owned(), source }
     }
+}
+
+/// A parser's message for people: escaped, and without long values of the document, which may be
+/// something that was put into the wrong field.
+pub(crate) fn without_values(message: &str) -> String {
+    const SHORT: usize = 20;
+    let parts = message.split('"').enumerate().map(|(i, part)| {
+        // Every second part was between quotes.
+        if i % 2 == 1 && part.len() > SHORT { "..." } else { part }
+    });
+    escape_untrusted(&parts.collect::<Vec<_>>().join("\""))
 }
 
 struct Shown<'a>(&'a Path);

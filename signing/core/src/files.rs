@@ -68,6 +68,24 @@ pub(crate) fn read_regular(path: &Path, max: u64) -> Result<Vec<u8>, Unreadable>
     Ok(bytes)
 }
 
+/// Opens a regular file that the caller named, through symlinks if need be, and never waits for
+/// another process.
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(
+        &mut options,
+        libc::O_NONBLOCK | libc::O_CLOEXEC,
+    );
+    let file = options.open(path)?;
+    if !file.metadata()?.is_file() {
+        let what = "neither a directory nor a regular file";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    Ok(file)
+}
+
 /// Replaces a file so that after a crash at any point it holds either the old or the new bytes.
 ///
 /// Callers hold a lock: `temporary` is the same for all of them.

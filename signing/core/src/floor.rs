@@ -1,9 +1,13 @@
 //! The newest version of each pack that has been active here; older ones are refused.
 //!
-//! A directory holds one small file for each pack name. A raise is written to a temporary file,
+//! A directory holds one small file for each pack name. A change is written to a temporary file,
 //! flushed, and renamed over the old one under a lock, so that after a crash the floor is the old
 //! or the new one, never neither. A floor that cannot be read refuses every version of its pack:
-//! removing it is a decision for a person.
+//! removing it is a decision for a person. A floor comes down only by
+//! [`VersionFloor::roll_back`](crate::VersionFloor::roll_back).
+//!
+//! The record is JSON, format 2: `pack`, `floor`, and `history`, the versions that were active
+//! here. Format 1, without the history, is read too.
 
 use crate::files::{self, Unreadable};
 use crate::{PackError, VerifiedPack};
@@ -13,12 +17,23 @@ use serde::{Deserialize, Serialize};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::path::{Path, PathBuf};
 
-const MAX_FLOOR_BYTES: u64 = 4096;
+/// Room for a full history of the longest versions that occur.
+const MAX_FLOOR_BYTES: u64 = 16 * 1024;
+const MAX_HISTORY: usize = 64;
 
 /// The version floors under a directory.
 #[derive(Clone, Debug)]
 pub struct VersionFloor {
     directory: PathBuf,
+}
+
+/// What is known of a pack's versions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FloorRecord {
+    /// The oldest version that is accepted.
+    pub floor: Version,
+    /// Versions that were active here, from oldest activation to newest; at most 64 are kept.
+    pub history: Vec<Version>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -27,6 +42,8 @@ struct Record {
     format: u32,
     pack: String,
     floor: Version,
+    #[serde(default)]
+    history: Vec<Version>,
 }
 
 impl VersionFloor {
@@ -49,6 +66,14 @@ impl VersionFloor {
     /// # Errors
     /// [`PackError::FloorDamaged`] or [`PackError::Io`].
     pub fn get(&self, pack: &PackName) -> Result<Option<Version>, PackError> {
+        Ok(self.record(pack)?.map(|record| record.floor))
+    }
+
+    /// The floor of a pack and the versions that were active here.
+    ///
+    /// # Errors
+    /// [`PackError::FloorDamaged`] or [`PackError::Io`].
+    pub fn record(&self, pack: &PackName) -> Result<Option<FloorRecord>, PackError> {
         let path = self.path(pack);
         let damaged =
             |message: &str| PackError::FloorDamaged { path: path.clone(), message: message.into() };
@@ -58,12 +83,32 @@ impl VersionFloor {
             Err(Unreadable::Io(e)) => return Err(PackError::io("read", &path, e)),
             Err(_) => return Err(damaged("it is not a small regular file")),
         };
-        let record: Record =
+        let Record { format, pack: of, floor, history } =
             serde_json::from_slice(&bytes).map_err(|_| damaged("it is not a floor record"))?;
-        if record.format != 1 || record.pack != pack.as_str() {
-            return Err(damaged("it is the record of another pack or format"));
+        if of != pack.as_str() {
+            return Err(damaged("it is the record of another pack"));
         }
-        Ok(Some(record.floor))
+        match (format, history.is_empty()) {
+            (1, true) => Ok(Some(FloorRecord { history: vec![floor.clone()], floor })),
+            (2, false) => Ok(Some(FloorRecord { floor, history })),
+            _ => Err(damaged("it is of another format")),
+        }
+    }
+
+    /// The packs that have a record here, in order of name.
+    ///
+    /// # Errors
+    /// [`PackError::Io`].
+    pub fn packs(&self) -> Result<Vec<PackName>, PackError> {
+        let io = |e| PackError::io("list", &self.directory, e);
+        let mut packs = Vec::new();
+        for entry in std::fs::read_dir(&self.directory).map_err(io)? {
+            let name = entry.map_err(io)?.file_name();
+            let name = name.to_str().and_then(|name| name.strip_suffix(".floor"));
+            packs.extend(name.and_then(|name| name.parse::<PackName>().ok()));
+        }
+        packs.sort();
+        Ok(packs)
     }
 
     /// Raises the floor of a pack to the version that has become active. A version that is not
@@ -75,12 +120,30 @@ impl VersionFloor {
         self.raise_to(&pack.manifest().name, &pack.manifest().version)
     }
 
-    fn raise_to(&self, pack: &PackName, version: &Version) -> Result<(), PackError> {
+    /// As [`VersionFloor::raise`], for a pack that is no longer at hand.
+    ///
+    /// # Errors
+    /// As for [`VersionFloor::raise`].
+    pub fn raise_to(&self, pack: &PackName, version: &Version) -> Result<(), PackError> {
         let _lock = self.lock()?;
-        if self.get(pack)?.is_some_and(|floor| floor.cmp_precedence(version).is_ge()) {
-            return Ok(());
+        let mut history = Vec::new();
+        if let Some(record) = self.record(pack)? {
+            if record.floor.cmp_precedence(version).is_ge() {
+                return Ok(());
+            }
+            history = record.history;
         }
-        let record = Record { format: 1, pack: pack.to_string(), floor: version.clone() };
+        history.retain(|old| old != version);
+        history.push(version.clone());
+        let surplus = history.len().saturating_sub(MAX_HISTORY);
+        history.drain(..surplus);
+        self.write(pack, &FloorRecord { floor: version.clone(), history })
+    }
+
+    /// Callers hold the lock.
+    pub(crate) fn write(&self, pack: &PackName, record: &FloorRecord) -> Result<(), PackError> {
+        let FloorRecord { floor, history } = record.clone();
+        let record = Record { format: 2, pack: pack.to_string(), floor, history };
         let path = self.path(pack);
         let io = |e| PackError::io("write", &path, e);
         let mut bytes = serde_json::to_vec(&record).map_err(|e| io(e.into()))?;
@@ -89,7 +152,7 @@ impl VersionFloor {
     }
 
     /// Held until it is dropped. Pack names do not begin with a dot, so no floor has this name.
-    fn lock(&self) -> Result<File, PackError> {
+    pub(crate) fn lock(&self) -> Result<File, PackError> {
         let path = self.directory.join(".lock");
         let io = |e| PackError::io("lock", &path, e);
         let file =
@@ -144,12 +207,35 @@ mod tests {
     }
 
     #[test]
+    fn a_record_of_format_1_is_read_and_written_again_as_format_2() {
+        let dir = tempfile::tempdir().unwrap();
+        let name: PackName = "p".parse().unwrap();
+        let floor = VersionFloor::open(dir.path()).unwrap();
+        let file = dir.path().join("p.floor");
+        fs::write(&file, br#"{"format":1,"pack":"p","floor":"1.2.0"}"#).unwrap();
+        assert_eq!(floor.get(&name).unwrap(), Some(version("1.2.0")));
+        floor.raise_to(&name, &version("1.3.0")).unwrap();
+        let record = floor.record(&name).unwrap().unwrap();
+        assert_eq!(record.history, [version("1.2.0"), version("1.3.0")]);
+        assert!(fs::read_to_string(&file).unwrap().contains("\"format\":2"));
+        fs::write(&file, br#"{"format":1,"pack":"p","floor":"1.2.0","history":["1.0.0"]}"#)
+            .unwrap();
+        assert_eq!(floor.get(&name).unwrap_err().code(), "floor_damaged");
+        for minor in 0..100 {
+            floor.raise_to(&"q".parse().unwrap(), &Version::new(1, minor, 0)).unwrap();
+        }
+        let record = floor.record(&"q".parse().unwrap()).unwrap().unwrap();
+        assert_eq!((record.history.len(), record.floor), (MAX_HISTORY, version("1.99.0")));
+        assert_eq!(floor.packs().unwrap(), [name, "q".parse().unwrap()]);
+    }
+
+    #[test]
     fn a_damaged_floor_is_an_error_not_a_missing_floor() {
         let dir = tempfile::tempdir().unwrap();
         let name: PackName = "p".parse().unwrap();
         let floor = VersionFloor::open(dir.path()).unwrap();
         let other = br#"{"format":1,"pack":"q","floor":"1.0.0"}"#;
-        let long = vec![b' '; 5000];
+        let long = vec![b' '; 20_000];
         for bad in [&b""[..], b"{}", b"1.0.0", other, &long] {
             fs::write(dir.path().join("p.floor"), bad).unwrap();
             assert_eq!(floor.get(&name).unwrap_err().code(), "floor_damaged");

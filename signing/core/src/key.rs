@@ -1,4 +1,4 @@
-//! Ed25519 keys (RFC 8032) and their text forms.
+//! Ed25519 public keys and signatures (RFC 8032) and their text forms.
 //!
 //! Verification is strict: small-order keys and points, and encodings that another spelling of the
 //! same point would share, are refused, so that one signature speaks for one key and one message.
@@ -6,24 +6,16 @@
 use crate::PackError;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use ed25519_dalek::VerifyingKey;
 use ed25519_dalek::pkcs8::spki::der::pem::LineEnding;
-use ed25519_dalek::pkcs8::{
-    DecodePrivateKey, DecodePublicKey, EncodePrivateKey, EncodePublicKey, KeypairBytes,
-    PublicKeyBytes,
-};
-use ed25519_dalek::{Signer, SigningKey, VerifyingKey};
-use rand::TryRng;
+use ed25519_dalek::pkcs8::{DecodePublicKey, EncodePublicKey, PublicKeyBytes};
 use sha2::{Digest, Sha256};
 use std::fmt;
-use std::fs::OpenOptions;
-use std::io::{Read, Write};
-use std::path::Path;
 use std::str::FromStr;
-use zeroize::{Zeroize, Zeroizing};
 
 const PREFIX: &str = "ed25519:";
-/// A key file is a few hundred bytes.
-const MAX_KEY_FILE: u64 = 16 * 1024;
+/// The longest text of a public key that is looked at, in bytes.
+const MAX_TEXT: usize = 4096;
 
 /// A public key that can be trusted to verify: it is on the curve, of large order, and in its one
 /// canonical encoding. Written `ed25519:<base64>`.
@@ -39,10 +31,12 @@ pub struct KeyId([u8; 32]);
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Signature([u8; 64]);
 
-/// A secret key. Never printed, wiped from memory when dropped.
-pub struct SecretKey(SigningKey);
-
 impl PublicKey {
+    /// Of a secret key, whose public half is never weak.
+    pub(crate) fn of(key: VerifyingKey) -> PublicKey {
+        PublicKey(key)
+    }
+
     /// Takes the 32 bytes of RFC 8032.
     ///
     /// # Errors
@@ -64,6 +58,28 @@ impl PublicKey {
         let bytes = PublicKeyBytes::from_public_key_pem(pem)
             .map_err(|_| not_a_key("a PEM with an Ed25519 PUBLIC KEY"))?;
         PublicKey::from_bytes(&bytes.0)
+    }
+
+    /// Reads any text form: `ed25519:<base64>`, a PEM `PUBLIC KEY`, or a line of OpenSSH
+    /// (`ssh-ed25519 AAAA... comment`).
+    ///
+    /// # Errors
+    /// As for [`PublicKey::from_bytes`].
+    pub fn from_text(text: &str) -> Result<PublicKey, PackError> {
+        let text = text.trim();
+        if text.len() > MAX_TEXT {
+            return Err(not_a_key("a public key: the text is too long"));
+        }
+        if text.starts_with("-----BEGIN") {
+            return PublicKey::from_pem(text);
+        }
+        if text.starts_with("ssh-") || text.starts_with("ecdsa-") || text.starts_with("sk-") {
+            const WANTED: &str = "an Ed25519 key of OpenSSH, `ssh-ed25519 AAAA...`";
+            let key = ssh_key::PublicKey::from_openssh(text).map_err(|_| not_a_key(WANTED))?;
+            let key = key.key_data().ed25519().ok_or_else(|| not_a_key(WANTED))?;
+            return PublicKey::from_bytes(&key.0);
+        }
+        text.parse()
     }
 
     /// Writes a PEM `PUBLIC KEY`.
@@ -99,7 +115,7 @@ fn is_canonical(bytes: &[u8; 32]) -> bool {
     !(all_ones && bytes[0] >= 0xed)
 }
 
-fn not_a_key(wanted: &str) -> PackError {
+pub(crate) fn not_a_key(wanted: &str) -> PackError {
     PackError::Key { message: format!("this is not {wanted}; `ruvllm-pack keygen` writes one") }
 }
 
@@ -128,7 +144,7 @@ impl fmt::Debug for PublicKey {
 }
 
 /// Strict base64: one spelling for each value.
-fn decode<const N: usize>(base64: &str) -> Option<[u8; N]> {
+pub(crate) fn decode<const N: usize>(base64: &str) -> Option<[u8; N]> {
     // The length first, so that a long text is not decoded to be thrown away.
     if base64.len() != N.div_ceil(3) * 4 {
         return None;
@@ -193,88 +209,5 @@ impl fmt::Display for Signature {
 impl fmt::Debug for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")
-    }
-}
-
-impl SecretKey {
-    /// Makes a key from the operating system's randomness.
-    ///
-    /// # Errors
-    /// [`PackError::Entropy`] where there is none.
-    pub fn generate() -> Result<SecretKey, PackError> {
-        let mut seed = Zeroizing::new([0u8; 32]);
-        rand::rngs::SysRng
-            .try_fill_bytes(seed.as_mut_slice())
-            .map_err(|e| PackError::Entropy { message: e.to_string() })?;
-        Ok(SecretKey(SigningKey::from_bytes(&seed)))
-    }
-
-    /// Reads an unencrypted PKCS#8 PEM, as `ruvllm-pack keygen` and
-    /// `openssl genpkey -algorithm ed25519` write it.
-    ///
-    /// # Errors
-    /// [`PackError::Key`]; the message holds nothing of the text.
-    pub fn from_pem(pem: &str) -> Result<SecretKey, PackError> {
-        let wanted = "an unencrypted PKCS#8 PEM with an Ed25519 PRIVATE KEY";
-        let mut pair = KeypairBytes::from_pkcs8_pem(pem).map_err(|_| not_a_key(wanted))?;
-        let key = SigningKey::try_from(&pair).map_err(|_| not_a_key(wanted));
-        pair.secret_key.zeroize();
-        key.map(SecretKey)
-    }
-
-    /// The key as PKCS#8 PEM, version 1 so that every OpenSSL reads it.
-    ///
-    /// # Errors
-    /// [`PackError::Key`] should the encoder fail.
-    pub fn to_pem(&self) -> Result<Zeroizing<String>, PackError> {
-        let mut pair = KeypairBytes { secret_key: self.0.to_bytes(), public_key: None };
-        let pem = pair.to_pkcs8_pem(LineEnding::LF);
-        pair.secret_key.zeroize();
-        pem.map_err(|_| PackError::Key { message: "cannot write the secret key".to_owned() })
-    }
-
-    /// Reads a key file, see [`SecretKey::from_pem`].
-    ///
-    /// # Errors
-    /// [`PackError::Io`] or [`PackError::Key`].
-    pub fn read_file(path: &Path) -> Result<SecretKey, PackError> {
-        let io = |e| PackError::io("read", path, e);
-        let file = std::fs::File::open(path).map_err(io)?;
-        // All of the room at once: growing would leave copies behind that are not wiped.
-        let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_KEY_FILE as usize + 1));
-        file.take(MAX_KEY_FILE).read_to_end(&mut bytes).map_err(io)?;
-        let pem = std::str::from_utf8(&bytes).map_err(|_| not_a_key("a PEM file"))?;
-        SecretKey::from_pem(pem)
-    }
-
-    /// Writes the key to a new file that only its owner can read.
-    ///
-    /// # Errors
-    /// [`PackError::Io`], also where the file is already there: keys are never overwritten.
-    pub fn write_new_file(&self, path: &Path) -> Result<(), PackError> {
-        let pem = self.to_pem()?;
-        let io = |e| PackError::io("create", path, e);
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true);
-        #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let mut file = options.open(path).map_err(io)?;
-        file.write_all(pem.as_bytes()).and_then(|()| file.sync_all()).map_err(io)
-    }
-
-    /// The public key of this secret key.
-    pub fn public_key(&self) -> PublicKey {
-        PublicKey(self.0.verifying_key())
-    }
-
-    /// Signs a message.
-    pub fn sign(&self, message: &[u8]) -> Signature {
-        Signature(self.0.sign(message).to_bytes())
-    }
-}
-
-impl fmt::Debug for SecretKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SecretKey(of {})", self.public_key())
     }
 }

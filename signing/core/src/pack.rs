@@ -160,7 +160,7 @@ fn list(directory: &Path, max: usize) -> Result<Vec<PathBuf>, PackError> {
 }
 
 /// Files that passed, violations of those that did not.
-struct Collector<'l> {
+pub(crate) struct Collector<'l> {
     limits: &'l PackLimits,
     files: BTreeMap<PackPath, Cow<'static, [u8]>>,
     by_folded: HashMap<String, PackPath>,
@@ -170,7 +170,7 @@ struct Collector<'l> {
 }
 
 impl<'l> Collector<'l> {
-    fn new(limits: &'l PackLimits) -> Self {
+    pub(crate) fn new(limits: &'l PackLimits) -> Self {
         Self {
             limits,
             files: BTreeMap::new(),
@@ -188,7 +188,7 @@ impl<'l> Collector<'l> {
     }
 
     /// Counts a file or directory; false where there are too many.
-    fn admit_entry(&mut self) -> bool {
+    pub(crate) fn admit_entry(&mut self) -> bool {
         self.entries += 1;
         let ok = self.entries <= self.limits.max_entries;
         if !ok {
@@ -198,7 +198,7 @@ impl<'l> Collector<'l> {
         ok
     }
 
-    fn path(&mut self, name: &str) -> Option<PackPath> {
+    pub(crate) fn path(&mut self, name: &str) -> Option<PackPath> {
         match name.parse() {
             Ok(path) => Some(path),
             Err(e) => {
@@ -212,7 +212,7 @@ impl<'l> Collector<'l> {
         }
     }
 
-    fn cap_of(&self, path: &PackPath) -> u64 {
+    pub(crate) fn cap_of(&self, path: &PackPath) -> u64 {
         match path.as_str() {
             MANIFEST_FILE => MAX_MANIFEST_BYTES as u64,
             SIGNATURE_FILE => MAX_ENVELOPE_BYTES as u64,
@@ -220,12 +220,12 @@ impl<'l> Collector<'l> {
         }
     }
 
-    fn too_large(&mut self, name: &str, max: u64) {
+    pub(crate) fn too_large(&mut self, name: &str, max: u64) {
         let what = format!("more than {max} bytes; make it smaller");
         self.refuse("file_too_large", name, &what);
     }
 
-    fn add(&mut self, path: PackPath, bytes: Cow<'static, [u8]>) {
+    pub(crate) fn add(&mut self, path: PackPath, bytes: Cow<'static, [u8]>) {
         if let Some(other) = self.by_folded.get(&path.folded()) {
             let what = format!("the same as `{other}` where case is ignored; rename one");
             self.refuse("path_case_duplicate", path.as_str(), &what);
@@ -233,21 +233,44 @@ impl<'l> Collector<'l> {
         }
         self.total += bytes.len() as u64;
         if self.total > self.limits.max_total_bytes {
-            let what = format!("more than {} bytes in all; split the pack", {
-                self.limits.max_total_bytes
-            });
-            self.refuse("pack_too_large", "", &what);
+            self.pack_too_large();
             return;
         }
         self.by_folded.insert(path.folded(), path.clone());
         self.files.insert(path, bytes);
     }
 
+    /// Whether so many bytes more stay within the cap of the whole pack; says so where they do not.
+    pub(crate) fn has_room(&mut self, size: u64) -> bool {
+        let ok = self.total.saturating_add(size) <= self.limits.max_total_bytes;
+        if !ok {
+            self.pack_too_large();
+        }
+        ok
+    }
+
+    fn pack_too_large(&mut self) {
+        let what =
+            format!("more than {} bytes in all; split the pack", self.limits.max_total_bytes);
+        self.refuse("pack_too_large", "", &what);
+    }
+
+    /// Ends with one more violation.
+    pub(crate) fn stop(
+        mut self,
+        code: &'static str,
+        path: &str,
+        what: &str,
+    ) -> Result<UnverifiedPack, PackError> {
+        self.refuse(code, path, what);
+        self.finish()
+    }
+
     fn is_full(&self) -> bool {
         self.total > self.limits.max_total_bytes
     }
 
-    fn finish(self) -> Result<UnverifiedPack, PackError> {
+    pub(crate) fn finish(self) -> Result<UnverifiedPack, PackError> {
         if self.violations.is_empty() {
             Ok(UnverifiedPack { files: self.files })
         } else {

@@ -1,18 +1,14 @@
 //! Who is trusted, for which packs, and when.
 
+use crate::keyring::{Keyring, VerifiedKeyring};
+use crate::publisher::{self, MAX_PUBLISHERS, PackPattern, Publisher};
 use crate::{PackError, PublicKey};
-use ruvllm_manifest::{PackName, Timestamp, escape_untrusted};
-use serde::Deserialize;
-use std::fmt;
-use std::str::FromStr;
+use ruvllm_manifest::Timestamp;
 
 /// The publisher of [`TrustPolicy::builtin`].
 pub const BUILTIN_PUBLISHER: &str = "ruvllm";
 
 const BUILTIN_KEY: &str = include_str!("../keys/release.pub.pem");
-const MAX_POLICY_BYTES: usize = 256 * 1024;
-const MAX_PUBLISHERS: usize = 256;
-const MAX_PATTERNS: usize = 256;
 
 /// The publishers that a host trusts and how many of them must agree.
 ///
@@ -21,6 +17,8 @@ const MAX_PATTERNS: usize = 256;
 /// ```toml
 /// version = 1
 /// threshold = 1                          # optional, 1
+/// without_clock = "refuse"               # optional; or "accept", see `Clock`
+/// revoked = []                           # optional: keys that never count again
 ///
 /// [[publishers]]
 /// name = "acme"
@@ -29,196 +27,136 @@ const MAX_PATTERNS: usize = 256;
 /// native = false                         # optional: may also ship native code
 /// not_before = "2026-01-01T00:00:00Z"    # optional, inclusive
 /// not_after = "2028-01-01T00:00:00Z"     # optional, exclusive
+///
+/// [keyring]                              # optional: more publishers, and revocations
+/// file = "keyring.json"                  # from the policy file's directory
+/// roots = ["ed25519:U1w6stVLs6KD+VVwOSmTd+kgk8sADTIVa2F+DsEU5Nk="]
+/// threshold = 1                          # optional, 1
 /// ```
+///
+/// A file with a keyring is read with [`TrustPolicy::read_file`].
 #[derive(Clone, Debug)]
 pub struct TrustPolicy {
     publishers: Vec<Publisher>,
     threshold: usize,
+    revoked: Vec<PublicKey>,
+    accepts_without_clock: bool,
+    keyring: Option<KeyringUse>,
 }
 
-/// One trusted publisher: a key and what it may sign.
-#[derive(Clone, Debug)]
-pub struct Publisher {
-    /// What messages call it.
-    pub name: String,
-    /// Its key.
-    pub key: PublicKey,
-    /// The packs it may sign; none of them means no pack.
-    pub packs: Vec<PackPattern>,
-    /// Whether it may ship code that runs outside of the sandbox.
-    pub native: bool,
-    /// Signatures do not count before this time.
-    pub not_before: Option<Timestamp>,
-    /// Signatures do not count at and after this time.
-    pub not_after: Option<Timestamp>,
-}
-
-/// Which pack names: literal but for `*`, which stands for any run of characters.
+/// The keyring that a policy was made with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PackPattern(String);
-
-impl PackPattern {
-    /// Whether the name is one of those.
-    pub fn matches(&self, name: &PackName) -> bool {
-        let mut parts = self.0.split('*');
-        // split gives at least one part.
-        let first = parts.next().unwrap_or_default();
-        let Some(mut rest) = name.as_str().strip_prefix(first) else { return false };
-        let parts: Vec<&str> = parts.collect();
-        let Some((last, middle)) = parts.split_last() else { return rest.is_empty() };
-        for part in middle {
-            // The earliest place leaves the most for what follows.
-            match rest.find(part) {
-                Some(at) => rest = &rest[at + part.len()..],
-                None => return false,
-            }
-        }
-        rest.ends_with(last)
-    }
-}
-
-impl FromStr for PackPattern {
-    type Err = PackError;
-
-    fn from_str(s: &str) -> Result<PackPattern, PackError> {
-        let ok = (1..=64).contains(&s.len())
-            && s.bytes()
-                .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-' | b'*'));
-        if ok {
-            return Ok(PackPattern(s.to_owned()));
-        }
-        Err(invalid(format!(
-            "`{}` matches no pack name; use a-z, 0-9, '.', '_', '-' and '*'",
-            escape_untrusted(s)
-        )))
-    }
-}
-
-impl fmt::Display for PackPattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Document {
-    version: u32,
-    threshold: Option<usize>,
-    publishers: Vec<Entry>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Entry {
-    name: String,
-    key: String,
-    packs: Vec<String>,
-    #[serde(default)]
-    native: bool,
-    not_before: Option<String>,
-    not_after: Option<String>,
+pub struct KeyringUse {
+    /// Its name.
+    pub name: String,
+    /// Its serial number.
+    pub serial: u64,
+    /// When its publishers cease to count.
+    pub expires_at: Option<Timestamp>,
 }
 
 impl TrustPolicy {
     /// A policy of these publishers, of whom `threshold` must have signed a pack.
     ///
+    /// Entries of one name with different keys are one publisher and count once.
+    ///
     /// # Errors
-    /// [`PackError::Policy`] where there is no publisher, two share a name or a key (two names for
-    /// one key would make one signature count twice), or the threshold can not be met or is 0.
+    /// [`PackError::Policy`] where there is no publisher, two share a key (two names for one key
+    /// would make one signature count twice), or the threshold can not be met or is 0.
     pub fn new(publishers: Vec<Publisher>, threshold: usize) -> Result<TrustPolicy, PackError> {
-        if !(1..=MAX_PUBLISHERS).contains(&publishers.len()) {
+        if publishers.is_empty() {
             return Err(invalid(format!("name 1 to {MAX_PUBLISHERS} publishers")));
         }
-        for (i, publisher) in publishers.iter().enumerate() {
-            let name = &publisher.name;
-            let shown = escape_untrusted(name);
-            if !(1..=64).contains(&name.len()) || shown != *name {
-                return Err(invalid(format!("`{shown}`: use 1 to 64 printable bytes as a name")));
-            }
-            if publishers[..i].iter().any(|earlier| earlier.name == *name) {
-                return Err(invalid(format!("two publishers are called `{name}`; rename one")));
-            }
-            if let Some(other) = publishers[..i].iter().find(|p| p.key == publisher.key) {
-                let what = "have the same key; make them one with both pack patterns";
-                return Err(invalid(format!("`{}` and `{name}` {what}", other.name)));
-            }
-            if publisher.packs.len() > MAX_PATTERNS {
-                return Err(invalid(format!("`{name}`: at most {MAX_PATTERNS} pack patterns")));
-            }
-            if let (Some(from), Some(until)) = (publisher.not_before, publisher.not_after)
-                && from >= until
-            {
-                return Err(invalid(format!(
-                    "`{name}` is never valid: {from} is not before {until}"
-                )));
-            }
-        }
-        if !(1..=publishers.len()).contains(&threshold) {
-            let count = publishers.len();
+        publisher::check(&publishers)?;
+        let count = publisher::count(&publishers);
+        if !(1..=count).contains(&threshold) {
             return Err(invalid(format!("threshold = {threshold}; use 1 to {count} (publishers)")));
         }
-        Ok(TrustPolicy { publishers, threshold })
+        Ok(TrustPolicy {
+            publishers,
+            threshold,
+            revoked: Vec::new(),
+            accepts_without_clock: false,
+            keyring: None,
+        })
     }
 
     /// Trust in the project's release key alone, for packs `ruvllm-*`, in the sandbox only.
     pub fn builtin() -> TrustPolicy {
-        let key = PublicKey::from_pem(BUILTIN_KEY);
-        let publishers = key.into_iter().map(|key| Publisher {
+        let entry = PublicKey::from_pem(BUILTIN_KEY)
+            .and_then(|key| Ok((key, "ruvllm-*".parse::<PackPattern>()?)));
+        let publishers = entry.into_iter().map(|(key, pattern)| Publisher {
             name: BUILTIN_PUBLISHER.to_owned(),
             key,
-            packs: vec![PackPattern("ruvllm-*".to_owned())],
+            packs: vec![pattern],
             native: false,
             not_before: None,
             not_after: None,
         });
         // A test holds the embedded key to be good; were it not, nobody would be trusted.
-        TrustPolicy { publishers: publishers.collect(), threshold: 1 }
+        TrustPolicy {
+            publishers: publishers.collect(),
+            threshold: 1,
+            revoked: Vec::new(),
+            accepts_without_clock: false,
+            keyring: None,
+        }
     }
 
-    /// Parses a policy file.
+    /// The publishers and revocations of a keyring.
     ///
     /// # Errors
-    /// [`PackError::Policy`] or [`PackError::WeakKey`] with what is wrong.
-    pub fn from_toml(text: &str) -> Result<TrustPolicy, PackError> {
-        if text.len() > MAX_POLICY_BYTES {
-            return Err(invalid(format!("longer than {MAX_POLICY_BYTES} bytes")));
-        }
-        let document: Document =
-            toml::from_str(text).map_err(|e| invalid(escape_lines(&e.to_string())))?;
-        if document.version != 1 {
-            return Err(invalid(format!("version = {}; this runtime reads 1", document.version)));
-        }
-        let time = |text: Option<String>| -> Result<Option<Timestamp>, PackError> {
-            let parse = |text: String| {
-                text.parse().map_err(|e| invalid(format!("`{}`: {e}", escape_untrusted(&text))))
-            };
-            text.map(parse).transpose()
-        };
-        let publishers: Result<Vec<_>, PackError> = document
-            .publishers
-            .into_iter()
-            .map(|entry| {
-                let key = entry.key.parse().map_err(|e| match e {
-                    PackError::Key { message } => {
-                        invalid(format!("`{}`: {message}", escape_untrusted(&entry.name)))
-                    }
-                    other => other,
-                })?;
-                Ok(Publisher {
-                    name: entry.name,
-                    key,
-                    packs: entry.packs.iter().map(|p| p.parse()).collect::<Result<_, _>>()?,
-                    native: entry.native,
-                    not_before: time(entry.not_before)?,
-                    not_after: time(entry.not_after)?,
-                })
-            })
-            .collect();
-        TrustPolicy::new(publishers?, document.threshold.unwrap_or(1))
+    /// [`PackError::Policy`] as for [`TrustPolicy::new`].
+    pub fn from_keyring(
+        keyring: &VerifiedKeyring,
+        threshold: usize,
+    ) -> Result<TrustPolicy, PackError> {
+        TrustPolicy::merged(Vec::new(), keyring, threshold)
     }
 
-    /// The trusted publishers.
+    /// These publishers and those of a keyring, with its revocations. A publisher of the keyring
+    /// counts no longer than the keyring does.
+    pub(crate) fn merged(
+        mut publishers: Vec<Publisher>,
+        keyring: &VerifiedKeyring,
+        threshold: usize,
+    ) -> Result<TrustPolicy, PackError> {
+        let Keyring { name, serial, expires_at, publishers: more, revoked, .. } =
+            keyring.document();
+        let ends = |until: Option<Timestamp>| match (until, *expires_at) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        publishers.extend(
+            more.iter()
+                .cloned()
+                .map(|publisher| Publisher { not_after: ends(publisher.not_after), ..publisher })
+                // One that would begin after the keyring's end is nobody's publisher yet.
+                .filter(|p| !matches!((p.not_before, p.not_after), (Some(a), Some(b)) if a >= b)),
+        );
+        let mut policy = TrustPolicy::new(publishers, threshold)?;
+        policy.revoked = revoked.iter().map(|entry| entry.key.clone()).collect();
+        policy.keyring =
+            Some(KeyringUse { name: name.to_string(), serial: *serial, expires_at: *expires_at });
+        Ok(policy)
+    }
+
+    /// Takes keys out for good: they never count, whatever else the policy says.
+    #[must_use]
+    pub fn with_revoked(mut self, keys: impl IntoIterator<Item = PublicKey>) -> TrustPolicy {
+        self.revoked.extend(keys);
+        self
+    }
+
+    /// Lets publishers with validity bounds count where there is no trustworthy clock, as
+    /// `without_clock = "accept"` does.
+    #[must_use]
+    pub fn with_accepts_without_clock(mut self, accepts: bool) -> TrustPolicy {
+        self.accepts_without_clock = accepts;
+        self
+    }
+
+    /// The trusted publishers, each key an entry of its own.
     pub fn publishers(&self) -> &[Publisher] {
         &self.publishers
     }
@@ -227,22 +165,30 @@ impl TrustPolicy {
     pub fn threshold(&self) -> usize {
         self.threshold
     }
-}
 
-impl Publisher {
-    /// Whether it may sign packs of that name.
-    pub fn may_sign(&self, name: &PackName) -> bool {
-        self.packs.iter().any(|pattern| pattern.matches(name))
+    /// The keys that never count.
+    pub fn revoked(&self) -> &[PublicKey] {
+        &self.revoked
+    }
+
+    /// Whether the key was revoked.
+    pub fn is_revoked(&self, key: &PublicKey) -> bool {
+        self.revoked.contains(key)
+    }
+
+    /// Whether publishers with validity bounds count without a trustworthy clock.
+    pub fn accepts_without_clock(&self) -> bool {
+        self.accepts_without_clock
+    }
+
+    /// The keyring that the policy was made with.
+    pub fn keyring(&self) -> Option<&KeyringUse> {
+        self.keyring.as_ref()
     }
 }
 
 fn invalid(message: String) -> PackError {
     PackError::Policy { message }
-}
-
-/// Parser messages have several lines and quote the file.
-fn escape_lines(text: &str) -> String {
-    text.lines().map(escape_untrusted).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]

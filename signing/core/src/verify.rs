@@ -1,16 +1,16 @@
 //! From bytes to a pack whose publishers and contents are known.
 
-use crate::policy::{Publisher, TrustPolicy};
+use crate::policy::TrustPolicy;
+use crate::publisher::{self, Publisher};
 use crate::{
-    Envelope, KeyId, MANIFEST_FILE, PackError, SIGNATURE_FILE, UnverifiedPack, VersionFloor,
+    Clock, Envelope, KeyId, MANIFEST_FILE, PackError, SIGNATURE_FILE, UnverifiedPack, VersionFloor,
     Violation,
 };
-use ruvllm_manifest::{KernelEntry, Manifest, PackPath, Sha256Hex, Timestamp};
+use ruvllm_manifest::{KernelEntry, ListedFile, Manifest, PackPath, Sha256Hex, Timestamp};
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::time::SystemTime;
 
 /// A pack that enough trusted publishers signed, with exactly the bytes they signed.
 ///
@@ -59,6 +59,13 @@ impl VerifiedPack {
         self.files.get(&kernel.path).map(AsRef::as_ref)
     }
 
+    /// The native library of a kernel for a target such as `x86_64-linux`. A pack that has any is
+    /// only verified where its publishers may ship native code.
+    pub fn native_library(&self, id: &str, target: &str) -> Option<&[u8]> {
+        let library = self.manifest.kernel(id)?.platforms.native.as_ref()?.targets.get(target)?;
+        self.files.get(&library.path).map(AsRef::as_ref)
+    }
+
     /// Each kernel with its module.
     pub fn kernels(&self) -> impl Iterator<Item = (&KernelEntry, &[u8])> {
         self.manifest
@@ -80,35 +87,50 @@ impl fmt::Debug for VerifiedPack {
 }
 
 impl UnverifiedPack {
-    /// Verifies the pack now, by the host's clock. See [`UnverifiedPack::verify_at`].
+    /// Verifies the pack now, by the host's clock. See [`UnverifiedPack::verify_with`].
     ///
     /// # Errors
-    /// As for [`UnverifiedPack::verify_at`].
+    /// As for [`UnverifiedPack::verify_with`].
     pub fn verify(
         self,
         policy: &TrustPolicy,
         floor: Option<&VersionFloor>,
     ) -> Result<VerifiedPack, PackError> {
-        self.verify_at(policy, floor, SystemTime::now().into())
+        self.verify_with(policy, floor, Clock::System)
     }
 
-    /// Verifies the pack as of a point in time.
+    /// Verifies the pack as of a point in time. See [`UnverifiedPack::verify_with`].
     ///
-    /// First the signatures: at least the policy's threshold of different publishers, each within
-    /// its validity, over the manifest's exact bytes. Only then the manifest is parsed, and then
-    /// the publishers' scopes, the version floor, and the length and hash of every file are
-    /// checked together. A signature by an unknown key or by a publisher outside of its validity or
-    /// scope does not count, and does no harm where enough others do; a signature that names a
-    /// trusted key and is not its is always a violation.
+    /// # Errors
+    /// As for [`UnverifiedPack::verify_with`].
+    pub fn verify_at(
+        self,
+        policy: &TrustPolicy,
+        floor: Option<&VersionFloor>,
+        now: Timestamp,
+    ) -> Result<VerifiedPack, PackError> {
+        self.verify_with(policy, floor, Clock::Fixed(now))
+    }
+
+    /// Verifies the pack by a clock, or without one.
+    ///
+    /// First the signatures: at least the policy's threshold of different publishers, none of their
+    /// keys revoked, each within its validity, over the manifest's exact bytes. Only then the manifest is parsed, and then
+    /// the publishers' scopes, their grant for native code, the version floor, and the length and
+    /// hash of every file are checked together. A signature by an unknown or revoked key or by a
+    /// publisher outside of its validity or scope does not count, and does no harm where enough
+    /// others do; a signature that names a trusted key and is not its is always a violation. Without
+    /// a trustworthy clock, publishers with validity bounds count only where the policy says so, see
+    /// [`Clock`].
     ///
     /// # Errors
     /// [`PackError::Rejected`] with every violation of the step that failed;
     /// [`PackError::FloorDamaged`] or [`PackError::Io`] where the floor cannot be read.
-    pub fn verify_at(
+    pub fn verify_with(
         mut self,
         policy: &TrustPolicy,
         floor: Option<&VersionFloor>,
-        now: Timestamp,
+        clock: Clock,
     ) -> Result<VerifiedPack, PackError> {
         let (manifest_bytes, envelope_bytes) =
             match (self.take(MANIFEST_FILE), self.take(SIGNATURE_FILE)) {
@@ -118,7 +140,7 @@ impl UnverifiedPack {
                 }
             };
         let envelope = Envelope::parse(&envelope_bytes)?;
-        let signers = check_signatures(&manifest_bytes, &envelope, policy, now)?;
+        let signers = check_signatures(&manifest_bytes, &envelope, policy, clock.now())?;
 
         let manifest = Manifest::parse(&manifest_bytes)
             .map_err(|e| PackError::Rejected(e.into_violations()))?;
@@ -134,13 +156,18 @@ impl UnverifiedPack {
             );
             violations.push(Violation::new("version_below_floor", "version", what));
         }
+        let native =
+            publisher::count(signers.iter().copied().filter(|p| p.native)) >= policy.threshold();
+        if !native {
+            refuse_native(&mut violations, &manifest);
+        }
         check_files(&mut violations, &manifest, &self.files);
         if !violations.is_empty() {
             return Err(PackError::Rejected(violations));
         }
         Ok(VerifiedPack {
             digest: Sha256Hex::from_bytes(Sha256::digest(&manifest_bytes).into()),
-            native: signers.iter().filter(|p| p.native).count() >= policy.threshold(),
+            native,
             signers: signers
                 .iter()
                 .map(|p| Signer { publisher: p.name.clone(), key_id: p.key.key_id() })
@@ -170,12 +197,13 @@ fn missing(manifest: bool, envelope: bool) -> PackError {
     PackError::Rejected(violations)
 }
 
-/// The publishers whose signatures are good and in time, at least the threshold.
+/// The publishers whose signatures are good and in time: at least the threshold of different ones,
+/// each key once.
 fn check_signatures<'p>(
     manifest: &[u8],
     envelope: &Envelope,
     policy: &'p TrustPolicy,
-    now: Timestamp,
+    now: Option<Timestamp>,
 ) -> Result<Vec<&'p Publisher>, PackError> {
     let mut signers: Vec<&Publisher> = Vec::new();
     // A false signature is held against the pack in any case, one that does not count only where
@@ -190,51 +218,78 @@ fn check_signatures<'p>(
             Some(publisher) => Some(publisher).filter(|p| p.key.verify(manifest, signature)),
             None => policy.publishers().iter().find(|p| p.key.verify(manifest, signature)),
         };
-        let Some(publisher) = signer else {
-            match hinted {
-                Some(publisher) => {
-                    let what = format!(
-                        "not a signature of `{}` over this manifest: one of them was changed",
-                        publisher.name
-                    );
-                    forged.push(Violation::new("signature_invalid", at, what));
+        match (signer, hinted) {
+            (Some(publisher), _) => match objection(publisher, policy, now) {
+                Some((code, what)) => ignored.push(Violation::new(code, at, what)),
+                None if signers.iter().any(|other| other.key == publisher.key) => {
+                    let name = &publisher.name;
+                    let what = format!("`{name}` has signed already; each key counts once");
+                    ignored.push(Violation::new("signature_repeated", at, what));
                 }
-                None => {
-                    let what = format!(
-                        "the key {id} is in no publisher of the trust policy: add the publisher \
-                         if you trust it"
-                    );
-                    ignored.push(Violation::new("signature_unknown_key", at, what));
-                }
+                None => signers.push(publisher),
+            },
+            (None, Some(publisher)) => {
+                let what = format!(
+                    "not a signature of `{}` over this manifest: one of them was changed",
+                    publisher.name
+                );
+                forged.push(Violation::new("signature_invalid", at, what));
             }
-            continue;
-        };
-        let name = &publisher.name;
-        match (publisher.not_before, publisher.not_after) {
-            (Some(from), _) if now < from => {
-                let what = format!("`{name}` is trusted from {from} on; it is {now}");
-                ignored.push(Violation::new("publisher_not_yet_valid", at, what));
+            (None, None) if policy.revoked().iter().any(|key| key.key_id() == *id) => {
+                let what = format!("the key {id} was revoked: have the pack signed by another");
+                ignored.push(Violation::new("key_revoked", at, what));
             }
-            (_, Some(until)) if now >= until => {
-                let what = format!("`{name}` was trusted until {until}; it is {now}");
-                ignored.push(Violation::new("publisher_expired", at, what));
+            (None, None) => {
+                let what = format!(
+                    "the key {id} is in no publisher of the trust policy: add the publisher \
+                     if you trust it"
+                );
+                ignored.push(Violation::new("signature_unknown_key", at, what));
             }
-            _ if signers.iter().any(|other| other.key == publisher.key) => {
-                let what = format!("`{name}` has signed already; each publisher counts once");
-                ignored.push(Violation::new("signature_repeated", at, what));
-            }
-            _ => signers.push(publisher),
         }
     }
-    if forged.is_empty() && signers.len() >= policy.threshold() {
+    let (have, need) = (publisher::count(signers.iter().copied()), policy.threshold());
+    if forged.is_empty() && have >= need {
         return Ok(signers);
     }
     let mut violations = forged;
     violations.extend(ignored);
-    if signers.len() < policy.threshold() && policy.threshold() > 1 {
-        violations.push(below_threshold(signers.len(), policy.threshold()));
+    if have < need && (need > 1 || violations.is_empty()) {
+        violations.push(below_threshold(have, need));
     }
     Err(PackError::Rejected(violations))
+}
+
+/// Why a good signature of this publisher does not count.
+fn objection(
+    publisher: &Publisher,
+    policy: &TrustPolicy,
+    now: Option<Timestamp>,
+) -> Option<(&'static str, String)> {
+    let name = &publisher.name;
+    if policy.is_revoked(&publisher.key) {
+        let what = format!("the key of `{name}` was revoked: have the pack signed by another");
+        return Some(("key_revoked", what));
+    }
+    let Some(now) = now else {
+        let what = format!(
+            "`{name}` is trusted for a time, and this host has no clock to trust: set the clock, \
+             or accept that with without_clock = \"accept\" in the policy"
+        );
+        let refused = publisher.has_bounds() && !policy.accepts_without_clock();
+        return refused.then_some(("clock_unknown", what));
+    };
+    match (publisher.not_before, publisher.not_after) {
+        (Some(from), _) if now < from => {
+            let what = format!("`{name}` is trusted from {from} on; it is {now}");
+            Some(("publisher_not_yet_valid", what))
+        }
+        (_, Some(until)) if now >= until => {
+            let what = format!("`{name}` was trusted until {until}; it is {now}");
+            Some(("publisher_expired", what))
+        }
+        _ => None,
+    }
 }
 
 fn below_threshold(have: usize, need: usize) -> Violation {
@@ -251,7 +306,8 @@ fn in_scope<'p>(
 ) -> Vec<&'p Publisher> {
     let (inside, outside): (Vec<_>, Vec<_>) =
         signers.into_iter().partition(|publisher| publisher.may_sign(&manifest.name));
-    if inside.len() < policy.threshold() {
+    let have = publisher::count(inside.iter().copied());
+    if have < policy.threshold() {
         for publisher in outside {
             let what = format!(
                 "`{}` is not trusted for packs called `{}`: widen its `packs` if it should be",
@@ -260,10 +316,25 @@ fn in_scope<'p>(
             violations.push(Violation::new("publisher_out_of_scope", SIGNATURE_FILE, what));
         }
         if policy.threshold() > 1 {
-            violations.push(below_threshold(inside.len(), policy.threshold()));
+            violations.push(below_threshold(have, policy.threshold()));
         }
     }
     inside
+}
+
+/// One violation for each kernel with native libraries.
+fn refuse_native(violations: &mut Vec<Violation>, manifest: &Manifest) {
+    for (i, kernel) in manifest.kernels.iter().enumerate() {
+        if kernel.platforms.native.is_some() {
+            let what = format!(
+                "`{}` brings code that runs outside of the sandbox, which its publishers are not \
+                 trusted for: use a pack without, or grant it with native = true",
+                kernel.id
+            );
+            let at = format!("kernels[{i}].platforms.native");
+            violations.push(Violation::new("native_not_granted", at, what));
+        }
+    }
 }
 
 /// Length and hash of every listed file, and no file that is not listed.
@@ -273,21 +344,21 @@ fn check_files(
     files: &BTreeMap<PackPath, Cow<'static, [u8]>>,
 ) {
     let mut listed = BTreeSet::new();
-    for kernel in &manifest.kernels {
-        listed.insert(&kernel.path);
-        let at = kernel.path.as_str();
-        let Some(bytes) = files.get(&kernel.path) else {
-            let what = format!("the file of kernel `{}` is missing; get the whole pack", kernel.id);
+    for ListedFile { path, size, hash, kernel } in manifest.files() {
+        listed.insert(path);
+        let at = path.as_str();
+        let Some(bytes) = files.get(path) else {
+            let what = format!("a file of kernel `{kernel}` is missing; get the whole pack");
             violations.push(Violation::new("file_missing", at, what));
             continue;
         };
-        if bytes.len() as u64 != kernel.size {
-            let what = format!("{} bytes, the manifest says {}", bytes.len(), kernel.size);
+        if bytes.len() as u64 != size {
+            let what = format!("{} bytes, the manifest says {size}", bytes.len());
             violations.push(Violation::new("file_size_mismatch", at, what));
         }
         let actual = Sha256Hex::from_bytes(Sha256::digest(bytes).into());
-        if actual != kernel.hash {
-            let what = format!("{actual}, the manifest says {}: the file was changed", kernel.hash);
+        if actual != hash {
+            let what = format!("{actual}, the manifest says {hash}: the file was changed");
             violations.push(Violation::new("file_hash_mismatch", at, what));
         }
     }

@@ -1,4 +1,8 @@
 //! `bench`: every kernel of a pack against its native twin, both called through the host.
+//!
+//! The twin is timed twice: with the widest vectors of the processor, and with vectors of 128 bits,
+//! which is all that WebAssembly has. The first ratio is what the sandbox costs a user, the second
+//! what it costs a kernel.
 
 use std::fmt;
 use std::hint::black_box;
@@ -10,15 +14,19 @@ use ruvllm_host::{
     Host, HostConfig, OpCall, OpKey, OpSlot, Operand, Policy, RegistrySnapshot, Resident, Words,
     Worker,
 };
-use ruvllm_native::Isa;
+use ruvllm_manifest::KernelEntry;
+use ruvllm_native::{Isa, twin};
 use ruvllm_signing::escape_untrusted;
 use serde::Serialize;
 
+use crate::build::refresh_manifest;
 use crate::cases::{Case, Subject};
-use crate::oracle_test::{Trial, known};
-use crate::{Report, ToolError};
+use crate::figures::Figures;
+use crate::oracle_test::{Trial, key_of, known};
+use crate::scaffold::is_pack_crate;
+use crate::{Report, ToolError, stress};
 
-/// Rounds in which the two sides take turns, so that both see the same machine.
+/// Rounds in which the sides take turns, so that all see the same machine.
 const ROUNDS: u32 = 15;
 
 /// Figures of every kernel.
@@ -28,13 +36,18 @@ pub struct BenchReport {
     pub pack: String,
     /// What the native side uses.
     pub isa: String,
+    /// What the native side with vectors of 128 bits uses; absent where there are no others.
+    pub isa_128: Option<String>,
     /// One line for each kernel and shape.
     pub lines: Vec<BenchLine>,
-    /// Kernels of custom operations, which have no twin.
-    pub skipped: Vec<String>,
+    /// Whether the manifest holds the figures now.
+    pub written: bool,
+    /// Whether a signature over an earlier manifest was removed for that.
+    pub signature_removed: bool,
 }
 
-/// One kernel at one shape; medians over rounds.
+/// One kernel at one shape; medians over rounds. What an operation of the catalogue has no twin
+/// for is absent.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchLine {
     /// The kernel's id.
@@ -44,66 +57,229 @@ pub struct BenchLine {
     /// Microseconds of a call in the sandbox.
     pub wasm_us: f64,
     /// Microseconds of a call of the native twin.
-    pub native_us: f64,
-    /// The first over the second.
-    pub ratio: f64,
+    pub native_us: Option<f64>,
+    /// Microseconds of a call of the native twin with vectors of 128 bits: the time of the twin
+    /// itself, and what the host adds to a native call.
+    pub native_128_us: Option<f64>,
+    /// Sandbox over native.
+    pub ratio: Option<f64>,
+    /// Sandbox over native with vectors of 128 bits.
+    pub ratio_128: Option<f64>,
 }
 
 impl Report for BenchReport {}
 
 impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}, native on {}", escape_untrusted(&self.pack), self.isa)?;
-        writeln!(f, "{:<16} {:>9} {:>9} {:>6}  shape", "kernel", "wasm us", "native us", "ratio")?;
+        write!(f, "{}, native on {}", escape_untrusted(&self.pack), self.isa)?;
+        match &self.isa_128 {
+            Some(isa) => writeln!(f, " and, with vectors of 128 bits, {isa}")?,
+            None => writeln!(f)?,
+        }
+        writeln!(
+            f,
+            "{:<16} {:>9} {:>9} {:>6} {:>9} {:>6}  shape",
+            "kernel", "wasm us", "native us", "ratio", "128-bit", "ratio"
+        )?;
         for line in &self.lines {
             let kernel = escape_untrusted(&line.kernel);
-            let BenchLine { wasm_us, native_us, ratio, shape, .. } = line;
-            writeln!(f, "{kernel:<16} {wasm_us:>9.3} {native_us:>9.3} {ratio:>6.2}  {shape}")?;
+            let cell = |x: Option<f64>, digits: usize| match x {
+                Some(x) => format!("{x:.digits$}"),
+                None => "-".to_owned(),
+            };
+            writeln!(
+                f,
+                "{kernel:<16} {:>9.3} {:>9} {:>6} {:>9} {:>6}  {}",
+                line.wasm_us,
+                cell(line.native_us, 3),
+                cell(line.ratio, 2),
+                cell(line.native_128_us, 3),
+                cell(line.ratio_128, 2),
+                line.shape
+            )?;
         }
-        for kernel in &self.skipped {
-            writeln!(f, "{}: custom operation, no native twin", escape_untrusted(kernel))?;
+        if self.written {
+            writeln!(
+                f,
+                "note: the manifest holds these figures now, and benchmarks.toml keeps them"
+            )?;
+        }
+        if self.signature_removed {
+            writeln!(f, "note: the manifest changed, so its signature is gone: sign it again")?;
         }
         Ok(())
     }
 }
 
-/// Times every kernel of a pack, `budget_ms` milliseconds on each side of each line.
+/// Times every kernel of a pack, `budget_ms` milliseconds on each side of each line. With `write`
+/// the figures go into `benchmarks.toml` of the pack crate and into its manifest.
 ///
 /// # Errors
 /// [`ToolError::Pack`], [`ToolError::Manifest`] and [`ToolError::Host`] where the pack is not
-/// admitted; [`ToolError::Module`] where a kernel fails while it is timed.
-pub fn bench(directory: &Path, budget_ms: u64) -> Result<BenchReport, ToolError> {
+/// admitted; [`ToolError::Module`] where a kernel fails while it is timed; [`ToolError::Spec`] where
+/// figures are to be written and the directory is no pack crate.
+pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchReport, ToolError> {
+    if write && !is_pack_crate(directory) {
+        let message = "--write needs the pack crate: the directory with pack.toml".to_owned();
+        return Err(ToolError::Spec { path: directory.to_owned(), message });
+    }
     let trial = Trial::open(directory)?;
     let config =
         HostConfig { policy: Policy::NativeOnly, cross_check_every: 0, ..HostConfig::default() };
     let native = Host::new(config)?;
-    let mut sides = [Side::new(&trial.host)?, Side::new(&native)?];
+    let (mut wasm, mut native) = (Side::new(&trial.host)?, Side::new(&native)?);
+    let isa_128 = Isa::narrow();
     let mut report = BenchReport {
         pack: format!("{} {}", trial.manifest.name, trial.manifest.version),
         isa: Isa::detect().name().to_owned(),
+        isa_128: isa_128.map(|isa| isa.name().to_owned()),
         lines: Vec::new(),
-        skipped: Vec::new(),
+        written: false,
+        signature_removed: false,
     };
     for entry in &trial.manifest.kernels {
-        let Some((op, key)) = known(entry) else {
-            report.skipped.push(entry.id.clone());
-            continue;
-        };
-        let subject = Subject { op, inputs: &key.inputs, output: key.output };
-        for case in subject.bench_cases() {
-            let failed = |message| ToolError::Module { kernel: entry.id.clone(), message };
-            let [wasm_us, native_us] =
-                compare(&mut sides, op, &key, &case, budget_ms).map_err(failed)?;
+        let failed = |message| ToolError::Module { kernel: entry.id.clone(), message };
+        for bench in benches(entry) {
+            let mut sides = vec![&mut wasm];
+            if bench.op.is_some() {
+                sides.push(&mut native);
+            }
+            let times = bench.time(&mut sides, budget_ms).map_err(failed)?;
+            let (wasm_us, native_us) = (times[0], times.get(1).copied());
+            let native_128_us = native_us.and_then(|host| {
+                let direct = bench.time_twins(&[Isa::detect(), isa_128?], budget_ms)?;
+                Some(direct[1] + (host - direct[0]).max(0.0))
+            });
             report.lines.push(BenchLine {
                 kernel: entry.id.clone(),
-                shape: case.what.split_once(", ").map_or("", |(_, shape)| shape).to_owned(),
+                shape: bench.case.shape().to_owned(),
                 wasm_us,
                 native_us,
-                ratio: wasm_us / native_us,
+                native_128_us,
+                ratio: native_us.map(|us| wasm_us / us),
+                ratio_128: native_128_us.map(|us| wasm_us / us),
             });
         }
     }
+    if write {
+        let mut figures = Figures::read(directory)?;
+        for line in &report.lines {
+            let shape = line.shape.replace(", ", "_").replace(' ', "_");
+            figures.set(&line.kernel, &shape, line.wasm_us);
+        }
+        figures.write(directory)?;
+        report.signature_removed = refresh_manifest(directory)?;
+        report.written = true;
+    }
     Ok(report)
+}
+
+/// One line's calls: the same for every side.
+struct Bench {
+    op: Option<Op>,
+    key: OpKey,
+    case: Case,
+    /// The second input, where it is a constant of a model.
+    constant: Option<Resident>,
+    words: Words,
+    /// Bytes of the output.
+    size: usize,
+}
+
+fn benches(entry: &KernelEntry) -> Vec<Bench> {
+    let (op, key, cases) = match known(entry) {
+        Some((op, key)) => {
+            let subject = Subject { op, inputs: &key.inputs, output: key.output };
+            let cases = subject.bench_cases();
+            (Some(op), key, cases)
+        }
+        None => (None, key_of(entry), stress::custom_case(entry, 4096).into_iter().collect()),
+    };
+    let bench = |case: Case| {
+        let constant = matches!(op, Some(Op::Rope | Op::RmsNorm | Op::LoraApply));
+        let constant = constant.then(|| Resident::from_bytes(case.bytes(1)));
+        let words = Words::new(&case.words)?;
+        let size = key.output.bytes_for(case.elems)?;
+        Some(Bench { op, key: key.clone(), case, constant, words, size })
+    };
+    cases.into_iter().filter_map(bench).collect()
+}
+
+impl Bench {
+    fn call(&self) -> OpCall<'_> {
+        let second = match &self.constant {
+            Some(constant) => constant.all(),
+            None if self.case.inputs.len() > 1 => Operand::Bytes(self.case.bytes(1)),
+            None => Operand::None,
+        };
+        let first = match self.case.inputs.first() {
+            Some(_) => Operand::Bytes(self.case.bytes(0)),
+            None => Operand::None,
+        };
+        OpCall { a: first, b: second, words: self.words }
+    }
+
+    /// Median microseconds of a call on each side.
+    fn time(&self, sides: &mut [&mut Side], budget_ms: u64) -> Result<Vec<f64>, String> {
+        let (call, mut out) = (self.call(), vec![0; self.size]);
+        let slots: Vec<OpSlot> =
+            sides.iter().map(|side| side.slot(&self.key)).collect::<Result<_, _>>()?;
+        take_turns(sides.len(), budget_ms, |i, calls| {
+            sides[i].time(slots[i], &call, &mut out, calls)
+        })
+    }
+
+    /// Median microseconds of the native twin itself with each instruction set.
+    fn time_twins(&self, isas: &[Isa], budget_ms: u64) -> Option<Vec<f64>> {
+        let (op, mut out) = (self.op?, vec![0; self.size]);
+        let (a, b) = (self.case.bytes(0), self.case.bytes(1));
+        let b = self.constant.as_ref().map_or(b, |constant| constant.bytes());
+        let times = take_turns(isas.len(), budget_ms, |i, calls| {
+            let started = Instant::now();
+            for _ in 0..calls {
+                let (inputs, words) = (&self.key.inputs, self.words.as_slice());
+                twin::run(
+                    isas[i],
+                    op,
+                    inputs,
+                    self.key.output,
+                    black_box(a),
+                    b,
+                    words,
+                    black_box(&mut out),
+                )
+                .map_err(|error| error.to_string())?;
+            }
+            Ok(started.elapsed().as_secs_f64() / f64::from(calls))
+        });
+        times.ok()
+    }
+}
+
+/// Times several sides in turns: `time` gives the seconds of one call, over a number of calls. The
+/// result is microseconds, the median over all rounds.
+fn take_turns(
+    sides: usize,
+    budget_ms: u64,
+    mut time: impl FnMut(usize, u32) -> Result<f64, String>,
+) -> Result<Vec<f64>, String> {
+    let round = Duration::from_millis(budget_ms).as_secs_f64() / f64::from(ROUNDS);
+    let mut calls = Vec::new();
+    for i in 0..sides {
+        time(i, 100)?;
+        calls.push((round / time(i, 100)?.max(1e-9)).clamp(1.0, 1e7) as u32);
+    }
+    let mut times = vec![Vec::new(); sides];
+    for _ in 0..ROUNDS {
+        for i in 0..sides {
+            times[i].push(time(i, calls[i])?);
+        }
+    }
+    let median = |mut times: Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2] * 1e6
+    };
+    Ok(times.into_iter().map(median).collect())
 }
 
 /// A host with its worker.
@@ -137,43 +313,4 @@ impl Side {
         }
         Ok(started.elapsed().as_secs_f64() / f64::from(calls))
     }
-}
-
-/// Median microseconds of a call on each side.
-fn compare(
-    sides: &mut [Side; 2],
-    op: Op,
-    key: &OpKey,
-    case: &Case,
-    budget_ms: u64,
-) -> Result<[f64; 2], String> {
-    let constant = Resident::from_bytes(case.bytes(1));
-    let b = match op {
-        Op::Rope | Op::RmsNorm | Op::LoraApply => constant.all(),
-        Op::SwiGlu => Operand::Bytes(case.bytes(1)),
-        Op::KvPack | Op::KvUnpack => Operand::None,
-    };
-    let words = Words::new(&case.words).ok_or("too many words")?;
-    let call = OpCall { a: Operand::Bytes(case.bytes(0)), b, words };
-    let size = key.output.bytes_for(case.elems).ok_or("the output has no size")?;
-    let mut out = vec![0; size];
-
-    let round = Duration::from_millis(budget_ms).as_secs_f64() / f64::from(ROUNDS);
-    let slots = [sides[0].slot(key)?, sides[1].slot(key)?];
-    let mut calls = [0; 2];
-    for (i, side) in sides.iter_mut().enumerate() {
-        side.time(slots[i], &call, &mut out, 100)?;
-        let once = side.time(slots[i], &call, &mut out, 100)?;
-        calls[i] = (round / once.max(1e-9)).clamp(1.0, 1e7) as u32;
-    }
-    let mut times = [Vec::new(), Vec::new()];
-    for _ in 0..ROUNDS {
-        for (i, side) in sides.iter_mut().enumerate() {
-            times[i].push(side.time(slots[i], &call, &mut out, calls[i])?);
-        }
-    }
-    Ok(times.map(|mut times| {
-        times.sort_by(f64::total_cmp);
-        times[times.len() / 2] * 1e6
-    }))
 }

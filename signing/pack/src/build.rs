@@ -4,26 +4,26 @@
 //! they lie: paths are remapped, the compiler's settings are fixed here rather than taken from the
 //! environment, and nothing depends on the time.
 
-use std::ffi::OsString;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use ruvllm_host::module_features;
-use ruvllm_manifest::{MANIFEST_FILE, SIGNATURE_FILE, Sha256Hex};
+use ruvllm_manifest::{MANIFEST_FILE, Manifest, SIGNATURE_FILE, Sha256Hex};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+use crate::figures::Figures;
 use crate::module::normalise;
 use crate::spec::Built;
-use crate::toolchain::{StdSource, TARGET, Toolchain};
-use crate::{ModuleFacts, PackSpec, Report, ToolError, ToolchainId, trial};
+use crate::toolchain::Toolchain;
+use crate::{Lang, ModuleFacts, PackSpec, Report, ToolError, ToolchainId};
+use crate::{compile_c, compile_rust, trial};
 
 /// Where a build lies in its crate.
 pub const DIST: &str = "dist";
 /// Stack of a kernel in bytes; overflowing it runs into the start of memory and traps.
-const STACK_BYTES: u32 = 16 * 1024;
+pub(crate) const STACK_BYTES: u32 = 16 * 1024;
 /// Bytes of a WebAssembly page.
 const PAGE_BYTES: u64 = 64 * 1024;
 
@@ -51,6 +51,8 @@ pub struct BuildReport {
     pub signature_removed: bool,
     /// Where the toolchain is another than `pack.toml` names: that one.
     pub expected_toolchain: Option<ToolchainId>,
+    /// Whether `pack.toml` names no key yet, so that the manifest claims none.
+    pub names_no_key: bool,
     /// The kernels.
     pub kernels: Vec<BuiltKernel>,
 }
@@ -83,6 +85,17 @@ impl fmt::Display for BuildReport {
             let hash: String = hash.chars().take(19).collect();
             writeln!(f, "  {id:<20} {size:>7} bytes  {hash}..  {}", features.join(", "))?;
         }
+        for kernel in self.kernels.iter().filter(|kernel| kernel.trap_sites > 0) {
+            let BuiltKernel { id, trap_sites, .. } = kernel;
+            writeln!(
+                f,
+                "warning: {id} can give up with a trap in {trap_sites} place(s), panics mostly: \
+                 use iterators, `get` and checked arithmetic instead of what can panic"
+            )?;
+        }
+        if self.names_no_key {
+            writeln!(f, "note: signing_key in pack.toml is nobody's yet; see ruvllm-pack keygen")?;
+        }
         if let Some(expected) = &self.expected_toolchain {
             writeln!(f, "note: pack.toml names {expected}; these bytes may differ from its")?;
         }
@@ -105,24 +118,106 @@ pub fn build(options: &Options) -> Result<BuildReport, ToolError> {
     let given = &options.directory;
     let directory = fs::canonicalize(given).map_err(ToolError::io("open", given))?;
     let spec = PackSpec::read(&directory)?;
-    let toolchain = Toolchain::find(spec.toolchain.as_ref())?;
+    let toolchain = Toolchain::find(spec.lang(), spec.toolchain.as_ref())?;
     let mismatch = spec.toolchain.clone().filter(|wanted| *wanted != toolchain.id);
     if let (true, Some(wanted)) = (options.check, &mismatch) {
         let (wanted, found) = (wanted.to_string(), toolchain.id.to_string());
         return Err(ToolError::ToolchainMismatch { wanted, found });
     }
-    let target_dir = options.target_dir.clone().unwrap_or_else(|| directory.join("target"));
-    compile(&toolchain, &spec, &directory, &target_dir)?;
+    let target_dir = match &options.target_dir {
+        // The compilers run elsewhere, so that the path must hold from anywhere.
+        Some(target) => std::path::absolute(target).map_err(ToolError::io("find", target))?,
+        None => directory.join("target"),
+    };
+    let (toolchain, target_dir) = (&toolchain, target_dir.as_path());
+    let job = Job { toolchain, spec: &spec, directory: &directory, target_dir };
+    match spec.lang() {
+        Lang::Rust => compile_rust::compile(&job)?,
+        Lang::C => compile_c::compile(&job)?,
+    }
+    let modules = spec.kernel_ids().map(|id| job.module(id)).collect::<Result<_, _>>()?;
+    let pack = assemble(&spec, &directory, modules)?;
 
+    let dist = directory.join(DIST);
+    let signature_removed = if options.check {
+        compare(&dist, &pack.files)?;
+        false
+    } else {
+        write(&dist, &pack.files)?
+    };
+    Ok(BuildReport {
+        directory: given.join(DIST),
+        toolchain: toolchain.id.clone(),
+        checked: options.check,
+        signature_removed,
+        expected_toolchain: mismatch,
+        names_no_key: spec.names_no_key(),
+        kernels: pack.kernels,
+    })
+}
+
+/// Makes the manifest of a build again, after something else than the modules has changed. Gives
+/// back whether a signature had to go.
+///
+/// # Errors
+/// As [`build`]; [`ToolError::Io`] where a module has not been built.
+pub(crate) fn refresh_manifest(directory: &Path) -> Result<bool, ToolError> {
+    let spec = PackSpec::read(directory)?;
+    let dist = directory.join(DIST);
+    let read = |id| {
+        let path = dist.join(spec.module_path(id).unwrap_or_default());
+        fs::read(&path).map_err(ToolError::io("read", &path))
+    };
+    let modules = spec.kernel_ids().map(read).collect::<Result<_, _>>()?;
+    write(&dist, &assemble(&spec, directory, modules)?.files)
+}
+
+/// What a compiler is asked for.
+pub(crate) struct Job<'a> {
+    pub(crate) toolchain: &'a Toolchain,
+    pub(crate) spec: &'a PackSpec,
+    /// The pack crate, an absolute path.
+    pub(crate) directory: &'a Path,
+    /// Where files between source and pack go, an absolute path.
+    pub(crate) target_dir: &'a Path,
+}
+
+impl Job<'_> {
+    /// The most bytes of memory that a module may declare.
+    pub(crate) fn max_memory(&self) -> u64 {
+        u64::from(self.spec.memory_pages()).saturating_mul(PAGE_BYTES)
+    }
+
+    /// The module of a kernel that was compiled, in its normal form.
+    fn module(&self, id: &str) -> Result<Vec<u8>, ToolError> {
+        let path = match self.spec.lang() {
+            Lang::Rust => compile_rust::module_file(self.target_dir, id),
+            Lang::C => compile_c::module_file(self.target_dir, id),
+        };
+        let wasm = fs::read(&path).map_err(ToolError::io("read", &path))?;
+        let entry = self.spec.entry_point(id).unwrap_or_default();
+        let failed = |message| ToolError::Module { kernel: id.to_owned(), message };
+        normalise(&wasm, entry).map_err(failed)
+    }
+}
+
+/// The files of a pack, the manifest last, and what is to be said about its kernels.
+struct Assembled {
+    files: Vec<(String, Vec<u8>)>,
+    kernels: Vec<BuiltKernel>,
+}
+
+/// Measures the modules, makes the manifest and takes the pack through admission.
+fn assemble(
+    spec: &PackSpec,
+    directory: &Path,
+    modules: Vec<Vec<u8>>,
+) -> Result<Assembled, ToolError> {
     let mut files: Vec<(String, Vec<u8>)> = Vec::new();
     let mut kernels = Vec::new();
     let mut built = Vec::new();
-    for id in spec.kernel_ids() {
+    for (id, wasm) in spec.kernel_ids().zip(modules) {
         let failed = |message: String| ToolError::Module { kernel: id.to_owned(), message };
-        let output = target_dir.join(TARGET).join("release").join(format!("{id}.wasm"));
-        let wasm = fs::read(&output).map_err(ToolError::io("read", &output))?;
-        let entry = spec.entry_point(id).unwrap_or_default();
-        let wasm = normalise(&wasm, entry).map_err(failed)?;
         let features = module_features(&wasm).map_err(failed)?;
         let features: Vec<String> = features.into_iter().map(str::to_owned).collect();
         let hash = Sha256Hex::from_bytes(Sha256::digest(&wasm).into());
@@ -138,157 +233,11 @@ pub fn build(options: &Options) -> Result<BuildReport, ToolError> {
         built.push(Built { size: wasm.len() as u64, hash, features });
         files.push((path, wasm));
     }
-    let manifest = spec.manifest(&built, &directory)?.to_json()?;
+    let figures = Figures::read(directory)?;
+    let manifest = spec.manifest(&built, &figures, directory)?.to_json()?;
     files.push((MANIFEST_FILE.to_owned(), manifest.into_bytes()));
     trial::admit(files.iter().cloned())?;
-
-    let dist = directory.join(DIST);
-    let signature_removed = if options.check {
-        compare(&dist, &files)?;
-        false
-    } else {
-        write(&dist, &files)?
-    };
-    Ok(BuildReport {
-        directory: given.join(DIST),
-        toolchain: toolchain.id,
-        checked: options.check,
-        signature_removed,
-        expected_toolchain: mismatch,
-        kernels,
-    })
-}
-
-/// Runs cargo for every kernel.
-fn compile(
-    toolchain: &Toolchain,
-    spec: &PackSpec,
-    directory: &Path,
-    target_dir: &Path,
-) -> Result<(), ToolError> {
-    let mut cargo = cargo(toolchain, directory);
-    cargo.args(["build", "--release", "--target", TARGET]).arg("--target-dir").arg(target_dir);
-    if directory.join("Cargo.lock").is_file() {
-        cargo.arg("--locked");
-    }
-    if toolchain.id.std == StdSource::Sources {
-        // Building the core library is not a stable feature of cargo, but what it needs is fixed
-        // by the compiler's version, which the pack records.
-        cargo.arg("-Zbuild-std=core").env("RUSTC_BOOTSTRAP", "1");
-    }
-    for id in spec.kernel_ids() {
-        cargo.args(["--bin", id]);
-    }
-    let flags = flags(toolchain, spec, directory, target_dir)?;
-    cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join(&OsString::from("\u{1f}")));
-    let status = cargo.status().map_err(ToolError::io("run", &toolchain.cargo))?;
-    if status.success() {
-        return Ok(());
-    }
-    Err(ToolError::Compile { status: status.to_string() })
-}
-
-/// Cargo with nothing inherited that could change what it makes.
-fn cargo(toolchain: &Toolchain, directory: &Path) -> Command {
-    let mut cargo = Command::new(&toolchain.cargo);
-    let inherited =
-        ["RUSTFLAGS", "CARGO_BUILD_RUSTFLAGS", "CARGO_BUILD_TARGET", "RUSTUP_TOOLCHAIN"];
-    for name in inherited {
-        cargo.env_remove(name);
-    }
-    let profile = [
-        ("OPT_LEVEL", "3"),
-        ("LTO", "fat"),
-        ("CODEGEN_UNITS", "1"),
-        ("PANIC", "abort"),
-        ("STRIP", "symbols"),
-        ("DEBUG", "0"),
-        ("DEBUG_ASSERTIONS", "false"),
-        ("OVERFLOW_CHECKS", "false"),
-        ("INCREMENTAL", "false"),
-    ];
-    for (name, value) in profile {
-        cargo.env(format!("CARGO_PROFILE_RELEASE_{name}"), value);
-    }
-    cargo
-        .current_dir(directory)
-        .env("RUSTC", &toolchain.rustc)
-        .env("RUSTC_WRAPPER", "")
-        .env("RUSTC_WORKSPACE_WRAPPER", "")
-        .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER", &toolchain.linker)
-        .stdin(Stdio::null())
-        // Standard output belongs to the report.
-        .stdout(Stdio::null());
-    cargo
-}
-
-/// The compiler's flags: features, the linker's options, and no path of this machine.
-fn flags(
-    toolchain: &Toolchain,
-    spec: &PackSpec,
-    directory: &Path,
-    target_dir: &Path,
-) -> Result<Vec<OsString>, ToolError> {
-    let max_memory = u64::from(spec.memory_pages()).saturating_mul(PAGE_BYTES);
-    let mut flags: Vec<OsString> = vec![
-        "-Ctarget-feature=+simd128,+relaxed-simd".into(),
-        "-Clink-arg=--export=__heap_base".into(),
-        format!("-Clink-arg=-zstack-size={STACK_BYTES}").into(),
-        "-Clink-arg=--stack-first".into(),
-        format!("-Clink-arg=--max-memory={max_memory}").into(),
-        "-Clink-arg=--gc-sections".into(),
-        "-Clink-arg=--strip-all".into(),
-    ];
-    let mut remap = |from: &Path, to: &str| {
-        let mut flag = OsString::from("--remap-path-prefix=");
-        flag.push(from);
-        flag.push("=");
-        flag.push(to);
-        flags.push(flag);
-    };
-    // Of several prefixes that match, the last one counts: the widest come first.
-    if let Some(home) = cargo_home() {
-        remap(&home, "/cargo");
-    }
-    remap(&toolchain.sysroot, "/rust");
-    for (name, path) in path_dependencies(toolchain, directory)? {
-        remap(&path, &format!("/deps/{name}"));
-    }
-    remap(directory, "/pack");
-    remap(target_dir, "/target");
-    Ok(flags)
-}
-
-fn cargo_home() -> Option<PathBuf> {
-    let set = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-    set.or_else(|| Some(std::env::home_dir()?.join(".cargo")))
-}
-
-/// Name and directory of every package that the crate takes from this machine.
-fn path_dependencies(
-    toolchain: &Toolchain,
-    directory: &Path,
-) -> Result<Vec<(String, PathBuf)>, ToolError> {
-    let mut cargo = cargo(toolchain, directory);
-    cargo.args(["metadata", "--format-version", "1"]).stdout(Stdio::piped());
-    let output = cargo.output().map_err(ToolError::io("run", &toolchain.cargo))?;
-    if !output.status.success() {
-        // Said by cargo itself, about Cargo.toml.
-        let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(ToolError::Spec { path: directory.join("Cargo.toml"), message });
-    }
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-    let packages = metadata["packages"].as_array().cloned().unwrap_or_default();
-    let mut found: Vec<(String, PathBuf)> = packages
-        .iter()
-        .filter(|package| package["source"].is_null())
-        .filter_map(|package| {
-            let manifest = Path::new(package["manifest_path"].as_str()?);
-            Some((package["name"].as_str()?.to_owned(), manifest.parent()?.to_owned()))
-        })
-        .collect();
-    found.sort_by_key(|(_, path)| path.components().count());
-    Ok(found)
+    Ok(Assembled { files, kernels })
 }
 
 /// Names the files that differ from those of an earlier build.
@@ -323,7 +272,7 @@ fn write(dist: &Path, files: &[(String, Vec<u8>)]) -> Result<bool, ToolError> {
 /// Removes modules that the earlier manifest lists and the new one does not.
 fn remove_stale_modules(dist: &Path, files: &[(String, Vec<u8>)]) -> Result<(), ToolError> {
     let Ok(old) = fs::read(dist.join(MANIFEST_FILE)) else { return Ok(()) };
-    let Ok(old) = ruvllm_manifest::Manifest::parse(&old) else { return Ok(()) };
+    let Ok(old) = Manifest::parse(&old) else { return Ok(()) };
     for kernel in &old.kernels {
         let path = dist.join(kernel.path.as_str());
         if !files.iter().any(|(kept, _)| kept == kernel.path.as_str()) && path.is_file() {

@@ -80,6 +80,22 @@ impl Subject<'_> {
         with_params.filter_map(|shape| self.case(&shape, Kind::Normal, &mut numbers)).collect()
     }
 
+    /// A case with one row that is `n` units long; a unit is one element, one head or one block.
+    pub(crate) fn long_case(self, n: u32) -> Option<Case> {
+        let shape = self.with_params(self.long_extents(n), 0);
+        self.case(&shape, Kind::Normal, &mut Numbers(0x10a6))
+    }
+
+    /// The extents of [`Subject::long_case`]: along a dimension in which no call is ever cut.
+    pub(crate) fn long_extents(self, n: u32) -> Vec<u32> {
+        match self.op {
+            Op::Rope => vec![1, 1, n, 64, 32],
+            Op::RmsNorm | Op::SwiGlu => vec![1, n],
+            Op::KvPack | Op::KvUnpack => vec![1, n.saturating_mul(32)],
+            Op::LoraApply => lora(1, 4, 1, n),
+        }
+    }
+
     fn contract(self) -> &'static OpContract {
         self.op.contract()
     }
@@ -221,6 +237,11 @@ impl Case {
         extents.chain(params).collect()
     }
 
+    /// Its extents, such as `rows 1, dim 2048`.
+    pub(crate) fn shape(&self) -> &str {
+        self.what.split_once(", ").map_or("", |(_, shape)| shape)
+    }
+
     /// The bytes of an input; none where there is no such input.
     pub(crate) fn bytes(&self, input: usize) -> &[u8] {
         self.inputs.get(input).map_or(&[], |tensor| tensor.bytes())
@@ -235,10 +256,18 @@ impl Case {
     }
 }
 
-/// Numbers in a format.
-fn encode(dtype: DType, shape: Vec<usize>, values: &[f32]) -> Option<Tensor> {
-    let mut bytes = vec![0; dtype.bytes_for(values.len())?];
-    quant::quantize_row(dtype, values, &mut bytes).ok()?;
+/// Numbers in a format; `None` where the shape has no size in it, or nothing writes the format.
+pub(crate) fn encode(dtype: DType, shape: Vec<usize>, values: &[f32]) -> Option<Tensor> {
+    let bytes = match dtype {
+        DType::U32 => values.iter().flat_map(|x| (*x as u32).to_le_bytes()).collect(),
+        DType::I32 => values.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
+        DType::U8 => values.iter().map(|x| *x as u8).collect(),
+        _ => {
+            let mut bytes = vec![0; dtype.bytes_for(values.len())?];
+            quant::quantize_row(dtype, values, &mut bytes).ok()?;
+            bytes
+        }
+    };
     Tensor::new(dtype, shape, bytes)
 }
 
@@ -253,7 +282,7 @@ fn angles(n: usize, numbers: &mut Numbers) -> Vec<f32> {
 }
 
 /// SplitMix64 (Steele, Lea and Flood 2014): enough for test data, and the same everywhere.
-struct Numbers(u64);
+pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
     fn next(&mut self) -> u64 {
@@ -268,7 +297,8 @@ impl Numbers {
         (self.next() >> 53) as f32 / 1024.0 - 1.0
     }
 
-    fn fill(&mut self, n: usize, kind: Kind, dtype: DType, huge: f32) -> Vec<f32> {
+    /// `n` numbers of a kind; `huge` is the largest magnitude of huge ones.
+    pub(crate) fn fill(&mut self, n: usize, kind: Kind, dtype: DType, huge: f32) -> Vec<f32> {
         let narrow = dtype != DType::F32;
         (0..n)
             .map(|i| match kind {

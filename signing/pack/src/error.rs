@@ -30,7 +30,7 @@ pub enum ToolError {
         message: String,
     },
     /// There is nothing to build kernels with.
-    #[error("no toolchain for wasm32: {message}")]
+    #[error("no toolchain for wasm32 here: {message}")]
     Toolchain {
         /// What was looked for and what to install.
         message: String,
@@ -47,10 +47,26 @@ pub enum ToolError {
         found: String,
     },
     /// The compiler failed; its messages went to standard error.
-    #[error("building the kernels failed ({status}): see the messages of cargo above")]
+    #[error("building the kernels failed ({status}): see the messages of {what} above")]
     Compile {
-        /// How cargo ended.
+        /// What failed, such as `cargo`.
+        what: &'static str,
+        /// How it ended.
         status: String,
+    },
+    /// A pack cannot be begun like that.
+    #[error("{message}")]
+    New {
+        /// What is wrong and what to do.
+        message: String,
+    },
+    /// A golden file cannot be used.
+    #[error("{}: {message}", escape_untrusted(&.path.to_string_lossy()))]
+    Golden {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        message: String,
     },
     /// A module that was built cannot be a kernel.
     #[error("kernel {kernel}: {message}")]
@@ -89,6 +105,8 @@ impl ToolError {
             ToolError::Toolchain { .. } => "toolchain_missing",
             ToolError::ToolchainMismatch { .. } => "toolchain_mismatch",
             ToolError::Compile { .. } => "compile_failed",
+            ToolError::New { .. } => "new_refused",
+            ToolError::Golden { .. } => "golden_invalid",
             ToolError::Module { .. } => "module_unusable",
             ToolError::Differs { .. } => "not_reproduced",
             ToolError::Io { .. } => "io",
@@ -99,7 +117,9 @@ impl ToolError {
     /// looked at.
     pub fn exit_code(&self) -> u8 {
         match self {
-            ToolError::Pack(PackError::Rejected(_))
+            ToolError::Pack(
+                PackError::Rejected(_) | PackError::Keyring { .. } | PackError::Rollback { .. },
+            )
             | ToolError::Host(HostError::Refused { .. })
             | ToolError::Manifest(_)
             | ToolError::Compile { .. }

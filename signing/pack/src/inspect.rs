@@ -8,12 +8,12 @@ use std::path::Path;
 
 use ruvllm_host::module_features;
 use ruvllm_manifest::{KernelEntry, MANIFEST_FILE, Manifest, SIGNATURE_FILE};
-use ruvllm_signing::{Envelope, PackError, PackLimits, UnverifiedPack, escape_untrusted};
+use ruvllm_signing::{Envelope, PackError, TrustPolicy, escape_untrusted};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use crate::sign::{pack_directory, policy};
-use crate::{ModuleFacts, Report, ToolError};
+use crate::sign::policy;
+use crate::{ModuleFacts, Report, ToolError, trial};
 
 /// A pack as its manifest, its signatures and its modules present it.
 #[derive(Clone, Debug, Serialize)]
@@ -36,16 +36,35 @@ pub struct InspectReport {
     pub signing_key: String,
     /// SHA-256 of the manifest.
     pub digest: String,
+    /// Bytes of all modules, as the manifest says.
+    pub size: u64,
     /// Key ids of the signatures.
     pub signatures: Vec<String>,
     /// What verification says: empty where the pack is trusted.
     pub objections: Vec<String>,
     /// The publishers whose signatures count.
-    pub publishers: Vec<String>,
+    pub publishers: Vec<InspectedPublisher>,
     /// The kernels.
     pub kernels: Vec<InspectedKernel>,
     /// Kernel id to what answers when it cannot.
     pub fallbacks: Vec<(String, String)>,
+}
+
+/// A publisher that the policy trusts and whose signature counts.
+#[derive(Clone, Debug, Serialize)]
+pub struct InspectedPublisher {
+    /// Its name in the policy.
+    pub name: String,
+    /// The key that signed.
+    pub key: String,
+    /// The id of that key.
+    pub key_id: String,
+    /// The pack names that it may sign.
+    pub packs: Vec<String>,
+    /// Since when its signatures count.
+    pub not_before: Option<String>,
+    /// When its trust ends.
+    pub not_after: Option<String>,
 }
 
 /// One kernel of a pack.
@@ -77,6 +96,10 @@ pub struct InspectedKernel {
     pub declared_features: Vec<String>,
     /// Features that the module uses.
     pub used_features: Vec<String>,
+    /// How far from the oracle its author lets it be, relative and absolute.
+    pub tolerance: Option<(f64, f64)>,
+    /// Microseconds of a call that its author measured, by shape.
+    pub benchmarks: Vec<(String, f64)>,
     /// What the module is; absent where the file is missing or no module.
     pub module: Option<ModuleFacts>,
     /// What is wrong with the file.
@@ -92,7 +115,7 @@ impl Report for InspectReport {}
 /// there is no valid manifest, and what a policy file can be refused for.
 pub fn inspect(trust: Option<&Path>, directory: &Path) -> Result<InspectReport, ToolError> {
     let policy = policy(trust)?;
-    let pack = UnverifiedPack::read_dir(&pack_directory(directory), &PackLimits::default())?;
+    let pack = trial::read(directory)?;
     let bytes = pack.file(MANIFEST_FILE).unwrap_or_default().to_vec();
     let manifest = Manifest::parse(&bytes)?;
     let signatures = match pack.file(SIGNATURE_FILE).map(Envelope::parse) {
@@ -105,7 +128,13 @@ pub fn inspect(trust: Option<&Path>, directory: &Path) -> Result<InspectReport, 
         .map(|kernel| inspect_kernel(kernel, pack.file(kernel.path.as_str())));
     let kernels = kernels.collect();
     let (publishers, objections) = match pack.verify(&policy, None) {
-        Ok(pack) => (pack.publishers().iter().map(|s| s.publisher.clone()).collect(), Vec::new()),
+        Ok(pack) => {
+            let signers = pack.publishers().iter();
+            let known = signers.map(|signer| {
+                inspect_publisher(&policy, &signer.publisher, signer.key_id.to_string())
+            });
+            (known.collect(), Vec::new())
+        }
         Err(PackError::Rejected(found)) => (Vec::new(), found.iter().map(shown).collect()),
         Err(other) => (Vec::new(), vec![other.to_string()]),
     };
@@ -126,12 +155,26 @@ pub fn inspect(trust: Option<&Path>, directory: &Path) -> Result<InspectReport, 
         },
         signing_key: manifest.author.signing_key.clone(),
         digest: ruvllm_manifest::Sha256Hex::from_bytes(Sha256::digest(&bytes).into()).to_string(),
+        size: manifest.kernels.iter().map(|kernel| kernel.size).sum(),
         signatures,
         objections,
         publishers,
         kernels,
         fallbacks: manifest.fallbacks.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
     })
+}
+
+fn inspect_publisher(policy: &TrustPolicy, name: &str, key_id: String) -> InspectedPublisher {
+    let mut all = policy.publishers().iter();
+    let entry = all.find(|p| p.name == name && p.key.key_id().to_string() == key_id);
+    InspectedPublisher {
+        name: name.to_owned(),
+        key: entry.map(|p| p.key.to_string()).unwrap_or_default(),
+        key_id,
+        packs: entry.into_iter().flat_map(|p| &p.packs).map(|p| p.to_string()).collect(),
+        not_before: entry.and_then(|p| p.not_before).map(|time| time.to_string()),
+        not_after: entry.and_then(|p| p.not_after).map(|time| time.to_string()),
+    }
 }
 
 fn shown(violation: &impl fmt::Display) -> String {
@@ -177,13 +220,19 @@ fn inspect_kernel(kernel: &KernelEntry, wasm: Option<&[u8]>) -> InspectedKernel 
         max_table_elements: limits.max_table_elements,
         declared_features: wasmtime.map(|p| p.features.clone()).unwrap_or_default(),
         used_features,
+        tolerance: kernel.tolerance.map(|t| (t.rel, t.abs)),
+        benchmarks: kernel
+            .benchmarks
+            .iter()
+            .map(|(shape, figure)| (shape.clone(), figure.latency_us))
+            .collect(),
         module,
         problems,
     }
 }
 
 /// The kernel as a function.
-fn signature(kernel: &KernelEntry) -> String {
+pub(crate) fn signature(kernel: &KernelEntry) -> String {
     use ruvllm_manifest::{Dim, TensorSpec};
     let tensor = |tensor: &TensorSpec| {
         let dims: Vec<String> = tensor
@@ -211,9 +260,22 @@ impl fmt::Display for InspectReport {
         writeln!(f, "  created     {}", safe(&self.created_at))?;
         writeln!(f, "  runtime     {}, ABI {}", safe(&self.runtime), self.abi_version)?;
         writeln!(f, "  digest      {}", self.digest)?;
+        writeln!(f, "  size        {} bytes in {} module(s)", self.size, self.kernels.len())?;
         writeln!(f, "  signatures  {}", list(&self.signatures))?;
         if self.objections.is_empty() {
-            writeln!(f, "  trust       verified, signed by {}", list(&self.publishers))?;
+            let names: Vec<String> = self.publishers.iter().map(|p| p.name.clone()).collect();
+            writeln!(f, "  trust       verified, signed by {}", list(&names))?;
+            for publisher in &self.publishers {
+                let InspectedPublisher { name, key, packs, not_before, not_after, .. } = publisher;
+                writeln!(f, "  publisher   {}, {}", safe(name), safe(key))?;
+                writeln!(f, "    may sign  {}", list(packs))?;
+                let from = not_before.as_deref().unwrap_or("ever");
+                writeln!(
+                    f,
+                    "    trusted   from {from} to {}",
+                    not_after.as_deref().unwrap_or("ever")
+                )?;
+            }
         } else {
             writeln!(f, "  trust       NOT verified:")?;
             for objection in &self.objections {
@@ -254,6 +316,9 @@ impl fmt::Display for InspectedKernel {
         if let Some(module) = &self.module {
             writeln!(f, "  imports     {}", list(&module.imports))?;
             writeln!(f, "  exports     {}", list(&module.exports))?;
+            for (name, size) in &module.custom_sections {
+                writeln!(f, "  custom      section {}, {size} bytes", safe(name))?;
+            }
             writeln!(
                 f,
                 "  module      {} functions, {} loops, {} trap sites, memory {}..{} pages",
@@ -263,6 +328,12 @@ impl fmt::Display for InspectedKernel {
                 module.memory_pages,
                 module.max_memory_pages.map_or("unbounded".to_owned(), |max| max.to_string()),
             )?;
+        }
+        if let Some((rel, abs)) = self.tolerance {
+            writeln!(f, "  tolerance   rel {rel:e}, abs {abs:e}")?;
+        }
+        for (shape, us) in &self.benchmarks {
+            writeln!(f, "  measured    {us} us, {}", safe(shape))?;
         }
         for problem in &self.problems {
             writeln!(f, "  PROBLEM     {}", safe(problem))?;

@@ -1,4 +1,5 @@
-//! What `ruvllm-pack` does, as a library: build, sign, verify, inspect, test and measure a pack.
+//! What `ruvllm-pack` does, as a library: begin, build, sign, verify, inspect, compare, test and
+//! measure a pack.
 //!
 //! Each command is a function that gives a [`Report`], which prints as text for people or as one
 //! JSON document for programs, and says whether the thing that was looked at passed. A pack that
@@ -9,21 +10,36 @@
 //! runs with the author's rights.
 #![forbid(unsafe_code)]
 
+pub mod archive;
+mod atomic;
 pub mod bench;
 pub mod build;
 mod cases;
+mod compile_c;
+mod compile_rust;
+pub mod diff;
 mod error;
+pub mod explain;
+mod figures;
+pub mod floor;
+mod golden;
 pub mod inspect;
+pub mod keyring;
+pub mod lock;
 mod module;
 pub mod oracle_test;
+pub mod reference;
 mod report;
+pub mod scaffold;
 pub mod sign;
 mod spec;
+mod stress;
 mod toolchain;
 mod trial;
+pub mod trust;
 
 pub use error::ToolError;
 pub use module::{ModuleFacts, normalise};
 pub use report::{Report, print_error, print_report};
-pub use spec::PackSpec;
-pub use toolchain::{StdSource, Toolchain, ToolchainId};
+pub use spec::{Lang, PackSpec};
+pub use toolchain::{ClangId, RustId, StdSource, Toolchain, ToolchainId};

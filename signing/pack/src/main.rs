@@ -1,21 +1,30 @@
 //! `ruvllm-pack`: the command line of kernel authors and release managers.
 #![forbid(unsafe_code)]
 
+mod trust_commands;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-use ruvllm_pack::{ToolError, bench, build, inspect, oracle_test, print_error, print_report, sign};
+use clap::{CommandFactory, Parser, Subcommand};
+use ruvllm_pack::{
+    Lang, ToolError, bench, build, diff, explain, inspect, oracle_test, print_error, print_report,
+    reference, scaffold, sign,
+};
 
-/// Builds, signs, checks and measures kernel packs.
+/// Makes, builds, signs, checks and measures kernel packs.
+///
+/// From nothing to a pack that runs: new, build, test, bench, keygen, sign; then `ruvllm run --pack`.
 #[derive(Parser)]
 #[command(
+    name = "ruvllm-pack",
     version,
     after_help = "Exit codes:\n  \
     0  done, and what was looked at is in order\n  \
     1  what was looked at fails: a pack is refused, a test fails, a rebuild differs\n  \
     2  it could not be looked at: wrong usage, a file or a toolchain is missing\n\n\
-    DIR is a pack (with kernels.json) or a pack crate (with pack.toml), whose dist/ is then meant."
+    DIR is a pack (with kernels.json) or a pack crate (with pack.toml), whose dist/ is then meant. Where it \
+    is only read, it may also be an .rkp file."
 )]
 struct Cli {
     /// Print one JSON document instead of text.
@@ -27,6 +36,32 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Begin a pack that builds, tests and benches at once.
+    ///
+    /// The directory is made; its last part is the pack's name: a-z, 0-9, '.', '_' and '-'. A pack in Rust
+    /// gets a copy of the SDK and a lock file, a pack in C the one header, so that it builds offline. The
+    /// README in it says how to go on.
+    New {
+        /// The directory of the new pack.
+        #[arg(value_name = "NAME")]
+        dir: PathBuf,
+        /// The language of the kernels.
+        #[arg(long, value_enum, default_value_t = LangArg::Rust)]
+        lang: LangArg,
+        /// Begin with a worked kernel of this operation; may be given several times. Without it and without
+        /// --custom: rmsnorm.
+        #[arg(long, value_name = "OP", value_parser = op)]
+        op: Vec<ruvllm_abi::Op>,
+        /// Begin with a kernel of an operation of your own, which hosts call by name.
+        #[arg(long)]
+        custom: bool,
+        /// Who the manifest says has made the pack.
+        #[arg(long, value_name = "TEXT")]
+        author: Option<String>,
+        /// The public key that keygen printed; it can also be put into pack.toml later.
+        #[arg(long, value_name = "KEY")]
+        signing_key: Option<String>,
+    },
     /// Make a signing key.
     Keygen {
         /// Where the secret key goes; the file must not exist.
@@ -35,8 +70,14 @@ enum Command {
     },
     /// Compile every kernel of a pack crate and write the pack to its dist/.
     ///
-    /// Needs a Rust that compiles to wasm32-unknown-unknown: with that target installed, or with
-    /// its own sources. The pack must pass admission, or nothing is written.
+    /// For Rust (`lang = "rust"` in pack.toml) this needs a Rust that compiles to wasm32-unknown-unknown:
+    /// with that target installed, or with its own sources; each kernel is a binary of the crate. For C
+    /// (`lang = "c"`) it needs clang and its linker; each kernel is kernels/<id>.c. The pack must pass
+    /// admission, or nothing is written.
+    ///
+    /// The same sources and toolchain give the same bytes anywhere. Name the toolchain in pack.toml, as
+    /// this command prints it, and --check holds others to it: [toolchain] with rustc, std ("target" or
+    /// "sources") and linker, or with clang and linker.
     Build {
         /// The pack crate.
         #[arg(default_value = ".")]
@@ -51,40 +92,53 @@ enum Command {
         #[arg(long, value_name = "DIR")]
         target_dir: Option<PathBuf>,
     },
-    /// Sign a pack; signatures of other keys stay.
-    Sign {
-        /// The secret key, as PKCS#8 PEM.
-        #[arg(long, value_name = "FILE")]
-        key: PathBuf,
-        /// The pack.
-        #[arg(default_value = ".")]
-        dir: PathBuf,
-    },
-    /// Check signatures, trust and every file of a pack.
-    Verify {
-        /// A trust policy; without one, only the project's release key is trusted.
-        #[arg(long, value_name = "FILE")]
+    #[command(flatten)]
+    Trust(trust_commands::TrustCommand),
+    /// Show what a pack says about itself and what its modules are, without running it.
+    Inspect {
+        /// A trust policy, as for verify.
+        #[arg(long, visible_alias = "policy", value_name = "FILE")]
         trust: Option<PathBuf>,
         /// The pack.
         #[arg(default_value = ".")]
         dir: PathBuf,
     },
-    /// Show what a pack says about itself and what its modules are, without running it.
-    Inspect {
+    /// Compare two packs: what changes for somebody who takes B for A.
+    Diff {
+        /// The pack that is there.
+        a: PathBuf,
+        /// The pack that would come in its place.
+        b: PathBuf,
+        /// End with exit code 1 where they differ.
+        #[arg(long)]
+        exit_code: bool,
+    },
+    /// Say whether this host would admit a pack: every gate with its verdict.
+    Explain {
         /// A trust policy, as for verify.
-        #[arg(long, value_name = "FILE")]
+        #[arg(long, visible_alias = "policy", value_name = "FILE")]
         trust: Option<PathBuf>,
         /// The pack.
         #[arg(default_value = ".")]
         dir: PathBuf,
     },
     /// Run every kernel in the sandbox and compare it with the f64 oracle.
+    ///
+    /// Odd shapes and sizes, no rows, tiny, huge and subnormal numbers, NaN and infinity, the largest call
+    /// that the kernel's memory holds and one above it; then the calls in golden/<kernel>/*.json of the
+    /// pack crate, which are all that says what is right for a custom operation:
+    ///
+    /// { "inputs": { "x": { "shape": [1, 2], "values": [3, 4] } }, "params": { "a": 2 },
+    /// "output": { "shape": [1, 2], "values": [6, 8] }, "tolerance": { "rel": 1e-6, "abs": 0 } }
     Test {
         /// The pack; it need not be signed.
         #[arg(default_value = ".")]
         dir: PathBuf,
     },
     /// Time every kernel in the sandbox against its native twin.
+    ///
+    /// The twin runs with the widest vectors of this processor and, where that is more, with vectors of 128
+    /// bits, which is what WebAssembly has.
     Bench {
         /// The pack; it need not be signed.
         #[arg(default_value = ".")]
@@ -92,23 +146,61 @@ enum Command {
         /// Milliseconds to spend on each side of each line.
         #[arg(long, value_name = "MS", default_value_t = 200)]
         time: u64,
+        /// Put the figures into the manifest: benchmarks.toml of the pack crate keeps them for later
+        /// builds. The pack has to be signed again.
+        #[arg(long)]
+        write: bool,
     },
+    /// Print the reference of all commands as Markdown.
+    #[command(hide = true)]
+    Reference,
+}
+
+/// The `--lang` choice.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum LangArg {
+    /// Rust, with the SDK's safe views.
+    Rust,
+    /// C, with the header ruvllm_kernel.h.
+    C,
+}
+
+/// An operation by its name.
+fn op(name: &str) -> Result<ruvllm_abi::Op, String> {
+    ruvllm_abi::Op::from_name(name).ok_or_else(|| {
+        let known: Vec<&str> = ruvllm_abi::Op::ALL.iter().map(|op| op.name()).collect();
+        format!("the catalogue has {}; for one of your own use --custom", known.join(", "))
+    })
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let json = cli.json;
     let code = match cli.command {
+        Command::New { dir, lang, op, custom, author, signing_key } => {
+            let lang = match lang {
+                LangArg::Rust => Lang::Rust,
+                LangArg::C => Lang::C,
+            };
+            let options =
+                scaffold::Options { directory: dir, lang, ops: op, custom, author, signing_key };
+            finish(scaffold::new(&options), json)
+        }
         Command::Keygen { out } => finish(sign::keygen(&out), json),
         Command::Build { dir, check, target_dir } => {
             let options = build::Options { directory: dir, check, target_dir };
             finish(build::build(&options), json)
         }
-        Command::Sign { key, dir } => finish(sign::sign(&key, &dir), json),
-        Command::Verify { trust, dir } => finish(sign::verify(trust.as_deref(), &dir), json),
+        Command::Trust(command) => command.run(json),
         Command::Inspect { trust, dir } => finish(inspect::inspect(trust.as_deref(), &dir), json),
         Command::Test { dir } => finish(oracle_test::test(&dir), json),
-        Command::Bench { dir, time } => finish(bench::bench(&dir, time), json),
+        Command::Diff { a, b, exit_code } => finish(diff::diff(&a, &b, exit_code), json),
+        Command::Explain { trust, dir } => finish(explain::explain(trust.as_deref(), &dir), json),
+        Command::Bench { dir, time, write } => finish(bench::bench(&dir, time, write), json),
+        Command::Reference => {
+            print!("{}", reference::markdown(&Cli::command()));
+            0
+        }
     };
     ExitCode::from(code)
 }

@@ -12,6 +12,9 @@ pub struct ModuleFacts {
     pub imports: Vec<String>,
     /// Names of the exports.
     pub exports: Vec<String>,
+    /// Names and sizes in bytes of the custom sections, which are data that no host looks at; none
+    /// after a build.
+    pub custom_sections: Vec<(String, usize)>,
     /// Functions that it defines.
     pub functions: u32,
     /// Pages of memory at start.
@@ -49,6 +52,9 @@ impl ModuleFacts {
                         self.exports.push(export?.name.to_owned());
                     }
                 }
+                Payload::CustomSection(section) => {
+                    self.custom_sections.push((section.name().to_owned(), section.data().len()));
+                }
                 Payload::FunctionSection(section) => self.functions = section.count(),
                 Payload::MemorySection(section) => {
                     for memory in section {
@@ -74,8 +80,9 @@ impl ModuleFacts {
     }
 }
 
-/// The module without custom sections (names, producers, debug information) and with no exports
-/// but those that the ABI looks for. What runs is untouched.
+/// The module without custom sections (names, producers, debug information), with no exports but
+/// those that the ABI looks for, and without the function table that compilers of C leave behind
+/// where nothing uses it. What runs is untouched.
 ///
 /// # Errors
 /// What the parser says about bytes that are no module.
@@ -89,11 +96,13 @@ pub fn normalise(wasm: &[u8], entry_point: &str) -> Result<Vec<u8>, String> {
         export::INFO,
         export::CLEANUP,
     ];
+    let keep_tables = uses_tables(wasm).map_err(|error| error.to_string())?;
     let mut module = Module::new();
     for payload in Parser::new(0).parse_all(wasm) {
         let payload = payload.map_err(|error| error.to_string())?;
         match &payload {
             Payload::CustomSection(_) => {}
+            Payload::TableSection(_) if !keep_tables => {}
             Payload::ExportSection(section) => {
                 let mut exports = ExportSection::new();
                 for export in section.clone() {
@@ -114,6 +123,42 @@ pub fn normalise(wasm: &[u8], entry_point: &str) -> Result<Vec<u8>, String> {
         }
     }
     Ok(module.finish())
+}
+
+/// Whether anything in the module refers to a table: an element segment, an export or code.
+fn uses_tables(wasm: &[u8]) -> Result<bool, wasmparser::BinaryReaderError> {
+    for payload in Parser::new(0).parse_all(wasm) {
+        match payload? {
+            Payload::ElementSection(section) if section.count() > 0 => return Ok(true),
+            Payload::ImportSection(section) if section.count() > 0 => return Ok(true),
+            Payload::ExportSection(section) => {
+                for export in section {
+                    if export?.kind == ExternalKind::Table {
+                        return Ok(true);
+                    }
+                }
+            }
+            Payload::CodeSectionEntry(body) => {
+                let mut operators = body.get_operators_reader()?;
+                while !operators.eof() {
+                    match operators.read()? {
+                        Operator::CallIndirect { .. }
+                        | Operator::ReturnCallIndirect { .. }
+                        | Operator::TableGet { .. }
+                        | Operator::TableSet { .. }
+                        | Operator::TableSize { .. }
+                        | Operator::TableGrow { .. }
+                        | Operator::TableFill { .. }
+                        | Operator::TableCopy { .. }
+                        | Operator::TableInit { .. } => return Ok(true),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(false)
 }
 
 fn kind(kind: ExternalKind) -> Result<wasm_encoder::ExportKind, String> {
@@ -145,10 +190,27 @@ mod tests {
         assert_eq!(facts.exports, ["memory", "__heap_base", "go"]);
         assert_eq!((facts.trap_sites, facts.functions), (1, 1));
         assert_eq!((facts.memory_pages, facts.max_memory_pages), (1, Some(256)));
+        assert_eq!(ModuleFacts::read(&wasm).unwrap().custom_sections[0].0, "name");
+        assert!(facts.custom_sections.is_empty());
         let find = |bytes: &[u8], text: &[u8]| bytes.windows(text.len()).any(|w| w == text);
         assert!(find(&wasm, b"named") && !find(&normal, b"named"));
         assert!(find(&normal, b"kept"));
         assert_eq!(normalise(&normal, "go").unwrap(), normal);
+    }
+
+    #[test]
+    fn a_table_goes_where_nothing_uses_it_and_stays_where_something_does() {
+        let tables = |body: &str| {
+            let text = format!(
+                "(module (table 1 1 funcref) (func (export \"go\") (param i32) (result i32) {body}))"
+            );
+            let normal = normalise(&wat::parse_str(text).unwrap(), "go").unwrap();
+            let mut sections = Parser::new(0).parse_all(&normal).flatten();
+            sections.any(|section| matches!(section, Payload::TableSection(_)))
+        };
+        assert!(!tables("i32.const 0"));
+        assert!(tables("(call_indirect (result i32) (i32.const 0))"));
+        assert!(tables("(table.size 0)"));
     }
 
     #[test]

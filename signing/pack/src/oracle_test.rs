@@ -1,22 +1,26 @@
 //! `test`: every kernel of a pack, in the host's sandbox, against the f64 oracle.
 //!
-//! The pack first goes through admission like any other, then each kernel of a known operation
-//! through more shapes and numbers than admission takes the time for. Kernels of custom operations
-//! have no oracle: for those, admission's check of their manners is all there is.
+//! The pack first goes through admission like any other. Then each kernel of a known operation goes
+//! through more shapes and numbers than admission takes the time for, and every kernel through its
+//! author's golden files and to the limit of its memory. Kernels of custom operations have no
+//! oracle: their golden files say what is right, and odd calls must not make them trap.
 
 use std::fmt;
 use std::path::Path;
 
 use ruvllm_abi::{DType, Op};
-use ruvllm_host::{Host, OpKey, Worker, host_tolerance};
+use ruvllm_host::{Host, OpKey, Tensor, host_tolerance};
 use ruvllm_manifest::{KernelEntry, MANIFEST_FILE, Manifest, Tolerance};
 use ruvllm_native::{Isa, oracle, twin};
-use ruvllm_signing::{PackLimits, UnverifiedPack, escape_untrusted};
+use ruvllm_signing::escape_untrusted;
 use serde::Serialize;
 
 use crate::cases::{Case, Kind, Subject};
-use crate::sign::pack_directory;
-use crate::{Report, ToolError, trial};
+use crate::stress::{self, AtLimit, Target};
+use crate::{Report, ToolError, golden, trial};
+
+/// How much further from the oracle a sum over all of a kernel's memory may be.
+const LONG_ROWS: f64 = 16.0;
 
 /// The most failures of one kernel that are told apart.
 const SHOWN_FAILURES: usize = 5;
@@ -37,8 +41,17 @@ pub struct TestedKernel {
     pub id: String,
     /// Calls that were made.
     pub cases: usize,
+    /// Golden files among them.
+    pub golden: usize,
     /// Calls that went wrong.
     pub failed: usize,
+    /// Whether an oracle knows its operation.
+    pub has_oracle: bool,
+    /// Bytes of the tensors of the largest call that its memory holds; absent where its calls are
+    /// all of one size or it did not finish one.
+    pub largest_call: Option<u64>,
+    /// What an author should know although it is no failure.
+    pub notes: Vec<String>,
     /// The largest error as a share of what is allowed; absent where bytes must be exact or there
     /// is no oracle.
     pub worst: Option<f64>,
@@ -58,13 +71,23 @@ impl fmt::Display for TestReport {
         for kernel in &self.kernels {
             let verdict = if kernel.failed == 0 { "ok" } else { "FAILED" };
             let id = escape_untrusted(&kernel.id);
-            write!(f, "  {id:<20} {verdict:<6} {:>4} cases", kernel.cases)?;
+            write!(f, "  {id:<20} {verdict:<6} {:>4} calls", kernel.cases)?;
             match kernel.worst {
                 Some(worst) => {
-                    writeln!(f, ", worst error {:.1} % of what is allowed", worst * 100.0)?
+                    write!(f, ", worst error {:.1} % of what is allowed", worst * 100.0)?
                 }
-                None if kernel.cases == 0 => writeln!(f, ", custom operation without an oracle")?,
-                None => writeln!(f, ", bytes exact")?,
+                None if kernel.has_oracle => write!(f, ", bytes exact")?,
+                None => write!(f, ", custom operation without an oracle")?,
+            }
+            if kernel.golden > 0 {
+                write!(f, ", {} golden", kernel.golden)?;
+            }
+            if let Some(bytes) = kernel.largest_call {
+                write!(f, ", up to {:.1} MiB", bytes as f64 / f64::from(1 << 20))?;
+            }
+            writeln!(f)?;
+            for note in &kernel.notes {
+                writeln!(f, "    note: {}", escape_untrusted(note))?;
             }
             for failure in &kernel.failures {
                 writeln!(f, "    {}", escape_untrusted(failure))?;
@@ -82,7 +105,7 @@ pub(crate) struct Trial {
 
 impl Trial {
     pub(crate) fn open(directory: &Path) -> Result<Trial, ToolError> {
-        let pack = UnverifiedPack::read_dir(&pack_directory(directory), &PackLimits::default())?;
+        let pack = trial::read(directory)?;
         let manifest = Manifest::parse(pack.file(MANIFEST_FILE).unwrap_or_default())?;
         let files = pack.files().map(|(path, bytes)| (path.to_owned(), bytes.to_vec()));
         Ok(Trial { host: trial::admit(files)?, manifest })
@@ -91,70 +114,153 @@ impl Trial {
 
 /// Operation and element types of a kernel, if the host knows them.
 pub(crate) fn known(entry: &KernelEntry) -> Option<(Op, OpKey)> {
-    let inputs: Vec<DType> = entry.inputs.iter().map(|tensor| tensor.dtype).collect();
-    let output = entry.outputs.first()?.dtype;
-    let key = OpKey::new(entry.op.clone(), inputs, output);
+    let key = key_of(entry);
     let (op, _) = key.known()?;
     Some((op, key))
 }
 
+/// Operation and element types of a kernel.
+pub(crate) fn key_of(entry: &KernelEntry) -> OpKey {
+    let inputs: Vec<DType> = entry.inputs.iter().map(|tensor| tensor.dtype).collect();
+    // Every kernel has one output: the manifest's rules see to that.
+    let output = entry.outputs.first().map_or(DType::F32, |tensor| tensor.dtype);
+    OpKey::new(entry.op.clone(), inputs, output)
+}
+
 /// Tests every kernel of a pack.
+///
+/// Golden files are looked for in the directory that is given, a pack crate.
 ///
 /// # Errors
 /// [`ToolError::Pack`], [`ToolError::Manifest`] and [`ToolError::Host`] where the pack is not
-/// admitted. Wrong results are part of the report.
+/// admitted, [`ToolError::Golden`] where a golden file cannot be used. Wrong results are part of
+/// the report.
 pub fn test(directory: &Path) -> Result<TestReport, ToolError> {
     let trial = Trial::open(directory)?;
     let mut worker = trial.host.worker()?;
-    let manifest = &trial.manifest;
-    let kernels = manifest.kernels.iter().map(|entry| test_kernel(&trial, &mut worker, entry));
-    let kernels = kernels.collect();
-    Ok(TestReport { pack: format!("{} {}", manifest.name, manifest.version), kernels })
-}
-
-fn test_kernel(trial: &Trial, worker: &mut Worker, entry: &KernelEntry) -> TestedKernel {
-    let mut tested = TestedKernel {
-        id: entry.id.clone(),
-        cases: 0,
-        failed: 0,
-        worst: None,
-        failures: Vec::new(),
-    };
-    let Some((op, key)) = known(entry) else { return tested };
-    let subject = Subject { op, inputs: &key.inputs, output: key.output };
-    let name = format!("{}/{}", trial.manifest.name, entry.id);
     let snapshot = trial.host.snapshot();
-    for case in subject.test_cases() {
-        tested.cases += 1;
-        let outcome = worker
-            .call_generic(&snapshot, &name, &case.inputs, &case.params(entry))
-            .map_err(|error| error.to_string())
-            .and_then(|outputs| {
-                let output = outputs.into_iter().next().ok_or("no output")?;
-                judge(op, &key, &case, output.bytes(), &output.to_f32())
-            });
-        match outcome {
-            Ok(Some(share)) => tested.worst = Some(tested.worst.unwrap_or(0.0).max(share)),
-            Ok(None) => {}
-            Err(what) => {
-                tested.failed += 1;
-                if tested.failures.len() < SHOWN_FAILURES {
-                    tested.failures.push(format!("{}: {what}", case.what));
+    let manifest = &trial.manifest;
+    let mut kernels = Vec::new();
+    for entry in &manifest.kernels {
+        let name = format!("{}/{}", manifest.name, entry.id);
+        let mut target = Target { worker: &mut worker, snapshot: &snapshot, entry, name };
+        let mut tested = TestedKernel::new(entry);
+        for golden in golden::read(directory, entry)? {
+            tested.golden += 1;
+            let params: Vec<_> = golden.params.iter().map(|(n, v)| (n.as_str(), *v)).collect();
+            let outcome = target.call(&golden.inputs, &params).map_err(|error| error.to_string());
+            tested.took(&golden.name, outcome.and_then(|output| golden.check(&output)));
+        }
+        match known(entry) {
+            Some((op, key)) => against_oracle(&mut target, op, &key, &mut tested),
+            None => {
+                let manners = stress::manners(&mut target);
+                tested.cases += manners.calls;
+                manners.failures.into_iter().for_each(|what| tested.fail(what));
+                if manners.declined > 0 {
+                    let (some, all) = (manners.declined, manners.calls);
+                    tested.notes.push(format!("it declined {some} of {all} odd calls"));
+                }
+                if tested.golden == 0 {
+                    tested.notes.push(format!("no golden/{}/*.json says what is right", entry.id));
                 }
             }
         }
+        at_the_limit(&mut target, &mut tested);
+        kernels.push(tested);
     }
-    tested
+    Ok(TestReport { pack: format!("{} {}", manifest.name, manifest.version), kernels })
 }
 
-/// Compares an output with the oracle. `Some`: the largest error as a share of what is allowed.
+impl TestedKernel {
+    fn new(entry: &KernelEntry) -> TestedKernel {
+        TestedKernel {
+            id: entry.id.clone(),
+            cases: 0,
+            golden: 0,
+            failed: 0,
+            has_oracle: known(entry).is_some(),
+            largest_call: None,
+            notes: Vec::new(),
+            worst: None,
+            failures: Vec::new(),
+        }
+    }
+
+    fn fail(&mut self, what: String) {
+        self.failed += 1;
+        if self.failures.len() < SHOWN_FAILURES {
+            self.failures.push(what);
+        }
+    }
+
+    /// Books a call.
+    fn took(&mut self, case: &str, outcome: Result<(), String>) {
+        self.cases += 1;
+        if let Err(what) = outcome {
+            self.fail(format!("{case}: {what}"));
+        }
+    }
+}
+
+fn against_oracle(target: &mut Target<'_>, op: Op, key: &OpKey, tested: &mut TestedKernel) {
+    let subject = Subject { op, inputs: &key.inputs, output: key.output };
+    for case in subject.test_cases() {
+        let params = case.params(target.entry);
+        let outcome = target.call(&case.inputs, &params).map_err(|error| error.to_string());
+        let judged = outcome.and_then(|output| judge(op, key, &case, &output, 1.0));
+        if let Ok(Some(share)) = judged {
+            tested.worst = Some(tested.worst.unwrap_or(0.0).max(share));
+        }
+        tested.took(&case.what, judged.map(|_| ()));
+    }
+}
+
+/// The largest call that the kernel's memory holds must come out right; one above is refused.
+fn at_the_limit(target: &mut Target<'_>, tested: &mut TestedKernel) {
+    const WHAT: &str = "at the limit of memory";
+    tested.cases += 1;
+    let (n, bytes) = match stress::find_limit(target) {
+        Ok(AtLimit::Fits { n, bytes }) => (n, bytes),
+        Ok(AtLimit::Fixed) => return,
+        Err(what) => return tested.fail(format!("{WHAT}: {what}")),
+    };
+    let case = known(target.entry).and_then(|(op, key)| {
+        let case = Subject { op, inputs: &key.inputs, output: key.output }.long_case(n)?;
+        Some((op, key, case))
+    });
+    let outcome = match &case {
+        Some((_, _, case)) => target.call(&case.inputs, &case.params(target.entry)),
+        None => stress::call_at_limit(target, n),
+    };
+    match outcome {
+        Ok(output) => {
+            let judged = match &case {
+                Some((op, key, case)) => judge(*op, key, case, &output, LONG_ROWS).map(|_| ()),
+                None => Ok(()),
+            };
+            tested.largest_call = Some(bytes);
+            tested.took(WHAT, judged);
+        }
+        Err(error) if stress::is_deadline(&error) => {
+            tested.cases += 1;
+            let what = "its memory holds larger calls than max_epoch_ticks gives it time for";
+            tested.notes.push(what.to_owned());
+        }
+        Err(error) => tested.took(WHAT, Err(error.to_string())),
+    }
+}
+
+/// Compares an output with the oracle, which it may be `slack` times further from than the host
+/// allows. `Some`: the largest error as a share of what is allowed.
 fn judge(
     op: Op,
     key: &OpKey,
     case: &Case,
-    bytes: &[u8],
-    got: &[f32],
+    output: &Tensor,
+    slack: f64,
 ) -> Result<Option<f64>, String> {
+    let (bytes, got) = (output.bytes(), output.to_f32());
     if case.kind == Kind::NonFinite {
         return Ok(None);
     }
@@ -183,7 +289,7 @@ fn judge(
                 continue;
             }
             let Tolerance { rel, abs } = tolerance;
-            let allowed = abs * scale + rel * want.abs() + floor;
+            let allowed = (abs * scale + rel * want.abs()) * slack + floor;
             let share = (f64::from(*got) - want).abs() / allowed;
             // A NaN must not pass for a small error.
             if share.is_nan() || share > 1.0 {

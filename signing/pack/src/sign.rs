@@ -4,14 +4,15 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ruvllm_manifest::{MANIFEST_FILE, Manifest, SIGNATURE_FILE};
+use ruvllm_manifest::{MANIFEST_FILE, Manifest, SIGNATURE_FILE, Timestamp};
 use ruvllm_signing::{
-    Envelope, PackLimits, SecretKey, TrustPolicy, UnverifiedPack, escape_untrusted, sign_manifest,
+    Clock, Envelope, PackLimits, PackLock, PublicKey, SecretKey, TrustPolicy, UnverifiedPack,
+    VerifiedPack, VersionFloor, escape_untrusted, sign_manifest,
 };
 use serde::Serialize;
 
 use crate::build::DIST;
-use crate::{Report, ToolError};
+use crate::{Report, ToolError, atomic};
 
 /// A key that was made.
 #[derive(Clone, Debug, Serialize)]
@@ -68,11 +69,11 @@ pub struct SignReport {
     pub pack: String,
     /// The signature file.
     pub signature_file: PathBuf,
-    /// The id of the key that signed.
-    pub key_id: String,
+    /// The ids of the keys that signed.
+    pub key_ids: Vec<String>,
     /// How many signatures the pack has now.
     pub signatures: usize,
-    /// Whether the manifest names this key as its author's.
+    /// Whether the manifest names one of these keys as its author's.
     pub is_author_key: bool,
 }
 
@@ -80,7 +81,9 @@ impl Report for SignReport {}
 
 impl fmt::Display for SignReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "signed {} with key {}", self.pack, self.key_id)?;
+        for key_id in &self.key_ids {
+            writeln!(f, "signed {} with key {key_id}", self.pack)?;
+        }
         writeln!(
             f,
             "{} now holds {} signature(s)",
@@ -94,33 +97,73 @@ impl fmt::Display for SignReport {
     }
 }
 
-/// Signs the manifest of a pack, beside any signatures of other keys over the same manifest.
+/// Reads secret keys; one that is named twice is one key.
 ///
 /// # Errors
-/// [`ToolError::Pack`] for key and pack, [`ToolError::Manifest`] where the manifest is not valid,
+/// [`ToolError::Pack`].
+pub(crate) fn secret_keys(files: &[PathBuf]) -> Result<Vec<SecretKey>, ToolError> {
+    let mut keys: Vec<SecretKey> = Vec::with_capacity(files.len());
+    for file in files {
+        let key = SecretKey::read_file(file)?;
+        if keys.iter().all(|other| other.public_key() != key.public_key()) {
+            keys.push(key);
+        }
+    }
+    Ok(keys)
+}
+
+/// Reads a public key: its text in any form, or the name of a file that holds such a text.
+///
+/// # Errors
+/// [`ToolError::Pack`] or [`ToolError::Io`].
+pub(crate) fn public_key(text_or_file: &str) -> Result<PublicKey, ToolError> {
+    let path = Path::new(text_or_file);
+    if path.is_file() {
+        let text = fs::read_to_string(path).map_err(ToolError::io("read", path))?;
+        return Ok(PublicKey::from_text(&text)?);
+    }
+    Ok(PublicKey::from_text(text_or_file)?)
+}
+
+/// Signs the manifest of a pack with each key, beside any signatures of other keys over the same
+/// manifest.
+///
+/// # Errors
+/// [`ToolError::Pack`] for keys and pack, [`ToolError::Manifest`] where the manifest is not valid,
 /// [`ToolError::Io`].
-pub fn sign(key_file: &Path, directory: &Path) -> Result<SignReport, ToolError> {
-    let key = SecretKey::read_file(key_file)?;
+pub fn sign(key_files: &[PathBuf], directory: &Path) -> Result<SignReport, ToolError> {
+    let keys = secret_keys(key_files)?;
     let directory = pack_directory(directory);
     let manifest_file = directory.join(MANIFEST_FILE);
     let bytes = fs::read(&manifest_file).map_err(ToolError::io("read", &manifest_file))?;
     let manifest = Manifest::parse(&bytes)?;
-    let new = sign_manifest(&bytes, &[&key])?;
     let signature_file = directory.join(SIGNATURE_FILE);
-    let envelope = match fs::read(&signature_file) {
-        Ok(old) => Envelope::parse(&old)?.merged(new)?,
-        Err(_) => new,
-    };
-    fs::write(&signature_file, envelope.to_json())
-        .map_err(ToolError::io("write", &signature_file))?;
-    let public = key.public_key();
+    let envelope = add_signatures(&signature_file, &bytes, &keys)?;
     Ok(SignReport {
         pack: format!("{} {}", manifest.name, manifest.version),
         signature_file,
-        key_id: public.key_id().to_string(),
+        key_ids: keys.iter().map(|key| key.public_key().key_id().to_string()).collect(),
         signatures: envelope.signatures().len(),
-        is_author_key: public.to_string() == manifest.author.signing_key,
+        is_author_key: keys
+            .iter()
+            .any(|key| key.public_key().to_string() == manifest.author.signing_key),
     })
+}
+
+/// Signs bytes and writes the envelope, which keeps the signatures of other keys.
+pub(crate) fn add_signatures(
+    signature_file: &Path,
+    bytes: &[u8],
+    keys: &[SecretKey],
+) -> Result<Envelope, ToolError> {
+    let new = sign_manifest(bytes, &keys.iter().collect::<Vec<_>>())?;
+    let envelope = match fs::read(signature_file) {
+        Ok(old) => Envelope::parse(&old)?.merged(new)?,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => new,
+        Err(e) => return Err(ToolError::io("read", signature_file)(e)),
+    };
+    atomic::write(signature_file, envelope.to_json().as_bytes())?;
+    Ok(envelope)
 }
 
 /// A pack that was verified.
@@ -151,22 +194,60 @@ impl fmt::Display for VerifyReport {
     }
 }
 
+/// What a pack is verified against.
+#[derive(Clone, Debug, Default)]
+pub struct VerifyOptions {
+    /// A trust policy; without one, the policy that is built in.
+    pub policy: Option<PathBuf>,
+    /// A directory of version floors and of the newest keyrings seen.
+    pub floors: Option<PathBuf>,
+    /// A lock file that must pin the pack.
+    pub lock: Option<PathBuf>,
+    /// The time to verify for, instead of now.
+    pub at: Option<Timestamp>,
+}
+
+impl VerifyOptions {
+    fn clock(&self) -> Clock {
+        self.at.map_or(Clock::System, Clock::Fixed)
+    }
+
+    fn floors(&self) -> Result<Option<VersionFloor>, ToolError> {
+        Ok(self.floors.as_ref().map(VersionFloor::open).transpose()?)
+    }
+
+    /// Reads the trust policy and the keyring that it may name.
+    pub(crate) fn read_policy(&self) -> Result<TrustPolicy, ToolError> {
+        let Some(file) = &self.policy else { return Ok(TrustPolicy::builtin()) };
+        Ok(TrustPolicy::read_file(file, self.floors()?.as_ref(), self.clock())?)
+    }
+
+    /// Reads and verifies a pack: a directory, an archive, or the build of a pack crate.
+    pub(crate) fn verify(
+        &self,
+        policy: &TrustPolicy,
+        pack: &Path,
+    ) -> Result<VerifiedPack, ToolError> {
+        let pack = UnverifiedPack::read(&pack_directory(pack), &PackLimits::default())?;
+        let pack = pack.verify_with(policy, self.floors()?.as_ref(), self.clock())?;
+        if let Some(lock) = &self.lock {
+            PackLock::read(lock)?.check(&pack)?;
+        }
+        Ok(pack)
+    }
+}
+
 /// Reads a trust policy; without a file, the one that is built in.
 pub(crate) fn policy(file: Option<&Path>) -> Result<TrustPolicy, ToolError> {
-    let Some(file) = file else { return Ok(TrustPolicy::builtin()) };
-    let text = fs::read_to_string(file).map_err(ToolError::io("read", file))?;
-    Ok(TrustPolicy::from_toml(&text)?)
+    VerifyOptions { policy: file.map(Path::to_owned), ..VerifyOptions::default() }.read_policy()
 }
 
 /// Verifies signatures, trust and every file of a pack; runs nothing.
 ///
 /// # Errors
-/// [`ToolError::Pack`] with everything that is wrong, [`ToolError::Io`] for the policy file.
-pub fn verify(trust: Option<&Path>, directory: &Path) -> Result<VerifyReport, ToolError> {
-    let policy = policy(trust)?;
-    let directory = pack_directory(directory);
-    let pack = UnverifiedPack::read_dir(&directory, &PackLimits::default())?;
-    let pack = pack.verify(&policy, None)?;
+/// [`ToolError::Pack`] with everything that is wrong, [`ToolError::Io`].
+pub fn verify(options: &VerifyOptions, pack: &Path) -> Result<VerifyReport, ToolError> {
+    let pack = options.verify(&options.read_policy()?, pack)?;
     let manifest = pack.manifest();
     Ok(VerifyReport {
         name: manifest.name.to_string(),

@@ -10,8 +10,9 @@ use ruvllm_manifest::{
     Platforms, ResourceLimits, Sha256Hex, TensorSpec, Timestamp, Tolerance, WasmtimePlatform,
 };
 use semver::Version;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
+use crate::figures::Figures;
 use crate::{ToolError, ToolchainId};
 
 /// The file's name in the directory of a pack crate.
@@ -20,6 +21,35 @@ pub(crate) const SPEC_FILE: &str = "pack.toml";
 /// Where the JSON schema of the manifest is published.
 const SCHEMA: &str = "https://ruvllm.dev/schemas/kernel-pack-v1.json";
 
+/// The language that the kernels of a pack are written in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Lang {
+    /// Rust: a crate with a binary for each kernel.
+    #[default]
+    Rust,
+    /// C: `kernels/<id>.c` for each kernel.
+    C,
+}
+
+impl Lang {
+    /// The name in `pack.toml`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Lang::Rust => "rust",
+            Lang::C => "c",
+        }
+    }
+
+    /// The name for people.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Lang::Rust => "Rust",
+            Lang::C => "C",
+        }
+    }
+}
+
 /// A pack as its author describes it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -27,6 +57,8 @@ pub struct PackSpec {
     pack: PackSection,
     limits: Limits,
     wasmtime: Wasmtime,
+    #[serde(default)]
+    c: CSection,
     /// What the committed build was made with.
     pub toolchain: Option<ToolchainId>,
     #[serde(rename = "kernel")]
@@ -41,6 +73,8 @@ struct PackSection {
     name: String,
     version: String,
     description: String,
+    #[serde(default)]
+    lang: Lang,
     min_runtime_version: String,
     max_runtime_version: Option<String>,
     created_at: String,
@@ -67,6 +101,14 @@ struct Limits {
 #[serde(deny_unknown_fields)]
 struct Wasmtime {
     min_version: String,
+}
+
+/// How C is compiled beyond what every pack is.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CSection {
+    #[serde(default)]
+    flags: Vec<String>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -149,6 +191,21 @@ impl PackSpec {
         Ok(spec)
     }
 
+    /// The language of the kernels.
+    pub fn lang(&self) -> Lang {
+        self.pack.lang
+    }
+
+    /// Arguments for the C compiler besides those that every pack has.
+    pub(crate) fn c_flags(&self) -> &[String] {
+        &self.c.flags
+    }
+
+    /// Whether the manifest will name a key that nobody has.
+    pub(crate) fn names_no_key(&self) -> bool {
+        self.pack.author.signing_key == crate::scaffold::NO_KEY
+    }
+
     /// The ids of the kernels, which are the names of the crate's binaries.
     pub fn kernel_ids(&self) -> impl Iterator<Item = &str> {
         self.kernels.iter().map(|kernel| kernel.id.as_str())
@@ -170,13 +227,19 @@ impl PackSpec {
         Some(format!("{}/{}.wasm", kernel.category, kernel.id))
     }
 
-    /// The manifest, given what was built, in the order of [`PackSpec::kernel_ids`].
-    pub(crate) fn manifest(&self, built: &[Built], path: &Path) -> Result<Manifest, ToolError> {
-        self.try_manifest(built)
+    /// The manifest, given what was built, in the order of [`PackSpec::kernel_ids`], and what was
+    /// measured.
+    pub(crate) fn manifest(
+        &self,
+        built: &[Built],
+        figures: &Figures,
+        path: &Path,
+    ) -> Result<Manifest, ToolError> {
+        self.try_manifest(built, figures)
             .map_err(|message| ToolError::Spec { path: path.join(SPEC_FILE), message })
     }
 
-    fn try_manifest(&self, built: &[Built]) -> Result<Manifest, String> {
+    fn try_manifest(&self, built: &[Built], figures: &Figures) -> Result<Manifest, String> {
         let pack = &self.pack;
         let name: PackName = pack.name.parse().map_err(at("pack.name"))?;
         let author = &pack.author;
@@ -185,7 +248,11 @@ impl PackSpec {
             .iter()
             .zip(built)
             .map(|(kernel, built)| {
-                self.entry(kernel, built).map_err(|e| format!("kernel `{}`: {e}", kernel.id))
+                let mut entry = self
+                    .entry(kernel, built)
+                    .map_err(|e| format!("kernel `{}`: {e}", kernel.id))?;
+                entry.benchmarks = figures.of(&kernel.id);
+                Ok(entry)
             })
             .collect();
         Ok(Manifest {
@@ -237,6 +304,7 @@ impl PackSpec {
                     features: built.features.clone(),
                 }),
                 wamr: None,
+                native: None,
             },
             tolerance: kernel.tolerance.map(|t| Tolerance { rel: t.rel, abs: t.abs }),
             benchmarks: IndexMap::new(),
@@ -327,7 +395,7 @@ mod tests {
     #[test]
     fn a_spec_becomes_a_manifest_in_its_own_order() {
         let spec = PackSpec::parse(MINIMAL).unwrap();
-        let manifest = spec.try_manifest(&built()).unwrap();
+        let manifest = spec.try_manifest(&built(), &Figures::default()).unwrap();
         let kernel = &manifest.kernels[0];
         assert_eq!(kernel.path.as_str(), "custom/k.wasm");
         assert_eq!(kernel.params.keys().collect::<Vec<_>>(), ["b", "a"]);
@@ -339,7 +407,7 @@ mod tests {
     fn mistakes_are_named() {
         let with = |from: &str, to: &str| {
             let spec = PackSpec::parse(&MINIMAL.replace(from, to));
-            spec.and_then(|spec| spec.try_manifest(&built())).unwrap_err()
+            spec.and_then(|spec| spec.try_manifest(&built(), &Figures::default())).unwrap_err()
         };
         assert!(with("id = \"k\"", "id = \"../k\"").contains("`id`"));
         assert!(with("= -1", "= 0.5").contains("param `b`"));

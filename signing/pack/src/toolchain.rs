@@ -1,9 +1,9 @@
-//! Finding something that compiles Rust to wasm32.
+//! Finding something that compiles Rust or C to wasm32.
 //!
-//! Two kinds will do: a Rust with the `wasm32-unknown-unknown` target installed, or one with its
-//! own sources, from which the core library is then built (a distribution's package, usually). A
-//! linker goes with either. What was used is summed up in a [`ToolchainId`]: builds with equal ids
-//! give equal bytes.
+//! For Rust two kinds will do: one with the `wasm32-unknown-unknown` target installed, or one with
+//! its own sources, from which the core library is then built (a distribution's package, usually).
+//! For C it is any clang that knows the target. A linker goes with each. What was used is summed up
+//! in a [`ToolchainId`]: builds with equal ids give equal bytes.
 
 use std::env;
 use std::ffi::OsStr;
@@ -14,15 +14,44 @@ use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ToolError;
+use crate::{Lang, ToolError};
+
+const INSTALL_RUST: &str = "\
+install one of: `rustup target add wasm32-unknown-unknown`; or a distribution's rustc and cargo \
+together with its sources and a linker (Debian: `apt install rustc-web cargo-web rust-web-src lld`)";
+
+const INSTALL_CLANG: &str = "\
+install clang and its linker: Debian and Ubuntu `apt install clang lld`, Fedora `dnf install clang \
+lld`, macOS `brew install llvm lld` (with its bin directory on the PATH: Apple's own clang does not \
+know wasm32)";
 
 /// The target that kernels are compiled for.
 pub(crate) const TARGET: &str = "wasm32-unknown-unknown";
 
 /// What has to be equal for two builds to be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "either `rustc`, `std` and `linker`, or `clang` and `linker`")]
+pub enum ToolchainId {
+    /// Of a pack in Rust.
+    Rust(RustId),
+    /// Of a pack in C.
+    C(ClangId),
+}
+
+/// A compiler of C and its linker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ToolchainId {
+pub struct ClangId {
+    /// Version of the compiler, such as `19.1.7`.
+    pub clang: String,
+    /// Version of the linker, such as `LLD 19.1.7`.
+    pub linker: String,
+}
+
+/// A compiler of Rust, where its core library comes from, and its linker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RustId {
     /// Release of the compiler, such as `1.96.0`.
     pub rustc: String,
     /// Where the core library comes from.
@@ -33,11 +62,16 @@ pub struct ToolchainId {
 
 impl fmt::Display for ToolchainId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let std = match self.std {
-            StdSource::Target => "its installed wasm32 target",
-            StdSource::Sources => "its own sources",
-        };
-        write!(f, "rustc {} with {std} and {}", self.rustc, self.linker)
+        match self {
+            ToolchainId::Rust(id) => {
+                let std = match id.std {
+                    StdSource::Target => "its installed wasm32 target",
+                    StdSource::Sources => "its own sources",
+                };
+                write!(f, "rustc {} with {std} and {}", id.rustc, id.linker)
+            }
+            ToolchainId::C(id) => write!(f, "clang {} and {}", id.clang, id.linker),
+        }
     }
 }
 
@@ -51,35 +85,58 @@ pub enum StdSource {
     Sources,
 }
 
-/// A compiler, its cargo and a linker.
+/// What compiles and links the kernels of one language.
 #[derive(Clone, Debug)]
 pub struct Toolchain {
-    pub(crate) rustc: PathBuf,
-    pub(crate) cargo: PathBuf,
+    pub(crate) compiler: Compiler,
     pub(crate) linker: PathBuf,
-    pub(crate) sysroot: PathBuf,
     /// What it is.
     pub id: ToolchainId,
 }
 
+/// The compiler of a toolchain.
+#[derive(Clone, Debug)]
+pub(crate) enum Compiler {
+    Rust { rustc: PathBuf, cargo: PathBuf, sysroot: PathBuf, std: StdSource },
+    Clang(PathBuf),
+}
+
 impl Toolchain {
-    /// Finds a toolchain; the wanted one if it is here, else the first that works.
+    /// Finds a toolchain for a language; the wanted one if it is here, else the first that works.
     ///
     /// # Errors
     /// [`ToolError::Toolchain`] with what to install.
-    pub fn find(wanted: Option<&ToolchainId>) -> Result<Toolchain, ToolError> {
-        let all = Toolchain::candidates();
+    pub fn find(lang: Lang, wanted: Option<&ToolchainId>) -> Result<Toolchain, ToolError> {
+        let (all, message) = match lang {
+            Lang::Rust => (Toolchain::rusts(), INSTALL_RUST),
+            Lang::C => (Toolchain::clangs(), INSTALL_CLANG),
+        };
         let exact = all.iter().find(|found| Some(&found.id) == wanted);
-        exact.or(all.first()).cloned().ok_or_else(|| ToolError::Toolchain {
-            message: "install one of: `rustup target add wasm32-unknown-unknown`; or a \
-                      distribution's rustc and cargo together with its sources and a linker \
-                      (Debian: `apt install rustc-web cargo-web rust-web-src lld`)"
-                .to_owned(),
-        })
+        exact
+            .or(all.first())
+            .cloned()
+            .ok_or_else(|| ToolError::Toolchain { message: message.to_owned() })
     }
 
-    /// Every usable toolchain, in order of preference.
-    fn candidates() -> Vec<Toolchain> {
+    /// Every usable clang with every usable linker, in order of preference.
+    fn clangs() -> Vec<Toolchain> {
+        let linkers = linkers();
+        let mut found = Vec::new();
+        for (clang, version) in clang_compilers() {
+            for (linker, linker_version) in &linkers {
+                let id = ClangId { clang: version.clone(), linker: linker_version.clone() };
+                found.push(Toolchain {
+                    compiler: Compiler::Clang(clang.clone()),
+                    linker: linker.clone(),
+                    id: ToolchainId::C(id),
+                });
+            }
+        }
+        found
+    }
+
+    /// Every usable Rust, in order of preference.
+    fn rusts() -> Vec<Toolchain> {
         let mut sysroots: Vec<(PathBuf, PathBuf, PathBuf)> = Vec::new();
         let on_path = on_path("rustc").into_iter();
         for rustc in on_path.chain(toolchain_dirs().map(|dir| dir.join("bin/rustc"))) {
@@ -114,13 +171,12 @@ impl Toolchain {
                 // The compiler's own linker first, any other of the machine after it.
                 let own = own_linker(sysroot).and_then(|path| linker_version(&path));
                 for (linker, version) in own.into_iter().chain(linkers.iter().cloned()) {
-                    let id = ToolchainId { rustc: release.clone(), std, linker: version };
+                    let id = RustId { rustc: release.clone(), std, linker: version };
+                    let (rustc, cargo, sysroot) = (rustc.clone(), cargo.clone(), sysroot.clone());
                     found.push(Toolchain {
-                        rustc: rustc.clone(),
-                        cargo: cargo.clone(),
+                        compiler: Compiler::Rust { rustc, cargo, sysroot, std },
                         linker,
-                        sysroot: sysroot.clone(),
-                        id,
+                        id: ToolchainId::Rust(id),
                     });
                 }
             }
@@ -192,6 +248,31 @@ fn linker_version(path: &Path) -> Option<(PathBuf, String)> {
     Some((path.to_owned(), format!("LLD {}", words.get(at + 1)?)))
 }
 
+/// Compilers of C on the search path that know wasm32, with their versions: plain `clang` first,
+/// then those with a version in their name, the newest first.
+fn clang_compilers() -> Vec<(PathBuf, String)> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let is_versioned = |file: &Path| {
+        let name = file.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        name.strip_prefix("clang-").is_some_and(|v| v.bytes().all(|b| b.is_ascii_digit()))
+    };
+    let versioned = env::split_paths(&path).flat_map(|dir| entries(Some(dir)));
+    let versioned = versioned.filter(|file| is_versioned(file) && file.is_file());
+    let with_version = |clang: PathBuf| Some((clang.clone(), clang_version(&clang)?));
+    let mut numbered: Vec<_> = versioned.filter_map(with_version).collect();
+    numbered.sort_by_key(|(_, version)| std::cmp::Reverse(version_number(version)));
+    let mut found: Vec<_> = on_path("clang").into_iter().filter_map(with_version).collect();
+    found.extend(numbered);
+    found
+}
+
+/// The version of a clang, such as `19.1.7`, if it compiles for wasm32.
+fn clang_version(clang: &Path) -> Option<String> {
+    let targets = output(clang, ["--print-targets"])?;
+    targets.lines().find(|line| line.split_whitespace().next() == Some("wasm32"))?;
+    output(clang, ["-dumpversion"])
+}
+
 fn version_number(version: &str) -> Vec<u32> {
     version.trim_start_matches("LLD ").split('.').map(|part| part.parse().unwrap_or(0)).collect()
 }
@@ -208,13 +289,15 @@ mod tests {
 
     #[test]
     fn an_id_reads_back_from_toml() {
-        let id = ToolchainId {
-            rustc: "1.96.0".to_owned(),
-            std: StdSource::Sources,
-            linker: "LLD 22.1.2".to_owned(),
-        };
-        let text = toml::to_string(&id).unwrap();
-        assert!(text.contains("std = \"sources\""));
-        assert_eq!(toml::from_str::<ToolchainId>(&text).unwrap(), id);
+        let linker = "LLD 22.1.2".to_owned();
+        let rust =
+            RustId { rustc: "1.96.0".to_owned(), std: StdSource::Sources, linker: linker.clone() };
+        let clang = ClangId { clang: "19.1.7".to_owned(), linker };
+        for id in [ToolchainId::Rust(rust), ToolchainId::C(clang)] {
+            let text = toml::to_string(&id).unwrap();
+            assert_eq!(toml::from_str::<ToolchainId>(&text).unwrap(), id);
+        }
+        let neither = toml::from_str::<ToolchainId>("rustc = \"1.96.0\"").unwrap_err();
+        assert!(neither.to_string().contains("`clang` and `linker`"), "{neither}");
     }
 }

@@ -5,14 +5,30 @@
 //! exactly the treatment that it would get from a host that trusts its author.
 
 use std::borrow::Cow;
+use std::path::Path;
 
 use ruvllm_host::{Host, HostConfig, Policy};
 use ruvllm_manifest::{MANIFEST_FILE, Manifest, SIGNATURE_FILE};
 use ruvllm_signing::{
-    PackLimits, PackPattern, Publisher, SecretKey, TrustPolicy, UnverifiedPack, sign_manifest,
+    PackLimits, PackPattern, Publisher, SecretKey, TrustPolicy, UnverifiedPack, VerifiedPack,
+    sign_manifest,
 };
 
 use crate::ToolError;
+use crate::scaffold::is_pack_crate;
+use crate::sign::pack_directory;
+
+/// Reads a pack: a directory, an archive, or the build of a pack crate.
+///
+/// # Errors
+/// [`ToolError::Pack`]; [`ToolError::Spec`] where a pack crate has not been built.
+pub(crate) fn read(given: &Path) -> Result<UnverifiedPack, ToolError> {
+    if is_pack_crate(given) && pack_directory(given) == given {
+        let message = "a pack crate that has not been built: run `ruvllm-pack build`".to_owned();
+        return Err(ToolError::Spec { path: given.to_owned(), message });
+    }
+    Ok(UnverifiedPack::read(&pack_directory(given), &PackLimits::default())?)
+}
 
 /// Installs the files of a pack on a host of their own; a host without fallback, that does not
 /// check kernels by itself.
@@ -20,6 +36,27 @@ use crate::ToolError;
 /// # Errors
 /// [`ToolError::Pack`] and [`ToolError::Host`], as a host that trusts the author would refuse it.
 pub(crate) fn admit(files: impl IntoIterator<Item = (String, Vec<u8>)>) -> Result<Host, ToolError> {
+    let pack = trusted(files)?;
+    let config = HostConfig {
+        policy: Policy::SandboxFirst,
+        strict: true,
+        quarantine_after: u32::MAX,
+        cross_check_every: 0,
+        runtime_version: runtime_version(pack.manifest()),
+        ..HostConfig::default()
+    };
+    let host = Host::new(config)?;
+    host.install(pack)?;
+    Ok(host)
+}
+
+/// The files of a pack as if somebody who is trusted had signed them.
+///
+/// # Errors
+/// [`ToolError::Pack`], but for what is about signatures.
+pub(crate) fn trusted(
+    files: impl IntoIterator<Item = (String, Vec<u8>)>,
+) -> Result<VerifiedPack, ToolError> {
     let mut files: Vec<(String, Cow<'static, [u8]>)> = files
         .into_iter()
         .filter(|(path, _)| path != SIGNATURE_FILE)
@@ -29,40 +66,26 @@ pub(crate) fn admit(files: impl IntoIterator<Item = (String, Vec<u8>)>) -> Resul
     let manifest = manifest.map_or(&[][..], |(_, bytes)| bytes.as_ref());
     let key = SecretKey::generate()?;
     let envelope = sign_manifest(manifest, &[&key])?.to_json().into_bytes();
-    let runtime_version = runtime_version(manifest);
     files.push((SIGNATURE_FILE.to_owned(), Cow::Owned(envelope)));
     let everything: PackPattern = "*".parse()?;
     let publisher = Publisher {
         name: "trial".to_owned(),
         key: key.public_key(),
         packs: vec![everything],
-        native: false,
+        // A trial is about the modules; nothing loads a native library.
+        native: true,
         not_before: None,
         not_after: None,
     };
     let policy = TrustPolicy::new(vec![publisher], 1)?;
-    let pack = UnverifiedPack::from_files(files, &PackLimits::default())?.verify(&policy, None)?;
-    let mut config = HostConfig {
-        policy: Policy::SandboxFirst,
-        strict: true,
-        quarantine_after: u32::MAX,
-        cross_check_every: 0,
-        ..HostConfig::default()
-    };
-    if let Some(version) = runtime_version {
-        config.runtime_version = version;
-    }
-    let host = Host::new(config)?;
-    host.install(pack)?;
-    Ok(host)
+    Ok(UnverifiedPack::from_files(files, &PackLimits::default())?.verify(&policy, None)?)
 }
 
 /// A version that the manifest admits: this runtime's own where it does, else the oldest. The trial
 /// is about the kernels; that a pack is for a newer runtime is no fault of theirs.
-fn runtime_version(manifest: &[u8]) -> Option<semver::Version> {
-    let manifest = Manifest::parse(manifest).ok()?;
+fn runtime_version(manifest: &Manifest) -> semver::Version {
     let here = HostConfig::default().runtime_version;
     let admits = here >= manifest.min_runtime_version
         && manifest.max_runtime_version.as_ref().is_none_or(|max| here < *max);
-    Some(if admits { here } else { manifest.min_runtime_version })
+    if admits { here } else { manifest.min_runtime_version.clone() }
 }

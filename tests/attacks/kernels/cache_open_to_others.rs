@@ -29,11 +29,10 @@ fn a_link_to_a_directory_is_not_followed() {
     let directory = tempfile::tempdir().unwrap();
     let elsewhere = tempfile::tempdir().unwrap();
     symlink(elsewhere.path(), cache_of(directory.path())).unwrap();
-    let config = HostConfig { cache_dir: Some(cache_of(directory.path())), ..HostConfig::default() };
-    let report = Host::new(config)
-        .unwrap()
-        .install(pack(&Module::default()).verify().unwrap())
-        .unwrap();
+    let config =
+        HostConfig { cache_dir: Some(cache_of(directory.path())), ..HostConfig::default() };
+    let report =
+        Host::new(config).unwrap().install(pack(&Module::default()).verify().unwrap()).unwrap();
     assert!(report.cache.unusable.unwrap().contains("not a directory"));
     assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
 }

@@ -19,11 +19,8 @@ fn drifting() -> TestPack {
         )
     };
     // Wrong where it is fused, and wrong where it is not: one of the two is this machine.
-    let epilogue = format!(
-        "{}{}",
-        drift(difference),
-        drift(&format!("(f32.sub (f32.const 1) {difference})"))
-    );
+    let epilogue =
+        format!("{}{}", drift(difference), drift(&format!("(f32.sub (f32.const 1) {difference})")));
     let module = Module { epilogue, ..Module::default() };
     PackBuilder::new()
         .kernel("rmsnorm_f32", rmsnorm_f32(&module))

@@ -42,12 +42,20 @@ pub(crate) struct KernelOptions {
     /// Which kernels do the work.
     #[arg(long, value_enum, default_value_t = Kernels::Sandbox)]
     pub(crate) kernels: Kernels,
-    /// Directory of a signed kernel pack to load over the built-in core pack.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) pack: Option<PathBuf>,
+    /// A signed kernel pack, a directory or an .rkp file, to load over the built-in core pack; may
+    /// be given several times.
+    #[arg(long, value_name = "DIR|FILE")]
+    pub(crate) pack: Vec<PathBuf>,
     /// Trust policy (TOML) that names the publishers to accept, instead of the built-in one.
     #[arg(long, value_name = "FILE")]
     pub(crate) trust: Option<PathBuf>,
+    /// A lock file: packs that it does not pin by digest are refused.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) lock: Option<PathBuf>,
+    /// Where the newest versions of packs that were active are remembered, older ones being refused;
+    /// the user's state directory when absent.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
     /// Let this kernel answer an operation, as OP=KERNEL; may be given several times.
     ///
     /// OP is an operation (`rmsnorm`) or one with its types (`rmsnorm(f32,f32)->f32`); KERNEL is an

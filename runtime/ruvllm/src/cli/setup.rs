@@ -4,6 +4,7 @@ use super::Failure;
 use super::args::{COMPILE_KERNEL, KernelOptions, Kernels, Kv, ModelOptions, SamplingArgs};
 use ruvllm::engine::KvType;
 use ruvllm::host::{Compiler, CompilerProcess, HostConfig, InstallReport, Policy};
+use ruvllm::signing::{PackLock, VersionFloor};
 use ruvllm::{KernelSet, KernelSetBuilder, Runtime, SamplingOptions};
 use std::io::{self, Write as _};
 use std::ops::ControlFlow;
@@ -34,11 +35,23 @@ pub(crate) fn kernel_set(options: &KernelOptions) -> Result<KernelSetBuilder, Fa
         ..HostConfig::default()
     };
     let mut builder = KernelSet::builder().config(config);
+    let state_dir = options.state_dir.clone().or_else(ruvllm::default_state_dir);
+    let floor = match state_dir {
+        // Without packs there is nothing that could be too old, and nothing to remember.
+        Some(dir) if !options.pack.is_empty() => Some(VersionFloor::open(dir.join("floors"))?),
+        _ => None,
+    };
     if let Some(path) = &options.trust {
-        builder = builder.trust(ruvllm::read_trust_policy(path)?);
+        builder = builder.trust(ruvllm::read_trust_policy(path, floor.as_ref())?);
     }
-    if let Some(dir) = &options.pack {
-        builder = builder.pack(dir);
+    if let Some(path) = &options.lock {
+        builder = builder.lock(PackLock::read(path)?);
+    }
+    if let Some(floor) = floor {
+        builder = builder.version_floor(floor);
+    }
+    for path in &options.pack {
+        builder = builder.pack(path);
     }
     Ok(builder)
 }

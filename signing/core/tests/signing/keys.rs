@@ -1,5 +1,7 @@
 //! Which keys and signatures count.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use ruvllm_signing::{KeyId, PublicKey, SecretKey, Signature};
 
 fn bytes(hex: &str) -> Vec<u8> {
@@ -123,4 +125,111 @@ fn a_key_file_is_new_and_for_its_owner_alone() {
     assert_eq!(SecretKey::read_file(&dir.path().join("none")).unwrap_err().code(), "io");
     std::fs::write(&path, vec![0xff; 100_000]).unwrap();
     assert_eq!(SecretKey::read_file(&path).unwrap_err().code(), "key_invalid");
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The seed and its public key of RFC 8032, section 7.1, test 1.
+fn rfc_seed() -> (Vec<u8>, String) {
+    let seed = bytes("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60");
+    (seed, "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a".to_owned())
+}
+
+#[test]
+fn a_raw_key_is_read_as_bytes_as_hex_and_as_base64() {
+    let (seed, public) = rfc_seed();
+    let text = hex(&seed);
+    let base64 = STANDARD.encode(&seed);
+    for form in [
+        seed.clone(),
+        text.clone().into_bytes(),
+        format!("  {text}\n").into_bytes(),
+        format!("{base64}\n").into_bytes(),
+    ] {
+        let key = SecretKey::parse(&form).unwrap().public_key();
+        assert_eq!(hex(key.as_bytes()), public);
+    }
+    for bad in [&seed[..31], &[0xff; 33][..], &text.as_bytes()[..62], b"", b"zz", &[b'z'; 64]] {
+        assert_eq!(SecretKey::parse(bad).unwrap_err().code(), "key_invalid");
+    }
+}
+
+/// The seed as `ssh-keygen` would write it.
+fn openssh(seed: &[u8]) -> (String, String) {
+    use ssh_key::private::{Ed25519Keypair, Ed25519PrivateKey, KeypairData};
+    let private = Ed25519PrivateKey::try_from(seed).unwrap();
+    let public = SecretKey::parse(seed).unwrap().public_key();
+    let public = ssh_key::public::Ed25519PublicKey(*public.as_bytes());
+    let pair = KeypairData::from(Ed25519Keypair { public, private });
+    let key = ssh_key::PrivateKey::new(pair, "ann@example").unwrap();
+    let text = key.to_openssh(ssh_key::LineEnding::LF).unwrap().to_string();
+    (text, key.public_key().to_openssh().unwrap())
+}
+
+#[test]
+fn openssh_keys_are_read_both_halves() {
+    let (seed, public) = rfc_seed();
+    let (private_text, public_text) = openssh(&seed);
+    let secret = SecretKey::parse(private_text.as_bytes()).unwrap();
+    assert_eq!(hex(secret.public_key().as_bytes()), public);
+    assert!(public_text.starts_with("ssh-ed25519 AAAA") && public_text.ends_with("ann@example"));
+    assert_eq!(PublicKey::from_text(&public_text).unwrap(), secret.public_key());
+    let pem = secret.public_key().to_pem().unwrap();
+    assert_eq!(PublicKey::from_text(&pem).unwrap(), secret.public_key());
+    let text = format!(" {}\n", secret.public_key());
+    assert_eq!(PublicKey::from_text(&text).unwrap(), secret.public_key());
+    for bad in ["ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAAAQ==", "ssh-ed25519 AAAA", "ssh-", ""] {
+        assert_eq!(PublicKey::from_text(bad).unwrap_err().code(), "key_invalid", "{bad}");
+    }
+    let cut = private_text.replace("b3BlbnNzaC1rZXktdjE", "b3BlbnNzaC1rZXktdjI");
+    assert_eq!(SecretKey::parse(cut.as_bytes()).unwrap_err().code(), "key_invalid");
+}
+
+#[test]
+fn an_encrypted_key_is_refused_with_what_to_do() {
+    // The OpenSSH container as its PROTOCOL.key describes it, with bytes of no meaning for the
+    // encrypted part.
+    let field = |bytes: &[u8]| [&(bytes.len() as u32).to_be_bytes()[..], bytes].concat();
+    let public = [field(b"ssh-ed25519"), field(&[9; 32])].concat();
+    let options = [field(&[7; 16]), 16u32.to_be_bytes().to_vec()].concat();
+    let container = [
+        b"openssh-key-v1\0".to_vec(),
+        field(b"aes256-ctr"),
+        field(b"bcrypt"),
+        field(&options),
+        1u32.to_be_bytes().to_vec(),
+        field(&public),
+        field(&[5; 144]),
+    ]
+    .concat();
+    let body = STANDARD.encode(container);
+    let lines: Vec<&str> =
+        body.as_bytes().chunks(70).map(|line| std::str::from_utf8(line).unwrap()).collect();
+    let name = "OPENSSH PRIVATE KEY";
+    let text = format!("-----BEGIN {name}-----\n{}\n-----END {name}-----\n", lines.join("\n"));
+    let error = SecretKey::parse(text.as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("encrypted") && error.contains("ssh-keygen -p"), "{error}");
+    let name = "ENCRYPTED PRIVATE KEY";
+    let text = format!("-----BEGIN {name}-----\nAAAA\n-----END {name}-----\n");
+    let error = SecretKey::parse(text.as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("encrypted") && error.contains("openssl pkey"), "{error}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_key_file_that_others_can_reach_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("key.pem");
+    SecretKey::generate().unwrap().write_new_file(&path).unwrap();
+    for mode in [0o644, 0o640, 0o660, 0o604, 0o601] {
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+        let error = SecretKey::read_file(&path).unwrap_err();
+        assert_eq!(error.code(), "key_exposed");
+        assert!(error.to_string().contains("chmod 600"));
+    }
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o400)).unwrap();
+    assert!(SecretKey::read_file(&path).is_ok());
 }

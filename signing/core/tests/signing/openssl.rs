@@ -2,7 +2,7 @@
 //!
 //! Where there is none the tests say so and pass.
 
-use ruvllm_signing::{PublicKey, SecretKey, Signature, sign_manifest};
+use ruvllm_signing::{Envelope, PublicKey, SecretKey, Signature, sign_manifest};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -68,6 +68,12 @@ fn we_accept_signatures_and_keys_that_openssl_makes() {
     assert_eq!(secret.public_key(), public);
     let signature: [u8; 64] = fs::read(file("sig")).unwrap().try_into().unwrap();
     assert!(public.verify(MANIFEST, &Signature::from_bytes(signature)));
+    // As an entry of an envelope, written and read again.
+    let envelope =
+        Envelope::from_signatures(vec![(public.key_id(), Signature::from_bytes(signature))]);
+    let envelope = Envelope::parse(envelope.unwrap().to_json().as_bytes()).unwrap();
+    assert_eq!(envelope, sign_manifest(MANIFEST, &[&secret]).unwrap());
+    assert!(public.verify(MANIFEST, &envelope.signatures()[0].1));
     // Ed25519 is deterministic: the same key makes the same signature.
     assert_eq!(*secret.sign(MANIFEST).as_bytes(), signature);
 }

@@ -1,7 +1,7 @@
 //! Which packs are verified, and why others are not.
 
 use ruvllm_signing::{
-    Envelope, MANIFEST_FILE, PackError, PackLimits, Publisher, SIGNATURE_FILE, SecretKey,
+    Clock, Envelope, MANIFEST_FILE, PackError, PackLimits, Publisher, SIGNATURE_FILE, SecretKey,
     TrustPolicy, UnverifiedPack, VersionFloor, sign_manifest,
 };
 use serde_json::{Value, json};
@@ -18,6 +18,7 @@ fn manifest(edit: impl FnOnce(&mut Value)) -> Vec<u8> {
     let hash: String = Sha256::digest(MODULE).iter().map(|b| format!("{b:02x}")).collect();
     json["kernels"][0]["hash"] = json!(format!("sha256:{hash}"));
     json["kernels"][0]["size"] = json!(MODULE.len());
+    json["kernels"][0]["platforms"].as_object_mut().unwrap().remove("native");
     edit(&mut json);
     json.to_string().into_bytes()
 }
@@ -132,6 +133,59 @@ fn validity_begins_inclusive_and_ends_exclusive() {
 }
 
 #[test]
+fn without_a_clock_bounds_do_not_count_unless_the_policy_says_so() {
+    let [a, ..] = keys();
+    let bytes = manifest(|_| ());
+    let envelope = sign_manifest(&bytes, &[&a]).unwrap();
+    let run = |bounded: bool, accept: bool, clock: Clock| {
+        let mut publisher = publisher("a", &a);
+        publisher.not_after = bounded.then(|| "2030-01-01T00:00:00Z".parse().unwrap());
+        let policy = TrustPolicy::new(vec![publisher], 1).unwrap();
+        let policy = policy.with_accepts_without_clock(accept);
+        outcome(pack(&bytes, &envelope).verify_with(&policy, None, clock)).err()
+    };
+    assert_eq!(run(false, false, Clock::None), None);
+    assert_eq!(run(true, false, Clock::None), Some(vec!["clock_unknown"]));
+    assert_eq!(run(true, true, Clock::None), None);
+    assert_eq!(run(true, false, Clock::Fixed(NOW.parse().unwrap())), None);
+    let late = Clock::Fixed("2030-01-01T00:00:00Z".parse().unwrap());
+    assert_eq!(run(true, true, late), Some(vec!["publisher_expired"]));
+}
+
+#[test]
+fn two_keys_of_one_publisher_count_once_and_one_of_them_in_scope_is_enough() {
+    let [old, new, b] = keys();
+    let policy = |threshold| {
+        let mut narrow = publisher("a", &old);
+        narrow.packs = vec!["acme-*".parse().unwrap()];
+        let all = vec![narrow, publisher("a", &new), publisher("b", &b)];
+        TrustPolicy::new(all, threshold).unwrap()
+    };
+    assert!(TrustPolicy::new(policy(1).publishers().to_vec(), 3).is_err());
+    assert!(verify(&[&old, &new], &policy(1)).is_ok());
+    assert!(verify(&[&new, &b], &policy(2)).is_ok());
+    assert_eq!(verify(&[&old, &new], &policy(2)), Err(vec!["threshold_not_met"]));
+    assert_eq!(
+        verify(&[&old, &b], &policy(2)),
+        Err(vec!["publisher_out_of_scope", "threshold_not_met"])
+    );
+}
+
+#[test]
+fn a_revoked_key_never_counts() {
+    let [a, b, c] = keys();
+    let both = vec![publisher("a", &a), publisher("b", &b)];
+    let revoke = |threshold, key: &SecretKey| {
+        TrustPolicy::new(both.clone(), threshold).unwrap().with_revoked([key.public_key()])
+    };
+    assert_eq!(verify(&[&a], &revoke(1, &a)), Err(vec!["key_revoked"]));
+    assert_eq!(verify(&[&a, &b], &revoke(1, &a)), Ok(vec!["b".to_owned()]));
+    assert_eq!(verify(&[&a, &b], &revoke(2, &a)), Err(vec!["key_revoked", "threshold_not_met"]));
+    // One that no publisher has is named as what it is.
+    assert_eq!(verify(&[&c], &revoke(1, &c)), Err(vec!["key_revoked"]));
+}
+
+#[test]
 fn a_publisher_signs_only_packs_in_its_scope() {
     let [a, b, _] = keys();
     let mut other = publisher("a", &a);
@@ -157,6 +211,34 @@ fn native_code_needs_the_grant_of_as_many_as_must_sign() {
     };
     assert!(granted([true, false], 1) && granted([true, true], 2));
     assert!(!granted([true, false], 2) && !granted([false, false], 1));
+}
+
+#[test]
+fn a_native_library_is_a_listed_file_that_needs_the_grant() {
+    let [a, ..] = keys();
+    let bytes = manifest(|m| {
+        let hash: String = Sha256::digest(b"elf").iter().map(|b| format!("{b:02x}")).collect();
+        m["kernels"][0]["platforms"]["native"]["targets"]["x86_64-linux"] =
+            json!({ "path": "native/a.so", "size": 3, "hash": format!("sha256:{hash}") });
+    });
+    let envelope = sign_manifest(&bytes, &[&a]).unwrap();
+    let run = |native: bool, library: &[u8]| {
+        let mut pack = pack(&bytes, &envelope);
+        let files = pack
+            .files()
+            .map(|(path, bytes)| (path.to_owned(), Cow::Owned(bytes.to_vec())))
+            .chain([("native/a.so".to_owned(), Cow::Owned(library.to_vec()))])
+            .collect::<Vec<_>>();
+        pack = UnverifiedPack::from_files(files, &PackLimits::default()).unwrap();
+        let mut publisher = publisher("a", &a);
+        publisher.native = native;
+        pack.verify(&TrustPolicy::new(vec![publisher], 1).unwrap(), None)
+    };
+    let granted = run(true, b"elf").unwrap();
+    assert_eq!(granted.native_library("rope_f32", "x86_64-linux"), Some(&b"elf"[..]));
+    assert_eq!(granted.native_library("rope_f32", "aarch64-linux"), None);
+    assert_eq!(outcome(run(true, b"ELF")), Err(vec!["file_hash_mismatch"]));
+    assert_eq!(outcome(run(false, b"elf")), Err(vec!["native_not_granted"]));
 }
 
 #[test]

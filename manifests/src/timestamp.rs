@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 use thiserror::Error;
+use time::{Date, Month, OffsetDateTime, Time};
 
 /// A point in time to the second, years 0000 to 9999.
 ///
@@ -53,30 +54,23 @@ impl FromStr for Timestamp {
     }
 }
 
+/// By hand where the format is, so that one spelling is read and no leap second; the calendar is the
+/// library's.
 fn parse(s: &[u8]) -> Option<i64> {
-    let number = |range: std::ops::Range<usize>| -> Option<i64> {
+    let number = |range: std::ops::Range<usize>| -> Option<u16> {
         s.get(range)?
             .iter()
-            .try_fold(0, |n, b| b.is_ascii_digit().then(|| n * 10 + i64::from(b - b'0')))
+            .try_fold(0, |n, b| b.is_ascii_digit().then(|| n * 10 + u16::from(b - b'0')))
     };
+    let small = |at: usize| number(at..at + 2).map(|n| n as u8);
     let separators = [(4, b'-'), (7, b'-'), (13, b':'), (16, b':')];
     if separators.iter().any(|&(i, c)| s.get(i) != Some(&c)) || !matches!(s[10], b'T' | b't') {
         return None;
     }
-    let (year, month, day) = (number(0..4)?, number(5..7)?, number(8..10)?);
-    let (hour, minute, second) = (number(11..13)?, number(14..16)?, number(17..19)?);
-    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    let days = match month {
-        1 | 3 | 5 | 7 | 8 | 10 | 12 => 31,
-        4 | 6 | 9 | 11 => 30,
-        2 if leap => 29,
-        2 => 28,
-        _ => return None,
-    };
-    if !(1..=days).contains(&day) || hour > 23 || minute > 59 || second > 59 {
-        return None;
-    }
-    let mut zone = &s[19..];
+    let month = Month::try_from(small(5)?).ok()?;
+    let date = Date::from_calendar_date(number(0..4)?.into(), month, small(8)?).ok()?;
+    let time = Time::from_hms(small(11)?, small(14)?, small(17)?).ok()?;
+    let mut zone = s.get(19..)?;
     if let Some(fraction) = zone.strip_prefix(b".") {
         let digits = fraction.iter().take_while(|b| b.is_ascii_digit()).count();
         if !(1..=9).contains(&digits) {
@@ -88,44 +82,24 @@ fn parse(s: &[u8]) -> Option<i64> {
         b"Z" | b"z" => 0,
         [sign @ (b'+' | b'-'), rest @ ..] if rest.len() == 5 && rest[2] == b':' => {
             let at = s.len() - 5;
-            let (hours, minutes) = (number(at..at + 2)?, number(at + 3..at + 5)?);
+            let (hours, minutes) = (small(at)?, small(at + 3)?);
             if hours > 23 || minutes > 59 {
                 return None;
             }
-            (hours * 60 + minutes) * if *sign == b'+' { 60 } else { -60 }
+            (i64::from(hours) * 60 + i64::from(minutes)) * if *sign == b'+' { 60 } else { -60 }
         }
         _ => return None,
     };
-    let seconds = days_from_civil(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second;
-    Some(seconds - offset)
-}
-
-/// Days since 1970-01-01 in the proleptic Gregorian calendar, counting years from March so that the
-/// leap day comes last.
-fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
-    let year = if month <= 2 { year - 1 } else { year };
-    let (era, year_of_era) = (year.div_euclid(400), year.rem_euclid(400));
-    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
-    era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
-}
-
-fn civil_from_days(days: i64) -> (i64, i64, i64) {
-    let days = days + 719_468;
-    let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let march_month = (5 * day_of_year + 2) / 153;
-    let month = if march_month < 10 { march_month + 3 } else { march_month - 9 };
-    let year = era * 400 + year_of_era + i64::from(month <= 2);
-    (year, month, day_of_year - (153 * march_month + 2) / 5 + 1)
+    Some(date.with_time(time).assume_utc().unix_timestamp() - offset)
 }
 
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (year, month, day) = civil_from_days(self.0.div_euclid(86_400));
-        let second = self.0.rem_euclid(86_400);
-        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+        // A Timestamp is within years 0000 to 9999, which the library has.
+        let time = OffsetDateTime::from_unix_timestamp(self.0).map_err(|_| fmt::Error)?;
+        let (year, month, day) = time.to_calendar_date();
+        let (hour, minute, second) = time.to_hms();
+        let month = u8::from(month);
         write!(f, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
     }
 }

@@ -1,0 +1,153 @@
+//! Compiling a crate of kernels with cargo.
+//!
+//! Nothing of the environment may change the bytes: the profile is set here, paths are remapped,
+//! flags from outside are dropped.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::ToolError;
+use crate::build::{Job, STACK_BYTES};
+use crate::toolchain::{Compiler, StdSource, TARGET};
+
+/// The parts of a toolchain for Rust.
+struct Rust<'a> {
+    rustc: &'a Path,
+    cargo: &'a Path,
+    sysroot: &'a Path,
+    linker: &'a Path,
+}
+
+/// Runs cargo for every kernel.
+///
+/// # Errors
+/// [`ToolError::Compile`], [`ToolError::Spec`] about `Cargo.toml`, [`ToolError::Io`].
+pub(crate) fn compile(job: &Job<'_>) -> Result<(), ToolError> {
+    let Compiler::Rust { rustc, cargo, sysroot, std } = &job.toolchain.compiler else {
+        return Err(ToolError::Toolchain { message: "the pack is in Rust".to_owned() });
+    };
+    let rust = Rust { rustc, cargo, sysroot, linker: &job.toolchain.linker };
+    let mut cargo = rust.cargo(job.directory);
+    cargo.args(["build", "--release", "--target", TARGET]).arg("--target-dir").arg(job.target_dir);
+    if job.directory.join("Cargo.lock").is_file() {
+        cargo.arg("--locked");
+    }
+    if *std == StdSource::Sources {
+        // Building the core library is not a stable feature of cargo, but what it needs is fixed
+        // by the compiler's version, which the pack records.
+        cargo.arg("-Zbuild-std=core").env("RUSTC_BOOTSTRAP", "1");
+    }
+    for id in job.spec.kernel_ids() {
+        cargo.args(["--bin", id]);
+    }
+    let flags = rust.flags(job)?;
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join(&OsString::from("\u{1f}")));
+    let status = cargo.status().map_err(ToolError::io("run", rust.cargo))?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(ToolError::Compile { what: "cargo", status: status.to_string() })
+}
+
+/// Where cargo leaves the module of a kernel.
+pub(crate) fn module_file(target_dir: &Path, id: &str) -> PathBuf {
+    target_dir.join(TARGET).join("release").join(format!("{id}.wasm"))
+}
+
+impl Rust<'_> {
+    /// Cargo with nothing inherited that could change what it makes.
+    fn cargo(&self, directory: &Path) -> Command {
+        let mut cargo = Command::new(self.cargo);
+        let inherited =
+            ["RUSTFLAGS", "CARGO_BUILD_RUSTFLAGS", "CARGO_BUILD_TARGET", "RUSTUP_TOOLCHAIN"];
+        for name in inherited {
+            cargo.env_remove(name);
+        }
+        let profile = [
+            ("OPT_LEVEL", "3"),
+            ("LTO", "fat"),
+            ("CODEGEN_UNITS", "1"),
+            ("PANIC", "abort"),
+            ("STRIP", "symbols"),
+            ("DEBUG", "0"),
+            ("DEBUG_ASSERTIONS", "false"),
+            ("OVERFLOW_CHECKS", "false"),
+            ("INCREMENTAL", "false"),
+        ];
+        for (name, value) in profile {
+            cargo.env(format!("CARGO_PROFILE_RELEASE_{name}"), value);
+        }
+        cargo
+            .current_dir(directory)
+            .env("RUSTC", self.rustc)
+            .env("RUSTC_WRAPPER", "")
+            .env("RUSTC_WORKSPACE_WRAPPER", "")
+            .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER", self.linker)
+            .stdin(Stdio::null())
+            // Standard output belongs to the report.
+            .stdout(Stdio::null());
+        cargo
+    }
+
+    /// The compiler's flags: features, the linker's options, and no path of this machine.
+    fn flags(&self, job: &Job<'_>) -> Result<Vec<OsString>, ToolError> {
+        let mut flags: Vec<OsString> = vec![
+            "-Ctarget-feature=+simd128,+relaxed-simd".into(),
+            "-Clink-arg=--export=__heap_base".into(),
+            format!("-Clink-arg=-zstack-size={STACK_BYTES}").into(),
+            "-Clink-arg=--stack-first".into(),
+            format!("-Clink-arg=--max-memory={}", job.max_memory()).into(),
+            "-Clink-arg=--gc-sections".into(),
+            "-Clink-arg=--strip-all".into(),
+        ];
+        let mut remap = |from: &Path, to: &str| {
+            let mut flag = OsString::from("--remap-path-prefix=");
+            flag.push(from);
+            flag.push("=");
+            flag.push(to);
+            flags.push(flag);
+        };
+        // Of several prefixes that match, the last one counts: the widest come first.
+        if let Some(home) = cargo_home() {
+            remap(&home, "/cargo");
+        }
+        remap(self.sysroot, "/rust");
+        for (name, path) in self.path_dependencies(job.directory)? {
+            remap(&path, &format!("/deps/{name}"));
+        }
+        remap(job.directory, "/pack");
+        remap(job.target_dir, "/target");
+        Ok(flags)
+    }
+
+    /// Name and directory of every package that the crate takes from this machine.
+    fn path_dependencies(&self, directory: &Path) -> Result<Vec<(String, PathBuf)>, ToolError> {
+        let mut cargo = self.cargo(directory);
+        cargo.args(["metadata", "--format-version", "1"]).stdout(Stdio::piped());
+        let output = cargo.output().map_err(ToolError::io("run", self.cargo))?;
+        if !output.status.success() {
+            // Said by cargo itself, about Cargo.toml.
+            let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(ToolError::Spec { path: directory.join("Cargo.toml"), message });
+        }
+        let metadata: serde_json::Value =
+            serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let packages = metadata["packages"].as_array().cloned().unwrap_or_default();
+        let mut found: Vec<(String, PathBuf)> = packages
+            .iter()
+            .filter(|package| package["source"].is_null())
+            .filter_map(|package| {
+                let manifest = Path::new(package["manifest_path"].as_str()?);
+                Some((package["name"].as_str()?.to_owned(), manifest.parent()?.to_owned()))
+            })
+            .collect();
+        found.sort_by_key(|(_, path)| path.components().count());
+        Ok(found)
+    }
+}
+
+fn cargo_home() -> Option<PathBuf> {
+    let set = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    set.or_else(|| Some(std::env::home_dir()?.join(".cargo")))
+}

@@ -1,0 +1,368 @@
+//! `explain`: would this host admit a pack? Every gate that it passes on the way in, and its verdict.
+//!
+//! A gate that refuses hides those behind it from a host. Here the pack then goes on as if it had
+//! been trusted, so that its author sees everything at once. Kernels run only after their modules
+//! have passed the gate, in the sandbox, as on any host.
+
+use std::fmt;
+use std::path::Path;
+
+use ruvllm_host::{Host, HostConfig, HostError, Refusal};
+use ruvllm_manifest::{MANIFEST_FILE, Manifest, Violation};
+use ruvllm_signing::{PackError, escape_untrusted};
+use serde::Serialize;
+
+use crate::sign::policy;
+use crate::{Report, ToolError, trial};
+
+/// Each gate with its verdict.
+#[derive(Clone, Debug, Serialize)]
+pub struct ExplainReport {
+    /// Name and version of the pack, where they could be read.
+    pub pack: String,
+    /// Whether this host would admit it.
+    pub admitted: bool,
+    /// The gates of the pack as a whole, in the order in which a host asks them.
+    pub gates: Vec<GateReport>,
+    /// The gates of each kernel.
+    pub kernels: Vec<KernelGates>,
+}
+
+/// The gates of one kernel.
+#[derive(Clone, Debug, Serialize)]
+pub struct KernelGates {
+    /// Its id.
+    pub kernel: String,
+    /// The gates.
+    pub gates: Vec<GateReport>,
+}
+
+/// One gate.
+#[derive(Clone, Debug, Serialize)]
+pub struct GateReport {
+    /// What it asks.
+    pub gate: Gate,
+    /// What it says.
+    pub verdict: GateVerdict,
+    /// Why: a stable code, where, and a sentence.
+    pub findings: Vec<Finding>,
+}
+
+/// Why a gate does not pass.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// A stable code.
+    pub code: String,
+    /// Where it was found.
+    pub location: String,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+/// What stands between a pack and the registry, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Gate {
+    /// The files can be read: no links, no devices, nothing too large.
+    Read,
+    /// Enough publishers of the policy have signed the manifest.
+    Signatures,
+    /// Their trust is valid today.
+    Validity,
+    /// They may sign packs of this name.
+    Scope,
+    /// The manifest keeps its rules.
+    Manifest,
+    /// Every listed file is there with its length and hash, and no other.
+    Files,
+    /// Versions, ABI, executor and limits suit this host.
+    Compatibility,
+    /// The structure of the module.
+    Module,
+    /// The compiler takes it.
+    Compile,
+    /// It computes the right numbers on this machine, and has manners.
+    Numbers,
+}
+
+/// What a gate says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GateVerdict {
+    /// Nothing speaks against it.
+    Passed,
+    /// Refused, for the findings.
+    Refused,
+    /// Nobody asked, because of another gate.
+    NotReached,
+    /// The kernel is left out: it was made for another executor.
+    LeftOut,
+}
+
+use GateVerdict::{LeftOut, NotReached, Passed, Refused};
+
+impl Gate {
+    const OF_PACK: [Gate; 7] = [
+        Gate::Read,
+        Gate::Signatures,
+        Gate::Validity,
+        Gate::Scope,
+        Gate::Manifest,
+        Gate::Files,
+        Gate::Compatibility,
+    ];
+    const OF_KERNEL: [Gate; 4] = [Gate::Compatibility, Gate::Module, Gate::Compile, Gate::Numbers];
+
+    fn name(self) -> &'static str {
+        match self {
+            Gate::Read => "read",
+            Gate::Signatures => "signatures",
+            Gate::Validity => "validity",
+            Gate::Scope => "scope",
+            Gate::Manifest => "manifest",
+            Gate::Files => "files",
+            Gate::Compatibility => "compatibility",
+            Gate::Module => "module",
+            Gate::Compile => "compile",
+            Gate::Numbers => "numbers",
+        }
+    }
+
+    /// The gate that a violation of the verification belongs to.
+    fn of_violation(code: &str) -> Gate {
+        match code {
+            "publisher_not_yet_valid" | "publisher_expired" | "clock_unknown" => Gate::Validity,
+            "publisher_out_of_scope" | "native_not_granted" => Gate::Scope,
+            "manifest_missing" | "threshold_not_met" | "key_revoked" => Gate::Signatures,
+            code if code.starts_with("signature") || code.starts_with("envelope") => {
+                Gate::Signatures
+            }
+            code if code.starts_with("file_") => Gate::Files,
+            _ => Gate::Manifest,
+        }
+    }
+
+    /// The gate that a refusal of the host belongs to.
+    fn of_refusal(refusal: &Refusal) -> Gate {
+        let module = ["module_", "export_", "memory_", "table_"];
+        match refusal.code {
+            _ if refusal.kernel.is_empty() => Gate::Compatibility,
+            "kernel_shape" | "tolerance_too_loose" | "limit_over_cap" => Gate::Compatibility,
+            "executor_unsupported" | "executor_too_old" | "feature_unsupported" => {
+                Gate::Compatibility
+            }
+            "feature_undeclared" => Gate::Module,
+            "kernel_compile" | "compile_limit" | "compile_timeout" | "compiler_unavailable" => {
+                Gate::Compile
+            }
+            code if module.iter().any(|prefix| code.starts_with(prefix)) => Gate::Module,
+            _ => Gate::Numbers,
+        }
+    }
+}
+
+impl Report for ExplainReport {
+    fn passed(&self) -> bool {
+        self.admitted
+    }
+}
+
+impl fmt::Display for ExplainReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = if self.admitted { "would be admitted" } else { "would be REFUSED" };
+        writeln!(f, "{} {verdict} here", escape_untrusted(&self.pack))?;
+        self.gates.iter().try_for_each(|gate| gate.fmt(f))?;
+        for kernel in &self.kernels {
+            writeln!(f, "{}", escape_untrusted(&kernel.kernel))?;
+            kernel.gates.iter().try_for_each(|gate| gate.fmt(f))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for GateReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = match self.verdict {
+            Passed => "passed",
+            Refused => "REFUSED",
+            NotReached => "not reached",
+            LeftOut => "left out",
+        };
+        writeln!(f, "  {:<14} {verdict}", self.gate.name())?;
+        for Finding { code, location, message } in &self.findings {
+            let at = if location.is_empty() { String::new() } else { format!("{location}: ") };
+            writeln!(f, "    {} [{code}]", escape_untrusted(&format!("{at}{message}")))?;
+        }
+        Ok(())
+    }
+}
+
+/// Takes a pack through every gate of a host in its default configuration.
+///
+/// # Errors
+/// What the policy file can be refused for, [`ToolError::Io`], and [`HostError::Executor`] where
+/// there is no sandbox here. A pack that is refused, even one that cannot be read, is a report.
+pub fn explain(trust: Option<&Path>, directory: &Path) -> Result<ExplainReport, ToolError> {
+    let policy = policy(trust)?;
+    let mut gates = Gates::new();
+    let pack = match trial::read(directory) {
+        Ok(pack) => pack,
+        Err(ToolError::Pack(PackError::Rejected(found))) => {
+            found.iter().for_each(|violation| gates.refuse(Gate::Read, violation));
+            gates.not_reached_after(Gate::Read);
+            return Ok(gates.report("the pack".to_owned(), Vec::new()));
+        }
+        Err(other) => return Err(other),
+    };
+    let files: Vec<(String, Vec<u8>)> =
+        pack.files().map(|(path, bytes)| (path.to_owned(), bytes.to_vec())).collect();
+    let manifest = Manifest::parse(pack.file(MANIFEST_FILE).unwrap_or_default());
+    let title = match &manifest {
+        Ok(manifest) => format!("{} {}", manifest.name, manifest.version),
+        Err(_) => "the pack".to_owned(),
+    };
+    match pack.verify(&policy, None) {
+        Ok(_) => {}
+        Err(PackError::Rejected(found)) => {
+            for violation in &found {
+                gates.refuse(Gate::of_violation(violation.code), violation);
+            }
+            if gates.refused(Gate::Signatures) && !gates.refused(Gate::Validity) {
+                gates.set(Gate::Validity, NotReached);
+            }
+            if gates.refused(Gate::Signatures) || gates.refused(Gate::Validity) {
+                gates.set(Gate::Scope, NotReached);
+            }
+        }
+        Err(other) => return Err(other.into()),
+    }
+    // What the signatures kept a host from looking at.
+    let trusted = match trial::trusted(files) {
+        Ok(pack) => pack,
+        Err(ToolError::Pack(PackError::Rejected(found))) => {
+            for violation in &found {
+                gates.refuse(Gate::of_violation(violation.code), violation);
+            }
+            gates.set(Gate::Compatibility, NotReached);
+            return Ok(gates.report(title, Vec::new()));
+        }
+        Err(other) => return Err(other),
+    };
+    let ids: Vec<String> = trusted.manifest().kernels.iter().map(|k| k.id.clone()).collect();
+    let outcome = Host::new(HostConfig::default())?.install(trusted);
+    let (refusals, left_out) = match outcome {
+        Ok(report) => (Vec::new(), report.skipped),
+        Err(HostError::Refused { refusals, .. }) => (refusals, Vec::new()),
+        Err(other) => return Err(other.into()),
+    };
+    for refusal in refusals.iter().filter(|refusal| refusal.kernel.is_empty()) {
+        gates.add(Gate::Compatibility, refusal.code, "", &refusal.message);
+    }
+    let kernels = ids.into_iter().map(|id| of_kernel(id, &refusals, &left_out)).collect();
+    Ok(gates.report(title, kernels))
+}
+
+/// The gates of one kernel, from what the host said.
+fn of_kernel(
+    kernel: String,
+    refusals: &[Refusal],
+    left_out: &[(String, Vec<String>)],
+) -> KernelGates {
+    if let Some((_, reasons)) = left_out.iter().find(|(id, _)| *id == kernel) {
+        let finding = |reason: &String| Finding {
+            code: "left_out".to_owned(),
+            location: String::new(),
+            message: reason.clone(),
+        };
+        let findings = reasons.iter().map(finding).collect();
+        let gate = GateReport { gate: Gate::Compatibility, verdict: LeftOut, findings };
+        return KernelGates { kernel, gates: vec![gate] };
+    }
+    let any = |gates: &[Gate], of: Option<&str>| {
+        refusals
+            .iter()
+            .filter(|refusal| of.is_none_or(|id| refusal.kernel == id))
+            .any(|refusal| gates.contains(&Gate::of_refusal(refusal)))
+    };
+    let pack_refused = refusals.iter().any(|refusal| refusal.kernel.is_empty());
+    // A host compiles nothing of a pack before all of its modules have passed.
+    let uncompiled = any(&[Gate::Compatibility, Gate::Module], None);
+    let compiled = !any(&[Gate::Compile], Some(&kernel));
+    let verdict = |gate: Gate| match gate {
+        _ if any(&[gate], Some(&kernel)) => Refused,
+        Gate::Compatibility | Gate::Module if pack_refused => NotReached,
+        Gate::Compile | Gate::Numbers if uncompiled => NotReached,
+        Gate::Numbers if !compiled => NotReached,
+        _ => Passed,
+    };
+    let findings = |gate: Gate| {
+        let own = refusals.iter().filter(|refusal| refusal.kernel == kernel);
+        own.filter(|refusal| Gate::of_refusal(refusal) == gate)
+            .map(|refusal| Finding {
+                code: refusal.code.to_owned(),
+                location: String::new(),
+                message: refusal.message.clone(),
+            })
+            .collect()
+    };
+    let gates = Gate::OF_KERNEL.map(|gate| GateReport {
+        gate,
+        verdict: verdict(gate),
+        findings: findings(gate),
+    });
+    KernelGates { gates: gates.into(), kernel }
+}
+
+/// The gates of a pack, passed until something says otherwise.
+struct Gates(Vec<GateReport>);
+
+impl Gates {
+    fn new() -> Gates {
+        let gate = |gate| GateReport { gate, verdict: Passed, findings: Vec::new() };
+        Gates(Gate::OF_PACK.map(gate).into())
+    }
+
+    fn at(&mut self, gate: Gate) -> Option<&mut GateReport> {
+        self.0.iter_mut().find(|report| report.gate == gate)
+    }
+
+    fn add(&mut self, gate: Gate, code: &str, location: &str, message: &str) {
+        let finding = Finding {
+            code: code.to_owned(),
+            location: location.to_owned(),
+            message: message.to_owned(),
+        };
+        if let Some(report) = self.at(gate) {
+            report.verdict = Refused;
+            if !report.findings.contains(&finding) {
+                report.findings.push(finding);
+            }
+        }
+    }
+
+    fn refuse(&mut self, gate: Gate, violation: &Violation) {
+        self.add(gate, violation.code, &violation.location, &violation.message);
+    }
+
+    fn refused(&self, gate: Gate) -> bool {
+        self.0.iter().any(|report| report.gate == gate && report.verdict == Refused)
+    }
+
+    fn set(&mut self, gate: Gate, verdict: GateVerdict) {
+        if let Some(report) = self.at(gate) {
+            report.verdict = verdict;
+        }
+    }
+
+    fn not_reached_after(&mut self, gate: Gate) {
+        let after = self.0.iter_mut().skip_while(|report| report.gate != gate).skip(1);
+        after.for_each(|report| report.verdict = NotReached);
+    }
+
+    fn report(self, pack: String, kernels: Vec<KernelGates>) -> ExplainReport {
+        let all = self.0.iter().chain(kernels.iter().flat_map(|kernel| &kernel.gates));
+        let admitted =
+            !kernels.is_empty() && all.clone().all(|gate| matches!(gate.verdict, Passed | LeftOut));
+        ExplainReport { pack, admitted, gates: self.0, kernels }
+    }
+}

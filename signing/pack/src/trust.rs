@@ -1,0 +1,236 @@
+//! `trust list|add|revoke`: a trust policy file as its operator keeps it.
+//!
+//! Comments, order and formatting of the file stay; a file that would no longer be a policy is not
+//! written.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ruvllm_manifest::Timestamp;
+use ruvllm_signing::{PackError, PackPattern, PublicKey, TrustPolicy, escape_untrusted};
+use serde::Serialize;
+use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, value};
+
+use crate::sign::{VerifyOptions, public_key};
+use crate::{Report, ToolError, atomic};
+
+/// Who is trusted.
+#[derive(Clone, Debug, Serialize)]
+pub struct TrustReport {
+    /// The policy's file; `None` for the policy that is built in.
+    pub policy: Option<PathBuf>,
+    /// How many publishers must sign.
+    pub threshold: usize,
+    /// Whether publishers with validity bounds count without a clock.
+    pub accepts_without_clock: bool,
+    /// Name and serial of the keyring in use.
+    pub keyring: Option<(String, u64)>,
+    /// Each key of each publisher.
+    pub publishers: Vec<TrustedKey>,
+    /// The keys that never count.
+    pub revoked: Vec<String>,
+}
+
+/// A key of a publisher.
+#[derive(Clone, Debug, Serialize)]
+pub struct TrustedKey {
+    /// The publisher's name.
+    pub name: String,
+    /// The public key.
+    pub key: String,
+    /// Which packs it may sign.
+    pub packs: Vec<String>,
+    /// Whether it may ship native code.
+    pub native: bool,
+    /// From when on it counts.
+    pub not_before: Option<String>,
+    /// From when on it no longer counts.
+    pub not_after: Option<String>,
+    /// Whether it was revoked.
+    pub revoked: bool,
+}
+
+impl Report for TrustReport {}
+
+impl fmt::Display for TrustReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.policy {
+            Some(file) => writeln!(f, "policy {}", escape_untrusted(&file.to_string_lossy()))?,
+            None => writeln!(f, "policy (built in)")?,
+        }
+        writeln!(f, "{} publisher(s) must have signed", self.threshold)?;
+        if let Some((name, serial)) = &self.keyring {
+            writeln!(f, "keyring {name}, serial {serial}")?;
+        }
+        if self.accepts_without_clock {
+            writeln!(f, "without a clock, publishers with validity bounds count")?;
+        }
+        for key in &self.publishers {
+            let state = if key.revoked { " REVOKED" } else { "" };
+            let native = if key.native { ", native code" } else { "" };
+            writeln!(f, "{}  {}{state}", escape_untrusted(&key.name), key.key)?;
+            write!(f, "    packs {}{native}", key.packs.join(" "))?;
+            if let Some(from) = &key.not_before {
+                write!(f, ", from {from}")?;
+            }
+            if let Some(until) = &key.not_after {
+                write!(f, ", until {until}")?;
+            }
+            writeln!(f)?;
+        }
+        self.revoked.iter().try_for_each(|key| writeln!(f, "revoked  {key}"))
+    }
+}
+
+/// Lists the publishers of a policy and of its keyring.
+///
+/// # Errors
+/// [`ToolError::Pack`] or [`ToolError::Io`].
+pub fn list(options: &VerifyOptions) -> Result<TrustReport, ToolError> {
+    let policy = options.read_policy()?;
+    let publishers = policy.publishers().iter().map(|publisher| TrustedKey {
+        name: publisher.name.clone(),
+        key: publisher.key.to_string(),
+        packs: publisher.packs.iter().map(PackPattern::to_string).collect(),
+        native: publisher.native,
+        not_before: publisher.not_before.map(|t| t.to_string()),
+        not_after: publisher.not_after.map(|t| t.to_string()),
+        revoked: policy.is_revoked(&publisher.key),
+    });
+    Ok(TrustReport {
+        policy: options.policy.clone(),
+        threshold: policy.threshold(),
+        accepts_without_clock: policy.accepts_without_clock(),
+        keyring: policy.keyring().map(|keyring| (keyring.name.clone(), keyring.serial)),
+        publishers: publishers.collect(),
+        revoked: policy.revoked().iter().map(PublicKey::to_string).collect(),
+    })
+}
+
+/// A publisher to add.
+#[derive(Clone, Debug)]
+pub struct NewPublisher {
+    /// What messages call it; a name that is there already gets a second key.
+    pub name: String,
+    /// The public key: its text in any form, or a file with it.
+    pub key: String,
+    /// The packs it may sign, as patterns.
+    pub packs: Vec<String>,
+    /// Whether it may ship native code.
+    pub native: bool,
+    /// Signatures do not count before this time.
+    pub not_before: Option<Timestamp>,
+    /// Signatures do not count at and after this time.
+    pub not_after: Option<Timestamp>,
+}
+
+/// A policy file that was changed.
+#[derive(Clone, Debug, Serialize)]
+pub struct TrustChange {
+    /// The file.
+    pub policy: PathBuf,
+    /// What was done.
+    pub action: &'static str,
+    /// The keys it was done to.
+    pub keys: Vec<String>,
+}
+
+impl Report for TrustChange {}
+
+impl fmt::Display for TrustChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for key in &self.keys {
+            writeln!(f, "{} {key}", self.action)?;
+        }
+        writeln!(f, "wrote {}", escape_untrusted(&self.policy.to_string_lossy()))
+    }
+}
+
+/// Adds a publisher to a policy file, which is made where there is none.
+///
+/// # Errors
+/// [`ToolError::Pack`] where the file is or would be no policy, [`ToolError::Io`].
+pub fn add(file: &Path, new: &NewPublisher) -> Result<TrustChange, ToolError> {
+    let key = public_key(&new.key)?.to_string();
+    let mut document = match fs::read_to_string(file) {
+        Ok(text) => parse(&text)?,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            let mut document = DocumentMut::new();
+            document["version"] = value(1);
+            document
+        }
+        Err(e) => return Err(ToolError::io("read", file)(e)),
+    };
+    let mut entry = Table::new();
+    entry["name"] = value(new.name.as_str());
+    entry["key"] = value(key.as_str());
+    entry["packs"] = value(new.packs.iter().collect::<Array>());
+    if new.native {
+        entry["native"] = value(true);
+    }
+    for (name, time) in [("not_before", new.not_before), ("not_after", new.not_after)] {
+        if let Some(time) = time {
+            entry[name] = value(time.to_string());
+        }
+    }
+    let publishers = document.entry("publishers").or_insert(Item::None);
+    if publishers.is_none() || publishers.as_array().is_some_and(Array::is_empty) {
+        *publishers = Item::ArrayOfTables(ArrayOfTables::new());
+    }
+    let Some(publishers) = publishers.as_array_of_tables_mut() else {
+        return Err(invalid("write its publishers as [[publishers]] tables, then add more"));
+    };
+    publishers.push(entry);
+    write(file, &document)?;
+    Ok(TrustChange { policy: file.to_owned(), action: "added", keys: vec![key] })
+}
+
+/// Revokes a key, or every key of a publisher, in a policy file. The publisher stays listed, so that
+/// the file says what was decided.
+///
+/// # Errors
+/// [`ToolError::Pack`] where neither a key nor a publisher of that name is meant, or the key is
+/// revoked already; [`ToolError::Io`].
+pub fn revoke(file: &Path, who: &str) -> Result<TrustChange, ToolError> {
+    let text = fs::read_to_string(file).map_err(ToolError::io("read", file))?;
+    let mut document = parse(&text)?;
+    let mut keys = Vec::new();
+    let named = document.get("publishers").and_then(Item::as_array_of_tables);
+    for entry in named.into_iter().flatten() {
+        let field = |name: &str| entry.get(name).and_then(Item::as_str);
+        if field("name") == Some(who) {
+            keys.push(PublicKey::from_text(field("key").unwrap_or_default())?.to_string());
+        }
+    }
+    if keys.is_empty() {
+        keys.push(public_key(who)?.to_string());
+    }
+    let revoked = document.entry("revoked").or_insert(value(Array::new()));
+    let Some(revoked) = revoked.as_array_mut() else {
+        return Err(invalid("`revoked` is no array of keys"));
+    };
+    keys.retain(|key| revoked.iter().all(|old| old.as_str() != Some(key)));
+    if keys.is_empty() {
+        return Err(invalid("the key is revoked already"));
+    }
+    revoked.extend(keys.iter());
+    write(file, &document)?;
+    Ok(TrustChange { policy: file.to_owned(), action: "revoked", keys })
+}
+
+fn parse(text: &str) -> Result<DocumentMut, ToolError> {
+    // The reader of policies first: its messages are those that `verify` gives.
+    TrustPolicy::check_toml(text)?;
+    text.parse().map_err(|e: toml_edit::TomlError| invalid(e.message()))
+}
+
+fn write(file: &Path, document: &DocumentMut) -> Result<(), ToolError> {
+    let text = document.to_string();
+    TrustPolicy::check_toml(&text)?;
+    atomic::write(file, text.as_bytes())
+}
+
+fn invalid(message: &str) -> ToolError {
+    ToolError::Pack(PackError::Policy { message: escape_untrusted(message) })
+}

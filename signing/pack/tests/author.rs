@@ -1,0 +1,258 @@
+//! Packs that begin with `new`: every worked kernel, in both languages, through every command.
+//!
+//! Where there is no compiler for wasm32 these say so and pass.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn tool<S: AsRef<OsStr>>(args: &[S]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ruvllm-pack")).args(args).output().expect("the tool runs")
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).expect("one JSON document on standard output")
+}
+
+#[track_caller]
+fn ok(output: &Output) -> Value {
+    let (stdout, stderr) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{stdout}\n{stderr}");
+    json(output)
+}
+
+/// A new pack with these arguments of `new`, built; `None`, with a note, without a toolchain.
+fn built(dir: &Path, name: &str, args: &[&str]) -> Option<(PathBuf, Value)> {
+    let pack = dir.join(name);
+    let mut all = vec!["new", "--json", pack.to_str().expect("a path")];
+    all.extend(args);
+    ok(&tool(&all));
+    let output = tool(&["build", "--json", pack.to_str().expect("a path")]);
+    if json(&output)["error"]["code"] == "toolchain_missing" {
+        eprintln!("skipped: {}", json(&output)["error"]["message"]);
+        return None;
+    }
+    let report = ok(&output);
+    Some((pack, report))
+}
+
+fn every_op(lang: &'static str) -> Vec<&'static str> {
+    let mut args = vec!["--custom", "--lang", lang];
+    for op in ruvllm_abi::Op::ALL {
+        args.extend(["--op", op.name()]);
+    }
+    args
+}
+
+/// Every worked kernel is admitted, right, without a place to trap, and has figures that last.
+fn every_worked_kernel(lang: &'static str) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let Some((pack, report)) = built(dir.path(), "all-kernels", &every_op(lang)) else { return };
+    let path = pack.to_str().expect("a path");
+    let kernels = report["kernels"].as_array().expect("kernels");
+    assert_eq!(kernels.len(), 7);
+    for kernel in kernels {
+        assert_eq!(kernel["trap_sites"], 0, "{} can give up with a trap", kernel["id"]);
+    }
+    assert_eq!(report["names_no_key"], true);
+
+    let tested = ok(&tool(&["test", "--json", path]));
+    for kernel in tested["kernels"].as_array().expect("kernels") {
+        let id = &kernel["id"];
+        assert_eq!(kernel["failed"], 0, "{id}");
+        assert_eq!(kernel["golden"], 1, "{id}");
+        assert!(kernel["cases"].as_u64().expect("a number") >= 20, "{id}");
+        let largest = kernel["largest_call"].as_u64().expect("a size");
+        assert!((15 << 20..=16 << 20).contains(&largest), "{id}: {largest}");
+    }
+
+    let benched = ok(&tool(&["bench", "--json", "--time", "15", "--write", path]));
+    for line in benched["lines"].as_array().expect("lines") {
+        assert!(line["wasm_us"].as_f64().expect("a figure") > 0.0, "{line}");
+        let custom = line["kernel"] == "affine_f32";
+        assert_eq!(line["native_us"].is_null(), custom, "{line}");
+    }
+    let manifest = fs::read(pack.join("dist/kernels.json")).expect("a manifest");
+    let rebuilt = ok(&tool(&["build", "--check", "--json", path]));
+    assert_eq!(rebuilt["checked"], true);
+    let document: Value = serde_json::from_slice(&manifest).expect("JSON");
+    let figures = document["kernels"][1]["benchmarks"].as_object().expect("figures");
+    assert!(figures.contains_key("rows_1_dim_2048"), "{figures:?}");
+
+    // Golden files are run: one that says something else is a failure.
+    let golden = pack.join("golden/affine_f32/basic.json");
+    let text = fs::read_to_string(&golden).expect("a golden file");
+    fs::write(&golden, text.replace("199", "198")).expect("written");
+    let failed = tool(&["test", "--json", path]);
+    assert_eq!(failed.status.code(), Some(1));
+    let report = json(&failed);
+    let affine = &report["kernels"].as_array().expect("kernels")[6];
+    let what = affine["failures"][0].as_str().expect("a failure");
+    assert!(what.contains("basic.json") && what.contains("element 3"), "{what}");
+}
+
+#[test]
+fn every_worked_kernel_in_c() {
+    every_worked_kernel("c");
+}
+
+#[test]
+fn every_worked_kernel_in_rust() {
+    every_worked_kernel("rust");
+}
+
+#[test]
+fn a_c_pack_built_elsewhere_has_the_same_bytes() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let (a, b) = (dir.path().join("a"), dir.path().join("somewhere/else"));
+    let Some((first, _)) = built(&a, "same", &["--lang", "c", "--op", "kv_pack"]) else { return };
+    let Some((second, _)) = built(&b, "same", &["--lang", "c", "--op", "kv_pack"]) else { return };
+    let module = "dist/kv_cache/kv_pack_q8.wasm";
+    let bytes = |pack: &Path| fs::read(pack.join(module)).expect("a module");
+    assert!(bytes(&first) == bytes(&second), "the place of a build shows in its bytes");
+    let exit = |a: &Path, b: &Path| {
+        let [a, b] = [a, b].map(|path| path.to_str().expect("a path").to_owned());
+        tool(&["diff", "--exit-code", &a, &b]).status.code()
+    };
+    // The two may have been begun in different seconds.
+    fs::copy(first.join("pack.toml"), second.join("pack.toml")).expect("copied");
+    ok(&tool(&["build", "--json", second.to_str().expect("a path")]));
+    assert_eq!(exit(&first, &second), Some(0));
+}
+
+#[test]
+fn what_an_upgrade_changes_is_shown_by_diff() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let Some((old, _)) = built(dir.path(), "pack", &["--lang", "c", "--custom"]) else { return };
+    let new = dir.path().join("new");
+    for file in ["pack.toml", "kernels/affine_f32.c", "include/ruvllm_kernel.h"] {
+        let to = new.join(file);
+        fs::create_dir_all(to.parent().expect("a parent")).expect("made");
+        let text = fs::read_to_string(old.join(file)).expect("a file");
+        let text = text.replace("version = \"0.1.0\"\ndesc", "version = \"0.2.0\"\ndesc");
+        let text = text.replace("max_memory_pages = 256", "max_memory_pages = 512");
+        fs::write(to, text.replace("a * x[i] + b", "b + a * x[i] * 1.0f")).expect("written");
+    }
+    let [old, new] = [&old, &new].map(|path| path.to_str().expect("a path").to_owned());
+    ok(&tool(&["build", "--json", &new]));
+    let report = ok(&tool(&["diff", "--json", &old, &new]));
+    let what: Vec<&str> = report["changes"]
+        .as_array()
+        .expect("changes")
+        .iter()
+        .map(|change| change["what"].as_str().expect("a name"))
+        .collect();
+    assert!(what.contains(&"version") && what.contains(&"affine_f32: memory pages"), "{what:?}");
+    assert!(!what.contains(&"name") && !what.contains(&"affine_f32: signature"), "{what:?}");
+    assert_eq!(tool(&["diff", "--exit-code", &old, &new]).status.code(), Some(1));
+    assert_eq!(tool(&["diff", &old, &new]).status.code(), Some(0));
+}
+
+/// Builds a C pack whose RMS norm was edited, and gives the refusal.
+fn refused(edit: impl Fn(&str) -> String) -> Option<Value> {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let (pack, _) = built(dir.path(), "spoilt", &["--lang", "c"])?;
+    let kernel = pack.join("kernels/rmsnorm_f32.c");
+    let text = fs::read_to_string(&kernel).expect("a source");
+    let edited = edit(&text);
+    assert_ne!(text, edited);
+    fs::write(&kernel, edited).expect("written");
+    let before = fs::read(pack.join("dist/kernels.json")).expect("a manifest");
+    let output = tool(&["build", "--json", pack.to_str().expect("a path")]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(fs::read(pack.join("dist/kernels.json")).expect("a manifest") == before);
+    Some(json(&output)["error"].clone())
+}
+
+#[test]
+fn a_kernel_that_a_host_would_refuse_is_not_built_and_the_reason_is_given() {
+    let wrong = |text: &str| text.replace("sum / dim + eps", "sum / dim + 2 * eps");
+    let Some(error) = refused(wrong) else { return };
+    assert_eq!(error["code"], "kernel_mismatch", "{error}");
+    assert!(error["message"].as_str().expect("text").contains("rmsnorm_f32"), "{error}");
+
+    let import = "#include \"ruvllm_kernel.h\"\n__attribute__((import_module(\"env\"), \
+                  import_name(\"open\"))) int open_file(int);\n";
+    let importing = |text: &str| {
+        text.replace("#include \"ruvllm_kernel.h\"\n", import)
+            .replace("RUVLLM_READY(call);", "RUVLLM_READY(call);\n    if (open_file(1)) return 6;")
+    };
+    let error = refused(importing).expect("there was a toolchain a moment ago");
+    assert_eq!(error["code"], "module_import", "{error}");
+
+    let spoiling = |text: &str| {
+        text.replace("return RUVLLM_OK;", "((float *)x)[-1] = 0.0f;\n    return RUVLLM_OK;")
+    };
+    let error = refused(spoiling).expect("there was a toolchain a moment ago");
+    assert_eq!(error["code"], "kernel_wrote_input", "{error}");
+
+    let missing = |text: &str| text.replace("rmsnorm_forward", "another_name");
+    let error = refused(missing).expect("there was a toolchain a moment ago");
+    assert_eq!(error["code"], "export_missing", "{error}");
+
+    let broken = |text: &str| text.replace("return RUVLLM_OK;", "return RUVLLM_OK");
+    let error = refused(broken).expect("there was a toolchain a moment ago");
+    assert_eq!(error["code"], "compile_failed", "{error}");
+}
+
+#[test]
+fn a_kernel_that_can_panic_is_built_with_a_warning() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let Some((pack, _)) = built(dir.path(), "trapping", &["--lang", "c", "--custom"]) else {
+        return;
+    };
+    let kernel = pack.join("kernels/affine_f32.c");
+    let text = fs::read_to_string(&kernel).expect("a source");
+    let text = text.replace(
+        "RUVLLM_READY(call);",
+        "RUVLLM_READY(call);\n    if (rows > 100000) __builtin_trap();",
+    );
+    fs::write(&kernel, text).expect("written");
+    let output = tool(&["build", pack.to_str().expect("a path")]);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(stdout.contains("warning: affine_f32 can give up with a trap in 1 place"), "{stdout}");
+}
+
+#[test]
+fn without_a_toolchain_the_message_says_what_to_install() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    for (lang, wanted) in [
+        ("rust", ["rustup target add wasm32-unknown-unknown", "apt install rustc-web"]),
+        ("c", ["apt install clang lld", "brew install llvm lld"]),
+    ] {
+        let pack = dir.path().join(lang);
+        ok(&tool(&["new", "--json", "--lang", lang, pack.to_str().expect("a path")]));
+        let output = Command::new(env!("CARGO_BIN_EXE_ruvllm-pack"))
+            .args(["build", "--json"])
+            .arg(&pack)
+            .env("PATH", "")
+            .env("RUSTUP_HOME", dir.path().join("none"))
+            .output()
+            .expect("the tool runs");
+        assert_eq!(output.status.code(), Some(2));
+        let error = &json(&output)["error"];
+        assert_eq!(error["code"], "toolchain_missing");
+        let message = error["message"].as_str().expect("text");
+        assert!(wanted.iter().all(|part| message.contains(part)), "{message}");
+    }
+}
+
+#[test]
+fn new_refuses_what_is_there_and_names_that_are_none() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let there = dir.path().join("there");
+    fs::create_dir(&there).expect("made");
+    fs::write(there.join("file"), "").expect("written");
+    for name in [there.clone(), dir.path().join("No Name")] {
+        let output = tool(&[OsStr::new("new"), OsStr::new("--json"), name.as_os_str()]);
+        assert_eq!(output.status.code(), Some(2));
+        assert_eq!(json(&output)["error"]["code"], "new_refused");
+    }
+    let output = tool(&["new", "--op", "softmax", dir.path().join("x").to_str().expect("a path")]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--custom"));
+}
