@@ -126,3 +126,15 @@ fn a_pinned_kernel_is_asked_first() {
     let first = run.text().lines().find(|line| line.contains("selected")).unwrap();
     assert!(first.contains("native:swiglu_f32"), "{}", run.stdout);
 }
+
+#[test]
+fn deterministic_mode_runs_the_kernels_without_relaxed_simd() {
+    let run =
+        ruvllm(&["run", "--temperature", "0", "-n", "8", "--deterministic", "--stats", "json"]);
+    assert!(!run.text().is_empty());
+    let stats = run.stats();
+    for op in stats["ops"].as_array().unwrap() {
+        assert!(op["kernel"].as_str().unwrap().ends_with("_plain"), "{op}");
+        assert_eq!(op["fallbacks"], 0, "{op}");
+    }
+}

@@ -178,7 +178,8 @@ impl Lanes for F16 {
 }
 
 impl F32x4 {
-    /// `e^x` for `x <= 0`, to 2 ulp; zero below -87.3, where the result leaves the normal range.
+    /// `e^x` for `x <= 0`, with a relative error below 3e-7; zero below -87.3, where the result leaves
+    /// the normal range.
     ///
     /// Cody and Waite's reduction to `|r| <= ln 2 / 2` and a polynomial of degree 6. NaN stays NaN.
     #[inline(always)]

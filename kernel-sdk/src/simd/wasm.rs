@@ -1,4 +1,5 @@
-//! The operations on `v128`: simd128, with relaxed SIMD for multiply-add and truncation.
+//! The operations on `v128`: simd128, with relaxed SIMD for multiply-add and truncation where the
+//! build has it. Without, the same sources give the same results on every processor.
 //!
 //! Instructions other than loads and stores are safe functions; loads and stores go through
 //! references to whole arrays, which is all that their safety needs. Alignment is not required.
@@ -76,7 +77,10 @@ impl F32x4 {
     /// `self * b + c`, rounded once or twice.
     #[inline(always)]
     pub fn madd(self, b: Self, c: Self) -> Self {
-        F32x4(f32x4_relaxed_madd(self.0, b.0, c.0))
+        #[cfg(target_feature = "relaxed-simd")]
+        return F32x4(f32x4_relaxed_madd(self.0, b.0, c.0));
+        #[cfg(not(target_feature = "relaxed-simd"))]
+        F32x4(f32x4_add(f32x4_mul(self.0, b.0), c.0))
     }
 
     /// Absolute value.
@@ -118,7 +122,10 @@ impl F32x4 {
     /// Towards zero; unspecified outside the range of `i32`.
     #[inline(always)]
     pub fn trunc(self) -> I32x4 {
-        I32x4(i32x4_relaxed_trunc_f32x4(self.0))
+        #[cfg(target_feature = "relaxed-simd")]
+        return I32x4(i32x4_relaxed_trunc_f32x4(self.0));
+        #[cfg(not(target_feature = "relaxed-simd"))]
+        I32x4(i32x4_trunc_sat_f32x4(self.0))
     }
 
     /// Lanes 0 and 2 of `self`, then of `b`.

@@ -130,6 +130,9 @@ pub struct HostConfig {
     /// and NaNs are canonical. Costs speed. The native twins and the engine's own operations keep
     /// to the CPU's best instructions all the same.
     pub deterministic: bool,
+    /// Whether variants of a kernel that suit the other mode are admitted too, behind those that suit
+    /// this one: for tools that try a whole pack.
+    pub all_variants: bool,
     /// Where machine code is kept between runs, so that a kernel is compiled and proved once;
     /// `None` keeps none. A directory that others can touch is not used.
     pub cache_dir: Option<PathBuf>,
@@ -148,6 +151,7 @@ impl Default for HostConfig {
             quarantine_after: 3,
             cross_check_every: 4096,
             deterministic: false,
+            all_variants: false,
             cache_dir: None,
             compiler: Compiler::default(),
         }

@@ -112,7 +112,9 @@ pub(crate) fn pass<'a>(
     if kernels.is_empty() {
         refusals.extend(skips);
     }
-    choose_variants(manifest, config.deterministic, &mut kernels, &mut skipped);
+    if !config.all_variants {
+        choose_variants(manifest, config.deterministic, &mut kernels, &mut skipped);
+    }
     if refusals.is_empty() { Ok(Gated { kernels, skipped }) } else { Err(refusals) }
 }
 

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use crate::figures::Figures;
 use crate::module::normalise;
-use crate::spec::Built;
+use crate::spec::{Built, Source};
 use crate::toolchain::Toolchain;
 use crate::{Lang, ModuleFacts, PackSpec, Report, ToolError, ToolchainId};
 use crate::{compile_c, compile_rust, trial};
@@ -135,7 +135,7 @@ pub fn build(options: &Options) -> Result<BuildReport, ToolError> {
         Lang::Rust => compile_rust::compile(&job)?,
         Lang::C => compile_c::compile(&job)?,
     }
-    let modules = spec.kernel_ids().map(|id| job.module(id)).collect::<Result<_, _>>()?;
+    let modules = spec.sources().map(|source| job.module(source)).collect::<Result<_, _>>()?;
     let pack = assemble(&spec, &directory, modules)?;
 
     let dist = directory.join(DIST);
@@ -189,9 +189,10 @@ impl Job<'_> {
     }
 
     /// The module of a kernel that was compiled, in its normal form.
-    fn module(&self, id: &str) -> Result<Vec<u8>, ToolError> {
+    fn module(&self, source: Source<'_>) -> Result<Vec<u8>, ToolError> {
+        let id = source.id;
         let path = match self.spec.lang() {
-            Lang::Rust => compile_rust::module_file(self.target_dir, id),
+            Lang::Rust => compile_rust::module_file(self.target_dir, source),
             Lang::C => compile_c::module_file(self.target_dir, id),
         };
         let wasm = fs::read(&path).map_err(ToolError::io("read", &path))?;

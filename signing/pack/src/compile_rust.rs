@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 
 use crate::ToolError;
 use crate::build::{Job, STACK_BYTES};
+use crate::spec::Source;
 use crate::toolchain::{Compiler, StdSource, TARGET};
 
 /// The parts of a toolchain for Rust.
@@ -19,17 +20,30 @@ struct Rust<'a> {
     linker: &'a Path,
 }
 
-/// Runs cargo for every kernel.
+/// Runs cargo for every kernel: once for those that may use relaxed SIMD, once for those that may
+/// not.
 ///
 /// # Errors
 /// [`ToolError::Compile`], [`ToolError::Spec`] about `Cargo.toml`, [`ToolError::Io`].
 pub(crate) fn compile(job: &Job<'_>) -> Result<(), ToolError> {
+    for relaxed_simd in [true, false] {
+        let chosen = job.spec.sources().filter(|source| source.relaxed_simd == relaxed_simd);
+        let names: Vec<&str> = chosen.map(|source| source.name).collect();
+        if !names.is_empty() {
+            compile_all(job, &names, relaxed_simd)?;
+        }
+    }
+    Ok(())
+}
+
+fn compile_all(job: &Job<'_>, names: &[&str], relaxed_simd: bool) -> Result<(), ToolError> {
     let Compiler::Rust { rustc, cargo, sysroot, std } = &job.toolchain.compiler else {
         return Err(ToolError::Toolchain { message: "the pack is in Rust".to_owned() });
     };
     let rust = Rust { rustc, cargo, sysroot, linker: &job.toolchain.linker };
+    let target_dir = target_dir(job.target_dir, relaxed_simd);
     let mut cargo = rust.cargo(job.directory);
-    cargo.args(["build", "--release", "--target", TARGET]).arg("--target-dir").arg(job.target_dir);
+    cargo.args(["build", "--release", "--target", TARGET]).arg("--target-dir").arg(&target_dir);
     if job.directory.join("Cargo.lock").is_file() {
         cargo.arg("--locked");
     }
@@ -38,10 +52,10 @@ pub(crate) fn compile(job: &Job<'_>) -> Result<(), ToolError> {
         // by the compiler's version, which the pack records.
         cargo.arg("-Zbuild-std=core").env("RUSTC_BOOTSTRAP", "1");
     }
-    for id in job.spec.kernel_ids() {
-        cargo.args(["--bin", id]);
+    for name in names {
+        cargo.args(["--bin", name]);
     }
-    let flags = rust.flags(job)?;
+    let flags = rust.flags(job, &target_dir, relaxed_simd)?;
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join(&OsString::from("\u{1f}")));
     let status = cargo.status().map_err(ToolError::io("run", rust.cargo))?;
     if status.success() {
@@ -50,9 +64,15 @@ pub(crate) fn compile(job: &Job<'_>) -> Result<(), ToolError> {
     Err(ToolError::Compile { what: "cargo", status: status.to_string() })
 }
 
-/// Where cargo leaves the module of a kernel.
-pub(crate) fn module_file(target_dir: &Path, id: &str) -> PathBuf {
-    target_dir.join(TARGET).join("release").join(format!("{id}.wasm"))
+/// Where cargo leaves a module.
+pub(crate) fn module_file(dir: &Path, source: Source<'_>) -> PathBuf {
+    let dir = target_dir(dir, source.relaxed_simd);
+    dir.join(TARGET).join("release").join(format!("{}.wasm", source.name))
+}
+
+/// Cargo keeps one build of a directory: other features are built elsewhere.
+fn target_dir(dir: &Path, relaxed_simd: bool) -> PathBuf {
+    if relaxed_simd { dir.to_owned() } else { dir.join("plain") }
 }
 
 impl Rust<'_> {
@@ -91,9 +111,15 @@ impl Rust<'_> {
     }
 
     /// The compiler's flags: features, the linker's options, and no path of this machine.
-    fn flags(&self, job: &Job<'_>) -> Result<Vec<OsString>, ToolError> {
+    fn flags(
+        &self,
+        job: &Job<'_>,
+        target_dir: &Path,
+        relaxed_simd: bool,
+    ) -> Result<Vec<OsString>, ToolError> {
+        let features = if relaxed_simd { "+simd128,+relaxed-simd" } else { "+simd128" };
         let mut flags: Vec<OsString> = vec![
-            "-Ctarget-feature=+simd128,+relaxed-simd".into(),
+            format!("-Ctarget-feature={features}").into(),
             "-Clink-arg=--export=__heap_base".into(),
             format!("-Clink-arg=-zstack-size={STACK_BYTES}").into(),
             "-Clink-arg=--stack-first".into(),
@@ -117,7 +143,7 @@ impl Rust<'_> {
             remap(&path, &format!("/deps/{name}"));
         }
         remap(job.directory, "/pack");
-        remap(job.target_dir, "/target");
+        remap(target_dir, "/target");
         Ok(flags)
     }
 

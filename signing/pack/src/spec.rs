@@ -124,6 +124,12 @@ struct KernelSection {
     #[serde(default)]
     params: Vec<ParamSection>,
     tolerance: Option<ToleranceSection>,
+    /// Whether the pack also has the kernel without relaxed SIMD, for deterministic hosts.
+    #[serde(default)]
+    plain_variant: bool,
+    /// Of such a variant: the kernel whose sources it is built from.
+    #[serde(skip)]
+    variant_of: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -157,6 +163,18 @@ struct ToleranceSection {
     abs: f64,
 }
 
+/// What the id of a variant without relaxed SIMD ends in.
+const PLAIN_SUFFIX: &str = "_plain";
+
+/// What one module is built from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source<'a> {
+    pub(crate) id: &'a str,
+    /// The name of the binary, or of the file, that it is in.
+    pub(crate) name: &'a str,
+    pub(crate) relaxed_simd: bool,
+}
+
 /// What a build found out about one module.
 pub(crate) struct Built {
     pub(crate) size: u64,
@@ -176,7 +194,8 @@ impl PackSpec {
     }
 
     fn parse(text: &str) -> Result<PackSpec, String> {
-        let spec: PackSpec = toml::from_str(text).map_err(|e| e.to_string())?;
+        let mut spec: PackSpec = toml::from_str(text).map_err(|e| e.to_string())?;
+        spec.add_variants()?;
         for (i, kernel) in spec.kernels.iter().enumerate() {
             // The id becomes a file name and an argument of cargo before the manifest's rules run.
             let ok = kernel.id.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
@@ -189,6 +208,37 @@ impl PackSpec {
             }
         }
         Ok(spec)
+    }
+
+    /// Puts the variants without relaxed SIMD behind the kernels.
+    fn add_variants(&mut self) -> Result<(), String> {
+        let with = |kernel: &&KernelSection| kernel.plain_variant;
+        let variants: Vec<KernelSection> = (self.kernels.iter().filter(with))
+            .map(|kernel| KernelSection {
+                id: format!("{}{PLAIN_SUFFIX}", kernel.id),
+                name: format!("{}, without relaxed SIMD", kernel.name),
+                plain_variant: false,
+                variant_of: Some(kernel.id.clone()),
+                ..kernel.clone()
+            })
+            .collect();
+        if !variants.is_empty() && self.lang() == Lang::C {
+            return Err(
+                "kernels in C are built without relaxed SIMD: leave `plain_variant` out".to_owned()
+            );
+        }
+        self.kernels.extend(variants);
+        Ok(())
+    }
+
+    /// What each module is built from: its id, the name of its sources, and whether it may use
+    /// relaxed SIMD.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = Source<'_>> {
+        self.kernels.iter().map(|kernel| Source {
+            id: &kernel.id,
+            name: kernel.variant_of.as_deref().unwrap_or(&kernel.id),
+            relaxed_simd: kernel.variant_of.is_none(),
+        })
     }
 
     /// The language of the kernels.
@@ -206,7 +256,7 @@ impl PackSpec {
         self.pack.author.signing_key == crate::scaffold::NO_KEY
     }
 
-    /// The ids of the kernels, which are the names of the crate's binaries.
+    /// The ids of the kernels. Those of variants aside, they are the names of the crate's binaries.
     pub fn kernel_ids(&self) -> impl Iterator<Item = &str> {
         self.kernels.iter().map(|kernel| kernel.id.as_str())
     }
@@ -401,6 +451,18 @@ mod tests {
         assert_eq!(kernel.params.keys().collect::<Vec<_>>(), ["b", "a"]);
         assert_eq!(kernel.params["b"].default, Some(ParamValue::I32(-1)));
         assert_eq!(kernel.inputs[0].shape[1], Dim::Fixed(2));
+    }
+
+    #[test]
+    fn a_plain_variant_is_a_kernel_of_its_own_from_the_same_source() {
+        let text = MINIMAL.replace("name = \"K\"", "name = \"K\"\n        plain_variant = true");
+        let spec = PackSpec::parse(&text).unwrap();
+        assert_eq!(spec.kernel_ids().collect::<Vec<_>>(), ["k", "k_plain"]);
+        let sources: Vec<_> = spec.sources().map(|s| (s.name, s.relaxed_simd)).collect();
+        assert_eq!(sources, [("k", true), ("k", false)]);
+        assert_eq!(spec.module_path("k_plain").unwrap(), "custom/k_plain.wasm");
+        let c = text.replace("description = \"d\"", "description = \"d\"\n        lang = \"c\"");
+        assert!(PackSpec::parse(&c).unwrap_err().contains("plain_variant"));
     }
 
     #[test]

@@ -42,6 +42,7 @@ pub(crate) fn admit(files: impl IntoIterator<Item = (String, Vec<u8>)>) -> Resul
         strict: true,
         quarantine_after: u32::MAX,
         cross_check_every: 0,
+        all_variants: true,
         runtime_version: runtime_version(pack.manifest()),
         ..HostConfig::default()
     };

@@ -182,4 +182,7 @@ fn deterministic_mode_takes_the_variant_without_relaxed_simd() {
     };
     assert_eq!(selected(false), "rmsnorm_f32");
     assert_eq!(selected(true), "rmsnorm_f32_plain");
+    let config = HostConfig { all_variants: true, ..HostConfig::default() };
+    let both = host(config, &variants()).explain(&OpKey::rmsnorm_f32());
+    assert!(both.candidates.iter().all(|candidate| candidate.verdict != crate::Verdict::Rejected));
 }
