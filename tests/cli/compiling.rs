@@ -138,3 +138,14 @@ fn deterministic_mode_runs_the_kernels_without_relaxed_simd() {
         assert_eq!(op["fallbacks"], 0, "{op}");
     }
 }
+
+#[test]
+fn the_log_tells_every_decision() {
+    let run = ruvllm(&["kernels", "list", "--log", "debug"]);
+    assert_eq!(run.code, Some(0));
+    let line = run.stderr.lines().find(|line| line.contains("rmsnorm_f32_plain")).unwrap();
+    for part in ["op=rmsnorm(f32,f32)->f32", "verdict=rejected", "deterministic"] {
+        assert!(line.contains(part), "{line}");
+    }
+    assert_eq!(ruvllm(&["kernels", "list"]).stderr, "");
+}

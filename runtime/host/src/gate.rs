@@ -94,6 +94,7 @@ pub(crate) fn pass<'a>(
     if !refusals.is_empty() {
         return Err(refusals);
     }
+    let variants = Variants::new(manifest, &compatibility.kernels, config.deterministic);
     let (mut kernels, mut skipped, mut skips) = (Vec::new(), Vec::new(), Vec::new());
     for (entry, violations) in manifest.kernels.iter().zip(&compatibility.kernels) {
         let found: Vec<Refusal> = violations.iter().map(|v| refusal(&entry.id, v)).collect();
@@ -101,6 +102,12 @@ pub(crate) fn pass<'a>(
             let reasons = found.iter().map(|refusal| refusal.message.clone()).collect();
             skipped.push(Skipped { kernel: entry.id.clone(), key: key_of(entry), reasons });
             skips.extend(found);
+            continue;
+        }
+        let stands_back = !config.all_variants && found.is_empty();
+        if let Some(reason) = variants.stands_back(entry).filter(|_| stands_back) {
+            let reasons = vec![reason.to_owned()];
+            skipped.push(Skipped { kernel: entry.id.clone(), key: key_of(entry), reasons });
             continue;
         }
         refusals.extend(found);
@@ -112,45 +119,52 @@ pub(crate) fn pass<'a>(
     if kernels.is_empty() {
         refusals.extend(skips);
     }
-    if !config.all_variants {
-        choose_variants(manifest, config.deterministic, &mut kernels, &mut skipped);
-    }
     if refusals.is_empty() { Ok(Gated { kernels, skipped }) } else { Err(refusals) }
 }
 
-/// Of kernels of one operation that differ in relaxed SIMD, keeps those that suit the mode: the
-/// faster ones with it, the deterministic ones without. One that the pack names as a fallback
-/// stays.
-fn choose_variants(
-    manifest: &Manifest,
+/// Which kernels of a pack stand back behind variants of theirs: of kernels of one operation that
+/// differ in relaxed SIMD, those without it are for deterministic hosts and those with it for all
+/// others. One that the pack names as a fallback stays.
+struct Variants<'a> {
+    manifest: &'a Manifest,
     deterministic: bool,
-    kernels: &mut Vec<GatedKernel>,
-    skipped: &mut Vec<Skipped>,
-) {
-    let relaxed = |id: &str| {
-        let features = manifest.kernel(id).and_then(|entry| entry.platforms.wasmtime.as_ref());
-        features.is_some_and(|wasmtime| wasmtime.features.iter().any(|f| f == RELAXED_SIMD))
-    };
-    let suits = |kernel: &GatedKernel| relaxed(&kernel.id) != deterministic;
-    let answered: Vec<OpKey> = kernels.iter().filter(|k| suits(k)).map(|k| k.key.clone()).collect();
-    let named = |id: &String| manifest.fallbacks.values().any(|fallback| fallback == id);
-    kernels.retain(|kernel| {
-        let keep = suits(kernel)
-            || !answered.contains(&kernel.key)
-            || (!deterministic && named(&kernel.id));
-        if !keep {
-            let reason = if deterministic {
-                "it uses relaxed SIMD, whose results depend on the processor; the pack has a \
-                 variant without"
-            } else {
-                "the pack has a faster variant with relaxed SIMD; this one is for deterministic \
-                 mode"
-            };
-            let (kernel, key) = (kernel.id.clone(), kernel.key.clone());
-            skipped.push(Skipped { kernel, key, reasons: vec![reason.to_owned()] });
+    /// Operations that a kernel which suits the mode answers.
+    answered: Vec<OpKey>,
+}
+
+impl<'a> Variants<'a> {
+    fn new(manifest: &'a Manifest, violations: &[Vec<Violation>], deterministic: bool) -> Self {
+        let mut variants = Self { manifest, deterministic, answered: Vec::new() };
+        let sound = manifest.kernels.iter().zip(violations).filter(|(_, found)| found.is_empty());
+        variants.answered = sound
+            .filter(|(entry, _)| variants.suits(entry))
+            .map(|(entry, _)| key_of(entry))
+            .collect();
+        variants
+    }
+
+    fn suits(&self, entry: &KernelEntry) -> bool {
+        let wasmtime = entry.platforms.wasmtime.as_ref();
+        let relaxed = wasmtime.is_some_and(|w| w.features.iter().any(|f| f == RELAXED_SIMD));
+        relaxed != self.deterministic
+    }
+
+    /// Why a kernel stands back, if it does.
+    fn stands_back(&self, entry: &KernelEntry) -> Option<&'static str> {
+        if self.suits(entry) || !self.answered.contains(&key_of(entry)) {
+            return None;
         }
-        keep
-    });
+        if self.deterministic {
+            return Some(
+                "it uses relaxed SIMD, whose results depend on the processor; the pack has a \
+                 variant without",
+            );
+        }
+        let named = self.manifest.fallbacks.values().any(|fallback| *fallback == entry.id);
+        (!named).then_some(
+            "the pack has a faster variant with relaxed SIMD; this one is for deterministic mode",
+        )
+    }
 }
 
 /// Whether a violation means another platform rather than something wrong.

@@ -10,17 +10,20 @@ use crate::gate::{self, GatedKernel, Skipped};
 use crate::kernel::{Identity, Kernel};
 use crate::race::Records;
 use crate::registry::{PackRecord, RegistrySnapshot};
-use crate::select::Explanation;
+use crate::select::{Candidate, Explanation};
 use crate::stats::{Ledger, OpStats};
 use crate::{HostConfig, OpKey, Policy, Worker};
 use arc_swap::ArcSwap;
 use ruvllm_abi::Op;
 use ruvllm_native::twin;
-use ruvllm_signing::VerifiedPack;
+use ruvllm_signing::{VerifiedPack, escape_untrusted};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Under which selections (debug) and failed calls (warn) are logged.
+const LOG: &str = "ruvllm::kernels";
 
 /// Incidents that are kept until somebody takes them; older ones go first.
 const INCIDENTS: usize = 256;
@@ -241,8 +244,9 @@ impl Host {
                 return false;
             }
             let next = Arc::new(current.without(pack));
-            let seen = self.shared.snapshot.compare_and_swap(&current, next);
+            let seen = self.shared.snapshot.compare_and_swap(&current, next.clone());
             if Arc::ptr_eq(&seen, &current) {
+                log(&next);
                 return true;
             }
             current = Arc::clone(&seen);
@@ -336,8 +340,9 @@ impl Shared {
             for kernel in &record.kernels {
                 kernel.ledger.generation.store(generation, Ordering::Relaxed);
             }
-            let seen = self.snapshot.compare_and_swap(&current, next);
+            let seen = self.snapshot.compare_and_swap(&current, next.clone());
             if Arc::ptr_eq(&seen, &current) {
+                log(&next);
                 let old = current.packs().find(|(name, _)| *name == record.name);
                 break (generation, old.map(|(_, version)| version.to_owned()));
             }
@@ -360,12 +365,35 @@ impl Shared {
     }
 
     pub(crate) fn report(&self, incident: Incident) {
+        tracing::warn!(target: LOG, "{}", escape_untrusted(&incident.to_string()));
         let mut incidents = lock(&self.incidents);
         if incidents.recent.len() == INCIDENTS {
             incidents.recent.pop_front();
             incidents.dropped += 1;
         }
         incidents.recent.push_back(incident);
+    }
+}
+
+/// Writes down who answers each operation of a new generation, and why.
+fn log(snapshot: &RegistrySnapshot) {
+    if !tracing::enabled!(target: LOG, tracing::Level::DEBUG) {
+        return;
+    }
+    for op in snapshot.ops() {
+        let Explanation { generation, candidates, .. } = snapshot.explain(op);
+        for candidate in candidates {
+            let Candidate { kernel, pack, verdict, reasons, .. } = candidate;
+            tracing::debug!(
+                target: LOG,
+                generation,
+                op = %escape_untrusted(&op.to_string()),
+                kernel = %escape_untrusted(&kernel),
+                pack = %escape_untrusted(&pack),
+                verdict = %verdict,
+                reasons = %escape_untrusted(&reasons.join("; ")),
+            );
+        }
     }
 }
 

@@ -100,7 +100,7 @@ pub fn rollback(directory: &Path, rollback: &Rollback) -> Result<RollbackReport,
 }
 
 /// Opening would make the directory, and hide a mistyped name.
-fn open(directory: &Path) -> Result<VersionFloor, ToolError> {
+pub(crate) fn open(directory: &Path) -> Result<VersionFloor, ToolError> {
     std::fs::read_dir(directory).map_err(ToolError::io("list", directory))?;
     Ok(VersionFloor::open(directory)?)
 }

@@ -213,7 +213,7 @@ impl VerifyOptions {
     }
 
     fn floors(&self) -> Result<Option<VersionFloor>, ToolError> {
-        Ok(self.floors.as_ref().map(VersionFloor::open).transpose()?)
+        self.floors.as_deref().map(crate::floor::open).transpose()
     }
 
     /// Reads the trust policy and the keyring that it may name.

@@ -7,8 +7,20 @@ use std::path::PathBuf;
 #[derive(Debug, Parser)]
 #[command(name = "ruvllm", version, about, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
+    /// Write a log to standard error: selections of kernels at `debug`, failed calls at `warn`.
+    #[arg(long, value_enum, value_name = "LEVEL", global = true)]
+    pub(crate) log: Option<LogLevel>,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogLevel {
+    /// What failed.
+    Warn,
+    /// Decisions, too.
+    Debug,
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 the request failed, with the reason on standard \

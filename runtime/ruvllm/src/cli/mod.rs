@@ -10,9 +10,13 @@ mod setup;
 mod stop;
 mod tokenize;
 
-use args::{Cli, Command};
+use args::{Cli, Command, LogLevel};
 use clap::Parser as _;
+use std::io;
 use std::process::ExitCode;
+use tracing::Metadata;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::writer::MakeWriterExt as _;
 
 /// A command's failure: what is printed after `error: `.
 pub(crate) type Failure = Box<dyn std::error::Error>;
@@ -26,7 +30,11 @@ pub(crate) enum Ended {
 }
 
 pub(crate) fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let Cli { log, command } = Cli::parse();
+    if let Some(level) = log {
+        start_log(level);
+    }
+    let result = match command {
         Command::Run(args) => run::main(&args),
         Command::Chat(args) => chat::main(&args),
         Command::Tokenize(args) => tokenize::main(&args),
@@ -43,4 +51,16 @@ pub(crate) fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Sends the log to standard error.
+fn start_log(level: LogLevel) {
+    let level = match level {
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Debug => LevelFilter::DEBUG,
+    };
+    // What the executor says of itself is no decision of ours.
+    let ours = move |metadata: &Metadata<'_>| metadata.target().starts_with("ruvllm");
+    let writer = io::stderr.with_filter(ours);
+    tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_writer(writer).init();
 }
