@@ -57,6 +57,11 @@ fn the_core_pack_passes_every_gate() {
         assert_eq!(verdict(&report, gate), "passed", "{gate}");
     }
     for kernel in report["kernels"].as_array().expect("kernels") {
+        // Variants for deterministic hosts stand back on others.
+        if kernel["kernel"].as_str().expect("an id").ends_with("_plain") {
+            assert_eq!(verdict(kernel, "compatibility"), "left_out", "{}", kernel["kernel"]);
+            continue;
+        }
         for gate in ["compatibility", "module", "compile", "numbers"] {
             assert_eq!(verdict(kernel, gate), "passed", "{}: {gate}", kernel["kernel"]);
         }
