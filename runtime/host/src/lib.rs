@@ -22,6 +22,7 @@ mod compare;
 mod config;
 mod error;
 mod exec;
+mod files;
 mod gate;
 mod host;
 mod kernel;

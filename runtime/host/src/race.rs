@@ -8,12 +8,11 @@
 //! cost time and nothing else.
 
 use crate::kernel::Kernel;
-use crate::{HostConfig, OpKey};
+use crate::{HostConfig, OpKey, files};
 use ruvllm_native::Isa;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -120,7 +119,7 @@ impl Records {
         if let Some(path) = &self.path
             && let Ok(text) = serde_json::to_vec_pretty(&*document)
         {
-            let _ = replace(path, &text);
+            let _ = files::replace(path, &[&text]);
         }
         winner
     }
@@ -186,19 +185,7 @@ fn processor() -> String {
 }
 
 fn read(path: &Path) -> Option<Document> {
-    let metadata = fs::symlink_metadata(path).ok()?;
-    if !metadata.is_file() || metadata.len() > MAX_FILE_BYTES {
-        return None;
-    }
-    serde_json::from_slice(&fs::read(path).ok()?).ok()
-}
-
-fn replace(path: &Path, text: &[u8]) -> std::io::Result<()> {
-    let directory = path.parent().unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new().prefix(".").tempfile_in(directory)?;
-    file.write_all(text)?;
-    file.persist(path)?;
-    Ok(())
+    serde_json::from_slice(&files::read_small(path, MAX_FILE_BYTES).ok()?).ok()
 }
 
 #[cfg(test)]

@@ -264,15 +264,8 @@ fn report(file: &Path, keyring: &Keyring, verified: bool) -> Result<KeyringRepor
         }
         Err(_) => Vec::new(),
     };
-    let publishers = keyring.publishers.iter().map(|publisher| TrustedKey {
-        name: publisher.name.clone(),
-        key: publisher.key.to_string(),
-        packs: publisher.packs.iter().map(PackPattern::to_string).collect(),
-        native: publisher.native,
-        not_before: publisher.not_before.map(|t| t.to_string()),
-        not_after: publisher.not_after.map(|t| t.to_string()),
-        revoked: keyring.is_revoked(&publisher.key),
-    });
+    let publishers = keyring.publishers.iter();
+    let publishers = publishers.map(|p| TrustedKey::of(p, keyring.is_revoked(&p.key)));
     let revoked = keyring
         .revoked
         .iter()

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use ruvllm_manifest::Timestamp;
-use ruvllm_signing::{PackError, PackPattern, PublicKey, TrustPolicy, escape_untrusted};
+use ruvllm_signing::{PackError, PackPattern, PublicKey, Publisher, TrustPolicy, escape_untrusted};
 use serde::Serialize;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, Item, Table, value};
 
@@ -51,6 +51,20 @@ pub struct TrustedKey {
     pub revoked: bool,
 }
 
+impl TrustedKey {
+    pub(crate) fn of(publisher: &Publisher, revoked: bool) -> Self {
+        TrustedKey {
+            name: publisher.name.clone(),
+            key: publisher.key.to_string(),
+            packs: publisher.packs.iter().map(PackPattern::to_string).collect(),
+            native: publisher.native,
+            not_before: publisher.not_before.map(|t| t.to_string()),
+            not_after: publisher.not_after.map(|t| t.to_string()),
+            revoked,
+        }
+    }
+}
+
 impl Report for TrustReport {}
 
 impl fmt::Display for TrustReport {
@@ -89,15 +103,8 @@ impl fmt::Display for TrustReport {
 /// [`ToolError::Pack`] or [`ToolError::Io`].
 pub fn list(options: &VerifyOptions) -> Result<TrustReport, ToolError> {
     let policy = options.read_policy()?;
-    let publishers = policy.publishers().iter().map(|publisher| TrustedKey {
-        name: publisher.name.clone(),
-        key: publisher.key.to_string(),
-        packs: publisher.packs.iter().map(PackPattern::to_string).collect(),
-        native: publisher.native,
-        not_before: publisher.not_before.map(|t| t.to_string()),
-        not_after: publisher.not_after.map(|t| t.to_string()),
-        revoked: policy.is_revoked(&publisher.key),
-    });
+    let publishers = policy.publishers().iter();
+    let publishers = publishers.map(|p| TrustedKey::of(p, policy.is_revoked(&p.key)));
     Ok(TrustReport {
         policy: options.policy.clone(),
         threshold: policy.threshold(),

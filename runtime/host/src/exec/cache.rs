@@ -11,8 +11,9 @@
 //! all. What this does not protect against: whoever can act as the same user.
 
 use super::Artifact;
-use std::fs::{self, DirBuilder, File};
-use std::io::{self, Read, Write};
+use crate::files;
+use std::fs::{self, DirBuilder};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -90,7 +91,7 @@ impl AotCache {
 
     /// The entry of that id, if it is there and is this host's own.
     pub(crate) fn get(&self, id: &EntryId) -> Option<Entry> {
-        let bytes = read_small(&self.path(id), MAX_ENTRY).ok()?;
+        let mut bytes = files::read_small(&self.path(id), MAX_ENTRY).ok()?;
         let (header, code) = bytes.split_at_checked(HEADER)?;
         let (magic, rest) = header.split_at_checked(MAGIC.len())?;
         let (mac, rest) = rest.split_at_checked(MAC_BYTES)?;
@@ -103,7 +104,8 @@ impl AotCache {
         if self.mac(id, flags, code) != given {
             return None;
         }
-        Some(Entry { artifact: Artifact(code.to_vec()), verified: flags == 1 })
+        let verified = flags == 1;
+        Some(Entry { artifact: Artifact(bytes.split_off(HEADER)), verified })
     }
 
     /// Keeps what was compiled and admitted. Whoever reads meanwhile sees all of it or nothing.
@@ -112,14 +114,9 @@ impl AotCache {
     /// What the system says.
     pub(crate) fn put(&self, id: &EntryId, entry: &Entry) -> io::Result<()> {
         let flags = u8::from(entry.verified);
-        let mut file = tempfile::Builder::new().prefix(".").tempfile_in(&self.directory)?;
-        file.write_all(&MAGIC)?;
-        file.write_all(self.mac(id, flags, &entry.artifact.0).as_bytes())?;
-        file.write_all(&id.0)?;
-        file.write_all(&[flags])?;
-        file.write_all(&entry.artifact.0)?;
-        file.persist(self.path(id)).map_err(|e| e.error)?;
-        Ok(())
+        let code = &entry.artifact.0;
+        let mac = self.mac(id, flags, code);
+        files::replace(&self.path(id), &[&MAGIC, mac.as_bytes(), &id.0, &[flags], code])
     }
 
     /// Takes an entry out that turned out to be of no use.
@@ -171,7 +168,7 @@ fn host_key(directory: &Path) -> Result<[u8; KEY_BYTES], String> {
         match fs::symlink_metadata(&path) {
             Ok(metadata) => {
                 owner_only(&metadata).map_err(|what| format!("{} {what}", path.display()))?;
-                let bytes = read_small(&path, KEY_BYTES as u64).unwrap_or_default();
+                let bytes = files::read_small(&path, KEY_BYTES as u64).unwrap_or_default();
                 if let Ok(key) = bytes.try_into() {
                     return Ok(key);
                 }
@@ -198,20 +195,6 @@ fn host_key(directory: &Path) -> Result<[u8; KEY_BYTES], String> {
         }
     }
     Err(format!("{} changes while it is read", path.display()))
-}
-
-/// A regular file of at most `max` bytes.
-fn read_small(path: &Path, max: u64) -> io::Result<Vec<u8>> {
-    // Anything else than a file could keep its reader waiting.
-    if !fs::symlink_metadata(path)?.is_file() {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    let mut bytes = Vec::new();
-    File::open(path)?.take(max + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > max {
-        return Err(io::ErrorKind::FileTooLarge.into());
-    }
-    Ok(bytes)
 }
 
 /// Whether only this process's user can read and write there.

@@ -192,12 +192,17 @@ fn limit(_: &Request) -> Result<(), String> {
     Ok(())
 }
 
+impl CompilerProcess {
+    /// The argument on which a program that is its own compiler process becomes one.
+    pub const COMMAND: &str = "compile-kernel";
+}
+
 impl Default for CompilerProcess {
-    /// This program itself, run with `compile-kernel`, for at most 10 s and 1 GiB a module.
+    /// This program itself, run with [`CompilerProcess::COMMAND`], for at most 10 s and 1 GiB a module.
     fn default() -> Self {
         Self {
             program: std::env::current_exe().unwrap_or_default(),
-            args: vec!["compile-kernel".into()],
+            args: vec![Self::COMMAND.into()],
             memory_bytes: 1 << 30,
             time: Duration::from_secs(10),
         }

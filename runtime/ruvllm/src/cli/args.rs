@@ -1,6 +1,7 @@
 //! The command line, as types.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use ruvllm::host::CompilerProcess;
 use std::path::PathBuf;
 
 /// Runs language models with signed, sandboxed kernels.
@@ -41,12 +42,9 @@ pub(crate) enum Command {
     /// Show the kernels in use and why each was chosen.
     Kernels(KernelsArgs),
     /// Compile one kernel under limits; the program runs this itself.
-    #[command(name = COMPILE_KERNEL, hide = true)]
+    #[command(name = CompilerProcess::COMMAND, hide = true)]
     CompileKernel,
 }
-
-/// The command by which the program is its own compiler process.
-pub(crate) const COMPILE_KERNEL: &str = "compile-kernel";
 
 /// Which kernels run, and on whose word.
 #[derive(Clone, Debug, Args)]

@@ -1,7 +1,7 @@
 //! From options to a running model: what the commands have in common.
 
 use super::Failure;
-use super::args::{COMPILE_KERNEL, KernelOptions, Kernels, Kv, ModelOptions, SamplingArgs};
+use super::args::{KernelOptions, Kernels, Kv, ModelOptions, SamplingArgs};
 use ruvllm::engine::KvType;
 use ruvllm::host::{Compiler, CompilerProcess, HostConfig, InstallReport, Policy};
 use ruvllm::signing::{PackLock, VersionFloor};
@@ -25,13 +25,12 @@ pub(crate) fn kernel_set(options: &KernelOptions) -> Result<KernelSetBuilder, Fa
         None => ruvllm::default_cache_dir(),
     };
     // Whoever signed a pack, its modules cost no more of this process than a pipe.
-    let process = CompilerProcess { args: vec![COMPILE_KERNEL.into()], ..Default::default() };
     let config = HostConfig {
         policy,
         strict: options.strict,
         deterministic: options.deterministic,
         cache_dir,
-        compiler: Compiler::Process(process),
+        compiler: Compiler::Process(CompilerProcess::default()),
         ..HostConfig::default()
     };
     let mut builder = KernelSet::builder().config(config);
