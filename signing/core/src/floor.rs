@@ -11,7 +11,7 @@
 
 use crate::files::{self, Unreadable};
 use crate::{PackError, VerifiedPack};
-use ruvllm_manifest::PackName;
+use ruvllm_manifest::{PackName, Violation};
 use semver::Version;
 use serde::{Deserialize, Serialize};
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -93,6 +93,24 @@ impl VersionFloor {
             (2, false) => Ok(Some(FloorRecord { floor, history })),
             _ => Err(damaged("it is of another format")),
         }
+    }
+
+    /// What stands against a version of a pack: that a newer one has been active here.
+    ///
+    /// # Errors
+    /// [`PackError::FloorDamaged`] or [`PackError::Io`].
+    pub fn objection(
+        &self,
+        pack: &PackName,
+        version: &Version,
+    ) -> Result<Option<Violation>, PackError> {
+        Ok(self.get(pack)?.filter(|floor| version.cmp_precedence(floor).is_lt()).map(|floor| {
+            let what = format!(
+                "version {version} is older than {floor}, which has been active here: use {floor} \
+                 or newer"
+            );
+            Violation::new("version_below_floor", "version", what)
+        }))
     }
 
     /// The packs that have a record here, in order of name.

@@ -146,15 +146,8 @@ impl UnverifiedPack {
             .map_err(|e| PackError::Rejected(e.into_violations()))?;
         let mut violations = Vec::new();
         let signers = in_scope(&mut violations, &manifest, policy, signers);
-        if let Some(floor) = floor
-            && let Some(floor) = floor.get(&manifest.name)?
-            && manifest.version.cmp_precedence(&floor).is_lt()
-        {
-            let what = format!(
-                "version {} is older than {floor}, which has been active here: use {floor} or newer",
-                manifest.version
-            );
-            violations.push(Violation::new("version_below_floor", "version", what));
+        if let Some(floor) = floor {
+            violations.extend(floor.objection(&manifest.name, &manifest.version)?);
         }
         let native =
             publisher::count(signers.iter().copied().filter(|p| p.native)) >= policy.threshold();

@@ -9,10 +9,10 @@ use std::path::Path;
 
 use ruvllm_host::{Host, HostConfig, HostError, Refusal};
 use ruvllm_manifest::{MANIFEST_FILE, Manifest, Violation};
-use ruvllm_signing::{PackError, escape_untrusted};
+use ruvllm_signing::{PackError, PackLock, escape_untrusted};
 use serde::Serialize;
 
-use crate::sign::policy;
+use crate::sign::VerifyOptions;
 use crate::{Report, ToolError, trial};
 
 /// Each gate with its verdict.
@@ -73,8 +73,12 @@ pub enum Gate {
     Scope,
     /// The manifest keeps its rules.
     Manifest,
+    /// No newer version of the pack has been active, where a directory of floors was named.
+    Floor,
     /// Every listed file is there with its length and hash, and no other.
     Files,
+    /// The lock file pins this very pack, where one was named.
+    Lock,
     /// Versions, ABI, executor and limits suit this host.
     Compatibility,
     /// The structure of the module.
@@ -95,20 +99,24 @@ pub enum GateVerdict {
     Refused,
     /// Nobody asked, because of another gate.
     NotReached,
+    /// Nobody asked, for want of the directory or the file that says what is accepted.
+    NotAsked,
     /// The kernel is left out: it was made for another executor.
     LeftOut,
 }
 
-use GateVerdict::{LeftOut, NotReached, Passed, Refused};
+use GateVerdict::{LeftOut, NotAsked, NotReached, Passed, Refused};
 
 impl Gate {
-    const OF_PACK: [Gate; 7] = [
+    const OF_PACK: [Gate; 9] = [
         Gate::Read,
         Gate::Signatures,
         Gate::Validity,
         Gate::Scope,
         Gate::Manifest,
+        Gate::Floor,
         Gate::Files,
+        Gate::Lock,
         Gate::Compatibility,
     ];
     const OF_KERNEL: [Gate; 4] = [Gate::Compatibility, Gate::Module, Gate::Compile, Gate::Numbers];
@@ -120,7 +128,9 @@ impl Gate {
             Gate::Validity => "validity",
             Gate::Scope => "scope",
             Gate::Manifest => "manifest",
+            Gate::Floor => "floor",
             Gate::Files => "files",
+            Gate::Lock => "lock",
             Gate::Compatibility => "compatibility",
             Gate::Module => "module",
             Gate::Compile => "compile",
@@ -133,6 +143,7 @@ impl Gate {
         match code {
             "publisher_not_yet_valid" | "publisher_expired" | "clock_unknown" => Gate::Validity,
             "publisher_out_of_scope" | "native_not_granted" => Gate::Scope,
+            "version_below_floor" => Gate::Floor,
             "manifest_missing" | "threshold_not_met" | "key_revoked" => Gate::Signatures,
             code if code.starts_with("signature") || code.starts_with("envelope") => {
                 Gate::Signatures
@@ -186,6 +197,7 @@ impl fmt::Display for GateReport {
             Passed => "passed",
             Refused => "REFUSED",
             NotReached => "not reached",
+            NotAsked => "not asked",
             LeftOut => "left out",
         };
         writeln!(f, "  {:<14} {verdict}", self.gate.name())?;
@@ -200,11 +212,20 @@ impl fmt::Display for GateReport {
 /// Takes a pack through every gate of a host in its default configuration.
 ///
 /// # Errors
-/// What the policy file can be refused for, [`ToolError::Io`], and [`HostError::Executor`] where
-/// there is no sandbox here. A pack that is refused, even one that cannot be read, is a report.
-pub fn explain(trust: Option<&Path>, directory: &Path) -> Result<ExplainReport, ToolError> {
-    let policy = policy(trust)?;
+/// What the policy, the floors and the lock file can be refused for, [`ToolError::Io`], and
+/// [`HostError::Executor`] where there is no sandbox here. A pack that is refused, even one that
+/// cannot be read, is a report.
+pub fn explain(options: &VerifyOptions, directory: &Path) -> Result<ExplainReport, ToolError> {
+    let policy = options.read_policy()?;
+    let floors = options.floors()?;
+    let lock = options.lock.as_deref().map(PackLock::read).transpose()?;
     let mut gates = Gates::new();
+    if floors.is_none() {
+        gates.set(Gate::Floor, NotAsked);
+    }
+    if lock.is_none() {
+        gates.set(Gate::Lock, NotAsked);
+    }
     let pack = match trial::read(directory) {
         Ok(pack) => pack,
         Err(ToolError::Pack(PackError::Rejected(found))) => {
@@ -221,7 +242,16 @@ pub fn explain(trust: Option<&Path>, directory: &Path) -> Result<ExplainReport, 
         Ok(manifest) => format!("{} {}", manifest.name, manifest.version),
         Err(_) => "the pack".to_owned(),
     };
-    match pack.verify(&policy, None) {
+    if let (Some(floors), Ok(manifest)) = (&floors, &manifest) {
+        match floors.objection(&manifest.name, &manifest.version) {
+            Ok(violation) => violation.iter().for_each(|found| gates.refuse(Gate::Floor, found)),
+            Err(damaged @ PackError::FloorDamaged { .. }) => {
+                gates.add(Gate::Floor, damaged.code(), "", &damaged.to_string());
+            }
+            Err(other) => return Err(other.into()),
+        }
+    }
+    match pack.verify_with(&policy, None, options.clock()) {
         Ok(_) => {}
         Err(PackError::Rejected(found)) => {
             for violation in &found {
@@ -243,11 +273,21 @@ pub fn explain(trust: Option<&Path>, directory: &Path) -> Result<ExplainReport, 
             for violation in &found {
                 gates.refuse(Gate::of_violation(violation.code), violation);
             }
-            gates.set(Gate::Compatibility, NotReached);
+            gates.not_reached_after(Gate::Files);
+            if manifest.is_err() {
+                gates.not_reached_after(Gate::Manifest);
+            }
             return Ok(gates.report(title, Vec::new()));
         }
         Err(other) => return Err(other),
     };
+    match lock.map(|lock| lock.check(&trusted)) {
+        None | Some(Ok(())) => {}
+        Some(Err(PackError::Rejected(found))) => {
+            found.iter().for_each(|violation| gates.refuse(Gate::Lock, violation));
+        }
+        Some(Err(other)) => return Err(other.into()),
+    }
     let ids: Vec<String> = trusted.manifest().kernels.iter().map(|k| k.id.clone()).collect();
     let outcome = Host::new(HostConfig::default())?.install(trusted);
     let (refusals, left_out) = match outcome {
@@ -356,13 +396,15 @@ impl Gates {
 
     fn not_reached_after(&mut self, gate: Gate) {
         let after = self.0.iter_mut().skip_while(|report| report.gate != gate).skip(1);
-        after.for_each(|report| report.verdict = NotReached);
+        after
+            .filter(|report| report.verdict == Passed)
+            .for_each(|report| report.verdict = NotReached);
     }
 
     fn report(self, pack: String, kernels: Vec<KernelGates>) -> ExplainReport {
         let all = self.0.iter().chain(kernels.iter().flat_map(|kernel| &kernel.gates));
         let admitted =
-            !kernels.is_empty() && all.clone().all(|gate| matches!(gate.verdict, Passed | LeftOut));
+            !kernels.is_empty() && all.clone().all(|gate| matches!(gate.verdict, Passed | LeftOut | NotAsked));
         ExplainReport { pack, admitted, gates: self.0, kernels }
     }
 }

@@ -115,10 +115,12 @@ enum Command {
     },
     /// Say whether this host would admit a pack: every gate with its verdict.
     Explain {
-        /// A trust policy, as for verify.
-        #[arg(long, visible_alias = "policy", value_name = "FILE")]
-        trust: Option<PathBuf>,
-        /// The pack.
+        #[command(flatten)]
+        against: trust_commands::Against,
+        /// A lock file that must pin the pack.
+        #[arg(long, value_name = "FILE")]
+        lock: Option<PathBuf>,
+        /// The pack: a directory or an .rkp file.
         #[arg(default_value = ".")]
         dir: PathBuf,
     },
@@ -195,7 +197,9 @@ fn main() -> ExitCode {
         Command::Inspect { trust, dir } => finish(inspect::inspect(trust.as_deref(), &dir), json),
         Command::Test { dir } => finish(oracle_test::test(&dir), json),
         Command::Diff { a, b, exit_code } => finish(diff::diff(&a, &b, exit_code), json),
-        Command::Explain { trust, dir } => finish(explain::explain(trust.as_deref(), &dir), json),
+        Command::Explain { against, lock, dir } => {
+            finish(explain::explain(&against.options(lock), &dir), json)
+        }
         Command::Bench { dir, time, write } => finish(bench::bench(&dir, time, write), json),
         Command::Reference => {
             print!("{}", reference::markdown(&Cli::command()));

@@ -208,11 +208,12 @@ pub struct VerifyOptions {
 }
 
 impl VerifyOptions {
-    fn clock(&self) -> Clock {
+    pub(crate) fn clock(&self) -> Clock {
         self.at.map_or(Clock::System, Clock::Fixed)
     }
 
-    fn floors(&self) -> Result<Option<VersionFloor>, ToolError> {
+    /// Opens the version floors, where a directory was named.
+    pub(crate) fn floors(&self) -> Result<Option<VersionFloor>, ToolError> {
         self.floors.as_deref().map(crate::floor::open).transpose()
     }
 

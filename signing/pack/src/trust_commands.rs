@@ -26,7 +26,7 @@ pub(crate) struct Against {
 }
 
 impl Against {
-    fn options(self, lock: Option<PathBuf>) -> VerifyOptions {
+    pub(crate) fn options(self, lock: Option<PathBuf>) -> VerifyOptions {
         VerifyOptions { policy: self.policy, floors: self.floors, lock, at: self.at }
     }
 }

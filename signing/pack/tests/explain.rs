@@ -1,16 +1,19 @@
 //! `explain` and `inspect` on packs that are in order and packs that are not.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use ruvllm_signing::VersionFloor;
+use semver::Version;
 use serde_json::Value;
 
 fn core_pack() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel-packs/core/dist")
 }
 
-fn tool(args: &[&dyn AsRef<std::ffi::OsStr>]) -> Output {
+fn tool(args: &[&dyn AsRef<OsStr>]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ruvllm-pack"));
     command.args(args.iter().map(|arg| arg.as_ref())).output().expect("the tool runs")
 }
@@ -115,6 +118,33 @@ fn a_changed_module_and_a_stray_file_are_found_at_their_gates() {
     let output = tool(&[&"explain", &dir.path()]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("read           REFUSED") && text.contains("not reached"), "{text}");
+}
+
+#[test]
+fn floors_and_locks_are_gates_where_they_are_named() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let report = json(&tool(&[&"explain", &"--json", &core_pack()]));
+    assert_eq!([verdict(&report, "floor"), verdict(&report, "lock")], ["not_asked"; 2]);
+
+    let floors = dir.path().join("floors");
+    let floor = VersionFloor::open(&floors).expect("a directory");
+    let name = "ruvllm-core-kernels".parse().expect("a name");
+    floor.raise_to(&name, &Version::new(99, 0, 0)).expect("raised");
+    let lock = dir.path().join("packs.lock");
+    assert!(tool(&[&"lock", &"--out", &lock, &core_pack()]).status.success());
+    let arguments: [&dyn AsRef<OsStr>; 7] =
+        [&"explain", &"--json", &"--floors", &floors, &"--lock", &lock, &core_pack()];
+    let report = json(&tool(&arguments));
+    assert_eq!(report["admitted"], false);
+    assert_eq!([verdict(&report, "floor"), verdict(&report, "lock")], ["refused", "passed"]);
+    assert_eq!(codes(&report), ["version_below_floor"]);
+
+    fs::write(floors.join("ruvllm-core-kernels.floor"), "?").expect("written");
+    fs::write(&lock, "version = 1\n[packs]\n").expect("written");
+    let report = json(&tool(&arguments));
+    assert_eq!([verdict(&report, "floor"), verdict(&report, "lock")], ["refused"; 2]);
+    assert_eq!(codes(&report), ["floor_damaged", "pack_not_locked"]);
+    assert_eq!(verdict(&report["kernels"][0], "numbers"), "passed");
 }
 
 #[test]
