@@ -77,8 +77,10 @@ impl GgufFile {
             })?;
             // The parser has reversed the file's order: the last dimension is the contiguous one.
             let shape = info.shape.dims().to_vec();
+            // Without elements the other dimensions could be anything, their product included.
             let size = shape
                 .split_last()
+                .filter(|_| !shape.contains(&0))
                 .and_then(|(&row, outer)| {
                     outer.iter().try_fold(dtype.bytes_for(row)?, |size, &n| size.checked_mul(n))
                 })

@@ -170,6 +170,17 @@ fn tensors_that_are_missing_misshaped_or_of_another_type_are_named() {
     fixture.vector("token_embd.weight", 64, 0.0);
     assert_eq!(fixture.refusal().0, "tensor_shape");
 
+    // Dimensions whose product overflows, save that one of them is 0. Found by fuzzing.
+    let fixture = small();
+    let mut bytes = fixture.bytes();
+    let name = b"blk.0.ffn_gate.weight";
+    let at = bytes.windows(name.len()).position(|w| w == name).unwrap() + name.len();
+    bytes[at + 4..][..8].copy_from_slice(&0u64.to_le_bytes());
+    bytes[at + 12..][..8].copy_from_slice(&(u64::MAX / 2).to_le_bytes());
+    let (code, text) = refusal(&bytes);
+    assert_eq!(code, "gguf_malformed", "{text}");
+    assert!(text.contains("impossible shape"), "{text}");
+
     // A type that only other programs know: patched into the table of tensors.
     let fixture = small();
     let mut bytes = fixture.bytes();

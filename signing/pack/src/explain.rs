@@ -403,8 +403,8 @@ impl Gates {
 
     fn report(self, pack: String, kernels: Vec<KernelGates>) -> ExplainReport {
         let all = self.0.iter().chain(kernels.iter().flat_map(|kernel| &kernel.gates));
-        let admitted =
-            !kernels.is_empty() && all.clone().all(|gate| matches!(gate.verdict, Passed | LeftOut | NotAsked));
+        let admitted = !kernels.is_empty()
+            && all.clone().all(|gate| matches!(gate.verdict, Passed | LeftOut | NotAsked));
         ExplainReport { pack, admitted, gates: self.0, kernels }
     }
 }

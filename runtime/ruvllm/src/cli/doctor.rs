@@ -1,0 +1,186 @@
+//! `ruvllm doctor`: what this machine is, which code runs on it, and what it could do.
+
+use super::args::DoctorArgs;
+use super::{Ended, Failure, setup};
+use ruvllm::host::{Host, InstallReport};
+use ruvllm_abi::DType;
+use ruvllm_native::gemm::{self, Method};
+use ruvllm_native::{Isa, ThreadPool, pool, probe};
+use serde::Serialize;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// How long each measurement of the memory takes.
+const PROBE_TIME: Duration = Duration::from_millis(400);
+
+/// Weight types, as GGUF files have them.
+const WEIGHTS: [DType; 11] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+];
+
+/// Rows of activations of a long prompt.
+const PROMPT_ROWS: usize = 512;
+
+#[derive(Serialize)]
+struct Diagnosis {
+    processor: Option<String>,
+    architecture: &'static str,
+    logical_processors: usize,
+    threads: usize,
+    instructions: &'static str,
+    features: Vec<Feature>,
+    weights: Vec<WeightPaths>,
+    memory: Vec<Bandwidth>,
+    sandbox: Sandbox,
+}
+
+#[derive(Serialize)]
+struct Feature {
+    name: &'static str,
+    present: bool,
+}
+
+/// How weights of a type are multiplied.
+#[derive(Serialize)]
+struct WeightPaths {
+    weights: String,
+    decode: String,
+    prompt: String,
+}
+
+#[derive(Serialize)]
+struct Bandwidth {
+    threads: usize,
+    gb_per_second: f64,
+}
+
+#[derive(Serialize)]
+struct Sandbox {
+    kernels_selected: usize,
+    kernels_native: usize,
+    ready_ms: f64,
+    packs: Vec<InstallReport>,
+}
+
+pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
+    let started = Instant::now();
+    let set = setup::kernel_set(&args.kernels)?.build()?;
+    let ready_ms = started.elapsed().as_secs_f64() * 1e3;
+    let threads = args.threads.map_or_else(pool::default_threads, usize::from);
+    let diagnosis = Diagnosis {
+        processor: processor(),
+        architecture: std::env::consts::ARCH,
+        logical_processors: std::thread::available_parallelism().map_or(1, usize::from),
+        threads,
+        instructions: Isa::detect().name(),
+        features: Isa::features()
+            .into_iter()
+            .map(|(name, present)| Feature { name, present })
+            .collect(),
+        weights: WEIGHTS.into_iter().map(paths).collect(),
+        memory: memory(threads),
+        sandbox: sandbox(set.host(), set.installed(), ready_ms),
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&diagnosis)?);
+    } else {
+        print!("{diagnosis}");
+    }
+    Ok(Ended::Done)
+}
+
+/// The processor's name, where the system tells it to everybody.
+fn processor() -> Option<String> {
+    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = info.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+fn paths(dtype: DType) -> WeightPaths {
+    let named = |rows| {
+        gemm::method(dtype, Isa::detect(), rows).map_or_else(
+            || "not multiplied with".to_owned(),
+            |Method { instructions, arithmetic, layout }| {
+                format!("{instructions}, {arithmetic}, {layout}")
+            },
+        )
+    };
+    WeightPaths { weights: dtype.to_string(), decode: named(1), prompt: named(PROMPT_ROWS) }
+}
+
+/// What one thread reads of the memory, and what all do.
+fn memory(threads: usize) -> Vec<Bandwidth> {
+    let mut counts = vec![1, threads];
+    counts.dedup();
+    let measure = |threads| {
+        let pool = ThreadPool::new(threads);
+        let rate = probe::read_bandwidth(&pool, probe::STREAM_BYTES, PROBE_TIME);
+        Bandwidth { threads, gb_per_second: rate / 1e9 }
+    };
+    counts.into_iter().map(measure).collect()
+}
+
+fn sandbox(host: &Host, packs: &[InstallReport], ready_ms: f64) -> Sandbox {
+    let selected = host.kernels().into_iter().filter(|kernel| kernel.selected);
+    let (native, sandboxed): (Vec<_>, Vec<_>) =
+        selected.partition(|kernel| kernel.executor == "native");
+    Sandbox {
+        kernels_selected: sandboxed.len(),
+        kernels_native: native.len(),
+        ready_ms,
+        packs: packs.to_vec(),
+    }
+}
+
+impl fmt::Display for Diagnosis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.processor.as_deref().unwrap_or("unknown processor");
+        writeln!(f, "processor     {name} ({})", self.architecture)?;
+        writeln!(
+            f,
+            "threads       {} used, {} logical processors",
+            self.threads, self.logical_processors
+        )?;
+        let named = |present| {
+            let of = self.features.iter().filter(move |feature| feature.present == present);
+            of.map(|feature| feature.name).collect::<Vec<_>>().join(" ")
+        };
+        writeln!(f, "instructions  {}: {}", self.instructions, named(true))?;
+        if !named(false).is_empty() {
+            writeln!(f, "missing here  {}", named(false))?;
+        }
+        for Bandwidth { threads, gb_per_second } in &self.memory {
+            let label = if *threads == self.memory[0].threads { "memory reads" } else { "" };
+            writeln!(f, "{label:<13} {gb_per_second:.1} GB/s with {threads} thread(s)")?;
+        }
+        let Sandbox { kernels_selected, kernels_native, ready_ms, packs } = &self.sandbox;
+        writeln!(
+            f,
+            "sandbox       {kernels_selected} kernels selected, {kernels_native} native twins, \
+             ready in {ready_ms:.1} ms"
+        )?;
+        for pack in packs {
+            let InstallReport { pack: name, version, cache, .. } = pack;
+            let kept = match &cache.unusable {
+                Some(why) => format!("compiled code is not kept: {why}"),
+                None => format!("{} of {} from cache", cache.hits, cache.hits + cache.misses),
+            };
+            writeln!(f, "              {name} {version}, {kept}")?;
+        }
+        writeln!(f, "{:<13} {:<34} prompts", "weights", "decoding")?;
+        for WeightPaths { weights, decode, prompt } in &self.weights {
+            writeln!(f, "  {weights:<11} {decode:<34} {prompt}")?;
+        }
+        Ok(())
+    }
+}
