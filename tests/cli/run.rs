@@ -125,6 +125,26 @@ fn bench_prints_rows_with_the_fields_of_llama_bench() {
 }
 
 #[test]
+fn the_doctor_names_the_machine_and_what_runs_on_it() {
+    let run = ruvllm(&["doctor", "--threads", "1", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(run.text()).expect("JSON");
+    assert_eq!(report["architecture"], std::env::consts::ARCH);
+    assert_eq!(report["sandbox"]["kernels_selected"], 13);
+    let weights = report["weights"].as_array().expect("weight types");
+    assert_eq!(weights.len(), 11);
+    let q4_0 = weights.iter().find(|paths| paths["weights"] == "q4_0").expect("q4_0");
+    assert!(q4_0["decode"].as_str().is_some_and(|path| path.contains("int8")), "{q4_0}");
+    let memory = report["memory"].as_array().expect("measurements");
+    assert!(memory.len() == 1 && memory[0]["gb_per_second"].as_f64() > Some(0.1), "{memory:?}");
+    let run = ruvllm(&["doctor", "--threads", "1"]);
+    assert!(
+        run.text().contains("memory reads") && run.text().contains("13 kernels"),
+        "{}",
+        run.stdout
+    );
+}
+
+#[test]
 fn perplexity_agrees_with_the_fields_reference_tool() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/perplexity");
     let expected = std::fs::read_to_string(dir.join("expected.json")).unwrap();

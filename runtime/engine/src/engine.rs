@@ -3,7 +3,6 @@
 //! An engine computes one step at a time, on all its threads; sessions of one engine take turns
 //! step by step. A session is the only owner of its KV cache.
 
-use std::num::NonZero;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -33,7 +32,7 @@ pub struct EngineConfig {
 
 impl Default for EngineConfig {
     fn default() -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let threads = ruvllm_native::pool::default_threads();
         Self { threads, kv: KvType::F16, ctx: None, batch: 512, isa: None }
     }
 }

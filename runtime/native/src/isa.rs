@@ -88,6 +88,23 @@ impl Isa {
         if self.is_available() { self } else { Isa::detect() }
     }
 
+    /// Instructions that kernels of this crate use where a processor has them, by their usual names,
+    /// and whether this one does. Empty on processors that have portable kernels only.
+    pub fn features() -> Vec<(&'static str, bool)> {
+        macro_rules! probe {
+            ($detected:ident: $($name:tt)*) => {
+                vec![$(($name, std::arch::$detected!($name))),*]
+            };
+        }
+        #[cfg(target_arch = "x86_64")]
+        return probe!(is_x86_feature_detected:
+            "avx2" "fma" "f16c" "avx512f" "avx512bw" "avx512vl" "avx512dq" "avx512vnni");
+        #[cfg(target_arch = "aarch64")]
+        return probe!(is_aarch64_feature_detected: "neon" "dotprod");
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        return Vec::new();
+    }
+
     /// The name in reports, such as `avx512`.
     pub fn name(self) -> &'static str {
         match self {

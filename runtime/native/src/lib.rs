@@ -6,7 +6,8 @@
 //!   them by contract, over bytes, which is what the host falls back to.
 //! - [`quant`] reads and writes the block formats, [`gemm`] multiplies by weights stored in them,
 //!   [`attention`] reads a key-value cache stored in them.
-//! - [`pool`] runs all of it on a fixed set of threads; [`isa`] says which instructions there are.
+//! - [`pool`] runs all of it on a fixed set of threads; [`isa`] says which instructions there are;
+//!   [`probe`] measures what the machine gives, to hold figures against.
 //!
 //! Invariants: a function that takes an [`Isa`] gives the same result, up to the stated rounding,
 //! for each of them; one that the processor lacks means the best that it has. No function panics
@@ -21,6 +22,7 @@ pub mod isa;
 pub mod ops;
 pub mod oracle;
 pub mod pool;
+pub mod probe;
 pub mod quant;
 pub mod twin;
 

@@ -31,6 +31,14 @@ pub const SPIN: Duration = Duration::from_micros(80);
 /// The most threads that a pool has; more are not started.
 pub const MAX_THREADS: usize = 256;
 
+/// How many threads to use where nobody says: one for each physical core that this process may use.
+/// Affinity and the quota of a control group count; the second thread of a core does not, since both
+/// would wait for the same arithmetic units and the same memory.
+pub fn default_threads() -> usize {
+    let usable = thread::available_parallelism().map_or(1, usize::from);
+    usable.min(num_cpus::get_physical()).clamp(1, MAX_THREADS)
+}
+
 thread_local! {
     /// Whether this thread is inside a region, of whichever pool.
     static IN_REGION: Cell<bool> = const { Cell::new(false) };

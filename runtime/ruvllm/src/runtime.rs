@@ -249,9 +249,10 @@ impl RuntimeBuilder {
             (model, kernels)
         });
         let (model, kernels) = (model?, kernels?);
-        let threads =
-            threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-        let config = EngineConfig { threads, kv, ctx: context, ..EngineConfig::default() };
+        let mut config = EngineConfig { kv, ctx: context, ..EngineConfig::default() };
+        if let Some(threads) = threads {
+            config.threads = threads;
+        }
         let tokenizer = model.tokenizer();
         let text = |id: Option<u32>| {
             id.map(|id| String::from_utf8_lossy(&tokenizer.token_bytes(id)).into_owned())

@@ -17,6 +17,10 @@ pub(super) struct ActChunk {
     pub(super) sum: [f32; CHUNK / GROUP],
     /// The same per 32 elements.
     pub(super) block_sum: [f32; CHUNK / BLOCK],
+    /// `Σq` per 16 elements.
+    pub(super) total: [i16; CHUNK / GROUP],
+    /// `Σq` per 32 elements.
+    pub(super) block_total: [i16; CHUNK / BLOCK],
 }
 
 /// Activations that share a scale.
@@ -28,6 +32,8 @@ impl ActChunk {
         scale: [0.0; CHUNK / GROUP],
         sum: [0.0; CHUNK / GROUP],
         block_sum: [0.0; CHUNK / BLOCK],
+        total: [0; CHUNK / GROUP],
+        block_total: [0; CHUNK / BLOCK],
     };
 }
 
@@ -200,18 +206,19 @@ fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
         // Below this the inverse would overflow; the block is as good as zero.
         let (scale, inverse) = if amax > 1e-35 { (amax / 127.0, 127.0 / amax) } else { (0.0, 0.0) };
         chunk.scale[2 * b..2 * b + 2].fill(scale);
-        let sums = &mut chunk.sum[2 * b..2 * b + 2];
         let groups = q.as_chunks_mut::<GROUP>().0.iter_mut().zip(x.as_chunks::<GROUP>().0);
-        for ((q, x), group_sum) in groups.zip(sums.iter_mut()) {
+        for (i, (q, x)) in groups.enumerate() {
             let mut sum = 0;
             for (q, x) in q.iter_mut().zip(x) {
                 let rounded = nearest(x * inverse);
                 *q = rounded as i8;
                 sum += rounded;
             }
-            *group_sum = scale * sum as f32;
+            chunk.total[2 * b + i] = sum as i16;
+            chunk.sum[2 * b + i] = scale * sum as f32;
         }
-        chunk.block_sum[b] = sums[0] + sums[1];
+        chunk.block_total[b] = chunk.total[2 * b] + chunk.total[2 * b + 1];
+        chunk.block_sum[b] = chunk.sum[2 * b] + chunk.sum[2 * b + 1];
     }
 }
 

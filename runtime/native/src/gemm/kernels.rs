@@ -21,6 +21,25 @@ pub(super) const MAX_LANES: usize = 16;
 /// How far ahead of the loads the streamed weights are fetched, in bytes.
 const PREFETCH: usize = 6 * 1024;
 
+/// Runs `$body` for each `$i` in `0..$n`, `$n` a constant of at most 16, as straight code: compilers
+/// leave loops of this size rolled up, and accumulators indexed by a variable go to memory. The
+/// inline constants keep what a width does not use from being compiled at all.
+macro_rules! unroll {
+    ($i:ident < $n:ident $body:block) => {
+        unroll!(@ $i $n $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    (@ $i:ident $n:ident $body:block $($at:literal)*) => {
+        $(
+            if const { $at < $n } {
+                let $i = $at;
+                $body
+            }
+        )*
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) use unroll;
+
 /// One instruction set.
 ///
 /// # Safety
@@ -29,12 +48,16 @@ const PREFETCH: usize = 6 * 1024;
 pub(super) unsafe trait Simd {
     /// f32 in a vector; also the weight rows of a panel of bytes. At most [`MAX_LANES`].
     const LANES: usize;
+    /// The panels that a tile of integers takes at a time, 1 or 2: two share what is read of the
+    /// activations, which pays where products are so fast that reading them is the bound.
+    const INT_PANELS: usize;
     /// The most activation rows of a tile of integers.
     const INT_COLS: usize;
     /// The most activation rows of a tile of floats.
     const FLOAT_COLS: usize;
-    /// Whether [`block_dot`](Self::block_dot) takes 8-bit weights offset by 128.
-    const BIASED_BYTES: bool;
+    /// Whether [`block_dots`](Self::block_dots) takes all weights as unsigned, 8-bit ones offset by
+    /// 128, and takes off itself what the format's offset adds.
+    const BIASED: bool;
     /// An unpacked chunk in registers.
     type Chunk: Copy;
     /// A vector of f32.
@@ -76,13 +99,57 @@ pub(super) unsafe trait Simd {
     /// Loads bytes, unaligned.
     unsafe fn load_bytes(p: *const u8) -> Self::B;
     /// In each lane the dot product of its `4 * G` bytes of `w` with as many activations at `a`,
-    /// as f32. Without `BIASED_BYTES`, `FOLD` products of weight and activation fit an i16 pairwise.
+    /// as f32. `FOLD` products of weight and activation fit an i16 pairwise.
     unsafe fn block_dot<const G: usize, const FOLD: usize>(
         w: &[Self::B; G],
         a: *const i8,
     ) -> Self::F;
+    /// [`block_dot`](Self::block_dot) for each of `P` panels and `C` rows of activations. Where
+    /// `BIASED`, each weight counts as `2^BIAS` less, if `BIAS` is not 0.
+    #[inline(always)]
+    unsafe fn block_dots<
+        const G: usize,
+        const FOLD: usize,
+        const BIAS: u32,
+        const P: usize,
+        const C: usize,
+    >(
+        blocks: [*const u8; P],
+        act: BlockInput,
+    ) -> [[Self::F; C]; P] {
+        // SAFETY: the contract is the same.
+        unsafe { dots_apart::<Self, G, FOLD, P, C>(blocks, act) }
+    }
     /// Asks for the cache line at `p`, which need not be readable.
     unsafe fn prefetch(p: *const u8);
+}
+
+/// [`Simd::block_dots`] one by one.
+#[inline(always)]
+pub(super) unsafe fn dots_apart<
+    S: Simd + ?Sized,
+    const G: usize,
+    const FOLD: usize,
+    const P: usize,
+    const C: usize,
+>(
+    blocks: [*const u8; P],
+    act: BlockInput,
+) -> [[S::F; C]; P] {
+    // SAFETY: the contract of `block_dots` is that of `block_dot` for each panel and row.
+    unsafe {
+        let mut dots = [[S::zero(); C]; P];
+        unroll!(p < P {
+            let mut w = [S::load_bytes(blocks[p]); G];
+            unroll!(g < G {
+                w[g] = S::load_bytes(blocks[p].add(4 * S::LANES * g));
+            });
+            unroll!(i < C {
+                dots[p][i] = S::block_dot::<G, FOLD>(&w, act.bytes::<G>(i).cast());
+            });
+        });
+        dots
+    }
 }
 
 /// The non-inlined functions that enable the instructions of a [`Simd`]; `entries!` writes them.
@@ -107,8 +174,14 @@ pub(super) unsafe trait Entries: Simd {
     /// See [`pack_float`].
     unsafe fn pack_float<const T: u8>(rows: &Rows, from: usize, to: usize, panel: *mut f32);
     /// See [`tile_int`].
-    unsafe fn tile_int<const G: usize, const FOLD: usize, const C: usize>(
-        panel: *const u8,
+    unsafe fn tile_int<
+        const G: usize,
+        const FOLD: usize,
+        const BIAS: u32,
+        const P: usize,
+        const C: usize,
+    >(
+        panels: *const u8,
         chunks: usize,
         act: Input<ActChunk>,
         col: usize,
@@ -187,26 +260,40 @@ macro_rules! entries {
                 // SAFETY: the caller's contract is the same.
                 unsafe { go::<T>(rows, from, to, panel) }
             }
-            unsafe fn tile_int<const G: usize, const FOLD: usize, const C: usize>(
-                panel: *const u8,
+            unsafe fn tile_int<
+                const G: usize,
+                const FOLD: usize,
+                const BIAS: u32,
+                const P: usize,
+                const C: usize,
+            >(
+                panels: *const u8,
                 chunks: usize,
                 act: Input<ActChunk>,
                 col: usize,
                 y: &mut Columns<'_>,
             ) {
                 #[target_feature(enable = $features)]
-                unsafe fn go<const G: usize, const FOLD: usize, const C: usize>(
-                    panel: *const u8,
+                unsafe fn go<
+                    const G: usize,
+                    const FOLD: usize,
+                    const BIAS: u32,
+                    const P: usize,
+                    const C: usize,
+                >(
+                    panels: *const u8,
                     chunks: usize,
                     act: Input<ActChunk>,
                     col: usize,
                     y: &mut Columns<'_>,
                 ) {
                     // SAFETY: the caller's contract is the same.
-                    unsafe { kernels::tile_int::<$simd, G, FOLD, C>(panel, chunks, act, col, y) }
+                    unsafe {
+                        kernels::tile_int::<$simd, G, FOLD, BIAS, P, C>(panels, chunks, act, col, y)
+                    }
                 }
                 // SAFETY: the caller's contract is the same.
-                unsafe { go::<G, FOLD, C>(panel, chunks, act, col, y) }
+                unsafe { go::<G, FOLD, BIAS, P, C>(panels, chunks, act, col, y) }
             }
             unsafe fn tile_float<const C: usize>(
                 panel: *const f32,
@@ -236,23 +323,6 @@ macro_rules! entries {
 }
 pub(super) use entries;
 
-/// Runs `$body` for each `$i` in `0..$n`, `$n` a constant of at most 16, as straight code: compilers
-/// leave loops of this size rolled up, and accumulators indexed by a variable go to memory. The
-/// inline constants keep what a width does not use from being compiled at all.
-macro_rules! unroll {
-    ($i:ident < $n:ident $body:block) => {
-        unroll!(@ $i $n $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
-    };
-    (@ $i:ident $n:ident $body:block $($at:literal)*) => {
-        $(
-            if const { $at < $n } {
-                let $i = $at;
-                $body
-            }
-        )*
-    };
-}
-
 /// Weight rows: `count` of them at `data`, `bytes` apart, each of `k` elements.
 pub(super) struct Rows {
     pub(super) data: *const u8,
@@ -267,6 +337,39 @@ pub(super) struct Input<T> {
     pub(super) data: *const T,
     pub(super) stride: usize,
     pub(super) first: usize,
+}
+
+/// A block of activations in several rows: block `at` of the chunk at `chunk` and of those `stride`
+/// chunks on.
+#[derive(Clone, Copy)]
+pub(super) struct BlockInput {
+    pub(super) chunk: *const ActChunk,
+    pub(super) stride: usize,
+    pub(super) at: usize,
+}
+
+impl BlockInput {
+    /// The first of the block's `4 * G` bytes in row `i`.
+    #[inline(always)]
+    pub(super) unsafe fn bytes<const G: usize>(self, i: usize) -> *const i32 {
+        // SAFETY: the maker has as many rows, of chunks with as many blocks.
+        unsafe { (&raw const (*self.chunk.add(i * self.stride)).q).cast::<i32>().add(G * self.at) }
+    }
+
+    /// The sum of the block's `4 * G` integers in row `i`.
+    #[inline(always)]
+    pub(super) unsafe fn total<const G: usize>(self, i: usize) -> i32 {
+        // SAFETY: as for `bytes`.
+        unsafe {
+            let chunk = self.chunk.add(i * self.stride);
+            let totals = if 4 * G == GROUP {
+                (&raw const (*chunk).total).cast::<i16>()
+            } else {
+                (&raw const (*chunk).block_total).cast::<i16>()
+            };
+            i32::from(*totals.add(self.at))
+        }
+    }
 }
 
 impl Rows {
@@ -403,84 +506,113 @@ const fn int_block_bytes(lanes: usize, groups: usize) -> usize {
 /// the last row.
 #[inline(always)]
 pub(super) unsafe fn pack_int<S: Simd, const T: u8, const G: usize>(rows: &Rows, panel: *mut u8) {
-    // SAFETY: the module's contract; `panel` has room for as many panel chunks as a row has.
+    // SAFETY: the module's contract; `panel` has room for as many panel chunks as a row has. Four
+    // bytes travel as an f32 that nothing computes with.
     unsafe {
         let lanes = S::LANES;
         let (mut chunk, mut padded) = (Unpacked::ZERO, [0; PADDED]);
+        let mut q = [[0f32; CHUNK / 4]; MAX_LANES];
         for c in 0..rows.k.div_ceil(CHUNK) {
             let to = panel.add(c * int_chunk_bytes(lanes, G));
-            for lane in 0..lanes {
+            for (lane, q) in q[..lanes].iter_mut().enumerate() {
                 let p = rows.chunk(lane.min(rows.count - 1), c, &mut padded);
                 S::spill(&S::unpack::<T>(p), &mut chunk);
-                if T == tag::Q8_0 && S::BIASED_BYTES {
+                if T == tag::Q8_0 && S::BIASED {
                     chunk.q.iter_mut().for_each(|q| *q ^= -128);
-                    for g in 0..CHUNK / GROUP {
-                        chunk.offset[g] = 128.0 * chunk.scale[g];
-                    }
                 }
+                q.as_mut_ptr()
+                    .cast::<u8>()
+                    .copy_from_nonoverlapping(chunk.q.as_ptr().cast(), CHUNK);
                 for b in 0..CHUNK / (4 * G) {
-                    let block = to.add(b * int_block_bytes(lanes, G)).add(4 * lane);
-                    let q = chunk.q.as_ptr().add(4 * G * b).cast::<u32>();
-                    for g in 0..G {
-                        let four = q.add(g).read_unaligned();
-                        block.add(4 * lanes * g).cast::<u32>().write_unaligned(four);
-                    }
                     let group = 4 * G * b / GROUP;
-                    let scale = block.add(4 * lanes * G).cast::<f32>();
+                    let block = to.add(b * int_block_bytes(lanes, G));
+                    let scale = block.add(4 * lanes * G).cast::<f32>().add(lane);
                     scale.write_unaligned(chunk.scale[group]);
                     scale.add(lanes).write_unaligned(chunk.offset[group]);
+                }
+            }
+            // A vector of the panel is a column of `q`.
+            for g in (0..CHUNK / 4).step_by(lanes) {
+                let mut columns = [0f32; MAX_LANES * MAX_LANES];
+                let from = q.as_ptr().cast::<f32>().add(g);
+                S::transpose(from, CHUNK / 4, columns.as_mut_ptr(), lanes);
+                for (i, column) in columns[..lanes * lanes].chunks_exact(lanes).enumerate() {
+                    let (b, g) = ((g + i) / G, (g + i) % G);
+                    let vector = to.add(b * int_block_bytes(lanes, G) + 4 * lanes * g);
+                    S::store(vector.cast(), S::load(column.as_ptr()));
                 }
             }
         }
     }
 }
 
-/// `y[act.first + i, col + r] = act[i] · panel[r]` for `C` rows of activations.
+/// `y[act.first + i, col + r] = act[i] · panels[r]` for `C` rows of activations and the rows of `P`
+/// panels, one after the other.
 #[inline(always)]
-pub(super) unsafe fn tile_int<S: Simd, const G: usize, const FOLD: usize, const C: usize>(
-    panel: *const u8,
+pub(super) unsafe fn tile_int<
+    S: Simd,
+    const G: usize,
+    const FOLD: usize,
+    const BIAS: u32,
+    const P: usize,
+    const C: usize,
+>(
+    panels: *const u8,
     chunks: usize,
     act: Input<ActChunk>,
     col: usize,
     y: &mut Columns<'_>,
 ) {
-    if const { C > S::INT_COLS } {
+    if const { C > S::INT_COLS || P > S::INT_PANELS } {
         return;
     }
-    // SAFETY: the module's contract; `panel` holds `chunks` chunks and so does each row of `act`.
+    // SAFETY: the module's contract; each panel holds `chunks` chunks and so does each row of `act`.
     unsafe {
         let lanes = S::LANES;
-        let mut acc = [S::zero(); C];
+        let panel_bytes = chunks * int_chunk_bytes(lanes, G);
+        let mut acc = [[S::zero(); C]; P];
         for c in 0..chunks {
-            let from = panel.add(c * int_chunk_bytes(lanes, G));
             for b in 0..CHUNK / (4 * G) {
-                let block = from.add(b * int_block_bytes(lanes, G));
-                let mut w = [S::load_bytes(block); G];
-                for (g, w) in w.iter_mut().enumerate() {
-                    *w = S::load_bytes(block.add(4 * lanes * g));
-                }
-                let scale = S::load(block.add(4 * lanes * G).cast());
-                let offset = S::load(block.add(4 * lanes * (G + 1)).cast());
+                let at = c * int_chunk_bytes(lanes, G) + b * int_block_bytes(lanes, G);
+                let mut blocks = [panels.add(at); P];
+                unroll!(p < P {
+                    blocks[p] = panels.add(p * panel_bytes + at);
+                });
+                let input = BlockInput { chunk: act.data.add(c), stride: act.stride, at: b };
+                let dots = S::block_dots::<G, FOLD, BIAS, P, C>(blocks, input);
                 let group = 4 * G * b / GROUP;
-                unroll!(i < C {
-                    let a = act.data.add(i * act.stride + c);
-                    let a_scale = (&raw const (*a).scale).cast::<f32>().add(group);
-                    let a_sum = if 4 * G == GROUP {
-                        (&raw const (*a).sum).cast::<f32>().add(b)
-                    } else {
-                        (&raw const (*a).block_sum).cast::<f32>().add(b)
-                    };
-                    let q = (&raw const (*a).q).cast::<i8>().add(4 * G * b);
-                    let dot = S::block_dot::<G, FOLD>(&w, q);
-                    acc[i] = S::fma(dot, S::mul(scale, S::splat(*a_scale)), acc[i]);
-                    acc[i] = S::fnma(offset, S::splat(*a_sum), acc[i]);
+                unroll!(p < P {
+                    let scale = S::load(blocks[p].add(4 * lanes * G).cast());
+                    unroll!(i < C {
+                        let a = act.data.add(i * act.stride + c);
+                        let a_scale = (&raw const (*a).scale).cast::<f32>().add(group);
+                        acc[p][i] = S::fma(dots[p][i], S::mul(scale, S::splat(*a_scale)), acc[p][i]);
+                    });
+                    if const { !S::BIASED || BIAS == 0 } {
+                        let offset = S::load(blocks[p].add(4 * lanes * (G + 1)).cast());
+                        unroll!(i < C {
+                            let a = act.data.add(i * act.stride + c);
+                            let a_sum = if 4 * G == GROUP {
+                                (&raw const (*a).sum).cast::<f32>().add(b)
+                            } else {
+                                (&raw const (*a).block_sum).cast::<f32>().add(b)
+                            };
+                            acc[p][i] = S::fnma(offset, S::splat(*a_sum), acc[p][i]);
+                        });
+                    }
                 });
             }
         }
-        for (i, acc) in acc.iter().enumerate() {
-            let mut values = [0.0; MAX_LANES];
-            S::store(values.as_mut_ptr(), *acc);
-            y.put(act.first + i, col, &values[..lanes], false);
+        for (p, acc) in acc.iter().enumerate() {
+            let col = col + p * lanes;
+            if !y.range().contains(&col) {
+                break;
+            }
+            for (i, acc) in acc.iter().enumerate() {
+                let mut values = [0.0; MAX_LANES];
+                S::store(values.as_mut_ptr(), *acc);
+                y.put(act.first + i, col, &values[..lanes], false);
+            }
         }
     }
 }

@@ -34,7 +34,7 @@ mod x86_avx512;
 use ruvllm_abi::DType;
 
 use crate::pool::ThreadPool;
-use crate::quant::{check_row, is_blocked};
+use crate::quant::{check_row, is_blocked, is_float};
 use crate::{Isa, NativeError};
 
 use act::ActChunk;
@@ -141,6 +141,39 @@ impl Plan {
     fn is_int(self) -> bool {
         matches!(self, Plan::DotInt | Plan::PanelInt)
     }
+}
+
+/// How [`matmul`] computes a product, for people to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Method {
+    /// The instructions, such as `avx512 vnni`.
+    pub instructions: &'static str,
+    /// `int8` where activations are quantised and the products are of integers, else `f32`.
+    pub arithmetic: &'static str,
+    /// `rows` where weights are unpacked in registers, `panels` where they are unpacked once for many
+    /// rows of activations.
+    pub layout: &'static str,
+}
+
+/// How [`matmul`] multiplies `m` rows of activations by weights of a type; `None` where it cannot.
+pub fn method(dtype: DType, isa: Isa, m: usize) -> Option<Method> {
+    let isa = isa.usable().widest();
+    if !is_blocked(dtype) && !is_float(dtype) {
+        return None;
+    }
+    let plan = Plan::of(dtype, isa, m);
+    let instructions = match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 if plan.is_int() && x86_avx512::has_vnni() => "avx512 vnni",
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon if plan.is_int() && neon::has_dot() => "neon dotprod",
+        isa => isa.name(),
+    };
+    Some(Method {
+        instructions,
+        arithmetic: if plan.is_int() { "int8" } else { "f32" },
+        layout: if matches!(plan, Plan::DotInt | Plan::DotFloat) { "rows" } else { "panels" },
+    })
 }
 
 /// Whether tiles of this type are faster as integers than as f32. Without the VNNI instructions

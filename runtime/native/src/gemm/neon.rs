@@ -14,10 +14,15 @@ use crate::{Isa, ThreadPool};
 /// The instruction set, with `sdot` or not.
 struct Neon<const DOT: bool>;
 
+/// Whether the processor adds four products of bytes at once.
+pub(super) fn has_dot() -> bool {
+    std::arch::is_aarch64_feature_detected!("dotprod")
+}
+
 /// Computes a product; `Isa::Neon` is available.
 pub(super) fn run(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
     assert!(Isa::Neon.is_available(), "dispatched to instructions that are missing");
-    if std::arch::is_aarch64_feature_detected!("dotprod") {
+    if has_dot() {
         // SAFETY: just checked.
         unsafe { tiled::run::<Neon<true>>(pool, plan, job, out) }
     } else {
@@ -65,9 +70,10 @@ unsafe fn dot_bytes<const DOT: bool>(w: int8x16_t, a: int8x16_t) -> int32x4_t {
 // and loads and stores no more than that.
 unsafe impl<const DOT: bool> Simd for Neon<DOT> {
     const LANES: usize = 4;
+    const INT_PANELS: usize = 1;
     const INT_COLS: usize = 8;
     const FLOAT_COLS: usize = 8;
-    const BIASED_BYTES: bool = false;
+    const BIASED: bool = false;
     type Chunk = ChunkNeon;
     type F = float32x4_t;
     type B = int8x16_t;

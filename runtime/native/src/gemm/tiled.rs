@@ -15,9 +15,12 @@ use crate::quant::{CHUNK, chunk_bytes, tag};
 /// Bytes of panels that stay in the second-level cache, with room beside for activations.
 const CACHED: usize = 384 * 1024;
 
-/// The most panels that a thread takes at a time: large enough that each read of the activations
+/// The most panels of floats that a thread takes at a time: large enough that each read of the activations
 /// serves many rows, small enough that threads finish together.
 const PANELS: usize = 4;
+
+/// The same for panels of integers, which are smaller.
+const INT_PANELS: usize = 8;
 
 /// Elements of a row that a panel of floats holds at a time.
 const FLOAT_DEPTH: usize = 4 * CHUNK;
@@ -45,7 +48,8 @@ pub(super) unsafe fn run<S: Entries>(pool: &ThreadPool, plan: Plan, job: &Job<'_
         // SAFETY: the caller's contract.
         Plan::DotFloat => out.share(pool, &|y| unsafe { dot_float::<S>(job, y) }),
         Plan::PanelInt => {
-            let panels = (CACHED / int_panel_bytes::<S>(job)).clamp(1, PANELS);
+            let panels = (CACHED / int_panel_bytes::<S>(job)).clamp(1, INT_PANELS);
+            let panels = panels.next_multiple_of(S::INT_PANELS);
             // SAFETY: the caller's contract.
             out.deal(pool, panels * S::LANES, &|y| unsafe { panel_int::<S>(job, y) });
         }
@@ -185,7 +189,7 @@ unsafe fn panel_int<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>) {
     let (range, m, dtype) = (y.range(), job.act.rows(), job.w.dtype);
     let (chunks, bytes) = (job.act.chunk_stride(), int_panel_bytes::<S>(job));
     let starts = range.clone().step_by(S::LANES);
-    with_scratch(starts.len() * bytes, |scratch| {
+    with_scratch(starts.len().next_multiple_of(S::INT_PANELS) * bytes, |scratch| {
         for (i, start) in starts.clone().enumerate() {
             let rows = job.rows(start, S::LANES.min(range.end - start));
             // SAFETY: the caller has the instructions; scratch has `bytes` for each panel.
@@ -198,29 +202,39 @@ unsafe fn panel_int<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>) {
             }
         }
         macro_rules! tile {
-            ($c:literal, $args:tt) => {
+            ($p:literal, $c:literal, $args:tt) => {
                 match dtype {
-                    DType::Q6_K => S::tile_int::<4, 2, $c> $args,
-                    DType::Q5_0 | DType::Q5_1 | DType::Q5_K => S::tile_int::<8, 4, $c> $args,
-                    _ => S::tile_int::<8, 8, $c> $args,
+                    DType::Q8_0 => S::tile_int::<8, 8, 7, $p, $c> $args,
+                    DType::Q4_0 => S::tile_int::<8, 8, 3, $p, $c> $args,
+                    DType::Q5_0 => S::tile_int::<8, 4, 4, $p, $c> $args,
+                    DType::Q6_K => S::tile_int::<4, 2, 5, $p, $c> $args,
+                    DType::Q5_1 | DType::Q5_K => S::tile_int::<8, 4, 0, $p, $c> $args,
+                    _ => S::tile_int::<8, 8, 0, $p, $c> $args,
                 }
             };
         }
         let mut first = 0;
         while first < m {
-            let width = tile_width(&[16, 8, 4, 2], S::INT_COLS, m - first);
-            for (i, start) in starts.clone().enumerate() {
+            let widths = if S::INT_PANELS == 1 { [16, 8, 4, 2] } else { [5, 4, 3, 2] };
+            let width = tile_width(&widths, S::INT_COLS, m - first);
+            for (i, start) in starts.clone().enumerate().step_by(S::INT_PANELS) {
                 let act = job.ints(first);
-                // SAFETY: the caller has the instructions; the panel was packed above from rows
-                // of `chunks` chunks, and `act` has `width` rows of as many.
+                // SAFETY: the caller has the instructions; the panels were packed above from rows
+                // of `chunks` chunks, and `act` has `width` rows of as many. A second panel that
+                // was not packed is memory of the scratch, and nothing of it reaches `y`.
                 unsafe {
                     let panel = scratch.add(i * bytes).cast_const();
-                    match width {
-                        16 => tile!(16, (panel, chunks, act, start, y)),
-                        8 => tile!(8, (panel, chunks, act, start, y)),
-                        4 => tile!(4, (panel, chunks, act, start, y)),
-                        2 => tile!(2, (panel, chunks, act, start, y)),
-                        _ => tile!(1, (panel, chunks, act, start, y)),
+                    match (S::INT_PANELS, width) {
+                        (1, 16) => tile!(1, 16, (panel, chunks, act, start, y)),
+                        (1, 8) => tile!(1, 8, (panel, chunks, act, start, y)),
+                        (1, 4) => tile!(1, 4, (panel, chunks, act, start, y)),
+                        (1, 2) => tile!(1, 2, (panel, chunks, act, start, y)),
+                        (1, _) => tile!(1, 1, (panel, chunks, act, start, y)),
+                        (_, 5) => tile!(2, 5, (panel, chunks, act, start, y)),
+                        (_, 4) => tile!(2, 4, (panel, chunks, act, start, y)),
+                        (_, 3) => tile!(2, 3, (panel, chunks, act, start, y)),
+                        (_, 2) => tile!(2, 2, (panel, chunks, act, start, y)),
+                        (_, _) => tile!(2, 1, (panel, chunks, act, start, y)),
                     }
                 }
             }

@@ -44,9 +44,10 @@ unsafe fn dot_unsigned(w: __m256i, a: __m256i) -> __m256i {
 // stores no more than that.
 unsafe impl Simd for Avx2 {
     const LANES: usize = 8;
+    const INT_PANELS: usize = 1;
     const INT_COLS: usize = 4;
     const FLOAT_COLS: usize = 6;
-    const BIASED_BYTES: bool = false;
+    const BIASED: bool = false;
     type Chunk = Chunk256;
     type F = __m256;
     type B = __m256i;

@@ -3,7 +3,7 @@
 
 use core::arch::x86_64::*;
 
-use super::kernels::{self, Entries, Input, Rows, Simd, entries};
+use super::kernels::{self, BlockInput, Entries, Input, Rows, Simd, entries, unroll};
 use super::out::{Columns, Out};
 use super::{ActChunk, Job, Plan, act, tiled};
 use crate::quant::x86::{Chunk512, spill_512, unpack_512};
@@ -94,21 +94,14 @@ impl<const DOT: u8> Avx512<DOT> {
         }
     }
 
-    /// Sums of four products of signed bytes; `a` is not -128.
+    /// Sums of four products of signed bytes, without VNNI; `a` is not -128.
     #[inline(always)]
     unsafe fn dot_signed(w: __m512i, a: __m512i) -> __m512i {
         // SAFETY: the caller has the instructions.
         unsafe {
-            if DOT != PLAIN {
-                // (w + 128) · a - 128 · a, of which the second depends on the activations alone.
-                let bias = _mm512_set1_epi8(-128);
-                let sum = Self::dot_unsigned(_mm512_xor_si512(w, bias), a);
-                _mm512_sub_epi32(sum, Self::dot_unsigned(bias, a))
-            } else {
-                let negative = _mm512_movepi8_mask(w);
-                let a = _mm512_mask_sub_epi8(a, negative, _mm512_setzero_si512(), a);
-                Self::dot_unsigned(_mm512_abs_epi8(w), a)
-            }
+            let negative = _mm512_movepi8_mask(w);
+            let a = _mm512_mask_sub_epi8(a, negative, _mm512_setzero_si512(), a);
+            Self::dot_unsigned(_mm512_abs_epi8(w), a)
         }
     }
 }
@@ -117,9 +110,10 @@ impl<const DOT: u8> Avx512<DOT> {
 // stores no more than that.
 unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
     const LANES: usize = 16;
-    const INT_COLS: usize = 16;
+    const INT_PANELS: usize = if DOT == PLAIN { 1 } else { 2 };
+    const INT_COLS: usize = if DOT == PLAIN { 16 } else { 5 };
     const FLOAT_COLS: usize = 12;
-    const BIASED_BYTES: bool = DOT != PLAIN;
+    const BIASED: bool = DOT != PLAIN;
     type Chunk = Chunk512;
     type F = __m512;
     type B = __m512i;
@@ -142,17 +136,23 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
         unsafe {
             let scales = _mm512_loadu_ps((&raw const (*act).scale).cast());
             let scales = _mm512_mul_ps(chunk.scale, scales);
+            let sums = _mm512_loadu_ps((&raw const (*act).sum).cast());
             if T != tag::Q8_0 {
-                let sums = _mm512_loadu_ps((&raw const (*act).sum).cast());
                 acc[1] = _mm512_fnmadd_ps(chunk.offset, sums, acc[1]);
+            } else if DOT != PLAIN {
+                // Signed weights are taken as unsigned ones that are 128 more.
+                let offset = _mm512_mul_ps(chunk.scale, _mm512_set1_ps(128.0));
+                acc[1] = _mm512_fnmadd_ps(offset, sums, acc[1]);
             }
             let q = (&raw const (*act).q).cast::<u8>();
             for (i, w) in chunk.q.iter().enumerate() {
                 let a = _mm512_loadu_si512(q.add(64 * i).cast());
-                let dot = if T == tag::Q8_0 {
-                    Self::dot_signed(*w, a)
-                } else {
-                    Self::dot_unsigned(*w, a)
+                let dot = match (T, DOT) {
+                    (tag::Q8_0, PLAIN) => Self::dot_signed(*w, a),
+                    (tag::Q8_0, _) => {
+                        Self::dot_unsigned(_mm512_xor_si512(*w, _mm512_set1_epi8(-128)), a)
+                    }
+                    _ => Self::dot_unsigned(*w, a),
                 };
                 // Lanes 0-3 hold the first 16 products, and so on.
                 let quarter = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
@@ -276,23 +276,54 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
         // SAFETY: the trait's contract.
         unsafe {
             let a = a.cast::<i32>();
-            let four = |g: usize| _mm512_set1_epi32(a.add(g).read_unaligned());
             let mut sum = _mm512_setzero_si512();
-            if DOT != PLAIN {
-                for (g, w) in w.iter().enumerate() {
-                    sum = Self::dpbusd(sum, *w, four(g));
+            for (i, w) in w.chunks(FOLD).enumerate() {
+                let mut pairs = _mm512_setzero_si512();
+                for (j, w) in w.iter().enumerate() {
+                    let four = _mm512_set1_epi32(a.add(FOLD * i + j).read_unaligned());
+                    pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(*w, four));
                 }
-            } else {
-                for (i, w) in w.chunks(FOLD).enumerate() {
-                    let mut pairs = _mm512_setzero_si512();
-                    for (j, w) in w.iter().enumerate() {
-                        let product = _mm512_maddubs_epi16(*w, four(FOLD * i + j));
-                        pairs = _mm512_add_epi16(pairs, product);
-                    }
-                    sum = _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
-                }
+                sum = _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
             }
             _mm512_cvtepi32_ps(sum)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn block_dots<
+        const G: usize,
+        const FOLD: usize,
+        const BIAS: u32,
+        const P: usize,
+        const C: usize,
+    >(
+        blocks: [*const u8; P],
+        act: BlockInput,
+    ) -> [[__m512; C]; P] {
+        // SAFETY: the trait's contract.
+        unsafe {
+            if DOT == PLAIN {
+                return kernels::dots_apart::<Self, G, FOLD, P, C>(blocks, act);
+            }
+            // Each activation is read once for all panels.
+            let mut sums = [[_mm512_setzero_si512(); C]; P];
+            if BIAS != 0 {
+                unroll!(i < C {
+                    let start = _mm512_set1_epi32(-(act.total::<G>(i) << BIAS));
+                    unroll!(p < P { sums[p][i] = start; });
+                });
+            }
+            unroll!(g < G {
+                let mut w = [_mm512_setzero_si512(); P];
+                unroll!(p < P { w[p] = Self::load_bytes(blocks[p].add(64 * g)); });
+                unroll!(i < C {
+                    let four = _mm512_set1_epi32(act.bytes::<G>(i).add(g).read_unaligned());
+                    unroll!(p < P { sums[p][i] = Self::dpbusd(sums[p][i], w[p], four); });
+                });
+            });
+            let mut dots = [[_mm512_setzero_ps(); C]; P];
+            unroll!(p < P { unroll!(i < C { dots[p][i] = _mm512_cvtepi32_ps(sums[p][i]); }); });
+            dots
         }
     }
 

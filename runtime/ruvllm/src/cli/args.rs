@@ -41,6 +41,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Show the kernels in use and why each was chosen.
     Kernels(KernelsArgs),
+    /// Say what this machine is, which code runs on it, and what its memory gives.
+    Doctor(DoctorArgs),
     /// Compile one kernel under limits; the program runs this itself.
     #[command(name = CompilerProcess::COMMAND, hide = true)]
     CompileKernel,
@@ -113,7 +115,7 @@ pub(crate) struct ModelOptions {
     /// GGUF file or Hugging Face directory; the built-in demo model when absent.
     #[arg(short, long, value_name = "FILE|DIR")]
     pub(crate) model: Option<PathBuf>,
-    /// Threads; the processors that this process may use when absent.
+    /// Threads; one for each physical core that this process may use when absent.
     #[arg(short, long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
     /// How keys and values are stored.
@@ -268,6 +270,18 @@ pub(crate) struct BenchArgs {
 pub(crate) struct KernelsArgs {
     #[command(subcommand)]
     pub(crate) action: KernelsAction,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    pub(crate) kernels: KernelOptions,
+    /// Measure with this many threads.
+    #[arg(short, long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Subcommand)]

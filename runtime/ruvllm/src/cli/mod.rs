@@ -3,6 +3,7 @@
 mod args;
 mod bench;
 mod chat;
+mod doctor;
 mod kernels;
 mod perplexity;
 mod run;
@@ -41,6 +42,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Perplexity(args) => perplexity::main(&args),
         Command::Bench(args) => bench::main(&args),
         Command::Kernels(args) => kernels::main(&args),
+        Command::Doctor(args) => doctor::main(&args),
         Command::CompileKernel => return ruvllm::host::compiler_process(),
     };
     match result {
