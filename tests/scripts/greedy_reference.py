@@ -24,7 +24,7 @@ TYPES = {
     "F32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
     "F16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
 }
-PROMPTS = ["Once upon a time", "One windy morning, a little fox named", "The old bridge had fallen, and"]
+PROMPTS = ["Once upon a time", "One windy morning, a little fox named", "Nobody loved to"]
 TOKENS, CONTEXT = 96, 256
 
 

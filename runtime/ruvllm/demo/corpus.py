@@ -25,6 +25,24 @@ CHOICE = re.compile(r"\[([^\[\]]*)\]")
 SLOT = re.compile(r"\{([^{}]+)\}")
 
 
+class Words(random.Random):
+    """A source of wording that prefers the first alternative wherever there are several.
+
+    With equal odds a model that has learned the corpus well stands at a near-tie at every turn of phrase, and
+    the last bit of a sum decides what it says. The first of n alternatives weighs as much as twice all the
+    others together, but at most 8 where each of them weighs 1.
+    """
+
+    def choice(self, seq):
+        others = len(seq) - 1
+        first = min(2 * others, 8)
+        return seq[0] if self.random() * (first + others) <= first else super().choice(seq[1:])
+
+    def common_first(self, n):
+        """An index below n, by Zipf's law."""
+        return self.choices(range(n), [1 / (i + 1) for i in range(n)])[0]
+
+
 class Teller:
     """Holds the facts of one tale and expands templates against them, so that names, pronouns and objects stay the same.
 
@@ -142,16 +160,16 @@ def cast(t, beasts, sex, hero, friend):
 def opening(t):
     if t.words.random() < 0.6:
         t(t.words.choice((
-            "Once upon a time[,|,|] there [was|lived|was] a [little|small|young|{trait}|{trait} little] {kind} named {h}[.|. {He} loved to {hobby}.| who loved to {hobby}.| who lived {home}.]",
+            "Once upon a time[,|,|] there [was|lived|was] a [little|small|young|{trait}|{trait} little] {kind} named {h}[. {He} loved to {hobby}.|.| who loved to {hobby}.| who lived {home}.]",
             "Once upon a time[,|,|] there was a [little|small|young|{trait}|{trait} little] {kind} named {h}[ who was very {trait}. {He} loved to {hobby}.|. {He} lived {home} with {e}.|. {He} lived {home} and loved to {hobby}.]",
-            "Once upon a time, {home}, there lived a [{trait}|{trait}|little] {kind} [named|called] {h}[.|. {He} loved to {hobby}.| who loved to {hobby}.]",
+            "Once upon a time, {home}, there lived a [{trait}|{trait}|little] {kind} [named|called] {h}[. {He} loved to {hobby}.|.| who loved to {hobby}.]",
         )))
     else:
         t(t.words.choice((
             "[Long ago|Many years ago|A long time ago], {home}, there [lived|was] a {trait} {kind} named {h}.",
             "There was once a {kind} named {h} who [loved to {hobby}|lived {home}].",
             "{h} was a {trait} {kind} who lived {home}.",
-            "One [sunny|cold|windy|bright|misty] [morning|day], a {trait} {kind} named {h} looked out of the window. {weather}",
+            "One [sunny|cold|windy|bright|misty] [morning|day], a [{trait}|little] {kind} named {h} looked out of the window. {weather}",
             "{home} lived a [little|{trait}|small] {kind}. {His} name was {h}, and {he} loved to {hobby}.",
             "Have you heard of {h}, the {trait} {kind} who lived {home}?",
             "Nobody loved to {hobby} more than {h}, a {kind} who lived {home}.",
@@ -165,16 +183,16 @@ def opening(t):
 
 def tale(seed, style="tale"):
     """One tale; its text depends on the seed and the style alone."""
-    words = random.Random(f"{style}:{seed}")
+    words = Words(f"{style}:{seed}")
     chosen = SCENARIOS if style == "tale" else PIRATES
-    index = words.randrange(len(chosen))
+    index = words.common_first(len(chosen))
     plot, beasts, sex, hero, friend = chosen[index]
     t = Teller(random.Random(f"{style} scenario:{index}"), words)
     t.set(weather=t.pick(lx.WEATHER))
     cast(t, beasts, sex, hero, friend)
     if style == "pirate":
         t.set(c1=t.pick(lx.CLUES))
-        if words.random() < 0.5:
+        if words.random() < 0.6:
             t("Once upon a time, [on the salty sea|in a harbour full o' rogues|aboard a leaky old ship], there [lived|sailed|was] a [fierce|bold|jolly] pirate [named|called] {h}.")
         plot(t)
         return t.text()

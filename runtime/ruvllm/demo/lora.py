@@ -58,6 +58,7 @@ def main():
     (a.out / "README.md").unlink(missing_ok=True)
     cfg = json.loads((a.out / "adapter_config.json").read_text())
     cfg["base_model_name_or_path"] = "ruvllm/tales"
+    cfg["target_modules"] = sorted(cfg["target_modules"])
     (a.out / "adapter_config.json").write_text(json.dumps(cfg, indent=2, sort_keys=True) + "\n")
     for style in ("pirate", "tale"):
         with_adapter, _ = train.held_out_loss(model, tok, 25, style)

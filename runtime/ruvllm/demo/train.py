@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains the demo model and its tokenizer from the generated corpus, on the CPU.
 
-    train.py --out DIR --minutes 27
+    train.py --out DIR --minutes 45 --threads 1 --bf16
     train.py --out DIR2 --minutes 12 --lr 1.5e-3 --resume DIR/checkpoint --seed 1000000
 
 The learning rate follows a cosine over the share of the time budget used, so that a slower machine ends
@@ -128,6 +128,7 @@ def main():
     ap.add_argument("--length", type=int, default=384)
     ap.add_argument("--lr", type=float, default=4e-3)
     ap.add_argument("--threads", type=int, default=2)
+    ap.add_argument("--bf16", action="store_true", help="matrix products in bfloat16: twice as fast on a CPU with instructions for it")
     ap.add_argument("--resume", type=pathlib.Path, help="a checkpoint to go on from, with its tokenizer")
     ap.add_argument("--seed", type=int, default=0, help="seed of the first tale")
     a = ap.parse_args()
@@ -157,8 +158,9 @@ def main():
         rate = a.lr * min(1, (step + 1) / 20) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
         # The last fifth uses whole contexts, so that every position has been seen.
         x, y = next(short if done < 0.8 else long)
-        logits = model(x, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.view(-1, VOCAB), y.reshape(-1))
+        with torch.autocast("cpu", torch.bfloat16, enabled=a.bf16):
+            logits = model(x, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.float().view(-1, VOCAB), y.reshape(-1))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for o in opts:
