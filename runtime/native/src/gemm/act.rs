@@ -168,13 +168,17 @@ fn quantize(isa: Isa, x: &[f32], row: &mut [ActChunk]) {
         Isa::Avx512 => super::x86_avx512::quantize(x, row),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => super::x86_avx2::quantize(x, row),
-        _ => quantize_row(x, row),
+        _ => quantize_row(x, row, quantize_chunk),
     }
 }
 
-/// The body of [`quantize`], inlined where instructions are enabled to vectorise it with.
+/// The body of [`quantize`], by what quantises a chunk.
 #[inline(always)]
-pub(super) fn quantize_row(x: &[f32], row: &mut [ActChunk]) {
+pub(super) fn quantize_row(
+    x: &[f32],
+    row: &mut [ActChunk],
+    quantize_chunk: impl Fn(&[f32; CHUNK], &mut ActChunk),
+) {
     let (head, tail) = x.as_chunks::<CHUNK>();
     for (x, chunk) in head.iter().zip(row.iter_mut()) {
         quantize_chunk(x, chunk);
@@ -186,8 +190,9 @@ pub(super) fn quantize_row(x: &[f32], row: &mut [ActChunk]) {
     }
 }
 
+/// Quantises a chunk, in operations that compile to vectors where they are enabled.
 #[inline(always)]
-fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
+pub(super) fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
     let blocks = x.as_chunks::<BLOCK>().0.iter().zip(chunk.q.as_chunks_mut::<BLOCK>().0);
     for (b, (x, q)) in blocks.enumerate() {
         // Written as operations on whole lanes and a tree, which compile to vectors; a NaN is

@@ -69,6 +69,12 @@ pub(super) unsafe trait Simd {
     unsafe fn unpack<const T: u8>(p: *const u8) -> Self::Chunk;
     /// Stores a chunk.
     unsafe fn spill(chunk: &Self::Chunk, out: &mut Unpacked);
+    /// Unpacks the chunk of format `T` at `p` in the order that [`dot`](Self::dot) takes.
+    #[inline(always)]
+    unsafe fn unpack_for_dot<const T: u8>(p: *const u8) -> Self::Chunk {
+        // SAFETY: the contract is the same.
+        unsafe { Self::unpack::<T>(p) }
+    }
     /// Adds the product of a chunk of format `T` and of activations to `acc`, whose lanes add up
     /// to the sum.
     unsafe fn dot<const T: u8>(chunk: &Self::Chunk, act: *const ActChunk, acc: &mut [Self::F; 2]);
@@ -414,13 +420,13 @@ pub(super) unsafe fn dot_int<S: Simd, const T: u8, const M: usize>(
                 for line in 0..rows.chunk_bytes.div_ceil(64) {
                     S::prefetch(p.wrapping_add(PREFETCH + 64 * line));
                 }
-                let chunk = S::unpack::<T>(p);
+                let chunk = S::unpack_for_dot::<T>(p);
                 for (i, acc) in acc.iter_mut().enumerate() {
                     S::dot::<T>(&chunk, act.data.add(i * act.stride + c), acc);
                 }
             }
             if whole * CHUNK < rows.k {
-                let chunk = S::unpack::<T>(rows.chunk(r, whole, &mut [0; PADDED]));
+                let chunk = S::unpack_for_dot::<T>(rows.chunk(r, whole, &mut [0; PADDED]));
                 for (i, acc) in acc.iter_mut().enumerate() {
                     S::dot::<T>(&chunk, act.data.add(i * act.stride + whole), acc);
                 }

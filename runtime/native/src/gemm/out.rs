@@ -92,6 +92,9 @@ impl Columns<'_> {
         };
         if add {
             y.iter_mut().zip(values).for_each(|(y, x)| *y += x);
+        } else if len == values.len() {
+            // Of a length that the caller's code knows: a store, where the next line is a call.
+            y.copy_from_slice(values);
         } else {
             y.copy_from_slice(&values[..len]);
         }

@@ -225,6 +225,7 @@ fn every_instruction_set_quantises_activations_alike() {
         let act = prepared(isa);
         for (a, b) in act.chunks().iter().zip(expected.chunks()) {
             assert_eq!((a.q, a.scale, a.sum, a.block_sum), (b.q, b.scale, b.sum, b.block_sum));
+            assert_eq!((a.total, a.block_total), (b.total, b.block_total));
         }
     }
     for (j, x) in x[..700].iter().enumerate() {

@@ -23,7 +23,7 @@ pub(super) fn run(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
 pub(super) fn quantize(x: &[f32], row: &mut [ActChunk]) {
     #[target_feature(enable = "avx2")]
     fn go(x: &[f32], row: &mut [ActChunk]) {
-        act::quantize_row(x, row);
+        act::quantize_row(x, row, act::quantize_chunk);
     }
     assert!(Isa::Avx2.is_available(), "dispatched to instructions that are missing");
     // SAFETY: just checked.

@@ -6,8 +6,8 @@ use core::arch::x86_64::*;
 use super::kernels::{self, BlockInput, Entries, Input, Rows, Simd, entries, unroll};
 use super::out::{Columns, Out};
 use super::{ActChunk, Job, Plan, act, tiled};
-use crate::quant::x86::{Chunk512, spill_512, unpack_512};
-use crate::quant::{Unpacked, tag};
+use crate::quant::x86::{Chunk512, spill_512, unpack_512, unpack_halves_q4_0};
+use crate::quant::{CHUNK, Unpacked, tag};
 use crate::{Isa, ThreadPool};
 
 /// The instruction set, with 8-bit dot products as `DOT` says.
@@ -40,13 +40,78 @@ pub(super) fn run(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
 
 /// [`act::quantize_row`] with these instructions.
 pub(super) fn quantize(x: &[f32], row: &mut [ActChunk]) {
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    fn go(x: &[f32], row: &mut [ActChunk]) {
-        act::quantize_row(x, row);
-    }
     assert!(Isa::Avx512.is_available(), "dispatched to instructions that are missing");
     // SAFETY: just checked.
-    unsafe { go(x, row) }
+    act::quantize_row(x, row, |x, chunk| unsafe { quantize_chunk(x, chunk) });
+}
+
+/// [`act::quantize_chunk`], operation by operation.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
+    // As `if b > a { b } else { a }`, NaN included.
+    let larger = |a, b| _mm512_max_ps(b, a);
+    let load = |i: usize| {
+        // SAFETY: sixteen numbers are there for each `i` below 16.
+        unsafe { _mm512_loadu_ps(x.as_ptr().add(16 * i)) }
+    };
+    let mut amax = [0.0f32; 8];
+    for (b, amax) in amax.iter_mut().enumerate() {
+        let x = larger(_mm512_abs_ps(load(2 * b)), _mm512_abs_ps(load(2 * b + 1)));
+        let x = larger(x, _mm512_shuffle_f32x4(x, x, 0b00_00_11_10));
+        let x = larger(x, _mm512_shuffle_f32x4(x, x, 0b00_00_00_01));
+        let x = larger(x, _mm512_permute_ps(x, 0b00_00_11_10));
+        let x = larger(x, _mm512_permute_ps(x, 0b00_00_00_01));
+        *amax = _mm512_cvtss_f32(larger(_mm512_setzero_ps(), x));
+    }
+    // SAFETY: eight numbers are there.
+    let amax = unsafe { _mm256_loadu_ps(amax.as_ptr()) };
+    let some = _mm256_cmp_ps_mask(amax, _mm256_set1_ps(1e-35), _CMP_GT_OQ);
+    let most = _mm256_set1_ps(127.0);
+    let scale = _mm256_maskz_div_ps(some, amax, most);
+    let inverse = _mm256_maskz_div_ps(some, most, amax);
+    let twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    let scales = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(scale));
+
+    let mut fours = [_mm512_setzero_si512(); 4];
+    for (i, fours) in fours.iter_mut().enumerate() {
+        for j in 0..4 {
+            let block = _mm512_set1_epi32(2 * i as i32 + j / 2);
+            let inverse = _mm512_permutexvar_ps(block, _mm512_castps256_ps512(inverse));
+            let at = 4 * i + j as usize;
+            // Adding 1.5 · 2²³ leaves the nearest integer in the low bits of the sum.
+            let sum = _mm512_add_ps(_mm512_mul_ps(load(at), inverse), _mm512_set1_ps(12_582_912.0));
+            let bytes = _mm512_cvtepi32_epi8(_mm512_castps_si512(sum));
+            // SAFETY: sixteen bytes are there for each `at` below 16.
+            unsafe { _mm_storeu_si128(chunk.q.as_mut_ptr().add(16 * at).cast(), bytes) };
+        }
+        // SAFETY: 64 bytes are there for each `i` below 4.
+        let q = unsafe { _mm512_loadu_si512(chunk.q.as_ptr().add(64 * i).cast()) };
+        let pairs = _mm512_maddubs_epi16(_mm512_set1_epi8(1), q);
+        *fours = _mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+    }
+    // Adds up the four numbers of each quarter; quarter `l` then holds the sums of all quarters `l`.
+    let [a, b, c, d] = fours;
+    let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    let sums = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    let in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    let total = _mm512_permutexvar_epi32(in_order, sums);
+    let sum = _mm512_mul_ps(scales, _mm512_cvtepi32_ps(total));
+    let total = _mm512_cvtepi32_epi16(total);
+    let block_total = _mm256_madd_epi16(total, _mm256_set1_epi16(1));
+    let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+    let odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 0, 0, 0, 0, 0, 0, 0, 0);
+    let block_sum =
+        _mm512_add_ps(_mm512_permutexvar_ps(even, sum), _mm512_permutexvar_ps(odd, sum));
+    // SAFETY: the arrays have as many elements as the vectors stored to them.
+    unsafe {
+        _mm512_storeu_ps(chunk.scale.as_mut_ptr(), scales);
+        _mm512_storeu_ps(chunk.sum.as_mut_ptr(), sum);
+        _mm256_storeu_ps(chunk.block_sum.as_mut_ptr(), _mm512_castps512_ps256(block_sum));
+        _mm256_storeu_si256(chunk.total.as_mut_ptr().cast(), total);
+        let block_total = _mm256_cvtepi32_epi16(block_total);
+        _mm_storeu_si128(chunk.block_total.as_mut_ptr().cast(), block_total);
+    }
 }
 
 entries!(Avx512<PLAIN>, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c");
@@ -94,6 +159,24 @@ impl<const DOT: u8> Avx512<DOT> {
         }
     }
 
+    /// Sums of four products of `w[0]` and `a[0]` and four of `w[1]` and `a[1]`; bytes of `w` are
+    /// below 64.
+    #[inline(always)]
+    unsafe fn dot_small(w: [__m512i; 2], a: [__m512i; 2]) -> __m512i {
+        // SAFETY: the caller has the instructions.
+        unsafe {
+            if DOT != PLAIN {
+                Self::dpbusd(Self::dot_unsigned(w[0], a[0]), w[1], a[1])
+            } else {
+                let pairs = _mm512_add_epi16(
+                    _mm512_maddubs_epi16(w[0], a[0]),
+                    _mm512_maddubs_epi16(w[1], a[1]),
+                );
+                _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))
+            }
+        }
+    }
+
     /// Sums of four products of signed bytes, without VNNI; `a` is not -128.
     #[inline(always)]
     unsafe fn dot_signed(w: __m512i, a: __m512i) -> __m512i {
@@ -131,6 +214,12 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
     }
 
     #[inline(always)]
+    unsafe fn unpack_for_dot<const T: u8>(p: *const u8) -> Chunk512 {
+        // SAFETY: the trait's contract.
+        unsafe { if T == tag::Q4_0 { unpack_halves_q4_0(p) } else { unpack_512::<T>(p) } }
+    }
+
+    #[inline(always)]
     unsafe fn dot<const T: u8>(chunk: &Chunk512, act: *const ActChunk, acc: &mut [__m512; 2]) {
         // SAFETY: the trait's contract; `act` is one chunk.
         unsafe {
@@ -145,8 +234,25 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
                 acc[1] = _mm512_fnmadd_ps(offset, sums, acc[1]);
             }
             let q = (&raw const (*act).q).cast::<u8>();
+            let load = |i: usize| _mm512_loadu_si512(q.add(64 * i).cast());
+            // Lanes 0-3 hold the first 16 products, and so on.
+            let quarter = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+            if T == tag::Q4_0 {
+                for i in 0..2 {
+                    let (a, b) = (load(2 * i), load(2 * i + 1));
+                    let first = _mm512_shuffle_i64x2(a, b, 0b10_00_10_00);
+                    let second = _mm512_shuffle_i64x2(a, b, 0b11_01_11_01);
+                    let dot =
+                        Self::dot_small([chunk.q[2 * i], chunk.q[2 * i + 1]], [first, second]);
+                    let index = _mm512_slli_epi32(quarter, 1);
+                    let index = _mm512_add_epi32(index, _mm512_set1_epi32(8 * i as i32));
+                    let scale = _mm512_permutexvar_ps(index, scales);
+                    acc[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, acc[i]);
+                }
+                return;
+            }
             for (i, w) in chunk.q.iter().enumerate() {
-                let a = _mm512_loadu_si512(q.add(64 * i).cast());
+                let a = load(i);
                 let dot = match (T, DOT) {
                     (tag::Q8_0, PLAIN) => Self::dot_signed(*w, a),
                     (tag::Q8_0, _) => {
@@ -154,8 +260,6 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
                     }
                     _ => Self::dot_unsigned(*w, a),
                 };
-                // Lanes 0-3 hold the first 16 products, and so on.
-                let quarter = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
                 let index = _mm512_add_epi32(quarter, _mm512_set1_epi32(4 * i as i32));
                 let scale = _mm512_permutexvar_ps(index, scales);
                 acc[i % 2] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, acc[i % 2]);

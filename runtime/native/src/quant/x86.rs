@@ -230,6 +230,77 @@ pub(crate) unsafe fn unpack_256<const T: u8>(p: *const u8) -> Chunk256 {
     }
 }
 
+/// The scales and offsets of `Q4_K` and `Q5_K` as [`Unpacked`] has them.
+#[inline(always)]
+unsafe fn k_scales_512(p: *const u8) -> (__m512, __m512) {
+    // SAFETY: the caller has AVX-512 F, BW and VL, and 16 bytes at `p`.
+    unsafe {
+        // d, dmin, then bytes a0-a3, b0-b3, c0-c3: scales are a & 63 and c & 15 | a >> 6 << 4, mins
+        // b & 63 and c >> 4 | b >> 6 << 4.
+        let x = _mm_loadu_si128(p.cast());
+        let low = _mm_setr_epi8(4, 5, 6, 7, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
+        let low = _mm_srlv_epi32(_mm_shuffle_epi8(x, low), _mm_setr_epi32(0, 0, 0, 4));
+        let low =
+            _mm_and_si128(low, _mm_setr_epi32(0x3f3f_3f3f, 0x0f0f_0f0f, 0x3f3f_3f3f, 0x0f0f_0f0f));
+        let high = _mm_setr_epi8(-1, -1, -1, -1, 4, 5, 6, 7, -1, -1, -1, -1, 8, 9, 10, 11);
+        let high = _mm_srli_epi16(_mm_shuffle_epi8(x, high), 2);
+        let high = _mm_and_si128(high, _mm_set1_epi8(0x30));
+        let both = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_or_si128(low, high)));
+        let d = _mm512_cvtph_ps(_mm256_set1_epi32(p.cast::<i32>().read_unaligned()));
+        let d = _mm512_permutexvar_ps(
+            _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1),
+            d,
+        );
+        let both = _mm512_mul_ps(d, both);
+        let twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+        let upper = _mm512_add_epi32(twice, _mm512_set1_epi32(8));
+        (_mm512_permutexvar_ps(twice, both), _mm512_permutexvar_ps(upper, both))
+    }
+}
+
+/// Unpacks the `Q4_0` chunk at `p` in another order than [`unpack_512`]: the first halves of blocks 0
+/// to 3, one to each quarter of the register, their second halves, and the same of blocks 4 to 7. Two
+/// permutations do what else takes one for each block.
+///
+/// # Safety
+/// As [`unpack_512`].
+#[inline(always)]
+pub(crate) unsafe fn unpack_halves_q4_0(p: *const u8) -> Chunk512 {
+    /// Words of the nibbles of four blocks, from block `first` on, in two registers of which the
+    /// first starts at word `a` and the second at word `b`.
+    const fn words(first: u16, a: u16, b: u16) -> [u16; 32] {
+        let mut index = [0; 32];
+        let mut i = 0;
+        while i < 32 {
+            let word = 9 * (first + i / 8) + 1 + i % 8;
+            index[i as usize] = if word < a + 32 { word - a } else { 32 + word - b };
+            i += 1;
+        }
+        index
+    }
+    const LOW: [u16; 32] = words(0, 0, 32);
+    const HIGH: [u16; 32] = words(4, 32, 40);
+    // SAFETY: the caller's contract; the chunk has 144 bytes.
+    unsafe {
+        let [a, b, c] = [0, 64, 80].map(|at| _mm512_loadu_si512(p.add(at).cast()));
+        let index = |words: &[u16; 32]| _mm512_loadu_si512(words.as_ptr().cast());
+        let low = _mm512_permutex2var_epi16(a, index(&LOW), b);
+        let high = _mm512_permutex2var_epi16(b, index(&HIGH), c);
+        let mask = _mm512_set1_epi8(15);
+        let q = [
+            _mm512_and_si512(low, mask),
+            _mm512_and_si512(_mm512_srli_epi16(low, 4), mask),
+            _mm512_and_si512(high, mask),
+            _mm512_and_si512(_mm512_srli_epi16(high, 4), mask),
+        ];
+        let scales = _mm_setr_epi16(0, 9, 18, 27, 36, 45, 54, 63);
+        let scales = _mm512_permutex2var_epi16(a, _mm512_castsi128_si512(scales), b);
+        let scale = twice_512(_mm256_cvtph_ps(_mm512_castsi512_si128(scales)));
+        let offset = _mm512_mul_ps(scale, _mm512_set1_ps(8.0));
+        Chunk512 { q, scale, offset }
+    }
+}
+
 /// Unpacks the chunk at `p` of the format `T`.
 ///
 /// # Safety
@@ -266,8 +337,8 @@ pub(crate) unsafe fn unpack_512<const T: u8>(p: *const u8) -> Chunk512 {
                     let x = _mm512_srlv_epi16(_mm512_broadcast_i64x4(x), upper_by_4);
                     *q = _mm512_and_si512(x, mask);
                 }
-                let (scale, offset) = k_scales(p);
-                Chunk512 { q, scale: twice_512(scale), offset: twice_512(offset) }
+                let (scale, offset) = k_scales_512(p);
+                Chunk512 { q, scale, offset }
             }
             tag::Q6_K => {
                 let high_mask = _mm512_set1_epi8(48);
