@@ -65,7 +65,7 @@ pub(crate) fn runtime_gates(config: &HostConfig) -> RuntimeGates {
         abi_version: ABI_VERSION,
         executor: ExecutorGate {
             kind: ExecutorKind::Wasmtime,
-            version: exec::wasmtime::VERSION,
+            version: exec::VERSION,
             features: module_gate::feature_names().map(str::to_owned).collect(),
         },
         caps: LimitCaps {

@@ -3,9 +3,8 @@
 use crate::admit::{self, AdmittedKernel, Means};
 use crate::config::Compiler;
 use crate::error::{HostError, Incident, Refusal};
-use crate::exec::Executor;
 use crate::exec::cache::AotCache;
-use crate::exec::wasmtime::WasmtimeExecutor;
+use crate::exec::{self, Executor};
 use crate::gate::{self, GatedKernel, Skipped};
 use crate::kernel::{Identity, Kernel};
 use crate::race::Records;
@@ -323,10 +322,7 @@ impl Host {
 
 impl Shared {
     fn executor(&self) -> Result<Arc<dyn Executor>, HostError> {
-        let made = self.executor.get_or_init(|| {
-            let executor = WasmtimeExecutor::new(&self.config)?;
-            Ok(Arc::new(executor) as Arc<dyn Executor>)
-        });
+        let made = self.executor.get_or_init(|| exec::executor(&self.config));
         made.clone().map_err(|detail| HostError::Executor { detail })
     }
 

@@ -34,6 +34,7 @@ mod registry;
 mod select;
 mod stats;
 mod tensor;
+#[cfg(feature = "wasmtime")]
 mod ticker;
 mod worker;
 
@@ -44,6 +45,7 @@ pub use call::{LoraDims, OpCall, Operand, Resident, RopeDims, Words};
 pub use compare::host_tolerance;
 pub use config::{Compiler, CompilerProcess, HostConfig, HostLimits, Policy};
 pub use error::{CallError, Failure, HostError, Incident, Refusal, TrapKind};
+#[cfg(feature = "wasmtime")]
 pub use exec::compiler_process;
 pub use host::{CacheUse, Host, InstallReport, KernelSummary};
 pub use key::OpKey;

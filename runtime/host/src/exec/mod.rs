@@ -5,17 +5,43 @@
 //! reaches nothing but its own linear memory and leaves its function at the latest at its
 //! deadline. It is no boundary against microarchitectural side channels.
 
+#[cfg(feature = "wasmtime")]
 mod aot;
 pub(crate) mod cache;
+#[cfg(feature = "wasmtime")]
 mod child;
-pub(crate) mod wasmtime;
+#[cfg(feature = "wasmtime")]
+mod wasmtime;
 pub(crate) mod window;
 
+#[cfg(feature = "wasmtime")]
+pub(crate) use self::wasmtime::VERSION;
+#[cfg(feature = "wasmtime")]
 pub use child::compiler_process;
 
+/// The version of an executor that is not there: no kernel was made for it.
+#[cfg(not(feature = "wasmtime"))]
+pub(crate) const VERSION: semver::Version = semver::Version::new(0, 0, 0);
+
+use crate::HostConfig;
 use crate::config::Compiler;
 use crate::error::TrapKind;
 use std::sync::Arc;
+
+/// The executor of this build.
+///
+/// # Errors
+/// What the engine says of this machine, or that the build has none.
+pub(crate) fn executor(config: &HostConfig) -> Result<Arc<dyn Executor>, String> {
+    #[cfg(feature = "wasmtime")]
+    return Ok(Arc::new(self::wasmtime::WasmtimeExecutor::new(config)?));
+    #[cfg(not(feature = "wasmtime"))]
+    {
+        let _ = config;
+        Err("this program was built without the feature `wasmtime`, so it has no sandbox"
+            .to_owned())
+    }
+}
 
 /// Machine code of a module.
 ///
