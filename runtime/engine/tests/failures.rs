@@ -105,6 +105,16 @@ fn hostile_headers_are_refused() {
         let (code, text) = fixture.refusal();
         assert_eq!(code, "gguf_malformed", "{text}");
     }
+
+    // Names that differ in the zeros at their end are one name. Found by fuzzing.
+    let mut fixture = small();
+    fixture.set("general.alignment\0\0", Value::U32(0));
+    let (code, text) = fixture.refusal();
+    assert_eq!(code, "gguf_malformed", "{text}");
+    let mut fixture = small();
+    fixture.set("general.alignment", Value::U32(32));
+    fixture.set("general.alignment\0", Value::U32(32));
+    assert!(fixture.refusal().1.contains("occurs twice"));
 }
 
 #[test]

@@ -69,6 +69,13 @@ impl<'a> Walk<'a> {
         self.take(len, what)
     }
 
+    /// A string as the parser reads it: without the zeros that some writers end strings with.
+    fn name(&mut self, what: &str) -> Result<&'a [u8], EngineError> {
+        let name = self.string(what)?;
+        let end = name.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+        Ok(&name[..end])
+    }
+
     fn value(&mut self, ty: u32, key: &str, depth: usize) -> Result<(), EngineError> {
         match ty {
             TYPE_STRING => self.string(key).map(|_| ()),
@@ -180,7 +187,7 @@ pub(super) fn check(origin: &str, bytes: &[u8], tensors: bool) -> Result<Layout,
 
     let mut keys = HashSet::new();
     for _ in 0..metadata_count {
-        let key = walk.string("a metadata key")?;
+        let key = walk.name("a metadata key")?;
         let key_text = String::from_utf8_lossy(key);
         if !keys.insert(key) {
             return Err(walk.malformed(format!("the metadata key `{key_text}` occurs twice")));
@@ -213,7 +220,7 @@ fn check_alignment(walk: &Walk<'_>, value: &[u8]) -> Result<(), EngineError> {
 fn check_tensors(walk: &mut Walk<'_>, count: u64) -> Result<(), EngineError> {
     let mut names = HashSet::new();
     for _ in 0..count {
-        let name = walk.string("a tensor's name")?;
+        let name = walk.name("a tensor's name")?;
         let text = String::from_utf8_lossy(name);
         let what = format!("the entry of tensor `{text}`");
         if !names.insert(name) {

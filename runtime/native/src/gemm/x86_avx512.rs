@@ -234,12 +234,12 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
                 acc[1] = _mm512_fnmadd_ps(offset, sums, acc[1]);
             }
             let q = (&raw const (*act).q).cast::<u8>();
-            let load = |i: usize| _mm512_loadu_si512(q.add(64 * i).cast());
             // Lanes 0-3 hold the first 16 products, and so on.
             let quarter = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
             if T == tag::Q4_0 {
-                for i in 0..2 {
-                    let (a, b) = (load(2 * i), load(2 * i + 1));
+                for (i, acc) in acc.iter_mut().enumerate() {
+                    let a = Self::load_bytes(q.add(128 * i));
+                    let b = Self::load_bytes(q.add(128 * i + 64));
                     let first = _mm512_shuffle_i64x2(a, b, 0b10_00_10_00);
                     let second = _mm512_shuffle_i64x2(a, b, 0b11_01_11_01);
                     let dot =
@@ -247,12 +247,12 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
                     let index = _mm512_slli_epi32(quarter, 1);
                     let index = _mm512_add_epi32(index, _mm512_set1_epi32(8 * i as i32));
                     let scale = _mm512_permutexvar_ps(index, scales);
-                    acc[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, acc[i]);
+                    *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, *acc);
                 }
                 return;
             }
             for (i, w) in chunk.q.iter().enumerate() {
-                let a = load(i);
+                let a = Self::load_bytes(q.add(64 * i));
                 let dot = match (T, DOT) {
                     (tag::Q8_0, PLAIN) => Self::dot_signed(*w, a),
                     (tag::Q8_0, _) => {
