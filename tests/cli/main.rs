@@ -2,6 +2,7 @@
 
 mod author;
 mod compiling;
+mod demo_files;
 mod failing_kernels;
 mod packs;
 mod parity;

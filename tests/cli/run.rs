@@ -1,7 +1,6 @@
 //! Generation from the built-in model.
 
 use crate::program::{ruvllm, ruvllm_with_input};
-use std::path::Path;
 
 const GREEDY: [&str; 6] = ["run", "--temperature", "0", "-n", "96", "Once upon a time"];
 
@@ -142,20 +141,4 @@ fn the_doctor_names_the_machine_and_what_runs_on_it() {
         "{}",
         run.stdout
     );
-}
-
-#[test]
-fn perplexity_agrees_with_the_fields_reference_tool() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/perplexity");
-    let expected = std::fs::read_to_string(dir.join("expected.json")).unwrap();
-    let expected: serde_json::Value = serde_json::from_str(&expected).unwrap();
-    let file = dir.join("tales.txt");
-    let ctx = expected["context"].as_u64().unwrap().to_string();
-    let run = ruvllm(&["perplexity", "--json", "-c", &ctx, "-f", file.to_str().unwrap()]);
-    assert_eq!(run.code, Some(0), "{}", run.stderr);
-    let found: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
-    let (found, wanted) =
-        (found["perplexity"].as_f64().unwrap(), expected["perplexity"].as_f64().unwrap());
-    // Both quantise activations to 8 bits, each in its own way: half a percent.
-    assert!((found / wanted - 1.0).abs() < 5e-3, "{found} against {wanted}");
 }

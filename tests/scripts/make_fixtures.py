@@ -35,7 +35,7 @@ import export  # noqa: E402
 
 OUT = ROOT / "tests/fixtures/models"
 VOCAB, CONTEXT, TOKENS = 320, 128, 24
-TEXT = ROOT / "tests/fixtures/perplexity/tales.txt"
+TEXT = ROOT / "tests/fixtures/parity/tales.txt"
 
 BASE = dict(
     hidden_act="silu", hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,

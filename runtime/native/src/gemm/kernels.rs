@@ -363,6 +363,7 @@ impl BlockInput {
     }
 
     /// The sum of the block's `4 * G` integers in row `i`.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) unsafe fn total<const G: usize>(self, i: usize) -> i32 {
         // SAFETY: as for `bytes`.

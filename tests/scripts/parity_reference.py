@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Records what llama.cpp answers for the demo model in every weight type: greedy text and perplexity.
+
+    cargo run -p ruvllm-tests --example demo_files -- DIR
+    parity_reference.py --bin DIR_OF_LLAMA_CPP_BINARIES --files DIR
+
+Writes tests/fixtures/parity/greedy.json (three prompts) and tests/fixtures/parity/perplexity.json. Run again when the
+demo model changes. Needs nothing but Python.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+
+FIXTURES = pathlib.Path(__file__).resolve().parents[2] / "tests/fixtures/parity"
+FORMATS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+PROMPTS = ["Once upon a time", "One windy morning, a little fox named", "Nobody loved to"]
+TOKENS, CONTEXT = 96, 256
+
+
+def run(*cmd):
+    r = subprocess.run([str(c) for c in cmd], capture_output=True, check=True, stdin=subprocess.DEVNULL)
+    return r.stdout.decode(), r.stderr.decode()
+
+
+def write(name, version, cases):
+    (FIXTURES / name).write_text(json.dumps(dict(llama_cpp=version, cases=cases), indent=1) + "\n")
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--bin", type=pathlib.Path, required=True)
+    ap.add_argument("--files", type=pathlib.Path, required=True)
+    a = ap.parse_args()
+    version = re.search(r"version: (.*)", "".join(run(a.bin / "llama-completion", "--version")))
+    version = version[1].strip() if version else "unknown"
+    greedy, perplexity = [], []
+    for kind in FORMATS:
+        model = a.files / f"{kind}.gguf"
+        for prompt in PROMPTS:
+            out, _ = run(
+                a.bin / "llama-completion", "-m", model, "-p", prompt, "-n", TOKENS, "-c", 512, "--temp", 0, "--top-k", 1, "--repeat-penalty", 1,
+                "-t", 1, "-no-cnv", "--no-warmup", "--ignore-eos", "--no-display-prompt", "--simple-io", "-fa", "off",
+            )
+            # The tool ends its output with line breaks of its own.
+            greedy.append(dict(format=kind, prompt=prompt, n=TOKENS, text=out.rstrip("\n")))
+        ppl = None
+        # The tool sometimes ends before its log is written out.
+        while ppl is None:
+            out = run(a.bin / "llama-perplexity", "-m", model, "-f", FIXTURES / "tales.txt", "-c", CONTEXT, "-t", 1)
+            ppl = re.search(r"Final estimate: PPL = ([0-9.]+) \+/- ([0-9.]+)", "".join(out))
+        perplexity.append(dict(format=kind, context=CONTEXT, perplexity=float(ppl[1]), uncertainty=float(ppl[2])))
+        print(kind, "perplexity", ppl[1], "+/-", ppl[2], "and", repr(greedy[-1]["text"][:60]), flush=True)
+    write("greedy.json", version, greedy)
+    write("perplexity.json", version, perplexity)
+
+
+if __name__ == "__main__":
+    main()
