@@ -109,14 +109,15 @@ fn chat_answers_each_line_and_ends_with_its_input() {
 
 #[test]
 fn bench_prints_rows_with_the_fields_of_llama_bench() {
-    let run = ruvllm(&["bench", "-p", "32", "-n", "8", "-r", "2", "-t", "1", "-o", "json"]);
+    let run =
+        ruvllm(&["bench", "-p", "32", "-n", "8", "-d", "40", "-r", "2", "-t", "1", "-o", "json"]);
     assert_eq!(run.code, Some(0), "{}", run.stderr);
     let rows: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
     let rows = rows.as_array().unwrap();
     let shapes: Vec<_> = rows.iter().map(|r| (r["n_prompt"].clone(), r["n_gen"].clone())).collect();
     assert_eq!(shapes, [(32.into(), 0.into()), (0.into(), 8.into())]);
     for row in rows {
-        assert_eq!(row["n_threads"], 1);
+        assert_eq!((&row["n_threads"], &row["n_depth"]), (&1.into(), &40.into()));
         assert!(row["avg_ts"].as_f64().unwrap() > 0.0);
         assert!(row["stddev_ts"].as_f64().unwrap() >= 0.0);
         assert_eq!(row["samples_ts"].as_array().unwrap().len(), 2);

@@ -13,13 +13,16 @@ use serde::Serialize;
 use crate::engine::{Engine, Session};
 use crate::error::EngineError;
 
-/// What to measure: `n_prompt` tokens at once, then `n_gen` tokens one by one, `reps` times.
+/// What to measure: `n_prompt` tokens at once, then `n_gen` tokens one by one, `reps` times, each
+/// after `n_depth` tokens that are there already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BenchOptions {
     /// Tokens of the prompt; 0 leaves it out.
     pub n_prompt: usize,
     /// Tokens generated; 0 leaves it out.
     pub n_gen: usize,
+    /// Tokens in the cache before; computing them is not measured.
+    pub n_depth: usize,
     /// Repetitions.
     pub reps: usize,
     /// Whether to compute once before measuring.
@@ -49,6 +52,8 @@ pub struct BenchRow {
     pub n_prompt: usize,
     /// Tokens generated.
     pub n_gen: usize,
+    /// Tokens that were in the cache before.
+    pub n_depth: usize,
     /// Mean time of a repetition in nanoseconds.
     pub avg_ns: u64,
     /// Its standard deviation.
@@ -61,16 +66,19 @@ pub struct BenchRow {
     pub samples_ns: Vec<u64>,
     /// Tokens per second of each repetition.
     pub samples_ts: Vec<f64>,
+    /// Time in the kernels that the registry selects, in all repetitions and on all threads.
+    pub kernel_ns: u64,
 }
 
 impl BenchRow {
-    /// The test's usual name: `pp512`, `tg128`, or both.
+    /// The test's usual name: `pp512`, `tg128`, or both, and `@ d4096` where there was a depth.
     pub fn test(&self) -> String {
-        match (self.n_prompt, self.n_gen) {
+        let test = match (self.n_prompt, self.n_gen) {
             (prompt, 0) => format!("pp{prompt}"),
             (0, generated) => format!("tg{generated}"),
             (prompt, generated) => format!("pp{prompt}+tg{generated}"),
-        }
+        };
+        if self.n_depth == 0 { test } else { format!("{test} @ d{}", self.n_depth) }
     }
 }
 
@@ -80,24 +88,31 @@ impl BenchRow {
 /// [`EngineError::InvalidOption`], [`EngineError::PromptTooLong`] where the engine's context does
 /// not hold the tokens, and what computing can give.
 pub fn bench(engine: &Engine, options: &BenchOptions) -> Result<BenchRow, EngineError> {
-    let BenchOptions { n_prompt, n_gen, reps, warmup } = *options;
+    let BenchOptions { n_prompt, n_gen, n_depth, reps, warmup } = *options;
     for (option, value) in [("n", n_prompt + n_gen), ("reps", reps)] {
         if value == 0 {
             let reason = "there is nothing to measure";
             return Err(EngineError::InvalidOption { option, value: value.to_string(), reason });
         }
     }
-    let tokens = random_tokens(engine.model().vocab(), n_prompt + n_gen);
+    let tokens = random_tokens(engine.model().vocab(), n_depth + n_prompt + n_gen);
+    let (depth, tokens) = tokens.split_at(n_depth);
     let (prompt, generated) = tokens.split_at(n_prompt);
     let mut session = engine.session()?;
-    if warmup {
-        run(&mut session, prompt, &generated[..n_gen.min(1)])?;
+    if !depth.is_empty() {
+        session.prefill(depth)?;
     }
-    let mut samples_ns = Vec::with_capacity(reps);
+    if warmup {
+        run(&mut session, n_depth, prompt, &generated[..n_gen.min(1)])?;
+    }
+    let (mut samples_ns, mut kernel_ns) = (Vec::with_capacity(reps), 0);
+    let in_kernels = || -> u64 { engine.host().stats().iter().map(|op| op.nanos).sum() };
     for _ in 0..reps {
+        let before = in_kernels();
         let start = Instant::now();
-        run(&mut session, prompt, generated)?;
+        run(&mut session, n_depth, prompt, generated)?;
         samples_ns.push(start.elapsed().as_nanos().min(u64::MAX.into()) as u64);
+        kernel_ns += in_kernels() - before;
     }
     let times: Vec<f64> = samples_ns.iter().map(|&ns| ns as f64).collect();
     let samples_ts: Vec<f64> = times.iter().map(|ns| tokens.len() as f64 * 1e9 / ns).collect();
@@ -115,17 +130,25 @@ pub fn bench(engine: &Engine, options: &BenchOptions) -> Result<BenchRow, Engine
         type_v: kv,
         n_prompt,
         n_gen,
+        n_depth,
         avg_ns: avg_ns as u64,
         stddev_ns: stddev_ns as u64,
         avg_ts,
         stddev_ts,
         samples_ns,
         samples_ts,
+        kernel_ns,
     })
 }
 
-fn run(session: &mut Session, prompt: &[u32], generated: &[u32]) -> Result<(), EngineError> {
-    session.reset();
+/// Computes the tokens that follow the first `depth`.
+fn run(
+    session: &mut Session,
+    depth: usize,
+    prompt: &[u32],
+    generated: &[u32],
+) -> Result<(), EngineError> {
+    session.truncate(depth);
     if !prompt.is_empty() {
         session.prefill(prompt)?;
     }

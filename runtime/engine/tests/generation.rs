@@ -148,10 +148,14 @@ fn perplexity_scores_the_second_half_of_each_chunk() {
 #[test]
 fn a_measurement_reports_every_repetition() {
     let engine = small(64);
-    let options = BenchOptions { n_prompt: 16, n_gen: 0, reps: 3, warmup: true };
+    let options = BenchOptions { n_prompt: 16, n_gen: 0, n_depth: 0, reps: 3, warmup: true };
     let row = bench(&engine, &options).unwrap();
     assert_eq!((row.test().as_str(), row.samples_ns.len()), ("pp16", 3));
     assert!(row.avg_ts > 0.0 && row.n_threads == 2);
+    let row = bench(&engine, &BenchOptions { n_depth: 8, ..options }).unwrap();
+    assert_eq!((row.n_depth, row.test().as_str()), (8, "pp16 @ d8"));
+    let error = bench(&engine, &BenchOptions { n_depth: 49, ..options }).unwrap_err();
+    assert_eq!(error.code(), "prompt_too_long");
     let row = bench(&engine, &BenchOptions { n_prompt: 0, n_gen: 4, ..options }).unwrap();
     assert_eq!(row.test(), "tg4");
     let error = bench(&engine, &BenchOptions { n_prompt: 65, ..options }).unwrap_err();

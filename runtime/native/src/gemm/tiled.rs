@@ -15,8 +15,8 @@ use crate::quant::{CHUNK, chunk_bytes, tag};
 /// Bytes of panels that stay in the second-level cache, with room beside for activations.
 const CACHED: usize = 384 * 1024;
 
-/// The most panels of floats that a thread takes at a time: large enough that each read of the activations
-/// serves many rows, small enough that threads finish together.
+/// The most panels of floats that a thread takes at a time: large enough that each read of the
+/// activations serves many rows, small enough that threads finish together.
 const PANELS: usize = 4;
 
 /// The same for panels of integers, which are smaller.
@@ -201,6 +201,7 @@ unsafe fn panel_int<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>) {
                 }
             }
         }
+        // Vectors to a scale, how many products fit 16 bits, the exponent of the format's bias.
         macro_rules! tile {
             ($p:literal, $c:literal, $args:tt) => {
                 match dtype {

@@ -258,6 +258,9 @@ pub(crate) struct BenchArgs {
     /// Tokens to generate; 0 leaves this test out.
     #[arg(short = 'n', long, default_value_t = 128, value_name = "TOKENS")]
     pub(crate) n_gen: usize,
+    /// Tokens that are in the cache before each test.
+    #[arg(short = 'd', long, default_value_t = 0, value_name = "TOKENS")]
+    pub(crate) n_depth: usize,
     /// How often each test is run.
     #[arg(short = 'r', long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) repetitions: u16,

@@ -17,7 +17,6 @@ struct Row {
     #[serde(flatten)]
     measured: BenchRow,
     n_ubatch: usize,
-    n_depth: usize,
     test_time: String,
     /// Whether signed kernels or their native twins ran.
     kernels: &'static str,
@@ -29,7 +28,8 @@ struct Row {
 
 pub(crate) fn main(args: &BenchArgs) -> Result<Ended, Failure> {
     let mut options = args.model.clone();
-    options.ctx = Some(options.ctx.unwrap_or(args.n_prompt.max(args.n_gen)));
+    let tokens = args.n_depth.saturating_add(args.n_prompt.max(args.n_gen));
+    options.ctx = Some(options.ctx.unwrap_or(tokens));
     let runtime = setup::runtime(&options)?;
     let tests = [(args.n_prompt, 0), (0, args.n_gen)];
     let mut rows = Vec::new();
@@ -51,34 +51,25 @@ fn measure(
     n_gen: usize,
 ) -> Result<Row, Failure> {
     let engine = runtime.engine();
-    let test = |reps, warmup| BenchOptions { n_prompt, n_gen, reps, warmup };
-    // The warm-up is a measurement of its own, so that what it spends in kernels does not count.
-    bench(engine, &test(1, true))?;
+    let (n_depth, reps) = (args.n_depth, usize::from(args.repetitions));
     let test_time = now();
-    let before = kernel_nanos(runtime);
-    let measured = bench(engine, &test(usize::from(args.repetitions), false))?;
-    let spent = kernel_nanos(runtime) - before;
+    let measured = bench(engine, &BenchOptions { n_prompt, n_gen, n_depth, reps, warmup: true })?;
     let total: u64 = measured.samples_ns.iter().sum();
     // Rows of a prompt are shared out over the threads; a generated token's kernels run on one.
     let threads = if n_prompt > 0 { measured.n_threads } else { 1 };
     Ok(Row {
         build_commit: env!("CARGO_PKG_VERSION"),
         build_number: 0,
-        cpu_info: cpu(),
+        cpu_info: setup::processor(),
         backends: "CPU",
         model_filename: runtime.model_name().to_owned(),
         n_ubatch: measured.n_batch,
-        n_depth: 0,
         test_time,
         kernels: args.model.kernels.kernels.name(),
         isa: engine.isa().name(),
-        kernel_share: spent as f64 / (total.max(1) as f64 * threads as f64),
+        kernel_share: measured.kernel_ns as f64 / (total.max(1) as f64 * threads as f64),
         measured,
     })
-}
-
-fn kernel_nanos(runtime: &Runtime) -> u64 {
-    runtime.host().stats().iter().map(|op| op.nanos).sum()
 }
 
 fn print_table(rows: &[Row]) {
@@ -100,17 +91,6 @@ fn print_table(rows: &[Row]) {
             row.kernel_share * 100.0
         );
     }
-}
-
-/// The processor's name, or the architecture where the system does not tell.
-fn cpu() -> String {
-    std::fs::read_to_string("/proc/cpuinfo")
-        .ok()
-        .and_then(|text| {
-            let line = text.lines().find(|line| line.starts_with("model name"))?;
-            Some(line.split_once(':')?.1.trim().to_owned())
-        })
-        .unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
 /// The time of the test, RFC 3339 in UTC.

@@ -33,7 +33,7 @@ const PROMPT_ROWS: usize = 512;
 
 #[derive(Serialize)]
 struct Diagnosis {
-    processor: Option<String>,
+    processor: String,
     architecture: &'static str,
     logical_processors: usize,
     threads: usize,
@@ -78,7 +78,7 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
     let ready_ms = started.elapsed().as_secs_f64() * 1e3;
     let threads = args.threads.map_or_else(pool::default_threads, usize::from);
     let diagnosis = Diagnosis {
-        processor: processor(),
+        processor: setup::processor(),
         architecture: std::env::consts::ARCH,
         logical_processors: std::thread::available_parallelism().map_or(1, usize::from),
         threads,
@@ -97,13 +97,6 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
         print!("{diagnosis}");
     }
     Ok(Ended::Done)
-}
-
-/// The processor's name, where the system tells it to everybody.
-fn processor() -> Option<String> {
-    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = info.lines().find(|line| line.starts_with("model name"))?;
-    Some(line.split_once(':')?.1.trim().to_owned())
 }
 
 fn paths(dtype: DType) -> WeightPaths {
@@ -144,8 +137,7 @@ fn sandbox(host: &Host, packs: &[InstallReport], ready_ms: f64) -> Sandbox {
 
 impl fmt::Display for Diagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.processor.as_deref().unwrap_or("unknown processor");
-        writeln!(f, "processor     {name} ({})", self.architecture)?;
+        writeln!(f, "processor     {} ({})", self.processor, self.architecture)?;
         writeln!(
             f,
             "threads       {} used, {} logical processors",
