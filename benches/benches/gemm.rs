@@ -5,26 +5,12 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ruvllm_abi::DType;
-use ruvllm_native::gemm::{Activations, MatMut, Weights, matmul};
+use ruvllm_native::gemm::{Activations, MatMut, WEIGHT_TYPES, Weights, matmul};
 use ruvllm_native::{Isa, ThreadPool};
 use std::hint::black_box;
 
 const ROWS: usize = 5632;
 const COLS: usize = 2048;
-
-const TYPES: [DType; 11] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-];
 
 /// Bits whose f16 and f32 readings are all finite; speed does not depend on the values.
 fn weights(dtype: DType, rows: usize) -> Vec<u8> {
@@ -43,7 +29,7 @@ fn products(criterion: &mut Criterion) {
     let pool = ThreadPool::new(threads);
     for m in [1, 8, 512] {
         let x: Vec<f32> = (0..m * COLS).map(|i| (i * 7919 % 1000) as f32 / 500.0 - 1.0).collect();
-        for dtype in TYPES {
+        for dtype in WEIGHT_TYPES {
             let data = weights(dtype, ROWS);
             let mut group = criterion.benchmark_group(format!("gemm/{dtype}/m={m}"));
             group.sample_size(10);

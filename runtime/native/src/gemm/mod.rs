@@ -41,6 +41,21 @@ use act::ActChunk;
 pub use act::Activations;
 use out::Out;
 
+/// The types of weights that [`matmul`] multiplies by.
+pub const WEIGHT_TYPES: [DType; 11] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+];
+
 /// A matrix of weights, `[rows, cols]`: `rows` outputs of `cols` inputs each, in the blocks of its
 /// type, rows contiguous. Borrowed bytes of any alignment.
 #[derive(Clone, Copy, Debug)]
@@ -229,7 +244,7 @@ pub fn matmul(
         Isa::Avx2 => x86_avx2::run(pool, plan, &job, out),
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => neon::run(pool, plan, &job, out),
-        _ => out.share(pool, &|y| scalar::run(&job, y)),
+        _ => out.share(pool, 16, &|y| scalar::run(&job, y)),
     }
     Ok(())
 }

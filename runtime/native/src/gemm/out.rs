@@ -6,7 +6,7 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::pool::{ThreadPool, split};
 
@@ -35,13 +35,31 @@ impl<'a> Out<'a> {
         Out { data: data.as_mut_ptr(), stride, m, n, borrow: PhantomData }
     }
 
-    /// Calls `f` once on every thread, with contiguous shares of all columns.
-    pub(super) fn share(self, pool: &ThreadPool, f: &(dyn Fn(&mut Columns<'_>) + Sync)) {
+    /// Calls `f` with about `unit` columns at a time. Every thread goes through a contiguous share of
+    /// all columns from its start, so that it reads the weights as one stream; one that is done takes
+    /// from the end of another's share, so that none waits for a thread that came late or whose
+    /// memory is slower.
+    pub(super) fn share(
+        self,
+        pool: &ThreadPool,
+        unit: usize,
+        f: &(dyn Fn(&mut Columns<'_>) + Sync),
+    ) {
         let threads = pool.threads();
-        pool.run(&|tid| {
-            let range = split(self.n, threads, tid);
-            if !range.is_empty() {
-                f(&mut Columns { out: &self, range });
+        let shares = Shares::new(self.n, threads);
+        pool.run(&|tid| match &shares {
+            Some(shares) => {
+                for of in (tid..threads).chain(0..tid) {
+                    while let Some(range) = shares.take(of, unit, of != tid) {
+                        f(&mut Columns { out: &self, range });
+                    }
+                }
+            }
+            None => {
+                let range = split(self.n, threads, tid);
+                if !range.is_empty() {
+                    f(&mut Columns { out: &self, range });
+                }
             }
         });
     }
@@ -64,6 +82,53 @@ impl<'a> Out<'a> {
                 f(&mut Columns { out: &self, range });
             }
         });
+    }
+}
+
+/// The threads that can help each other.
+const MAX_SHARES: usize = 64;
+
+/// What is left of each thread's share of the columns: the first and the end, in one word.
+struct Shares([AtomicU64; MAX_SHARES]);
+
+impl Shares {
+    /// Even shares of `n` columns; `None` where there are too many of either.
+    fn new(n: usize, threads: usize) -> Option<Shares> {
+        if threads > MAX_SHARES || u32::try_from(n).is_err() {
+            return None;
+        }
+        Some(Shares(std::array::from_fn(|tid| {
+            let range = if tid < threads { split(n, threads, tid) } else { 0..0 };
+            AtomicU64::new(Self::pack(range))
+        })))
+    }
+
+    fn pack(range: Range<usize>) -> u64 {
+        (range.start as u64) << 32 | range.end as u64
+    }
+
+    /// Takes about `unit` columns of a share that nobody has taken, from its start or its end.
+    fn take(&self, of: usize, unit: usize, from_end: bool) -> Option<Range<usize>> {
+        let share = self.0.get(of)?;
+        // What the columns hold is published when the threads of the pool meet again.
+        let mut seen = share.load(Ordering::Relaxed);
+        loop {
+            let left = (seen >> 32) as usize..(seen & 0xffff_ffff) as usize;
+            if left.is_empty() {
+                return None;
+            }
+            let count = unit.clamp(1, left.len());
+            let (taken, rest) = if from_end {
+                (left.end - count..left.end, left.start..left.end - count)
+            } else {
+                (left.start..left.start + count, left.start + count..left.end)
+            };
+            let new = Self::pack(rest);
+            match share.compare_exchange_weak(seen, new, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(taken),
+                Err(now) => seen = now,
+            }
+        }
     }
 }
 
@@ -98,5 +163,43 @@ impl Columns<'_> {
         } else {
             y.copy_from_slice(&values[..len]);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+
+    #[test]
+    fn every_column_is_dealt_out_once_however_threads_race() {
+        for threads in [1, 2, 3, 5] {
+            let pool = ThreadPool::new(threads);
+            for (n, unit) in [(1, 16), (7, 1), (64, 3), (1000, 16), (1000, 5000)] {
+                let taken: Vec<AtomicU32> = (0..n).map(|_| AtomicU32::new(0)).collect();
+                let mut y = vec![0.0; n];
+                Out::new(&mut y, n, 1, n).share(&pool, unit, &|columns| {
+                    for i in columns.range() {
+                        taken[i].fetch_add(1, Ordering::Relaxed);
+                        columns.put(0, i, &[i as f32], false);
+                    }
+                });
+                assert!(taken.iter().all(|taken| taken.load(Ordering::Relaxed) == 1));
+                assert!(y.iter().enumerate().all(|(i, y)| *y == i as f32));
+            }
+        }
+    }
+
+    #[test]
+    fn shares_are_taken_from_both_ends_and_refused_beyond_their_limits() {
+        let shares = Shares::new(10, 2).unwrap();
+        assert_eq!(shares.take(0, 2, false), Some(0..2));
+        assert_eq!(shares.take(0, 2, true), Some(3..5));
+        assert_eq!(shares.take(0, 2, false), Some(2..3));
+        assert_eq!(shares.take(0, 2, false), None);
+        assert_eq!(shares.take(1, 9, true), Some(5..10));
+        assert_eq!(shares.take(MAX_SHARES, 1, false), None);
+        assert!(Shares::new(10, MAX_SHARES + 1).is_none());
+        assert!(Shares::new(u32::MAX as usize + 1, 2).is_none());
     }
 }

@@ -25,6 +25,10 @@ const INT_PANELS: usize = 8;
 /// Elements of a row that a panel of floats holds at a time.
 const FLOAT_DEPTH: usize = 4 * CHUNK;
 
+/// Bytes of weights that a thread takes at a time: some microseconds' worth, much more than taking
+/// them costs and much less than a turn of another process.
+const STREAMED: usize = 128 * 1024;
+
 /// Weight rows that stay in cache while groups of activation rows pass over them.
 const DOT_ROWS: usize = 16;
 
@@ -44,9 +48,9 @@ thread_local! {
 pub(super) unsafe fn run<S: Entries>(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
     match plan {
         // SAFETY: the caller's contract.
-        Plan::DotInt => out.share(pool, &|y| unsafe { dot_int::<S>(job, y) }),
+        Plan::DotInt => out.share(pool, streamed(job), &|y| unsafe { dot_int::<S>(job, y) }),
         // SAFETY: the caller's contract.
-        Plan::DotFloat => out.share(pool, &|y| unsafe { dot_float::<S>(job, y) }),
+        Plan::DotFloat => out.share(pool, streamed(job), &|y| unsafe { dot_float::<S>(job, y) }),
         Plan::PanelInt => {
             let panels = (CACHED / int_panel_bytes::<S>(job)).clamp(1, INT_PANELS);
             let panels = panels.next_multiple_of(S::INT_PANELS);
@@ -58,6 +62,11 @@ pub(super) unsafe fn run<S: Entries>(pool: &ThreadPool, plan: Plan, job: &Job<'_
             out.deal(pool, PANELS * S::LANES, &|y| unsafe { panel_float::<S>(job, y) });
         }
     }
+}
+
+/// The weight rows that a thread takes at a time where each is read once.
+fn streamed(job: &Job<'_>) -> usize {
+    (STREAMED / job.w.row_bytes).max(1).next_multiple_of(DOT_ROWS)
 }
 
 impl Job<'_> {

@@ -13,21 +13,6 @@ use std::time::{Duration, Instant};
 /// How long each measurement of the memory takes.
 const PROBE_TIME: Duration = Duration::from_millis(400);
 
-/// Weight types, as GGUF files have them.
-const WEIGHTS: [DType; 11] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-];
-
 /// Rows of activations of a long prompt.
 const PROMPT_ROWS: usize = 512;
 
@@ -87,7 +72,7 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
             .into_iter()
             .map(|(name, present)| Feature { name, present })
             .collect(),
-        weights: WEIGHTS.into_iter().map(paths).collect(),
+        weights: gemm::WEIGHT_TYPES.into_iter().map(paths).collect(),
         memory: memory(threads),
         sandbox: sandbox(set.host(), set.installed(), ready_ms),
     };
