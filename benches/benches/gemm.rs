@@ -5,7 +5,7 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ruvllm_abi::DType;
-use ruvllm_native::gemm::{Activations, MatMut, WEIGHT_TYPES, Weights, matmul};
+use ruvllm_native::gemm::{Activations, MatMut, Weights, matmul, weight_types};
 use ruvllm_native::{Isa, ThreadPool};
 use std::hint::black_box;
 
@@ -29,7 +29,7 @@ fn products(criterion: &mut Criterion) {
     let pool = ThreadPool::new(threads);
     for m in [1, 8, 512] {
         let x: Vec<f32> = (0..m * COLS).map(|i| (i * 7919 % 1000) as f32 / 500.0 - 1.0).collect();
-        for dtype in WEIGHT_TYPES {
+        for dtype in weight_types() {
             let data = weights(dtype, ROWS);
             let mut group = criterion.benchmark_group(format!("gemm/{dtype}/m={m}"));
             group.sample_size(10);

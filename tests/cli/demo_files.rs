@@ -24,8 +24,13 @@ pub(crate) const TYPES: [(&str, GgmlDType); 11] = [
     ("Q6_K", GgmlDType::Q6K),
 ];
 
-/// Writes the model of the file `from` to the file `to` with all matrices of one type.
+/// Writes the model of the file `from` to the file `to` with all matrices of one type; of its own,
+/// `Q8_0`, as it is.
 pub(crate) fn convert(from: &Path, to: &Path, matrices: GgmlDType) -> Result<()> {
+    if matrices == GgmlDType::Q8_0 {
+        std::fs::copy(from, to)?;
+        return Ok(());
+    }
     let mut reader = File::open(from)?;
     let content = Content::read(&mut reader)?;
     let mut names: Vec<&String> = content.tensor_infos.keys().collect();

@@ -26,6 +26,13 @@ pub(super) struct ActChunk {
 /// Activations that share a scale.
 const BLOCK: usize = 32;
 
+/// The inverse of a block's largest number, where that is smaller, would overflow; the block is as
+/// good as zero.
+pub(super) const SMALLEST: f32 = 1e-35;
+
+/// 1.5 · 2²³: adding it leaves the nearest integer, ties to even, in the low bits of the sum.
+pub(super) const ROUNDER: f32 = 12_582_912.0;
+
 impl ActChunk {
     const ZERO: ActChunk = ActChunk {
         q: [0; CHUNK],
@@ -208,8 +215,8 @@ pub(super) fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
             low.iter_mut().zip(high).for_each(|(low, high)| *low = larger(*low, *high));
         }
         let amax = larger(0.0, lanes[0]);
-        // Below this the inverse would overflow; the block is as good as zero.
-        let (scale, inverse) = if amax > 1e-35 { (amax / 127.0, 127.0 / amax) } else { (0.0, 0.0) };
+        let (scale, inverse) =
+            if amax > SMALLEST { (amax / 127.0, 127.0 / amax) } else { (0.0, 0.0) };
         chunk.scale[2 * b..2 * b + 2].fill(scale);
         let groups = q.as_chunks_mut::<GROUP>().0.iter_mut().zip(x.as_chunks::<GROUP>().0);
         for (i, (q, x)) in groups.enumerate() {
@@ -227,10 +234,9 @@ pub(super) fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
     }
 }
 
-/// The nearest integer, ties to even, of a number within ±127 (for NaN any within ±128): adding
-/// 1.5 · 2²³ leaves the integer in the low bits of the sum.
+/// The nearest integer, ties to even, of a number within ±127 (for NaN any within ±128).
 #[inline(always)]
 fn nearest(x: f32) -> i32 {
-    let bits = (x + 12_582_912.0).to_bits();
+    let bits = (x + ROUNDER).to_bits();
     i32::from((bits & 0xff) as u8 as i8)
 }

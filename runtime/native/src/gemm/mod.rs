@@ -34,7 +34,7 @@ mod x86_avx512;
 use ruvllm_abi::DType;
 
 use crate::pool::ThreadPool;
-use crate::quant::{check_row, is_blocked, is_float};
+use crate::quant::{check_row, is_blocked, is_readable};
 use crate::{Isa, NativeError};
 
 use act::ActChunk;
@@ -42,19 +42,9 @@ pub use act::Activations;
 use out::Out;
 
 /// The types of weights that [`matmul`] multiplies by.
-pub const WEIGHT_TYPES: [DType; 11] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-];
+pub fn weight_types() -> impl Iterator<Item = DType> {
+    DType::ALL.into_iter().filter(|dtype| is_readable(*dtype))
+}
 
 /// A matrix of weights, `[rows, cols]`: `rows` outputs of `cols` inputs each, in the blocks of its
 /// type, rows contiguous. Borrowed bytes of any alignment.
@@ -173,7 +163,7 @@ pub struct Method {
 /// How [`matmul`] multiplies `m` rows of activations by weights of a type; `None` where it cannot.
 pub fn method(dtype: DType, isa: Isa, m: usize) -> Option<Method> {
     let isa = isa.usable().widest();
-    if !is_blocked(dtype) && !is_float(dtype) {
+    if !is_readable(dtype) {
         return None;
     }
     let plan = Plan::of(dtype, isa, m);

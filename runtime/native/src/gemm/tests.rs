@@ -130,7 +130,7 @@ fn every_type_and_instruction_set_agrees_with_f64_for_odd_shapes() {
     let mut seed = 0;
     for threads in 1..=3 {
         let pool = ThreadPool::new(threads);
-        for dtype in WEIGHT_TYPES {
+        for dtype in weight_types() {
             for &k in depths(dtype) {
                 for &isa in Isa::available() {
                     for (m, n) in [(1, 37), (2, 5), (3, 1), (4, 16), (7, 19), (15, 33), (31, 70)] {
@@ -160,7 +160,7 @@ fn kernels_for_vnni_agree_with_f64_on_any_machine_with_avx512() {
         return;
     }
     let pool = ThreadPool::new(2);
-    for (i, dtype) in WEIGHT_TYPES.into_iter().filter(|dtype| dtype.is_quantized()).enumerate() {
+    for (i, dtype) in weight_types().filter(|dtype| dtype.is_quantized()).enumerate() {
         for &k in depths(dtype) {
             for (m, n) in [(1, 5), (3, 18), (8, 33)] {
                 check(&pool, Path::Vnni(Plan::DotInt), dtype, (m, n, k), i as u64);
@@ -228,7 +228,7 @@ fn numbers_that_are_not_finite_do_not_panic() {
     let x =
         [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, 1.0, -0.0, 1e-40, 2.0].repeat(32);
     for &isa in Isa::available() {
-        for dtype in WEIGHT_TYPES {
+        for dtype in weight_types() {
             let data = vec![0xff; dtype.bytes_for(256).unwrap()];
             let w = Weights::new(dtype, 1, 256, &data).unwrap();
             let mut act = Activations::new();

@@ -65,7 +65,7 @@ fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
     }
     // SAFETY: eight numbers are there.
     let amax = unsafe { _mm256_loadu_ps(amax.as_ptr()) };
-    let some = _mm256_cmp_ps_mask(amax, _mm256_set1_ps(1e-35), _CMP_GT_OQ);
+    let some = _mm256_cmp_ps_mask(amax, _mm256_set1_ps(act::SMALLEST), _CMP_GT_OQ);
     let most = _mm256_set1_ps(127.0);
     let scale = _mm256_maskz_div_ps(some, amax, most);
     let inverse = _mm256_maskz_div_ps(some, most, amax);
@@ -78,8 +78,7 @@ fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
             let block = _mm512_set1_epi32(2 * i as i32 + j / 2);
             let inverse = _mm512_permutexvar_ps(block, _mm512_castps256_ps512(inverse));
             let at = 4 * i + j as usize;
-            // Adding 1.5 · 2²³ leaves the nearest integer in the low bits of the sum.
-            let sum = _mm512_add_ps(_mm512_mul_ps(load(at), inverse), _mm512_set1_ps(12_582_912.0));
+            let sum = _mm512_add_ps(_mm512_mul_ps(load(at), inverse), _mm512_set1_ps(act::ROUNDER));
             let bytes = _mm512_cvtepi32_epi8(_mm512_castps_si512(sum));
             // SAFETY: sixteen bytes are there for each `at` below 16.
             unsafe { _mm_storeu_si128(chunk.q.as_mut_ptr().add(16 * at).cast(), bytes) };

@@ -75,6 +75,12 @@ pub(crate) const fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
+/// Whether rows of this type can be read as numbers: all but the integers that kernels take as they
+/// are.
+pub(crate) const fn is_readable(dtype: DType) -> bool {
+    is_float(dtype) || is_blocked(dtype)
+}
+
 /// Bytes of `CHUNK` elements.
 pub(crate) const fn chunk_bytes(dtype: DType) -> usize {
     let layout = dtype.layout();
@@ -120,7 +126,7 @@ pub(crate) fn check_row(
     elems: usize,
     bytes: usize,
 ) -> Result<(), NativeError> {
-    if !is_float(dtype) && !is_blocked(dtype) {
+    if !is_readable(dtype) {
         return Err(NativeError::unsupported(what, dtype));
     }
     let block = dtype.layout().elems;

@@ -72,7 +72,7 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
             .into_iter()
             .map(|(name, present)| Feature { name, present })
             .collect(),
-        weights: gemm::WEIGHT_TYPES.into_iter().map(paths).collect(),
+        weights: gemm::weight_types().map(paths).collect(),
         memory: memory(threads),
         sandbox: sandbox(set.host(), set.installed(), ready_ms),
     };
