@@ -1,11 +1,12 @@
 //! Matrix products of one weight matrix of a 1.1B model, `[5632, 2048]`, for every weight type and
-//! instruction set: one activation row (a decoded token), 8 (as many sequences) and 512 (a prompt).
+//! instruction set: one activation row (a decoded token), 8 (as many sequences) and 512 (a prompt);
+//! `packed` is from rearranged weights, for the types and processors that gain from it.
 //! Throughput is in weights multiplied, so that a type's lines divide to the gain over `scalar`;
 //! the scalar path is measured on a few of the rows.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ruvllm_abi::DType;
-use ruvllm_native::gemm::{Activations, MatMut, Weights, matmul, weight_types};
+use ruvllm_native::gemm::{Activations, MatMut, PackedWeights, Weights, matmul, weight_types};
 use ruvllm_native::{Isa, ThreadPool};
 use std::hint::black_box;
 
@@ -33,23 +34,29 @@ fn products(criterion: &mut Criterion) {
             let data = weights(dtype, ROWS);
             let mut group = criterion.benchmark_group(format!("gemm/{dtype}/m={m}"));
             group.sample_size(10);
-            for &isa in Isa::available() {
-                let rows = if isa == Isa::Scalar { ROWS / 128 } else { ROWS };
-                let len = data.len() / ROWS * rows;
-                let Ok(w) = Weights::new(dtype, rows, COLS, &data[..len]) else { continue };
-                let mut act = Activations::new();
-                let mut y = vec![0.0; m * rows];
-                group.throughput(Throughput::Elements((m * rows * COLS) as u64));
-                group.bench_function(BenchmarkId::from_parameter(isa), |bencher| {
+            let mut measure = |name: &str, isa: Isa, w: &Weights<'_>| {
+                let (mut act, mut y) = (Activations::new(), vec![0.0; m * w.rows()]);
+                group.throughput(Throughput::Elements((m * w.rows() * COLS) as u64));
+                group.bench_function(BenchmarkId::from_parameter(name), |bencher| {
                     bencher.iter(|| {
                         act.prepare(&pool, isa, black_box(&x), m, COLS, &[dtype])
                             .and_then(|()| {
-                                let y = MatMut { data: &mut y, stride: rows };
-                                matmul(&pool, isa, &w, &act, y)
+                                let y = MatMut { data: &mut y, stride: w.rows() };
+                                matmul(&pool, isa, w, &act, y)
                             })
                             .expect("sizes agree");
                     });
                 });
+            };
+            for &isa in Isa::available() {
+                let rows = if isa == Isa::Scalar { ROWS / 128 } else { ROWS };
+                let len = data.len() / ROWS * rows;
+                let w = Weights::new(dtype, rows, COLS, &data[..len]).expect("sizes agree");
+                measure(isa.name(), isa, &w);
+                if PackedWeights::pays(dtype, isa) {
+                    let packed = PackedWeights::new(&pool, &w).expect("memory");
+                    measure("packed", isa, &w.with_packed(&packed).expect("sizes agree"));
+                }
             }
         }
     }

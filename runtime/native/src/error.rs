@@ -31,6 +31,14 @@ pub enum NativeError {
         /// The alignment needed in bytes.
         align: usize,
     },
+    /// The system has no memory left to give.
+    #[error("{what}: no memory for {bytes} bytes; free some, or use a smaller model")]
+    OutOfMemory {
+        /// What the memory was for.
+        what: &'static str,
+        /// Its size.
+        bytes: usize,
+    },
 }
 
 impl NativeError {
@@ -40,6 +48,7 @@ impl NativeError {
             NativeError::Shape { .. } => "native_shape",
             NativeError::Unsupported { .. } => "native_unsupported",
             NativeError::Misaligned { .. } => "native_misaligned",
+            NativeError::OutOfMemory { .. } => "native_out_of_memory",
         }
     }
 

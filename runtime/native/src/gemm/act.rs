@@ -2,7 +2,7 @@
 
 use ruvllm_abi::DType;
 
-use super::Plan;
+use super::{Form, Plan};
 use crate::quant::{CHUNK, GROUP};
 use crate::{Isa, NativeError, ThreadPool};
 
@@ -54,10 +54,11 @@ const STAGGER: usize = 16;
 pub struct Activations {
     m: usize,
     k: usize,
-    has_ints: bool,
-    has_floats: bool,
+    forms: [bool; 3],
     chunks: Vec<ActChunk>,
     floats: Vec<f32>,
+    /// Pairs of bf16, the first of each in the low bits.
+    pairs: Vec<u32>,
 }
 
 impl Activations {
@@ -80,7 +81,7 @@ impl Activations {
         k: usize,
         for_weights: &[DType],
     ) -> Result<(), NativeError> {
-        (self.m, self.k, self.has_ints, self.has_floats) = (0, 0, false, false);
+        (self.m, self.k, self.forms) = (0, 0, [false; 3]);
         let elems = m.saturating_mul(k);
         NativeError::check("activations: elements", elems, x.len())?;
         if elems == 0 {
@@ -88,21 +89,31 @@ impl Activations {
             return Ok(());
         }
         let isa = isa.usable().widest();
-        let needs = |int| for_weights.iter().any(|w| Plan::of(*w, isa, m).is_int() == int);
-        (self.m, self.k, self.has_ints, self.has_floats) = (m, k, needs(true), needs(false));
-        if self.has_ints {
+        (self.m, self.k) = (m, k);
+        for w in for_weights {
+            self.forms[Plan::of(*w, isa, m).form() as usize] = true;
+        }
+        if self.has(Form::Ints) {
             let stride = k.div_ceil(CHUNK);
             grow(&mut self.chunks, m * stride, ActChunk::ZERO);
             by_rows(pool, &mut self.chunks[..m * stride], stride, &|i, row| {
                 quantize(isa, &x[i * k..][..k], row);
             });
         }
-        if self.has_floats {
+        if self.has(Form::Floats) {
             let stride = self.float_stride();
             grow(&mut self.floats, m * stride, 0.0);
             by_rows(pool, &mut self.floats[..m * stride], stride, &|i, row| {
                 row[..k].copy_from_slice(&x[i * k..][..k]);
                 row[k..].fill(0.0);
+            });
+        }
+        #[cfg(target_arch = "x86_64")]
+        if self.has(Form::Pairs) {
+            let stride = self.pair_stride();
+            grow(&mut self.pairs, m * stride, 0);
+            by_rows(pool, &mut self.pairs[..m * stride], stride, &|i, row| {
+                super::x86_bf16::round(&x[i * k..][..k], row);
             });
         }
         Ok(())
@@ -118,12 +129,9 @@ impl Activations {
         self.k
     }
 
-    pub(super) fn has_ints(&self) -> bool {
-        self.has_ints
-    }
-
-    pub(super) fn has_floats(&self) -> bool {
-        self.has_floats
+    /// Whether the input was prepared in this form.
+    pub(super) fn has(&self, form: Form) -> bool {
+        self.forms[form as usize]
     }
 
     /// `[m, chunks of k]`, rows contiguous.
@@ -139,6 +147,18 @@ impl Activations {
     /// `[m, float_stride]`; beyond `k` a row holds zeros, at least to a multiple of 64.
     pub(super) fn floats(&self) -> &[f32] {
         &self.floats[..self.m * self.float_stride()]
+    }
+
+    /// `[m, pair_stride]`; beyond `k` a row holds zeros.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn pairs(&self) -> &[u32] {
+        &self.pairs[..self.m * self.pair_stride()]
+    }
+
+    /// Pairs from the start of a row to the start of the next.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn pair_stride(&self) -> usize {
+        self.k.next_multiple_of(64) / 2 + STAGGER
     }
 
     /// Floats from the start of a row to the start of the next.

@@ -24,7 +24,14 @@ const PREFETCH: usize = 6 * 1024;
 /// Runs `$body` for each `$i` in `0..$n`, `$n` a constant of at most 16, as straight code: compilers
 /// leave loops of this size rolled up, and accumulators indexed by a variable go to memory. The
 /// inline constants keep what a width does not use from being compiled at all.
+/// `unroll!(i in [..] ..)` does so for each of some literals.
 macro_rules! unroll {
+    ($i:ident in [$($at:literal)*] $body:block) => {
+        $({
+            let $i = $at;
+            $body
+        })*
+    };
     ($i:ident < $n:ident $body:block) => {
         unroll!(@ $i $n $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
     };
@@ -383,7 +390,7 @@ impl Rows {
     /// Chunk `c` of row `i`, whole: the last of a row is copied to `padded`, before zeros, if need
     /// be.
     #[inline(always)]
-    unsafe fn chunk(&self, i: usize, c: usize, padded: &mut [u8; PADDED]) -> *const u8 {
+    pub(super) unsafe fn chunk(&self, i: usize, c: usize, padded: &mut [u8; PADDED]) -> *const u8 {
         // SAFETY: `i < count` and chunk `c` starts inside the row, so `len` bytes can be read.
         unsafe {
             let p = self.data.add(i * self.bytes + c * self.chunk_bytes);
@@ -399,7 +406,8 @@ impl Rows {
 }
 
 /// Bytes of the largest chunk of any type, f32 included.
-const PADDED: usize = if MAX_CHUNK_BYTES > 4 * CHUNK { MAX_CHUNK_BYTES } else { 4 * CHUNK };
+pub(super) const PADDED: usize =
+    if MAX_CHUNK_BYTES > 4 * CHUNK { MAX_CHUNK_BYTES } else { 4 * CHUNK };
 
 /// `y[act.first + i, r] = act[i] · rows[r]` for all rows and `M` rows of activations. The rows are
 /// the columns of `y`.

@@ -1,7 +1,8 @@
 //! Products of activations with weights in any format: `y[m, n] = x[m, k] · w[n, k]ᵀ`.
 //!
-//! Weights stay as the file has them. What is done with them depends on the number of rows of `x`
-//! (see `Plan`):
+//! Weights are read as the file has them, or from [`PackedWeights`], which were rearranged from it
+//! once so that sixteen rows are multiplied side by side. What is done with the file's rows depends on
+//! the number of rows of `x` (see `Plan`):
 //! - few rows (decoding): each weight row is read once, unpacked in registers and multiplied with
 //!   every activation row. Memory bandwidth is the bound; rows are split among the threads in
 //!   contiguous shares, each a single stream with software prefetch.
@@ -11,7 +12,8 @@
 //! Blocked weights meet activations quantised to 8 bits with a scale per 32 elements, multiplied
 //! as integers; [`Activations`] holds them, quantised once for all matrices that share an input.
 //! Plain float weights, and 8-bit ones where the processor lacks a fast 8-bit product, meet the
-//! activations as f32. The error against f64 is thus that of rounding activations to 8 bits (about
+//! activations as f32; many rows meet bf16 weights as bf16 where the processor has its products. The
+//! error against f64 is thus that of rounding activations to 8 bits (about
 //! 0.4 % of a block's largest, uniformly) or that of f32 summation.
 //!
 //! Invariants: `unsafe` is confined to the modules that hold SIMD and to `out`; sizes are
@@ -23,6 +25,7 @@ mod kernels;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod out;
+mod packed;
 mod scalar;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod tiled;
@@ -30,6 +33,10 @@ mod tiled;
 mod x86_avx2;
 #[cfg(target_arch = "x86_64")]
 mod x86_avx512;
+#[cfg(target_arch = "x86_64")]
+mod x86_bf16;
+#[cfg(target_arch = "x86_64")]
+mod x86_packed;
 
 use ruvllm_abi::DType;
 
@@ -40,6 +47,7 @@ use crate::{Isa, NativeError};
 use act::ActChunk;
 pub use act::Activations;
 use out::Out;
+pub use packed::PackedWeights;
 
 /// The types of weights that [`matmul`] multiplies by.
 pub fn weight_types() -> impl Iterator<Item = DType> {
@@ -55,6 +63,7 @@ pub struct Weights<'a> {
     cols: usize,
     row_bytes: usize,
     data: &'a [u8],
+    packed: Option<&'a PackedWeights>,
 }
 
 impl<'a> Weights<'a> {
@@ -79,7 +88,21 @@ impl<'a> Weights<'a> {
         }
         let expected = rows.saturating_mul(row_bytes);
         NativeError::check("weights: bytes", expected, data.len())?;
-        Ok(Weights { dtype, rows, cols, row_bytes, data })
+        Ok(Weights { dtype, rows, cols, row_bytes, data, packed: None })
+    }
+
+    /// The same matrix with its panels, which products then read where that is faster.
+    ///
+    /// # Errors
+    /// The panels are of another type or size.
+    pub fn with_packed(self, packed: &'a PackedWeights) -> Result<Weights<'a>, NativeError> {
+        if packed.fits(&self) {
+            return Ok(Weights { packed: Some(packed), ..self });
+        }
+        Err(NativeError::Unsupported {
+            what: "a product with panels",
+            detail: format!("{} weights of another type or size", self.dtype),
+        })
     }
 
     /// The type of the elements.
@@ -129,6 +152,19 @@ enum Plan {
     PanelInt,
     /// Panels of f32.
     PanelFloat,
+    /// Panels of pairs of bf16.
+    PanelPairs,
+}
+
+/// What form of activations a plan reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// 8-bit blocks.
+    Ints,
+    /// f32.
+    Floats,
+    /// Pairs of bf16.
+    Pairs,
 }
 
 impl Plan {
@@ -138,13 +174,21 @@ impl Plan {
         let (dot, panel, from) = match (is_blocked(dtype), int_panels(dtype, isa)) {
             (true, true) => (Plan::DotInt, Plan::PanelInt, 13),
             (true, false) => (Plan::DotInt, Plan::PanelFloat, 24),
-            (false, _) => (Plan::DotFloat, Plan::PanelFloat, 6),
+            (false, _) => (Plan::DotFloat, float_panels(dtype, isa), 6),
         };
         if m >= from && isa != Isa::Scalar { panel } else { dot }
     }
 
+    fn form(self) -> Form {
+        match self {
+            Plan::DotInt | Plan::PanelInt => Form::Ints,
+            Plan::DotFloat | Plan::PanelFloat => Form::Floats,
+            Plan::PanelPairs => Form::Pairs,
+        }
+    }
+
     fn is_int(self) -> bool {
-        matches!(self, Plan::DotInt | Plan::PanelInt)
+        self.form() == Form::Ints
     }
 }
 
@@ -153,10 +197,11 @@ impl Plan {
 pub struct Method {
     /// The instructions, such as `avx512 vnni`.
     pub instructions: &'static str,
-    /// `int8` where activations are quantised and the products are of integers, else `f32`.
+    /// `int8` where activations are quantised and the products are of integers, `bf16` where they
+    /// are rounded to it and its products summed as f32, else `f32`.
     pub arithmetic: &'static str,
     /// `rows` where weights are unpacked in registers, `panels` where they are unpacked once for many
-    /// rows of activations.
+    /// rows of activations, `packed` where that pays and [`PackedWeights`] are given.
     pub layout: &'static str,
 }
 
@@ -170,15 +215,34 @@ pub fn method(dtype: DType, isa: Isa, m: usize) -> Option<Method> {
     let instructions = match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 if plan.is_int() && x86_avx512::has_vnni() => "avx512 vnni",
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 if plan == Plan::PanelPairs => "avx512 bf16",
         #[cfg(target_arch = "aarch64")]
         Isa::Neon if plan.is_int() && neon::has_dot() => "neon dotprod",
         isa => isa.name(),
     };
     Some(Method {
         instructions,
-        arithmetic: if plan.is_int() { "int8" } else { "f32" },
-        layout: if matches!(plan, Plan::DotInt | Plan::DotFloat) { "rows" } else { "panels" },
+        arithmetic: match plan.form() {
+            Form::Ints => "int8",
+            Form::Floats => "f32",
+            Form::Pairs => "bf16",
+        },
+        layout: match plan {
+            _ if PackedWeights::pays(dtype, isa) => "packed",
+            Plan::DotInt | Plan::DotFloat => "rows",
+            Plan::PanelInt | Plan::PanelFloat | Plan::PanelPairs => "panels",
+        },
     })
+}
+
+/// How tiles of plain numbers of this type are computed.
+fn float_panels(dtype: DType, isa: Isa) -> Plan {
+    match (dtype, isa) {
+        #[cfg(target_arch = "x86_64")]
+        (DType::BF16, Isa::Avx512) if x86_bf16::is_available() => Plan::PanelPairs,
+        _ => Plan::PanelFloat,
+    }
 }
 
 /// Whether tiles of this type are faster as integers than as f32. Without the VNNI instructions
@@ -220,7 +284,7 @@ pub fn matmul(
         return Err(NativeError::Shape { what, expected: needed, actual: y.data.len() });
     }
     let plan = Plan::of(w.dtype, isa, m);
-    if !(if plan.is_int() { act.has_ints() } else { act.has_floats() }) {
+    if !act.has(plan.form()) {
         return Err(NativeError::Unsupported {
             what: "matmul with activations that were not prepared for these weights",
             detail: format!("{} with {isa}", w.dtype),
@@ -229,12 +293,18 @@ pub fn matmul(
     let (job, out) = (Job { w, act }, Out::new(y.data, y.stride, m, n));
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => x86_avx512::run(pool, plan, &job, out),
+        Isa::Avx512 => match w.packed {
+            Some(packed) if plan.is_int() && x86_packed::is_available() => {
+                x86_packed::run(pool, &job, packed, out);
+            }
+            _ if plan == Plan::PanelPairs => x86_bf16::run(pool, &job, out),
+            _ => x86_avx512::run(pool, plan, &job, out),
+        },
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => x86_avx2::run(pool, plan, &job, out),
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => neon::run(pool, plan, &job, out),
-        _ => out.share(pool, 16, &|y| scalar::run(&job, y)),
+        _ => out.share(pool, 16, 1, &|y| scalar::run(&job, y)),
     }
     Ok(())
 }

@@ -35,30 +35,36 @@ impl<'a> Out<'a> {
         Out { data: data.as_mut_ptr(), stride, m, n, borrow: PhantomData }
     }
 
-    /// Calls `f` with about `unit` columns at a time. Every thread goes through a contiguous share of
-    /// all columns from its start, so that it reads the weights as one stream; one that is done takes
-    /// from the end of another's share, so that none waits for a thread that came late or whose
-    /// memory is slower.
+    /// Calls `f` with about `unit` columns at a time, of which the first is a multiple of `align`.
+    /// Every thread goes through a contiguous share of all columns from its start, so that it reads
+    /// the weights as one stream; one that is done takes from the end of another's share, so that none
+    /// waits for a thread that came late or whose memory is slower.
     pub(super) fn share(
         self,
         pool: &ThreadPool,
         unit: usize,
+        align: usize,
         f: &(dyn Fn(&mut Columns<'_>) + Sync),
     ) {
-        let threads = pool.threads();
-        let shares = Shares::new(self.n, threads);
+        let (threads, align) = (pool.threads(), align.max(1));
+        let (items, unit) = (self.n.div_ceil(align), unit.div_ceil(align));
+        let shares = Shares::new(items, threads);
+        let run = |items: Range<usize>| {
+            let range = items.start * align..self.n.min(items.end * align);
+            f(&mut Columns { out: &self, range });
+        };
         pool.run(&|tid| match &shares {
             Some(shares) => {
                 for of in (tid..threads).chain(0..tid) {
-                    while let Some(range) = shares.take(of, unit, of != tid) {
-                        f(&mut Columns { out: &self, range });
+                    while let Some(items) = shares.take(of, unit, of != tid) {
+                        run(items);
                     }
                 }
             }
             None => {
-                let range = split(self.n, threads, tid);
-                if !range.is_empty() {
-                    f(&mut Columns { out: &self, range });
+                let items = split(items, threads, tid);
+                if !items.is_empty() {
+                    run(items);
                 }
             }
         });
@@ -88,11 +94,11 @@ impl<'a> Out<'a> {
 /// The threads that can help each other.
 const MAX_SHARES: usize = 64;
 
-/// What is left of each thread's share of the columns: the first and the end, in one word.
+/// What is left of each thread's share of the items: the first and the end, in one word.
 struct Shares([AtomicU64; MAX_SHARES]);
 
 impl Shares {
-    /// Even shares of `n` columns; `None` where there are too many of either.
+    /// Even shares of `n` items; `None` where there are too many of either.
     fn new(n: usize, threads: usize) -> Option<Shares> {
         if threads > MAX_SHARES || u32::try_from(n).is_err() {
             return None;
@@ -107,7 +113,7 @@ impl Shares {
         (range.start as u64) << 32 | range.end as u64
     }
 
-    /// Takes about `unit` columns of a share that nobody has taken, from its start or its end.
+    /// Takes about `unit` items of a share that nobody has taken, from its start or its end.
     fn take(&self, of: usize, unit: usize, from_end: bool) -> Option<Range<usize>> {
         let share = self.0.get(of)?;
         // What the columns hold is published when the threads of the pool meet again.
@@ -175,10 +181,12 @@ mod tests {
     fn every_column_is_dealt_out_once_however_threads_race() {
         for threads in [1, 2, 3, 5] {
             let pool = ThreadPool::new(threads);
-            for (n, unit) in [(1, 16), (7, 1), (64, 3), (1000, 16), (1000, 5000)] {
+            let cases = [(1, 16, 1), (7, 1, 4), (64, 3, 1), (1000, 16, 16), (1000, 5000, 7)];
+            for (n, unit, align) in cases {
                 let taken: Vec<AtomicU32> = (0..n).map(|_| AtomicU32::new(0)).collect();
                 let mut y = vec![0.0; n];
-                Out::new(&mut y, n, 1, n).share(&pool, unit, &|columns| {
+                Out::new(&mut y, n, 1, n).share(&pool, unit, align, &|columns| {
+                    assert!(columns.range().start.is_multiple_of(align));
                     for i in columns.range() {
                         taken[i].fetch_add(1, Ordering::Relaxed);
                         columns.put(0, i, &[i as f32], false);

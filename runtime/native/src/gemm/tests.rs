@@ -54,6 +54,11 @@ enum Path {
     /// As on a processor with the 8-bit dot products of AVX-512, in tiles or not.
     #[cfg(target_arch = "x86_64")]
     Vnni(Plan),
+    /// From panels, as callers do where that is supported.
+    Packed,
+    /// From panels, as on a processor with the 8-bit dot products of AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    PackedVnni,
 }
 
 /// Computes one product and compares every element with f64.
@@ -71,18 +76,34 @@ fn check(pool: &ThreadPool, path: Path, dtype: DType, (m, n, k): (usize, usize, 
     let mut act = Activations::new();
     let stride = n + 3;
     let mut y = vec![-7.5; (m - 1) * stride + n];
-    let (ints, name) = match path {
+    let (form, name) = match path {
         Path::Dispatched(isa) => {
             act.prepare(pool, isa, &x, m, k, &[dtype]).unwrap();
             matmul(pool, isa, &w, &act, MatMut { data: &mut y, stride }).unwrap();
-            (Plan::of(dtype, isa, m).is_int(), isa.name())
+            (Plan::of(dtype, isa, m).form(), isa.name())
         }
         #[cfg(target_arch = "x86_64")]
         Path::Vnni(plan) => {
             act.prepare(pool, Isa::Avx512, &x, m, k, &[DType::Q4_0]).unwrap();
             let out = Out::new(&mut y, stride, m, n);
             x86_avx512::run_model(pool, plan, &Job { w: &w, act: &act }, out);
-            (true, "vnni")
+            (Form::Ints, "vnni")
+        }
+        Path::Packed => {
+            let isa = Isa::detect();
+            let packed = PackedWeights::new(pool, &w).unwrap();
+            let w = w.with_packed(&packed).unwrap();
+            act.prepare(pool, isa, &x, m, k, &[dtype]).unwrap();
+            matmul(pool, isa, &w, &act, MatMut { data: &mut y, stride }).unwrap();
+            (Form::Ints, "packed")
+        }
+        #[cfg(target_arch = "x86_64")]
+        Path::PackedVnni => {
+            let packed = PackedWeights::new(pool, &w).unwrap();
+            act.prepare(pool, Isa::Avx512, &x, m, k, &[DType::Q4_0]).unwrap();
+            let out = Out::new(&mut y, stride, m, n);
+            x86_packed::run_model(pool, &Job { w: &w, act: &act }, &packed, out);
+            (Form::Ints, "packed vnni")
         }
     };
 
@@ -91,14 +112,20 @@ fn check(pool: &ThreadPool, path: Path, dtype: DType, (m, n, k): (usize, usize, 
             let (mut exact, mut original, mut size, mut loss) = (0.0, 0.0, 0.0, 0.0);
             for (j, (w, x)) in numbers[r * k..][..k].iter().zip(x).enumerate() {
                 let (w, x) = (f64::from(*w), f64::from(*x));
-                let used = if ints {
-                    let chunk = &act.chunks()[i * act.chunk_stride() + j / CHUNK];
-                    let scale = f64::from(chunk.scale[j % CHUNK / 16]);
-                    // Half a step is what rounding may move an activation by.
-                    loss += w.abs() * scale * 0.5;
-                    scale * f64::from(chunk.q[j % CHUNK])
-                } else {
-                    x
+                let used = match form {
+                    Form::Ints => {
+                        let chunk = &act.chunks()[i * act.chunk_stride() + j / CHUNK];
+                        let scale = f64::from(chunk.scale[j % CHUNK / 16]);
+                        // Half a step is what rounding may move an activation by.
+                        loss += w.abs() * scale * 0.5;
+                        scale * f64::from(chunk.q[j % CHUNK])
+                    }
+                    Form::Floats => x,
+                    Form::Pairs => {
+                        let rounded = f64::from(half::bf16::from_f32(x as f32));
+                        loss += w.abs() * (rounded - x).abs();
+                        rounded
+                    }
                 };
                 exact += w * used;
                 original += w * x;
@@ -146,7 +173,9 @@ fn every_type_and_instruction_set_agrees_with_f64_for_odd_shapes() {
 #[test]
 fn panels_longer_than_the_cache_and_wide_batches_agree_with_f64() {
     let pool = ThreadPool::new(2);
-    for (i, dtype) in [DType::Q8_0, DType::Q4_K, DType::Q6_K, DType::F16].into_iter().enumerate() {
+    for (i, dtype) in
+        [DType::Q8_0, DType::Q4_K, DType::Q6_K, DType::F16, DType::BF16].into_iter().enumerate()
+    {
         for &isa in &Isa::available()[1..] {
             check(&pool, Path::Dispatched(isa), dtype, (45, 130, 2304), i as u64);
         }
@@ -168,6 +197,62 @@ fn kernels_for_vnni_agree_with_f64_on_any_machine_with_avx512() {
             }
         }
     }
+}
+
+#[test]
+fn products_from_panels_agree_with_f64_for_odd_shapes() {
+    let mut seed = 1000;
+    for threads in 1..=3 {
+        let pool = ThreadPool::new(threads);
+        for dtype in weight_types().filter(|dtype| dtype.is_quantized()) {
+            for &k in depths(dtype) {
+                for (m, n) in [(1, 37), (2, 5), (5, 1), (7, 16), (15, 33), (16, 17), (31, 70)] {
+                    seed += 1;
+                    check(&pool, Path::Packed, dtype, (m, n, k), seed);
+                    #[cfg(target_arch = "x86_64")]
+                    if Isa::Avx512.is_available() {
+                        check(&pool, Path::PackedVnni, dtype, (m, n, k), seed);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_are_packed_alike_with_and_without_vectors() {
+    let mut random = Random(5);
+    for dtype in weight_types().filter(|dtype| dtype.is_quantized()) {
+        for (rows, cols) in [(3, depths(dtype)[0]), (16, depths(dtype)[1])] {
+            let data = random.weights(dtype, rows * cols);
+            let w = Weights::new(dtype, rows, cols, &data).unwrap();
+            let packed = PackedWeights::new(&ThreadPool::new(1), &w).unwrap();
+            let (panel, _) = packed.panel(0);
+            let mut portable = vec![0; panel.len()];
+            let panel_rows = packed::PanelRows::new(&w, 0);
+            packed::pack(&panel_rows, &mut portable, |x, y| quant::unpack(dtype, x, y));
+            assert_eq!(panel, portable, "{dtype}");
+            assert!(rows < 16 || packed.bytes() <= data.len() * 5 / 4, "{dtype}");
+        }
+    }
+}
+
+#[test]
+fn panels_of_other_weights_are_refused() {
+    let pool = ThreadPool::new(1);
+    let (a, b) = ([0; 72], [0; 144]);
+    let w = Weights::new(DType::Q4_0, 4, 32, &a).unwrap();
+    let packed = PackedWeights::new(&pool, &w).unwrap();
+    assert!(w.with_packed(&packed).is_ok());
+    for other in [
+        Weights::new(DType::Q4_0, 2, 64, &a).unwrap(),
+        Weights::new(DType::Q4_0, 8, 32, &b).unwrap(),
+    ] {
+        assert_eq!(other.with_packed(&packed).unwrap_err().code(), "native_unsupported");
+    }
+    let w = Weights::new(DType::F32, 1, 18, &a).unwrap();
+    assert_eq!(PackedWeights::new(&pool, &w).unwrap_err().code(), "native_unsupported");
+    assert!(!PackedWeights::pays(DType::F32, Isa::detect()));
 }
 
 #[test]

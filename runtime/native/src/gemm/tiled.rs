@@ -48,16 +48,20 @@ thread_local! {
 pub(super) unsafe fn run<S: Entries>(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
     match plan {
         // SAFETY: the caller's contract.
-        Plan::DotInt => out.share(pool, streamed(job), &|y| unsafe { dot_int::<S>(job, y) }),
+        Plan::DotInt => out.share(pool, streamed(job), 1, &|y| unsafe { dot_int::<S>(job, y) }),
         // SAFETY: the caller's contract.
-        Plan::DotFloat => out.share(pool, streamed(job), &|y| unsafe { dot_float::<S>(job, y) }),
-        Plan::PanelInt => {
-            let panels = (CACHED / int_panel_bytes::<S>(job)).clamp(1, INT_PANELS);
-            let panels = panels.next_multiple_of(S::INT_PANELS);
-            // SAFETY: the caller's contract.
-            out.deal(pool, panels * S::LANES, &|y| unsafe { panel_int::<S>(job, y) });
-        }
-        Plan::PanelFloat => {
+        Plan::DotFloat => out.share(pool, streamed(job), 1, &|y| unsafe { dot_float::<S>(job, y) }),
+        // SAFETY: the caller's contract; there is room for a panel.
+        Plan::PanelInt => unsafe {
+            deal_int_panels::<S>(pool, job, out, &|first, count, to| {
+                let rows = job.rows(first, count);
+                match groups(job.w.dtype) {
+                    4 => S::pack_int::<{ tag::Q6_K }, 4>(&rows, to),
+                    _ => blocked!(job.w.dtype, S::pack_int < _, 8 > (&rows, to)),
+                }
+            });
+        },
+        Plan::PanelFloat | Plan::PanelPairs => {
             // SAFETY: the caller's contract.
             out.deal(pool, PANELS * S::LANES, &|y| unsafe { panel_float::<S>(job, y) });
         }
@@ -71,7 +75,7 @@ fn streamed(job: &Job<'_>) -> usize {
 
 impl Job<'_> {
     /// The weight rows behind some columns of the output.
-    fn rows(&self, first: usize, count: usize) -> Rows {
+    pub(super) fn rows(&self, first: usize, count: usize) -> Rows {
         let w = self.w;
         debug_assert!(count > 0 && first + count <= w.rows);
         Rows {
@@ -83,9 +87,16 @@ impl Job<'_> {
         }
     }
 
-    fn ints(&self, first: usize) -> Input<ActChunk> {
+    pub(super) fn ints(&self, first: usize) -> Input<ActChunk> {
         let stride = self.act.chunk_stride();
         Input { data: self.act.chunks()[first * stride..].as_ptr(), stride, first }
+    }
+
+    /// Activation rows from `first` on, from pair `from` on.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn pairs(&self, first: usize, from: usize) -> Input<u32> {
+        let stride = self.act.pair_stride();
+        Input { data: self.act.pairs()[first * stride + from..].as_ptr(), stride, first }
     }
 
     fn floats(&self, first: usize, from: usize) -> Input<f32> {
@@ -109,6 +120,8 @@ macro_rules! blocked {
         }
     };
 }
+
+pub(super) use blocked;
 
 /// Calls `$f` for blocks of rows and, of each, groups of activation rows.
 fn by_groups(
@@ -179,7 +192,7 @@ fn int_panel_bytes<S: Entries>(job: &Job<'_>) -> usize {
 }
 
 /// Runs `f` on this thread's scratch memory of at least `bytes`.
-fn with_scratch(bytes: usize, f: impl FnOnce(*mut u8)) {
+pub(super) fn with_scratch(bytes: usize, f: impl FnOnce(*mut u8)) {
     let mut scratch = SCRATCH.take();
     let lines = bytes.div_ceil(size_of::<Line>());
     if scratch.len() < lines {
@@ -190,25 +203,38 @@ fn with_scratch(bytes: usize, f: impl FnOnce(*mut u8)) {
 }
 
 /// The widest tile for at most `most` activation rows that does not exceed `left`.
-fn tile_width(widths: &[usize], most: usize, left: usize) -> usize {
+pub(super) fn tile_width(widths: &[usize], most: usize, left: usize) -> usize {
     widths.iter().copied().find(|width| *width <= most.min(left)).unwrap_or(1)
 }
 
-unsafe fn panel_int<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>) {
+/// Writes the panel of integers of some rows, of which it gets the first and their number, to memory
+/// that has room for it.
+pub(super) type PackPanel<'a> = dyn Fn(usize, usize, *mut u8) + Sync + 'a;
+
+/// Computes `out` in panels of integers that `pack` makes, so many at a time as stay in cache.
+///
+/// # Safety
+/// The processor has the instructions of `S`; `pack` writes what [`Entries::tile_int`] reads.
+pub(super) unsafe fn deal_int_panels<S: Entries>(
+    pool: &ThreadPool,
+    job: &Job<'_>,
+    out: Out<'_>,
+    pack: &PackPanel<'_>,
+) {
+    let panels = (CACHED / int_panel_bytes::<S>(job)).clamp(1, INT_PANELS);
+    let panels = panels.next_multiple_of(S::INT_PANELS);
+    // SAFETY: the caller's contract.
+    out.deal(pool, panels * S::LANES, &|y| unsafe { panel_int::<S>(job, y, pack) });
+}
+
+unsafe fn panel_int<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>, pack: &PackPanel<'_>) {
     let (range, m, dtype) = (y.range(), job.act.rows(), job.w.dtype);
     let (chunks, bytes) = (job.act.chunk_stride(), int_panel_bytes::<S>(job));
     let starts = range.clone().step_by(S::LANES);
     with_scratch(starts.len().next_multiple_of(S::INT_PANELS) * bytes, |scratch| {
         for (i, start) in starts.clone().enumerate() {
-            let rows = job.rows(start, S::LANES.min(range.end - start));
-            // SAFETY: the caller has the instructions; scratch has `bytes` for each panel.
-            unsafe {
-                let panel = scratch.add(i * bytes);
-                match groups(dtype) {
-                    4 => S::pack_int::<{ tag::Q6_K }, 4>(&rows, panel),
-                    _ => blocked!(dtype, S::pack_int < _, 8 > (&rows, panel)),
-                }
-            }
+            // SAFETY: scratch has `bytes` for each panel.
+            pack(start, S::LANES.min(range.end - start), unsafe { scratch.add(i * bytes) });
         }
         // Vectors to a scale, how many products fit 16 bits, the exponent of the format's bias.
         macro_rules! tile {

@@ -11,15 +11,15 @@ use crate::quant::{CHUNK, Unpacked, tag};
 use crate::{Isa, ThreadPool};
 
 /// The instruction set, with 8-bit dot products as `DOT` says.
-struct Avx512<const DOT: u8>;
+pub(super) struct Avx512<const DOT: u8>;
 
 /// Two steps of AVX-512 BW, the first of which saturates at 16 bits.
 const PLAIN: u8 = 0;
 /// The instruction of VNNI.
-const VNNI: u8 = 1;
+pub(super) const VNNI: u8 = 1;
 /// What the instruction computes, without it: how tests reach that path on any machine.
 #[cfg(test)]
-const MODEL: u8 = 2;
+pub(super) const MODEL: u8 = 2;
 
 /// Whether the processor multiplies and adds four bytes at once.
 pub(super) fn has_vnni() -> bool {
@@ -129,7 +129,7 @@ pub(super) fn run_model(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'
 impl<const DOT: u8> Avx512<DOT> {
     /// Adds to `sum` in each lane four products of an unsigned and a signed byte.
     #[inline(always)]
-    unsafe fn dpbusd(sum: __m512i, w: __m512i, a: __m512i) -> __m512i {
+    pub(super) unsafe fn dpbusd(sum: __m512i, w: __m512i, a: __m512i) -> __m512i {
         // SAFETY: the caller has the instructions that `DOT` stands for.
         unsafe {
             if DOT == VNNI {

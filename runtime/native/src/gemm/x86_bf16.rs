@@ -1,0 +1,171 @@
+//! Products of bf16 weights with activations rounded to bf16, in pairs summed as f32, by the
+//! instructions of AVX-512 BF16. Twice the products of f32 in a step; the weights are taken as they
+//! are, an activation loses what is beyond 8 bits of precision (`2^-9` of it at most).
+#![allow(unsafe_code)]
+
+use core::arch::x86_64::*;
+use std::ops::Range;
+
+use super::Job;
+use super::kernels::{Input, MAX_LANES, PADDED, Rows, Simd, unroll};
+use super::out::{Columns, Out};
+use super::tiled::{tile_width, with_scratch};
+use super::x86_avx512::{Avx512, VNNI};
+use crate::quant::CHUNK;
+use crate::{Isa, ThreadPool};
+
+/// Weight rows of a panel: two vectors of pairs.
+const PANEL: usize = 2 * MAX_LANES;
+
+/// Pairs of a row that a panel holds at a time.
+const DEPTH: usize = 2 * CHUNK;
+
+/// Bytes of a panel.
+const PANEL_BYTES: usize = DEPTH * PANEL * size_of::<u32>();
+
+/// Panels that a thread takes at a time: as many as stay in the second-level cache.
+const PANELS: usize = 4;
+
+/// Whether the processor has the instructions.
+pub(super) fn is_available() -> bool {
+    Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16")
+}
+
+/// Rounds a row of activations to bf16, in pairs; `pairs` has room for them, and is zero behind.
+pub(super) fn round(x: &[f32], pairs: &mut [u32]) {
+    assert!(is_available(), "dispatched to instructions that are missing");
+    // SAFETY: just checked.
+    unsafe { round_row(x, pairs) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+fn round_row(x: &[f32], pairs: &mut [u32]) {
+    let mut last = [0.0; 2 * MAX_LANES];
+    let (whole, rest) = x.as_chunks::<{ 2 * MAX_LANES }>();
+    last[..rest.len()].copy_from_slice(rest);
+    let mut vectors = pairs.chunks_mut(MAX_LANES);
+    for (x, pairs) in whole.iter().chain([&last]).zip(&mut vectors) {
+        let mut both = [0u32; MAX_LANES];
+        // SAFETY: 32 numbers are there to read, and sixteen pairs to write.
+        unsafe {
+            let (low, high) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
+            let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+            _mm512_storeu_si512(both.as_mut_ptr().cast(), rounded);
+        }
+        let len = pairs.len();
+        pairs.copy_from_slice(&both[..len]);
+    }
+    vectors.for_each(|pairs| pairs.fill(0));
+}
+
+/// Computes a product of bf16 weights.
+pub(super) fn run(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
+    assert!(is_available(), "dispatched to instructions that are missing");
+    // SAFETY: just checked.
+    out.deal(pool, PANELS * PANEL, &|y| unsafe { panels(job, y) });
+}
+
+/// # Safety
+/// The processor has the instructions, and the job's weights are of bf16.
+unsafe fn panels(job: &Job<'_>, y: &mut Columns<'_>) {
+    let (range, m, pairs) = (y.range(), job.act.rows(), job.w.cols.div_ceil(2));
+    let starts = range.clone().step_by(PANEL);
+    with_scratch(starts.len() * PANEL_BYTES, |scratch| {
+        for from in (0..pairs).step_by(DEPTH) {
+            let depth = from..pairs.min(from + DEPTH);
+            for (i, start) in starts.clone().enumerate() {
+                let rows = job.rows(start, PANEL.min(range.end - start));
+                // SAFETY: the caller's contract; scratch has room for each panel.
+                unsafe { pack(&rows, depth.clone(), scratch.add(i * PANEL_BYTES).cast()) };
+            }
+            let mut first = 0;
+            while first < m {
+                let cols = tile_width(&[12, 8, 6, 4, 2], 12, m - first);
+                for (i, start) in starts.clone().enumerate() {
+                    let (act, len, add) = (job.pairs(first, from), depth.len(), from > 0);
+                    // SAFETY: the caller's contract; the panel was packed above with `len` pairs,
+                    // and `act` has `cols` rows of as many.
+                    unsafe {
+                        let panel = scratch.add(i * PANEL_BYTES).cast_const().cast();
+                        match cols {
+                            12 => tile::<12>(panel, len, act, start, add, y),
+                            8 => tile::<8>(panel, len, act, start, add, y),
+                            6 => tile::<6>(panel, len, act, start, add, y),
+                            4 => tile::<4>(panel, len, act, start, add, y),
+                            2 => tile::<2>(panel, len, act, start, add, y),
+                            _ => tile::<1>(panel, len, act, start, add, y),
+                        }
+                    }
+                }
+                first += cols;
+            }
+        }
+    });
+}
+
+/// Writes the panel of up to [`PANEL`] rows that [`tile`] reads: some pairs, from whole chunks on, as
+/// `[pairs, rows]`, padded to whole chunks. Lanes beyond `rows.count` repeat the last row.
+///
+/// # Safety
+/// The processor has the instructions, and `panel` has room.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn pack(rows: &Rows, pairs: Range<usize>, panel: *mut u32) {
+    const PAIRS: usize = CHUNK / 2;
+    // SAFETY: the caller's contract; pairs travel as f32 that nothing computes with.
+    unsafe {
+        let (mut buffer, mut padded) = ([[0u32; PAIRS]; MAX_LANES], [0; PADDED]);
+        for c in pairs.start / PAIRS..pairs.end.div_ceil(PAIRS) {
+            for vector in 0..PANEL / MAX_LANES {
+                for (lane, buffer) in buffer.iter_mut().enumerate() {
+                    let row = (vector * MAX_LANES + lane).min(rows.count - 1);
+                    let chunk = rows.chunk(row, c, &mut padded).cast::<[u32; PAIRS]>();
+                    *buffer = chunk.read_unaligned();
+                }
+                let to = panel.add((c * PAIRS - pairs.start) * PANEL + vector * MAX_LANES);
+                for k in (0..PAIRS).step_by(MAX_LANES) {
+                    let from = buffer.as_ptr().cast::<f32>().add(k);
+                    Avx512::<VNNI>::transpose(from, PAIRS, to.add(k * PANEL).cast(), PANEL);
+                }
+            }
+        }
+    }
+}
+
+/// `y[act.first + i, col + r] = act[i] · panel[r]` over `len` pairs, for `C` rows of activations; with
+/// `add`, added to what is there.
+///
+/// # Safety
+/// The processor has the instructions; `panel` and the rows of `act` hold `len` pairs.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn tile<const C: usize>(
+    panel: *const u32,
+    len: usize,
+    act: Input<u32>,
+    col: usize,
+    add: bool,
+    y: &mut Columns<'_>,
+) {
+    // SAFETY: the caller's contract. The transmutations are between vectors of the same bits.
+    unsafe {
+        let mut acc = [[_mm512_setzero_ps(); 2]; C];
+        for k in 0..len {
+            let row = panel.add(k * PANEL);
+            let load = |at: usize| {
+                let bits = _mm512_loadu_si512(row.add(at).cast());
+                std::mem::transmute::<__m512i, __m512bh>(bits)
+            };
+            let w = [load(0), load(MAX_LANES)];
+            unroll!(i < C {
+                let pair = (*act.data.add(i * act.stride + k)).cast_signed();
+                let a = std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(pair));
+                acc[i] = [_mm512_dpbf16_ps(acc[i][0], w[0], a), _mm512_dpbf16_ps(acc[i][1], w[1], a)];
+            });
+        }
+        for (i, acc) in acc.iter().enumerate() {
+            let mut values = [0.0; PANEL];
+            _mm512_storeu_ps(values.as_mut_ptr(), acc[0]);
+            _mm512_storeu_ps(values.as_mut_ptr().add(MAX_LANES), acc[1]);
+            y.put(act.first + i, col, &values, add);
+        }
+    }
+}

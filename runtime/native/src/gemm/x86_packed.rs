@@ -1,0 +1,351 @@
+//! Products with [`PackedWeights`] by the 8-bit dot products of AVX-512.
+#![allow(unsafe_code)]
+
+use core::arch::x86_64::*;
+
+use ruvllm_abi::DType;
+
+use super::kernels::{Entries, Input, int_chunk_bytes, unroll};
+use super::out::{Columns, Out};
+use super::packed::{self, Layout, PANEL, PackedWeights, PanelRows};
+use super::tiled::{self, blocked};
+use super::x86_avx512::{Avx512, VNNI, has_vnni};
+use super::{ActChunk, Job};
+use crate::quant::x86::{spill_512, unpack_512};
+use crate::quant::{CHUNK, tag};
+use crate::{Isa, ThreadPool};
+
+/// The most activation rows that meet each panel while it is in the first-level cache. More are
+/// multiplied in tiles, for which panels are unpacked to bytes first.
+const MAX_STREAMED: usize = 16;
+
+/// The most activation rows that are multiplied in one pass over a panel, their sums in registers.
+const MAX_COLS: usize = 8;
+
+/// How far ahead of the loads panels are fetched, in bytes.
+const PREFETCH: usize = 4 * 1024;
+
+/// Bytes of panels that a thread takes at a time.
+const STREAMED: usize = 128 * 1024;
+
+/// Blocks in a chunk of activations.
+const BLOCKS: usize = CHUNK / 32;
+
+/// Whether [`run`] can be called.
+pub(super) fn is_available() -> bool {
+    Isa::Avx512.is_available() && has_vnni()
+}
+
+/// [`packed::pack`] with AVX-512, which is available.
+pub(super) fn pack(rows: &PanelRows<'_>, out: &mut [u8]) {
+    assert!(Isa::Avx512.is_available(), "dispatched to instructions that are missing");
+    // SAFETY: just checked.
+    unsafe { blocked!(rows.dtype(), self::pack_as<_>(rows, out)) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn pack_as<const T: u8>(rows: &PanelRows<'_>, out: &mut [u8]) {
+    packed::pack(rows, out, |chunk, out| {
+        debug_assert_eq!(chunk.len(), crate::quant::chunk_bytes(rows.dtype()));
+        // SAFETY: this function has the instructions; `chunk` is one chunk of the format.
+        unsafe { spill_512(&unpack_512::<T>(chunk.as_ptr()), out) };
+    });
+}
+
+/// Computes a product with the panels of its weights, which fit them.
+pub(super) fn run(pool: &ThreadPool, job: &Job<'_>, packed: &PackedWeights, out: Out<'_>) {
+    assert!(is_available(), "dispatched to instructions that are missing");
+    // SAFETY: just checked.
+    unsafe { run_as::<Avx512<VNNI>>(pool, job, packed, out) }
+}
+
+/// [`run`] as a processor with VNNI would.
+#[cfg(test)]
+pub(super) fn run_model(pool: &ThreadPool, job: &Job<'_>, packed: &PackedWeights, out: Out<'_>) {
+    assert!(Isa::Avx512.is_available(), "dispatched to instructions that are missing");
+    // SAFETY: just checked.
+    unsafe { run_as::<Avx512<{ super::x86_avx512::MODEL }>>(pool, job, packed, out) }
+}
+
+/// # Safety
+/// The processor has the instructions of `S`.
+unsafe fn run_as<S: PackedDot>(
+    pool: &ThreadPool,
+    job: &Job<'_>,
+    packed: &PackedWeights,
+    out: Out<'_>,
+) {
+    assert!(packed.fits(job.w), "panels of other weights");
+    let (dtype, m) = (job.w.dtype, job.act.rows());
+    if m > MAX_STREAMED {
+        // SAFETY: the caller's contract; the panel has as many units, which `to` has room for.
+        return unsafe {
+            tiled::deal_int_panels::<S>(pool, job, out, &|row, _, to| {
+                let (panel, units) = packed.panel(row);
+                blocked!(dtype, self::unpack_panel<_>(panel.as_ptr(), units, to));
+            });
+        };
+    }
+    let rows = (STREAMED / packed.panel_bytes()).max(1) * PANEL;
+    out.share(pool, rows, PANEL, &|y| {
+        for row in y.range().step_by(PANEL) {
+            let (panel, units) = packed.panel(row);
+            let (panel, mut y) = (panel.as_ptr(), y.part(row..row + PANEL));
+            let mut first = 0;
+            while first < m {
+                let cols = tiled::tile_width(&[8, 4, 2], MAX_COLS, m - first);
+                let input = (panel, units, job.ints(first));
+                // SAFETY: the caller's contract; the panel has as many units, and the activations
+                // `cols` rows from `first` on, of as many chunks as a weight row.
+                unsafe {
+                    match cols {
+                        8 => blocked!(dtype, S::dot_packed < _, 8 > (input, &mut y)),
+                        4 => blocked!(dtype, S::dot_packed < _, 4 > (input, &mut y)),
+                        2 => blocked!(dtype, S::dot_packed < _, 2 > (input, &mut y)),
+                        _ => blocked!(dtype, S::dot_packed < _, 1 > (input, &mut y)),
+                    }
+                }
+                first += cols;
+            }
+        }
+    });
+}
+
+/// A panel, its units, and the rows of activations that it is multiplied with.
+type PanelInput = (*const u8, usize, Input<ActChunk>);
+
+/// The functions that enable the instructions.
+///
+/// # Safety
+/// As [`Entries`].
+unsafe trait PackedDot: Entries {
+    /// See [`dot_packed`].
+    unsafe fn dot_packed<const T: u8, const C: usize>(input: PanelInput, y: &mut Columns<'_>);
+}
+
+macro_rules! packed_dot {
+    ($dot:expr, $features:literal) => {
+        // SAFETY: the function inside enables what the trait's contract says the processor has.
+        unsafe impl PackedDot for Avx512<{ $dot }> {
+            unsafe fn dot_packed<const T: u8, const C: usize>(
+                input: PanelInput,
+                y: &mut Columns<'_>,
+            ) {
+                #[target_feature(enable = $features)]
+                unsafe fn go<const T: u8, const C: usize>(input: PanelInput, y: &mut Columns<'_>) {
+                    // SAFETY: the caller's contract is the same.
+                    unsafe { dot_packed::<{ $dot }, T, C>(input, y) }
+                }
+                // SAFETY: the caller's contract is the same.
+                unsafe { go::<T, C>(input, y) }
+            }
+        }
+    };
+}
+packed_dot!(VNNI, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
+#[cfg(test)]
+packed_dot!(super::x86_avx512::MODEL, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c");
+
+/// A block of a panel in registers.
+struct Block {
+    /// Vector `g` holds elements `4g..4g + 4` of every row.
+    q: [__m512i; 8],
+    /// Scales of the two halves, which only `Q6_K` has different ones for.
+    scale: [__m512; 2],
+    /// What is taken off, where the type has no bias.
+    offset: __m512,
+}
+
+/// The exponent of what the stored elements of a type are too large by; 0 where offsets say so.
+const fn bias(tag: u8) -> u32 {
+    match tag {
+        tag::Q8_0 => 7,
+        tag::Q4_0 => 3,
+        tag::Q5_0 => 4,
+        tag::Q6_K => 5,
+        _ => 0,
+    }
+}
+
+/// Loads block `b` of a unit.
+#[inline(always)]
+unsafe fn block<const T: u8>(unit: *const u8, b: usize) -> Block {
+    let layout = const { Layout::of_tag(T) };
+    // SAFETY: the unit has the bytes that its layout says; the caller has the instructions.
+    unsafe {
+        let halves = |at: usize| _mm512_cvtph_ps(_mm256_loadu_si256(unit.add(at).cast()));
+        let bytes = |at: usize| _mm_loadu_si128(unit.add(64 + 16 * at).cast());
+        let (scale, offset) = match T {
+            tag::Q4_K | tag::Q5_K => {
+                let times = |d, x| _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(x)));
+                let (scale, min) = (times(halves(0), bytes(b)), times(halves(32), bytes(8 + b)));
+                ([scale; 2], min)
+            }
+            tag::Q6_K => {
+                let times =
+                    |x| _mm512_mul_ps(halves(0), _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)));
+                ([times(bytes(2 * b)), times(bytes(2 * b + 1))], _mm512_setzero_ps())
+            }
+            tag::Q4_1 | tag::Q5_1 => {
+                // The file has what is added.
+                let min = _mm512_xor_ps(halves(64 + 32 * b), _mm512_set1_ps(-0.0));
+                ([halves(32 * b); 2], min)
+            }
+            _ => ([halves(32 * b); 2], _mm512_setzero_ps()),
+        };
+        let data = unit.add(layout.header + b * layout.block_bytes());
+        let line = |i: usize| _mm512_loadu_si512(data.add(64 * i).cast());
+        let mut q = [_mm512_setzero_si512(); 8];
+        if const { T == tag::Q8_0 } {
+            unroll!(g in [0 1 2 3 4 5 6 7] { q[g] = line(g); });
+            return Block { q, scale, offset };
+        }
+        let nibble = _mm512_set1_epi8(15);
+        unroll!(i in [0 1 2 3] {
+            let pair = line(i);
+            q[2 * i] = _mm512_and_si512(pair, nibble);
+            q[2 * i + 1] = _mm512_and_si512(_mm512_srli_epi16::<4>(pair), nibble);
+        });
+        Block { q: with_high_bits::<T>(q, line), scale, offset }
+    }
+}
+
+/// Adds the fifth and sixth bits of elements, from the vectors that follow those of the nibbles.
+#[inline(always)]
+unsafe fn with_high_bits<const T: u8>(
+    mut q: [__m512i; 8],
+    line: impl Fn(usize) -> __m512i,
+) -> [__m512i; 8] {
+    let bits = const { Layout::of_tag(T).high };
+    if bits == 0 {
+        return q;
+    }
+    // SAFETY: the caller has the instructions.
+    unsafe {
+        let mask = _mm512_set1_epi8(if bits == 1 { 0x10 } else { 0x30 });
+        unroll!(g in [0 1 2 3 4 5 6 7] {
+            let (high, at) = (line(4 + g * bits / 8), (g * bits % 8) as i16);
+            let high = if at <= 4 {
+                _mm512_sllv_epi16(high, _mm512_set1_epi16(4 - at))
+            } else {
+                _mm512_srlv_epi16(high, _mm512_set1_epi16(at - 4))
+            };
+            q[g] = _mm512_or_si512(q[g], _mm512_and_si512(high, mask));
+        });
+    }
+    q
+}
+
+/// `y[act.first + i, r] = act[i] · panel[r]` for `C` rows of activations and the rows of a panel,
+/// which are the columns of `y`.
+#[inline(always)]
+unsafe fn dot_packed<const DOT: u8, const T: u8, const C: usize>(
+    (panel, units, act): PanelInput,
+    y: &mut Columns<'_>,
+) {
+    let layout = const { Layout::of_tag(T) };
+    // SAFETY: the panel holds `units` units, each row of `act` chunks for as many elements; the
+    // caller has the instructions.
+    unsafe {
+        let mut acc = [_mm512_setzero_ps(); C];
+        for u in 0..units {
+            let unit = panel.add(u * layout.unit_bytes());
+            for b in 0..layout.blocks {
+                // Spread out, since few misses can be under way at a time.
+                let lines = (layout.unit_bytes() / 64).div_ceil(layout.blocks);
+                for line in b * lines..(b + 1) * lines {
+                    _mm_prefetch::<_MM_HINT_T0>(unit.wrapping_add(PREFETCH + 64 * line).cast());
+                }
+                let block = block::<T>(unit, b);
+                let at = u * layout.blocks + b;
+                unroll!(i < C {
+                    let chunk = act.data.add(i * act.stride + at / BLOCKS);
+                    acc[i] = add_block::<DOT, T>(acc[i], &block, chunk, at % BLOCKS);
+                });
+            }
+        }
+        let col = y.range().start;
+        unroll!(i < C {
+            let mut values = [0.0; PANEL];
+            _mm512_storeu_ps(values.as_mut_ptr(), acc[i]);
+            y.put(act.first + i, col, &values, false);
+        });
+    }
+}
+
+/// Adds to `acc` the products of a block and of block `at` of a chunk of activations.
+#[inline(always)]
+unsafe fn add_block<const DOT: u8, const T: u8>(
+    mut acc: __m512,
+    block: &Block,
+    chunk: *const ActChunk,
+    at: usize,
+) -> __m512 {
+    let bias = const { bias(T) };
+    // SAFETY: `at` is below `BLOCKS`; the caller has the instructions.
+    unsafe {
+        let four = (&raw const (*chunk).q).cast::<i32>().add(8 * at);
+        let a_scale = _mm512_set1_ps(*(&raw const (*chunk).scale).cast::<f32>().add(2 * at));
+        if const { T == tag::Q6_K } {
+            let totals = (&raw const (*chunk).total).cast::<i16>().add(2 * at);
+            unroll!(h in [0 1] {
+                let mut sum = _mm512_set1_epi32(-(i32::from(*totals.add(h)) << bias));
+                unroll!(g in [0 1 2 3] {
+                    let a = _mm512_set1_epi32(four.add(4 * h + g).read_unaligned());
+                    sum = Avx512::<DOT>::dpbusd(sum, block.q[4 * h + g], a);
+                });
+                let scale = _mm512_mul_ps(block.scale[h], a_scale);
+                acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, acc);
+            });
+            return acc;
+        }
+        let total = *(&raw const (*chunk).block_total).cast::<i16>().add(at);
+        let mut sum = match bias {
+            0 => _mm512_setzero_si512(),
+            _ => _mm512_set1_epi32(-(i32::from(total) << bias)),
+        };
+        unroll!(g in [0 1 2 3 4 5 6 7] {
+            let a = _mm512_set1_epi32(four.add(g).read_unaligned());
+            sum = Avx512::<DOT>::dpbusd(sum, block.q[g], a);
+        });
+        let scale = _mm512_mul_ps(block.scale[0], a_scale);
+        acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, acc);
+        if bias == 0 {
+            let total = *(&raw const (*chunk).block_sum).cast::<f32>().add(at);
+            acc = _mm512_fnmadd_ps(block.offset, _mm512_set1_ps(total), acc);
+        }
+        acc
+    }
+}
+
+/// Writes the panel of bytes that [`tile_int`](super::kernels::tile_int) reads, whole chunks of it.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+unsafe fn unpack_panel<const T: u8>(panel: *const u8, units: usize, to: *mut u8) {
+    let layout = const { Layout::of_tag(T) };
+    let halves = if const { T == tag::Q6_K } { 2 } else { 1 };
+    let groups = 8 / halves;
+    let bytes = int_chunk_bytes(PANEL, groups) / BLOCKS;
+    // SAFETY: the panel holds `units` units, and there is room for their chunks at `to`.
+    unsafe {
+        for u in 0..units {
+            let unit = panel.add(u * layout.unit_bytes());
+            for line in 0..layout.unit_bytes() / 64 {
+                _mm_prefetch::<_MM_HINT_T0>(unit.wrapping_add(PREFETCH + 64 * line).cast());
+            }
+            for b in 0..layout.blocks {
+                let block = block::<T>(unit, b);
+                let to = to.add((u * layout.blocks + b) * bytes);
+                for h in 0..halves {
+                    let to = to.add(h * bytes / halves);
+                    for g in 0..groups {
+                        _mm512_storeu_si512(to.add(64 * g).cast(), block.q[h * groups + g]);
+                    }
+                    _mm512_storeu_ps(to.add(64 * groups).cast(), block.scale[h]);
+                    _mm512_storeu_ps(to.add(64 * (groups + 1)).cast(), block.offset);
+                }
+            }
+        }
+        let blocks = units * layout.blocks;
+        to.add(blocks * bytes).write_bytes(0, (blocks.next_multiple_of(BLOCKS) - blocks) * bytes);
+    }
+}
