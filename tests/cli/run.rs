@@ -45,6 +45,11 @@ fn sandbox_and_native_kernels_give_the_same_greedy_text() {
 }
 
 #[test]
+fn rearranged_weights_and_those_of_the_file_give_the_same_greedy_text() {
+    assert_eq!(greedy(&[]).text(), greedy(&["--no-repack"]).text());
+}
+
+#[test]
 fn a_quantised_kv_cache_is_packed_and_unpacked_by_the_pack() {
     let run = greedy(&["--kv", "q8_0", "--stats", "json"]);
     run.text();

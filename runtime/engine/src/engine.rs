@@ -28,12 +28,15 @@ pub struct EngineConfig {
     pub batch: usize,
     /// Instructions of the native operations; `None` is the best that the processor has.
     pub isa: Option<Isa>,
+    /// Whether to rearrange the weights in memory where products are faster from that. Without it a
+    /// mapped file's weights stay where they are, shared with other processes.
+    pub repack: bool,
 }
 
 impl Default for EngineConfig {
     fn default() -> Self {
         let threads = ruvllm_native::pool::default_threads();
-        Self { threads, kv: KvType::F16, ctx: None, batch: 512, isa: None }
+        Self { threads, kv: KvType::F16, ctx: None, batch: 512, isa: None, repack: true }
     }
 }
 
@@ -54,11 +57,13 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Starts the threads and takes a kernel worker for each.
+    /// Starts the threads, takes a kernel worker for each, and rearranges the weights where the
+    /// configuration asks for it.
     ///
     /// # Errors
     /// [`EngineError::InvalidOption`], [`EngineError::ContextOutOfRange`],
-    /// [`EngineError::KvHeadDim`], [`EngineError::OpUnavailable`], and what the host refuses.
+    /// [`EngineError::KvHeadDim`], [`EngineError::OpUnavailable`], what the host refuses, and want of
+    /// memory.
     pub fn new(model: Arc<Model>, host: Host, config: EngineConfig) -> Result<Engine, EngineError> {
         for (option, value, most) in
             [("threads", config.threads, 1024), ("batch", config.batch, 1 << 16)]
@@ -80,15 +85,12 @@ impl Engine {
         config.kv.check(model.config())?;
         let kernels = Kernels::new(&host, config.threads, config.kv)?;
         let decoder = Mutex::new(Decoder::new(kernels, model.config()));
-        let shared = Shared {
-            pool: ThreadPool::new(config.threads),
-            isa: config.isa.unwrap_or_else(Isa::detect),
-            model,
-            host,
-            config,
-            context,
-            decoder,
-        };
+        let pool = ThreadPool::new(config.threads);
+        let isa = config.isa.unwrap_or_else(Isa::detect);
+        if config.repack {
+            model.weights().pack(&pool, isa)?;
+        }
+        let shared = Shared { pool, isa, model, host, config, context, decoder };
         Ok(Engine { shared: Arc::new(shared) })
     }
 

@@ -3,7 +3,7 @@
 //! Invariant: the bytes of a [`Storage`] never move and never change while it lives, so tensors
 //! are plain ranges of it. Not protected against: another process that truncates or rewrites a
 //! model file while it is mapped; a truncated page then ends the process, as with any mapping.
-#![allow(unsafe_code)] // The one mapping call below; the rest of the crate denies it.
+#![allow(unsafe_code)] // The two calls below that concern mappings; the rest of the crate denies it.
 
 use std::fs::File;
 use std::ops::Range;
@@ -121,6 +121,22 @@ impl TensorBytes {
             TensorBytes::InPlace { storage: Arc::clone(storage), range }
         } else {
             TensorBytes::Copied(Arc::new(AlignedBytes::copy_of(bytes)))
+        }
+    }
+
+    /// Gives back the memory of a tensor that is rarely read from now on; it is read from the file
+    /// again when it is.
+    pub(crate) fn release(&self) {
+        #[cfg(unix)]
+        if let TensorBytes::InPlace { storage, range } = self
+            && let Storage::Mapped(map) = &**storage
+        {
+            // SAFETY: the mapping is of a file and nothing is ever written to it, so its pages come
+            // back with the same bytes.
+            let _ = unsafe {
+                let advice = memmap2::UncheckedAdvice::DontNeed;
+                map.unchecked_advise_range(advice, range.start, range.len())
+            };
         }
     }
 

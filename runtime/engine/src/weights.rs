@@ -1,13 +1,15 @@
 //! The weights of a model, found, checked against the configuration, and left where they lie.
 //!
-//! Matrices stay in the file's own type and place. Norm weights and biases are small and are
+//! Matrices stay in the file's own type and, until [`ModelWeights::pack`], in their place. Norm weights and biases are small and are
 //! widened to f32 once; norm weights become [`Resident`] so that a kernel keeps its own copy.
+
+use std::sync::OnceLock;
 
 use ruvllm_abi::DType;
 use ruvllm_host::Resident;
-use ruvllm_native::NativeError;
-use ruvllm_native::gemm::Weights;
+use ruvllm_native::gemm::{PackedWeights, Weights};
 use ruvllm_native::quant::dequantize_row;
+use ruvllm_native::{Isa, NativeError, ThreadPool};
 
 use crate::config::ModelConfig;
 use crate::error::EngineError;
@@ -19,13 +21,30 @@ pub(crate) struct Linear {
     rows: usize,
     cols: usize,
     bytes: TensorBytes,
+    /// The same weights as products read them fastest, where that is another way.
+    packed: OnceLock<PackedWeights>,
     pub(crate) bias: Option<Vec<f32>>,
 }
 
 impl Linear {
     /// The matrix as the matrix product takes it.
     pub(crate) fn matrix(&self) -> Result<Weights<'_>, NativeError> {
-        Weights::new(self.dtype, self.rows, self.cols, self.bytes.as_slice())
+        let weights = Weights::new(self.dtype, self.rows, self.cols, self.bytes.as_slice())?;
+        match self.packed.get() {
+            Some(packed) => weights.with_packed(packed),
+            None => Ok(weights),
+        }
+    }
+
+    /// Rearranges the weights for these instructions, where that pays and has not been done.
+    fn pack(&self, pool: &ThreadPool, isa: Isa) -> Result<(), NativeError> {
+        if self.packed.get().is_none() && PackedWeights::pays(self.dtype, isa) {
+            let packed = PackedWeights::new(pool, &self.matrix()?)?;
+            // Another engine may have been faster; its panels are the same.
+            let _ = self.packed.set(packed);
+            self.bytes.release();
+        }
+        Ok(())
     }
 
     pub(crate) fn dtype(&self) -> DType {
@@ -88,6 +107,15 @@ impl ModelWeights {
         Ok(ModelWeights { embedding, layers, output_norm, output })
     }
 
+    /// Rearranges every matrix that products are computed with, where that pays with these
+    /// instructions. One that the file holds in place gives its memory back.
+    ///
+    /// # Errors
+    /// [`NativeError::OutOfMemory`].
+    pub(crate) fn pack(&self, pool: &ThreadPool, isa: Isa) -> Result<(), NativeError> {
+        self.projections().chain([self.output()]).try_for_each(|linear| linear.pack(pool, isa))
+    }
+
     /// The projection from hidden states to logits.
     pub(crate) fn output(&self) -> &Linear {
         self.output.as_ref().unwrap_or(&self.embedding)
@@ -112,9 +140,11 @@ impl ModelWeights {
     }
 
     fn matrices(&self) -> impl Iterator<Item = &Linear> {
-        let layers =
-            self.layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]);
-        std::iter::once(&self.embedding).chain(self.output.as_ref()).chain(layers)
+        std::iter::once(&self.embedding).chain(self.output.as_ref()).chain(self.projections())
+    }
+
+    fn projections(&self) -> impl Iterator<Item = &Linear> {
+        self.layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down])
     }
 }
 
@@ -174,7 +204,8 @@ impl Loader<'_> {
 
     fn matrix(&self, tensor: Tensor, bias: Option<Vec<f32>>) -> Result<Linear, EngineError> {
         let Tensor { dtype, shape, bytes } = tensor;
-        let linear = Linear { dtype, rows: shape[0], cols: shape[1], bytes, bias };
+        let (rows, cols) = (shape[0], shape[1]);
+        let linear = Linear { dtype, rows, cols, bytes, packed: OnceLock::new(), bias };
         linear.matrix()?;
         Ok(linear)
     }

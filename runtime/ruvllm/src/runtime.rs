@@ -38,6 +38,7 @@ pub struct RuntimeBuilder {
     threads: Option<usize>,
     context: Option<usize>,
     kv: KvType,
+    repack: bool,
 }
 
 impl Runtime {
@@ -50,6 +51,7 @@ impl Runtime {
             threads: None,
             context: None,
             kv: KvType::F16,
+            repack: true,
         }
     }
 
@@ -231,6 +233,13 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Rearranges the weights in memory where products are faster from that, as by default, or
+    /// leaves them in the file, shared with other processes; see [`EngineConfig::repack`].
+    pub fn repack(mut self, repack: bool) -> Self {
+        self.repack = repack;
+        self
+    }
+
     /// Opens the model and, meanwhile, verifies and prepares the kernels.
     ///
     /// # Errors
@@ -238,7 +247,7 @@ impl RuntimeBuilder {
     /// Whatever is wrong with the model, a pack or the resources asked for.
     pub fn build(self) -> Result<Runtime, Error> {
         let started = Instant::now();
-        let RuntimeBuilder { model: path, kernels, threads, context, kv } = self;
+        let RuntimeBuilder { model: path, kernels, threads, context, kv, repack } = self;
         let (model, kernels) = std::thread::scope(|scope| {
             let kernels = scope.spawn(|| kernels.build());
             let model = match &path {
@@ -249,7 +258,7 @@ impl RuntimeBuilder {
             (model, kernels)
         });
         let (model, kernels) = (model?, kernels?);
-        let mut config = EngineConfig { kv, ctx: context, ..EngineConfig::default() };
+        let mut config = EngineConfig { kv, ctx: context, repack, ..EngineConfig::default() };
         if let Some(threads) = threads {
             config.threads = threads;
         }

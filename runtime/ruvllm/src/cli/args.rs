@@ -124,6 +124,10 @@ pub(crate) struct ModelOptions {
     /// Context length in tokens; the model's own when absent, and at most that.
     #[arg(short, long, value_name = "TOKENS")]
     pub(crate) ctx: Option<usize>,
+    /// Compute from the weights as the file has them, in memory that is shared with other processes,
+    /// instead of rearranging them for speed.
+    #[arg(long)]
+    pub(crate) no_repack: bool,
     #[command(flatten)]
     pub(crate) kernels: KernelOptions,
 }
