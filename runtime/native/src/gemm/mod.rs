@@ -217,6 +217,8 @@ pub fn method(dtype: DType, isa: Isa, m: usize) -> Option<Method> {
         Isa::Avx512 if plan.is_int() && x86_avx512::has_vnni() => "avx512 vnni",
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 if plan == Plan::PanelPairs => "avx512 bf16",
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 if plan.is_int() && x86_avx2::has_vnni() => "avx2 vnni",
         #[cfg(target_arch = "aarch64")]
         Isa::Neon if plan.is_int() && neon::has_dot() => "neon dotprod",
         isa => isa.name(),
@@ -251,6 +253,8 @@ fn int_panels(dtype: DType, isa: Isa) -> bool {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => dtype != DType::Q8_0 || x86_avx512::has_vnni(),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => dtype != DType::Q8_0 || x86_avx2::has_vnni(),
         Isa::Neon => true,
         _ => dtype != DType::Q8_0,
     }

@@ -51,15 +51,51 @@ const ROUNDING: f64 = 1e-5;
 enum Path {
     /// As callers do.
     Dispatched(Isa),
-    /// As on a processor with the 8-bit dot products of AVX-512, in tiles or not.
-    #[cfg(target_arch = "x86_64")]
-    Vnni(Plan),
+    /// As a processor with other 8-bit dot products would, in tiles or not.
+    Variant(&'static Variant, Plan),
     /// From panels, as callers do where that is supported.
     Packed,
     /// From panels, as on a processor with the 8-bit dot products of AVX-512.
     #[cfg(target_arch = "x86_64")]
     PackedVnni,
 }
+
+/// 8-bit dot products that a family of instructions is written for, which dispatch may pass over.
+struct Variant {
+    name: &'static str,
+    isa: Isa,
+    usable: fn() -> bool,
+    run: fn(&ThreadPool, Plan, &Job<'_>, Out<'_>),
+    /// Whether panels can hold 8-bit weights as integers.
+    wide: bool,
+}
+
+#[cfg(target_arch = "x86_64")]
+const VARIANTS: &[Variant] = &[
+    Variant {
+        name: "avx512 vnni",
+        isa: Isa::Avx512,
+        usable: || Isa::Avx512.is_available(),
+        run: x86_avx512::run_model,
+        wide: true,
+    },
+    Variant {
+        name: "avx2 vnni",
+        isa: Isa::Avx2,
+        usable: || Isa::Avx2.is_available(),
+        run: x86_avx2::run_model,
+        wide: true,
+    },
+    Variant {
+        name: "avx2 plain",
+        isa: Isa::Avx2,
+        usable: || Isa::Avx2.is_available(),
+        run: x86_avx2::run_plain,
+        wide: false,
+    },
+];
+#[cfg(not(target_arch = "x86_64"))]
+const VARIANTS: &[Variant] = &[];
 
 /// Computes one product and compares every element with f64.
 fn check(pool: &ThreadPool, path: Path, dtype: DType, (m, n, k): (usize, usize, usize), seed: u64) {
@@ -82,12 +118,11 @@ fn check(pool: &ThreadPool, path: Path, dtype: DType, (m, n, k): (usize, usize, 
             matmul(pool, isa, &w, &act, MatMut { data: &mut y, stride }).unwrap();
             (Plan::of(dtype, isa, m).form(), isa.name())
         }
-        #[cfg(target_arch = "x86_64")]
-        Path::Vnni(plan) => {
-            act.prepare(pool, Isa::Avx512, &x, m, k, &[DType::Q4_0]).unwrap();
+        Path::Variant(variant, plan) => {
+            act.prepare(pool, variant.isa, &x, m, k, &[DType::Q4_0]).unwrap();
             let out = Out::new(&mut y, stride, m, n);
-            x86_avx512::run_model(pool, plan, &Job { w: &w, act: &act }, out);
-            (Form::Ints, "vnni")
+            (variant.run)(pool, plan, &Job { w: &w, act: &act }, out);
+            (Form::Ints, variant.name)
         }
         Path::Packed => {
             let isa = Isa::detect();
@@ -182,18 +217,22 @@ fn panels_longer_than_the_cache_and_wide_batches_agree_with_f64() {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 #[test]
-fn kernels_for_vnni_agree_with_f64_on_any_machine_with_avx512() {
-    if !Isa::Avx512.is_available() {
-        return;
-    }
+fn dot_products_that_the_dispatch_passes_over_agree_with_f64() {
     let pool = ThreadPool::new(2);
-    for (i, dtype) in weight_types().filter(|dtype| dtype.is_quantized()).enumerate() {
-        for &k in depths(dtype) {
-            for (m, n) in [(1, 5), (3, 18), (8, 33)] {
-                check(&pool, Path::Vnni(Plan::DotInt), dtype, (m, n, k), i as u64);
-                check(&pool, Path::Vnni(Plan::PanelInt), dtype, (m, n, k), i as u64);
+    let blocked = || weight_types().filter(|dtype| dtype.is_quantized());
+    for variant in VARIANTS.iter().filter(|variant| (variant.usable)()) {
+        for (i, dtype) in blocked().enumerate() {
+            for &k in depths(dtype) {
+                for (m, n) in [(1, 5), (3, 18), (8, 33)] {
+                    let check = |plan| {
+                        check(&pool, Path::Variant(variant, plan), dtype, (m, n, k), i as u64);
+                    };
+                    check(Plan::DotInt);
+                    if variant.wide || dtype != DType::Q8_0 {
+                        check(Plan::PanelInt);
+                    }
+                }
             }
         }
     }

@@ -1,22 +1,41 @@
-//! AVX2, FMA and F16C.
+//! AVX2, FMA and F16C, with and without the 8-bit dot products of AVX-VNNI.
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
 
-use super::kernels::{self, Entries, Input, Rows, Simd, entries};
+use super::kernels::{self, BlockInput, Entries, Input, Rows, Simd, entries, unroll};
 use super::out::{Columns, Out};
 use super::{ActChunk, Job, Plan, act, tiled};
 use crate::quant::x86::{Chunk256, spill_256, unpack_256};
 use crate::quant::{Unpacked, tag};
 use crate::{Isa, ThreadPool};
 
-struct Avx2;
+/// The instruction set, with 8-bit dot products as `DOT` says.
+struct Avx2<const DOT: u8>;
+
+/// Two steps of AVX2, the first of which saturates at 16 bits.
+const PLAIN: u8 = 0;
+/// The instruction of AVX-VNNI.
+const VNNI: u8 = 1;
+/// What the instruction computes, without it: how tests reach that path on any machine.
+#[cfg(test)]
+const MODEL: u8 = 2;
+
+/// Whether the processor multiplies and adds four bytes of a 256-bit vector at once.
+pub(super) fn has_vnni() -> bool {
+    is_x86_feature_detected!("avxvnni")
+}
 
 /// Computes a product; `Isa::Avx2` is available.
 pub(super) fn run(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
     assert!(Isa::Avx2.is_available(), "dispatched to instructions that are missing");
-    // SAFETY: just checked.
-    unsafe { tiled::run::<Avx2>(pool, plan, job, out) }
+    if has_vnni() {
+        // SAFETY: just checked.
+        unsafe { tiled::run::<Avx2<VNNI>>(pool, plan, job, out) }
+    } else {
+        // SAFETY: just checked.
+        unsafe { tiled::run::<Avx2<PLAIN>>(pool, plan, job, out) }
+    }
 }
 
 /// [`act::quantize_row`] with these instructions.
@@ -30,24 +49,68 @@ pub(super) fn quantize(x: &[f32], row: &mut [ActChunk]) {
     unsafe { go(x, row) }
 }
 
-entries!(Avx2, "avx2,fma,f16c");
+entries!(Avx2<PLAIN>, "avx2,fma,f16c");
+entries!(Avx2<VNNI>, "avx2,fma,f16c,avxvnni");
+#[cfg(test)]
+entries!(Avx2<MODEL>, "avx2,fma,f16c");
 
-/// Sums of four products of an unsigned and a signed byte. Products of bytes below 128 in `w`
-/// do not saturate.
-#[inline(always)]
-unsafe fn dot_unsigned(w: __m256i, a: __m256i) -> __m256i {
-    // SAFETY: the caller has AVX2.
-    unsafe { _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)) }
+/// [`run`] as a processor with AVX-VNNI would.
+#[cfg(test)]
+pub(super) fn run_model(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
+    assert!(Isa::Avx2.is_available(), "dispatched to instructions that are missing");
+    // SAFETY: just checked.
+    unsafe { tiled::run::<Avx2<MODEL>>(pool, plan, job, out) }
 }
 
-// SAFETY: every method does what its documentation says with AVX2, FMA and F16C, and loads and
+/// [`run`] as a processor without AVX-VNNI would.
+#[cfg(test)]
+pub(super) fn run_plain(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
+    assert!(Isa::Avx2.is_available(), "dispatched to instructions that are missing");
+    // SAFETY: just checked.
+    unsafe { tiled::run::<Avx2<PLAIN>>(pool, plan, job, out) }
+}
+
+impl<const DOT: u8> Avx2<DOT> {
+    /// Adds to `sum` in each lane four products of an unsigned and a signed byte.
+    #[inline(always)]
+    unsafe fn dpbusd(sum: __m256i, w: __m256i, a: __m256i) -> __m256i {
+        // SAFETY: the caller has the instructions that `DOT` stands for.
+        unsafe {
+            if DOT == VNNI {
+                return _mm256_dpbusd_avx_epi32(sum, w, a);
+            }
+            let even = _mm256_madd_epi16(
+                _mm256_and_si256(w, _mm256_set1_epi16(255)),
+                _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8),
+            );
+            let odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(a, 8));
+            _mm256_add_epi32(sum, _mm256_add_epi32(even, odd))
+        }
+    }
+
+    /// Sums of four products of an unsigned and a signed byte. Without VNNI bytes of `w` are
+    /// below 129, so that pairs fit 16 bits.
+    #[inline(always)]
+    unsafe fn dot_unsigned(w: __m256i, a: __m256i) -> __m256i {
+        // SAFETY: the caller has the instructions.
+        unsafe {
+            if DOT != PLAIN {
+                Self::dpbusd(_mm256_setzero_si256(), w, a)
+            } else {
+                _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1))
+            }
+        }
+    }
+}
+
+// SAFETY: every method does what its documentation says with the named instructions, and loads and
 // stores no more than that.
-unsafe impl Simd for Avx2 {
+unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
     const LANES: usize = 8;
-    const INT_PANELS: usize = 1;
+    const INT_PANELS: usize = if DOT == PLAIN { 1 } else { 2 };
     const INT_COLS: usize = 4;
     const FLOAT_COLS: usize = 6;
-    const BIASED: bool = false;
+    const BIASED: bool = DOT != PLAIN;
     type Chunk = Chunk256;
     type F = __m256;
     type B = __m256i;
@@ -76,16 +139,25 @@ unsafe impl Simd for Avx2 {
                 if T != tag::Q8_0 {
                     let sum = _mm256_loadu_ps(sums.add(8 * i));
                     acc[i] = _mm256_fnmadd_ps(chunk.offset[i], sum, acc[i]);
+                } else if DOT != PLAIN {
+                    // Signed weights are taken as unsigned ones that are 128 more.
+                    let offset = _mm256_mul_ps(chunk.scale[i], _mm256_set1_ps(128.0));
+                    let sum = _mm256_loadu_ps(sums.add(8 * i));
+                    acc[i] = _mm256_fnmadd_ps(offset, sum, acc[i]);
                 }
             }
             let q = (&raw const (*act).q).cast::<u8>();
             for (i, w) in chunk.q.iter().enumerate() {
                 let a = _mm256_loadu_si256(q.add(32 * i).cast());
-                let dot = if T == tag::Q8_0 {
+                let dot = match (T, DOT) {
                     // Signs move to the activations, for which -128 does not occur.
-                    dot_unsigned(_mm256_abs_epi8(*w), _mm256_sign_epi8(a, *w))
-                } else {
-                    dot_unsigned(*w, a)
+                    (tag::Q8_0, PLAIN) => {
+                        Self::dot_unsigned(_mm256_abs_epi8(*w), _mm256_sign_epi8(a, *w))
+                    }
+                    (tag::Q8_0, _) => {
+                        Self::dot_unsigned(_mm256_xor_si256(*w, _mm256_set1_epi8(-128)), a)
+                    }
+                    _ => Self::dot_unsigned(*w, a),
                 };
                 let at = 2 * (i % 4) as i32;
                 let index = _mm256_setr_epi32(at, at, at, at, at + 1, at + 1, at + 1, at + 1);
@@ -219,6 +291,44 @@ unsafe impl Simd for Avx2 {
                 sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
             }
             _mm256_cvtepi32_ps(sum)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn block_dots<
+        const G: usize,
+        const FOLD: usize,
+        const BIAS: u32,
+        const P: usize,
+        const C: usize,
+    >(
+        blocks: [*const u8; P],
+        act: BlockInput,
+    ) -> [[__m256; C]; P] {
+        // SAFETY: the trait's contract.
+        unsafe {
+            if DOT == PLAIN {
+                return kernels::dots_apart::<Self, G, FOLD, P, C>(blocks, act);
+            }
+            // Each activation is read once for all panels.
+            let mut sums = [[_mm256_setzero_si256(); C]; P];
+            if BIAS != 0 {
+                unroll!(i < C {
+                    let start = _mm256_set1_epi32(-(act.total::<G>(i) << BIAS));
+                    unroll!(p < P { sums[p][i] = start; });
+                });
+            }
+            unroll!(g < G {
+                let mut w = [_mm256_setzero_si256(); P];
+                unroll!(p < P { w[p] = Self::load_bytes(blocks[p].add(32 * g)); });
+                unroll!(i < C {
+                    let four = _mm256_set1_epi32(act.bytes::<G>(i).add(g).read_unaligned());
+                    unroll!(p < P { sums[p][i] = Self::dpbusd(sums[p][i], w[p], four); });
+                });
+            });
+            let mut dots = [[_mm256_setzero_ps(); C]; P];
+            unroll!(p < P { unroll!(i < C { dots[p][i] = _mm256_cvtepi32_ps(sums[p][i]); }); });
+            dots
         }
     }
 
