@@ -101,7 +101,7 @@ impl Isa {
             "avx2" "fma" "f16c" "avxvnni"
             "avx512f" "avx512bw" "avx512vl" "avx512dq" "avx512vnni");
         #[cfg(target_arch = "aarch64")]
-        return probe!(is_aarch64_feature_detected: "neon" "dotprod");
+        return probe!(is_aarch64_feature_detected: "neon" "dotprod" "i8mm");
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         return Vec::new();
     }

@@ -44,7 +44,6 @@ macro_rules! unroll {
         )*
     };
 }
-#[cfg(target_arch = "x86_64")]
 pub(super) use unroll;
 
 /// One instruction set.
@@ -65,6 +64,9 @@ pub(super) unsafe trait Simd {
     /// Whether [`block_dots`](Self::block_dots) takes all weights as unsigned, 8-bit ones offset by
     /// 128, and takes off itself what the format's offset adds.
     const BIASED: bool;
+    /// Whether panels of bytes hold weights less the bias of their format, so that products need
+    /// no correction.
+    const SIGNED: bool = false;
     /// An unpacked chunk in registers.
     type Chunk: Copy;
     /// A vector of f32.
@@ -132,6 +134,27 @@ pub(super) unsafe trait Simd {
     ) -> [[Self::F; C]; P] {
         // SAFETY: the contract is the same.
         unsafe { dots_apart::<Self, G, FOLD, P, C>(blocks, act) }
+    }
+    /// Puts the `G` vectors of a panel's block into the order that [`tile`](Self::tile) reads.
+    #[inline(always)]
+    unsafe fn arrange<const G: usize>(_block: *mut u8) {}
+    /// See [`tile_int`].
+    #[inline(always)]
+    unsafe fn tile<
+        const G: usize,
+        const FOLD: usize,
+        const BIAS: u32,
+        const P: usize,
+        const C: usize,
+    >(
+        panels: *const u8,
+        chunks: usize,
+        act: Input<ActChunk>,
+        col: usize,
+        y: &mut Columns<'_>,
+    ) {
+        // SAFETY: the contract is the same.
+        unsafe { tile_int::<Self, G, FOLD, BIAS, P, C>(panels, chunks, act, col, y) }
     }
     /// Asks for the cache line at `p`, which need not be readable.
     unsafe fn prefetch(p: *const u8);
@@ -301,9 +324,7 @@ macro_rules! entries {
                     y: &mut Columns<'_>,
                 ) {
                     // SAFETY: the caller's contract is the same.
-                    unsafe {
-                        kernels::tile_int::<$simd, G, FOLD, BIAS, P, C>(panels, chunks, act, col, y)
-                    }
+                    unsafe { <$simd>::tile::<G, FOLD, BIAS, P, C>(panels, chunks, act, col, y) }
                 }
                 // SAFETY: the caller's contract is the same.
                 unsafe { go::<G, FOLD, BIAS, P, C>(panels, chunks, act, col, y) }
@@ -367,6 +388,31 @@ impl BlockInput {
     pub(super) unsafe fn bytes<const G: usize>(self, i: usize) -> *const i32 {
         // SAFETY: the maker has as many rows, of chunks with as many blocks.
         unsafe { (&raw const (*self.chunk.add(i * self.stride)).q).cast::<i32>().add(G * self.at) }
+    }
+
+    /// The scale of the block in row `i`.
+    #[inline(always)]
+    pub(super) unsafe fn scale<const G: usize>(self, i: usize) -> *const f32 {
+        // SAFETY: as for `bytes`.
+        unsafe {
+            let chunk = self.chunk.add(i * self.stride);
+            (&raw const (*chunk).scale).cast::<f32>().add(4 * G * self.at / GROUP)
+        }
+    }
+
+    /// The sum of the block's `4 * G` activations in row `i`.
+    #[inline(always)]
+    pub(super) unsafe fn sum<const G: usize>(self, i: usize) -> *const f32 {
+        // SAFETY: as for `bytes`.
+        unsafe {
+            let chunk = self.chunk.add(i * self.stride);
+            let sums = if 4 * G == GROUP {
+                (&raw const (*chunk).sum).cast::<f32>()
+            } else {
+                (&raw const (*chunk).block_sum).cast::<f32>()
+            };
+            sums.add(self.at)
+        }
     }
 
     /// The sum of the block's `4 * G` integers in row `i`.
@@ -513,7 +559,7 @@ pub(super) const fn int_chunk_bytes(lanes: usize, groups: usize) -> usize {
 }
 
 /// Bytes of a block: `groups` vectors of four bytes a lane, a vector of scales, one of offsets.
-const fn int_block_bytes(lanes: usize, groups: usize) -> usize {
+pub(super) const fn int_block_bytes(lanes: usize, groups: usize) -> usize {
     (groups + 2) * 4 * lanes
 }
 
@@ -532,8 +578,9 @@ pub(super) unsafe fn pack_int<S: Simd, const T: u8, const G: usize>(rows: &Rows,
             for (lane, q) in q[..lanes].iter_mut().enumerate() {
                 let p = rows.chunk(lane.min(rows.count - 1), c, &mut padded);
                 S::spill(&S::unpack::<T>(p), &mut chunk);
-                if T == tag::Q8_0 && S::BIASED {
-                    chunk.q.iter_mut().for_each(|q| *q ^= -128);
+                let less = const { less::<S>(T) };
+                if less != 0 {
+                    chunk.q.iter_mut().for_each(|q| *q = q.wrapping_sub(less));
                 }
                 q.as_mut_ptr()
                     .cast::<u8>()
@@ -557,7 +604,21 @@ pub(super) unsafe fn pack_int<S: Simd, const T: u8, const G: usize>(rows: &Rows,
                     S::store(vector.cast(), S::load(column.as_ptr()));
                 }
             }
+            for b in 0..CHUNK / (4 * G) {
+                S::arrange::<G>(to.add(b * int_block_bytes(lanes, G)));
+            }
         }
+    }
+}
+
+/// What weights of format `T` are less in a panel of bytes than unpacked, modulo 256.
+const fn less<S: Simd>(t: u8) -> i8 {
+    match t {
+        tag::Q8_0 if S::BIASED => -128,
+        tag::Q4_0 if S::SIGNED => 8,
+        tag::Q5_0 if S::SIGNED => 16,
+        tag::Q6_K if S::SIGNED => 32,
+        _ => 0,
     }
 }
 
@@ -565,7 +626,7 @@ pub(super) unsafe fn pack_int<S: Simd, const T: u8, const G: usize>(rows: &Rows,
 /// panels, one after the other.
 #[inline(always)]
 pub(super) unsafe fn tile_int<
-    S: Simd,
+    S: Simd + ?Sized,
     const G: usize,
     const FOLD: usize,
     const BIAS: u32,
@@ -595,24 +656,16 @@ pub(super) unsafe fn tile_int<
                 });
                 let input = BlockInput { chunk: act.data.add(c), stride: act.stride, at: b };
                 let dots = S::block_dots::<G, FOLD, BIAS, P, C>(blocks, input);
-                let group = 4 * G * b / GROUP;
                 unroll!(p < P {
                     let scale = S::load(blocks[p].add(4 * lanes * G).cast());
                     unroll!(i < C {
-                        let a = act.data.add(i * act.stride + c);
-                        let a_scale = (&raw const (*a).scale).cast::<f32>().add(group);
-                        acc[p][i] = S::fma(dots[p][i], S::mul(scale, S::splat(*a_scale)), acc[p][i]);
+                        let a_scale = S::splat(*input.scale::<G>(i));
+                        acc[p][i] = S::fma(dots[p][i], S::mul(scale, a_scale), acc[p][i]);
                     });
-                    if const { !S::BIASED || BIAS == 0 } {
+                    if const { BIAS == 0 || !(S::BIASED || S::SIGNED) } {
                         let offset = S::load(blocks[p].add(4 * lanes * (G + 1)).cast());
                         unroll!(i < C {
-                            let a = act.data.add(i * act.stride + c);
-                            let a_sum = if 4 * G == GROUP {
-                                (&raw const (*a).sum).cast::<f32>().add(b)
-                            } else {
-                                (&raw const (*a).block_sum).cast::<f32>().add(b)
-                            };
-                            acc[p][i] = S::fnma(offset, S::splat(*a_sum), acc[p][i]);
+                            acc[p][i] = S::fnma(offset, S::splat(*input.sum::<G>(i)), acc[p][i]);
                         });
                     }
                 });

@@ -24,6 +24,8 @@ mod act;
 mod kernels;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+#[cfg(target_arch = "aarch64")]
+mod neon_i8mm;
 mod out;
 mod packed;
 mod scalar;
@@ -220,7 +222,9 @@ pub fn method(dtype: DType, isa: Isa, m: usize) -> Option<Method> {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 if plan.is_int() && x86_avx2::has_vnni() => "avx2 vnni",
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon if plan.is_int() && neon::has_dot() => "neon dotprod",
+        Isa::Neon if plan == Plan::PanelInt && neon::has_i8mm() => "neon i8mm",
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon if plan.is_int() && neon::has_dotprod() => "neon dotprod",
         isa => isa.name(),
     };
     Some(Method {

@@ -1,4 +1,4 @@
-//! NEON, with and without the 8-bit dot products of Armv8.2.
+//! NEON, with and without the 8-bit dot products of Armv8.2 and the matrix products of Armv8.6.
 #![allow(unsafe_code)]
 
 use core::arch::aarch64::*;
@@ -6,33 +6,65 @@ use core::arch::asm;
 
 use super::kernels::{self, Entries, Input, Rows, Simd, entries};
 use super::out::{Columns, Out};
-use super::{ActChunk, Job, Plan, tiled};
+use super::{ActChunk, Job, Plan, act, neon_i8mm, tiled};
 use crate::quant::neon::{ChunkNeon, spill_neon, unpack_neon, widen};
 use crate::quant::{Unpacked, tag};
 use crate::{Isa, ThreadPool};
 
-/// The instruction set, with `sdot` or not.
-struct Neon<const DOT: bool>;
+/// The instruction set, with 8-bit dot products as `DOT` says.
+struct Neon<const DOT: u8>;
+
+/// Steps of NEON that widen.
+const PLAIN: u8 = 0;
+/// `sdot`.
+const DOTPROD: u8 = 1;
+/// `sdot`, and `smmla` in tiles.
+const I8MM: u8 = 2;
 
 /// Whether the processor adds four products of bytes at once.
-pub(super) fn has_dot() -> bool {
+pub(super) fn has_dotprod() -> bool {
     std::arch::is_aarch64_feature_detected!("dotprod")
+}
+
+/// Whether it also multiplies two rows of eight bytes with two others.
+pub(super) fn has_i8mm() -> bool {
+    has_dotprod() && std::arch::is_aarch64_feature_detected!("i8mm")
 }
 
 /// Computes a product; `Isa::Neon` is available.
 pub(super) fn run(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
     assert!(Isa::Neon.is_available(), "dispatched to instructions that are missing");
-    if has_dot() {
+    if has_i8mm() {
         // SAFETY: just checked.
-        unsafe { tiled::run::<Neon<true>>(pool, plan, job, out) }
+        unsafe { tiled::run::<Neon<I8MM>>(pool, plan, job, out) }
+    } else if has_dotprod() {
+        // SAFETY: just checked.
+        unsafe { tiled::run::<Neon<DOTPROD>>(pool, plan, job, out) }
     } else {
         // SAFETY: just checked.
-        unsafe { tiled::run::<Neon<false>>(pool, plan, job, out) }
+        unsafe { tiled::run::<Neon<PLAIN>>(pool, plan, job, out) }
     }
 }
 
-entries!(Neon<false>, "neon");
-entries!(Neon<true>, "neon,dotprod");
+/// [`run`] as a processor with `sdot` only would.
+#[cfg(test)]
+pub(super) fn run_dotprod(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
+    assert!(has_dotprod(), "dispatched to instructions that are missing");
+    // SAFETY: just checked; NEON comes with it.
+    unsafe { tiled::run::<Neon<DOTPROD>>(pool, plan, job, out) }
+}
+
+/// [`run`] as a processor with neither would.
+#[cfg(test)]
+pub(super) fn run_plain(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
+    assert!(Isa::Neon.is_available(), "dispatched to instructions that are missing");
+    // SAFETY: just checked.
+    unsafe { tiled::run::<Neon<PLAIN>>(pool, plan, job, out) }
+}
+
+entries!(Neon<PLAIN>, "neon");
+entries!(Neon<DOTPROD>, "neon,dotprod");
+entries!(Neon<I8MM>, "neon,dotprod,i8mm");
 
 /// `sdot` of `$w` with the operand `$a`, a whole register or one of its four lanes. Assembly,
 /// since the intrinsic is not stable; the directive admits it where the target does not.
@@ -49,31 +81,47 @@ macro_rules! sdot {
     };
 }
 
-/// Sums of four products of signed bytes each.
+/// Adds to `sum` in each lane four products of signed bytes.
 #[inline(always)]
-unsafe fn dot_bytes<const DOT: bool>(w: int8x16_t, a: int8x16_t) -> int32x4_t {
+unsafe fn dot_bytes<const DOT: u8>(sum: int32x4_t, w: int8x16_t, a: int8x16_t) -> int32x4_t {
     // SAFETY: the caller has NEON, and `sdot` where `DOT` says so.
     unsafe {
-        if DOT {
-            let mut sum = vdupq_n_s32(0);
+        if DOT != PLAIN {
+            let mut sum = sum;
             sdot!(sum, w, a, ".16b");
             sum
         } else {
             let low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(a)));
             let high = vpaddlq_s16(vmull_high_s8(w, a));
-            vpaddq_s32(low, high)
+            vaddq_s32(sum, vpaddq_s32(low, high))
         }
     }
 }
 
-// SAFETY: every method does what its documentation says with NEON, and `sdot` where `DOT` says so,
-// and loads and stores no more than that.
-unsafe impl<const DOT: bool> Simd for Neon<DOT> {
+/// Where sums of integers start that [`number`] is to take.
+#[inline(always)]
+pub(super) unsafe fn no_sum() -> int32x4_t {
+    // SAFETY: NEON is always there.
+    unsafe { vreinterpretq_s32_f32(vdupq_n_f32(act::ROUNDER)) }
+}
+
+/// A sum within ±2²² as f32. Where sums start, their bits are those of a float that counts in ones:
+/// a subtraction remains, which processors do faster than the conversion.
+#[inline(always)]
+pub(super) unsafe fn number(sum: int32x4_t) -> float32x4_t {
+    // SAFETY: NEON is always there.
+    unsafe { vsubq_f32(vreinterpretq_f32_s32(sum), vdupq_n_f32(act::ROUNDER)) }
+}
+
+// SAFETY: every method does what its documentation says with NEON, and `sdot` and `smmla` where
+// `DOT` says so, and loads and stores no more than that.
+unsafe impl<const DOT: u8> Simd for Neon<DOT> {
     const LANES: usize = 4;
-    const INT_PANELS: usize = 1;
-    const INT_COLS: usize = 8;
+    const INT_PANELS: usize = if DOT == I8MM { 2 } else { 1 };
+    const INT_COLS: usize = if DOT == I8MM { 4 } else { 8 };
     const FLOAT_COLS: usize = 8;
     const BIASED: bool = false;
+    const SIGNED: bool = true;
     type Chunk = ChunkNeon;
     type F = float32x4_t;
     type B = int8x16_t;
@@ -107,7 +155,7 @@ unsafe impl<const DOT: bool> Simd for Neon<DOT> {
                 }
                 let dot = |j: usize| {
                     let a = vld1q_s8(q.add(64 * i + 16 * j));
-                    vcvtq_f32_s32(dot_bytes::<DOT>(chunk.q[4 * i + j], a))
+                    number(dot_bytes::<DOT>(no_sum(), chunk.q[4 * i + j], a))
                 };
                 acc[0] = vfmaq_laneq_f32::<0>(acc[0], dot(0), scale);
                 acc[1] = vfmaq_laneq_f32::<1>(acc[1], dot(1), scale);
@@ -216,10 +264,10 @@ unsafe impl<const DOT: bool> Simd for Neon<DOT> {
     ) -> float32x4_t {
         // SAFETY: the trait's contract.
         unsafe {
-            let mut sum = vdupq_n_s32(0);
+            let mut sum = no_sum();
             for (i, w) in w.chunks_exact(4).enumerate() {
                 let a = vld1q_s8(a.add(16 * i));
-                if DOT {
+                if DOT != PLAIN {
                     sdot!(sum, w[0], a, ".4b[0]");
                     sdot!(sum, w[1], a, ".4b[1]");
                     sdot!(sum, w[2], a, ".4b[2]");
@@ -233,12 +281,46 @@ unsafe impl<const DOT: bool> Simd for Neon<DOT> {
                         vdupq_laneq_s32::<3>(a),
                     ];
                     for (w, a) in w.iter().zip(four) {
-                        let product = dot_bytes::<DOT>(*w, vreinterpretq_s8_s32(a));
-                        sum = vaddq_s32(sum, product);
+                        sum = dot_bytes::<DOT>(sum, *w, vreinterpretq_s8_s32(a));
                     }
                 }
             }
-            vcvtq_f32_s32(sum)
+            number(sum)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn arrange<const G: usize>(block: *mut u8) {
+        if DOT == I8MM {
+            // SAFETY: the trait's contract.
+            unsafe { neon_i8mm::arrange::<G>(block) }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tile<
+        const G: usize,
+        const FOLD: usize,
+        const BIAS: u32,
+        const P: usize,
+        const C: usize,
+    >(
+        panels: *const u8,
+        chunks: usize,
+        act: Input<ActChunk>,
+        col: usize,
+        y: &mut Columns<'_>,
+    ) {
+        if const { C > Self::INT_COLS || P > Self::INT_PANELS } {
+            return;
+        }
+        // SAFETY: the trait's contract.
+        unsafe {
+            match (DOT, C) {
+                (I8MM, 1 | 2) => neon_i8mm::tile::<G, BIAS, P, 1>(panels, chunks, act, C, col, y),
+                (I8MM, _) => neon_i8mm::tile::<G, BIAS, P, 2>(panels, chunks, act, C, col, y),
+                _ => kernels::tile_int::<Self, G, FOLD, BIAS, P, C>(panels, chunks, act, col, y),
+            }
         }
     }
 

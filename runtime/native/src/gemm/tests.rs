@@ -94,7 +94,24 @@ const VARIANTS: &[Variant] = &[
         wide: false,
     },
 ];
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+const VARIANTS: &[Variant] = &[
+    Variant {
+        name: "neon dotprod",
+        isa: Isa::Neon,
+        usable: neon::has_dotprod,
+        run: neon::run_dotprod,
+        wide: true,
+    },
+    Variant {
+        name: "neon plain",
+        isa: Isa::Neon,
+        usable: || Isa::Neon.is_available(),
+        run: neon::run_plain,
+        wide: true,
+    },
+];
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const VARIANTS: &[Variant] = &[];
 
 /// Computes one product and compares every element with f64.

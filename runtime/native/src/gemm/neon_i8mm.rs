@@ -1,0 +1,224 @@
+//! Tiles of integers with the 8-bit matrix products of Armv8.6: `smmla` multiplies two rows of
+//! eight bytes with two others.
+//!
+//! A panel holds its four weight rows eight bytes at a time, rows 0 and 1 in one vector and 2 and 3
+//! in the next. Rows of activations are brought together in twos when a tile reads them, which is
+//! once for all of its panels. Sums stay two by two until the tile is done, and what they are
+//! scaled with takes that shape too: vectors are `[row 0, row 1]` of the weights with the first row
+//! of activations, then with the second.
+#![allow(unsafe_code)]
+
+use core::arch::aarch64::*;
+use core::arch::asm;
+
+use super::ActChunk;
+use super::kernels::{BlockInput, Input, int_block_bytes, int_chunk_bytes, unroll};
+use super::neon::{no_sum, number};
+use super::out::Columns;
+use crate::quant::{CHUNK, GROUP};
+
+/// Weight rows of a panel.
+const LANES: usize = 4;
+
+/// What two rows of activations give with the four rows of a panel: with rows 0 and 1, and with 2
+/// and 3.
+type Sums<V> = [V; 2];
+
+/// `$sum += $a * $w` of two rows of eight signed bytes each. Assembly, since the intrinsic is not
+/// stable; the directive admits it where the target does not.
+macro_rules! smmla {
+    ($sum:expr, $a:expr, $w:expr) => {
+        asm!(
+            ".arch_extension i8mm",
+            "smmla {sum:v}.4s, {a:v}.16b, {w:v}.16b",
+            sum = inlateout(vreg) $sum,
+            a = in(vreg) $a,
+            w = in(vreg) $w,
+            options(pure, nomem, nostack, preserves_flags)
+        )
+    };
+}
+
+/// Puts a block of four bytes of each row in a vector into the order of [`tile`].
+#[inline(always)]
+pub(super) unsafe fn arrange<const G: usize>(block: *mut u8) {
+    // SAFETY: the caller has NEON and a block of `G` vectors.
+    unsafe {
+        for i in (0..G).step_by(2) {
+            let (low, high) = (block.add(16 * i), block.add(16 * i + 16));
+            let a = vreinterpretq_u32_u8(vld1q_u8(low));
+            let b = vreinterpretq_u32_u8(vld1q_u8(high));
+            vst1q_u8(low, vreinterpretq_u8_u32(vzip1q_u32(a, b)));
+            vst1q_u8(high, vreinterpretq_u8_u32(vzip2q_u32(a, b)));
+        }
+    }
+}
+
+/// [`tile_int`](super::kernels::tile_int) for `rows` rows of activations in `N` twos, where the last
+/// may lack its second.
+#[inline(always)]
+pub(super) unsafe fn tile<const G: usize, const BIAS: u32, const P: usize, const N: usize>(
+    panels: *const u8,
+    chunks: usize,
+    act: Input<ActChunk>,
+    rows: usize,
+    col: usize,
+    y: &mut Columns<'_>,
+) {
+    // SAFETY: the caller has the instructions; each panel holds `chunks` chunks and so does each
+    // row of `act`.
+    unsafe {
+        let panel_bytes = chunks * int_chunk_bytes(LANES, G);
+        let mut acc = [[[vdupq_n_f32(0.0); 2]; N]; P];
+        for c in 0..chunks {
+            for b in 0..CHUNK / (4 * G) {
+                let at = c * int_chunk_bytes(LANES, G) + b * int_block_bytes(LANES, G);
+                let mut blocks = [panels.add(at); P];
+                unroll!(p < P {
+                    blocks[p] = panels.add(p * panel_bytes + at);
+                });
+                let input = BlockInput { chunk: act.data.add(c), stride: act.stride, at: b };
+                let sums = products::<G, P, N>(blocks, input, rows);
+                let mut scales = [vdupq_n_f32(0.0); N];
+                unroll!(i < N {
+                    let (first, second) = (2 * i, (2 * i + 1).min(rows - 1));
+                    let first = scale_twice::<G>(input, first);
+                    scales[i] = vcombine_f32(first, scale_twice::<G>(input, second));
+                });
+                unroll!(p < P {
+                    add_scaled(&mut acc[p], &sums[p], blocks[p].add(16 * G), &scales);
+                });
+                if BIAS == 0 {
+                    let mut totals = [vdupq_n_f32(0.0); N];
+                    unroll!(i < N {
+                        let (first, second) = (2 * i, (2 * i + 1).min(rows - 1));
+                        let first = vld1_dup_f32(input.sum::<G>(first));
+                        totals[i] = vcombine_f32(first, vld1_dup_f32(input.sum::<G>(second)));
+                    });
+                    unroll!(p < P {
+                        take_offsets(&mut acc[p], blocks[p].add(16 * (G + 1)), &totals);
+                    });
+                }
+            }
+        }
+        for (p, acc) in acc.iter().enumerate() {
+            let col = col + p * LANES;
+            if !y.range().contains(&col) {
+                break;
+            }
+            for (i, [low, high]) in acc.iter().enumerate() {
+                let (low, high) = (vreinterpretq_f64_f32(*low), vreinterpretq_f64_f32(*high));
+                let both = [vzip1q_f64(low, high), vzip2q_f64(low, high)];
+                for (row, sums) in (2 * i..rows).zip(both) {
+                    let mut values = [0.0; LANES];
+                    vst1q_f32(values.as_mut_ptr(), vreinterpretq_f32_f64(sums));
+                    y.put(act.first + row, col, &values, false);
+                }
+            }
+        }
+    }
+}
+
+/// The integer products of a block of each panel, for [`number`].
+#[inline(always)]
+unsafe fn products<const G: usize, const P: usize, const N: usize>(
+    blocks: [*const u8; P],
+    act: BlockInput,
+    rows: usize,
+) -> [[Sums<int32x4_t>; N]; P] {
+    // SAFETY: the caller has the instructions, blocks of `G` vectors and `rows` rows of as many.
+    unsafe {
+        let mut sums = [[[no_sum(); 2]; N]; P];
+        // Sixteen bytes of each row at a time.
+        for sixteen in 0..G / 4 {
+            let mut a = [[vdupq_n_s64(0); 2]; N];
+            unroll!(i < N {
+                let first = act.bytes::<G>(2 * i).add(4 * sixteen);
+                let second = act.bytes::<G>((2 * i + 1).min(rows - 1)).add(4 * sixteen);
+                let first = vreinterpretq_s64_s32(vld1q_s32(first));
+                let second = vreinterpretq_s64_s32(vld1q_s32(second));
+                a[i] = [vzip1q_s64(first, second), vzip2q_s64(first, second)];
+            });
+            unroll!(p < P {
+                add_products(&mut sums[p], &a, blocks[p].add(64 * sixteen));
+            });
+        }
+        sums
+    }
+}
+
+/// Adds the products of sixteen bytes of each row, those of the panel at `w`.
+#[inline(always)]
+unsafe fn add_products<const N: usize>(
+    sums: &mut [Sums<int32x4_t>; N],
+    a: &[[int64x2_t; 2]; N],
+    w: *const u8,
+) {
+    // SAFETY: the caller has the instructions and four vectors at `w`.
+    unsafe {
+        let (low, high) = (vld1q_u8(w), vld1q_u8(w.add(16)));
+        unroll!(i < N {
+            smmla!(sums[i][0], a[i][0], low);
+            smmla!(sums[i][1], a[i][0], high);
+        });
+        let (low, high) = (vld1q_u8(w.add(32)), vld1q_u8(w.add(48)));
+        unroll!(i < N {
+            smmla!(sums[i][0], a[i][1], low);
+            smmla!(sums[i][1], a[i][1], high);
+        });
+    }
+}
+
+/// Adds integer products, scaled by the weights' scales at `scales` and those of the activations.
+#[inline(always)]
+unsafe fn add_scaled<const N: usize>(
+    acc: &mut [Sums<float32x4_t>; N],
+    sums: &[Sums<int32x4_t>; N],
+    scales: *const u8,
+    a_scales: &[float32x4_t; N],
+) {
+    // SAFETY: the caller has NEON and four scales.
+    unsafe {
+        let [low, high] = halves_twice(scales);
+        unroll!(i < N {
+            let by = [vmulq_f32(low, a_scales[i]), vmulq_f32(high, a_scales[i])];
+            acc[i][0] = vfmaq_f32(acc[i][0], number(sums[i][0]), by[0]);
+            acc[i][1] = vfmaq_f32(acc[i][1], number(sums[i][1]), by[1]);
+        });
+    }
+}
+
+/// Takes off the products of the weights' offsets at `offsets` and the sums of the activations.
+#[inline(always)]
+unsafe fn take_offsets<const N: usize>(
+    acc: &mut [Sums<float32x4_t>; N],
+    offsets: *const u8,
+    a_sums: &[float32x4_t; N],
+) {
+    // SAFETY: the caller has NEON and four offsets.
+    unsafe {
+        let [low, high] = halves_twice(offsets);
+        unroll!(i < N {
+            acc[i][0] = vfmsq_f32(acc[i][0], low, a_sums[i]);
+            acc[i][1] = vfmsq_f32(acc[i][1], high, a_sums[i]);
+        });
+    }
+}
+
+/// The scale of the block in row `i`, twice: two groups of activations share each.
+#[inline(always)]
+unsafe fn scale_twice<const G: usize>(act: BlockInput, i: usize) -> float32x2_t {
+    // SAFETY: the caller has NEON and the row.
+    unsafe { vld1_f32(act.scale::<G>(i).sub(4 * G * act.at / GROUP % 2)) }
+}
+
+/// `[x0, x1, x0, x1]` and `[x2, x3, x2, x3]` of the four numbers at `x`.
+#[inline(always)]
+unsafe fn halves_twice(x: *const u8) -> [float32x4_t; 2] {
+    // SAFETY: the caller has NEON and the numbers.
+    unsafe {
+        let x = vreinterpretq_f64_f32(vld1q_f32(x.cast()));
+        let (low, high) = (vzip1q_f64(x, x), vzip2q_f64(x, x));
+        [vreinterpretq_f32_f64(low), vreinterpretq_f32_f64(high)]
+    }
+}
