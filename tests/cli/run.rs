@@ -130,6 +130,19 @@ fn bench_prints_rows_with_the_fields_of_llama_bench() {
 }
 
 #[test]
+fn bench_decodes_several_sequences_together() {
+    let args = ["bench", "-p", "0", "-n", "4", "-r", "1", "-t", "1", "--parallel", "1,3"];
+    let run = ruvllm(&args);
+    let tests: Vec<&str> =
+        run.text().lines().skip(2).filter_map(|l| l.split(" | ").nth(6)).collect();
+    assert_eq!(tests, ["tg4", "tg4 x3"], "{}", run.stdout);
+    let run = ruvllm(&[&args[..], &["-o", "json"]].concat());
+    let rows: serde_json::Value = serde_json::from_str(run.text()).unwrap();
+    assert_eq!((&rows[0]["n_parallel"], &rows[1]["n_parallel"]), (&1.into(), &3.into()));
+    assert_eq!(ruvllm(&["bench", "--parallel", "0"]).code, Some(2));
+}
+
+#[test]
 fn the_doctor_names_the_machine_and_what_runs_on_it() {
     let run = ruvllm(&["doctor", "--threads", "1", "--json"]);
     let report: serde_json::Value = serde_json::from_str(run.text()).expect("JSON");

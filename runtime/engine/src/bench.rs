@@ -10,11 +10,12 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde::Serialize;
 
-use crate::engine::{Engine, Session};
+use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::session::Session;
 
 /// What to measure: `n_prompt` tokens at once, then `n_gen` tokens one by one, `reps` times, each
-/// after `n_depth` tokens that are there already.
+/// after `n_depth` tokens that are there already; all of it in each of `n_parallel` sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BenchOptions {
     /// Tokens of the prompt; 0 leaves it out.
@@ -23,6 +24,8 @@ pub struct BenchOptions {
     pub n_gen: usize,
     /// Tokens in the cache before; computing them is not measured.
     pub n_depth: usize,
+    /// Sequences that are computed together, each decoding step holding a token of every one.
+    pub n_parallel: usize,
     /// Repetitions.
     pub reps: usize,
     /// Whether to compute once before measuring.
@@ -48,17 +51,19 @@ pub struct BenchRow {
     pub type_k: &'static str,
     /// Element type of cached values.
     pub type_v: &'static str,
-    /// Tokens of the prompt.
+    /// Tokens of the prompt, of each sequence.
     pub n_prompt: usize,
-    /// Tokens generated.
+    /// Tokens generated, in each sequence.
     pub n_gen: usize,
     /// Tokens that were in the cache before.
     pub n_depth: usize,
+    /// Sequences that were computed together.
+    pub n_parallel: usize,
     /// Mean time of a repetition in nanoseconds.
     pub avg_ns: u64,
     /// Its standard deviation.
     pub stddev_ns: u64,
-    /// Mean tokens per second.
+    /// Mean tokens per second, of all sequences together.
     pub avg_ts: f64,
     /// Their standard deviation.
     pub stddev_ts: f64,
@@ -71,14 +76,21 @@ pub struct BenchRow {
 }
 
 impl BenchRow {
-    /// The test's usual name: `pp512`, `tg128`, or both, and `@ d4096` where there was a depth.
+    /// The test's usual name: `pp512`, `tg128`, or both, `x8` where there were several sequences,
+    /// and `@ d4096` where there was a depth.
     pub fn test(&self) -> String {
-        let test = match (self.n_prompt, self.n_gen) {
+        let mut test = match (self.n_prompt, self.n_gen) {
             (prompt, 0) => format!("pp{prompt}"),
             (0, generated) => format!("tg{generated}"),
             (prompt, generated) => format!("pp{prompt}+tg{generated}"),
         };
-        if self.n_depth == 0 { test } else { format!("{test} @ d{}", self.n_depth) }
+        if self.n_parallel > 1 {
+            test += &format!(" x{}", self.n_parallel);
+        }
+        if self.n_depth > 0 {
+            test += &format!(" @ d{}", self.n_depth);
+        }
+        test
     }
 }
 
@@ -88,34 +100,40 @@ impl BenchRow {
 /// [`EngineError::InvalidOption`], [`EngineError::PromptTooLong`] where the engine's context does
 /// not hold the tokens, and what computing can give.
 pub fn bench(engine: &Engine, options: &BenchOptions) -> Result<BenchRow, EngineError> {
-    let BenchOptions { n_prompt, n_gen, n_depth, reps, warmup } = *options;
-    for (option, value) in [("n", n_prompt + n_gen), ("reps", reps)] {
+    let BenchOptions { n_prompt, n_gen, n_depth, n_parallel, reps, warmup } = *options;
+    for (option, value) in [("n", n_prompt + n_gen), ("parallel", n_parallel), ("reps", reps)] {
         if value == 0 {
             let reason = "there is nothing to measure";
             return Err(EngineError::InvalidOption { option, value: value.to_string(), reason });
         }
     }
-    let tokens = random_tokens(engine.model().vocab(), n_depth + n_prompt + n_gen);
-    let (depth, tokens) = tokens.split_at(n_depth);
-    let (prompt, generated) = tokens.split_at(n_prompt);
-    let mut session = engine.session()?;
-    if !depth.is_empty() {
-        session.prefill(depth)?;
+    let length = n_depth + n_prompt + n_gen;
+    let tokens = random_tokens(engine.model().vocab(), n_parallel * length);
+    let mut sequences = Vec::with_capacity(n_parallel);
+    for tokens in tokens.chunks_exact(length) {
+        let (depth, tokens) = tokens.split_at(n_depth);
+        let (prompt, generated) = tokens.split_at(n_prompt);
+        let mut session = engine.session()?;
+        if !depth.is_empty() {
+            session.prefill(depth)?;
+        }
+        sequences.push(Sequence { session, prompt, generated });
     }
     if warmup {
-        run(&mut session, n_depth, prompt, &generated[..n_gen.min(1)])?;
+        run(engine, &mut sequences, n_depth, n_gen.min(1))?;
     }
     let (mut samples_ns, mut kernel_ns) = (Vec::with_capacity(reps), 0);
     let in_kernels = || -> u64 { engine.host().stats().iter().map(|op| op.nanos).sum() };
     for _ in 0..reps {
         let before = in_kernels();
         let start = Instant::now();
-        run(&mut session, n_depth, prompt, generated)?;
+        run(engine, &mut sequences, n_depth, n_gen)?;
         samples_ns.push(start.elapsed().as_nanos().min(u64::MAX.into()) as u64);
         kernel_ns += in_kernels() - before;
     }
+    let computed = (n_parallel * (n_prompt + n_gen)) as f64;
     let times: Vec<f64> = samples_ns.iter().map(|&ns| ns as f64).collect();
-    let samples_ts: Vec<f64> = times.iter().map(|ns| tokens.len() as f64 * 1e9 / ns).collect();
+    let samples_ts: Vec<f64> = times.iter().map(|ns| computed * 1e9 / ns).collect();
     let (avg_ns, stddev_ns) = mean_and_deviation(&times);
     let (avg_ts, stddev_ts) = mean_and_deviation(&samples_ts);
     let (model, kv) = (engine.model(), engine.config().kv.dtype().name());
@@ -131,6 +149,7 @@ pub fn bench(engine: &Engine, options: &BenchOptions) -> Result<BenchRow, Engine
         n_prompt,
         n_gen,
         n_depth,
+        n_parallel,
         avg_ns: avg_ns as u64,
         stddev_ns: stddev_ns as u64,
         avg_ts,
@@ -141,19 +160,32 @@ pub fn bench(engine: &Engine, options: &BenchOptions) -> Result<BenchRow, Engine
     })
 }
 
-/// Computes the tokens that follow the first `depth`.
+/// A sequence to measure with.
+struct Sequence<'a> {
+    session: Session,
+    prompt: &'a [u32],
+    generated: &'a [u32],
+}
+
+/// Computes, after the first `depth` tokens, the prompts and then `n_gen` tokens of each sequence.
 fn run(
-    session: &mut Session,
+    engine: &Engine,
+    sequences: &mut [Sequence<'_>],
     depth: usize,
-    prompt: &[u32],
-    generated: &[u32],
+    n_gen: usize,
 ) -> Result<(), EngineError> {
-    session.truncate(depth);
-    if !prompt.is_empty() {
-        session.prefill(prompt)?;
+    for Sequence { session, prompt, .. } in sequences.iter_mut() {
+        session.truncate(depth);
+        if !prompt.is_empty() {
+            session.prefill(prompt)?;
+        }
     }
-    for &token in generated {
-        session.decode(token)?;
+    for i in 0..n_gen {
+        if let [Sequence { session, generated, .. }] = &mut *sequences {
+            session.decode(generated[i])?;
+        } else {
+            engine.decode_batch(sequences.iter_mut().map(|s| (&mut s.session, s.generated[i])))?;
+        }
     }
     Ok(())
 }

@@ -1,19 +1,19 @@
-//! Engines and sessions: a model with threads and kernels, and the sequences it continues.
+//! Engines: a model with threads and kernels.
 //!
-//! An engine computes one step at a time, on all its threads; sessions of one engine take turns
-//! step by step. A session is the only owner of its KV cache.
+//! An engine computes one step at a time, on all its threads. A step may hold tokens of several
+//! sessions ([`crate::step`]); steps that are asked for at the same time take turns.
 
-use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ruvllm_host::Host;
 use ruvllm_native::{Isa, ThreadPool};
 
-use crate::decoder::{Decoder, Machine, Rows, Step};
+use crate::decoder::{Chunk, Decoder, EachLogits, Machine};
 use crate::error::EngineError;
 use crate::kernels::Kernels;
 use crate::kv::{KvCache, KvType};
 use crate::model::Model;
+use crate::session::Session;
 
 /// Configuration of an [`Engine`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl Engine {
     /// [`EngineError::KvHeadDim`].
     pub fn session(&self) -> Result<Session, EngineError> {
         let cache = KvCache::new(self.model().config(), self.shared.config.kv, self.context())?;
-        Ok(Session { engine: self.clone(), cache, tokens: Vec::new(), logits: Vec::new() })
+        Ok(Session::new(self.clone(), cache))
     }
 
     /// The model.
@@ -128,187 +128,22 @@ impl Engine {
         self.shared.isa
     }
 
-    fn step(
+    /// Whether both are clones of one engine.
+    pub(crate) fn is(&self, other: &Engine) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// Computes chunks of several sequences in one step; on an error every cache stays as it was.
+    pub(crate) fn compute(
         &self,
-        cache: &mut KvCache,
-        step: &Step<'_>,
-        rows: &mut Rows<'_>,
+        chunks: &mut [Chunk<'_>],
+        each: &mut EachLogits<'_>,
     ) -> Result<(), EngineError> {
         let shared = &*self.shared;
         // A panic in an earlier step leaves nothing half-done that this one would read.
         let mut decoder = shared.decoder.lock().unwrap_or_else(PoisonError::into_inner);
         decoder.kernels.pin(&shared.host)?;
         let machine = Machine { pool: &shared.pool, isa: shared.isa };
-        decoder.step(machine, &shared.model, cache, step, rows)
-    }
-}
-
-/// Receives the index of a token and its logits `[vocab]`.
-pub type EachRow<'a> = dyn FnMut(usize, &[f32]) + 'a;
-
-/// One sequence: its tokens and their KV cache.
-pub struct Session {
-    engine: Engine,
-    cache: KvCache,
-    tokens: Vec<u32>,
-    /// Logits of the last token `[vocab]`.
-    logits: Vec<f32>,
-}
-
-impl Session {
-    /// The engine that computes this sequence.
-    pub fn engine(&self) -> &Engine {
-        &self.engine
-    }
-
-    /// Number of tokens in the sequence.
-    pub fn len(&self) -> usize {
-        self.cache.len()
-    }
-
-    /// Whether the sequence has no token.
-    pub fn is_empty(&self) -> bool {
-        self.cache.is_empty()
-    }
-
-    /// The tokens of the sequence.
-    pub fn tokens(&self) -> &[u32] {
-        &self.tokens
-    }
-
-    /// Bytes that the KV cache holds now.
-    pub fn kv_bytes(&self) -> usize {
-        self.cache.bytes()
-    }
-
-    /// Forgets all tokens; the memory is kept.
-    pub fn reset(&mut self) {
-        self.truncate(0);
-    }
-
-    /// Forgets the tokens from position `len` on.
-    pub fn truncate(&mut self, len: usize) {
-        self.cache.truncate(len);
-        self.tokens.truncate(len);
-    }
-
-    /// Logits `[vocab]` of the token that was computed last; empty before the first.
-    pub fn logits(&self) -> &[f32] {
-        &self.logits
-    }
-
-    /// Appends tokens and returns the logits `[vocab]` of the last.
-    ///
-    /// # Errors
-    /// [`EngineError::PromptEmpty`], [`EngineError::PromptTooLong`],
-    /// [`EngineError::TokenOutOfRange`], and failures of kernels. Chunks that were computed before
-    /// the failure stay in the sequence.
-    pub fn prefill(&mut self, tokens: &[u32]) -> Result<&[f32], EngineError> {
-        let _ = self.prefill_with(tokens, &mut |_| ControlFlow::Continue(()))?;
-        Ok(&self.logits)
-    }
-
-    /// As [`Session::prefill`], reporting after each chunk how many tokens are done; breaking off
-    /// leaves the finished chunks in the sequence.
-    ///
-    /// # Errors
-    /// As [`Session::prefill`].
-    pub fn prefill_with(
-        &mut self,
-        tokens: &[u32],
-        progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>, EngineError> {
-        self.check(tokens)?;
-        let batch = self.engine.shared.config.batch;
-        let mut done = 0;
-        for chunk in tokens.chunks(batch) {
-            done += chunk.len();
-            let from = if done == tokens.len() { chunk.len() - 1 } else { chunk.len() };
-            self.chunk(chunk, from, None)?;
-            if progress(done).is_break() {
-                return Ok(ControlFlow::Break(()));
-            }
-        }
-        Ok(ControlFlow::Continue(()))
-    }
-
-    /// Appends tokens and returns the logits of each, `[tokens, vocab]`.
-    ///
-    /// # Errors
-    /// As [`Session::prefill`].
-    pub fn prefill_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
-        let mut all = Vec::with_capacity(tokens.len() * self.engine.model().vocab());
-        self.evaluate(tokens, 0, &mut |_, logits| all.extend_from_slice(logits))?;
-        Ok(all)
-    }
-
-    /// Appends tokens and hands over the logits `[vocab]` of each one from index `from` on, with
-    /// its index.
-    ///
-    /// # Errors
-    /// As [`Session::prefill`].
-    pub fn evaluate(
-        &mut self,
-        tokens: &[u32],
-        from: usize,
-        each: &mut EachRow<'_>,
-    ) -> Result<(), EngineError> {
-        self.check(tokens)?;
-        let batch = self.engine.shared.config.batch;
-        for (i, chunk) in tokens.chunks(batch).enumerate() {
-            let first = i * batch;
-            let from = from.saturating_sub(first).min(chunk.len());
-            self.chunk(chunk, from, Some(&mut |index, logits| each(first + index, logits)))?;
-        }
-        Ok(())
-    }
-
-    /// Appends one token and returns its logits `[vocab]`.
-    ///
-    /// # Errors
-    /// As [`Session::prefill`].
-    pub fn decode(&mut self, token: u32) -> Result<&[f32], EngineError> {
-        self.chunk(&[token], 0, None)?;
-        Ok(&self.logits)
-    }
-
-    fn check(&self, tokens: &[u32]) -> Result<(), EngineError> {
-        if tokens.is_empty() {
-            return Err(EngineError::PromptEmpty);
-        }
-        let (used, context) = (self.len(), self.engine.context());
-        if tokens.len() > context - used {
-            return Err(EngineError::PromptTooLong { prompt: tokens.len(), used, context });
-        }
-        let vocab = self.engine.model().vocab();
-        match tokens.iter().find(|&&token| token as usize >= vocab) {
-            Some(&token) => Err(EngineError::TokenOutOfRange { token, vocab }),
-            None => Ok(()),
-        }
-    }
-
-    /// Computes one step; the logits of its last token are kept, those of each wanted one are
-    /// handed to `each`.
-    fn chunk(
-        &mut self,
-        tokens: &[u32],
-        from: usize,
-        mut each: Option<&mut EachRow<'_>>,
-    ) -> Result<(), EngineError> {
-        let vocab = self.engine.model().vocab();
-        let kept = &mut self.logits;
-        let mut rows = |first: usize, logits: &[f32]| {
-            if let Some(each) = each.as_mut() {
-                for (i, row) in logits.chunks_exact(vocab).enumerate() {
-                    each(first + i, row);
-                }
-            }
-            kept.clear();
-            kept.extend_from_slice(&logits[logits.len() - vocab..]);
-            Ok(())
-        };
-        self.engine.step(&mut self.cache, &Step { tokens, from }, &mut rows)?;
-        self.tokens.extend_from_slice(tokens);
-        Ok(())
+        decoder.step(machine, &shared.model, chunks, each)
     }
 }

@@ -167,6 +167,17 @@ pub enum EngineError {
         /// Size of the vocabulary.
         vocab: usize,
     },
+    /// A session was handed to an engine that did not make it.
+    #[error("the session belongs to another engine; compute it with the engine that made it")]
+    ForeignSession,
+    /// A part of a step over several sequences was refused, so nothing of the step was computed.
+    #[error("part {part} of the step: {source}")]
+    StepPart {
+        /// Its index among the parts.
+        part: usize,
+        /// What is wrong with it.
+        source: Box<EngineError>,
+    },
     /// A quantised KV cache needs whole blocks per head.
     #[error(
         "a KV cache in {codec} needs a head size that is a multiple of 32, but this model's is {head_dim}; use --kv f16"
@@ -254,6 +265,8 @@ impl EngineError {
             EngineError::PromptTooLong { .. } => "prompt_too_long",
             EngineError::PromptEmpty => "prompt_empty",
             EngineError::TokenOutOfRange { .. } => "token_out_of_range",
+            EngineError::ForeignSession => "foreign_session",
+            EngineError::StepPart { source, .. } => source.code(),
             EngineError::KvHeadDim { .. } => "kv_head_dim",
             EngineError::InvalidOption { .. } => "invalid_option",
             EngineError::ContextOutOfRange { .. } => "context_out_of_range",

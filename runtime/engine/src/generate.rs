@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::engine::{Engine, Session};
+use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::sampler::{Sampler, SamplingOptions};
+use crate::session::Session;
 use crate::tokenizer::DetokenizerStream;
 
 /// What to generate and when to stop.

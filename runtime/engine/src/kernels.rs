@@ -131,13 +131,13 @@ impl Kernels {
         })
     }
 
-    /// Rotates rows `[m, heads, dim]`, the first of which has the position `position`. Tables up
-    /// to the last row's position must be reserved.
+    /// Rotates rows `[m, heads, dim]` at the given positions. Tables up to the largest must be
+    /// reserved.
     pub(crate) fn rope(
         &mut self,
         pool: &ThreadPool,
         x: &[f32],
-        position: usize,
+        positions: &[usize],
         shape: &RopeRows,
         tables: &RopeTables,
         y: &mut [f32],
@@ -147,11 +147,14 @@ impl Kernels {
         over_rows(pool, &mut self.workers, y, row, row * 4, &|worker, first, mut y| {
             let mut done = first;
             while !y.is_empty() {
-                let (table, start, left) =
-                    tables.at(position + done).ok_or_else(|| EngineError::OpUnavailable {
-                        op: format!("rope at position {}", position + done),
-                    })?;
-                let rows = (y.len() / row).min(left);
+                let positions = &positions[done..done + y.len() / row];
+                let first = positions[0];
+                let (table, start, left) = tables.at(first).ok_or_else(|| {
+                    EngineError::OpUnavailable { op: format!("rope at position {first}") }
+                })?;
+                // Consecutive positions are consecutive rows of a table.
+                let run = positions.iter().zip(first..first + left).take_while(|(p, q)| *p == q);
+                let rows = run.count();
                 let (now, rest) = y.split_at_mut(rows * row);
                 let freqs = Operand::Resident(table, start..start + rows * tables.row_bytes());
                 let dims = RopeDims {

@@ -2,8 +2,9 @@
 //!
 //! A [`Model`] is the read-only part: weights in place over a mapped file ([`gguf`], [`hf`]), one
 //! [`config`] for every family, tokenizer and chat template. An [`Engine`] adds threads and the
-//! kernels of a host; a [`Session`] is one sequence with its KV cache. [`generate`] turns prompt
-//! tokens into text, [`perplexity()`] and [`bench()`] measure.
+//! kernels of a host; a [`Session`] is one sequence with its KV cache, and a [`step`] computes
+//! tokens of several sessions at once. [`generate`] turns prompt tokens into text,
+//! [`perplexity()`] and [`bench()`] measure.
 //!
 //! Invariants: files are checked when they are opened, so computing never meets a shape or a byte
 //! range that it did not expect; a failed step leaves its session as it was. The engine names
@@ -26,16 +27,20 @@ pub mod model;
 pub mod perplexity;
 pub mod rope;
 pub mod sampler;
+pub mod session;
+pub mod step;
 mod storage;
 pub mod tokenizer;
 mod weights;
 
 pub use bench::{BenchOptions, BenchRow, bench};
 pub use config::ModelConfig;
-pub use engine::{Engine, EngineConfig, Session};
+pub use engine::{Engine, EngineConfig};
 pub use error::EngineError;
 pub use generate::{Event, Finish, FinishReason, GenerateOptions, Timings, Usage};
 pub use kv::KvType;
 pub use model::{Model, open_tokenizer};
 pub use perplexity::{Perplexity, perplexity};
 pub use sampler::{Sampler, SamplingOptions};
+pub use session::Session;
+pub use step::Part;

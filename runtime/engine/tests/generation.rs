@@ -148,7 +148,8 @@ fn perplexity_scores_the_second_half_of_each_chunk() {
 #[test]
 fn a_measurement_reports_every_repetition() {
     let engine = small(64);
-    let options = BenchOptions { n_prompt: 16, n_gen: 0, n_depth: 0, reps: 3, warmup: true };
+    let options =
+        BenchOptions { n_prompt: 16, n_gen: 0, n_depth: 0, n_parallel: 1, reps: 3, warmup: true };
     let row = bench(&engine, &options).unwrap();
     assert_eq!((row.test().as_str(), row.samples_ns.len()), ("pp16", 3));
     assert!(row.avg_ts > 0.0 && row.n_threads == 2);
@@ -157,7 +158,14 @@ fn a_measurement_reports_every_repetition() {
     let error = bench(&engine, &BenchOptions { n_depth: 49, ..options }).unwrap_err();
     assert_eq!(error.code(), "prompt_too_long");
     let row = bench(&engine, &BenchOptions { n_prompt: 0, n_gen: 4, ..options }).unwrap();
-    assert_eq!(row.test(), "tg4");
+    assert_eq!((row.test().as_str(), row.n_parallel), ("tg4", 1));
+    let several = BenchOptions { n_prompt: 3, n_gen: 4, n_depth: 8, n_parallel: 5, ..options };
+    let row = bench(&engine, &several).unwrap();
+    assert_eq!((row.test().as_str(), row.n_parallel), ("pp3+tg4 x5 @ d8", 5));
+    let (tokens, seconds) = (5.0 * (3.0 + 4.0), row.samples_ns[0] as f64 * 1e-9);
+    assert!((row.samples_ts[0] / (tokens / seconds) - 1.0).abs() < 1e-9, "{row:?}");
+    let error = bench(&engine, &BenchOptions { n_parallel: 0, ..options }).unwrap_err();
+    assert_eq!(error.code(), "invalid_option");
     let error = bench(&engine, &BenchOptions { n_prompt: 65, ..options }).unwrap_err();
     assert_eq!(error.code(), "prompt_too_long");
     let error = bench(&engine, &BenchOptions { n_prompt: 0, n_gen: 0, ..options }).unwrap_err();

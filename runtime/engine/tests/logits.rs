@@ -6,33 +6,16 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use common::{native_host, relative_error};
+use common::{core_pack_host, families, native_host, relative_error, repository};
 use ruvllm_engine::{Engine, EngineConfig, KvType, Model};
 use ruvllm_host::Host;
-use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
 const TOLERANCES: [(KvType, f32); 2] = [(KvType::F32, 1e-4), (KvType::F16, 5e-3)];
-
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-fn families() -> Vec<PathBuf> {
-    let root = repository().join("tests/fixtures/models");
-    let mut all: Vec<PathBuf> = std::fs::read_dir(&root)
-        .unwrap_or_else(|e| panic!("{}: {e}", root.display()))
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.join("expected.safetensors").is_file())
-        .collect();
-    all.sort();
-    assert!(!all.is_empty(), "no fixtures under {}", root.display());
-    all
-}
 
 /// Input ids `[n]` and logits `[n, vocab]`.
 fn expected(family: &Path) -> (Vec<u32>, Vec<f32>) {
@@ -139,10 +122,7 @@ fn shards_of_sixteen_bit_weights_load_like_one_file() {
 
 #[test]
 fn the_core_pack_gives_the_reference_logits_for_every_family() {
-    let dist = repository().join("kernel-packs/core/dist");
-    let pack = UnverifiedPack::read_dir(&dist, &PackLimits::default()).unwrap();
-    let host = native_host();
-    host.install(pack.verify(&TrustPolicy::builtin(), None).unwrap()).unwrap();
+    let host = core_pack_host();
     check(&host);
     let served: Vec<String> = host
         .stats()

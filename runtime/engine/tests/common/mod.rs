@@ -11,6 +11,7 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
 use ruvllm_engine::{Engine, EngineConfig, Model};
 use ruvllm_host::{Host, HostConfig};
+use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
 
 /// A model to be written: metadata and tensors, changed at will before writing.
 pub struct Fixture {
@@ -196,6 +197,32 @@ pub fn native_host() -> Host {
     Host::new(HostConfig::default()).unwrap()
 }
 
+/// A host that runs the core pack's kernels.
+pub fn core_pack_host() -> Host {
+    let dist = repository().join("kernel-packs/core/dist");
+    let pack = UnverifiedPack::read_dir(&dist, &PackLimits::default()).unwrap();
+    let host = native_host();
+    host.install(pack.verify(&TrustPolicy::builtin(), None).unwrap()).unwrap();
+    host
+}
+
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The directories of small models, one for each family.
+pub fn families() -> Vec<PathBuf> {
+    let root = repository().join("tests/fixtures/models");
+    let mut all: Vec<PathBuf> = std::fs::read_dir(&root)
+        .unwrap_or_else(|e| panic!("{}: {e}", root.display()))
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.join("expected.safetensors").is_file())
+        .collect();
+    all.sort();
+    assert!(!all.is_empty(), "no fixtures under {}", root.display());
+    all
+}
+
 pub fn engine(model: &Arc<Model>, config: EngineConfig) -> Engine {
     Engine::new(Arc::clone(model), native_host(), config).unwrap()
 }
@@ -207,6 +234,11 @@ pub fn two_threads() -> EngineConfig {
 /// Token ids over the whole vocabulary of a random model.
 pub fn some_tokens(n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| 3 + (i * 97 + i * i * 13) % 280).collect()
+}
+
+/// The likeliest token.
+pub fn best(logits: &[f32]) -> u32 {
+    (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32
 }
 
 /// The largest difference, as a fraction of the largest expected magnitude.

@@ -265,6 +265,16 @@ pub(crate) struct BenchArgs {
     /// Tokens that are in the cache before each test.
     #[arg(short = 'd', long, default_value_t = 0, value_name = "TOKENS")]
     pub(crate) n_depth: usize,
+    /// Sequences that are generated together, a token of each in one step; several numbers, as 1,4,8,
+    /// are a test each. Tokens per second are those of all sequences.
+    #[arg(
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "1",
+        value_parser = clap::value_parser!(u16).range(1..=1024)
+    )]
+    pub(crate) parallel: Vec<u16>,
     /// How often each test is run.
     #[arg(short = 'r', long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) repetitions: u16,

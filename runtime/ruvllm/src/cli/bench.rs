@@ -31,10 +31,13 @@ pub(crate) fn main(args: &BenchArgs) -> Result<Ended, Failure> {
     let tokens = args.n_depth.saturating_add(args.n_prompt.max(args.n_gen));
     options.ctx = Some(options.ctx.unwrap_or(tokens));
     let runtime = setup::runtime(&options)?;
-    let tests = [(args.n_prompt, 0), (0, args.n_gen)];
+    let prompt = Test { n_prompt: args.n_prompt, n_gen: 0, n_parallel: 1 };
+    let generation = args.parallel.iter().map(|&n| usize::from(n));
+    let generation =
+        generation.map(|n_parallel| Test { n_prompt: 0, n_gen: args.n_gen, n_parallel });
     let mut rows = Vec::new();
-    for (n_prompt, n_gen) in tests.into_iter().filter(|&(p, n)| p + n > 0) {
-        rows.push(measure(&runtime, args, n_prompt, n_gen)?);
+    for test in std::iter::once(prompt).chain(generation).filter(|t| t.n_prompt + t.n_gen > 0) {
+        rows.push(measure(&runtime, args, test)?);
     }
     setup::report_incidents(&runtime);
     match args.output {
@@ -44,19 +47,24 @@ pub(crate) fn main(args: &BenchArgs) -> Result<Ended, Failure> {
     Ok(Ended::Done)
 }
 
-fn measure(
-    runtime: &Runtime,
-    args: &BenchArgs,
+/// One row of the table to be.
+struct Test {
     n_prompt: usize,
     n_gen: usize,
-) -> Result<Row, Failure> {
+    n_parallel: usize,
+}
+
+fn measure(runtime: &Runtime, args: &BenchArgs, test: Test) -> Result<Row, Failure> {
     let engine = runtime.engine();
+    let Test { n_prompt, n_gen, n_parallel } = test;
     let (n_depth, reps) = (args.n_depth, usize::from(args.repetitions));
     let test_time = now();
-    let measured = bench(engine, &BenchOptions { n_prompt, n_gen, n_depth, reps, warmup: true })?;
+    let options = BenchOptions { n_prompt, n_gen, n_depth, n_parallel, reps, warmup: true };
+    let measured = bench(engine, &options)?;
     let total: u64 = measured.samples_ns.iter().sum();
-    // Rows of a prompt are shared out over the threads; a generated token's kernels run on one.
-    let threads = if n_prompt > 0 { measured.n_threads } else { 1 };
+    // Rows of a prompt or of several sequences are shared out over the threads; the kernels of one
+    // generated token run on one.
+    let threads = if n_prompt > 0 || n_parallel > 1 { measured.n_threads } else { 1 };
     Ok(Row {
         build_commit: env!("CARGO_PKG_VERSION"),
         build_number: 0,

@@ -1,0 +1,200 @@
+//! The attention block: what is each sequence's own in a step.
+//!
+//! Queries, keys and values are projected for the rows of all chunks at once; positions, cache and
+//! attention belong to each chunk.
+
+use std::ops::Range;
+
+use ruvllm_abi::DType;
+use ruvllm_native::ThreadPool;
+use ruvllm_native::attention::{AttnShape, KvSegment, attention};
+
+use super::{Chunk, Decoder, Machine, add, project, room};
+use crate::config::{ModelConfig, RopeLayout};
+use crate::error::EngineError;
+use crate::kernels::RopeRows;
+use crate::kv::Half;
+use crate::weights::Layer;
+
+impl Decoder {
+    /// Adds the attention block's output to the hidden states, and gives the number of rows that
+    /// they have then: after the last layer's keys and values only wanted tokens matter, whose rows
+    /// become the first.
+    pub(super) fn attention_block(
+        &mut self,
+        machine: Machine<'_>,
+        config: &ModelConfig,
+        layer: &Layer,
+        index: usize,
+        chunks: &mut [Chunk<'_>],
+    ) -> Result<usize, EngineError> {
+        self.project_heads(machine, config, layer)?;
+        self.store(machine.pool, config, index, chunks)?;
+
+        let (dim, q_dim) = (config.dim, config.q_dim());
+        let last = index + 1 == config.layers();
+        let (mut m, mut end) = (0, 0);
+        for chunk in chunks.iter() {
+            let from = if last { chunk.from } else { 0 };
+            let rows = end + from..end + chunk.tokens.len();
+            end = rows.end;
+            if rows.is_empty() {
+                continue;
+            }
+            self.attend(machine, config, index, chunk, rows.clone(), m)?;
+            if m < rows.start {
+                let x = &mut self.buffers.x;
+                x.copy_within(rows.start * dim..rows.end * dim, m * dim);
+            }
+            m += rows.len();
+        }
+        if m == 0 {
+            return Ok(0);
+        }
+        let b = &mut self.buffers;
+        let attended = &b.attended[..m * q_dim];
+        b.activations.prepare(machine.pool, machine.isa, attended, m, q_dim, &[layer.o.dtype()])?;
+        let delta = room(&mut b.delta, m * dim);
+        project(machine, &layer.o, &b.activations, delta)?;
+        add(machine, &mut b.x[..m * dim], delta)?;
+        Ok(m)
+    }
+
+    /// Queries, keys and values of all rows, as attention and the caches take them.
+    fn project_heads(
+        &mut self,
+        machine: Machine<'_>,
+        config: &ModelConfig,
+        layer: &Layer,
+    ) -> Result<(), EngineError> {
+        let Machine { pool, isa } = machine;
+        let (dim, q_dim, kv_dim) = (config.dim, config.q_dim(), config.kv_dim());
+        let m = self.positions.len();
+        let b = &mut self.buffers;
+
+        let normed = room(&mut b.normed, m * dim);
+        self.kernels.rmsnorm(pool, &b.x[..m * dim], &layer.attn_norm, config.norm_eps, normed)?;
+        let dtypes = [layer.q.dtype(), layer.k.dtype(), layer.v.dtype()];
+        b.activations.prepare(pool, isa, normed, m, dim, &dtypes)?;
+        let (raw_q, raw_k) = room(&mut b.raw, m * (q_dim + kv_dim)).split_at_mut(m * q_dim);
+        let (qk, v) = room(&mut b.qkv, m * (q_dim + 2 * kv_dim)).split_at_mut(m * (q_dim + kv_dim));
+        project(machine, &layer.q, &b.activations, raw_q)?;
+        project(machine, &layer.k, &b.activations, raw_k)?;
+        project(machine, &layer.v, &b.activations, v)?;
+
+        let shape = RopeRows {
+            heads: config.heads,
+            dim: config.head_dim,
+            dim_half: config.rope.dims / 2,
+            theta: config.rope.theta as f32,
+            interleaved: config.rope.layout == RopeLayout::Interleaved,
+        };
+        let (raw, positions) = (&b.raw[..m * (q_dim + kv_dim)], &self.positions);
+        let tables = &self.rope_tables;
+        if m == 1 {
+            // One token's queries and keys lie next to each other: more heads of one row.
+            let shape = RopeRows { heads: config.heads + config.kv_heads, ..shape };
+            return self.kernels.rope(pool, raw, positions, &shape, tables, qk);
+        }
+        let (q, k) = qk.split_at_mut(m * q_dim);
+        self.kernels.rope(pool, &raw[..m * q_dim], positions, &shape, tables, q)?;
+        let shape = RopeRows { heads: config.kv_heads, ..shape };
+        self.kernels.rope(pool, &raw[m * q_dim..], positions, &shape, tables, k)
+    }
+
+    /// Stores the keys and values of all rows behind those of their sequences.
+    fn store(
+        &mut self,
+        pool: &ThreadPool,
+        config: &ModelConfig,
+        index: usize,
+        chunks: &mut [Chunk<'_>],
+    ) -> Result<(), EngineError> {
+        let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
+        let m = self.positions.len();
+        let b = &mut self.buffers;
+        let kv = &b.qkv[m * q_dim..m * (q_dim + 2 * kv_dim)];
+        // All caches of an engine have one codec.
+        let codec = chunks.first().map(|chunk| (chunk.cache.kind(), chunk.cache.row_bytes()));
+        let packed = match codec {
+            Some((kind, row)) if kind.is_quantized() => {
+                let bytes = 2 * m * row;
+                if b.packed.len() < bytes {
+                    b.packed.resize(bytes);
+                }
+                let packed = &mut b.packed.as_mut_slice()[..bytes];
+                // Keys and values in one call: they are rows of one buffer.
+                self.kernels.kv_pack(pool, kv, kv_dim, packed)?;
+                Some((&*packed, row))
+            }
+            _ => None,
+        };
+        let mut first = 0;
+        for chunk in chunks {
+            let rows = chunk.tokens.len();
+            for (half, first) in [(Half::Keys, first), (Half::Values, m + first)] {
+                match packed {
+                    Some((packed, row)) => {
+                        let packed = &packed[first * row..(first + rows) * row];
+                        chunk.cache.store_bytes(index, half, packed);
+                    }
+                    None => {
+                        let kv = &kv[first * kv_dim..(first + rows) * kv_dim];
+                        chunk.cache.store(index, half, kv);
+                    }
+                }
+            }
+            first += rows;
+        }
+        Ok(())
+    }
+
+    /// Attention of a chunk's queries `rows` over its cache, into the rows from `to` on.
+    fn attend(
+        &mut self,
+        machine: Machine<'_>,
+        config: &ModelConfig,
+        index: usize,
+        chunk: &Chunk<'_>,
+        rows: Range<usize>,
+        to: usize,
+    ) -> Result<(), EngineError> {
+        let Machine { pool, isa } = machine;
+        let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
+        let b = &mut self.buffers;
+        let position = self.positions[rows.start];
+        let window = config.windows[index];
+        let first = window.map_or(0, |w| (position + 1).saturating_sub(w));
+        let visible = position + rows.len() - first;
+        let cache = &*chunk.cache;
+        let segment = if cache.kind().is_quantized() && chunk.tokens.len() > 1 {
+            let keys = room(&mut b.keys, visible * kv_dim);
+            let stored = cache.rows(index, Half::Keys, first, visible);
+            self.kernels.kv_unpack(pool, stored, kv_dim, keys)?;
+            let values = room(&mut b.values, visible * kv_dim);
+            let stored = cache.rows(index, Half::Values, first, visible);
+            self.kernels.kv_unpack(pool, stored, kv_dim, values)?;
+            KvSegment {
+                start: first,
+                len: visible,
+                k_dtype: DType::F32,
+                v_dtype: DType::F32,
+                k: bytemuck::cast_slice(keys),
+                v: bytemuck::cast_slice(values),
+            }
+        } else {
+            cache.segment(index, first, visible)
+        };
+        let shape = AttnShape {
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            scale: 1.0 / (config.head_dim as f32).sqrt(),
+            window,
+        };
+        let q = &b.qkv[rows.start * q_dim..rows.end * q_dim];
+        let y = &mut room(&mut b.attended, (to + rows.len()) * q_dim)[to * q_dim..];
+        attention(pool, isa, &shape, q, q_dim, position, &[segment], y, &mut b.attention)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,124 @@
+//! Steps over several sequences: one pass over the weights for all of them.
+//!
+//! Decoding is bound by reading the weights, so tokens of several sequences cost little more than
+//! one. A step is a list of parts, each the next tokens of one session: one token where a sequence
+//! is decoded, many where a prompt is processed, in any mixture. Matrix products and norms run over
+//! the rows of all parts together; positions, cache and attention are each part's own.
+//!
+//! Invariant: a step is all or nothing. Parts are checked before any work, and a step that fails
+//! leaves every sequence as it was.
+//!
+//! Logits of a token may differ in rounding with what else is in the step, since products of few
+//! and of many rows sum in another order.
+
+use crate::decoder::Chunk;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::session::Session;
+
+/// What a step computes for one session.
+pub struct Part<'a> {
+    /// The sequence.
+    pub session: &'a mut Session,
+    /// The tokens that follow those of the sequence; at least one.
+    pub tokens: &'a [u32],
+    /// Logits are computed of the token with this index and all later ones; none where there is no
+    /// such token, as in a prompt that goes on in the next step.
+    pub from: usize,
+}
+
+impl<'a> Part<'a> {
+    /// A part whose last token's logits are wanted.
+    pub fn new(session: &'a mut Session, tokens: &'a [u32]) -> Part<'a> {
+        Part { session, tokens, from: tokens.len().saturating_sub(1) }
+    }
+}
+
+/// Receives the index of a part, the index of a token in it, and the token's logits `[vocab]`.
+pub type EachPartRow<'a> = dyn FnMut(usize, usize, &[f32]) + 'a;
+
+impl Engine {
+    /// Appends the tokens of each part to its session, all in one step. The logits of a part's last
+    /// token, where they are wanted, are the session's afterwards.
+    ///
+    /// The step takes working memory for all of its tokens: cut long prompts into chunks of
+    /// [`EngineConfig::batch`](crate::EngineConfig::batch) tokens.
+    ///
+    /// ```no_run
+    /// use ruvllm_engine::{Engine, Part};
+    ///
+    /// # fn example(engine: &Engine) -> Result<(), ruvllm_engine::EngineError> {
+    /// let (mut running, mut joining) = (engine.session()?, engine.session()?);
+    /// running.prefill(&[1, 450, 6635])?;
+    /// // One more token of a sequence, and the whole prompt of another.
+    /// engine.step(&mut [
+    ///     Part::new(&mut running, &[3290]),
+    ///     Part::new(&mut joining, &[1, 2448, 2501]),
+    /// ])?;
+    /// assert_eq!((running.len(), joining.len()), (4, 3));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`EngineError::StepPart`] with the first part that cannot be computed and the reason:
+    /// [`EngineError::ForeignSession`], [`EngineError::PromptEmpty`],
+    /// [`EngineError::PromptTooLong`] or [`EngineError::TokenOutOfRange`]. Failures of kernels.
+    /// Whatever the error, no sequence has grown.
+    pub fn step(&self, parts: &mut [Part<'_>]) -> Result<(), EngineError> {
+        self.step_with(parts, &mut |_, _, _| ())
+    }
+
+    /// As [`Engine::step`], handing over the logits of every token of which they are wanted.
+    ///
+    /// # Errors
+    /// As [`Engine::step`].
+    pub fn step_with(
+        &self,
+        parts: &mut [Part<'_>],
+        each: &mut EachPartRow<'_>,
+    ) -> Result<(), EngineError> {
+        for (index, part) in parts.iter().enumerate() {
+            let checked = if part.session.engine().is(self) {
+                part.session.check(part.tokens)
+            } else {
+                Err(EngineError::ForeignSession)
+            };
+            checked.map_err(|e| EngineError::StepPart { part: index, source: Box::new(e) })?;
+        }
+        let mut chunks: Vec<Chunk<'_>> = Vec::with_capacity(parts.len());
+        for Part { session, tokens, from } in parts.iter_mut() {
+            chunks.push(session.chunk(tokens, (*from).min(tokens.len())));
+        }
+        self.compute(&mut chunks, each)?;
+        for part in parts {
+            part.session.append(part.tokens);
+        }
+        Ok(())
+    }
+
+    /// Appends one token to each of several sessions, all in one step; each then has the logits of
+    /// its token.
+    ///
+    /// ```no_run
+    /// use ruvllm_engine::{Engine, Session};
+    ///
+    /// # fn example(engine: &Engine, sessions: &mut [Session]) -> Result<(), ruvllm_engine::EngineError> {
+    /// let tokens = [450, 6635, 3290];
+    /// engine.decode_batch(sessions.iter_mut().zip(tokens))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Engine::step`].
+    pub fn decode_batch<'a>(
+        &self,
+        next: impl IntoIterator<Item = (&'a mut Session, u32)>,
+    ) -> Result<(), EngineError> {
+        let (sessions, tokens): (Vec<_>, Vec<_>) = next.into_iter().unzip();
+        let parts = sessions.into_iter().zip(tokens.chunks_exact(1));
+        let mut parts: Vec<_> = parts.map(|(session, token)| Part::new(session, token)).collect();
+        self.step(&mut parts)
+    }
+}
