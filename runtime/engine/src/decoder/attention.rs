@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use ruvllm_abi::DType;
 use ruvllm_native::ThreadPool;
-use ruvllm_native::attention::{AttnShape, KvSegment, attention};
+use ruvllm_native::attention::{AttnSequence, AttnShape, KvSegment, attention, attention_batch};
 
 use super::{Chunk, Decoder, Machine, add, project, room};
 use crate::config::{ModelConfig, RopeLayout};
@@ -33,25 +33,25 @@ impl Decoder {
 
         let (dim, q_dim) = (config.dim, config.q_dim());
         let last = index + 1 == config.layers();
-        let (mut m, mut end) = (0, 0);
-        for chunk in chunks.iter() {
-            let from = if last { chunk.from } else { 0 };
-            let rows = end + from..end + chunk.tokens.len();
-            end = rows.end;
-            if rows.is_empty() {
-                continue;
+        let decoded = queries(chunks, last).filter(|q| q.chunk.tokens.len() == 1).count();
+        let mut m = 0;
+        for Queries { chunk, rows, to } in queries(chunks, last) {
+            // Several sequences that are decoded share the threads; others take all in turn.
+            if decoded < 2 || chunk.tokens.len() > 1 {
+                self.attend(machine, config, index, chunk, rows.clone(), to)?;
             }
-            self.attend(machine, config, index, chunk, rows.clone(), m)?;
-            if m < rows.start {
-                let x = &mut self.buffers.x;
-                x.copy_within(rows.start * dim..rows.end * dim, m * dim);
-            }
-            m += rows.len();
+            m = to + rows.len();
         }
         if m == 0 {
             return Ok(0);
         }
+        if decoded > 1 {
+            self.attend_decoded(machine, config, index, chunks, last)?;
+        }
         let b = &mut self.buffers;
+        for Queries { rows, to, .. } in queries(chunks, last).filter(|q| q.to < q.rows.start) {
+            b.x.copy_within(rows.start * dim..rows.end * dim, to * dim);
+        }
         let attended = &b.attended[..m * q_dim];
         b.activations.prepare(machine.pool, machine.isa, attended, m, q_dim, &[layer.o.dtype()])?;
         let delta = room(&mut b.delta, m * dim);
@@ -185,16 +185,76 @@ impl Decoder {
         } else {
             cache.segment(index, first, visible)
         };
-        let shape = AttnShape {
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            scale: 1.0 / (config.head_dim as f32).sqrt(),
-            window,
-        };
+        let shape = shape(config, window);
         let q = &b.qkv[rows.start * q_dim..rows.end * q_dim];
         let y = &mut room(&mut b.attended, (to + rows.len()) * q_dim)[to * q_dim..];
         attention(pool, isa, &shape, q, q_dim, position, &[segment], y, &mut b.attention)?;
         Ok(())
+    }
+
+    /// Attention of all chunks of one token, as [`Decoder::attend`] of each, but at once.
+    fn attend_decoded(
+        &mut self,
+        machine: Machine<'_>,
+        config: &ModelConfig,
+        index: usize,
+        chunks: &[Chunk<'_>],
+        last: bool,
+    ) -> Result<(), EngineError> {
+        let q_dim = config.q_dim();
+        let window = config.windows[index];
+        let decoded = || queries(chunks, last).filter(|q| q.chunk.tokens.len() == 1);
+        let mut segments = Vec::with_capacity(chunks.len());
+        for Queries { chunk, rows, .. } in decoded() {
+            let position = self.positions[rows.start];
+            let first = window.map_or(0, |w| (position + 1).saturating_sub(w));
+            segments.push(chunk.cache.segment(index, first, position + 1 - first));
+        }
+        let b = &mut self.buffers;
+        let end = decoded().last().map_or(0, |q| q.to + 1);
+        let (mut rest, mut at) = (room(&mut b.attended, end * q_dim), 0);
+        let mut sequences = Vec::with_capacity(segments.len());
+        for (Queries { rows, to, .. }, segment) in decoded().zip(&segments) {
+            let (y, after) = rest[(to - at) * q_dim..].split_at_mut(q_dim);
+            (rest, at) = (after, to + 1);
+            let q = &b.qkv[rows.start * q_dim..rows.end * q_dim];
+            let (q_pos, kv) = (self.positions[rows.start], std::slice::from_ref(segment));
+            sequences.push(AttnSequence { q, q_pos, kv, y });
+        }
+        let Machine { pool, isa } = machine;
+        let shape = shape(config, window);
+        attention_batch(pool, isa, &shape, &mut sequences, &mut b.attention)?;
+        Ok(())
+    }
+}
+
+/// The queries of a chunk that a layer needs.
+struct Queries<'a, 'c> {
+    chunk: &'a Chunk<'c>,
+    /// Their rows in the step; at least one.
+    rows: Range<usize>,
+    /// The first of their rows among those that the layer needs.
+    to: usize,
+}
+
+/// The queries that a layer needs: all, but in the last layer those whose logits are wanted.
+fn queries<'a, 'c>(chunks: &'a [Chunk<'c>], last: bool) -> impl Iterator<Item = Queries<'a, 'c>> {
+    let (mut end, mut needed) = (0, 0);
+    let queries = chunks.iter().map(move |chunk| {
+        let from = if last { chunk.from } else { 0 };
+        let (rows, to) = (end + from..end + chunk.tokens.len(), needed);
+        (end, needed) = (rows.end, needed + rows.len());
+        Queries { chunk, rows, to }
+    });
+    queries.filter(|queries| !queries.rows.is_empty())
+}
+
+fn shape(config: &ModelConfig, window: Option<usize>) -> AttnShape {
+    AttnShape {
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+        scale: 1.0 / (config.head_dim as f32).sqrt(),
+        window,
     }
 }

@@ -10,10 +10,13 @@
 //! Work is shared out in one of two ways. A long prefill is cut into tiles of queries, which threads
 //! take from a queue, those that see most first. Otherwise, decoding above all, the *keys* are cut:
 //! each thread streams its own share of the cache for all heads, and the partial sums are merged.
+//! Several sequences that are decoded together are shared out as if their caches were one
+//! ([`attention_batch`]).
 //!
 //! Rows are summed with vectors across rows (`wide`) where there are enough to fill them, else
 //! across the elements of a head (`narrow`).
 
+mod batch;
 mod narrow;
 mod plan;
 mod tile;
@@ -23,6 +26,7 @@ mod wide;
 use crate::ops::product;
 use crate::ops::simd::{Kernel, MAX_LANES, Simd, dispatch};
 use crate::{Isa, NativeError, ThreadPool};
+pub use batch::{AttnSequence, attention_batch};
 use plan::{Plan, Share};
 use ruvllm_abi::DType;
 use std::ops::Range;
@@ -63,7 +67,7 @@ pub struct KvSegment<'a> {
     pub v: &'a [u8],
 }
 
-/// Working memory of [`attention`], reused from call to call; it grows to what the largest needs.
+/// Working memory of [`attention`] and [`attention_batch`], reused from call to call; it grows to what the largest needs.
 #[derive(Debug, Default)]
 pub struct AttnScratch {
     lanes: Vec<Lane>,
@@ -73,6 +77,14 @@ impl AttnScratch {
     /// Empty working memory.
     pub fn new() -> AttnScratch {
         AttnScratch::default()
+    }
+
+    /// The working memory of `threads` threads.
+    fn lanes(&mut self, threads: usize) -> &mut [Lane] {
+        if self.lanes.len() < threads {
+            self.lanes.resize_with(threads, Lane::default);
+        }
+        &mut self.lanes[..threads]
     }
 }
 
@@ -85,6 +97,8 @@ struct Lane {
     units: Vec<Unit>,
     /// Scores, then weights, of a tile.
     scores: Vec<f32>,
+    /// Sequences of a batch that others share, and where their units begin.
+    shared: Vec<(usize, usize)>,
 }
 
 /// Query rows that a tile of queries aims at, all heads of a group counted.
@@ -137,10 +151,7 @@ pub fn attention(
         return Ok(());
     }
     let threads = pool.threads();
-    if scratch.lanes.len() < threads {
-        scratch.lanes.resize_with(threads, Lane::default);
-    }
-    let lanes = &mut scratch.lanes[..threads];
+    let lanes = scratch.lanes(threads);
     // Four tiles for each thread even out what they see.
     if call.m.div_ceil(call.tile_queries) >= 4 * threads {
         by_queries(pool, isa, &call, lanes, y);
@@ -162,10 +173,8 @@ fn by_queries(pool: &ThreadPool, isa: Isa, call: &Call<'_>, lanes: &mut [Lane], 
             let Some((tile, y)) = next else { break };
             for head in 0..call.shape.kv_heads {
                 let share = Share::All;
-                dispatch(
-                    isa,
-                    Work { call, lane, heads: head..head + 1, tiles: tile..tile + 1, share },
-                );
+                let (heads, tiles) = (head..head + 1, tile..tile + 1);
+                dispatch(isa, Work { call, lane, at: 0, heads, tiles, share });
                 let columns = head * call.group * head_dim..(head + 1) * call.group * head_dim;
                 for (query, y) in y.chunks_exact_mut(row).enumerate() {
                     let outs = y[columns.clone()].chunks_exact_mut(head_dim);
@@ -180,24 +189,23 @@ fn by_queries(pool: &ThreadPool, isa: Isa, call: &Call<'_>, lanes: &mut [Lane], 
 
 /// Each thread its share of the keys, for all queries and heads; then the shares are merged.
 fn by_keys(pool: &ThreadPool, isa: Isa, call: &Call<'_>, lanes: &mut [Lane], y: &mut [f32]) {
-    let AttnShape { heads, kv_heads, head_dim, .. } = call.shape;
-    let tiles = call.m.div_ceil(call.tile_queries);
-    let threads = lanes.len();
+    let tiles = call.tiles();
+    let (threads, keys) = (lanes.len(), call.keys());
     pool.run_with(lanes, &|index, lane| {
         // One tile of queries sees all keys, so even runs of them are even work and stream best.
         // Several see fewer of the later ones: then keys are dealt out in turn.
-        let share = match tiles {
-            1 => Share::Run { index, of: threads },
-            _ => Share::Turns { index, of: threads },
+        let share = if tiles == 1 {
+            let Range { start, end } = crate::pool::split(keys, threads, index);
+            Share::Run { start, end }
+        } else {
+            Share::Turns { index, of: threads }
         };
-        dispatch(isa, Work { call, lane, heads: 0..kv_heads, tiles: 0..tiles, share });
+        let heads = 0..call.shape.kv_heads;
+        dispatch(isa, Work { call, lane, at: 0, heads, tiles: 0..tiles, share });
     });
     let lanes = &*lanes;
-    pool.for_chunks(y, head_dim, &|i, out| {
-        let (query, head) = (i / heads, i % heads);
-        let unit = head / call.group * tiles + query / call.tile_queries;
-        let row = query % call.tile_queries * call.group + head % call.group;
-        unit::merge(lanes.iter().map(|lane| &lane.units[unit]), row, out);
+    pool.for_chunks(y, call.shape.head_dim, &|i, out| {
+        call.merge(lanes.iter().map(|lane| lane.units.as_slice()), i, out);
     });
 }
 
@@ -255,6 +263,25 @@ impl<'a> Call<'a> {
             stride: head_dim.next_multiple_of(MAX_LANES),
         })
     }
+
+    /// Tiles of queries.
+    fn tiles(&self) -> usize {
+        self.m.div_ceil(self.tile_queries)
+    }
+
+    /// Keys that any of the queries sees.
+    fn keys(&self) -> usize {
+        let last = (self.q_pos + self.m).saturating_sub(1);
+        plan::count(self.kv, self.shape.window, self.q_pos, last)
+    }
+
+    /// Writes output head `i` of `[m, heads]` from parts that hold units of all heads and tiles.
+    fn merge<'p>(&self, parts: impl Iterator<Item = &'p [Unit]> + Clone, i: usize, y: &mut [f32]) {
+        let (query, head) = (i / self.shape.heads, i % self.shape.heads);
+        let unit = head / self.group * self.tiles() + query / self.tile_queries;
+        let row = query % self.tile_queries * self.group + head % self.group;
+        unit::merge(parts.map(|units| &units[unit]), row, y);
+    }
 }
 
 impl KvSegment<'_> {
@@ -288,6 +315,8 @@ impl KvSegment<'_> {
 struct Work<'a> {
     call: &'a Call<'a>,
     lane: &'a mut Lane,
+    /// The first of the units.
+    at: usize,
     heads: Range<usize>,
     tiles: Range<usize>,
     share: Share,
@@ -298,12 +327,13 @@ impl Kernel for Work<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Work { call, lane, heads, tiles, share } = self;
-        let count = heads.len() * tiles.len();
-        if lane.units.len() < count {
-            lane.units.resize_with(count, Unit::default);
+        let Work { call, lane, at, heads, tiles, share } = self;
+        let end = at + heads.len() * tiles.len();
+        if lane.units.len() < end {
+            lane.units.resize_with(end, Unit::default);
         }
-        for (i, unit) in lane.units[..count].iter_mut().enumerate() {
+        let units = &mut lane.units[at..end];
+        for (i, unit) in units.iter_mut().enumerate() {
             unit.start(s, call, heads.start + i / tiles.len(), tiles.start + i % tiles.len());
         }
         let first = call.q_pos + tiles.start * call.tile_queries;
@@ -315,7 +345,7 @@ impl Kernel for Work<'_> {
             lane.tile.place(call.kv, pieces);
             for (i, head) in heads.clone().enumerate() {
                 lane.tile.load(s, call, pieces, head);
-                for unit in &mut lane.units[i * tiles.len()..][..tiles.len()] {
+                for unit in &mut units[i * tiles.len()..][..tiles.len()] {
                     unit.add(s, call, &lane.tile, &mut lane.scores);
                 }
             }

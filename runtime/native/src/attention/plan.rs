@@ -14,8 +14,8 @@ pub(super) const LAST_POSITION: usize = 1 << 24;
 pub(super) enum Share {
     /// All of them.
     All,
-    /// Run `index` of `of` runs of equal length.
-    Run { index: usize, of: usize },
+    /// Those from number `start` to before number `end`, counted in the order of the cache.
+    Run { start: usize, end: usize },
     /// Every `of`-th tile, starting with tile `index`.
     Turns { index: usize, of: usize },
 }
@@ -51,20 +51,13 @@ impl Plan {
     ) {
         self.pieces.clear();
         self.ends.clear();
-        // Below this no query sees; a window of 0 sees nothing at all.
-        let low = window.map_or(0, |window| (first + 1).saturating_sub(window));
-        let visible = |segment: &KvSegment<'_>| {
-            let rows = low.saturating_sub(segment.start)..(last + 1).saturating_sub(segment.start);
-            rows.start..rows.end.min(segment.len)
-        };
-        let total: usize = kv.iter().map(|segment| visible(segment).len()).sum();
         let wanted = match share {
-            Share::Run { index, of } => crate::pool::split(total, of, index),
-            _ => 0..total,
+            Share::Run { start, end } => start..end,
+            _ => 0..usize::MAX,
         };
         let (mut seen, mut filled) = (0, 0);
         for (i, segment) in kv.iter().enumerate() {
-            let rows = visible(segment);
+            let rows = visible(segment, window, first, last);
             let mut rest = clip(&rows, seen, &wanted);
             seen += rows.len();
             while !rest.is_empty() {
@@ -105,6 +98,29 @@ impl Plan {
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         &self.pieces[start..self.ends[index]]
     }
+}
+
+/// The rows of a segment that queries at positions `first` to `last` see.
+fn visible(
+    segment: &KvSegment<'_>,
+    window: Option<usize>,
+    first: usize,
+    last: usize,
+) -> Range<usize> {
+    // Below this no query sees; a window of 0 sees nothing at all.
+    let low = window.map_or(0, |window| (first + 1).saturating_sub(window));
+    let rows = low.saturating_sub(segment.start)..(last + 1).saturating_sub(segment.start);
+    rows.start..rows.end.min(segment.len)
+}
+
+/// How many keys queries at positions `first` to `last` see.
+pub(super) fn count(
+    kv: &[KvSegment<'_>],
+    window: Option<usize>,
+    first: usize,
+    last: usize,
+) -> usize {
+    kv.iter().map(|segment| visible(segment, window, first, last).len()).sum()
 }
 
 /// The part of `rows`, of which the first is number `seen` of all, that lies in `wanted`.
@@ -150,8 +166,10 @@ mod tests {
                     let mut plan = Plan::default();
                     let mut run = Vec::new();
                     let mut turns = Vec::new();
+                    let total = count(&kv, window, first, last);
                     for index in 0..of {
-                        plan.build(&kv, window, first, last, Share::Run { index, of });
+                        let Range { start, end } = crate::pool::split(total, of, index);
+                        plan.build(&kv, window, first, last, Share::Run { start, end });
                         run.extend(positions(&plan, &kv));
                         plan.build(&kv, window, first, last, Share::Turns { index, of });
                         turns.extend(positions(&plan, &kv));

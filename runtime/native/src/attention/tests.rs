@@ -206,6 +206,79 @@ fn a_cache_may_start_late_and_end_early() {
 }
 
 #[test]
+fn sequences_of_a_batch_agree_with_the_oracle_however_threads_share_them() {
+    let shape = shape(8, 2, 32, None);
+    for window in [None, Some(40)] {
+        let shape = AttnShape { window, ..shape };
+        for contexts in [
+            vec![],
+            vec![1],
+            vec![50; 7],
+            vec![5, 700, 1, 130, 64],
+            vec![300, 2],
+            (1..20).map(|i| i * 11).collect(),
+        ] {
+            // One query each; where there is room, sometimes three; once none.
+            let queries = |i: usize| if i == 6 { 0 } else { 1 + 2 * usize::from(i % 3 == 1) };
+            let m: Vec<usize> = (contexts.iter().enumerate())
+                .map(|(i, &context)| queries(i).min(context))
+                .collect();
+            let caches: Vec<Cache> = (contexts.iter().enumerate())
+                .map(|(i, &context)| Cache::new(&shape, 0, &[(context, [F16, Q8][i % 2], F16)]))
+                .collect();
+            let q: Vec<Vec<f32>> =
+                m.iter().enumerate().map(|(i, m)| noise(m * 256, 7 + i as u64)).collect();
+            let segments: Vec<_> = caches.iter().map(Cache::segments).collect();
+            for &isa in Isa::available() {
+                for threads in [1, 2, 3, 5] {
+                    let (pool, mut scratch) = (ThreadPool::new(threads), AttnScratch::new());
+                    for _ in 0..2 {
+                        let mut y: Vec<Vec<f32>> =
+                            m.iter().map(|m| vec![f32::NAN; m * 256]).collect();
+                        let mut sequences: Vec<AttnSequence<'_>> = (y.iter_mut().enumerate())
+                            .map(|(i, y)| AttnSequence {
+                                q: &q[i],
+                                q_pos: contexts[i] - m[i],
+                                kv: &segments[i],
+                                y,
+                            })
+                            .collect();
+                        attention_batch(&pool, isa, &shape, &mut sequences, &mut scratch).unwrap();
+                        for (i, (y, cache)) in y.iter().zip(&caches).enumerate() {
+                            let Cache { k, v, positions, .. } = cache;
+                            let q_pos = contexts[i] - m[i];
+                            let want = oracle::attention(&shape, &q[i], q_pos, k, v, positions);
+                            let largest = v.iter().fold(0.0, |max: f32, v| max.max(v.abs()));
+                            for (y, want) in y.iter().zip(&want) {
+                                let error = (f64::from(*y) - want).abs();
+                                assert!(
+                                    error <= 2e-5 * f64::from(largest),
+                                    "{isa} x{threads} {contexts:?}: {i} gives {y}, want {want}"
+                                );
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_batch_with_a_sequence_that_does_not_fit_is_refused_whole() {
+    let (pool, shape) = (ThreadPool::new(2), shape(2, 1, 32, None));
+    let cache = Cache::new(&shape, 0, &[(4, F16, F16)]);
+    let segments = cache.segments();
+    let (q, mut good, mut bad) = ([1.0; 64], [7.0; 64], [7.0; 63]);
+    let sequence = |y| AttnSequence { q: &q, q_pos: 3, kv: &segments, y };
+    let mut sequences = [sequence(&mut good), sequence(&mut bad)];
+    let scratch = &mut AttnScratch::new();
+    let refused = attention_batch(&pool, Isa::detect(), &shape, &mut sequences, scratch);
+    assert_eq!(refused.unwrap_err().code(), "native_shape");
+    assert!(good.iter().all(|y| *y == 7.0));
+}
+
+#[test]
 fn scores_far_apart_saturate_and_huge_ones_do_not_overflow_the_weights() {
     let pool = ThreadPool::new(2);
     for &isa in Isa::available() {
