@@ -1,10 +1,10 @@
 //! What a call through the host costs beyond the kernel itself.
 //!
 //! Three measures, warm, on one thread: an entry point that returns at once (the host's own
-//! overhead: checks, descriptor, copies of 64 bytes, two readings of the clock), RMSNorm of one row
-//! of 2048 through the pack's kernel with a resident weight, and the native twin of the same call,
-//! which the policy `native-only` gives. The difference between the last two is what the sandbox
-//! costs.
+//! overhead: checks, descriptor, copies of 64 bytes, the count; of calls as brief as that one in 64
+//! is timed), RMSNorm of one row of 2048 through the pack's kernel with a resident weight, and the
+//! native twin of the same call, which the policy `native-only` gives. The difference between the
+//! last two is what the sandbox costs.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use ruvllm_abi::DType;

@@ -46,6 +46,7 @@ impl KernelDescriptor {
     pub const SIZE: usize = 40;
 
     /// The descriptor as the ten words a kernel reads.
+    #[inline]
     pub const fn to_words(self) -> [u32; 10] {
         [
             self.input_a.offset,
@@ -73,6 +74,7 @@ impl KernelDescriptor {
     }
 
     /// The descriptor as the bytes that the host writes into linear memory.
+    #[inline]
     pub fn to_bytes(self) -> [u8; Self::SIZE] {
         let mut bytes = [0; Self::SIZE];
         for (chunk, word) in bytes.chunks_exact_mut(4).zip(self.to_words()) {

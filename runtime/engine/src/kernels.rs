@@ -2,8 +2,8 @@
 //! shared out.
 //!
 //! A few rows run on the calling thread alone; many are split evenly over the threads, each with
-//! its own [`Worker`], in tiles small enough to stay in a core's cache with their output. The
-//! registry snapshot is pinned for a step, so that every layer of it sees the same kernels.
+//! its own [`Worker`], which cuts its share into tiles that stay in a core's cache. The registry
+//! snapshot is pinned for a step, so that every layer of it sees the same kernels.
 
 use std::sync::Arc;
 
@@ -16,9 +16,6 @@ use ruvllm_native::ThreadPool;
 use crate::error::EngineError;
 use crate::kv::KvType;
 use crate::rope::RopeTables;
-
-/// Bytes of one operand in one call.
-const TILE_BYTES: usize = 128 * 1024;
 
 /// Elements below which waking the other threads costs more than it saves.
 const SPLIT_ELEMS: usize = 16 * 1024;
@@ -105,7 +102,7 @@ impl Kernels {
     ) -> Result<(), EngineError> {
         let dim = weight.len() / size_of::<f32>();
         let Pinned { snapshot, rmsnorm, .. } = &self.pinned;
-        over_rows(pool, &mut self.workers, y, dim, dim * 4, &|worker, first, y| {
+        over_rows(pool, &mut self.workers, y, dim, &|worker, first, y| {
             let x = &x[first * dim..][..y.len()];
             let rows = (y.len() / dim) as u32;
             let call = OpCall::rmsnorm(Operand::f32(x), weight.all(), rows, dim as u32, eps);
@@ -123,7 +120,7 @@ impl Kernels {
         y: &mut [f32],
     ) -> Result<(), EngineError> {
         let Pinned { snapshot, swiglu, .. } = &self.pinned;
-        over_rows(pool, &mut self.workers, y, dim, dim * 4, &|worker, first, y| {
+        over_rows(pool, &mut self.workers, y, dim, &|worker, first, y| {
             let range = first * dim..first * dim + y.len();
             let (gate, up) = (Operand::f32(&gate[range.clone()]), Operand::f32(&up[range]));
             let call = OpCall::swiglu(gate, up, (y.len() / dim) as u32, dim as u32);
@@ -144,7 +141,7 @@ impl Kernels {
     ) -> Result<(), EngineError> {
         let row = shape.heads * shape.dim;
         let Pinned { snapshot, rope, .. } = &self.pinned;
-        over_rows(pool, &mut self.workers, y, row, row * 4, &|worker, first, mut y| {
+        over_rows(pool, &mut self.workers, y, row, &|worker, first, mut y| {
             let mut done = first;
             while !y.is_empty() {
                 let positions = &positions[done..done + y.len() / row];
@@ -185,7 +182,7 @@ impl Kernels {
         let (pack, _) = self.pinned.kv(self.kv)?;
         let row = row_bytes(self.kv.dtype(), dim)?;
         let snapshot = &self.pinned.snapshot;
-        over_rows(pool, &mut self.workers, y, row, dim * 4, &|worker, first, y| {
+        over_rows(pool, &mut self.workers, y, row, &|worker, first, y| {
             let rows = y.len() / row;
             let x = Operand::f32(&x[first * dim..(first + rows) * dim]);
             Ok(worker.call(snapshot, pack, &OpCall::kv_pack(x, rows as u32, dim as u32), y)?)
@@ -203,7 +200,7 @@ impl Kernels {
         let (_, unpack) = self.pinned.kv(self.kv)?;
         let row = row_bytes(self.kv.dtype(), dim)?;
         let snapshot = &self.pinned.snapshot;
-        over_rows(pool, &mut self.workers, y, dim, dim * 4, &|worker, first, y| {
+        over_rows(pool, &mut self.workers, y, dim, &|worker, first, y| {
             let rows = y.len() / dim;
             let x = Operand::Bytes(&x[first * row..(first + rows) * row]);
             let call = OpCall::kv_unpack(x, rows as u32, dim as u32);
@@ -227,28 +224,19 @@ struct Share<'a, T> {
 /// Work on some rows: the worker, the index of the first row, and the rows of the output.
 type RowWork<'a, T> = dyn Fn(&mut Worker, usize, &mut [T]) -> Result<(), EngineError> + Sync + 'a;
 
-/// Runs `work` over all rows of `out`, `row` elements each; `widest` is the size in bytes of one
-/// row of the widest operand.
+/// Runs `work` over all rows of `out`, `row` elements each.
 fn over_rows<T: Send>(
     pool: &ThreadPool,
     workers: &mut [Worker],
     out: &mut [T],
     row: usize,
-    widest: usize,
     work: &RowWork<'_, T>,
 ) -> Result<(), EngineError> {
-    let tile = (TILE_BYTES / widest).max(1);
-    let tiled = |worker: &mut Worker, first: usize, out: &mut [T]| {
-        for (i, out) in out.chunks_mut(tile * row).enumerate() {
-            work(worker, first + i * tile, out)?;
-        }
-        Ok(())
-    };
     let rows = out.len() / row;
     let threads = pool.threads().min(workers.len());
     if rows == 1 || threads == 1 || out.len() < SPLIT_ELEMS {
         return match workers.first_mut() {
-            Some(worker) => tiled(worker, 0, out),
+            Some(worker) => work(worker, 0, out),
             None => Ok(()),
         };
     }
@@ -262,7 +250,7 @@ fn over_rows<T: Send>(
         shares.push(Share { worker, first: i * share, out, result: Ok(()) });
     }
     pool.run_with(&mut shares, &|_, share: &mut Share<'_, T>| {
-        share.result = tiled(share.worker, share.first, share.out);
+        share.result = work(share.worker, share.first, share.out);
     });
     shares.into_iter().try_for_each(|share| share.result)
 }

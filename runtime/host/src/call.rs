@@ -59,6 +59,7 @@ impl Resident {
     }
 
     /// All of it as an operand.
+    #[inline]
     pub fn all(&self) -> Operand<'_> {
         Operand::Resident(self, 0..self.0.len)
     }
@@ -93,6 +94,7 @@ pub enum Operand<'a> {
 
 impl<'a> Operand<'a> {
     /// Binary32 numbers that this call copies.
+    #[inline]
     pub fn f32(values: &'a [f32]) -> Self {
         Operand::Bytes(bytemuck::cast_slice(values))
     }
@@ -127,6 +129,9 @@ pub struct Words {
 }
 
 impl Words {
+    /// Bytes of the longest params block.
+    pub(crate) const BYTES: usize = MAX_PARAM_WORDS * size_of::<u32>();
+
     /// The words of the slice, or `None` where they are more than [`MAX_PARAM_WORDS`].
     pub fn new(words: &[u32]) -> Option<Self> {
         let mut all = [0; MAX_PARAM_WORDS];
@@ -135,6 +140,7 @@ impl Words {
     }
 
     /// The words of an array whose length is known to fit.
+    #[inline]
     pub const fn of<const N: usize>(words: [u32; N]) -> Self {
         const { assert!(N <= MAX_PARAM_WORDS) };
         let mut all = [0; MAX_PARAM_WORDS];
@@ -150,6 +156,12 @@ impl Words {
     #[inline]
     pub fn as_slice(&self) -> &[u32] {
         &self.words[..self.len as usize]
+    }
+
+    /// The bytes of a params block of the longest kind: the words, then zeros.
+    #[inline]
+    pub(crate) fn block(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.words)
     }
 
     /// The same words with one replaced; no change where there is no such word.

@@ -122,8 +122,8 @@ pub struct HostConfig {
     pub tick: Duration,
     /// How many failures of a kernel, over all workers, take it out of service.
     pub quarantine_after: u32,
-    /// Every how many calls of an instance, beginning with its first, the output is checked
-    /// against the native twin; 0 is never.
+    /// Every how many runs of an instance, beginning with its first, the output is checked against
+    /// the native twin; 0 is never. A large call takes several runs, one for each tile.
     pub cross_check_every: u32,
     /// Whether kernels' results must not depend on the CPU: of variants of a kernel, those without
     /// relaxed SIMD are taken; relaxed instructions of others get their one deterministic meaning,

@@ -31,6 +31,7 @@ mod module_gate;
 mod plan;
 mod race;
 mod registry;
+mod run;
 mod select;
 mod stats;
 mod tensor;

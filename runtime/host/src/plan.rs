@@ -23,6 +23,9 @@ pub(crate) struct TensorPlan {
     pub(crate) name: String,
     pub(crate) dtype: DType,
     extents: Vec<Extent>,
+    /// The product of the extents: of the constant ones, and the words that bind the others.
+    constant: usize,
+    factors: Vec<usize>,
     block_shift: u32,
     block_bytes: usize,
     /// How many of the innermost dimensions make a row that blocks may span. Blocks of rotated
@@ -60,6 +63,8 @@ pub(crate) struct CallPlan {
     pub(crate) params: Vec<ParamPlan>,
     pub(crate) inputs: Vec<TensorPlan>,
     pub(crate) output: TensorPlan,
+    /// Words that a call must have: of the symbols, then of the params.
+    pub(crate) words: usize,
     /// Words whose extents may be cut into runs, outermost first. Only the catalogue's operations
     /// are known to compute each row on its own.
     split: &'static [usize],
@@ -68,6 +73,7 @@ pub(crate) struct CallPlan {
 /// A run of rows of a larger call.
 pub(crate) struct Tile<'a> {
     pub(crate) call: OpCall<'a>,
+    pub(crate) bytes: CallBytes,
     pub(crate) out: Range<usize>,
 }
 
@@ -90,11 +96,7 @@ impl CallPlan {
             ty: p.ty,
             default: None,
         });
-        let split = match op {
-            Op::Rope => &[0, 1][..],
-            _ => &[0],
-        };
-        Self { params: params.collect(), inputs, output, split, symbols }
+        Self::new(symbols, params.collect(), inputs, output, split_of(op))
     }
 
     /// The plan of a manifest's kernel, whose operation need not be in the catalogue.
@@ -117,19 +119,25 @@ impl CallPlan {
             ty: p.ty,
             default: p.default,
         });
-        let split = match entry.known_op() {
-            Some(Op::Rope) => &[0, 1][..],
-            Some(_) => &[0],
-            None => &[],
-        };
-        Self { params: params.collect(), inputs, output, split, symbols }
+        let split = entry.known_op().map_or(&[][..], split_of);
+        Self::new(symbols, params.collect(), inputs, output, split)
     }
 
     /// The plan of an operation that nobody answers.
     pub(crate) fn none() -> Self {
         let output = TensorPlan::new("", DType::U8, vec![Extent::Fixed(0)], None);
         let (symbols, params, inputs) = (Vec::new(), Vec::new(), Vec::new());
-        Self { symbols, params, inputs, output, split: &[] }
+        Self::new(symbols, params, inputs, output, &[])
+    }
+
+    fn new(
+        symbols: Vec<String>,
+        params: Vec<ParamPlan>,
+        inputs: Vec<TensorPlan>,
+        output: TensorPlan,
+        split: &'static [usize],
+    ) -> Self {
+        Self { words: symbols.len() + params.len(), symbols, params, inputs, output, split }
     }
 
     /// Elements of a row of the output.
@@ -145,18 +153,14 @@ impl CallPlan {
             && self.params.iter().map(|p| p.ty).eq(other.params.iter().map(|p| p.ty))
     }
 
-    /// Words that a call must have.
-    pub(crate) fn words(&self) -> usize {
-        self.symbols.len() + self.params.len()
-    }
-
     /// Whether descriptor and params block have room for it.
     pub(crate) fn fits_abi(&self) -> bool {
-        self.inputs.len() <= MAX_INPUTS && self.words() <= MAX_PARAM_WORDS
+        self.inputs.len() <= MAX_INPUTS && self.words <= MAX_PARAM_WORDS
     }
 
     /// The sizes that the words call for, or the tensor that has none: a row that does not fill
     /// whole blocks, or a size beyond the address space.
+    #[inline]
     pub(crate) fn bytes(&self, words: &[u32]) -> Result<CallBytes, &TensorPlan> {
         let size = |i: usize| match self.inputs.get(i) {
             Some(tensor) => tensor.bytes(words).ok_or(tensor),
@@ -166,34 +170,43 @@ impl CallPlan {
         Ok(CallBytes { a: size(0)?, b: size(1)?, out })
     }
 
-    /// Checks the sizes of a call.
-    ///
-    /// # Errors
-    /// A sentence that names the operand and both sizes.
+    /// The sizes of a call, or `None` where it does not have those that its words call for.
     #[inline]
-    pub(crate) fn check(&self, call: &OpCall<'_>, out: usize) -> Result<CallBytes, String> {
+    pub(crate) fn check(&self, call: &OpCall<'_>, out: usize) -> Option<CallBytes> {
         let words = call.words.as_slice();
-        if words.len() != self.words() {
-            let want = self.words();
-            return Err(format!("the params block has {} words instead of {want}", words.len()));
+        if words.len() != self.words {
+            return None;
         }
-        let bytes = self.bytes(words).map_err(|tensor| {
-            let shape = tensor.shape(words);
-            format!("{} {shape:?} has no size in {}: use whole blocks", tensor.name, tensor.dtype)
-        })?;
-        let got = |operand: &Operand<'_>| operand.bytes().map(<[u8]>::len);
-        for (operand, want, i) in [(&call.a, bytes.a, 0), (&call.b, bytes.b, 1)] {
-            if got(operand) != Some(want) {
-                return Err(self.mismatch(i, got(operand), want, words));
-            }
-        }
-        if out != bytes.out {
-            return Err(self.mismatch(MAX_INPUTS, Some(out), bytes.out, words));
-        }
-        Ok(bytes)
+        let bytes = self.bytes(words).ok()?;
+        let fits = |operand: &Operand<'_>, want| operand.bytes().is_some_and(|b| b.len() == want);
+        (fits(&call.a, bytes.a) && fits(&call.b, bytes.b) && out == bytes.out).then_some(bytes)
     }
 
+    /// What [`CallPlan::check`] has against a call: a sentence that names the operand and both
+    /// sizes.
     #[cold]
+    pub(crate) fn objection(&self, call: &OpCall<'_>, out: usize) -> String {
+        let words = call.words.as_slice();
+        if words.len() != self.words {
+            let (got, want) = (words.len(), self.words);
+            return format!("the params block has {got} words instead of {want}");
+        }
+        let bytes = match self.bytes(words) {
+            Ok(bytes) => bytes,
+            Err(tensor) => {
+                let (name, dtype, shape) = (&tensor.name, tensor.dtype, tensor.shape(words));
+                return format!("{name} {shape:?} has no size in {dtype}: use whole blocks");
+            }
+        };
+        for (operand, want, i) in [(&call.a, bytes.a, 0), (&call.b, bytes.b, 1)] {
+            let got = operand.bytes().map(<[u8]>::len);
+            if got != Some(want) {
+                return self.mismatch(i, got, want, words);
+            }
+        }
+        self.mismatch(MAX_INPUTS, Some(out), bytes.out, words)
+    }
+
     fn mismatch(&self, i: usize, got: Option<usize>, want: usize, words: &[u32]) -> String {
         let got = match got {
             Some(n) => format!("{n} bytes"),
@@ -256,8 +269,17 @@ impl CallPlan {
                 b: cut(&call.b, b, from, n),
                 words: call.words.with(word, n as u32),
             };
-            Tile { call, out: from * out..(from + n) * out }
+            let size = |row: usize, all: usize| if row == 0 { all } else { n * row };
+            let bytes = CallBytes { a: size(a, bytes.a), b: size(b, bytes.b), out: n * out };
+            Tile { call, bytes, out: from * out..(from + n) * out }
         }))
+    }
+}
+
+fn split_of(op: Op) -> &'static [usize] {
+    match op {
+        Op::Rope => &[0, 1],
+        _ => &[0],
     }
 }
 
@@ -272,9 +294,20 @@ fn word_of(symbols: &[String], name: &str) -> Extent {
 impl TensorPlan {
     fn new(name: &str, dtype: DType, extents: Vec<Extent>, op: Option<Op>) -> Self {
         let layout = dtype.layout();
+        let constants = extents.iter().filter_map(|extent| match extent {
+            Extent::Fixed(n) => Some(*n as usize),
+            Extent::Word(_) => None,
+        });
+        let factors = extents.iter().filter_map(|extent| match extent {
+            Extent::Word(word) => Some(*word),
+            Extent::Fixed(_) => None,
+        });
         Self {
             name: name.to_owned(),
             dtype,
+            // Saturated, no operand is as long.
+            constant: constants.fold(1, usize::saturating_mul),
+            factors: factors.collect(),
             extents,
             block_shift: layout.elems.trailing_zeros(),
             block_bytes: layout.bytes,
@@ -285,9 +318,9 @@ impl TensorPlan {
     /// Bytes of the tensor. Block formats need rows of whole blocks.
     #[inline]
     fn bytes(&self, words: &[u32]) -> Option<usize> {
-        let mut elems = 1usize;
-        for extent in &self.extents {
-            elems = elems.checked_mul(extent.get(words))?;
+        let mut elems = self.constant;
+        for &word in &self.factors {
+            elems = elems.checked_mul(words[word] as usize)?;
         }
         if self.block_shift > 0 {
             let row = self.extents.iter().rev().take(self.row_dims);
@@ -373,10 +406,12 @@ mod tests {
         let plan = plan(&OpKey::rmsnorm_f32());
         let (x, w) = ([0f32; 8], [0f32; 3]);
         let call = OpCall::rmsnorm(Operand::f32(&x), Operand::f32(&w), 2, 4, 1e-5);
-        let message = plan.check(&call, 32).unwrap_err();
+        assert!(plan.check(&call, 32).is_none());
+        let message = plan.objection(&call, 32);
         assert_eq!(message, "weight got 12 bytes; [4] in f32 takes 16 bytes");
         let call = OpCall::kv_pack(Operand::f32(&x), 2, 4);
-        assert!(plan.check(&call, 32).unwrap_err().contains("2 words instead of 3"));
+        assert!(plan.check(&call, 32).is_none());
+        assert!(plan.objection(&call, 32).contains("2 words instead of 3"));
     }
 
     #[test]
@@ -390,6 +425,9 @@ mod tests {
         let rows: Vec<_> = tiles.iter().map(|t| t.call.words.as_slice()[0]).collect();
         assert_eq!(rows, [3, 3, 3, 1]);
         assert_eq!(tiles[3].out, 144..160);
+        for tile in &tiles {
+            assert_eq!(plan.check(&tile.call, tile.out.len()), Some(tile.bytes));
+        }
         assert_eq!(plan.tiles(&call, bytes, 40, [true; 2]).unwrap().count(), 10);
     }
 

@@ -163,12 +163,10 @@ impl RegistrySnapshot {
 
     #[inline]
     pub(crate) fn entry(&self, slot: OpSlot) -> Result<&Slot, CallError> {
-        if slot.generation != self.generation {
-            let (slot, snapshot) = (slot.generation, self.generation);
-            return Err(CallError::StaleSlot { slot, snapshot });
+        match self.slots.get(slot.index as usize) {
+            Some(entry) if slot.generation == self.generation => Ok(entry),
+            _ => Err(CallError::StaleSlot { slot: slot.generation, snapshot: self.generation }),
         }
-        let stale = CallError::StaleSlot { slot: slot.generation, snapshot: self.generation };
-        self.slots.get(slot.index as usize).ok_or(stale)
     }
 
     pub(crate) fn slots(&self) -> &[Slot] {

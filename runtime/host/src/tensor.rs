@@ -109,7 +109,7 @@ pub(crate) fn bind(
             return Err(format!("there is no param {name:?}; there are {known:?}"));
         }
     }
-    let mut words = Vec::with_capacity(plan.words());
+    let mut words = Vec::with_capacity(plan.words);
     for (symbol, extent) in plan.symbols.iter().zip(symbols) {
         words.push(extent.ok_or_else(|| {
             format!("nothing binds the extent {symbol}: pass it among the params")

@@ -6,7 +6,6 @@
 //! operations are out of place.
 
 use crate::call::OpCall;
-use crate::compare::{Judge, decode, exact_blocks};
 use crate::error::{Failure, Incident};
 use crate::exec::window::Bench;
 use crate::host::Shared;
@@ -14,19 +13,22 @@ use crate::kernel::{Body, Kernel};
 use crate::plan::{CallBytes, CallPlan};
 use crate::race::{Race, class};
 use crate::registry::{OpSlot, RegistrySnapshot, Slot};
-use crate::stats::{Counters, Ledger};
+use crate::run::{Run, Scratch, native};
+use crate::stats::{Counters, Ledger, Timing};
 use crate::tensor::{Tensor, bind};
 use crate::{CallError, OpKey};
-use ruvllm_abi::Op;
-use ruvllm_manifest::{ParamValue, Tolerance};
-use ruvllm_native::{Isa, twin};
+use ruvllm_manifest::ParamValue;
+use ruvllm_native::Isa;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Bytes of operands and output together above which a call is cut into runs of rows, so that
-/// what is copied in is still in the cache when the kernel reads it.
-const TILE_BYTES: usize = 256 << 10;
+/// Bytes of operands and output together below which a call is brief: reading the clock would take
+/// as long as the call, so one of [`CLOCK_EVERY`] is timed.
+const BRIEF_BYTES: usize = 4 << 10;
+
+/// Of so many brief calls one is timed.
+const CLOCK_EVERY: u32 = 64;
 
 /// How often each candidate of a race runs.
 const RACE_TURNS: usize = 8;
@@ -46,23 +48,16 @@ pub struct Worker {
 struct Lane {
     open: Option<Open>,
     bench: Option<Bench>,
-    /// Calls until the next cross-check; the first call of an instance is always checked.
+    /// Runs until the next cross-check; the first run of an instance is always checked.
     until_check: u32,
+    /// Brief calls until the next that is timed.
+    until_clock: u32,
 }
 
 struct Open {
     alive: Weak<Kernel>,
     ledger: Arc<Ledger>,
     counters: Arc<Counters>,
-}
-
-/// Buffers of cross-checks.
-#[derive(Default)]
-struct Scratch {
-    want: Vec<u8>,
-    got: Vec<f32>,
-    twin: Vec<f32>,
-    truth: Vec<f64>,
 }
 
 impl Worker {
@@ -92,7 +87,9 @@ impl Worker {
         if snap.host != self.host.id {
             return Err(CallError::ForeignSnapshot);
         }
-        let bytes = slot.plan.check(call, out.len()).map_err(|detail| shape(&slot.key, detail))?;
+        let Some(bytes) = slot.plan.check(call, out.len()) else {
+            return Err(shape(&slot.key, slot.plan.objection(call, out.len())));
+        };
         let Slot { key, plan, choice, race } = slot;
         let race = race.as_ref();
         let target = Target { key, plan, chain: &choice.chain, race, alone: false };
@@ -123,7 +120,9 @@ impl Worker {
         let fail = |detail: String| shape(target.key, detail);
         let mut bound = bind(target.plan, inputs, params).map_err(fail)?;
         let (call, out) = bound.call(inputs);
-        let bytes = target.plan.check(&call, out.len()).map_err(fail)?;
+        let Some(bytes) = target.plan.check(&call, out.len()) else {
+            return Err(fail(target.plan.objection(&call, out.len())));
+        };
         self.ask(snap, &target, &call, bytes, out)?;
         Ok(vec![bound.output])
     }
@@ -144,43 +143,62 @@ impl Worker {
         if self.host.retired.load(Relaxed) != self.retired {
             self.sweep();
         }
-        let Target { key, plan, chain, race, alone } = *target;
-        let strict = self.host.config.strict || alone;
-        let class = class(bytes.total());
-        let first = match race.map(|race| (race, race.winner(class))) {
+        let Target { plan, chain, race, .. } = *target;
+        let first = match race {
             None => 0,
-            Some((_, Some(winner))) => winner,
-            Some((race, None)) => self.race(snap, target, race, call, bytes, out),
+            Some(race) => match race.winner(class(bytes.total())) {
+                Some(winner) => winner,
+                None => self.race(snap, target, race, call, bytes, out),
+            },
         };
-        let order = std::iter::once(first).chain((0..chain.len()).filter(|&i| i != first));
-        let mut last = None;
-        for kernel in order.filter_map(|i| chain.get(i)) {
-            if kernel.ledger.quarantined() {
-                if strict {
-                    break;
+        let failure = match chain.get(first) {
+            Some(kernel) if !kernel.ledger.quarantined() => {
+                match self.answer(kernel, plan, call, bytes, out) {
+                    Ok(()) => return Ok(()),
+                    Err(failure) => Some(failure),
                 }
-                continue;
             }
-            let started = Instant::now();
-            match self.attempt(kernel, plan, call, bytes, out) {
-                Ok(()) => {
-                    let lane = &self.lanes[kernel.uid];
-                    if let Some(open) = &lane.open {
-                        open.counters.answered(started.elapsed());
-                    }
-                    return Ok(());
-                }
-                Err(failure) => {
-                    self.failed(kernel, &failure);
-                    if strict {
-                        let (op, kernel) = (key.to_string(), kernel.id().to_owned());
-                        return Err(CallError::Failed { op, kernel, failure });
-                    }
-                    last = Some(format!("{} {failure}", kernel.id()));
-                }
+            _ => None,
+        };
+        self.fall_back(target, first, failure, call, bytes, out)
+    }
+
+    /// Asks the others of a chain, after the first failed or while it is out of service.
+    #[cold]
+    fn fall_back(
+        &mut self,
+        target: &Target<'_>,
+        first: usize,
+        failure: Option<Failure>,
+        call: &OpCall<'_>,
+        bytes: CallBytes,
+        out: &mut [u8],
+    ) -> Result<(), CallError> {
+        let Target { key, plan, chain, alone, .. } = *target;
+        let strict = self.host.config.strict || alone;
+        let mut last = "every one is quarantined".to_owned();
+        let mut failed = |worker: &mut Self, kernel: &Arc<Kernel>, failure: Failure| {
+            worker.failed(kernel, &failure);
+            if strict {
+                let (op, kernel) = (key.to_string(), kernel.id().to_owned());
+                return Err(CallError::Failed { op, kernel, failure });
+            }
+            last = format!("{} {failure}", kernel.id());
+            Ok(())
+        };
+        if let (Some(kernel), Some(failure)) = (chain.get(first), failure) {
+            failed(self, kernel, failure)?;
+        }
+        let others = chain.iter().enumerate().filter(|&(i, kernel)| {
+            // In strict mode nobody answers for the first.
+            i != first && !strict && !kernel.ledger.quarantined()
+        });
+        for (_, kernel) in others {
+            match self.answer(kernel, plan, call, bytes, out) {
+                Ok(()) => return Ok(()),
+                Err(failure) => failed(self, kernel, failure)?,
             }
         }
-        let last = last.unwrap_or_else(|| "every one is quarantined".to_owned());
         Err(CallError::Exhausted { op: key.to_string(), last })
     }
 
@@ -204,6 +222,7 @@ impl Worker {
                 if kernel.ledger.quarantined() {
                     continue;
                 }
+                self.lane(kernel);
                 let started = Instant::now();
                 match self.attempt(kernel, target.plan, call, bytes, out) {
                     Ok(()) if turn == 0 => {}
@@ -221,8 +240,9 @@ impl Worker {
         records.finish(target.key, target.chain, race, class(bytes.total()), &times)
     }
 
+    /// Runs one candidate, and books the call where it succeeds.
     #[inline]
-    fn attempt(
+    fn answer(
         &mut self,
         kernel: &Arc<Kernel>,
         plan: &CallPlan,
@@ -230,30 +250,66 @@ impl Worker {
         bytes: CallBytes,
         out: &mut [u8],
     ) -> Result<(), Failure> {
+        let lane = self.lane(kernel);
+        // A call that makes an instance or is checked takes many times what others do: it may not
+        // stand for them.
+        let usual = kernel.is_native() || lane.bench.is_some() && lane.until_check > 0;
+        let brief = usual && bytes.total() < BRIEF_BYTES;
+        let timed = !brief || lane.until_clock == 0;
+        if brief {
+            lane.until_clock = if timed { CLOCK_EVERY - 1 } else { lane.until_clock - 1 };
+        }
+        let started = timed.then(Instant::now);
+        self.attempt(kernel, plan, call, bytes, out)?;
+        if let Some(open) = &self.lanes[kernel.uid].open {
+            open.counters.answered(match started.map(|started| started.elapsed()) {
+                Some(took) if !brief => Timing::Each(took),
+                took => Timing::Sampled(took),
+            });
+        }
+        Ok(())
+    }
+
+    /// Runs one candidate whose lane is open.
+    #[inline]
+    fn attempt(
+        &mut self,
+        kernel: &Kernel,
+        plan: &CallPlan,
+        call: &OpCall<'_>,
+        bytes: CallBytes,
+        out: &mut [u8],
+    ) -> Result<(), Failure> {
+        let (prepared, defaults) = match &kernel.body {
+            Body::Native { op } => return native(self.isa, *op, &kernel.key, call, out),
+            Body::Sandbox { prepared, defaults, .. } => (prepared, defaults),
+        };
+        let lane = &mut self.lanes[kernel.uid];
+        let bench = match &mut lane.bench {
+            Some(bench) => bench,
+            empty => {
+                lane.until_check = 0;
+                empty.insert(Bench::new(&**prepared, defaults)?)
+            }
+        };
+        let mut run = Run {
+            bench,
+            kernel,
+            isa: self.isa,
+            scratch: &mut self.check,
+            every: self.host.config.cross_check_every,
+            until_check: &mut lane.until_check,
+        };
+        run.call(plan, call, bytes, out)
+    }
+
+    /// What this worker keeps of a kernel.
+    #[inline]
+    fn lane(&mut self, kernel: &Arc<Kernel>) -> &mut Lane {
         if self.lanes.get(kernel.uid).is_none_or(|lane| lane.open.is_none()) {
             self.open(kernel);
         }
-        let lane = &mut self.lanes[kernel.uid];
-        match &kernel.body {
-            Body::Native { op } => native(self.isa, *op, &kernel.key, call, out),
-            Body::Sandbox { prepared, defaults, .. } => {
-                let bench = match &mut lane.bench {
-                    Some(bench) => bench,
-                    empty => {
-                        lane.until_check = 0;
-                        empty.insert(Bench::new(&**prepared, defaults)?)
-                    }
-                };
-                let every = self.host.config.cross_check_every;
-                let check = every > 0 && lane.until_check == 0;
-                lane.until_check = if check { every - 1 } else { lane.until_check.wrapping_sub(1) };
-                run(bench, plan, call, bytes, check, out)?;
-                if check {
-                    self.check.cross_check(self.isa, kernel, call, out)?;
-                }
-                Ok(())
-            }
-        }
+        &mut self.lanes[kernel.uid]
     }
 
     /// Makes room for a kernel that this worker has not called before.
@@ -317,94 +373,6 @@ impl Drop for Open {
 
 fn shape(key: &OpKey, detail: String) -> CallError {
     CallError::Shape { op: key.to_string(), detail }
-}
-
-/// Runs a sandboxed kernel, cut into runs of rows where the call is large.
-#[inline]
-fn run(
-    bench: &mut Bench,
-    plan: &CallPlan,
-    call: &OpCall<'_>,
-    bytes: CallBytes,
-    check: bool,
-    out: &mut [u8],
-) -> Result<(), Failure> {
-    if bytes.total() > bench.room().min(TILE_BYTES) {
-        // Asking uploads what can be, so the room comes after.
-        let copied = [bench.is_copied(&call.a), bench.is_copied(&call.b)];
-        let budget = bench.room().min(TILE_BYTES);
-        let Some(tiles) = plan.tiles(call, bytes, budget, copied) else {
-            return one(bench, call, bytes, check, out);
-        };
-        for tile in tiles {
-            let sized = plan.bytes(tile.call.words.as_slice());
-            let bytes = sized.map_err(|_| Failure::TooLarge { needed: usize::MAX, limit: 0 })?;
-            one(bench, &tile.call, bytes, check, &mut out[tile.out])?;
-        }
-        return Ok(());
-    }
-    one(bench, call, bytes, check, out)
-}
-
-#[inline]
-fn one(
-    bench: &mut Bench,
-    call: &OpCall<'_>,
-    bytes: CallBytes,
-    check: bool,
-    out: &mut [u8],
-) -> Result<(), Failure> {
-    bench.call(call, bytes, out)?;
-    if check && !bench.inputs_unchanged(call) {
-        return Err(Failure::InputWritten);
-    }
-    Ok(())
-}
-
-fn native(isa: Isa, op: Op, key: &OpKey, call: &OpCall<'_>, out: &mut [u8]) -> Result<(), Failure> {
-    // The operands' ranges have been checked with the call.
-    let a = call.a.bytes().unwrap_or(&[]);
-    let b = call.b.bytes().unwrap_or(&[]);
-    twin::run(isa, op, &key.inputs, key.output, a, b, call.words.as_slice(), out)
-        .map_err(|e| Failure::Native { detail: e.to_string() })
-}
-
-impl Scratch {
-    /// Holds an output against the native twin's. Custom operations have none.
-    #[cold]
-    fn cross_check(
-        &mut self,
-        isa: Isa,
-        kernel: &Kernel,
-        call: &OpCall<'_>,
-        out: &[u8],
-    ) -> Result<(), Failure> {
-        let Some((op, _)) = kernel.key.known() else { return Ok(()) };
-        self.want.clear();
-        self.want.resize(out.len(), 0);
-        if native(isa, op, &kernel.key, call, &mut self.want).is_err() {
-            // A twin that cannot answer cannot accuse.
-            return Ok(());
-        }
-        let output = kernel.key.output;
-        let Some(tolerance) = kernel.tolerance else {
-            return exact_blocks(output, call.a.bytes().unwrap_or(&[]), out, &self.want);
-        };
-        let unreadable = |detail: String| Failure::Mismatch { detail };
-        decode(output, out, &mut self.got).map_err(unreadable)?;
-        decode(output, &self.want, &mut self.twin).map_err(unreadable)?;
-        self.truth.clear();
-        self.truth.extend(self.twin.iter().map(|&x| f64::from(x)));
-        let judge = Judge {
-            dtype: output,
-            // The twin is as far from the truth as the kernel may be.
-            tolerance: Tolerance { rel: 2.0 * tolerance.rel, abs: 2.0 * tolerance.abs },
-            author: None,
-            row: kernel.plan.output_row(call.words.as_slice()),
-            floor: 1024.0,
-        };
-        judge.check(&self.got, &self.truth)
-    }
 }
 
 /// What a generic call goes to.

@@ -122,8 +122,9 @@ pub(crate) trait Instance: Send {
     /// The most bytes that the memory can have.
     fn memory_limit(&self) -> usize;
 
-    /// Calls the entry point with the address of a descriptor.
-    fn call(&mut self, descriptor: u32) -> Result<i32, Trap>;
+    /// Calls the entry point with the address of a descriptor. Gives its status, and the memory as
+    /// it left it.
+    fn call(&mut self, descriptor: u32) -> Result<(i32, &[u8]), Trap>;
 
     /// Calls `kernel_init`; `None` where there is none.
     fn init(&mut self, params: u32, len: u32) -> Result<Option<i32>, Trap>;

@@ -254,9 +254,10 @@ impl Instance for Running {
         self.limit
     }
 
-    fn call(&mut self, descriptor: u32) -> Result<i32, Trap> {
+    fn call(&mut self, descriptor: u32) -> Result<(i32, &[u8]), Trap> {
         self.store.set_epoch_deadline(self.ticks);
-        self.entry.call(&mut self.store, descriptor).map_err(trap)
+        let status = self.entry.call(&mut self.store, descriptor).map_err(trap)?;
+        Ok((status, self.memory.data(&self.store)))
     }
 
     fn init(&mut self, params: u32, len: u32) -> Result<Option<i32>, Trap> {

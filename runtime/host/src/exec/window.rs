@@ -6,12 +6,10 @@
 //! afterwards: a kernel that writes elsewhere spoils its own results, and only those.
 
 use super::{Instance, PreparedKernel, Trap};
-use crate::call::{OpCall, Operand, Resident, ResidentBytes};
+use crate::call::{OpCall, Operand, Resident, ResidentBytes, Words};
 use crate::error::Failure;
 use crate::plan::CallBytes;
-use ruvllm_abi::{
-    ABI_VERSION, KernelDescriptor, KernelInfo, MAX_PARAM_WORDS, REGION_ALIGN, Region, SCRATCH_BYTES,
-};
+use ruvllm_abi::{ABI_VERSION, KernelDescriptor, KernelInfo, REGION_ALIGN, Region, SCRATCH_BYTES};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Weak;
@@ -19,7 +17,9 @@ use std::sync::Weak;
 /// Bytes behind the output that a guarded run watches.
 const GUARD_BYTES: usize = 256;
 
-const PARAMS_BYTES: usize = (MAX_PARAM_WORDS * 4).next_multiple_of(REGION_ALIGN);
+const DESCRIPTOR_BYTES: usize = align(KernelDescriptor::SIZE);
+
+const PARAMS_BYTES: usize = Words::BYTES.next_multiple_of(REGION_ALIGN);
 
 /// An instance together with what the host keeps in its memory.
 pub(crate) struct Bench {
@@ -55,7 +55,7 @@ impl Bench {
         let failed = |detail: String| Failure::Instantiate { detail };
         let instance = prepared.instantiate().map_err(|trap| failed(trap.detail))?;
         let descriptor = align(instance.heap_base() as usize);
-        let params = descriptor + align(KernelDescriptor::SIZE);
+        let params = descriptor + DESCRIPTOR_BYTES;
         let scratch = params + PARAMS_BYTES;
         let residents_from = scratch + SCRATCH_BYTES;
         let limit = instance.memory_limit();
@@ -79,7 +79,8 @@ impl Bench {
             ))
         })?;
         let len = defaults.len() * 4;
-        put_words(&mut bench.instance.memory()[params..params + len], defaults);
+        let words = bytemuck::cast_slice(defaults);
+        bench.instance.memory()[params..params + len].copy_from_slice(words);
         match bench.instance.init(params as u32, len as u32) {
             Ok(None | Some(0)) => Ok(bench),
             Ok(Some(status)) => Err(failed(format!("kernel_init returned status {status}"))),
@@ -166,19 +167,20 @@ impl Bench {
         let b_at = place(b, bytes.b);
         let out_at = place(None, bytes.out);
         self.reserve(end)?;
-        let words = call.words.as_slice();
-        self.last = KernelDescriptor {
+        let words = call.words.as_slice().len();
+        let desc = KernelDescriptor {
             input_a: region(a_at, bytes.a),
             input_b: region(b_at, bytes.b),
             output: region(out_at, bytes.out),
             scratch: region(self.scratch, SCRATCH_BYTES),
-            params: region(self.params, words.len() * 4),
+            params: region(self.params, words * 4),
         };
-        let (descriptor, params) = (self.descriptor, self.params);
-        let desc = self.last.to_bytes();
+        let head = self.descriptor..self.scratch;
         let memory = self.instance.memory();
-        memory[descriptor..descriptor + KernelDescriptor::SIZE].copy_from_slice(&desc);
-        put_words(&mut memory[params..params + words.len() * 4], words);
+        let (descriptor, params) = memory[head].split_at_mut(DESCRIPTOR_BYTES);
+        descriptor[..KernelDescriptor::SIZE].copy_from_slice(&desc.to_bytes());
+        // All of the block, which has a length that the compiler knows.
+        params[..Words::BYTES].copy_from_slice(call.words.block());
         for (resident, at, operand) in [(a, a_at, &call.a), (b, b_at, &call.b)] {
             if resident.is_none()
                 && let Some(bytes) = operand.bytes()
@@ -187,6 +189,7 @@ impl Bench {
                 memory[at..at + bytes.len()].copy_from_slice(bytes);
             }
         }
+        self.last = desc;
         Ok(())
     }
 
@@ -194,14 +197,14 @@ impl Bench {
     #[inline]
     pub(crate) fn run(&mut self, out: &mut [u8]) -> Result<(), Failure> {
         match self.instance.call(self.descriptor as u32) {
-            Ok(0) => {
+            Ok((0, memory)) => {
                 let at = self.last.output.offset as usize;
                 if !out.is_empty() {
-                    out.copy_from_slice(&self.instance.memory()[at..at + out.len()]);
+                    out.copy_from_slice(&memory[at..at + out.len()]);
                 }
                 Ok(())
             }
-            Ok(status) => Err(Failure::Status { status }),
+            Ok((status, _)) => Err(Failure::Status { status }),
             Err(trap) => Err(self.failed(trap)),
         }
     }
@@ -294,13 +297,6 @@ impl Drop for Bench {
         if !self.spoiled {
             self.instance.cleanup();
         }
-    }
-}
-
-#[inline]
-fn put_words(block: &mut [u8], words: &[u32]) {
-    for (to, word) in block.chunks_exact_mut(4).zip(words) {
-        to.copy_from_slice(&word.to_le_bytes());
     }
 }
 

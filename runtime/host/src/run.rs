@@ -1,0 +1,155 @@
+//! A call in one instance: its tiles, and the checks that are made of some of them.
+
+use crate::OpKey;
+use crate::call::OpCall;
+use crate::compare::{Judge, decode, exact_blocks};
+use crate::error::Failure;
+use crate::exec::window::Bench;
+use crate::kernel::Kernel;
+use crate::plan::{CallBytes, CallPlan};
+use ruvllm_abi::Op;
+use ruvllm_manifest::Tolerance;
+use ruvllm_native::{Isa, twin};
+
+/// Bytes of operands and output together above which a call is cut into runs of rows: what is
+/// copied in and what the kernel writes then stay in a core's second-level cache until they are
+/// read. Tiles for the first level were measured no faster: each starts its streams anew.
+const TILE_BYTES: usize = 128 << 10;
+
+/// Buffers of cross-checks.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    want: Vec<u8>,
+    got: Vec<f32>,
+    twin: Vec<f32>,
+    truth: Vec<f64>,
+}
+
+/// An instance about to run, with what decides whether its result is checked.
+pub(crate) struct Run<'a> {
+    pub(crate) bench: &'a mut Bench,
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) isa: Isa,
+    pub(crate) scratch: &'a mut Scratch,
+    /// Every how many runs the output is checked; 0 is never.
+    pub(crate) every: u32,
+    /// Runs until the next check.
+    pub(crate) until_check: &'a mut u32,
+}
+
+impl Run<'_> {
+    /// Runs the kernel on a call, cut into tiles where it is large.
+    ///
+    /// # Errors
+    /// How it failed; `out` may hold a part of a result.
+    #[inline]
+    pub(crate) fn call(
+        &mut self,
+        plan: &CallPlan,
+        call: &OpCall<'_>,
+        bytes: CallBytes,
+        out: &mut [u8],
+    ) -> Result<(), Failure> {
+        if bytes.total() > self.bench.room().min(TILE_BYTES) {
+            return self.tiles(plan, call, bytes, out);
+        }
+        self.one(call, bytes, out)
+    }
+
+    fn tiles(
+        &mut self,
+        plan: &CallPlan,
+        call: &OpCall<'_>,
+        bytes: CallBytes,
+        out: &mut [u8],
+    ) -> Result<(), Failure> {
+        // Asking uploads what can be, so the room comes after.
+        let copied = [self.bench.is_copied(&call.a), self.bench.is_copied(&call.b)];
+        let budget = self.bench.room().min(TILE_BYTES);
+        let Some(tiles) = plan.tiles(call, bytes, budget, copied) else {
+            return self.one(call, bytes, out);
+        };
+        for tile in tiles {
+            self.one(&tile.call, tile.bytes, &mut out[tile.out])?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn one(&mut self, call: &OpCall<'_>, bytes: CallBytes, out: &mut [u8]) -> Result<(), Failure> {
+        self.bench.call(call, bytes, out)?;
+        if self.every == 0 {
+            return Ok(());
+        }
+        if *self.until_check > 0 {
+            *self.until_check -= 1;
+            return Ok(());
+        }
+        *self.until_check = self.every - 1;
+        self.check(call, out)
+    }
+
+    /// Holds the last run against the inputs, which no kernel may write, and the native twin.
+    #[cold]
+    fn check(&mut self, call: &OpCall<'_>, out: &[u8]) -> Result<(), Failure> {
+        if !self.bench.inputs_unchanged(call) {
+            return Err(Failure::InputWritten);
+        }
+        self.scratch.cross_check(self.isa, self.kernel, call, out)
+    }
+}
+
+/// Answers a call by the native twin.
+///
+/// # Errors
+/// [`Failure::Native`].
+pub(crate) fn native(
+    isa: Isa,
+    op: Op,
+    key: &OpKey,
+    call: &OpCall<'_>,
+    out: &mut [u8],
+) -> Result<(), Failure> {
+    // The operands' ranges have been checked with the call.
+    let a = call.a.bytes().unwrap_or(&[]);
+    let b = call.b.bytes().unwrap_or(&[]);
+    twin::run(isa, op, &key.inputs, key.output, a, b, call.words.as_slice(), out)
+        .map_err(|e| Failure::Native { detail: e.to_string() })
+}
+
+impl Scratch {
+    /// Holds an output against the native twin's. Custom operations have none.
+    fn cross_check(
+        &mut self,
+        isa: Isa,
+        kernel: &Kernel,
+        call: &OpCall<'_>,
+        out: &[u8],
+    ) -> Result<(), Failure> {
+        let Some((op, _)) = kernel.key.known() else { return Ok(()) };
+        self.want.clear();
+        self.want.resize(out.len(), 0);
+        if native(isa, op, &kernel.key, call, &mut self.want).is_err() {
+            // A twin that cannot answer cannot accuse.
+            return Ok(());
+        }
+        let output = kernel.key.output;
+        let Some(tolerance) = kernel.tolerance else {
+            return exact_blocks(output, call.a.bytes().unwrap_or(&[]), out, &self.want);
+        };
+        let unreadable = |detail: String| Failure::Mismatch { detail };
+        decode(output, out, &mut self.got).map_err(unreadable)?;
+        decode(output, &self.want, &mut self.twin).map_err(unreadable)?;
+        self.truth.clear();
+        self.truth.extend(self.twin.iter().map(|&x| f64::from(x)));
+        let judge = Judge {
+            dtype: output,
+            // The twin is as far from the truth as the kernel may be.
+            tolerance: Tolerance { rel: 2.0 * tolerance.rel, abs: 2.0 * tolerance.abs },
+            author: None,
+            row: kernel.plan.output_row(call.words.as_slice()),
+            floor: 1024.0,
+        };
+        judge.check(&self.got, &self.truth)
+    }
+}
