@@ -8,6 +8,17 @@ use std::time::{Duration, Instant};
 use crate::ThreadPool;
 use crate::pool::MAX_THREADS;
 
+/// The processor's name, or the architecture where the system does not tell.
+pub fn processor() -> String {
+    std::fs::read_to_string("/proc/cpuinfo")
+        .ok()
+        .and_then(|text| {
+            let line = text.lines().find(|line| line.starts_with("model name"))?;
+            Some(line.split_once(':')?.1.trim().to_owned())
+        })
+        .unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
 /// The smallest buffer whose reads come from memory on any processor of today.
 pub const STREAM_BYTES: usize = 512 << 20;
 

@@ -4,6 +4,7 @@ use super::args::{BenchArgs, TableFormat};
 use super::{Ended, Failure, setup};
 use ruvllm::Runtime;
 use ruvllm::engine::{BenchOptions, BenchRow, bench};
+use ruvllm_native::probe;
 use serde::Serialize;
 
 /// A measurement, under the field names of llama-bench where it has them.
@@ -68,7 +69,7 @@ fn measure(runtime: &Runtime, args: &BenchArgs, test: Test) -> Result<Row, Failu
     Ok(Row {
         build_commit: env!("CARGO_PKG_VERSION"),
         build_number: 0,
-        cpu_info: setup::processor(),
+        cpu_info: probe::processor(),
         backends: "CPU",
         model_filename: runtime.model_name().to_owned(),
         n_ubatch: measured.n_batch,

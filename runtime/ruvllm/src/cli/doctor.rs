@@ -63,7 +63,7 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
     let ready_ms = started.elapsed().as_secs_f64() * 1e3;
     let threads = args.threads.map_or_else(pool::default_threads, usize::from);
     let diagnosis = Diagnosis {
-        processor: setup::processor(),
+        processor: probe::processor(),
         architecture: std::env::consts::ARCH,
         logical_processors: std::thread::available_parallelism().map_or(1, usize::from),
         threads,

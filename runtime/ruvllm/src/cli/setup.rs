@@ -103,17 +103,6 @@ pub(crate) fn sampling(args: &SamplingArgs) -> SamplingOptions {
     }
 }
 
-/// The processor's name, or the architecture where the system does not tell.
-pub(crate) fn processor() -> String {
-    std::fs::read_to_string("/proc/cpuinfo")
-        .ok()
-        .and_then(|text| {
-            let line = text.lines().find(|line| line.starts_with("model name"))?;
-            Some(line.split_once(':')?.1.trim().to_owned())
-        })
-        .unwrap_or_else(|| std::env::consts::ARCH.to_owned())
-}
-
 /// Writes a piece of text at once. A reader who went away ends the generation, not the program.
 pub(crate) fn emit(text: &str) -> ControlFlow<()> {
     let mut out = io::stdout().lock();
