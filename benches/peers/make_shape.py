@@ -112,6 +112,7 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("out", type=pathlib.Path)
     ap.add_argument("--shape", choices=SHAPES, required=True)
+    ap.add_argument("--context", type=int, help="context length that the file allows; the shape's own when absent")
     ap.add_argument("--seed", type=int, default=0)
     a = ap.parse_args()
     s = SHAPES[a.shape]
@@ -119,7 +120,7 @@ def main():
     w = gguf.GGUFWriter(a.out, "llama")
     w.add_type(gguf.GGUFType.MODEL)
     w.add_name(f"{a.shape} shape, random weights")
-    w.add_context_length(s["context"])
+    w.add_context_length(a.context or s["context"])
     w.add_embedding_length(s["dim"])
     w.add_block_count(s["layers"])
     w.add_feed_forward_length(s["ffn"])

@@ -1,0 +1,35 @@
+//! The engines under one interface.
+
+mod candle;
+mod llama_cpp;
+mod ruvllm;
+
+use crate::Failure;
+use crate::protocol::{Engine, Request};
+use ::ruvllm::host::Policy;
+
+/// An engine with a model loaded. Sequences that are open always have the same tokens.
+pub(crate) trait Peer {
+    /// Makes `sequences` empty sequences of up to `context` tokens; earlier ones are gone.
+    fn open(&mut self, sequences: usize, context: usize) -> Result<(), Failure>;
+
+    /// Appends `tokens` to every sequence and computes the logits of the last; each sequence may be
+    /// computed, or one computed and copied.
+    fn prefill(&mut self, tokens: &[u32]) -> Result<(), Failure>;
+
+    /// Appends `token` to every sequence and computes its logits, all sequences in one batch.
+    fn decode(&mut self, token: u32) -> Result<(), Failure>;
+
+    /// Forgets all but what [`Peer::prefill`] first put into the sequences, `len` tokens.
+    fn truncate(&mut self, len: usize) -> Result<(), Failure>;
+}
+
+/// Loads the model that `request` names into the engine that it names.
+pub(crate) fn load(request: &Request) -> Result<Box<dyn Peer>, Failure> {
+    Ok(match request.engine {
+        Engine::LlamaCpp => Box::new(llama_cpp::LlamaCpp::load(request)?),
+        Engine::Candle => Box::new(candle::Candle::load(request)?),
+        Engine::Ruvllm => Box::new(ruvllm::Ruvllm::load(request, Policy::SandboxFirst)?),
+        Engine::RuvllmNative => Box::new(ruvllm::Ruvllm::load(request, Policy::NativeOnly)?),
+    })
+}
