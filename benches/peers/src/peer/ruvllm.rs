@@ -9,7 +9,7 @@ use ruvllm::{KernelSet, KvType, Runtime};
 
 pub(crate) struct Ruvllm {
     runtime: Runtime,
-    session: Option<Session>,
+    sessions: Vec<Session>,
 }
 
 impl Ruvllm {
@@ -27,37 +27,42 @@ impl Ruvllm {
             .threads(request.threads)
             .kv(kv)
             .build()?;
-        Ok(Ruvllm { runtime, session: None })
-    }
-
-    fn opened(&mut self) -> Result<&mut Session, Failure> {
-        self.session.as_mut().ok_or_else(|| "no sequence is open".into())
+        Ok(Ruvllm { runtime, sessions: Vec::new() })
     }
 }
 
 impl Peer for Ruvllm {
     fn open(&mut self, sequences: usize, _context: usize) -> Result<(), Failure> {
-        if sequences != 1 {
-            return Err("it computes one sequence at a time".into());
+        // The old caches first: both need not fit.
+        self.sessions.clear();
+        for _ in 0..sequences {
+            self.sessions.push(self.runtime.engine().session()?);
         }
-        // The old cache first: two need not fit.
-        self.session = None;
-        self.session = Some(self.runtime.engine().session()?);
         Ok(())
     }
 
     fn prefill(&mut self, tokens: &[u32]) -> Result<(), Failure> {
-        self.opened()?.prefill(tokens)?;
+        for session in &mut self.sessions {
+            session.prefill(tokens)?;
+        }
         Ok(())
     }
 
     fn decode(&mut self, token: u32) -> Result<(), Failure> {
-        self.opened()?.decode(token)?;
+        match &mut self.sessions[..] {
+            [session] => {
+                session.decode(token)?;
+            }
+            sessions => {
+                let next = sessions.iter_mut().map(|session| (session, token));
+                self.runtime.engine().decode_batch(next)?;
+            }
+        }
         Ok(())
     }
 
     fn truncate(&mut self, len: usize) -> Result<(), Failure> {
-        self.opened()?.truncate(len);
+        self.sessions.iter_mut().for_each(|session| session.truncate(len));
         Ok(())
     }
 }
