@@ -39,6 +39,7 @@ pub struct RuntimeBuilder {
     context: Option<usize>,
     kv: KvType,
     repack: bool,
+    bf16: bool,
 }
 
 impl Runtime {
@@ -52,6 +53,7 @@ impl Runtime {
             context: None,
             kv: KvType::F16,
             repack: true,
+            bf16: false,
         }
     }
 
@@ -240,6 +242,12 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Allows prompts to meet 16-bit float weights as bf16; see [`EngineConfig::bf16`].
+    pub fn bf16(mut self, bf16: bool) -> Self {
+        self.bf16 = bf16;
+        self
+    }
+
     /// Opens the model and, meanwhile, verifies and prepares the kernels.
     ///
     /// # Errors
@@ -247,7 +255,7 @@ impl RuntimeBuilder {
     /// Whatever is wrong with the model, a pack or the resources asked for.
     pub fn build(self) -> Result<Runtime, Error> {
         let started = Instant::now();
-        let RuntimeBuilder { model: path, kernels, threads, context, kv, repack } = self;
+        let RuntimeBuilder { model: path, kernels, threads, context, kv, repack, bf16 } = self;
         let (model, kernels) = std::thread::scope(|scope| {
             let kernels = scope.spawn(|| kernels.build());
             let model = match &path {
@@ -258,7 +266,7 @@ impl RuntimeBuilder {
             (model, kernels)
         });
         let (model, kernels) = (model?, kernels?);
-        let mut config = EngineConfig { kv, ctx: context, repack, ..EngineConfig::default() };
+        let mut config = EngineConfig { kv, ctx: context, repack, bf16, ..EngineConfig::default() };
         if let Some(threads) = threads {
             config.threads = threads;
         }

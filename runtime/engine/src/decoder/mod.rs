@@ -102,13 +102,12 @@ impl Chunk<'_> {
 pub(crate) type EachLogits<'a> = dyn FnMut(usize, usize, &[f32]) + 'a;
 
 impl Decoder {
-    pub(crate) fn new(kernels: Kernels, config: &ModelConfig) -> Decoder {
-        Decoder {
-            kernels,
-            rope_tables: RopeTables::new(&config.rope),
-            positions: Vec::new(),
-            buffers: Buffers::default(),
-        }
+    /// `bf16` allows products of 16-bit float weights as bf16.
+    pub(crate) fn new(kernels: Kernels, config: &ModelConfig, bf16: bool) -> Decoder {
+        let mut buffers = Buffers::default();
+        buffers.activations.allow_bf16(bf16);
+        let rope_tables = RopeTables::new(&config.rope);
+        Decoder { kernels, rope_tables, positions: Vec::new(), buffers }
     }
 
     /// Computes a step and stores its keys and values; on an error every cache stays as it was.

@@ -55,6 +55,7 @@ pub struct Activations {
     m: usize,
     k: usize,
     forms: [bool; 3],
+    bf16: bool,
     chunks: Vec<ActChunk>,
     floats: Vec<f32>,
     /// Pairs of bf16, the first of each in the low bits.
@@ -65,6 +66,15 @@ impl Activations {
     /// An empty input.
     pub fn new() -> Self {
         Activations::default()
+    }
+
+    /// Whether products of many rows with 16-bit float weights may be computed as bf16, from the next
+    /// [`prepare`](Self::prepare) on; at first they may not. About twice as fast where the processor
+    /// has the instructions, but activations, and f16 weights, are rounded to 8 bits of precision.
+    pub fn allow_bf16(&mut self, allow: bool) {
+        if self.bf16 != allow {
+            (self.bf16, self.forms) = (allow, [false; 3]);
+        }
     }
 
     /// Takes in `x`, `[m, k]`, for products with weights of the types `for_weights`, to be
@@ -91,7 +101,7 @@ impl Activations {
         let isa = isa.usable().widest();
         (self.m, self.k) = (m, k);
         for w in for_weights {
-            self.forms[Plan::of(*w, isa, m).form() as usize] = true;
+            self.forms[Plan::of(*w, isa, m, self.bf16).form() as usize] = true;
         }
         if self.has(Form::Ints) {
             let stride = k.div_ceil(CHUNK);
@@ -127,6 +137,11 @@ impl Activations {
     /// Columns, `k`.
     pub fn cols(&self) -> usize {
         self.k
+    }
+
+    /// Whether products as bf16 are allowed.
+    pub(super) fn bf16(&self) -> bool {
+        self.bf16
     }
 
     /// Whether the input was prepared in this form.

@@ -12,8 +12,8 @@
 //! Blocked weights meet activations quantised to 8 bits with a scale per 32 elements, multiplied
 //! as integers; [`Activations`] holds them, quantised once for all matrices that share an input.
 //! Plain float weights, and 8-bit ones where the processor lacks a fast 8-bit product, meet the
-//! activations as f32; many rows meet bf16 weights as bf16 where the processor has its products. The
-//! error against f64 is thus that of rounding activations to 8 bits (about
+//! activations as f32, or many rows as bf16 where that is allowed and the processor has its products.
+//! The error against f64 is thus that of rounding activations to 8 bits (about
 //! 0.4 % of a block's largest, uniformly) or that of f32 summation.
 //!
 //! Invariants: `unsafe` is confined to the modules that hold SIMD and to `out`; sizes are
@@ -170,13 +170,13 @@ enum Form {
 }
 
 impl Plan {
-    /// `isa` is usable. The numbers of rows from which unpacking a panel pays are measured: blocks
+    /// `isa` is usable; `bf16` says whether 16-bit floats may be multiplied as such. The numbers of rows from which unpacking a panel pays are measured: blocks
     /// as integers are cheap to multiply row by row, those that panels hold as f32 the more so.
-    fn of(dtype: DType, isa: Isa, m: usize) -> Plan {
+    fn of(dtype: DType, isa: Isa, m: usize, bf16: bool) -> Plan {
         let (dot, panel, from) = match (is_blocked(dtype), int_panels(dtype, isa)) {
             (true, true) => (Plan::DotInt, Plan::PanelInt, 13),
             (true, false) => (Plan::DotInt, Plan::PanelFloat, 24),
-            (false, _) => (Plan::DotFloat, float_panels(dtype, isa), 6),
+            (false, _) => (Plan::DotFloat, float_panels(dtype, isa, bf16), 6),
         };
         if m >= from && isa != Isa::Scalar { panel } else { dot }
     }
@@ -207,13 +207,14 @@ pub struct Method {
     pub layout: &'static str,
 }
 
-/// How [`matmul`] multiplies `m` rows of activations by weights of a type; `None` where it cannot.
-pub fn method(dtype: DType, isa: Isa, m: usize) -> Option<Method> {
+/// How [`matmul`] multiplies `m` rows of activations by weights of a type, with
+/// [`Activations::allow_bf16`] or without; `None` where it cannot.
+pub fn method(dtype: DType, isa: Isa, m: usize, bf16: bool) -> Option<Method> {
     let isa = isa.usable().widest();
     if !is_readable(dtype) {
         return None;
     }
-    let plan = Plan::of(dtype, isa, m);
+    let plan = Plan::of(dtype, isa, m, bf16);
     let instructions = match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 if plan.is_int() && x86_avx512::has_vnni() => "avx512 vnni",
@@ -243,10 +244,12 @@ pub fn method(dtype: DType, isa: Isa, m: usize) -> Option<Method> {
 }
 
 /// How tiles of plain numbers of this type are computed.
-fn float_panels(dtype: DType, isa: Isa) -> Plan {
+fn float_panels(dtype: DType, isa: Isa, bf16: bool) -> Plan {
     match (dtype, isa) {
         #[cfg(target_arch = "x86_64")]
-        (DType::BF16, Isa::Avx512) if x86_bf16::is_available() => Plan::PanelPairs,
+        (DType::BF16 | DType::F16, Isa::Avx512) if bf16 && x86_bf16::is_available() => {
+            Plan::PanelPairs
+        }
         _ => Plan::PanelFloat,
     }
 }
@@ -291,7 +294,7 @@ pub fn matmul(
         let what = "matmul: elements of the output";
         return Err(NativeError::Shape { what, expected: needed, actual: y.data.len() });
     }
-    let plan = Plan::of(w.dtype, isa, m);
+    let plan = Plan::of(w.dtype, isa, m, act.bf16());
     if !act.has(plan.form()) {
         return Err(NativeError::Unsupported {
             what: "matmul with activations that were not prepared for these weights",

@@ -53,6 +53,8 @@ enum Path {
     Dispatched(Isa),
     /// As a processor with other 8-bit dot products would, in tiles or not.
     Variant(&'static Variant, Plan),
+    /// As callers do who allow products as bf16.
+    Bf16,
     /// From panels, as callers do where that is supported.
     Packed,
     /// From panels, as on a processor with the 8-bit dot products of AVX-512.
@@ -133,7 +135,14 @@ fn check(pool: &ThreadPool, path: Path, dtype: DType, (m, n, k): (usize, usize, 
         Path::Dispatched(isa) => {
             act.prepare(pool, isa, &x, m, k, &[dtype]).unwrap();
             matmul(pool, isa, &w, &act, MatMut { data: &mut y, stride }).unwrap();
-            (Plan::of(dtype, isa, m).form(), isa.name())
+            (Plan::of(dtype, isa, m, false).form(), isa.name())
+        }
+        Path::Bf16 => {
+            let isa = Isa::detect();
+            act.allow_bf16(true);
+            act.prepare(pool, isa, &x, m, k, &[dtype]).unwrap();
+            matmul(pool, isa, &w, &act, MatMut { data: &mut y, stride }).unwrap();
+            (Plan::of(dtype, isa, m, true).form(), "bf16")
         }
         Path::Variant(variant, plan) => {
             act.prepare(pool, variant.isa, &x, m, k, &[DType::Q4_0]).unwrap();
@@ -164,6 +173,9 @@ fn check(pool: &ThreadPool, path: Path, dtype: DType, (m, n, k): (usize, usize, 
             let (mut exact, mut original, mut size, mut loss) = (0.0, 0.0, 0.0, 0.0);
             for (j, (w, x)) in numbers[r * k..][..k].iter().zip(x).enumerate() {
                 let (w, x) = (f64::from(*w), f64::from(*x));
+                // Exact for weights that are in bf16.
+                let rounded = |x: f64| f64::from(half::bf16::from_f32(x as f32));
+                let used_w = if form == Form::Pairs { rounded(w) } else { w };
                 let used = match form {
                     Form::Ints => {
                         let chunk = &act.chunks()[i * act.chunk_stride() + j / CHUNK];
@@ -174,14 +186,13 @@ fn check(pool: &ThreadPool, path: Path, dtype: DType, (m, n, k): (usize, usize, 
                     }
                     Form::Floats => x,
                     Form::Pairs => {
-                        let rounded = f64::from(half::bf16::from_f32(x as f32));
-                        loss += w.abs() * (rounded - x).abs();
-                        rounded
+                        loss += (used_w * rounded(x) - w * x).abs();
+                        rounded(x)
                     }
                 };
-                exact += w * used;
+                exact += used_w * used;
                 original += w * x;
-                size += (w * used).abs();
+                size += (used_w * used).abs();
             }
             let got = f64::from(y[i * stride + r]);
             let what =
@@ -251,6 +262,17 @@ fn dot_products_that_the_dispatch_passes_over_agree_with_f64() {
                     }
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn products_as_bf16_agree_with_f64_of_rounded_numbers() {
+    let pool = ThreadPool::new(2);
+    let shapes = [(1, 5, 64), (6, 37, 63), (12, 32, 300), (31, 70, 1100), (45, 130, 2304)];
+    for dtype in [DType::BF16, DType::F16] {
+        for (i, shape) in shapes.into_iter().enumerate() {
+            check(&pool, Path::Bf16, dtype, shape, i as u64);
         }
     }
 }

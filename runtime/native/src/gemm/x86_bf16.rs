@@ -1,10 +1,13 @@
-//! Products of bf16 weights with activations rounded to bf16, in pairs summed as f32, by the
-//! instructions of AVX-512 BF16. Twice the products of f32 in a step; the weights are taken as they
-//! are, an activation loses what is beyond 8 bits of precision (`2^-9` of it at most).
+//! Products of 16-bit float weights with activations as bf16, in pairs summed as f32, by the
+//! instructions of AVX-512 BF16. Twice the products of f32 in a step. An activation, and a weight in
+//! f16, loses what is beyond 8 bits of precision (`2^-9` of it at most); weights in bf16 are taken as
+//! they are.
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::*;
 use std::ops::Range;
+
+use ruvllm_abi::DType;
 
 use super::Job;
 use super::kernels::{Input, MAX_LANES, PADDED, Rows, Simd, unroll};
@@ -46,19 +49,27 @@ fn round_row(x: &[f32], pairs: &mut [u32]) {
     let mut vectors = pairs.chunks_mut(MAX_LANES);
     for (x, pairs) in whole.iter().chain([&last]).zip(&mut vectors) {
         let mut both = [0u32; MAX_LANES];
-        // SAFETY: 32 numbers are there to read, and sixteen pairs to write.
-        unsafe {
-            let (low, high) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
-            let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
-            _mm512_storeu_si512(both.as_mut_ptr().cast(), rounded);
-        }
+        // SAFETY: 32 numbers are there to read.
+        let (low, high) =
+            unsafe { (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16))) };
+        store_rounded(low, high, &mut both);
         let len = pairs.len();
         pairs.copy_from_slice(&both[..len]);
     }
     vectors.for_each(|pairs| pairs.fill(0));
 }
 
-/// Computes a product of bf16 weights.
+/// Stores 32 numbers, rounded to bf16.
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn store_rounded(low: __m512, high: __m512, pairs: &mut [u32; MAX_LANES]) {
+    // SAFETY: there is room for sixteen pairs; the transmutation is between vectors of the same bits.
+    unsafe {
+        let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+        _mm512_storeu_si512(pairs.as_mut_ptr().cast(), rounded);
+    }
+}
+
+/// Computes a product of weights in bf16 or f16.
 pub(super) fn run(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
     assert!(is_available(), "dispatched to instructions that are missing");
     // SAFETY: just checked.
@@ -66,7 +77,7 @@ pub(super) fn run(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
 }
 
 /// # Safety
-/// The processor has the instructions, and the job's weights are of bf16.
+/// The processor has the instructions, and the job's weights are in bf16 or f16.
 unsafe fn panels(job: &Job<'_>, y: &mut Columns<'_>) {
     let (range, m, pairs) = (y.range(), job.act.rows(), job.w.cols.div_ceil(2));
     let starts = range.clone().step_by(PANEL);
@@ -76,7 +87,10 @@ unsafe fn panels(job: &Job<'_>, y: &mut Columns<'_>) {
             for (i, start) in starts.clone().enumerate() {
                 let rows = job.rows(start, PANEL.min(range.end - start));
                 // SAFETY: the caller's contract; scratch has room for each panel.
-                unsafe { pack(&rows, depth.clone(), scratch.add(i * PANEL_BYTES).cast()) };
+                unsafe {
+                    let panel = scratch.add(i * PANEL_BYTES).cast();
+                    pack(&rows, job.w.dtype == DType::F16, depth.clone(), panel);
+                }
             }
             let mut first = 0;
             while first < m {
@@ -104,12 +118,13 @@ unsafe fn panels(job: &Job<'_>, y: &mut Columns<'_>) {
 }
 
 /// Writes the panel of up to [`PANEL`] rows that [`tile`] reads: some pairs, from whole chunks on, as
-/// `[pairs, rows]`, padded to whole chunks. Lanes beyond `rows.count` repeat the last row.
+/// `[pairs, rows]`, padded to whole chunks; `halves` says that the rows are in f16. Lanes beyond
+/// `rows.count` repeat the last row.
 ///
 /// # Safety
 /// The processor has the instructions, and `panel` has room.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn pack(rows: &Rows, pairs: Range<usize>, panel: *mut u32) {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn pack(rows: &Rows, halves: bool, pairs: Range<usize>, panel: *mut u32) {
     const PAIRS: usize = CHUNK / 2;
     // SAFETY: the caller's contract; pairs travel as f32 that nothing computes with.
     unsafe {
@@ -120,6 +135,14 @@ unsafe fn pack(rows: &Rows, pairs: Range<usize>, panel: *mut u32) {
                     let row = (vector * MAX_LANES + lane).min(rows.count - 1);
                     let chunk = rows.chunk(row, c, &mut padded).cast::<[u32; PAIRS]>();
                     *buffer = chunk.read_unaligned();
+                    if halves {
+                        for pairs in buffer.as_chunks_mut::<MAX_LANES>().0 {
+                            let low = _mm256_loadu_si256(pairs.as_ptr().cast());
+                            let high = _mm256_loadu_si256(pairs.as_ptr().add(8).cast());
+                            let (low, high) = (_mm512_cvtph_ps(low), _mm512_cvtph_ps(high));
+                            store_rounded(low, high, pairs);
+                        }
+                    }
                 }
                 let to = panel.add((c * PAIRS - pairs.start) * PANEL + vector * MAX_LANES);
                 for k in (0..PAIRS).step_by(MAX_LANES) {

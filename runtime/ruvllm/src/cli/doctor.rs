@@ -86,7 +86,7 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
 
 fn paths(dtype: DType) -> WeightPaths {
     let named = |rows| {
-        gemm::method(dtype, Isa::detect(), rows).map_or_else(
+        gemm::method(dtype, Isa::detect(), rows, false).map_or_else(
             || "not multiplied with".to_owned(),
             |Method { instructions, arithmetic, layout }| {
                 format!("{instructions}, {arithmetic}, {layout}")

@@ -63,7 +63,7 @@ pub(crate) fn runtime(options: &ModelOptions) -> Result<Runtime, Failure> {
             Kv::Q8_0 => KvType::Q8_0,
             Kv::Q4_0 => KvType::Q4_0,
         });
-    builder = builder.repack(!options.no_repack);
+    builder = builder.repack(!options.no_repack).bf16(options.bf16);
     if let Some(path) = &options.model {
         builder = builder.model(path);
     }
