@@ -59,6 +59,7 @@ pub struct Activations {
     chunks: Vec<ActChunk>,
     floats: Vec<f32>,
     /// Pairs of bf16, the first of each in the low bits.
+    #[cfg(target_arch = "x86_64")]
     pairs: Vec<u32>,
 }
 

@@ -65,6 +65,7 @@ pub struct Weights<'a> {
     cols: usize,
     row_bytes: usize,
     data: &'a [u8],
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Other kernels read rows.
     packed: Option<&'a PackedWeights>,
 }
 
@@ -245,12 +246,15 @@ pub fn method(dtype: DType, isa: Isa, m: usize, bf16: bool) -> Option<Method> {
 
 /// How tiles of plain numbers of this type are computed.
 fn float_panels(dtype: DType, isa: Isa, bf16: bool) -> Plan {
-    match (dtype, isa) {
+    let available = match isa {
         #[cfg(target_arch = "x86_64")]
-        (DType::BF16 | DType::F16, Isa::Avx512) if bf16 && x86_bf16::is_available() => {
-            Plan::PanelPairs
-        }
-        _ => Plan::PanelFloat,
+        Isa::Avx512 => x86_bf16::is_available(),
+        _ => false,
+    };
+    if bf16 && available && matches!(dtype, DType::BF16 | DType::F16) {
+        Plan::PanelPairs
+    } else {
+        Plan::PanelFloat
     }
 }
 

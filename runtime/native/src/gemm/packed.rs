@@ -103,6 +103,7 @@ pub struct PackedWeights {
     dtype: DType,
     rows: usize,
     cols: usize,
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Other kernels read rows.
     panel_bytes: usize,
     data: MmapMut,
 }
@@ -155,12 +156,14 @@ impl PackedWeights {
     }
 
     /// The panel that row `row` is in, and its number of units.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Other kernels read rows.
     pub(super) fn panel(&self, row: usize) -> (&[u8], usize) {
         let units = Layout::of(self.dtype).units(self.cols);
         (&self.data[row / PANEL * self.panel_bytes..][..self.panel_bytes], units)
     }
 
     /// Bytes of a panel.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Other kernels read rows.
     pub(super) fn panel_bytes(&self) -> usize {
         self.panel_bytes
     }
