@@ -67,7 +67,8 @@ pub struct KvSegment<'a> {
     pub v: &'a [u8],
 }
 
-/// Working memory of [`attention`] and [`attention_batch`], reused from call to call; it grows to what the largest needs.
+/// Working memory of [`attention`] and [`attention_batch`], reused from call to call; it grows to what
+/// the largest needs.
 #[derive(Debug, Default)]
 pub struct AttnScratch {
     lanes: Vec<Lane>,

@@ -611,13 +611,24 @@ pub(super) unsafe fn pack_int<S: Simd, const T: u8, const G: usize>(rows: &Rows,
     }
 }
 
-/// What weights of format `T` are less in a panel of bytes than unpacked, modulo 256.
-const fn less<S: Simd>(t: u8) -> i8 {
+/// The exponent of what the elements of format `t`, as unsigned numbers, are too large by; 0 where
+/// offsets say so.
+pub(super) const fn bias(t: u8) -> u32 {
     match t {
-        tag::Q8_0 if S::BIASED => -128,
-        tag::Q4_0 if S::SIGNED => 8,
-        tag::Q5_0 if S::SIGNED => 16,
-        tag::Q6_K if S::SIGNED => 32,
+        tag::Q8_0 => 7,
+        tag::Q4_0 => 3,
+        tag::Q5_0 => 4,
+        tag::Q6_K => 5,
+        _ => 0,
+    }
+}
+
+/// What weights of format `t` are less in a panel of bytes than unpacked, modulo 256.
+const fn less<S: Simd>(t: u8) -> i8 {
+    match (t, bias(t)) {
+        (tag::Q8_0, _) if S::BIASED => -128,
+        (tag::Q8_0, _) | (_, 0) => 0,
+        (_, bias) if S::SIGNED => 1 << bias,
         _ => 0,
     }
 }

@@ -171,7 +171,8 @@ enum Form {
 }
 
 impl Plan {
-    /// `isa` is usable; `bf16` says whether 16-bit floats may be multiplied as such. The numbers of rows from which unpacking a panel pays are measured: blocks
+    /// `isa` is usable; `bf16` says whether 16-bit floats may be multiplied as such. The numbers of
+    /// rows from which unpacking a panel pays are measured: blocks
     /// as integers are cheap to multiply row by row, those that panels hold as f32 the more so.
     fn of(dtype: DType, isa: Isa, m: usize, bf16: bool) -> Plan {
         let (dot, panel, from) = match (is_blocked(dtype), int_panels(dtype, isa)) {

@@ -134,9 +134,10 @@ impl PackedWeights {
         // has large pages to give.
         #[cfg(target_os = "linux")]
         let _ = data.advise(memmap2::Advice::HugePage);
+        let isa = Isa::detect();
         pool.for_chunks(&mut data, panel_bytes, &|panel, out| {
             let rows = PanelRows::new(weights, panel * PANEL);
-            match Isa::detect() {
+            match isa {
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx512 => super::x86_packed::pack(&rows, out),
                 _ => pack(&rows, out, |chunk, out| crate::quant::unpack(dtype, chunk, out)),
@@ -170,7 +171,7 @@ impl PackedWeights {
 }
 
 /// Whether there are kernels that read panels with these instructions.
-pub(super) fn is_supported(isa: Isa) -> bool {
+fn is_supported(isa: Isa) -> bool {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => super::x86_packed::is_available(),

@@ -6,7 +6,7 @@ use std::cell::Cell;
 
 use ruvllm_abi::DType;
 
-use super::kernels::{Entries, FLOAT_VECTORS, Input, Rows, int_chunk_bytes};
+use super::kernels::{Entries, FLOAT_VECTORS, Input, Rows, bias, int_chunk_bytes};
 use super::out::{Columns, Out};
 use super::{ActChunk, DOT_COLS, Job, Plan};
 use crate::ThreadPool;
@@ -27,7 +27,7 @@ const FLOAT_DEPTH: usize = 4 * CHUNK;
 
 /// Bytes of weights that a thread takes at a time: some microseconds' worth, much more than taking
 /// them costs and much less than a turn of another process.
-const STREAMED: usize = 128 * 1024;
+pub(super) const STREAMED: usize = 128 * 1024;
 
 /// Weight rows that stay in cache while groups of activation rows pass over them.
 const DOT_ROWS: usize = 16;
@@ -240,10 +240,10 @@ unsafe fn panel_int<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>, pack: &PackP
         macro_rules! tile {
             ($p:literal, $c:literal, $args:tt) => {
                 match dtype {
-                    DType::Q8_0 => S::tile_int::<8, 8, 7, $p, $c> $args,
-                    DType::Q4_0 => S::tile_int::<8, 8, 3, $p, $c> $args,
-                    DType::Q5_0 => S::tile_int::<8, 4, 4, $p, $c> $args,
-                    DType::Q6_K => S::tile_int::<4, 2, 5, $p, $c> $args,
+                    DType::Q8_0 => S::tile_int::<8, 8, { bias(tag::Q8_0) }, $p, $c> $args,
+                    DType::Q4_0 => S::tile_int::<8, 8, { bias(tag::Q4_0) }, $p, $c> $args,
+                    DType::Q5_0 => S::tile_int::<8, 4, { bias(tag::Q5_0) }, $p, $c> $args,
+                    DType::Q6_K => S::tile_int::<4, 2, { bias(tag::Q6_K) }, $p, $c> $args,
                     DType::Q5_1 | DType::Q5_K => S::tile_int::<8, 4, 0, $p, $c> $args,
                     _ => S::tile_int::<8, 8, 0, $p, $c> $args,
                 }

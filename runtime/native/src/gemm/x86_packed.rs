@@ -5,10 +5,10 @@ use core::arch::x86_64::*;
 
 use ruvllm_abi::DType;
 
-use super::kernels::{Entries, Input, int_chunk_bytes, unroll};
+use super::kernels::{BlockInput, Entries, Input, bias, int_chunk_bytes, unroll};
 use super::out::{Columns, Out};
 use super::packed::{self, Layout, PANEL, PackedWeights, PanelRows};
-use super::tiled::{self, blocked};
+use super::tiled::{self, STREAMED, blocked};
 use super::x86_avx512::{Avx512, VNNI, has_vnni};
 use super::{ActChunk, Job};
 use crate::quant::x86::{spill_512, unpack_512};
@@ -24,9 +24,6 @@ const MAX_COLS: usize = 8;
 
 /// How far ahead of the loads panels are fetched, in bytes.
 const PREFETCH: usize = 4 * 1024;
-
-/// Bytes of panels that a thread takes at a time.
-const STREAMED: usize = 128 * 1024;
 
 /// Blocks in a chunk of activations.
 const BLOCKS: usize = CHUNK / 32;
@@ -156,17 +153,6 @@ struct Block {
     offset: __m512,
 }
 
-/// The exponent of what the stored elements of a type are too large by; 0 where offsets say so.
-const fn bias(tag: u8) -> u32 {
-    match tag {
-        tag::Q8_0 => 7,
-        tag::Q4_0 => 3,
-        tag::Q5_0 => 4,
-        tag::Q6_K => 5,
-        _ => 0,
-    }
-}
-
 /// Loads block `b` of a unit.
 #[inline(always)]
 unsafe fn block<const T: u8>(unit: *const u8, b: usize) -> Block {
@@ -258,9 +244,16 @@ unsafe fn dot_packed<const DOT: u8, const T: u8, const C: usize>(
                 }
                 let block = block::<T>(unit, b);
                 let at = u * layout.blocks + b;
+                let (chunk, stride, at) = (act.data.add(at / BLOCKS), act.stride, at % BLOCKS);
                 unroll!(i < C {
-                    let chunk = act.data.add(i * act.stride + at / BLOCKS);
-                    acc[i] = add_block::<DOT, T>(acc[i], &block, chunk, at % BLOCKS);
+                    let chunk = chunk.add(i * stride);
+                    acc[i] = if const { T == tag::Q6_K } {
+                        let input = |at| BlockInput { chunk, stride, at };
+                        let acc = add::<DOT, T, 4>(acc[i], &block, 0, input(2 * at));
+                        add::<DOT, T, 4>(acc, &block, 1, input(2 * at + 1))
+                    } else {
+                        add::<DOT, T, 8>(acc[i], &block, 0, BlockInput { chunk, stride, at })
+                    };
                 });
             }
         }
@@ -273,48 +266,32 @@ unsafe fn dot_packed<const DOT: u8, const T: u8, const C: usize>(
     }
 }
 
-/// Adds to `acc` the products of a block and of block `at` of a chunk of activations.
+/// Adds to `acc` the products of the `part`th `G` vectors of a block, which share a scale, and of a
+/// row of as many activations.
 #[inline(always)]
-unsafe fn add_block<const DOT: u8, const T: u8>(
-    mut acc: __m512,
+unsafe fn add<const DOT: u8, const T: u8, const G: usize>(
+    acc: __m512,
     block: &Block,
-    chunk: *const ActChunk,
-    at: usize,
+    part: usize,
+    act: BlockInput,
 ) -> __m512 {
     let bias = const { bias(T) };
-    // SAFETY: `at` is below `BLOCKS`; the caller has the instructions.
+    // SAFETY: the activations are there; the caller has the instructions.
     unsafe {
-        let four = (&raw const (*chunk).q).cast::<i32>().add(8 * at);
-        let a_scale = _mm512_set1_ps(*(&raw const (*chunk).scale).cast::<f32>().add(2 * at));
-        if const { T == tag::Q6_K } {
-            let totals = (&raw const (*chunk).total).cast::<i16>().add(2 * at);
-            unroll!(h in [0 1] {
-                let mut sum = _mm512_set1_epi32(-(i32::from(*totals.add(h)) << bias));
-                unroll!(g in [0 1 2 3] {
-                    let a = _mm512_set1_epi32(four.add(4 * h + g).read_unaligned());
-                    sum = Avx512::<DOT>::dpbusd(sum, block.q[4 * h + g], a);
-                });
-                let scale = _mm512_mul_ps(block.scale[h], a_scale);
-                acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, acc);
-            });
-            return acc;
-        }
-        let total = *(&raw const (*chunk).block_total).cast::<i16>().add(at);
         let mut sum = match bias {
             0 => _mm512_setzero_si512(),
-            _ => _mm512_set1_epi32(-(i32::from(total) << bias)),
+            _ => _mm512_set1_epi32(-(act.total::<G>(0) << bias)),
         };
-        unroll!(g in [0 1 2 3 4 5 6 7] {
-            let a = _mm512_set1_epi32(four.add(g).read_unaligned());
-            sum = Avx512::<DOT>::dpbusd(sum, block.q[g], a);
+        unroll!(g < G {
+            let four = _mm512_set1_epi32(act.bytes::<G>(0).add(g).read_unaligned());
+            sum = Avx512::<DOT>::dpbusd(sum, block.q[part * G + g], four);
         });
-        let scale = _mm512_mul_ps(block.scale[0], a_scale);
-        acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, acc);
-        if bias == 0 {
-            let total = *(&raw const (*chunk).block_sum).cast::<f32>().add(at);
-            acc = _mm512_fnmadd_ps(block.offset, _mm512_set1_ps(total), acc);
+        let scale = _mm512_mul_ps(block.scale[part], _mm512_set1_ps(*act.scale::<G>(0)));
+        let acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, acc);
+        match bias {
+            0 => _mm512_fnmadd_ps(block.offset, _mm512_set1_ps(*act.sum::<G>(0)), acc),
+            _ => acc,
         }
-        acc
     }
 }
 
