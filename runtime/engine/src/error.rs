@@ -6,6 +6,7 @@ use ruvllm_abi::DType;
 use ruvllm_host::{CallError, HostError};
 use ruvllm_native::NativeError;
 
+use crate::sealed::SealedError;
 use crate::tokenizer::TokenizerError;
 
 /// An error of the engine. [`EngineError::code`] is stable; messages say what to do.
@@ -231,6 +232,38 @@ pub enum EngineError {
         /// The operation with its element types.
         op: String,
     },
+    /// Saved state was not written or not read.
+    #[error("{}: {source}", path.display())]
+    Sealed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: SealedError,
+    },
+    /// A file holds no key.
+    #[error(
+        "{}: this is no session key; a key is 64 hexadecimal digits or 32 raw bytes, make one with `openssl rand -hex 32`", path.display()
+    )]
+    KeyInvalid {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Others than its owner can read or change the file of a key.
+    #[error(
+        "the session key {} is open to others (mode {mode:04o}): run `chmod 600` on it, and make a new key if somebody may have read this one", path.display()
+    )]
+    KeyExposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The operating system gave no randomness.
+    #[error("the operating system gave no randomness for a key: {source}")]
+    Entropy {
+        /// What the system said.
+        source: getrandom::Error,
+    },
     /// A native operation refused its arguments.
     #[error(transparent)]
     Native(#[from] NativeError),
@@ -273,6 +306,10 @@ impl EngineError {
             EngineError::NonFiniteLogits => "non_finite_logits",
             EngineError::TextTooShort { .. } => "text_too_short",
             EngineError::OpUnavailable { .. } => "op_unavailable",
+            EngineError::Sealed { source, .. } => source.code(),
+            EngineError::KeyInvalid { .. } => "key_invalid",
+            EngineError::KeyExposed { .. } => "key_exposed",
+            EngineError::Entropy { .. } => "entropy",
             EngineError::Native(e) => e.code(),
             EngineError::Call(e) => e.code(),
             EngineError::Host(e) => e.code(),

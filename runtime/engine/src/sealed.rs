@@ -1,0 +1,343 @@
+//! Sealed files: saved state under the operator's key, encrypted and authenticated.
+//!
+//! What a model has read is as private as the text itself, and a wrong number in it would pass for
+//! a right one. So state that leaves memory is sealed: who does not have the key learns only how
+//! long its chunks are, and no byte of them can change unnoticed.
+//!
+//! A sealed file is a prefix and a stream of chunks. Integers are little-endian.
+//!
+//! ```text
+//!  offset
+//!       0 | magic, "RVSEALED"                                  8 bytes
+//!       8 | version of the format, 1                           4 bytes
+//!      12 | salt, random                                      32 bytes
+//!      44 | chunk 0: the header
+//!         | chunk 1 ..: the contents
+//!         | last chunk: empty, marked as the last
+//!     end | nothing follows
+//!
+//!   chunk | length n in bits 0 to 30, "is the last" in bit 31   4 bytes
+//!         | contents, encrypted                                 n bytes, at most 8 MiB
+//!         | authentication tag                                 16 bytes
+//! ```
+//!
+//! A file has a key of its own: 32 bytes of HKDF-SHA256 (RFC 5869) of the [`SessionKey`] with the
+//! salt, its info being the prefix's magic and version and the purpose of the file, a word that
+//! writer and reader agree on. Under it the chunks are a STREAM (Hoang, Reyhanitabar, Rogaway and
+//! Vizár, eprint 2015/189) over ChaCha20-Poly1305 (RFC 8439): the nonce of a chunk is seven zeros,
+//! its number, big-endian in 4 bytes, and whether it is the last. So no two chunks ever share key
+//! and nonce, however often state is saved, and a chunk opens only in its place, in its file, for
+//! its purpose: bits flipped, chunks swapped, left out, taken from another file or added, and an
+//! end that is missing are all refused before their bytes are used.
+//!
+//! Not protected against: an old file put in place of a newer one, or one file in place of another
+//! that was sealed for the same purpose (what a file stands for belongs into its header); who can
+//! read this process's memory, its swap or its core dumps; who sees how long files are.
+
+mod file;
+mod key;
+
+use std::io::{self, Read, Write};
+
+use aead_stream::{DecryptorBE32, EncryptorBE32, NewStream as _, StreamBE32, StreamPrimitive as _};
+use chacha20poly1305::ChaCha20Poly1305;
+use hkdf::Hkdf;
+use sha2::Sha256;
+use zeroize::Zeroizing;
+
+pub use file::write_atomically;
+pub use key::SessionKey;
+
+const MAGIC: [u8; 8] = *b"RVSEALED";
+const VERSION: u32 = 1;
+const SALT_BYTES: usize = 32;
+const TAG_BYTES: usize = 16;
+const LAST: u32 = 1 << 31;
+
+/// The most bytes of a header or of a chunk.
+pub const MAX_CHUNK: usize = 8 << 20;
+
+/// Why state was not sealed or not opened; [`crate::EngineError::Sealed`] adds the file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SealedError {
+    /// The file is something else.
+    #[error("this is no saved state; check the path")]
+    NotSealed,
+    /// The file has a version of the format that this program does not know.
+    #[error(
+        "saved state in version {found} of the format, but this program reads version {VERSION}; use the program that wrote it, or delete it and compute the prompt again"
+    )]
+    Version {
+        /// The version of the file.
+        found: u32,
+    },
+    /// Not even the header opens.
+    #[error(
+        "the saved state does not open: it was sealed with another key, or for another purpose, or it is damaged; give the key that it was saved with, or delete it and compute the prompt again"
+    )]
+    Key,
+    /// The header opens, so the key is right, but what follows does not.
+    #[error("the saved state is damaged; delete it and compute the prompt again")]
+    Damaged,
+    /// The file ends before its contents do.
+    #[error(
+        "the saved state is truncated; copy the file again, or delete it and compute the prompt again"
+    )]
+    Truncated,
+    /// A chunk has more bytes than the format allows.
+    #[error(
+        "a chunk of {bytes} bytes was to be sealed, but a chunk holds at most {MAX_CHUNK}; divide it"
+    )]
+    ChunkTooLarge {
+        /// Its bytes.
+        bytes: usize,
+    },
+    /// More chunks than a stream can number.
+    #[error("the state to be sealed has too many chunks; use larger ones")]
+    TooManyChunks,
+    /// The operating system gave no randomness.
+    #[error("the operating system gave no randomness for a salt: {source}")]
+    Entropy {
+        /// What the system said.
+        source: getrandom::Error,
+    },
+    /// There is no room on the medium, or no more for this user.
+    #[error(
+        "the disk is full or this user's quota is used up: {source}; free some space or choose another directory"
+    )]
+    StorageFull {
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The operating system refused to write.
+    #[error("cannot be written: {source}; choose a directory that this user can write to")]
+    Write {
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The operating system refused to read.
+    #[error("cannot be read: {source}")]
+    Read {
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl SealedError {
+    /// The stable code of the error.
+    pub fn code(&self) -> &'static str {
+        match self {
+            SealedError::NotSealed => "not_sealed",
+            SealedError::Version { .. } => "sealed_version",
+            SealedError::Key => "sealed_key",
+            SealedError::Damaged => "sealed_damaged",
+            SealedError::Truncated => "sealed_truncated",
+            SealedError::ChunkTooLarge { .. } => "sealed_chunk_too_large",
+            SealedError::TooManyChunks => "sealed_too_many_chunks",
+            SealedError::Entropy { .. } => "entropy",
+            SealedError::StorageFull { .. } => "storage_full",
+            SealedError::Write { .. } => "storage_unwritable",
+            SealedError::Read { .. } => "io",
+        }
+    }
+
+    /// What the system said about writing.
+    fn write(source: io::Error) -> SealedError {
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                SealedError::StorageFull { source }
+            }
+            _ => SealedError::Write { source },
+        }
+    }
+
+    /// What the system said about reading; the end of the file is an answer, too.
+    fn read(source: io::Error) -> SealedError {
+        match source.kind() {
+            io::ErrorKind::UnexpectedEof => SealedError::Truncated,
+            _ => SealedError::Read { source },
+        }
+    }
+}
+
+/// The stream of one file.
+fn stream(
+    key: &SessionKey,
+    salt: &[u8; SALT_BYTES],
+    purpose: &str,
+) -> Result<StreamBE32<ChaCha20Poly1305>, SealedError> {
+    let mut file_key = Zeroizing::new([0; 32]);
+    // The two fields before the purpose have fixed lengths, so nothing runs together.
+    let info = [&MAGIC[..], &VERSION.to_le_bytes(), purpose.as_bytes()];
+    Hkdf::<Sha256>::new(Some(salt), key.bytes())
+        .expand_multi_info(&info, file_key.as_mut_slice())
+        // Only for more than 8160 bytes.
+        .map_err(|_| SealedError::Key)?;
+    let file_key: &[u8; 32] = &file_key;
+    // The key is this file's alone, so its nonces need nothing of their own.
+    Ok(StreamBE32::new(file_key.into(), &Default::default()))
+}
+
+/// Seals chunks into a writer.
+///
+/// Dropped without [`SealedWriter::finish`] it leaves a stream that no reader takes for whole.
+pub struct SealedWriter<W: Write> {
+    out: W,
+    stream: EncryptorBE32<ChaCha20Poly1305>,
+    buffer: Vec<u8>,
+}
+
+impl<W: Write> SealedWriter<W> {
+    /// Begins a stream with a header, which is encrypted as all the rest.
+    ///
+    /// # Errors
+    /// [`SealedError::ChunkTooLarge`] for a header of more than [`MAX_CHUNK`] bytes,
+    /// [`SealedError::Entropy`], [`SealedError::StorageFull`] and [`SealedError::Write`].
+    pub fn new(
+        mut out: W,
+        key: &SessionKey,
+        purpose: &str,
+        header: &[u8],
+    ) -> Result<SealedWriter<W>, SealedError> {
+        let mut salt = [0; SALT_BYTES];
+        getrandom::fill(&mut salt).map_err(|source| SealedError::Entropy { source })?;
+        let stream = stream(key, &salt, purpose)?.encryptor();
+        for field in [&MAGIC[..], &VERSION.to_le_bytes(), &salt] {
+            out.write_all(field).map_err(SealedError::write)?;
+        }
+        let mut writer = SealedWriter { out, stream, buffer: Vec::new() };
+        writer.chunk(header)?;
+        Ok(writer)
+    }
+
+    /// Appends a chunk. Readers get chunks as they were given here.
+    ///
+    /// # Errors
+    /// [`SealedError::ChunkTooLarge`] above [`MAX_CHUNK`] bytes, before anything is written;
+    /// [`SealedError::TooManyChunks`], [`SealedError::StorageFull`] and [`SealedError::Write`].
+    pub fn chunk(&mut self, contents: &[u8]) -> Result<(), SealedError> {
+        let bytes = contents.len();
+        let length = u32::try_from(bytes).ok().filter(|_| bytes <= MAX_CHUNK);
+        let length = length.ok_or(SealedError::ChunkTooLarge { bytes })?;
+        self.buffer.clear();
+        self.buffer.reserve(bytes + TAG_BYTES);
+        self.buffer.extend_from_slice(contents);
+        self.stream
+            .encrypt_next_in_place(&[], &mut self.buffer)
+            .map_err(|_| SealedError::TooManyChunks)?;
+        self.out.write_all(&length.to_le_bytes()).map_err(SealedError::write)?;
+        self.out.write_all(&self.buffer).map_err(SealedError::write)
+    }
+
+    /// Ends the stream and gives the writer back, flushed.
+    ///
+    /// # Errors
+    /// [`SealedError::StorageFull`] and [`SealedError::Write`].
+    pub fn finish(self) -> Result<W, SealedError> {
+        let SealedWriter { mut out, stream, mut buffer } = self;
+        buffer.clear();
+        stream.encrypt_last_in_place(&[], &mut buffer).map_err(|_| SealedError::TooManyChunks)?;
+        out.write_all(&LAST.to_le_bytes()).map_err(SealedError::write)?;
+        out.write_all(&buffer).map_err(SealedError::write)?;
+        out.flush().map_err(SealedError::write)?;
+        Ok(out)
+    }
+}
+
+/// Opens the chunks of a sealed stream.
+pub struct SealedReader<R: Read> {
+    input: R,
+    /// `None` after the last chunk and after a failure.
+    stream: Option<DecryptorBE32<ChaCha20Poly1305>>,
+    ended: bool,
+}
+
+impl<R: Read> SealedReader<R> {
+    /// Opens a stream that was sealed with this key for this purpose; returns its header, too.
+    ///
+    /// # Errors
+    /// [`SealedError::NotSealed`], [`SealedError::Version`], [`SealedError::Key`],
+    /// [`SealedError::Truncated`] and [`SealedError::Read`].
+    pub fn open(
+        mut input: R,
+        key: &SessionKey,
+        purpose: &str,
+    ) -> Result<(SealedReader<R>, Vec<u8>), SealedError> {
+        let mut magic = [0; MAGIC.len()];
+        let (mut version, mut salt) = ([0; 4], [0; SALT_BYTES]);
+        input.read_exact(&mut magic).map_err(|e| match SealedError::read(e) {
+            // Too short to tell.
+            SealedError::Truncated => SealedError::NotSealed,
+            other => other,
+        })?;
+        if magic != MAGIC {
+            return Err(SealedError::NotSealed);
+        }
+        input.read_exact(&mut version).map_err(SealedError::read)?;
+        let found = u32::from_le_bytes(version);
+        if found != VERSION {
+            return Err(SealedError::Version { found });
+        }
+        input.read_exact(&mut salt).map_err(SealedError::read)?;
+        let stream = Some(stream(key, &salt, purpose)?.decryptor());
+        let mut reader = SealedReader { input, stream, ended: false };
+        let mut header = Vec::new();
+        match reader.chunk(&mut header) {
+            Ok(true) => Ok((reader, header)),
+            // A stream has a header before its end.
+            Ok(false) | Err(SealedError::Damaged) => Err(SealedError::Key),
+            Err(other) => Err(other),
+        }
+    }
+
+    /// Replaces `contents` by the next chunk. `false` means that the stream has ended as its writer
+    /// ended it, and that every chunk before was whole and in its place; until then more may be
+    /// missing. An error is final.
+    ///
+    /// # Errors
+    /// [`SealedError::Damaged`], [`SealedError::Truncated`] and [`SealedError::Read`]; `contents` is
+    /// empty then.
+    pub fn chunk(&mut self, contents: &mut Vec<u8>) -> Result<bool, SealedError> {
+        contents.clear();
+        if self.ended {
+            return Ok(false);
+        }
+        let result = self.next(contents);
+        if !matches!(result, Ok(true)) {
+            contents.clear();
+        }
+        result
+    }
+
+    fn next(&mut self, contents: &mut Vec<u8>) -> Result<bool, SealedError> {
+        let mut stream = self.stream.take().ok_or(SealedError::Damaged)?;
+        let mut word = [0; 4];
+        self.input.read_exact(&mut word).map_err(SealedError::read)?;
+        let word = u32::from_le_bytes(word);
+        let (last, bytes) = (word & LAST != 0, (word & !LAST) as usize);
+        // Refused before any memory is taken.
+        if bytes > MAX_CHUNK || (last && bytes > 0) {
+            return Err(SealedError::Damaged);
+        }
+        contents.resize(bytes + TAG_BYTES, 0);
+        self.input.read_exact(contents).map_err(SealedError::read)?;
+        if !last {
+            stream.decrypt_next_in_place(&[], contents).map_err(|_| SealedError::Damaged)?;
+            self.stream = Some(stream);
+            return Ok(true);
+        }
+        stream.decrypt_last_in_place(&[], contents).map_err(|_| SealedError::Damaged)?;
+        match self.input.read_exact(&mut [0]).map_err(SealedError::read) {
+            Err(SealedError::Truncated) => {
+                self.ended = true;
+                Ok(false)
+            }
+            Err(other) => Err(other),
+            Ok(()) => Err(SealedError::Damaged),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
