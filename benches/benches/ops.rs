@@ -5,7 +5,7 @@
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::f16;
 use ruvllm_abi::DType;
-use ruvllm_native::attention::{AttnScratch, AttnShape, KvSegment, attention};
+use ruvllm_native::attention::{AttnScratch, AttnShape, KvLayout, KvSegment, attention};
 use ruvllm_native::ops::{self, LoraShape, RopeShape};
 use ruvllm_native::{Isa, ThreadPool};
 use std::hint::black_box;
@@ -128,6 +128,8 @@ fn attend(c: &mut Criterion) {
                 len: context,
                 k_dtype: dtype,
                 v_dtype: dtype,
+                k_layout: KvLayout::Tokens,
+                v_layout: KvLayout::Tokens,
                 k: bytes,
                 v: bytes,
             }];

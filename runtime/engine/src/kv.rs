@@ -8,7 +8,7 @@
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use ruvllm_abi::DType;
-use ruvllm_native::attention::KvSegment;
+use ruvllm_native::attention::{KvLayout, KvSegment};
 
 use crate::config::ModelConfig;
 use crate::error::EngineError;
@@ -219,6 +219,8 @@ impl KvCache {
             len,
             k_dtype: dtype,
             v_dtype: dtype,
+            k_layout: KvLayout::Tokens,
+            v_layout: KvLayout::Tokens,
             k: self.rows(layer, Half::Keys, first, len),
             v: self.rows(layer, Half::Values, first, len),
         }

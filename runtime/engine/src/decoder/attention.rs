@@ -7,7 +7,9 @@ use std::ops::Range;
 
 use ruvllm_abi::DType;
 use ruvllm_native::ThreadPool;
-use ruvllm_native::attention::{AttnSequence, AttnShape, KvSegment, attention, attention_batch};
+use ruvllm_native::attention::{
+    AttnSequence, AttnShape, KvLayout, KvSegment, attention, attention_batch,
+};
 
 use super::{Chunk, Decoder, Machine, add, project, room};
 use crate::config::{ModelConfig, RopeLayout};
@@ -179,6 +181,8 @@ impl Decoder {
                 len: visible,
                 k_dtype: DType::F32,
                 v_dtype: DType::F32,
+                k_layout: KvLayout::Tokens,
+                v_layout: KvLayout::Tokens,
                 k: bytemuck::cast_slice(keys),
                 v: bytemuck::cast_slice(values),
             }

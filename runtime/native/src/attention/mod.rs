@@ -22,6 +22,7 @@ mod plan;
 mod tile;
 mod unit;
 mod wide;
+mod widen;
 
 use crate::ops::product;
 use crate::ops::simd::{Kernel, MAX_LANES, Simd, dispatch};
@@ -49,8 +50,21 @@ pub struct AttnShape {
     pub window: Option<usize>,
 }
 
-/// A run of consecutive positions of the cache: `k` and `v` are `[len, kv_heads * head_dim]`, each row
-/// in the elements or blocks of its type, one of F32, F16, `Q8_0` and `Q4_0`.
+/// How the keys or the values of a segment lie. Every row is in the elements or blocks of its type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvLayout {
+    /// A row for each token: `[len, kv_heads * head_dim]`.
+    #[default]
+    Tokens,
+    /// A row for each channel: `[kv_heads * head_dim, stored]`, of which the tokens `0..len` are used.
+    /// `stored` follows from the size of the data: at least `len`, in whole blocks. Keys of one channel
+    /// are more alike than those of one token, so they keep more of their bits in blocks of their own
+    /// (Liu et al., arXiv 2402.02750).
+    Channels,
+}
+
+/// A run of consecutive positions of the cache, its keys and values each in a layout and a type of
+/// their own, one of F32, F16, `Q8_0` and `Q4_0`.
 #[derive(Clone, Copy, Debug)]
 pub struct KvSegment<'a> {
     /// Position of the first row.
@@ -61,6 +75,10 @@ pub struct KvSegment<'a> {
     pub k_dtype: DType,
     /// Type of the values.
     pub v_dtype: DType,
+    /// How the keys lie.
+    pub k_layout: KvLayout,
+    /// How the values lie.
+    pub v_layout: KvLayout,
     /// Keys.
     pub k: &'a [u8],
     /// Values.
@@ -287,19 +305,8 @@ impl<'a> Call<'a> {
 
 impl KvSegment<'_> {
     fn check(&self, kv_heads: usize, head_dim: usize) -> Result<(), NativeError> {
-        let sides = [(self.k_dtype, self.k), (self.v_dtype, self.v)];
-        for (dtype, data) in sides {
-            if !matches!(dtype, DType::F32 | DType::F16 | DType::Q8_0 | DType::Q4_0) {
-                return Err(NativeError::unsupported("attention", dtype));
-            }
-            let Some(head) = dtype.bytes_for(head_dim) else {
-                let detail =
-                    format!("{dtype} with a head_dim of {head_dim}, which is not whole blocks");
-                return Err(NativeError::Unsupported { what: "attention", detail });
-            };
-            let bytes = product("attention: bytes of a segment", &[head, kv_heads, self.len])?;
-            NativeError::check("attention: bytes of a segment", bytes, data.len())?;
-        }
+        self.check_side(self.k_dtype, self.k_layout, self.k, kv_heads, head_dim)?;
+        self.check_side(self.v_dtype, self.v_layout, self.v, kv_heads, head_dim)?;
         if self.start.checked_add(self.len).is_none_or(|end| end > plan::LAST_POSITION) {
             let what = "attention: last position of a segment";
             return Err(NativeError::Shape {
@@ -309,6 +316,39 @@ impl KvSegment<'_> {
             });
         }
         Ok(())
+    }
+
+    fn check_side(
+        &self,
+        dtype: DType,
+        layout: KvLayout,
+        data: &[u8],
+        kv_heads: usize,
+        head_dim: usize,
+    ) -> Result<(), NativeError> {
+        if !matches!(dtype, DType::F32 | DType::F16 | DType::Q8_0 | DType::Q4_0) {
+            return Err(NativeError::unsupported("attention", dtype));
+        }
+        match layout {
+            KvLayout::Tokens => {
+                let what = "attention: bytes of a segment";
+                let Some(head) = dtype.bytes_for(head_dim) else {
+                    let detail =
+                        format!("{dtype} with a head_dim of {head_dim}, which is not whole blocks");
+                    return Err(NativeError::Unsupported { what: "attention", detail });
+                };
+                NativeError::check(what, product(what, &[head, kv_heads, self.len])?, data.len())
+            }
+            KvLayout::Channels => {
+                let what = "attention: bytes of a segment by channels";
+                let block = dtype.layout();
+                // A block of each channel.
+                let step = product(what, &[kv_heads, head_dim, block.bytes])?;
+                let least = product(what, &[self.len.div_ceil(block.elems), step])?;
+                let whole = data.len().checked_next_multiple_of(step).unwrap_or(step);
+                NativeError::check(what, whole.max(least), data.len())
+            }
+        }
     }
 }
 

@@ -133,12 +133,23 @@ fn clip(rows: &Range<usize>, seen: usize, wanted: &Range<usize>) -> Range<usize>
 
 #[cfg(test)]
 mod tests {
+    use super::super::KvLayout;
     use super::*;
     use ruvllm_abi::DType;
 
     fn segment(start: usize, len: usize) -> KvSegment<'static> {
         let dtype = DType::F32;
-        KvSegment { start, len, k_dtype: dtype, v_dtype: dtype, k: &[], v: &[] }
+        let layout = KvLayout::Tokens;
+        KvSegment {
+            start,
+            len,
+            k_dtype: dtype,
+            v_dtype: dtype,
+            k_layout: layout,
+            v_layout: layout,
+            k: &[],
+            v: &[],
+        }
     }
 
     fn positions(plan: &Plan, kv: &[KvSegment<'_>]) -> Vec<usize> {

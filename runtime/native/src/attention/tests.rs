@@ -29,16 +29,34 @@ fn store(dtype: DType, x: &[f32]) -> (Vec<u8>, Vec<f32>) {
     (bytes, back)
 }
 
+/// The type and the layout of keys or values.
+type Kind = (DType, KvLayout);
+
+/// Stores `[len, row]` random numbers; gives the bytes and what they stand for.
+fn stored(len: usize, row: usize, (dtype, layout): Kind, seed: u64) -> (Vec<u8>, Vec<f32>) {
+    if layout == KvLayout::Tokens {
+        return store(dtype, &noise(len * row, seed));
+    }
+    // More tokens than are used: the rest of a block, and now and then another.
+    let stored = match dtype.layout().elems {
+        1 => len + len % 3,
+        block => len.next_multiple_of(block) + len % 2 * block,
+    };
+    let (bytes, back) = store(dtype, &noise(row * stored, seed));
+    let token = |token| back.iter().skip(token).step_by(stored.max(1)).copied();
+    (bytes, (0..len).flat_map(token).collect())
+}
+
 struct Stored {
     start: usize,
     len: usize,
-    k_dtype: DType,
-    v_dtype: DType,
+    k_kind: Kind,
+    v_kind: Kind,
     k: Vec<u8>,
     v: Vec<u8>,
 }
 
-/// A cache in segments of `(len, k type, v type)` from position `start` on.
+/// A cache in segments of `(len, kind of k, kind of v)` from position `start` on.
 struct Cache {
     segments: Vec<Stored>,
     k: Vec<f32>,
@@ -47,14 +65,14 @@ struct Cache {
 }
 
 impl Cache {
-    fn new(shape: &AttnShape, start: usize, parts: &[(usize, DType, DType)]) -> Cache {
+    fn new(shape: &AttnShape, start: usize, parts: &[(usize, Kind, Kind)]) -> Cache {
         let row = shape.kv_heads * shape.head_dim;
         let mut cache = Cache { segments: vec![], k: vec![], v: vec![], positions: vec![] };
         let mut at = start;
-        for &(len, k_dtype, v_dtype) in parts {
-            let (k, k_back) = store(k_dtype, &noise(len * row, 2 * at as u64 + 1));
-            let (v, v_back) = store(v_dtype, &noise(len * row, 2 * at as u64 + 2));
-            cache.segments.push(Stored { start: at, len, k_dtype, v_dtype, k, v });
+        for &(len, k_kind, v_kind) in parts {
+            let (k, k_back) = stored(len, row, k_kind, 2 * at as u64 + 1);
+            let (v, v_back) = stored(len, row, v_kind, 2 * at as u64 + 2);
+            cache.segments.push(Stored { start: at, len, k_kind, v_kind, k, v });
             cache.k.extend(k_back);
             cache.v.extend(v_back);
             cache.positions.extend(at..at + len);
@@ -65,15 +83,16 @@ impl Cache {
 
     fn segments(&self) -> Vec<KvSegment<'_>> {
         let segment = |part| {
-            let &Stored { start, len, k_dtype, v_dtype, ref k, ref v } = part;
-            KvSegment { start, len, k_dtype, v_dtype, k, v }
+            let &Stored { start, len, k_kind, v_kind, ref k, ref v } = part;
+            let ((k_dtype, k_layout), (v_dtype, v_layout)) = (k_kind, v_kind);
+            KvSegment { start, len, k_dtype, v_dtype, k_layout, v_layout, k, v }
         };
         self.segments.iter().map(segment).collect()
     }
 }
 
 #[track_caller]
-fn check(shape: &AttnShape, m: usize, q_pos: usize, start: usize, parts: &[(usize, DType, DType)]) {
+fn check(shape: &AttnShape, m: usize, q_pos: usize, start: usize, parts: &[(usize, Kind, Kind)]) {
     let cache = Cache::new(shape, start, parts);
     let row = shape.heads * shape.head_dim;
     let q: Vec<f32> = noise(m * row, 99).iter().map(|q| q * 4.0).collect();
@@ -120,10 +139,15 @@ fn shape(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) 
     AttnShape { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window }
 }
 
-const F32: DType = DType::F32;
-const F16: DType = DType::F16;
-const Q8: DType = DType::Q8_0;
-const Q4: DType = DType::Q4_0;
+const F32: Kind = (DType::F32, KvLayout::Tokens);
+const F16: Kind = (DType::F16, KvLayout::Tokens);
+const Q8: Kind = (DType::Q8_0, KvLayout::Tokens);
+const Q4: Kind = (DType::Q4_0, KvLayout::Tokens);
+
+/// The same type by channels.
+const fn channels((dtype, _): Kind) -> Kind {
+    (dtype, KvLayout::Channels)
+}
 
 #[test]
 fn decoding_agrees_with_the_oracle_for_every_grouping_and_head_size() {
@@ -195,6 +219,42 @@ fn segments_of_mixed_types_and_lengths_are_one_cache() {
 }
 
 #[test]
+fn every_type_works_by_channels_for_every_head_size() {
+    for kind in [F32, F16, Q8, Q4] {
+        for head_dim in [8, 32, 33, 64, 80, 128] {
+            let shape = shape(8, 2, head_dim, None);
+            for m in [1, 20, 130] {
+                for context in [130, 149, 160] {
+                    let parts = [(context, channels(kind), F16)];
+                    check(&shape, m, context - m, 0, &parts);
+                    check(&shape, m, context - m, 0, &[(context, F16, channels(kind))]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cache_of_blocks_by_channels_may_end_in_a_tail_by_tokens() {
+    // Blocks of 32 tokens, the last of which are still plain.
+    let (k8, k4) = (channels(Q8), channels(Q4));
+    for head_dim in [32, 64, 128] {
+        let mut parts = vec![(16, F16, F16), (32, k4, Q4), (32, k8, Q4), (32, k4, k4)];
+        parts.extend([(7, k8, Q8), (32, k4, Q8), (32, Q4, Q4), (5, F16, F16)]);
+        let context: usize = parts.iter().map(|part| part.0).sum();
+        for window in [None, Some(1), Some(50), Some(101)] {
+            for m in [1, 3, 40, 150] {
+                check(&shape(8, 2, head_dim, window), m, context - m, 0, &parts);
+            }
+            check(&shape(8, 2, head_dim, window), 20, 70, 0, &parts);
+        }
+    }
+    let f16 = [(32, channels(F16), F16), (32, F16, channels(F16)), (9, channels(F16), F16)];
+    check(&shape(8, 2, 80, None), 1, 72, 0, &f16);
+    check(&shape(8, 2, 80, Some(30)), 40, 33, 0, &f16);
+}
+
+#[test]
 fn a_cache_may_start_late_and_end_early() {
     // Queries before the first key see nothing and give zeros; keys after a query are not seen.
     check(&shape(4, 2, 32, None), 20, 0, 10, &[(30, F16, F16)]);
@@ -223,8 +283,17 @@ fn sequences_of_a_batch_agree_with_the_oracle_however_threads_share_them() {
             let m: Vec<usize> = (contexts.iter().enumerate())
                 .map(|(i, &context)| queries(i).min(context))
                 .collect();
+            // In blocks of 32, the last of which may be short.
+            let kinds = [(F16, F16), (Q8, F16), (channels(Q4), Q4)];
+            let blocks = |i: usize, context: usize| {
+                let (k, v) = kinds[i % kinds.len()];
+                (0..context).step_by(32).map(move |at| ((context - at).min(32), k, v)).collect()
+            };
             let caches: Vec<Cache> = (contexts.iter().enumerate())
-                .map(|(i, &context)| Cache::new(&shape, 0, &[(context, [F16, Q8][i % 2], F16)]))
+                .map(|(i, &context)| {
+                    let parts: Vec<_> = blocks(i, context);
+                    Cache::new(&shape, 0, &parts)
+                })
                 .collect();
             let q: Vec<Vec<f32>> =
                 m.iter().enumerate().map(|(i, m)| noise(m * 256, 7 + i as u64)).collect();
@@ -291,8 +360,10 @@ fn scores_far_apart_saturate_and_huge_ones_do_not_overflow_the_weights() {
             let kv = [KvSegment {
                 start: 0,
                 len: 100,
-                k_dtype: F32,
-                v_dtype: F32,
+                k_dtype: DType::F32,
+                v_dtype: DType::F32,
+                k_layout: KvLayout::Tokens,
+                v_layout: KvLayout::Tokens,
                 k: bytemuck::cast_slice(&k),
                 v: bytemuck::cast_slice(&v),
             }];
@@ -307,12 +378,14 @@ fn scores_far_apart_saturate_and_huge_ones_do_not_overflow_the_weights() {
 #[test]
 fn calls_that_do_not_fit_are_refused() {
     let pool = ThreadPool::new(1);
-    let data = vec![0; 4096];
-    let segment = |k_dtype, len: usize, bytes: usize| KvSegment {
+    let data = vec![0; 16384];
+    let segment = |(k_dtype, k_layout): Kind, len: usize, bytes: usize| KvSegment {
         start: 0,
         len,
         k_dtype,
-        v_dtype: F16,
+        v_dtype: DType::F16,
+        k_layout,
+        v_layout: KvLayout::Tokens,
         k: &data[..bytes],
         v: &data[..len * 2 * 32 * 2],
     };
@@ -347,7 +420,20 @@ fn calls_that_do_not_fit_are_refused() {
     assert_eq!(run(AttnShape { head_dim: 7, ..good }, 28, 28, 2, &kv, 28), unsupported);
     assert_eq!(run(AttnShape { head_dim: 257, ..good }, 1028, 1028, 2, &kv, 1028), unsupported);
     assert_eq!(run(good, 128, 128, 2, &[segment(F16, 3, 383)], 128), bad_shape);
-    assert_eq!(run(good, 128, 128, 2, &[segment(DType::BF16, 3, 384)], 128), unsupported);
+    assert_eq!(
+        run(good, 128, 128, 2, &[segment((DType::BF16, KvLayout::Tokens), 3, 384)], 128),
+        unsupported
+    );
     let odd = shape(4, 2, 40, None);
     assert_eq!(run(odd, 160, 160, 2, &[segment(Q8, 0, 0)], 160), unsupported);
+    // 64 channels of 32 tokens in blocks of 18 bytes; any more must be another block for each.
+    let q4 = channels(Q4);
+    assert_eq!(run(good, 128, 128, 2, &[segment(q4, 3, 64 * 18)], 128), Ok(()));
+    assert_eq!(run(good, 128, 128, 2, &[segment(q4, 3, 2 * 64 * 18)], 128), Ok(()));
+    assert_eq!(run(good, 128, 128, 2, &[segment(q4, 3, 3 * 32 * 18)], 128), bad_shape);
+    assert_eq!(run(good, 128, 128, 2, &[segment(q4, 3, 0)], 128), bad_shape);
+    assert_eq!(run(good, 128, 128, 2, &[segment(q4, 33, 64 * 18)], 128), bad_shape);
+    assert_eq!(run(good, 128, 128, 2, &[segment(channels(F16), 3, 64 * 2 * 2)], 128), bad_shape);
+    // Blocks along tokens ask nothing of the size of a head.
+    assert_eq!(run(odd, 160, 160, 2, &[segment(channels(Q8), 0, 80 * 34)], 160), Ok(()));
 }

@@ -20,8 +20,8 @@ mod softmax;
 mod swiglu;
 
 pub use add::add;
+pub(crate) use kv::{BLOCK, unpack_q4, unpack_q8};
 pub use kv::{kv_pack_q4, kv_pack_q8, kv_unpack_q4, kv_unpack_q8};
-pub(crate) use kv::{unpack_q4, unpack_q8};
 pub use layernorm::layernorm;
 pub use lora::{LoraShape, lora_apply, lora_apply_f16, lora_interleave};
 pub use rmsnorm::{rmsnorm, rmsnorm_f16};

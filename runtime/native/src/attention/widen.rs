@@ -1,0 +1,178 @@
+//! Stored keys or values of one head, widened to f32.
+
+use super::{KvLayout, KvSegment};
+use crate::ops::simd::{MAX_LANES, Simd};
+use crate::ops::{BLOCK, unpack_q4, unpack_q8};
+use ruvllm_abi::DType;
+use std::ops::Range;
+
+/// The keys or the values of one head in a segment whose size has been checked.
+pub(super) struct Side<'a> {
+    dtype: DType,
+    layout: KvLayout,
+    data: &'a [u8],
+    /// Bytes of a row: of all heads of a token, or of all tokens of a channel.
+    row: usize,
+    /// The head's elements among those of all heads.
+    elements: Range<usize>,
+}
+
+impl<'a> Side<'a> {
+    #[inline(always)]
+    pub(super) fn keys(segment: &KvSegment<'a>, heads: usize, head: usize, dim: usize) -> Side<'a> {
+        Side::new(segment.k_dtype, segment.k_layout, segment.k, heads, head, dim)
+    }
+
+    #[inline(always)]
+    pub(super) fn values(
+        segment: &KvSegment<'a>,
+        heads: usize,
+        head: usize,
+        dim: usize,
+    ) -> Side<'a> {
+        Side::new(segment.v_dtype, segment.v_layout, segment.v, heads, head, dim)
+    }
+
+    #[inline(always)]
+    fn new(
+        dtype: DType,
+        layout: KvLayout,
+        data: &'a [u8],
+        heads: usize,
+        head: usize,
+        dim: usize,
+    ) -> Side<'a> {
+        let row = match layout {
+            KvLayout::Tokens => bytes(dtype, heads * dim),
+            KvLayout::Channels => data.len() / (heads * dim),
+        };
+        Side { dtype, layout, data, row, elements: head * dim..(head + 1) * dim }
+    }
+
+    /// Widens `tokens` into rows of `stride` elements: the head's, then zeros.
+    #[inline(always)]
+    pub(super) fn rows<S: Simd>(
+        &self,
+        s: S,
+        tokens: Range<usize>,
+        tile: &mut [f32],
+        stride: usize,
+    ) {
+        let dim = self.elements.len();
+        match self.layout {
+            KvLayout::Tokens => {
+                let from = self.data[tokens.start * self.row..].chunks_exact(self.row);
+                let head =
+                    bytes(self.dtype, self.elements.start)..bytes(self.dtype, self.elements.end);
+                for (to, from) in tile.chunks_exact_mut(stride).zip(from) {
+                    let (to, padding) = to.split_at_mut(dim);
+                    widen(s, self.dtype, &from[head.clone()], to);
+                    if dim != stride {
+                        padding.fill(0.0);
+                    }
+                }
+            }
+            KvLayout::Channels => self.transposed(s, tokens, tile, stride),
+        }
+    }
+
+    /// [`rows`](Side::rows) of channels: as many of them as a vector has lanes, times a block of
+    /// tokens at a time.
+    #[inline(always)]
+    fn transposed<S: Simd>(&self, s: S, tokens: Range<usize>, tile: &mut [f32], stride: usize) {
+        let channels = self.data[self.elements.start * self.row..].chunks_exact(self.row);
+        let mut channels = channels.take(self.elements.len());
+        let mut block = [[0.0; BLOCK]; MAX_LANES];
+        for column in (0..stride).step_by(S::LANES) {
+            let at = channels.clone();
+            for _ in 0..S::LANES {
+                channels.next();
+            }
+            let mut start = tokens.start;
+            while start < tokens.end {
+                let len = (tokens.end - start).min(BLOCK - start % BLOCK);
+                let mut from = at.clone();
+                for to in &mut block[..S::LANES] {
+                    match from.next() {
+                        Some(from) => run(s, self.dtype, from, start, &mut to[..len]),
+                        None => to.fill(0.0),
+                    }
+                }
+                let rows = &mut tile[(start - tokens.start) * stride..][..len * stride];
+                for (i, rows) in rows.chunks_mut(S::LANES * stride).enumerate() {
+                    let mut square = [s.splat(0.0); MAX_LANES];
+                    for (v, from) in square.iter_mut().zip(&block[..S::LANES]) {
+                        *v = s.load(&from[i * S::LANES..]);
+                    }
+                    transpose(s, &mut square);
+                    for (v, row) in square.iter().zip(rows.chunks_exact_mut(stride)) {
+                        s.store(*v, &mut row[column..]);
+                    }
+                }
+                start += len;
+            }
+        }
+    }
+}
+
+/// Bytes of `elems` elements that are whole blocks: `KvSegment::check` refused all else.
+#[inline(always)]
+fn bytes(dtype: DType, elems: usize) -> usize {
+    elems / dtype.layout().elems * dtype.layout().bytes
+}
+
+/// Widens whole blocks.
+#[inline(always)]
+fn widen<S: Simd>(s: S, dtype: DType, from: &[u8], to: &mut [f32]) {
+    match dtype {
+        DType::F16 => {
+            let mut to = to.chunks_exact_mut(S::LANES);
+            let mut from = from.chunks_exact(2 * S::LANES);
+            for (to, from) in (&mut to).zip(&mut from) {
+                s.store(s.load_f16(from), to);
+            }
+            let rest = from.remainder().as_chunks::<2>().0;
+            for (to, from) in to.into_remainder().iter_mut().zip(rest) {
+                *to = s.widen(u16::from_le_bytes(*from));
+            }
+        }
+        DType::Q8_0 => unpack_q8(s, from, to),
+        DType::Q4_0 => unpack_q4(s, from, to),
+        _ => {
+            for (to, from) in to.iter_mut().zip(from.as_chunks::<4>().0) {
+                *to = f32::from_le_bytes(*from);
+            }
+        }
+    }
+}
+
+/// Widens the elements of a row from number `start` on, all of one block.
+#[inline(always)]
+fn run<S: Simd>(s: S, dtype: DType, row: &[u8], start: usize, to: &mut [f32]) {
+    let layout = dtype.layout();
+    let from = &row[start / layout.elems * layout.bytes..];
+    if layout.elems == 1 {
+        return widen(s, dtype, &from[..to.len() * layout.bytes], to);
+    }
+    let from = &from[..layout.bytes];
+    if to.len() == layout.elems {
+        return widen(s, dtype, from, to);
+    }
+    let mut block = [0.0; BLOCK];
+    widen(s, dtype, from, &mut block);
+    to.copy_from_slice(&block[start % BLOCK..][..to.len()]);
+}
+
+/// Exchanges rows and columns of a square of `LANES` vectors: interleaving the two halves of the
+/// vectors turns the bits of an element's place by one, and as many turns as lanes have bits exchange
+/// the bits of the row and of the lane.
+#[inline(always)]
+fn transpose<S: Simd>(s: S, square: &mut [S::F; MAX_LANES]) {
+    let half = S::LANES / 2;
+    for _ in 0..S::LANES.ilog2() {
+        let before = *square;
+        for i in 0..half {
+            (square[2 * i], square[2 * i + 1]) = s.interleave(before[i], before[i + half]);
+        }
+    }
+}
