@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde::Serialize;
 
-use crate::engine::Engine;
+use crate::engine::{Engine, SessionOptions};
 use crate::error::EngineError;
 use crate::session::Session;
 
@@ -48,9 +48,9 @@ pub struct BenchRow {
     /// Threads.
     pub n_threads: usize,
     /// Element type of cached keys.
-    pub type_k: &'static str,
+    pub type_k: String,
     /// Element type of cached values.
-    pub type_v: &'static str,
+    pub type_v: String,
     /// Tokens of the prompt, of each sequence.
     pub n_prompt: usize,
     /// Tokens generated, in each sequence.
@@ -114,7 +114,9 @@ pub fn bench(engine: &Engine, options: &BenchOptions) -> Result<BenchRow, Engine
     for tokens in tokens.chunks_exact(length) {
         let (depth, tokens) = tokens.split_at(n_depth);
         let (prompt, generated) = tokens.split_at(n_prompt);
-        let mut session = engine.session()?;
+        // What is measured must not be found in the prefix cache.
+        let mut session =
+            engine.session_with(&SessionOptions { scope: None, ..SessionOptions::default() });
         if !depth.is_empty() {
             session.prefill(depth)?;
         }
@@ -137,7 +139,7 @@ pub fn bench(engine: &Engine, options: &BenchOptions) -> Result<BenchRow, Engine
     let samples_ts: Vec<f64> = times.iter().map(|ns| computed * 1e9 / ns).collect();
     let (avg_ns, stddev_ns) = mean_and_deviation(&times);
     let (avg_ts, stddev_ts) = mean_and_deviation(&samples_ts);
-    let (model, kv) = (engine.model(), engine.config().kv.dtype().name());
+    let (model, kv) = (engine.model(), &engine.config().kv);
     Ok(BenchRow {
         model_name: model.name().to_owned(),
         model_type: format!("{} {}", model.config().architecture, model.weight_type()),
@@ -145,8 +147,8 @@ pub fn bench(engine: &Engine, options: &BenchOptions) -> Result<BenchRow, Engine
         model_n_params: model.parameters(),
         n_batch: engine.config().batch,
         n_threads: engine.config().threads,
-        type_k: kv,
-        type_v: kv,
+        type_k: kv.keys.to_string(),
+        type_v: kv.values.to_string(),
         n_prompt,
         n_gen,
         n_depth,

@@ -3,7 +3,8 @@
 //! An engine computes one step at a time, on all its threads. A step may hold tokens of several
 //! sessions ([`crate::step`]); steps that are asked for at the same time take turns.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ruvllm_host::Host;
 use ruvllm_native::{Isa, ThreadPool};
@@ -11,7 +12,8 @@ use ruvllm_native::{Isa, ThreadPool};
 use crate::decoder::{Chunk, Decoder, EachLogits, Machine};
 use crate::error::EngineError;
 use crate::kernels::Kernels;
-use crate::kv::{KvCache, KvType};
+use crate::kv::{BlockShape, KvPolicy, KvStats, KvStore, Means, SpillDir, Standing, scope};
+use crate::memory::{MemoryPool, PAGE, PoolUsage, Reservation, Use};
 use crate::model::Model;
 use crate::session::Session;
 
@@ -20,8 +22,16 @@ use crate::session::Session;
 pub struct EngineConfig {
     /// Threads that compute, the caller's among them.
     pub threads: usize,
-    /// How the KV cache stores its numbers.
-    pub kv: KvType,
+    /// How keys and values are stored.
+    pub kv: KvPolicy,
+    /// Tokens of a KV block: a power of two from 16 to 256.
+    pub kv_block: usize,
+    /// Bytes that KV blocks, adapters and working memory may take together, weights of the model not
+    /// counted; `None` is half of what the machine, or this process's control group, has.
+    pub memory: Option<usize>,
+    /// An existing directory for blocks that the budget has no room for while their sessions rest;
+    /// `None` computes them again instead.
+    pub spill_dir: Option<PathBuf>,
     /// Tokens that a session holds at most; `None` is the context that the model was made for.
     pub ctx: Option<usize>,
     /// Tokens of a prompt that are computed at once.
@@ -41,7 +51,10 @@ impl Default for EngineConfig {
         let threads = ruvllm_native::pool::default_threads();
         Self {
             threads,
-            kv: KvType::F16,
+            kv: KvPolicy::default(),
+            kv_block: 32,
+            memory: None,
+            spill_dir: None,
             ctx: None,
             batch: 512,
             isa: None,
@@ -58,7 +71,35 @@ struct Shared {
     isa: Isa,
     config: EngineConfig,
     context: usize,
+    memory: Arc<MemoryPool>,
     decoder: Mutex<Decoder>,
+}
+
+/// What a session is to others of its engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionOptions {
+    /// Memory of sessions with a higher priority is reclaimed later.
+    pub priority: u8,
+    /// Sessions of one scope share the blocks of common beginnings. How fast a beginning is computed
+    /// tells whether somebody of the scope used it before: give tenants who must not learn that of
+    /// each other scopes of their own. `None` shares nothing.
+    pub scope: Option<String>,
+}
+
+impl Default for SessionOptions {
+    /// No priority, and the common scope.
+    fn default() -> Self {
+        Self { priority: 0, scope: Some(String::new()) }
+    }
+}
+
+/// Who holds the memory of an engine, and what its KV cache has done.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct MemoryReport {
+    /// The pool.
+    pub pool: PoolUsage,
+    /// The KV cache, as of the last step that has ended.
+    pub kv: KvStats,
 }
 
 /// A model, threads and kernels, ready to compute. Cheap to clone; clones share everything.
@@ -73,8 +114,8 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError::InvalidOption`], [`EngineError::ContextOutOfRange`],
-    /// [`EngineError::KvHeadDim`], [`EngineError::OpUnavailable`], what the host refuses, and want of
-    /// memory.
+    /// [`EngineError::KvHeadDim`], [`EngineError::MemoryTooSmall`], [`EngineError::SpillDirectory`],
+    /// [`EngineError::OpUnavailable`], and what the host refuses.
     pub fn new(model: Arc<Model>, host: Host, config: EngineConfig) -> Result<Engine, EngineError> {
         for (option, value, most) in
             [("threads", config.threads, 1024), ("batch", config.batch, 1 << 16)]
@@ -93,25 +134,59 @@ impl Engine {
         if context == 0 || context > trained {
             return Err(EngineError::ContextOutOfRange { context, trained });
         }
-        config.kv.check(model.config())?;
-        let kernels = Kernels::new(&host, config.threads, config.kv)?;
-        let decoder = Mutex::new(Decoder::new(kernels, model.config(), config.bf16));
+        config.kv.check(model.config(), config.kv_block)?;
+        let memory = MemoryPool::new(config.memory.unwrap_or_else(default_memory))?;
+        let shape = BlockShape::new(model.config(), config.kv_block);
+        let scratch = scratch(&memory, &model, &config, &shape, context)?;
+        let spill = config.spill_dir.as_deref().map(SpillDir::new).transpose()?;
+        let kernels = Kernels::new(&host, config.threads, &config.kv)?;
+        let kv =
+            KvStore::new(shape, config.kv.clone(), Arc::clone(&memory), spill, model.fingerprint());
+        let decoder = Mutex::new(Decoder::new(kernels, kv, model.config(), config.bf16, scratch));
         let pool = ThreadPool::new(config.threads);
         let isa = config.isa.unwrap_or_else(Isa::detect);
         if config.repack {
             model.weights().pack(&pool, isa)?;
         }
-        let shared = Shared { pool, isa, model, host, config, context, decoder };
+        let shared = Shared { pool, isa, model, host, config, context, memory, decoder };
         Ok(Engine { shared: Arc::new(shared) })
     }
 
     /// A new, empty sequence.
+    pub fn session(&self) -> Session {
+        self.session_with(&SessionOptions::default())
+    }
+
+    /// A new, empty sequence with options of its own.
+    pub fn session_with(&self, options: &SessionOptions) -> Session {
+        let standing =
+            Standing { priority: options.priority, scope: options.scope.as_deref().map(scope) };
+        let table = self.decoder().kv.table(self.context(), standing);
+        Session::new(self.clone(), table)
+    }
+
+    /// Counts `bytes` of memory that its owner keeps, an adapter's weights for example, against the
+    /// budget; idle KV blocks make room for it if need be.
     ///
     /// # Errors
-    /// [`EngineError::KvHeadDim`].
-    pub fn session(&self) -> Result<Session, EngineError> {
-        let cache = KvCache::new(self.model().config(), self.shared.config.kv, self.context())?;
-        Ok(Session::new(self.clone(), cache))
+    /// [`EngineError::MemoryExhausted`], which says who holds what.
+    pub fn reserve(
+        &self,
+        kind: Use,
+        owner: &str,
+        priority: u8,
+        bytes: usize,
+    ) -> Result<Reservation, EngineError> {
+        let mut decoder = self.decoder();
+        let decoder = &mut *decoder;
+        let mut means = Means { kernels: &mut decoder.kernels, pool: &self.shared.pool };
+        decoder.kv.reserve(kind, owner, priority, bytes, &mut means)
+    }
+
+    /// Who holds the engine's memory.
+    pub fn memory(&self) -> MemoryReport {
+        let kv = self.decoder().kv.stats();
+        MemoryReport { pool: self.shared.memory.usage(), kv }
     }
 
     /// The model.
@@ -144,17 +219,63 @@ impl Engine {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
-    /// Computes chunks of several sequences in one step; on an error every cache stays as it was.
+    /// The decoder, once no step is computed.
+    pub(crate) fn decoder(&self) -> MutexGuard<'_, Decoder> {
+        // A panic in an earlier step leaves nothing half-done that a later one would read.
+        self.shared.decoder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Computes chunks of several sequences in one step; on an error every sequence stays as it was.
     pub(crate) fn compute(
         &self,
         chunks: &mut [Chunk<'_>],
         each: &mut EachLogits<'_>,
     ) -> Result<(), EngineError> {
         let shared = &*self.shared;
-        // A panic in an earlier step leaves nothing half-done that this one would read.
-        let mut decoder = shared.decoder.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut decoder = self.decoder();
         decoder.kernels.pin(&shared.host)?;
         let machine = Machine { pool: &shared.pool, isa: shared.isa };
-        decoder.step(machine, &shared.model, chunks, each)
+        decoder.run(machine, &shared.model, chunks, shared.config.batch, each)
     }
+}
+
+/// The budget of an engine that names none: half of the memory that this process may use, or 4 GiB
+/// where the system does not tell.
+fn default_memory() -> usize {
+    let limit = sysinfo::System::new().ok().map(|mut system| {
+        system.refresh_memory();
+        let machine = system.total_memory();
+        let group = system.cgroup_limits().map_or(machine, |limits| limits.total_memory);
+        group.min(machine)
+    });
+    let half = limit.filter(|&bytes| bytes > 0).map_or(4 << 30, |bytes| bytes / 2);
+    usize::try_from(half).unwrap_or(1 << 31).max(PAGE)
+}
+
+/// Reserves the working memory of a step, if the budget then still holds one full sequence.
+fn scratch(
+    memory: &Arc<MemoryPool>,
+    model: &Model,
+    config: &EngineConfig,
+    shape: &BlockShape,
+    context: usize,
+) -> Result<Reservation, EngineError> {
+    let rows = config.batch.min(context);
+    let scratch = Decoder::scratch_bytes(model.config(), model.vocab(), rows);
+    // Where nobody chose the budget, it is only found small when it is used up. The last page of each
+    // size of block is never full.
+    let sequence = match config.memory {
+        Some(_) => KvStore::sequence_bytes(shape, &config.kv, context) + 4 * PAGE,
+        None => PAGE,
+    };
+    let too_small = EngineError::MemoryTooSmall {
+        budget: memory.budget(),
+        needed: scratch + sequence,
+        scratch,
+        context,
+    };
+    if scratch + sequence > memory.budget() {
+        return Err(too_small);
+    }
+    memory.reserve(Use::Scratch, "decoder", u8::MAX, scratch).map_err(|_| too_small)
 }

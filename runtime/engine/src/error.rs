@@ -209,6 +209,42 @@ pub enum EngineError {
         /// Tokens of the model's own context.
         trained: usize,
     },
+    /// The budget of memory does not hold one sequence.
+    #[error(
+        "a memory budget of {budget} bytes is too small: one sequence of {context} tokens with its working memory ({scratch} bytes) needs {needed}; raise --memory, or lower --ctx or the bits of --kv"
+    )]
+    MemoryTooSmall {
+        /// The budget.
+        budget: usize,
+        /// Bytes that are needed.
+        needed: usize,
+        /// Of these, the working memory.
+        scratch: usize,
+        /// Tokens of the sequence.
+        context: usize,
+    },
+    /// The budget of memory is used up, and nothing can be reclaimed.
+    #[error(
+        "{needed} bytes more do not fit the memory budget of {budget}: {holders}; end sequences, or raise --memory"
+    )]
+    MemoryExhausted {
+        /// Bytes that were wanted.
+        needed: usize,
+        /// The budget.
+        budget: usize,
+        /// Who holds what.
+        holders: String,
+    },
+    /// Nothing can be written to the directory for spilled blocks.
+    #[error(
+        "{}: KV blocks cannot be spilled there: {source}; choose an existing directory with free space that this user can write to", path.display()
+    )]
+    SpillDirectory {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// No logit is a number.
     #[error(
         "the model gave no finite logit; the weights are damaged or a kernel misbehaves (try --kernels native)"
@@ -303,6 +339,9 @@ impl EngineError {
             EngineError::KvHeadDim { .. } => "kv_head_dim",
             EngineError::InvalidOption { .. } => "invalid_option",
             EngineError::ContextOutOfRange { .. } => "context_out_of_range",
+            EngineError::MemoryTooSmall { .. } => "memory_too_small",
+            EngineError::MemoryExhausted { .. } => "memory_exhausted",
+            EngineError::SpillDirectory { .. } => "spill_directory",
             EngineError::NonFiniteLogits => "non_finite_logits",
             EngineError::TextTooShort { .. } => "text_too_short",
             EngineError::OpUnavailable { .. } => "op_unavailable",

@@ -14,7 +14,7 @@ use ruvllm_host::{
 use ruvllm_native::ThreadPool;
 
 use crate::error::EngineError;
-use crate::kv::KvType;
+use crate::kv::KvPolicy;
 use crate::rope::RopeTables;
 
 /// Elements below which waking the other threads costs more than it saves.
@@ -23,7 +23,8 @@ const SPLIT_ELEMS: usize = 16 * 1024;
 /// The workers of all threads, and the snapshot of the current step.
 pub(crate) struct Kernels {
     workers: Vec<Worker>,
-    kv: KvType,
+    /// Element types of the KV cache that kernels pack.
+    packed: Vec<DType>,
     pinned: Pinned,
 }
 
@@ -33,34 +34,46 @@ struct Pinned {
     rmsnorm: OpSlot,
     rope: OpSlot,
     swiglu: OpSlot,
-    /// Pack and unpack, for a quantised cache.
-    kv: Option<(OpSlot, OpSlot)>,
+    /// Pack and unpack, for each type of the cache that needs it.
+    kv: Vec<KvOps>,
+    /// Which kernels shape keys and values.
+    fingerprint: [u8; 32],
+}
+
+/// Who packs and unpacks a type of the cache.
+struct KvOps {
+    dtype: DType,
+    pack: OpSlot,
+    unpack: OpSlot,
 }
 
 impl Pinned {
-    fn new(snapshot: Arc<RegistrySnapshot>, kv: KvType) -> Result<Pinned, EngineError> {
+    fn new(snapshot: Arc<RegistrySnapshot>, packed: &[DType]) -> Result<Pinned, EngineError> {
         let slot = |key: OpKey| {
             snapshot.slot(&key).ok_or_else(|| EngineError::OpUnavailable { op: key.to_string() })
         };
-        let kv = if kv.is_quantized() {
-            let dtype = kv.dtype();
-            Some((slot(OpKey::kv_pack(dtype))?, slot(OpKey::kv_unpack(dtype))?))
-        } else {
-            None
-        };
+        let kv = packed.iter().map(|&dtype| {
+            let (pack, unpack) = (slot(OpKey::kv_pack(dtype))?, slot(OpKey::kv_unpack(dtype))?);
+            Ok(KvOps { dtype, pack, unpack })
+        });
+        let kv = kv.collect::<Result<_, EngineError>>()?;
+        // Norms shape keys and values as much as the rotation does.
+        let mut shaping = vec![OpKey::rmsnorm_f32(), OpKey::rope_f32(), OpKey::swiglu_f32()];
+        shaping.extend(packed.iter().map(|&dtype| OpKey::kv_pack(dtype)));
+        let fingerprint = snapshot.fingerprint(&shaping);
         Ok(Pinned {
             rmsnorm: slot(OpKey::rmsnorm_f32())?,
             rope: slot(OpKey::rope_f32())?,
             swiglu: slot(OpKey::swiglu_f32())?,
             kv,
+            fingerprint,
             snapshot,
         })
     }
 
-    fn kv(&self, kv: KvType) -> Result<(OpSlot, OpSlot), EngineError> {
-        self.kv.ok_or_else(|| EngineError::OpUnavailable {
-            op: OpKey::kv_pack(kv.dtype()).to_string(),
-        })
+    fn kv(&self, dtype: DType) -> Result<&KvOps, EngineError> {
+        let ops = self.kv.iter().find(|ops| ops.dtype == dtype);
+        ops.ok_or_else(|| EngineError::OpUnavailable { op: OpKey::kv_pack(dtype).to_string() })
     }
 }
 
@@ -75,9 +88,13 @@ pub(crate) struct RopeRows {
 }
 
 impl Kernels {
-    pub(crate) fn new(host: &Host, threads: usize, kv: KvType) -> Result<Kernels, EngineError> {
+    pub(crate) fn new(host: &Host, threads: usize, kv: &KvPolicy) -> Result<Kernels, EngineError> {
         let workers = (0..threads).map(|_| host.worker()).collect::<Result<_, _>>()?;
-        Ok(Kernels { workers, kv, pinned: Pinned::new(host.snapshot(), kv)? })
+        let mut packed: Vec<_> = kv.packed().collect();
+        packed.sort_unstable_by_key(|dtype| dtype.name());
+        packed.dedup();
+        let pinned = Pinned::new(host.snapshot(), &packed)?;
+        Ok(Kernels { workers, packed, pinned })
     }
 
     /// Pins the host's current snapshot for the next step.
@@ -86,9 +103,14 @@ impl Kernels {
     /// [`EngineError::OpUnavailable`]; the earlier snapshot then stays pinned.
     pub(crate) fn pin(&mut self, host: &Host) -> Result<(), EngineError> {
         if host.generation() != self.pinned.snapshot.generation() {
-            self.pinned = Pinned::new(host.snapshot(), self.kv)?;
+            self.pinned = Pinned::new(host.snapshot(), &self.packed)?;
         }
         Ok(())
+    }
+
+    /// Which kernels shape keys and values in this step.
+    pub(crate) fn kv_fingerprint(&self) -> [u8; 32] {
+        self.pinned.fingerprint
     }
 
     /// `y = rmsnorm(x) * weight` over rows `[m, dim]`.
@@ -171,16 +193,17 @@ impl Kernels {
         })
     }
 
-    /// Packs rows `[n, dim]` into blocks of the cache's codec.
+    /// Packs rows `[n, dim]` into blocks of a type of the cache.
     pub(crate) fn kv_pack(
         &mut self,
         pool: &ThreadPool,
+        dtype: DType,
         x: &[f32],
         dim: usize,
         y: &mut [u8],
     ) -> Result<(), EngineError> {
-        let (pack, _) = self.pinned.kv(self.kv)?;
-        let row = row_bytes(self.kv.dtype(), dim)?;
+        let pack = self.pinned.kv(dtype)?.pack;
+        let row = row_bytes(dtype, dim)?;
         let snapshot = &self.pinned.snapshot;
         over_rows(pool, &mut self.workers, y, row, &|worker, first, y| {
             let rows = y.len() / row;
@@ -189,16 +212,17 @@ impl Kernels {
         })
     }
 
-    /// Unpacks rows `[n, dim]` of blocks of the cache's codec.
+    /// Unpacks rows `[n, dim]` of blocks of a type of the cache.
     pub(crate) fn kv_unpack(
         &mut self,
         pool: &ThreadPool,
+        dtype: DType,
         x: &[u8],
         dim: usize,
         y: &mut [f32],
     ) -> Result<(), EngineError> {
-        let (_, unpack) = self.pinned.kv(self.kv)?;
-        let row = row_bytes(self.kv.dtype(), dim)?;
+        let unpack = self.pinned.kv(dtype)?.unpack;
+        let row = row_bytes(dtype, dim)?;
         let snapshot = &self.pinned.snapshot;
         over_rows(pool, &mut self.workers, y, dim, &|worker, first, y| {
             let rows = y.len() / dim;

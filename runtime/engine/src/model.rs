@@ -125,6 +125,16 @@ impl Model {
         self.load_time
     }
 
+    /// A hash of the configuration and of a sample of the weights, which tells models apart.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new_derive_key("ruvllm model fingerprint v1");
+        hasher.update(format!("{:?}", self.config).as_bytes());
+        self.weights.sample(&mut |bytes| {
+            hasher.update(bytes);
+        });
+        *hasher.finalize().as_bytes()
+    }
+
     pub(crate) fn weights(&self) -> &ModelWeights {
         &self.weights
     }

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::engine::Engine;
+use crate::engine::{Engine, SessionOptions};
 use crate::error::EngineError;
 
 /// The perplexity of a text, or of its chunks so far.
@@ -77,7 +77,9 @@ pub fn perplexity_of_tokens(
         });
     }
     let start = Instant::now();
-    let mut session = engine.session()?;
+    // Nothing is taken from a cache, so that the time is that of computing.
+    let mut session =
+        engine.session_with(&SessionOptions { scope: None, ..SessionOptions::default() });
     let mut so_far = Perplexity { chunks: tokens.len() / context, context, ..Default::default() };
     let (mut sum, mut squares) = (0.0, 0.0);
     let mut chunk = Vec::with_capacity(context);

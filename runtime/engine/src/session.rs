@@ -1,30 +1,30 @@
 //! Sessions: the sequences that an engine continues.
 //!
-//! A session is the only owner of its KV cache. Its methods compute a step for it alone;
-//! [`crate::step`] computes several sessions at once.
+//! A session owns its tokens and its table of KV blocks; the blocks are the engine's, which may put
+//! them on disk, or compute them again, while the session rests. Its methods compute a step for it
+//! alone; [`crate::step`] computes several sessions at once.
 
 use std::ops::ControlFlow;
 
 use crate::decoder::Chunk;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::kv::KvCache;
+use crate::kv::KvTable;
 
 /// Receives the index of a token and its logits `[vocab]`.
 pub type EachRow<'a> = dyn FnMut(usize, &[f32]) + 'a;
 
-/// One sequence: its tokens and their KV cache.
+/// One sequence: its tokens, and the blocks of their keys and values.
 pub struct Session {
     engine: Engine,
-    cache: KvCache,
-    tokens: Vec<u32>,
+    table: KvTable,
     /// Logits `[vocab]` of the last token that they were wanted of.
     logits: Vec<f32>,
 }
 
 impl Session {
-    pub(crate) fn new(engine: Engine, cache: KvCache) -> Session {
-        Session { engine, cache, tokens: Vec::new(), logits: Vec::new() }
+    pub(crate) fn new(engine: Engine, table: KvTable) -> Session {
+        Session { engine, table, logits: Vec::new() }
     }
 
     /// The engine that computes this sequence.
@@ -34,33 +34,34 @@ impl Session {
 
     /// Number of tokens in the sequence.
     pub fn len(&self) -> usize {
-        self.cache.len()
+        self.table.len()
     }
 
     /// Whether the sequence has no token.
     pub fn is_empty(&self) -> bool {
-        self.cache.is_empty()
+        self.table.len() == 0
     }
 
     /// The tokens of the sequence.
     pub fn tokens(&self) -> &[u32] {
-        &self.tokens
+        &self.table.tokens
     }
 
-    /// Bytes that the KV cache holds now.
-    pub fn kv_bytes(&self) -> usize {
-        self.cache.bytes()
-    }
-
-    /// Forgets all tokens; the memory is kept.
+    /// Forgets all tokens.
     pub fn reset(&mut self) {
         self.truncate(0);
     }
 
     /// Forgets the tokens from position `len` on.
     pub fn truncate(&mut self, len: usize) {
-        self.cache.truncate(len);
-        self.tokens.truncate(len);
+        self.table.truncate(len);
+    }
+
+    /// A second sequence with the same tokens, which goes its own way from here. It shares the blocks of
+    /// this one; only the last, where it is not full, is copied, by whoever appends first.
+    pub fn fork(&self) -> Session {
+        let table = self.engine.decoder().kv.fork(&self.table);
+        Session { engine: self.engine.clone(), table, logits: self.logits.clone() }
     }
 
     /// Logits `[vocab]` of the last token that they were computed of; empty before the first.
@@ -162,12 +163,7 @@ impl Session {
 
     /// The share of this sequence in a step that computes these tokens.
     pub(crate) fn chunk<'a>(&'a mut self, tokens: &'a [u32], from: usize) -> Chunk<'a> {
-        Chunk { cache: &mut self.cache, last: &mut self.logits, tokens, from }
-    }
-
-    /// Counts tokens whose chunk is computed.
-    pub(crate) fn append(&mut self, tokens: &[u32]) {
-        self.tokens.extend_from_slice(tokens);
+        Chunk { table: &mut self.table, last: &mut self.logits, tokens, from, skipped: 0 }
     }
 
     /// Computes a step of this sequence alone; `from` is at most the number of tokens.
@@ -177,10 +173,8 @@ impl Session {
         from: usize,
         each: &mut EachRow<'_>,
     ) -> Result<(), EngineError> {
-        let Session { engine, cache, logits, .. } = self;
-        let mut chunks = [Chunk { cache, last: logits, tokens, from }];
-        engine.compute(&mut chunks, &mut |_, index, logits| each(index, logits))?;
-        self.append(tokens);
-        Ok(())
+        let Session { engine, table, logits } = self;
+        let mut chunks = [Chunk { table, last: logits, tokens, from, skipped: 0 }];
+        engine.compute(&mut chunks, &mut |_, index, logits| each(index, logits))
     }
 }

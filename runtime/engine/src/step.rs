@@ -48,7 +48,7 @@ impl Engine {
     /// use ruvllm_engine::{Engine, Part};
     ///
     /// # fn example(engine: &Engine) -> Result<(), ruvllm_engine::EngineError> {
-    /// let (mut running, mut joining) = (engine.session()?, engine.session()?);
+    /// let (mut running, mut joining) = (engine.session(), engine.session());
     /// running.prefill(&[1, 450, 6635])?;
     /// // One more token of a sequence, and the whole prompt of another.
     /// engine.step(&mut [
@@ -90,11 +90,7 @@ impl Engine {
         for Part { session, tokens, from } in parts.iter_mut() {
             chunks.push(session.chunk(tokens, (*from).min(tokens.len())));
         }
-        self.compute(&mut chunks, each)?;
-        for part in parts {
-            part.session.append(part.tokens);
-        }
-        Ok(())
+        self.compute(&mut chunks, each)
     }
 
     /// Appends one token to each of several sessions, all in one step; each then has the logits of

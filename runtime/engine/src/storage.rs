@@ -43,10 +43,6 @@ impl AlignedBytes {
         copy
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
     pub(crate) fn as_slice(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.lines)[..self.len]
     }

@@ -139,6 +139,19 @@ impl ModelWeights {
         DType::ALL.into_iter().max_by_key(|&dtype| parameters(dtype)).unwrap_or(DType::F32)
     }
 
+    /// Hands over type, shape and the first and last bytes of every matrix.
+    pub(crate) fn sample(&self, each: &mut dyn FnMut(&[u8])) {
+        const ENDS: usize = 1024;
+        for matrix in self.matrices() {
+            each(matrix.dtype.name().as_bytes());
+            each(&(matrix.rows as u64).to_le_bytes());
+            each(&(matrix.cols as u64).to_le_bytes());
+            let bytes = matrix.bytes.as_slice();
+            each(&bytes[..bytes.len().min(ENDS)]);
+            each(&bytes[bytes.len().saturating_sub(ENDS)..]);
+        }
+    }
+
     fn matrices(&self) -> impl Iterator<Item = &Linear> {
         std::iter::once(&self.embedding).chain(self.output.as_ref()).chain(self.projections())
     }

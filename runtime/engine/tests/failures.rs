@@ -8,7 +8,7 @@ use std::path::Path;
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::Value;
 use common::{Fixture, LLAMA, QWEN2, Sizes, engine, native_host, two_threads};
-use ruvllm_engine::{Engine, EngineConfig, KvType, Model, open_tokenizer};
+use ruvllm_engine::{Engine, EngineConfig, KvCodec, Model, open_tokenizer};
 
 fn small() -> Fixture {
     Fixture::new(&Sizes { layers: 1, ..QWEN2 }, GgmlDType::F32)
@@ -221,7 +221,7 @@ fn a_tokenizer_needs_neither_tensors_nor_a_known_architecture() {
 fn requests_that_cannot_be_met_are_refused_before_any_work() {
     let model = small().model();
     let engine = engine(&model, EngineConfig { ctx: Some(8), ..two_threads() });
-    let mut session = engine.session().unwrap();
+    let mut session = engine.session();
     session.prefill(&[1, 2, 3]).unwrap();
     let error = session.prefill(&[1; 6]).unwrap_err();
     assert_eq!(error.code(), "prompt_too_long");
@@ -235,7 +235,7 @@ fn requests_that_cannot_be_met_are_refused_before_any_work() {
     assert_eq!(session.decode(1).unwrap_err().code(), "prompt_too_long");
 
     let odd_heads = Fixture::new(&Sizes { head_dim: 24, ..LLAMA }, GgmlDType::F32).model();
-    let config = EngineConfig { kv: KvType::Q8_0, ..two_threads() };
+    let config = EngineConfig { kv: KvCodec::Q8_0.into(), ..two_threads() };
     let Err(error) = Engine::new(odd_heads, native_host(), config) else { panic!("accepted") };
     assert_eq!(error.code(), "kv_head_dim");
     let config = EngineConfig { threads: 0, ..two_threads() };

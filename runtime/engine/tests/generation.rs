@@ -29,7 +29,7 @@ fn greedy(max_tokens: usize) -> GenerateOptions {
 /// Tokens, text and end of a generation from a fixed prompt.
 fn generate(engine: &Engine, options: &GenerateOptions) -> (Vec<u32>, String, Finish) {
     let (mut tokens, mut text) = (Vec::new(), String::new());
-    let mut session = engine.session().unwrap();
+    let mut session = engine.session();
     let finish = engine
         .generate(&mut session, &some_tokens(5), options, &mut |event| {
             match event {
@@ -51,7 +51,7 @@ fn greedy_generation_takes_the_likeliest_token_each_time() {
     assert_eq!((finish.usage.prompt_tokens, finish.usage.completion_tokens), (5, 12));
     assert!(finish.timings.decode_tokens_per_second > 0.0);
 
-    let mut session = engine.session().unwrap();
+    let mut session = engine.session();
     let mut logits = session.prefill(&some_tokens(5)).unwrap().to_vec();
     for token in tokens {
         // End tokens were banned.
@@ -86,7 +86,7 @@ fn a_stop_string_ends_the_text_before_it() {
 #[test]
 fn the_caller_can_break_off_at_any_event() {
     let engine = small(64);
-    let mut session = engine.session().unwrap();
+    let mut session = engine.session();
     let mut seen = 0;
     let finish = session
         .generate(&some_tokens(5), &greedy(50), &mut |event| {
@@ -122,7 +122,7 @@ fn perplexity_scores_the_second_half_of_each_chunk() {
     for chunk in tokens.chunks_exact(context) {
         let mut chunk = chunk.to_vec();
         chunk[0] = tokenizer.bos().unwrap();
-        let logits = engine.session().unwrap().prefill_all(&chunk).unwrap();
+        let logits = engine.session().prefill_all(&chunk).unwrap();
         let vocab = logits.len() / context;
         for at in context / 2..context - 1 {
             let row = &logits[at * vocab..][..vocab];

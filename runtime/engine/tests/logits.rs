@@ -10,12 +10,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::{core_pack_host, families, native_host, relative_error, repository};
-use ruvllm_engine::{Engine, EngineConfig, KvType, Model};
+use ruvllm_engine::{Engine, EngineConfig, KvCodec, Model};
 use ruvllm_host::Host;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-const TOLERANCES: [(KvType, f32); 2] = [(KvType::F32, 1e-4), (KvType::F16, 5e-3)];
+const TOLERANCES: [(KvCodec, f32); 2] = [(KvCodec::F32, 1e-4), (KvCodec::F16, 5e-3)];
 
 /// Input ids `[n]` and logits `[n, vocab]`.
 fn expected(family: &Path) -> (Vec<u32>, Vec<f32>) {
@@ -31,19 +31,19 @@ fn expected(family: &Path) -> (Vec<u32>, Vec<f32>) {
     )
 }
 
-fn engine(model: &Arc<Model>, host: &Host, kv: KvType) -> Engine {
-    let config = EngineConfig { threads: 2, kv, ..EngineConfig::default() };
+fn engine(model: &Arc<Model>, host: &Host, kv: KvCodec) -> Engine {
+    let config = EngineConfig { threads: 2, kv: kv.into(), ..EngineConfig::default() };
     Engine::new(Arc::clone(model), host.clone(), config).unwrap()
 }
 
 fn check_engine(name: &str, engine: &Engine, ids: &[u32], expected: &[f32], tolerance: f32) {
-    let kv = engine.config().kv;
-    let at_once = engine.session().unwrap().prefill_all(ids).unwrap();
+    let kv = &engine.config().kv;
+    let at_once = engine.session().prefill_all(ids).unwrap();
     let error = relative_error(&at_once, expected);
     println!("{name} with {kv}: {error:.1e}");
     assert!(error < tolerance, "{name} with {kv}: prefill is off by {error:e}");
 
-    let mut session = engine.session().unwrap();
+    let mut session = engine.session();
     let stepwise: Vec<f32> =
         ids.iter().flat_map(|&id| session.decode(id).unwrap().to_vec()).collect();
     let error = relative_error(&stepwise, expected);
@@ -114,7 +114,7 @@ fn shards_of_sixteen_bit_weights_load_like_one_file() {
             halve(&family, dtype, dir.path());
             let model = Arc::new(Model::open(dir.path()).unwrap());
             assert_eq!(model.weight_type(), name);
-            let engine = engine(&model, &native_host(), KvType::F32);
+            let engine = engine(&model, &native_host(), KvCodec::F32);
             check_engine(&format!("{} in {name}", family.display()), &engine, &ids, &logits, 5e-2);
         }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::Value;
 use common::{Fixture, LLAMA, QWEN2, Sizes, engine, relative_error, some_tokens, two_threads};
-use ruvllm_engine::{EngineConfig, KvType, Model};
+use ruvllm_engine::{EngineConfig, KvCodec, Model};
 
 /// Activations meet block-quantised weights in 8 bits; over two layers that stays below 4 % of the
 /// largest logit. Plain types differ from f32 by rounding of sums only.
@@ -31,8 +31,8 @@ fn every_weight_type_computes_what_its_dequantised_weights_say() {
         let tokens = some_tokens(12);
         let logits = |fixture: &Fixture| {
             let engine = engine(&fixture.model(), two_threads());
-            let at_once = engine.session().unwrap().prefill_all(&tokens).unwrap();
-            let mut session = engine.session().unwrap();
+            let at_once = engine.session().prefill_all(&tokens).unwrap();
+            let mut session = engine.session();
             session.prefill(&tokens[..11]).unwrap();
             (at_once, session.decode(tokens[11]).unwrap().to_vec())
         };
@@ -49,11 +49,11 @@ fn every_weight_type_computes_what_its_dequantised_weights_say() {
 fn three_ways(model: &Arc<Model>, config: &EngineConfig, tokens: &[u32]) -> [Vec<f32>; 3] {
     let at_once = engine(model, config.clone());
     let chunked = engine(model, EngineConfig { batch: 7, ..config.clone() });
-    let mut session = at_once.session().unwrap();
+    let mut session = at_once.session();
     let stepwise = tokens.iter().flat_map(|&t| session.decode(t).unwrap().to_vec()).collect();
     [
-        at_once.session().unwrap().prefill_all(tokens).unwrap(),
-        chunked.session().unwrap().prefill_all(tokens).unwrap(),
+        at_once.session().prefill_all(tokens).unwrap(),
+        chunked.session().prefill_all(tokens).unwrap(),
         stepwise,
     ]
 }
@@ -89,7 +89,7 @@ fn a_sliding_window_changes_what_is_seen() {
     windowed.set("llama.attention.sliding_window", Value::U32(4));
     let tokens = some_tokens(12);
     let logits = |fixture: &Fixture| {
-        engine(&fixture.model(), two_threads()).session().unwrap().prefill_all(&tokens).unwrap()
+        engine(&fixture.model(), two_threads()).session().prefill_all(&tokens).unwrap()
     };
     let (plain, windowed) = (logits(&plain), logits(&windowed));
     let vocab = plain.len() / tokens.len();
@@ -102,10 +102,10 @@ fn a_sliding_window_changes_what_is_seen() {
 fn quantised_caches_stay_close_to_f16_in_prefill_and_decode() {
     for (name, sizes) in [("llama", LLAMA), ("qwen2", QWEN2)] {
         let model = Fixture::new(&sizes, GgmlDType::F32).model();
-        let with = |kv| EngineConfig { kv, ..two_threads() };
+        let with = |kv: KvCodec| EngineConfig { kv: kv.into(), ..two_threads() };
         let tokens = some_tokens(40);
-        let [exact, ..] = three_ways(&model, &with(KvType::F16), &tokens);
-        for (kv, tolerance) in [(KvType::Q8_0, 0.02), (KvType::Q4_0, 0.25)] {
+        let [exact, ..] = three_ways(&model, &with(KvCodec::F16), &tokens);
+        for (kv, tolerance) in [(KvCodec::Q8_0, 0.02), (KvCodec::Q4_0, 0.25)] {
             for logits in three_ways(&model, &with(kv), &tokens) {
                 let error = relative_error(&logits, &exact);
                 assert!(error < tolerance, "{name} with {kv}: off by {error:e}");
@@ -117,11 +117,11 @@ fn quantised_caches_stay_close_to_f16_in_prefill_and_decode() {
 
 #[test]
 fn going_back_in_a_sequence_forgets_what_came_after() {
-    for kv in [KvType::F16, KvType::Q8_0] {
+    for kv in [KvCodec::F16, KvCodec::Q8_0] {
         let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
-        let engine = engine(&model, EngineConfig { kv, ..two_threads() });
+        let engine = engine(&model, EngineConfig { kv: kv.into(), ..two_threads() });
         let tokens = some_tokens(20);
-        let mut session = engine.session().unwrap();
+        let mut session = engine.session();
         session.prefill(&tokens[..10]).unwrap();
         session.prefill(&tokens[10..]).unwrap();
         session.truncate(10);
@@ -129,7 +129,7 @@ fn going_back_in_a_sequence_forgets_what_came_after() {
         session.prefill(&[5, 6, 7]).unwrap();
         let again = session.logits().to_vec();
 
-        let mut fresh = engine.session().unwrap();
+        let mut fresh = engine.session();
         fresh.prefill(&tokens[..10]).unwrap();
         assert_eq!(relative_error(fresh.prefill(&[5, 6, 7]).unwrap(), &again), 0.0);
     }
@@ -140,7 +140,7 @@ fn sessions_of_an_engine_do_not_disturb_each_other_even_from_several_threads() {
     let model = Fixture::new(&QWEN2, GgmlDType::Q8_0).model();
     let engine = engine(&model, two_threads());
     let alone = |seed: usize| {
-        let mut session = engine.session().unwrap();
+        let mut session = engine.session();
         let tokens = &some_tokens(30)[seed..];
         for &token in tokens {
             let _ = session.decode(token).unwrap();
@@ -161,11 +161,11 @@ fn threads_and_long_prompts_do_not_change_the_result() {
     let sizes = Sizes { context: 2048, layers: 1, ..QWEN2 };
     let model = Fixture::new(&sizes, GgmlDType::F32).model();
     let tokens = some_tokens(1100);
-    let last = |threads, kv| {
-        let config = EngineConfig { threads, kv, ..EngineConfig::default() };
-        engine(&model, config).session().unwrap().prefill(&tokens).unwrap().to_vec()
+    let last = |threads, kv: KvCodec| {
+        let config = EngineConfig { threads, kv: kv.into(), ..EngineConfig::default() };
+        engine(&model, config).session().prefill(&tokens).unwrap().to_vec()
     };
-    for (kv, tolerance) in [(KvType::F16, 1e-4), (KvType::Q8_0, 1e-4)] {
+    for (kv, tolerance) in [(KvCodec::F16, 1e-4), (KvCodec::Q8_0, 1e-4)] {
         let error = relative_error(&last(3, kv), &last(1, kv));
         assert!(error < tolerance, "{kv}: off by {error:e}");
     }
@@ -177,5 +177,5 @@ fn bytes_of_the_program_serve_as_a_model_wherever_they_lie() {
     let leaked: &'static [u8] = Vec::leak([&[0u8], bytes.as_slice()].concat());
     let model = Arc::new(Model::from_static(&leaked[1..], "built-in").unwrap());
     assert_eq!((model.name(), model.weight_type()), ("built-in", "f16"));
-    engine(&model, two_threads()).session().unwrap().prefill(&[1, 2, 3]).unwrap();
+    engine(&model, two_threads()).session().prefill(&[1, 2, 3]).unwrap();
 }

@@ -11,7 +11,7 @@ use common::{
     Fixture, LLAMA, QWEN2, best, core_pack_host, engine, families, native_host, relative_error,
     repository, some_tokens, two_threads,
 };
-use ruvllm_engine::{Engine, EngineConfig, EngineError, KvType, Model, Part, Session};
+use ruvllm_engine::{Engine, EngineConfig, EngineError, KvCodec, KvPolicy, Model, Part, Session};
 use ruvllm_host::{Host, HostConfig};
 use ruvllm_tests::PackBuilder;
 use ruvllm_tests::wat::{Module, rmsnorm_f32};
@@ -45,7 +45,7 @@ fn text(trace: &Trace) -> Vec<u32> {
 }
 
 fn alone(engine: &Engine, request: &Request) -> Trace {
-    let mut session = engine.session().unwrap();
+    let mut session = engine.session();
     let mut trace = vec![session.prefill(&request.prompt).unwrap().to_vec()];
     while trace.len() < request.tokens {
         let next = best(trace.last().unwrap());
@@ -57,7 +57,7 @@ fn alone(engine: &Engine, request: &Request) -> Trace {
 /// All requests in common steps. One joins every other step and leaves when its text is done; its
 /// prompt is computed in chunks of 20 tokens, beside the decoding of the others.
 fn together(engine: &Engine, requests: &[Request]) -> Vec<Trace> {
-    let mut sessions: Vec<Session> = requests.iter().map(|_| engine.session().unwrap()).collect();
+    let mut sessions: Vec<Session> = requests.iter().map(|_| engine.session()).collect();
     let mut traces: Vec<Trace> = requests.iter().map(|_| Vec::new()).collect();
     for step in 0.. {
         let next: Vec<(Vec<u32>, bool)> = (requests.iter().zip(&sessions).zip(&traces))
@@ -111,11 +111,13 @@ fn check(name: &str, engine: &Engine, prompts: &[Vec<u32>], tolerance: f32) {
 }
 
 fn engines<'a>(model: &'a Arc<Model>, host: &'a Host) -> impl Iterator<Item = Engine> + 'a {
-    let kinds = [KvType::F16, KvType::Q8_0].into_iter().flat_map(|kv| [(kv, 1), (kv, 2)]);
-    kinds.filter(|(kv, _)| kv.check(model.config()).is_ok()).map(move |(kv, threads)| {
-        let config = EngineConfig { threads, kv, ..EngineConfig::default() };
-        Engine::new(Arc::clone(model), host.clone(), config).unwrap()
-    })
+    let kinds = [KvCodec::F16, KvCodec::Q8_0].into_iter().flat_map(|kv| [(kv, 1), (kv, 2)]);
+    kinds.filter(|&(kv, _)| KvPolicy::from(kv).check(model.config(), 32).is_ok()).map(
+        move |(kv, threads)| {
+            let config = EngineConfig { threads, kv: kv.into(), ..EngineConfig::default() };
+            Engine::new(Arc::clone(model), host.clone(), config).unwrap()
+        },
+    )
 }
 
 /// Sums of another order move logits by rounding, and with it now and then the last bit of a cached
@@ -175,7 +177,7 @@ fn every_wanted_row_goes_to_its_part() {
     let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
     let engine = engine(&model, two_threads());
     let tokens = some_tokens(90);
-    let mut sessions: Vec<Session> = (0..4).map(|_| engine.session().unwrap()).collect();
+    let mut sessions: Vec<Session> = (0..4).map(|_| engine.session()).collect();
     sessions[1].prefill(&tokens[..3]).unwrap();
     let before = sessions[1].logits().to_vec();
     let [a, b, c, d] = &mut sessions[..] else { unreachable!() };
@@ -198,7 +200,7 @@ fn every_wanted_row_goes_to_its_part() {
         .collect();
     assert_eq!(order, expected);
     for (part, tokens) in [(0, &tokens[..40]), (2, &tokens[..1]), (3, &tokens[40..])] {
-        let all = engine.session().unwrap().prefill_all(tokens).unwrap();
+        let all = engine.session().prefill_all(tokens).unwrap();
         for (_, token, logits) in rows.iter().filter(|row| row.0 == part) {
             let error = relative_error(logits, &all[token * logits.len()..][..logits.len()]);
             assert!(error < 1e-4, "token {token} of part {part} is off by {error:e}");
@@ -214,12 +216,12 @@ fn a_part_that_cannot_be_computed_is_named_and_nothing_is_computed() {
     let model = Fixture::new(&QWEN2, GgmlDType::F32).model();
     let config = EngineConfig { ctx: Some(8), ..two_threads() };
     let (engine, other) = (engine(&model, config.clone()), engine(&model, config));
-    let mut sessions: Vec<Session> = (0..3).map(|_| engine.session().unwrap()).collect();
+    let mut sessions: Vec<Session> = (0..3).map(|_| engine.session()).collect();
     for session in &mut sessions {
         session.prefill(&some_tokens(6)).unwrap();
     }
     let before = sessions[0].logits().to_vec();
-    let mut foreign = other.session().unwrap();
+    let mut foreign = other.session();
     for (tokens, code) in [
         (&[] as &[u32], "prompt_empty"),
         (&[1, 2, 3], "prompt_too_long"),
@@ -269,7 +271,7 @@ fn decode_in_spite_of_failures(host: Host) -> (Vec<Vec<f32>>, usize) {
     let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
     let config = EngineConfig { threads: 1, ..EngineConfig::default() };
     let engine = Engine::new(model, host, config).unwrap();
-    let mut sessions: Vec<Session> = (0..3).map(|_| engine.session().unwrap()).collect();
+    let mut sessions: Vec<Session> = (0..3).map(|_| engine.session()).collect();
     let mut failures = 0;
     for (step, &token) in some_tokens(70).iter().enumerate() {
         while let Err(error) =

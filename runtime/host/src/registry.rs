@@ -156,6 +156,24 @@ impl RegistrySnapshot {
         explain(key, &self.policy, self.generation, slot.map(|slot| &slot.choice), &races)
     }
 
+    /// A hash of who answers these operations: the modules, in the order in which they are asked. It
+    /// is the same for snapshots in which nothing about them differs, whatever else does.
+    pub fn fingerprint(&self, keys: &[OpKey]) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new_derive_key("ruvllm op fingerprint v1");
+        let mut add = |text: &str| {
+            hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+        };
+        for key in keys {
+            add(&key.to_string());
+            let slot = self.index.get(key).map(|&index| &self.slots[index as usize]);
+            for kernel in slot.iter().flat_map(|slot| &slot.choice.chain) {
+                add(&kernel.hash);
+            }
+            add("");
+        }
+        *hasher.finalize().as_bytes()
+    }
+
     /// Results of races, where the policy is `fastest`.
     pub(crate) fn records(&self) -> Option<&Records> {
         self.records.as_deref()

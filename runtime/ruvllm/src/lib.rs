@@ -36,4 +36,4 @@ pub use ruvllm_host as host;
 pub use ruvllm_signing as signing;
 
 pub use ruvllm_engine::chat::Message;
-pub use ruvllm_engine::{FinishReason, GenerateOptions, KvType, SamplingOptions};
+pub use ruvllm_engine::{FinishReason, GenerateOptions, KvCodec, KvPolicy, SamplingOptions};

@@ -1,6 +1,6 @@
 //! What a generation produced and what it cost, as types that serialise.
 
-use ruvllm_engine::Finish;
+use ruvllm_engine::{Finish, MemoryReport};
 use ruvllm_host::OpStats;
 use serde::Serialize;
 
@@ -24,7 +24,9 @@ pub struct RunReport {
     /// The instruction set of the native kernels.
     pub isa: &'static str,
     /// How keys and values were stored.
-    pub kv: &'static str,
+    pub kv: String,
+    /// Who holds the engine's memory, and what its KV cache has done.
+    pub memory: MemoryReport,
     /// Why generation ended.
     pub finish: &'static str,
     /// Tokens of the prompt.

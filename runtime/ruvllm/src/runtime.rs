@@ -2,7 +2,9 @@
 
 use crate::{Completion, Error, KernelSet, KernelSetBuilder, RunReport, embedded};
 use ruvllm_engine::chat::{ChatTemplate, Message};
-use ruvllm_engine::{Engine, EngineConfig, Event, Finish, GenerateOptions, KvType, Model, Session};
+use ruvllm_engine::{
+    Engine, EngineConfig, Event, Finish, GenerateOptions, KvPolicy, Model, Session,
+};
 use ruvllm_host::{Host, InstallReport};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -37,7 +39,9 @@ pub struct RuntimeBuilder {
     kernels: KernelSetBuilder,
     threads: Option<usize>,
     context: Option<usize>,
-    kv: KvType,
+    kv: KvPolicy,
+    memory: Option<usize>,
+    spill_dir: Option<PathBuf>,
     repack: bool,
     bf16: bool,
 }
@@ -51,7 +55,9 @@ impl Runtime {
             kernels: KernelSet::builder(),
             threads: None,
             context: None,
-            kv: KvType::F16,
+            kv: KvPolicy::default(),
+            memory: None,
+            spill_dir: None,
             repack: true,
             bf16: false,
         }
@@ -70,16 +76,12 @@ impl Runtime {
         on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Completion, Error> {
         let tokens = self.tokens(prompt)?;
-        run(&mut self.engine.session()?, &tokens, options, on_text)
+        run(&mut self.engine.session(), &tokens, options, on_text)
     }
 
     /// A conversation that keeps its cache between messages.
-    ///
-    /// # Errors
-    ///
-    /// Where there is no room for a cache.
-    pub fn conversation(&self) -> Result<Conversation<'_>, Error> {
-        Ok(Conversation { runtime: self, session: self.engine.session()?, messages: Vec::new() })
+    pub fn conversation(&self) -> Conversation<'_> {
+        Conversation { runtime: self, session: self.engine.session(), messages: Vec::new() }
     }
 
     /// The token ids that a prompt becomes.
@@ -168,7 +170,8 @@ impl Runtime {
             model: self.model_name.clone(),
             threads: self.engine.config().threads,
             isa: self.engine.isa().name(),
-            kv: self.engine.config().kv.dtype().name(),
+            kv: self.engine.config().kv.to_string(),
+            memory: self.engine.memory(),
             finish: reason.name(),
             prompt_tokens: usage.prompt_tokens,
             generated_tokens: usage.completion_tokens,
@@ -229,9 +232,23 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Chooses how keys and values are stored.
-    pub fn kv(mut self, kv: KvType) -> Self {
-        self.kv = kv;
+    /// Chooses how keys and values are stored: a policy, or one codec for all.
+    pub fn kv(mut self, kv: impl Into<KvPolicy>) -> Self {
+        self.kv = kv.into();
+        self
+    }
+
+    /// Bounds the bytes that keys and values, adapters and working memory take together, by half of
+    /// the machine's memory where this is not called; see [`EngineConfig::memory`].
+    pub fn memory(mut self, bytes: usize) -> Self {
+        self.memory = Some(bytes);
+        self
+    }
+
+    /// Writes keys and values that the bound has no room for to files in this directory, while their
+    /// sequences rest, instead of computing them again; see [`EngineConfig::spill_dir`].
+    pub fn spill_dir(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.spill_dir = Some(dir.into());
         self
     }
 
@@ -255,7 +272,17 @@ impl RuntimeBuilder {
     /// Whatever is wrong with the model, a pack or the resources asked for.
     pub fn build(self) -> Result<Runtime, Error> {
         let started = Instant::now();
-        let RuntimeBuilder { model: path, kernels, threads, context, kv, repack, bf16 } = self;
+        let RuntimeBuilder {
+            model: path,
+            kernels,
+            threads,
+            context,
+            kv,
+            memory,
+            spill_dir,
+            repack,
+            bf16,
+        } = self;
         let (model, kernels) = std::thread::scope(|scope| {
             let kernels = scope.spawn(|| kernels.build());
             let model = match &path {
@@ -266,7 +293,15 @@ impl RuntimeBuilder {
             (model, kernels)
         });
         let (model, kernels) = (model?, kernels?);
-        let mut config = EngineConfig { kv, ctx: context, repack, bf16, ..EngineConfig::default() };
+        let mut config = EngineConfig {
+            kv,
+            ctx: context,
+            memory,
+            spill_dir,
+            repack,
+            bf16,
+            ..EngineConfig::default()
+        };
         if let Some(threads) = threads {
             config.threads = threads;
         }

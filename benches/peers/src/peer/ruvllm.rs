@@ -5,7 +5,7 @@ use crate::Failure;
 use crate::protocol::{Kv, Request};
 use ruvllm::engine::Session;
 use ruvllm::host::{HostConfig, Policy};
-use ruvllm::{KernelSet, KvType, Runtime};
+use ruvllm::{KernelSet, KvCodec, Runtime};
 
 pub(crate) struct Ruvllm {
     runtime: Runtime,
@@ -18,8 +18,8 @@ impl Ruvllm {
         let config =
             HostConfig { policy, cache_dir: ruvllm::default_cache_dir(), ..HostConfig::default() };
         let kv = match request.kv {
-            Kv::F16 => KvType::F16,
-            Kv::Q8_0 => KvType::Q8_0,
+            Kv::F16 => KvCodec::F16,
+            Kv::Q8_0 => KvCodec::Q8_0,
         };
         let runtime = Runtime::builder()
             .model(&request.model)
@@ -36,7 +36,7 @@ impl Peer for Ruvllm {
         // The old caches first: both need not fit.
         self.sessions.clear();
         for _ in 0..sequences {
-            self.sessions.push(self.runtime.engine().session()?);
+            self.sessions.push(self.runtime.engine().session());
         }
         Ok(())
     }

@@ -5,17 +5,14 @@
 
 use std::ops::Range;
 
-use ruvllm_abi::DType;
 use ruvllm_native::ThreadPool;
-use ruvllm_native::attention::{
-    AttnSequence, AttnShape, KvLayout, KvSegment, attention, attention_batch,
-};
+use ruvllm_native::attention::{AttnSequence, AttnShape, attention, attention_batch};
 
 use super::{Chunk, Decoder, Machine, add, project, room};
 use crate::config::{ModelConfig, RopeLayout};
 use crate::error::EngineError;
 use crate::kernels::RopeRows;
-use crate::kv::Half;
+use crate::kv::{Half, Means};
 use crate::weights::Layer;
 
 impl Decoder {
@@ -104,54 +101,31 @@ impl Decoder {
         self.kernels.rope(pool, &raw[m * q_dim..], positions, &shape, tables, k)
     }
 
-    /// Stores the keys and values of all rows behind those of their sequences.
+    /// Stores the keys and values of all rows in the blocks of their sequences.
     fn store(
         &mut self,
         pool: &ThreadPool,
         config: &ModelConfig,
         index: usize,
-        chunks: &mut [Chunk<'_>],
+        chunks: &[Chunk<'_>],
     ) -> Result<(), EngineError> {
         let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
         let m = self.positions.len();
-        let b = &mut self.buffers;
-        let kv = &b.qkv[m * q_dim..m * (q_dim + 2 * kv_dim)];
-        // All caches of an engine have one codec.
-        let codec = chunks.first().map(|chunk| (chunk.cache.kind(), chunk.cache.row_bytes()));
-        let packed = match codec {
-            Some((kind, row)) if kind.is_quantized() => {
-                let bytes = 2 * m * row;
-                if b.packed.len() < bytes {
-                    b.packed.resize(bytes);
-                }
-                let packed = &mut b.packed.as_mut_slice()[..bytes];
-                // Keys and values in one call: they are rows of one buffer.
-                self.kernels.kv_pack(pool, kv, kv_dim, packed)?;
-                Some((&*packed, row))
-            }
-            _ => None,
-        };
+        let kv = &self.buffers.qkv[m * q_dim..m * (q_dim + 2 * kv_dim)];
+        let mut means = Means { kernels: &mut self.kernels, pool };
         let mut first = 0;
         for chunk in chunks {
             let rows = chunk.tokens.len();
             for (half, first) in [(Half::Keys, first), (Half::Values, m + first)] {
-                match packed {
-                    Some((packed, row)) => {
-                        let packed = &packed[first * row..(first + rows) * row];
-                        chunk.cache.store_bytes(index, half, packed);
-                    }
-                    None => {
-                        let kv = &kv[first * kv_dim..(first + rows) * kv_dim];
-                        chunk.cache.store(index, half, kv);
-                    }
-                }
+                let rows = &kv[first * kv_dim..(first + rows) * kv_dim];
+                self.kv.write(chunk.table, index, half, rows, &mut means)?;
             }
             first += rows;
         }
         Ok(())
     }
 
-    /// Attention of a chunk's queries `rows` over its cache, into the rows from `to` on.
+    /// Attention of a chunk's queries `rows` over its blocks, into the rows from `to` on.
     fn attend(
         &mut self,
         machine: Machine<'_>,
@@ -162,37 +136,18 @@ impl Decoder {
         to: usize,
     ) -> Result<(), EngineError> {
         let Machine { pool, isa } = machine;
-        let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
-        let b = &mut self.buffers;
+        let q_dim = config.q_dim();
         let position = self.positions[rows.start];
         let window = config.windows[index];
         let first = window.map_or(0, |w| (position + 1).saturating_sub(w));
-        let visible = position + rows.len() - first;
-        let cache = &*chunk.cache;
-        let segment = if cache.kind().is_quantized() && chunk.tokens.len() > 1 {
-            let keys = room(&mut b.keys, visible * kv_dim);
-            let stored = cache.rows(index, Half::Keys, first, visible);
-            self.kernels.kv_unpack(pool, stored, kv_dim, keys)?;
-            let values = room(&mut b.values, visible * kv_dim);
-            let stored = cache.rows(index, Half::Values, first, visible);
-            self.kernels.kv_unpack(pool, stored, kv_dim, values)?;
-            KvSegment {
-                start: first,
-                len: visible,
-                k_dtype: DType::F32,
-                v_dtype: DType::F32,
-                k_layout: KvLayout::Tokens,
-                v_layout: KvLayout::Tokens,
-                k: bytemuck::cast_slice(keys),
-                v: bytemuck::cast_slice(values),
-            }
-        } else {
-            cache.segment(index, first, visible)
-        };
+        let mut segments = std::mem::take(&mut self.lists.segments);
+        self.kv.segments(chunk.table, index, first, &mut segments);
+        let b = &mut self.buffers;
         let shape = shape(config, window);
         let q = &b.qkv[rows.start * q_dim..rows.end * q_dim];
         let y = &mut room(&mut b.attended, (to + rows.len()) * q_dim)[to * q_dim..];
-        attention(pool, isa, &shape, q, q_dim, position, &[segment], y, &mut b.attention)?;
+        attention(pool, isa, &shape, q, q_dim, position, &segments, y, &mut b.attention)?;
+        self.lists.segments = emptied(segments);
         Ok(())
     }
 
@@ -208,28 +163,43 @@ impl Decoder {
         let q_dim = config.q_dim();
         let window = config.windows[index];
         let decoded = || queries(chunks, last).filter(|q| q.chunk.tokens.len() == 1);
-        let mut segments = Vec::with_capacity(chunks.len());
+        let mut segments = std::mem::take(&mut self.lists.segments);
+        let mut ends = std::mem::take(&mut self.lists.ends);
         for Queries { chunk, rows, .. } in decoded() {
             let position = self.positions[rows.start];
             let first = window.map_or(0, |w| (position + 1).saturating_sub(w));
-            segments.push(chunk.cache.segment(index, first, position + 1 - first));
+            self.kv.segments(chunk.table, index, first, &mut segments);
+            ends.push(segments.len());
         }
         let b = &mut self.buffers;
         let end = decoded().last().map_or(0, |q| q.to + 1);
         let (mut rest, mut at) = (room(&mut b.attended, end * q_dim), 0);
-        let mut sequences = Vec::with_capacity(segments.len());
-        for (Queries { rows, to, .. }, segment) in decoded().zip(&segments) {
+        let mut sequences = std::mem::take(&mut self.lists.sequences);
+        let mut start = 0;
+        for (Queries { rows, to, .. }, &end) in decoded().zip(&ends) {
             let (y, after) = rest[(to - at) * q_dim..].split_at_mut(q_dim);
             (rest, at) = (after, to + 1);
             let q = &b.qkv[rows.start * q_dim..rows.end * q_dim];
-            let (q_pos, kv) = (self.positions[rows.start], std::slice::from_ref(segment));
+            let (q_pos, kv) = (self.positions[rows.start], &segments[start..end]);
             sequences.push(AttnSequence { q, q_pos, kv, y });
+            start = end;
         }
         let Machine { pool, isa } = machine;
         let shape = shape(config, window);
         attention_batch(pool, isa, &shape, &mut sequences, &mut b.attention)?;
+        ends.clear();
+        self.lists.sequences = emptied(sequences);
+        self.lists.segments = emptied(segments);
+        self.lists.ends = ends;
         Ok(())
     }
+}
+
+/// The memory of a list, for elements that borrow from elsewhere: collecting what a list gave up by
+/// value into one of the same layout keeps its memory.
+fn emptied<A, B>(mut list: Vec<A>) -> Vec<B> {
+    list.clear();
+    list.into_iter().map_while(|_| None).collect()
 }
 
 /// The queries of a chunk that a layer needs.

@@ -8,11 +8,13 @@
 //!
 //! A step computes chunks of one or more sequences. Its rows are the tokens of all chunks, one
 //! after another; everything but the cache and what reads it ([`attention`]) treats them alike,
-//! so that the weights are read once for all sequences.
+//! so that the weights are read once for all sequences. What comes before, getting the sequences'
+//! blocks to where they can be read, is in [`prepare`].
 
 mod attention;
+mod prepare;
 
-use ruvllm_native::attention::AttnScratch;
+use ruvllm_native::attention::{AttnScratch, AttnSequence, KvSegment};
 use ruvllm_native::gemm::{Activations, MatMut, matmul};
 use ruvllm_native::quant::dequantize_row;
 use ruvllm_native::{Isa, ThreadPool, ops};
@@ -20,10 +22,10 @@ use ruvllm_native::{Isa, ThreadPool, ops};
 use crate::config::ModelConfig;
 use crate::error::EngineError;
 use crate::kernels::Kernels;
-use crate::kv::KvCache;
+use crate::kv::{KvStore, KvTable};
+use crate::memory::Reservation;
 use crate::model::Model;
 use crate::rope::RopeTables;
-use crate::storage::AlignedBytes;
 use crate::weights::{Layer, Linear};
 
 /// Rows of logits that are computed at a time; bounds memory for large vocabularies.
@@ -39,10 +41,24 @@ pub(crate) struct Machine<'a> {
 /// Working memory of a decoder and the kernels it calls.
 pub(crate) struct Decoder {
     pub(crate) kernels: Kernels,
+    /// The blocks of all sequences.
+    pub(crate) kv: KvStore,
     rope_tables: RopeTables,
     /// The position in its sequence of each row of the step.
     positions: Vec<usize>,
     buffers: Buffers,
+    lists: Lists,
+    /// What the buffers count for in the memory pool.
+    scratch: Reservation,
+}
+
+/// Lists of one layer, empty in between: kept so that a decoded token allocates nothing.
+#[derive(Default)]
+struct Lists {
+    segments: Vec<KvSegment<'static>>,
+    /// For each sequence that is decoded, where its segments end.
+    ends: Vec<usize>,
+    sequences: Vec<AttnSequence<'static>>,
 }
 
 /// Activations, each `[rows, ..]` of the widest step so far.
@@ -64,11 +80,6 @@ struct Buffers {
     up: Vec<f32>,
     inner: Vec<f32>,
     logits: Vec<f32>,
-    /// Keys, then values, in the cache's codec.
-    packed: AlignedBytes,
-    /// A layer's unpacked keys and values `[n, kv_dim]`.
-    keys: Vec<f32>,
-    values: Vec<f32>,
     activations: Activations,
     attention: AttnScratch,
 }
@@ -81,17 +92,26 @@ fn room(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     &mut buffer[..len]
 }
 
-/// One sequence's share of a step: the tokens that follow those of its cache.
+/// One sequence's share of a step: the tokens that follow those that are computed.
 pub(crate) struct Chunk<'a> {
-    pub(crate) cache: &'a mut KvCache,
+    pub(crate) table: &'a mut KvTable,
     /// Where the logits of the last token go, if they are wanted.
     pub(crate) last: &'a mut Vec<f32>,
     pub(crate) tokens: &'a [u32],
     /// Logits are wanted of this and all later tokens of the chunk; at most their number.
     pub(crate) from: usize,
+    /// Tokens before these that the caller asked for and that need not be computed.
+    pub(crate) skipped: usize,
 }
 
 impl Chunk<'_> {
+    /// Leaves out the first `count` tokens, which are computed already.
+    fn skip(&mut self, count: usize) {
+        self.tokens = &self.tokens[count..];
+        self.from -= count;
+        self.skipped += count;
+    }
+
     /// The tokens of which logits are wanted.
     fn wanted(&self) -> std::ops::Range<usize> {
         self.from..self.tokens.len()
@@ -102,28 +122,49 @@ impl Chunk<'_> {
 pub(crate) type EachLogits<'a> = dyn FnMut(usize, usize, &[f32]) + 'a;
 
 impl Decoder {
-    /// `bf16` allows products of 16-bit float weights as bf16.
-    pub(crate) fn new(kernels: Kernels, config: &ModelConfig, bf16: bool) -> Decoder {
+    /// `bf16` allows products of 16-bit float weights as bf16; `scratch` counts the working memory.
+    pub(crate) fn new(
+        kernels: Kernels,
+        kv: KvStore,
+        config: &ModelConfig,
+        bf16: bool,
+        scratch: Reservation,
+    ) -> Decoder {
         let mut buffers = Buffers::default();
         buffers.activations.allow_bf16(bf16);
-        let rope_tables = RopeTables::new(&config.rope);
-        Decoder { kernels, rope_tables, positions: Vec::new(), buffers }
+        Decoder {
+            kernels,
+            kv,
+            rope_tables: RopeTables::new(&config.rope),
+            positions: Vec::new(),
+            buffers,
+            lists: Lists::default(),
+            scratch,
+        }
     }
 
-    /// Computes a step and stores its keys and values; on an error every cache stays as it was.
-    pub(crate) fn step(
+    /// Bytes of working memory for steps of up to `rows` rows, of which at most [`LOGIT_ROWS`] have
+    /// their logits computed at a time: the buffers, and activations of 8 bits with their scales.
+    pub(crate) fn scratch_bytes(config: &ModelConfig, vocab: usize, rows: usize) -> usize {
+        let ModelConfig { dim, ffn_dim, .. } = config;
+        let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
+        let heads = (q_dim + kv_dim) + (q_dim + 2 * kv_dim) + q_dim;
+        let row = size_of::<f32>() * (3 * dim + heads + 3 * ffn_dim) + 2 * ffn_dim.max(dim);
+        rows * row + LOGIT_ROWS.min(rows) * vocab * size_of::<f32>()
+    }
+
+    /// Computes a step and stores its keys and values. On an error tables may hold blocks of the step
+    /// that failed, which [`Decoder::run`] lets go of.
+    fn step(
         &mut self,
         machine: Machine<'_>,
         model: &Model,
         chunks: &mut [Chunk<'_>],
         each: &mut EachLogits<'_>,
     ) -> Result<(), EngineError> {
-        self.positions.clear();
-        for chunk in chunks.iter_mut() {
-            chunk.cache.reserve(chunk.tokens.len())?;
-            let end = chunk.cache.len() + chunk.tokens.len();
-            self.rope_tables.reserve(end);
-            self.positions.extend(chunk.cache.len()..end);
+        self.place(machine, model, chunks)?;
+        if self.positions.is_empty() {
+            return Ok(());
         }
         self.embed(model, chunks)?;
         let (config, weights) = (model.config(), model.weights());
@@ -133,7 +174,7 @@ impl Decoder {
         }
         self.logits(machine, model, chunks, each)?;
         for chunk in chunks {
-            chunk.cache.commit(chunk.tokens.len());
+            chunk.table.commit(chunk.tokens);
         }
         Ok(())
     }
@@ -198,8 +239,8 @@ impl Decoder {
         let m: usize = chunks.iter().map(|chunk| chunk.wanted().len()).sum();
         let mut owners = chunks.iter_mut().enumerate().flat_map(|(index, chunk)| {
             let (wanted, end) = (chunk.wanted(), chunk.tokens.len());
-            let mut last = Some(&mut *chunk.last);
-            wanted.map(move |token| (index, token, last.take_if(|_| token + 1 == end)))
+            let (skipped, mut last) = (chunk.skipped, Some(&mut *chunk.last));
+            wanted.map(move |token| (index, skipped + token, last.take_if(|_| token + 1 == end)))
         });
         for x in b.x[..m * config.dim].chunks(LOGIT_ROWS * config.dim) {
             let n = x.len() / config.dim;

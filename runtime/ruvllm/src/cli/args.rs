@@ -1,6 +1,7 @@
 //! The command line, as types.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use ruvllm::KvPolicy;
 use ruvllm::host::CompilerProcess;
 use std::path::PathBuf;
 
@@ -118,9 +119,23 @@ pub(crate) struct ModelOptions {
     /// Threads; one for each physical core that this process may use when absent.
     #[arg(short, long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
-    /// How keys and values are stored.
-    #[arg(long, value_enum, default_value_t = Kv::F16)]
-    pub(crate) kv: Kv,
+    /// How keys and values are stored: f16, q8_0, q4_0, f32, mix, or tiers.
+    ///
+    /// Tiers are codecs from the newest tokens to the oldest, each but the last with the number of
+    /// tokens that it holds: f16:256+q8_0:256+q4_0. Keys and values may differ:
+    /// k=f16:256+q4_0c,v=f16:256+q4_0; q8_0c and q4_0c group the numbers of keys by channel.
+    /// `,rotate` at the end rotates heads by a Hadamard transform. `mix` is
+    /// k=f16:256+q8_0:256+q4_0c,v=f16:256+q8_0:256+q4_0.
+    #[arg(long, value_name = "POLICY", default_value = "f16")]
+    pub(crate) kv: KvPolicy,
+    /// The most memory for keys and values, adapters and working memory together, such as 512M or
+    /// 4G; half of the machine's when absent.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) memory: Option<usize>,
+    /// Write keys and values of resting sequences for which there is no memory to this directory,
+    /// encrypted, instead of computing them again.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) spill_dir: Option<PathBuf>,
     /// Context length in tokens; the model's own when absent, and at most that.
     #[arg(short, long, value_name = "TOKENS")]
     pub(crate) ctx: Option<usize>,
@@ -134,20 +149,6 @@ pub(crate) struct ModelOptions {
     pub(crate) bf16: bool,
     #[command(flatten)]
     pub(crate) kernels: KernelOptions,
-}
-
-/// The `--kv` choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Kv {
-    /// Half precision, 16 bits a value.
-    #[value(name = "f16")]
-    F16,
-    /// GGML `q8_0` blocks, 8.5 bits a value.
-    #[value(name = "q8_0")]
-    Q8_0,
-    /// GGML `q4_0` blocks, 4.5 bits a value.
-    #[value(name = "q4_0")]
-    Q4_0,
 }
 
 /// How the next token is chosen. The defaults are those of the field's common tools.
@@ -381,4 +382,22 @@ mod tests {
             assert!(Cli::try_parse_from(["ruvllm", "run", bad]).is_err(), "{bad}");
         }
     }
+}
+
+/// A number of bytes with an optional unit: K, M, G or T, powers of 1024.
+fn size(text: &str) -> Result<usize, String> {
+    let malformed = || format!("`{text}` is no size; write a number and K, M, G or T, as in 512M");
+    let text = text.trim_end_matches(['B', 'b']).trim_end_matches('i');
+    let unit = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit);
+    let shift = match unit.to_ascii_uppercase().as_str() {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(malformed()),
+    };
+    let number: usize = number.parse().map_err(|_| malformed())?;
+    number.checked_mul(1 << shift).ok_or_else(malformed)
 }

@@ -17,7 +17,7 @@ pub(crate) fn main(args: &ChatArgs) -> Result<Ended, Failure> {
         stop: args.sampling.stop.clone(),
         ..GenerateOptions::default()
     };
-    let mut conversation = runtime.conversation()?;
+    let mut conversation = runtime.conversation();
     if let Some(system) = &args.system {
         conversation.push(Message::new("system", system.as_str()));
     }

@@ -3,6 +3,7 @@
 use super::args::{RunArgs, StatsFormat};
 use super::stop::StopFlag;
 use super::{Ended, Failure, setup};
+use ruvllm::engine::{KvCodec, MemoryReport};
 use ruvllm::{GenerateOptions, Message, Prompt, RunReport, Runtime};
 use std::io::{self, IsTerminal as _};
 
@@ -70,6 +71,7 @@ fn print_report(report: &RunReport) {
         report.prefill_tokens_per_second,
         report.decode_tokens_per_second
     );
+    print_memory(&report.memory);
     for op in &report.ops {
         eprintln!(
             "{:<28} {:<24} {:>9} calls {:>9.2} ms {:>4} fallbacks",
@@ -80,4 +82,42 @@ fn print_report(report: &RunReport) {
             op.fallbacks
         );
     }
+}
+
+fn print_memory(memory: &MemoryReport) {
+    const MIB: f64 = 1024.0 * 1024.0;
+    let MemoryReport { pool, kv } = memory;
+    eprintln!(
+        "memory {:.1} of {:.0} MiB: {:.1} MiB of pages for KV, of which {:.1} empty{}",
+        pool.used as f64 / MIB,
+        pool.budget as f64 / MIB,
+        pool.kv_pages as f64 / MIB,
+        pool.kv_lost as f64 / MIB,
+        pool.holders.iter().fold(String::new(), |list, holder| {
+            let bytes = holder.bytes as f64 / MIB;
+            format!("{list}, {bytes:.1} MiB {} by {}", holder.kind.name(), holder.owner)
+        })
+    );
+    let tiers = KvCodec::ALL.into_iter().zip(kv.bytes).filter(|&(_, bytes)| bytes > 0);
+    eprintln!(
+        "KV {} blocks of {} tokens, {} free, {} shared, {} cached, {} on disk:{}",
+        kv.blocks,
+        kv.block_tokens,
+        kv.free_blocks,
+        kv.shared_blocks,
+        kv.cached_blocks,
+        kv.spilled_blocks,
+        tiers.fold(String::new(), |list, (codec, bytes)| {
+            format!("{list} {:.2} MiB {codec}", bytes as f64 / MIB)
+        })
+    );
+    eprintln!(
+        "KV {} migrations, {} spills, {} restores, {} evictions, {} prefix tokens found and {} not",
+        kv.migrations,
+        kv.spills,
+        kv.restores,
+        kv.evictions,
+        kv.prefix_hit_tokens,
+        kv.prefix_miss_tokens
+    );
 }

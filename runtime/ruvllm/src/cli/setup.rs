@@ -1,8 +1,7 @@
 //! From options to a running model: what the commands have in common.
 
 use super::Failure;
-use super::args::{KernelOptions, Kernels, Kv, ModelOptions, SamplingArgs};
-use ruvllm::engine::KvType;
+use super::args::{KernelOptions, Kernels, ModelOptions, SamplingArgs};
 use ruvllm::host::{Compiler, CompilerProcess, HostConfig, InstallReport, Policy};
 use ruvllm::signing::{PackLock, VersionFloor};
 use ruvllm::{KernelSet, KernelSetBuilder, Runtime, SamplingOptions};
@@ -57,18 +56,20 @@ pub(crate) fn kernel_set(options: &KernelOptions) -> Result<KernelSetBuilder, Fa
 
 /// The model and its kernels, loaded.
 pub(crate) fn runtime(options: &ModelOptions) -> Result<Runtime, Failure> {
-    let mut builder =
-        Runtime::builder().kernels(kernel_set(&options.kernels)?).kv(match options.kv {
-            Kv::F16 => KvType::F16,
-            Kv::Q8_0 => KvType::Q8_0,
-            Kv::Q4_0 => KvType::Q4_0,
-        });
+    let kernels = kernel_set(&options.kernels)?;
+    let mut builder = Runtime::builder().kernels(kernels).kv(options.kv.clone());
     builder = builder.repack(!options.no_repack).bf16(options.bf16);
     if let Some(path) = &options.model {
         builder = builder.model(path);
     }
     if let Some(threads) = options.threads {
         builder = builder.threads(usize::from(threads));
+    }
+    if let Some(bytes) = options.memory {
+        builder = builder.memory(bytes);
+    }
+    if let Some(dir) = &options.spill_dir {
+        builder = builder.spill_dir(dir);
     }
     if let Some(tokens) = options.ctx {
         builder = builder.context(tokens);

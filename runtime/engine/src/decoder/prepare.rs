@@ -1,0 +1,101 @@
+//! What comes before and after the computing of a step: the sequences' blocks.
+//!
+//! Before, blocks that were spilled are read back, tokens whose blocks are lost are computed again,
+//! beginnings that others have computed are attached, and there is made room for the step's own
+//! keys and values. After, what failed is taken back, or blocks that are full are put in order.
+
+use super::{Chunk, Decoder, EachLogits, Machine};
+use crate::error::EngineError;
+use crate::kv::{KvTable, Means};
+use crate::model::Model;
+
+impl Decoder {
+    /// Computes a step, and before it whatever its sequences lack; `batch` tokens at once of that. On
+    /// an error every sequence is as it was.
+    pub(crate) fn run(
+        &mut self,
+        machine: Machine<'_>,
+        model: &Model,
+        chunks: &mut [Chunk<'_>],
+        batch: usize,
+        each: &mut EachLogits<'_>,
+    ) -> Result<(), EngineError> {
+        // All are pinned before room is made for one.
+        self.kv.begin(&self.kernels);
+        for chunk in chunks.iter() {
+            self.kv.touch(chunk.table);
+        }
+        for chunk in chunks.iter_mut() {
+            let caught_up = self.catch_up(machine, model, chunk.table, batch);
+            if caught_up.is_err() {
+                chunk.table.uncompute(chunk.table.computed);
+                return caught_up;
+            }
+        }
+        for chunk in chunks.iter_mut() {
+            let found = self.kv.attach(chunk.table, &chunk.tokens[..chunk.from]);
+            chunk.skip(found);
+        }
+        let computed = self.step(machine, model, chunks, each);
+        for chunk in chunks {
+            if computed.is_err() {
+                let len = chunk.table.len() - chunk.skipped;
+                chunk.table.truncate(len);
+            } else {
+                self.settle(machine, chunk.table, chunk.tokens.len());
+            }
+        }
+        computed
+    }
+
+    /// Reads a sequence's spilled blocks back, and computes what was evicted again.
+    pub(crate) fn catch_up(
+        &mut self,
+        machine: Machine<'_>,
+        model: &Model,
+        table: &mut KvTable,
+        batch: usize,
+    ) -> Result<(), EngineError> {
+        let mut means = Means { kernels: &mut self.kernels, pool: machine.pool };
+        self.kv.restore(table, &mut means)?;
+        while table.computed < table.len() {
+            let rest = table.tokens[table.computed..].to_vec();
+            let found = self.kv.attach(table, &rest);
+            let tokens = &rest[found..(found + batch).min(rest.len())];
+            let (mut last, from) = (Vec::new(), tokens.len());
+            let chunk = Chunk { table: &mut *table, last: &mut last, tokens, from, skipped: 0 };
+            self.step(machine, model, &mut [chunk], &mut |_, _, _| ())?;
+            self.settle(machine, table, tokens.len());
+        }
+        Ok(())
+    }
+
+    /// Gives each row of the step its position, and makes room for keys, values and working memory.
+    pub(super) fn place(
+        &mut self,
+        machine: Machine<'_>,
+        model: &Model,
+        chunks: &mut [Chunk<'_>],
+    ) -> Result<(), EngineError> {
+        self.positions.clear();
+        let mut means = Means { kernels: &mut self.kernels, pool: machine.pool };
+        for chunk in chunks.iter_mut() {
+            self.kv.extend(chunk.table, chunk.tokens.len(), &mut means)?;
+            let end = chunk.table.computed + chunk.tokens.len();
+            self.rope_tables.reserve(end);
+            self.positions.extend(chunk.table.computed..end);
+        }
+        let needed = Decoder::scratch_bytes(model.config(), model.vocab(), self.positions.len());
+        if needed > self.scratch.bytes() && self.scratch.resize(needed).is_err() {
+            return Err(self.kv.exhausted(needed));
+        }
+        Ok(())
+    }
+
+    /// Puts a sequence's blocks in order. A kernel that fails here has left the block as it was, so the
+    /// sequence is whole, only larger than it could be.
+    fn settle(&mut self, machine: Machine<'_>, table: &mut KvTable, added: usize) {
+        let mut means = Means { kernels: &mut self.kernels, pool: machine.pool };
+        let _ = self.kv.settle(table, added, &mut means);
+    }
+}

@@ -1,0 +1,135 @@
+//! Blocks: keys and values of a run of tokens in slots of the pool.
+
+use ruvllm_native::attention::KvSegment;
+
+use super::policy::KvCodec;
+use crate::config::ModelConfig;
+use crate::memory::Lease;
+use crate::memory::pages::slot_size;
+
+/// Which half of a layer's cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Half {
+    Keys,
+    Values,
+}
+
+impl Half {
+    pub(crate) const BOTH: [Half; 2] = [Half::Keys, Half::Values];
+}
+
+/// What all blocks of an engine have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlockShape {
+    pub(crate) layers: usize,
+    /// Elements of a token's keys in one layer.
+    pub(crate) kv_dim: usize,
+    /// Tokens of a block.
+    pub(crate) tokens: usize,
+}
+
+impl BlockShape {
+    pub(crate) fn new(config: &ModelConfig, tokens: usize) -> BlockShape {
+        BlockShape { layers: config.layers(), kv_dim: config.kv_dim(), tokens }
+    }
+
+    /// Bytes of `tokens` tokens' keys, or values, in one layer. Heads are whole blocks of the
+    /// codec ([`super::KvPolicy::check`]), and so is a block of tokens by channel.
+    pub(crate) fn bytes(&self, codec: KvCodec, tokens: usize) -> usize {
+        let layout = codec.dtype().layout();
+        tokens * self.kv_dim / layout.elems * layout.bytes
+    }
+
+    /// The size of a slot.
+    pub(crate) fn slot(&self, codec: KvCodec) -> usize {
+        slot_size(self.bytes(codec, self.tokens))
+    }
+}
+
+/// Keys, or values, of a block: a slot for each layer.
+pub(crate) struct Side {
+    pub(crate) codec: KvCodec,
+    pub(crate) lease: Lease,
+}
+
+impl Side {
+    /// The stored bytes of a layer.
+    pub(crate) fn bytes(&self, shape: &BlockShape, layer: usize) -> &[u8] {
+        &self.lease.slots()[layer][..shape.bytes(self.codec, shape.tokens)]
+    }
+
+    /// The stored bytes of a layer, to write to.
+    pub(crate) fn bytes_mut(&mut self, shape: &BlockShape, layer: usize) -> &mut [u8] {
+        let bytes = shape.bytes(self.codec, shape.tokens);
+        &mut self.lease.slots_mut()[layer][..bytes]
+    }
+
+    /// What attention needs to read the first `len` tokens of a layer.
+    fn rows(&self, shape: &BlockShape, layer: usize, len: usize) -> &[u8] {
+        // By channel, the numbers of a token are spread over the whole slot.
+        let len = if self.codec.by_channel() { shape.tokens } else { len };
+        &self.bytes(shape, layer)[..shape.bytes(self.codec, len)]
+    }
+}
+
+/// A block in memory.
+pub(crate) struct Stored {
+    pub(crate) keys: Side,
+    pub(crate) values: Side,
+}
+
+impl Stored {
+    pub(crate) fn side(&self, half: Half) -> &Side {
+        match half {
+            Half::Keys => &self.keys,
+            Half::Values => &self.values,
+        }
+    }
+
+    pub(crate) fn side_mut(&mut self, half: Half) -> &mut Side {
+        match half {
+            Half::Keys => &mut self.keys,
+            Half::Values => &mut self.values,
+        }
+    }
+
+    /// The codecs of keys and values.
+    pub(crate) fn codecs(&self) -> Codecs {
+        Codecs { keys: self.keys.codec, values: self.values.codec }
+    }
+
+    /// The first `len` tokens of a layer, at positions from `start` on, as attention reads them.
+    pub(crate) fn segment(
+        &self,
+        shape: &BlockShape,
+        layer: usize,
+        start: usize,
+        len: usize,
+    ) -> KvSegment<'_> {
+        KvSegment {
+            start,
+            len,
+            k_dtype: self.keys.codec.dtype(),
+            v_dtype: self.values.codec.dtype(),
+            k_layout: self.keys.codec.layout(),
+            v_layout: self.values.codec.layout(),
+            k: self.keys.rows(shape, layer, len),
+            v: self.values.rows(shape, layer, len),
+        }
+    }
+}
+
+/// The codecs of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Codecs {
+    pub(crate) keys: KvCodec,
+    pub(crate) values: KvCodec,
+}
+
+impl Codecs {
+    /// Bytes of a block's numbers.
+    pub(crate) fn bytes(self, shape: &BlockShape) -> usize {
+        let of = |codec| shape.bytes(codec, shape.tokens);
+        shape.layers * (of(self.keys) + of(self.values))
+    }
+}

@@ -1,0 +1,159 @@
+//! Making room: what happens to blocks when the pool runs full.
+//!
+//! Above [`HIGH`] of the budget, blocks that the running step does not need are reclaimed until no
+//! more than [`LOW`] is used. First they are quantised, as far as the policy goes; then those that no
+//! sequence refers to, kept only because others may begin alike, are given up; then those of
+//! sequences are spilled to disk, where there is a directory for that, and then evicted. Of each
+//! kind those of lower priority go first, then those used longest ago. The gap between the marks keeps a pool that
+//! is nearly full from reclaiming a little at every step.
+//!
+//! Memory is taken in whole pages, so blocks in pages that are mostly empty are moved together before
+//! anything is given up.
+
+use super::block::Codecs;
+use super::store::{KvStore, Means, Place, copy_block};
+use super::table::BlockId;
+
+/// Use of the budget at which reclaiming begins, as a share of it.
+const HIGH: f64 = 0.85;
+
+/// Use at which it ends.
+const LOW: f64 = 0.70;
+
+/// Empty parts of pages that are put up with, as a share of the budget.
+const LOST: f64 = 0.05;
+
+impl KvStore {
+    /// Reclaims idle blocks if the pool is nearly full.
+    pub(super) fn relieve(&mut self, means: &mut Means<'_>) {
+        if self.pool.used() as f64 > HIGH * self.pool.budget() as f64 {
+            self.make_room(means, |store| {
+                store.pool.used() as f64 <= LOW * store.pool.budget() as f64
+            });
+        }
+    }
+
+    /// Reclaims idle blocks until there is `enough` room, or none is left.
+    pub(super) fn make_room(&mut self, means: &mut Means<'_>, enough: impl Fn(&KvStore) -> bool) {
+        self.drain();
+        self.compact();
+        if enough(self) {
+            return;
+        }
+        let idle = self.idle();
+        if self.policy.has_smaller() {
+            let smallest =
+                Codecs { keys: self.policy.keys.oldest(), values: self.policy.values.oldest() };
+            for &id in &idle {
+                let block = &self.blocks[id.0 as usize];
+                let larger = match &block.place {
+                    Place::Memory(stored) => {
+                        stored.codecs().bytes(&self.shape) > smallest.bytes(&self.shape)
+                    }
+                    _ => false,
+                };
+                if !larger || (smallest.keys.by_channel() && block.tokens < self.shape.tokens) {
+                    continue;
+                }
+                // A kernel that fails here leaves the block as it was; the next means is left to try.
+                if matches!(self.migrate(id, smallest, means), Ok(true)) && enough(self) {
+                    return;
+                }
+            }
+            self.compact();
+            if enough(self) {
+                return;
+            }
+        }
+        for step in [KvStore::evict_cached, KvStore::spill_block, KvStore::evict] {
+            for &id in &idle {
+                if step(self, id) && enough(self) {
+                    return;
+                }
+            }
+            self.compact();
+            if enough(self) {
+                return;
+            }
+        }
+    }
+
+    /// Blocks in memory or on disk that the running step does not need, in the order in which they go.
+    fn idle(&self) -> Vec<BlockId> {
+        let ids = self.blocks.iter().enumerate().filter(|(_, block)| {
+            block.used < self.clock && matches!(block.place, Place::Memory(_))
+        });
+        let mut ids: Vec<_> = ids.map(|(index, _)| BlockId(index as u32)).collect();
+        ids.sort_by_key(|id| {
+            let block = &self.blocks[id.0 as usize];
+            (block.refs > 0, block.priority, block.used, *id)
+        });
+        ids
+    }
+
+    /// Writes a block to disk and frees its memory; gives whether it did.
+    fn spill_block(&mut self, id: BlockId) -> bool {
+        let shape = self.shape;
+        let block = &mut self.blocks[id.0 as usize];
+        let (Some(spill), Place::Memory(stored)) = (&mut self.spill, &block.place) else {
+            return false;
+        };
+        match spill.write(stored, &shape) {
+            Ok(ticket) => {
+                block.place = Place::Disk(ticket);
+                self.stats.spills += 1;
+                true
+            }
+            // Full or gone: evicting is left, and the figures tell.
+            Err(_) => {
+                self.stats.spill_failures += 1;
+                false
+            }
+        }
+    }
+
+    /// Gives a block up that no sequence refers to.
+    fn evict_cached(&mut self, id: BlockId) -> bool {
+        self.blocks[id.0 as usize].refs == 0 && self.evict(id)
+    }
+
+    /// Gives a block up.
+    fn evict(&mut self, id: BlockId) -> bool {
+        let block = &mut self.blocks[id.0 as usize];
+        if !matches!(block.place, Place::Memory(_)) {
+            return false;
+        }
+        self.stats.evictions += 1;
+        if block.refs == 0 {
+            self.forget(id);
+        } else {
+            block.place = Place::Gone;
+            if let Some(key) = block.key.take() {
+                self.index.remove(&key);
+            }
+        }
+        true
+    }
+
+    /// Moves blocks out of pages that are mostly empty while too much lies idle in such pages.
+    pub(super) fn compact(&mut self) {
+        let mut sparse = Vec::new();
+        // Each round empties about half of the sparse pages.
+        for _ in 0..6 {
+            if self.pool.lost() as f64 <= LOST * self.pool.budget() as f64 {
+                return;
+            }
+            self.pool.sparse_pages(&mut sparse);
+            for index in 0..self.blocks.len() {
+                let Place::Memory(stored) = &self.blocks[index].place else { continue };
+                if ![&stored.keys, &stored.values].into_iter().any(|s| s.lease.lies_in(&sparse)) {
+                    continue;
+                }
+                let Ok(mut moved) = self.lease(stored.codecs()) else { continue };
+                copy_block(stored, &mut moved);
+                self.blocks[index].place = Place::Memory(moved);
+                self.stats.moves += 1;
+            }
+        }
+    }
+}

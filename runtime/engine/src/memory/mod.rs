@@ -1,0 +1,331 @@
+//! The memory pool: one budget for everything that grows while an engine runs.
+//!
+//! KV blocks live in the pool's own pages ([`pages`]); adapter weights, router weights and
+//! working memory live where their owners put them and hold a [`Reservation`], so that they count.
+//! The budget is a hard bound on both together: what would exceed it is refused. Making room,
+//! by quantising, spilling or evicting blocks, is the business of who knows the blocks
+//! ([`crate::kv`]).
+//!
+//! Invariant: pages that serve blocks, times their size, plus all reservations, is at most the
+//! budget, at every instant. Memory that was used once stays with the process; the bound is on
+//! what is in use.
+
+pub(crate) mod pages;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::BytesMut;
+use serde::Serialize;
+
+use crate::error::EngineError;
+pub use pages::PAGE;
+use pages::Pages;
+
+/// What memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Use {
+    /// Blocks of keys and values.
+    Kv,
+    /// Weights of adapters.
+    Adapter,
+    /// Weights of routers.
+    Router,
+    /// Working memory.
+    Scratch,
+}
+
+impl Use {
+    /// Its name in reports and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Use::Kv => "kv",
+            Use::Adapter => "adapter",
+            Use::Router => "router",
+            Use::Scratch => "scratch",
+        }
+    }
+}
+
+/// A reservation as reports show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Holder {
+    /// What the memory is for.
+    pub kind: Use,
+    /// Who holds it.
+    pub owner: String,
+    /// How much it matters; higher goes later.
+    pub priority: u8,
+    /// Bytes.
+    pub bytes: usize,
+    /// When it was used last, in uses of the pool.
+    pub last_use: u64,
+}
+
+/// What a pool holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PoolUsage {
+    /// The bound.
+    pub budget: usize,
+    /// Bytes in use: pages that serve blocks, and reservations. Never above the budget.
+    pub used: usize,
+    /// Bytes of the pages that serve KV blocks.
+    pub kv_pages: usize,
+    /// Bytes of these pages in which no block lies.
+    pub kv_lost: usize,
+    /// Reservations, ordered by use and owner.
+    pub holders: Vec<Holder>,
+}
+
+/// One budget of memory; see the [module](self).
+pub struct MemoryPool {
+    budget: usize,
+    state: Mutex<State>,
+}
+
+struct State {
+    pages: Pages,
+    reserved: usize,
+    holders: BTreeMap<u64, Holder>,
+    /// Counts reservations and their uses.
+    clock: u64,
+    /// Emptied containers of leases.
+    spares: Vec<Vec<BytesMut>>,
+}
+
+/// The pool refuses because the budget would be exceeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Exhausted;
+
+impl MemoryPool {
+    /// A pool of `budget` bytes. Address space of that size is reserved; memory is taken as it is
+    /// first written.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidOption`] where the budget is less than a page or more than an address
+    /// space holds.
+    pub fn new(budget: usize) -> Result<Arc<MemoryPool>, EngineError> {
+        if !(PAGE..=1 << 46).contains(&budget) {
+            return Err(EngineError::InvalidOption {
+                option: "memory",
+                value: format!("{budget} bytes"),
+                reason: "it must be at least one page of 2 MiB, and fit the address space",
+            });
+        }
+        let state = State {
+            pages: Pages::new(budget / PAGE),
+            reserved: 0,
+            holders: BTreeMap::new(),
+            clock: 0,
+            spares: Vec::new(),
+        };
+        Ok(Arc::new(MemoryPool { budget, state: Mutex::new(state) }))
+    }
+
+    /// The bound in bytes.
+    pub fn budget(&self) -> usize {
+        self.budget
+    }
+
+    /// Bytes in use; never above the budget.
+    pub fn used(&self) -> usize {
+        self.lock().used()
+    }
+
+    /// Bytes that are not in use.
+    pub fn free(&self) -> usize {
+        self.budget - self.used()
+    }
+
+    /// What is held, and by whom.
+    pub fn usage(&self) -> PoolUsage {
+        let state = self.lock();
+        let mut holders: Vec<_> = state.holders.values().cloned().collect();
+        holders.sort_by(|a, b| (a.kind, &a.owner).cmp(&(b.kind, &b.owner)));
+        PoolUsage {
+            budget: self.budget,
+            used: state.used(),
+            kv_pages: state.pages.serving() * PAGE,
+            kv_lost: state.pages.lost(),
+            holders,
+        }
+    }
+
+    /// Counts `bytes` that `owner` keeps outside the pool's pages.
+    pub(crate) fn reserve(
+        self: &Arc<Self>,
+        kind: Use,
+        owner: &str,
+        priority: u8,
+        bytes: usize,
+    ) -> Result<Reservation, Exhausted> {
+        let mut state = self.lock();
+        if bytes > self.budget - state.used() {
+            return Err(Exhausted);
+        }
+        state.reserved += bytes;
+        state.clock += 1;
+        let id = state.clock;
+        let owner = owner.to_owned();
+        state.holders.insert(id, Holder { kind, owner, priority, bytes, last_use: id });
+        Ok(Reservation { pool: Arc::clone(self), id })
+    }
+
+    /// Takes `count` slots of `size` bytes each, all or none.
+    pub(crate) fn lease(self: &Arc<Self>, size: usize, count: usize) -> Result<Lease, Exhausted> {
+        let mut state = self.lock();
+        let pages = state.pages.pages_for(size, count);
+        if pages * PAGE > self.budget - state.used() {
+            return Err(Exhausted);
+        }
+        let mut slots = state.spares.pop().unwrap_or_default();
+        slots.reserve(count);
+        if !state.pages.take(size, count, &mut slots) {
+            state.pages.give(&mut slots);
+            state.spares.push(slots);
+            return Err(Exhausted);
+        }
+        Ok(Lease { pool: Arc::clone(self), slots })
+    }
+
+    /// Bytes of the pages that serve blocks in which no block lies.
+    pub(crate) fn lost(&self) -> usize {
+        self.lock().pages.lost()
+    }
+
+    /// Marks the pages whose slots are mostly free in `sparse`, by index.
+    pub(crate) fn sparse_pages(&self, sparse: &mut Vec<bool>) {
+        sparse.clear();
+        for (index, vacancy) in self.lock().pages.vacancies() {
+            sparse.resize(sparse.len().max(index + 1), false);
+            sparse[index] = vacancy >= 0.5;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn used(&self) -> usize {
+        self.pages.serving() * PAGE + self.reserved
+    }
+}
+
+/// Memory that its owner keeps elsewhere and that counts until this is dropped.
+pub struct Reservation {
+    pool: Arc<MemoryPool>,
+    id: u64,
+}
+
+impl Reservation {
+    /// Bytes that are counted.
+    pub fn bytes(&self) -> usize {
+        self.pool.lock().holders.get(&self.id).map_or(0, |holder| holder.bytes)
+    }
+
+    /// Notes that the memory was used.
+    pub fn touch(&self) {
+        let mut state = self.pool.lock();
+        state.clock += 1;
+        let now = state.clock;
+        if let Some(holder) = state.holders.get_mut(&self.id) {
+            holder.last_use = now;
+        }
+    }
+
+    /// Counts another number of bytes from now on.
+    pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), Exhausted> {
+        let mut state = self.pool.lock();
+        let free = self.pool.budget - state.used();
+        let Some(holder) = state.holders.get_mut(&self.id) else { return Err(Exhausted) };
+        let before = holder.bytes;
+        if bytes > before && bytes - before > free {
+            return Err(Exhausted);
+        }
+        holder.bytes = bytes;
+        state.reserved = state.reserved - before + bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut state = self.pool.lock();
+        if let Some(holder) = state.holders.remove(&self.id) {
+            state.reserved -= holder.bytes;
+        }
+    }
+}
+
+/// Slots of one size, given back when this is dropped.
+pub(crate) struct Lease {
+    pool: Arc<MemoryPool>,
+    slots: Vec<BytesMut>,
+}
+
+impl Lease {
+    /// The slots.
+    pub(crate) fn slots(&self) -> &[BytesMut] {
+        &self.slots
+    }
+
+    /// The slots, to write to.
+    pub(crate) fn slots_mut(&mut self) -> &mut [BytesMut] {
+        &mut self.slots
+    }
+
+    /// Whether a slot lies in one of the marked pages.
+    pub(crate) fn lies_in(&self, marked: &[bool]) -> bool {
+        let state = self.pool.lock();
+        self.slots.iter().any(|slot| marked.get(state.pages.page_of(slot)).is_some_and(|&m| m))
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut slots = std::mem::take(&mut self.slots);
+        let mut state = self.pool.lock();
+        state.pages.give(&mut slots);
+        state.spares.push(slots);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_and_reservations_share_one_budget() {
+        let pool = MemoryPool::new(4 * PAGE).unwrap();
+        let weights = pool.reserve(Use::Adapter, "pirate", 1, 2 * PAGE).unwrap();
+        let blocks = pool.lease(64 * 1024, 64).unwrap();
+        assert_eq!(pool.used(), 4 * PAGE);
+        assert!(pool.lease(64 * 1024, 1).is_err());
+        assert!(pool.reserve(Use::Scratch, "step", 0, 1).is_err());
+        let usage = pool.usage();
+        assert_eq!((usage.kv_pages, usage.kv_lost), (2 * PAGE, 0));
+        assert_eq!(usage.holders[0].owner, "pirate");
+        drop((weights, blocks));
+        assert_eq!(pool.used(), 0);
+    }
+
+    #[test]
+    fn a_refused_resize_changes_nothing() {
+        let pool = MemoryPool::new(PAGE).unwrap();
+        let mut scratch = pool.reserve(Use::Scratch, "step", 0, 100).unwrap();
+        assert!(scratch.resize(PAGE + 1).is_err());
+        assert_eq!((scratch.bytes(), pool.used()), (100, 100));
+        scratch.resize(PAGE).unwrap();
+        assert!(pool.lease(64, 1).is_err());
+        scratch.resize(0).unwrap();
+        assert!(pool.lease(64, 1).is_ok());
+    }
+
+    #[test]
+    fn a_budget_below_a_page_is_refused() {
+        assert_eq!(MemoryPool::new(PAGE - 1).err().unwrap().code(), "invalid_option");
+    }
+}
