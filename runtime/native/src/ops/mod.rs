@@ -10,6 +10,7 @@
 //! propagate as IEEE 754 has it, except where a function says what it does instead.
 
 mod add;
+mod hadamard;
 mod kv;
 mod layernorm;
 mod lora;
@@ -20,6 +21,7 @@ mod softmax;
 mod swiglu;
 
 pub use add::add;
+pub use hadamard::hadamard;
 pub(crate) use kv::{BLOCK, unpack_q4, unpack_q8};
 pub use kv::{kv_pack_q4, kv_pack_q8, kv_unpack_q4, kv_unpack_q8};
 pub use layernorm::layernorm;

@@ -77,6 +77,16 @@ pub fn swiglu(gate: &[f32], up: &[f32]) -> Vec<f64> {
     wide(gate).zip(wide(up)).map(|(gate, up)| silu(gate) * up).collect()
 }
 
+/// `sum over j of (-1)^popcount(i & j) x[j] / sqrt(dim)` for each element `i` of each row of `dim`.
+pub fn hadamard(x: &[f32], dim: usize) -> Vec<f64> {
+    let row = |x| {
+        let sign = |i: usize, j: usize| [1.0, -1.0][((i & j).count_ones() % 2) as usize];
+        let sum = move |i| wide(x).enumerate().map(|(j, x)| sign(i, j) * x).sum::<f64>();
+        (0..dim).map(move |i| sum(i) / (dim as f64).sqrt())
+    };
+    x.chunks(dim.max(1)).flat_map(row).collect()
+}
+
 /// `exp(x - max) / sum(exp(x - max))` over one row.
 pub fn softmax(x: &[f32]) -> Vec<f64> {
     let x: Vec<f64> = wide(x).collect();
@@ -221,6 +231,7 @@ mod tests {
         assert_eq!(layernorm(&[1.0, 3.0], &[2.0, 2.0], Some(&[0.0, 1.0]), 0.0), [-2.0, 3.0]);
         assert_eq!(swiglu(&[0.0, f32::NEG_INFINITY], &[5.0, 1.0]), [0.0, 0.0]);
         assert_eq!(softmax(&[7.0, 7.0]), [0.5, 0.5]);
+        assert_eq!(hadamard(&[1.0, 2.0, 3.0, 5.0], 4), [5.5, -1.5, -2.5, 0.5]);
         assert_eq!(gemm(&[1.0, 2.0, 3.0, 4.0], &[1.0, 1.0, 1.0, -1.0], 2), [3.0, -1.0, 7.0, -1.0]);
         assert_eq!(gemv(&[1.0, 2.0], &[1.0, 1.0]), [3.0]);
         let shape =
