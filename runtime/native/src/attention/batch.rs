@@ -6,6 +6,7 @@
 //! no thread waiting.
 
 use super::plan::{KEYS, Share};
+use super::unit::Unit;
 use super::{AttnScratch, AttnShape, Call, KvSegment, Lane, Work};
 use crate::ops::product;
 use crate::ops::simd::dispatch;
@@ -43,122 +44,121 @@ pub fn attention_batch(
     scratch: &mut AttnScratch,
 ) -> Result<(), NativeError> {
     let row = product("attention: a row of q", &[shape.heads, shape.head_dim])?;
-    let mut calls = Vec::with_capacity(sequences.len());
-    let mut outs = Vec::with_capacity(sequences.len());
-    for AttnSequence { q, q_pos, kv, y } in sequences {
-        calls.push(Call::new(shape, q, row, *q_pos, kv, y.len())?);
-        outs.push(&mut **y);
+    let threads = pool.threads();
+    scratch.cuts.clear();
+    for AttnSequence { q, q_pos, kv, y } in &*sequences {
+        let call = Call::new(shape, q, row, *q_pos, kv, y.len())?;
+        scratch.cuts.push(call.keys());
     }
-    let cuts = Cuts::new(calls.iter().map(Call::keys), pool.threads());
-    let lanes = scratch.lanes(pool.threads());
+    scratch.cuts.cut(threads);
+    scratch.lanes(threads);
+    let AttnScratch { lanes, cuts } = scratch;
+    let (lanes, cuts) = (&mut lanes[..threads], &*cuts);
 
-    let (mut shares, mut rest, mut taken) = (Vec::with_capacity(lanes.len()), &mut outs[..], 0);
-    for (index, lane) in lanes.iter_mut().enumerate() {
-        let whole = cuts.whole(index, taken);
-        let (own, after) = rest.split_at_mut(whole.end - taken);
-        let (_, outs) = own.split_at_mut(whole.start - taken);
-        (rest, taken) = (after, whole.end);
-        shares.push(Sequences { lane, whole, outs });
-    }
-    pool.run_with(&mut shares, &|index, share: &mut Sequences<'_, '_>| {
-        share.run(isa, &calls, &cuts, index);
+    let all = &*sequences;
+    pool.run_with(lanes, &|index, lane| {
+        let own = cuts.sequences(index);
+        lane.first = own.start;
+        lane.ends.clear();
+        let mut at = 0;
+        for number in own {
+            let AttnSequence { q, q_pos, kv, y } = &all[number];
+            let call = Call::checked(shape, q, row, *q_pos, kv, y.len() / row);
+            let Range { start, end } = cuts.keys(index, number);
+            if start < end {
+                let (heads, tiles) = (0..shape.kv_heads, 0..call.tiles());
+                let units = heads.len() * tiles.len();
+                let share = Share::Run { start, end };
+                dispatch(isa, Work { call: &call, lane, at, heads, tiles, share });
+                at += units;
+            }
+            lane.ends.push(at);
+        }
     });
 
     let lanes = &*lanes;
-    for (sequence, (call, y)) in calls.iter().zip(outs).enumerate() {
-        let parts = lanes.iter().flat_map(|lane| {
-            let of_sequence = lane.shared.iter().filter(move |shared| shared.0 == sequence);
-            of_sequence.map(|shared| &lane.units[shared.1..])
-        });
-        if parts.clone().next().is_some() {
-            pool.for_chunks(y, shape.head_dim, &|i, out| call.merge(parts.clone(), i, out));
+    pool.for_chunks(sequences, 1, &|number, sequence| {
+        for sequence in sequence {
+            let parts = lanes.iter().filter_map(|lane| lane.units_of(number));
+            let AttnSequence { q, q_pos, kv, y } = sequence;
+            let call = Call::checked(shape, q, row, *q_pos, kv, y.len() / row);
+            for (i, out) in y.chunks_exact_mut(shape.head_dim).enumerate() {
+                call.merge(parts.clone(), i, out);
+            }
         }
-    }
+    });
     Ok(())
 }
 
-/// What one thread takes.
-struct Sequences<'a, 'y> {
-    lane: &'a mut Lane,
-    /// The sequences that are its alone, and their outputs.
-    whole: Range<usize>,
-    outs: &'a mut [&'y mut [f32]],
-}
-
-impl Sequences<'_, '_> {
-    fn run(&mut self, isa: Isa, calls: &[Call<'_>], cuts: &Cuts, index: usize) {
-        let Sequences { lane, whole, outs } = self;
-        lane.shared.clear();
-        let mut at = 0;
-        // The sequence before and the one after may be cut.
-        let (first, end) = (whole.start.saturating_sub(1), (whole.end + 1).min(calls.len()));
-        for (sequence, call) in calls.iter().enumerate().take(end).skip(first) {
-            let keys = cuts.keys(index, sequence);
-            let alone = whole.contains(&sequence);
-            if call.m == 0 || (keys.is_empty() && !alone) {
-                continue;
-            }
-            let share = Share::Run { start: keys.start, end: keys.end };
-            let (heads, tiles) = (0..call.shape.kv_heads, 0..call.tiles());
-            let units = heads.len() * tiles.len();
-            dispatch(isa, Work { call, lane, at, heads, tiles, share });
-            if alone {
-                let y = &mut outs[sequence - whole.start];
-                for (i, out) in y.chunks_exact_mut(call.shape.head_dim).enumerate() {
-                    call.merge(std::iter::once(&lane.units[at..]), i, out);
-                }
-            } else {
-                lane.shared.push((sequence, at));
-                at += units;
-            }
-        }
+impl Lane {
+    /// The units of a sequence, where this thread has summed up a part of it.
+    fn units_of(&self, sequence: usize) -> Option<&[Unit]> {
+        let index = sequence.checked_sub(self.first)?;
+        let end = *self.ends.get(index)?;
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        (start < end).then(|| &self.units[start..end])
     }
 }
 
 /// Where the keys of all sequences, one after another, are cut for the threads.
-struct Cuts {
-    /// Where each sequence begins, and the end of the last.
-    starts: Vec<usize>,
-    /// Where each thread begins, and the end of the last.
+#[derive(Debug, Default)]
+pub(super) struct Cuts {
+    /// Where each sequence ends.
+    ends: Vec<usize>,
+    /// Where each thread ends.
     cuts: Vec<usize>,
 }
 
 impl Cuts {
-    fn new(keys: impl Iterator<Item = usize>, threads: usize) -> Cuts {
-        let mut starts = vec![0];
-        let mut total = 0;
-        starts.extend(keys.map(|keys| {
-            total += keys;
-            total
-        }));
-        let cut = |thread| {
-            let cut = match thread {
-                0 => 0,
-                _ => crate::pool::split(total, threads, thread - 1).end,
-            };
-            let next = starts.partition_point(|start| *start < cut).min(starts.len() - 1);
-            let (before, after) = (starts[next.saturating_sub(1)], starts[next]);
-            let near = if after - cut <= cut - before { after } else { before };
-            if near.abs_diff(cut) < NEAR { near } else { cut }
-        };
-        let cuts = (0..=threads).map(cut).collect();
-        Cuts { starts, cuts }
+    /// Forgets all sequences.
+    fn clear(&mut self) {
+        self.ends.clear();
     }
 
-    /// The sequences from number `from` on that lie between the cuts of a thread.
-    fn whole(&self, thread: usize, from: usize) -> Range<usize> {
-        let (start, end) = (self.cuts[thread], self.cuts[thread + 1]);
-        let first = self.starts.partition_point(|at| *at < start).max(from);
-        // But for the first, these are the ends.
-        let last = self.starts[1..].partition_point(|at| *at <= end);
-        first..last.max(first)
+    /// Adds a sequence that sees `keys` keys.
+    fn push(&mut self, keys: usize) {
+        self.ends.push(self.start(self.ends.len()) + keys);
+    }
+
+    /// Where a sequence begins.
+    fn start(&self, sequence: usize) -> usize {
+        if sequence == 0 { 0 } else { self.ends[sequence - 1] }
+    }
+
+    /// Cuts the keys for `threads` threads.
+    fn cut(&mut self, threads: usize) {
+        let total = self.start(self.ends.len());
+        self.cuts.clear();
+        for thread in 0..threads {
+            let cut = crate::pool::split(total, threads, thread).end;
+            let sequence = self.ends.partition_point(|end| *end < cut);
+            let end = self.ends.get(sequence).map_or(cut, |end| *end);
+            let start = self.start(sequence);
+            let near = if end - cut <= cut - start { end } else { start };
+            self.cuts.push(if near.abs_diff(cut) < NEAR { near } else { cut });
+        }
+    }
+
+    /// The keys of a thread.
+    fn share(&self, thread: usize) -> Range<usize> {
+        let start = if thread == 0 { 0 } else { self.cuts[thread - 1] };
+        start..self.cuts[thread]
+    }
+
+    /// The sequences of which a thread has keys, and those without keys between them.
+    fn sequences(&self, thread: usize) -> Range<usize> {
+        let share = self.share(thread);
+        let first = self.ends.partition_point(|end| *end <= share.start);
+        let last = self.ends.partition_point(|end| *end < share.end);
+        if share.is_empty() { first..first } else { first..last + 1 }
     }
 
     /// The keys of a sequence that a thread takes, counted from the sequence's first.
     fn keys(&self, thread: usize, sequence: usize) -> Range<usize> {
-        let (start, end) = (self.starts[sequence], self.starts[sequence + 1]);
+        let (start, end) = (self.start(sequence), self.ends[sequence]);
+        let share = self.share(thread);
         let clip = |cut: usize| cut.clamp(start, end) - start;
-        clip(self.cuts[thread])..clip(self.cuts[thread + 1])
+        clip(share.start)..clip(share.end)
     }
 }
 
@@ -166,8 +166,15 @@ impl Cuts {
 mod tests {
     use super::*;
 
+    fn cuts(lengths: &[usize], threads: usize) -> Cuts {
+        let mut cuts = Cuts::default();
+        lengths.iter().for_each(|keys| cuts.push(*keys));
+        cuts.cut(threads);
+        cuts
+    }
+
     #[test]
-    fn every_key_is_one_threads_and_whole_sequences_are_not_cut() {
+    fn every_key_is_one_threads() {
         for lengths in [
             vec![],
             vec![1],
@@ -178,34 +185,30 @@ mod tests {
             vec![33, 31, 40, 1, 700, 65],
         ] {
             for threads in 1..9 {
-                let cuts = Cuts::new(lengths.iter().copied(), threads);
-                let mut taken = 0;
+                let cuts = cuts(&lengths, threads);
                 let mut covered: Vec<Vec<usize>> = vec![Vec::new(); lengths.len()];
                 for thread in 0..threads {
-                    let whole = cuts.whole(thread, taken);
-                    assert!(taken <= whole.start && whole.end <= lengths.len());
-                    for (sequence, covered) in covered.iter_mut().enumerate() {
-                        let keys = cuts.keys(thread, sequence);
-                        if whole.contains(&sequence) {
-                            assert_eq!(keys, 0..lengths[sequence]);
-                        } else if !keys.is_empty() {
-                            let near = whole.start.saturating_sub(1)..whole.end + 1;
-                            assert!(near.contains(&sequence), "{lengths:?} x{threads}");
-                        }
-                        covered.extend(keys);
+                    for sequence in cuts.sequences(thread) {
+                        covered[sequence].extend(cuts.keys(thread, sequence));
                     }
-                    taken = whole.end;
                 }
                 for (covered, length) in covered.iter().zip(&lengths) {
                     assert!(covered.iter().copied().eq(0..*length), "{lengths:?} x{threads}");
                 }
             }
         }
+    }
+
+    #[test]
+    fn long_sequences_are_cut_and_short_ones_are_not() {
         // Sixteen alike on two threads: eight each.
-        let cuts = Cuts::new([100; 16].into_iter(), 2);
-        assert_eq!((cuts.whole(0, 0), cuts.whole(1, 8)), (0..8, 8..16));
+        let alike = cuts(&[100; 16], 2);
+        assert_eq!((alike.sequences(0), alike.sequences(1)), (0..8, 8..16));
         // One long among short ones is cut.
-        let cuts = Cuts::new([10, 4000, 10, 10].into_iter(), 2);
-        assert_eq!((cuts.keys(0, 1), cuts.keys(1, 1)), (0..2005, 2005..4000));
+        let long = cuts(&[10, 4000, 10, 10], 2);
+        assert_eq!((long.keys(0, 1), long.keys(1, 1)), (0..2005, 2005..4000));
+        // Not for the few keys that it would even out.
+        let short = cuts(&[90, 50], 2);
+        assert_eq!((short.keys(0, 0), short.sequences(1)), (0..90, 1..2));
     }
 }

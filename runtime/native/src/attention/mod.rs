@@ -27,8 +27,9 @@ mod widen;
 use crate::ops::product;
 use crate::ops::simd::{Kernel, MAX_LANES, Simd, dispatch};
 use crate::{Isa, NativeError, ThreadPool};
+use batch::Cuts;
 pub use batch::{AttnSequence, attention_batch};
-use plan::{Plan, Share};
+use plan::{Piece, Plan, Share};
 use ruvllm_abi::DType;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -90,6 +91,7 @@ pub struct KvSegment<'a> {
 #[derive(Debug, Default)]
 pub struct AttnScratch {
     lanes: Vec<Lane>,
+    cuts: Cuts,
 }
 
 impl AttnScratch {
@@ -98,7 +100,7 @@ impl AttnScratch {
         AttnScratch::default()
     }
 
-    /// The working memory of `threads` threads.
+    /// Working memory for `threads` threads.
     fn lanes(&mut self, threads: usize) -> &mut [Lane] {
         if self.lanes.len() < threads {
             self.lanes.resize_with(threads, Lane::default);
@@ -110,14 +112,17 @@ impl AttnScratch {
 /// The working memory of one thread.
 #[derive(Debug, Default)]
 struct Lane {
-    plan: Plan,
+    /// Where the keys of the tile are.
+    pieces: Vec<Piece>,
     tile: Tile,
     /// For each KV head in hand, and each tile of queries, the state of their rows.
     units: Vec<Unit>,
     /// Scores, then weights, of a tile.
     scores: Vec<f32>,
-    /// Sequences of a batch that others share, and where their units begin.
-    shared: Vec<(usize, usize)>,
+    /// The first sequence of a batch that has units here, and where its units end and those of each
+    /// after it.
+    first: usize,
+    ends: Vec<usize>,
 }
 
 /// Query rows that a tile of queries aims at, all heads of a group counted.
@@ -269,8 +274,20 @@ impl<'a> Call<'a> {
             let what = "attention: last position";
             return Err(NativeError::Shape { what, expected: plan::LAST_POSITION, actual: q_pos });
         }
-        let group = heads / kv_heads;
-        Ok(Call {
+        Ok(Call::checked(shape, q, q_stride, q_pos, kv, m))
+    }
+
+    /// A call of `m` queries that [`Call::new`] has checked.
+    fn checked(
+        shape: &AttnShape,
+        q: &'a [f32],
+        q_stride: usize,
+        q_pos: usize,
+        kv: &'a [KvSegment<'a>],
+        m: usize,
+    ) -> Call<'a> {
+        let group = shape.heads / shape.kv_heads;
+        Call {
             shape: *shape,
             q,
             q_stride,
@@ -279,8 +296,8 @@ impl<'a> Call<'a> {
             kv,
             group,
             tile_queries: (ROWS / group).clamp(1, m.max(1)),
-            stride: head_dim.next_multiple_of(MAX_LANES),
-        })
+            stride: shape.head_dim.next_multiple_of(MAX_LANES),
+        }
     }
 
     /// Tiles of queries.
@@ -290,7 +307,10 @@ impl<'a> Call<'a> {
 
     /// Keys that any of the queries sees.
     fn keys(&self) -> usize {
-        let last = (self.q_pos + self.m).saturating_sub(1);
+        if self.m == 0 {
+            return 0;
+        }
+        let last = self.q_pos + self.m - 1;
         plan::count(self.kv, self.shape.window, self.q_pos, last)
     }
 
@@ -379,13 +399,12 @@ impl Kernel for Work<'_> {
         }
         let first = call.q_pos + tiles.start * call.tile_queries;
         let last = call.q_pos + call.m.min(tiles.end * call.tile_queries) - 1;
-        lane.plan.build(call.kv, call.shape.window, first, last, share);
+        let mut plan = Plan::new(call.kv, call.shape.window, first, last, share);
         lane.tile.resize(call.stride);
-        for keys in 0..lane.plan.tiles() {
-            let pieces = lane.plan.tile(keys);
-            lane.tile.place(call.kv, pieces);
+        while plan.next(&mut lane.pieces) {
+            lane.tile.place(call.kv, &lane.pieces);
             for (i, head) in heads.clone().enumerate() {
-                lane.tile.load(s, call, pieces, head);
+                lane.tile.load(s, call, &lane.pieces, head);
                 for unit in &mut units[i * tiles.len()..][..tiles.len()] {
                     unit.add(s, call, &lane.tile, &mut lane.scores);
                 }

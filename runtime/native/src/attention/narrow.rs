@@ -1,8 +1,8 @@
 //! Few rows, as when one token is decoded: vectors run along the elements of a head.
 //!
 //! A tile of keys is read once for all rows of the group. Scores are dot products, four keys by up to
-//! four rows at a time so that their horizontal sums are shared; values are summed for four rows at a
-//! time in registers.
+//! four rows at a time so that their horizontal sums are shared, or, where keys lie by channels, sums of
+//! vectors of keys; values are summed for four rows at a time in registers.
 
 use super::plan::KEYS;
 use super::tile::Tile;
@@ -47,21 +47,21 @@ pub(super) fn add<S: Simd>(
     if scores.len() < unit.rows * KEYS {
         scores.resize(unit.rows * KEYS, 0.0);
     }
-    // Elements beyond `dim` are zero, so products may run over whole vectors.
-    let dim = dim.next_multiple_of(MAX_LANES);
     let scores = &mut scores[..unit.rows * KEYS];
     let mut row = 0;
     while row < unit.rows {
         let scores = &mut scores[row * KEYS..];
         let together = together::<S>(unit.rows - row);
         match together {
-            4 => score_rows::<S, 4>(s, unit, row, tile, scores),
-            2 => score_rows::<S, 2>(s, unit, row, tile, scores),
-            _ => score_rows::<S, 1>(s, unit, row, tile, scores),
+            4 => score::<S, 4>(s, unit, row, dim, tile, scores),
+            2 => score::<S, 2>(s, unit, row, dim, tile, scores),
+            _ => score::<S, 1>(s, unit, row, dim, tile, scores),
         }
         row += together;
     }
 
+    // Elements beyond `dim` are zero, so sums may run over whole vectors.
+    let dim = dim.next_multiple_of(MAX_LANES);
     let padded = tile.len.next_multiple_of(MAX_LANES);
     for (row, scores) in scores.chunks_exact_mut(KEYS).enumerate() {
         let scores = &mut scores[..padded];
@@ -98,7 +98,59 @@ pub(super) fn add<S: Simd>(
     }
 }
 
-/// Scores of all keys of the tile, in fours, for `R` rows.
+/// Scores of all keys of the tile for `R` rows.
+#[inline(always)]
+fn score<S: Simd, const R: usize>(
+    s: S,
+    unit: &Unit,
+    row: usize,
+    dim: usize,
+    tile: &Tile,
+    scores: &mut [f32],
+) {
+    if tile.by_channels {
+        score_channels::<S, R>(s, unit, row, dim, tile, scores);
+    } else {
+        score_rows::<S, R>(s, unit, row, tile, scores);
+    }
+}
+
+/// Scores of keys that lie by channels: vectors run along keys, four at a time, so nothing is summed
+/// across.
+#[inline(always)]
+fn score_channels<S: Simd, const R: usize>(
+    s: S,
+    unit: &Unit,
+    row: usize,
+    dim: usize,
+    tile: &Tile,
+    scores: &mut [f32],
+) {
+    let q = &unit.q[row * unit.stride..][..R * unit.stride];
+    let channels = &tile.k.as_chunks::<KEYS>().0[..dim];
+    for first in (0..tile.len).step_by(4 * S::LANES) {
+        let mut acc = [[s.splat(0.0); 4]; R];
+        for (q, channels) in q.chunks_exact(R * S::LANES).zip(channels.chunks(S::LANES)) {
+            for (d, k) in channels.iter().enumerate() {
+                let k = &k[first..][..4 * S::LANES];
+                let k: [S::F; 4] = std::array::from_fn(|i| s.load(&k[i * S::LANES..]));
+                for r in 0..R {
+                    let q = s.splat(q[r * S::LANES + d]);
+                    for i in 0..4 {
+                        acc[r][i] = s.fma(q, k[i], acc[r][i]);
+                    }
+                }
+            }
+        }
+        for r in 0..R {
+            for i in 0..4 {
+                s.store(acc[r][i], &mut scores[r * KEYS + first + i * S::LANES..]);
+            }
+        }
+    }
+}
+
+/// Scores of keys that lie by tokens, in fours.
 #[inline(always)]
 fn score_rows<S: Simd, const R: usize>(
     s: S,

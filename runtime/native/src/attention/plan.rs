@@ -1,6 +1,6 @@
 //! Which keys a thread looks at, cut into tiles.
 
-use super::KvSegment;
+use super::{KvLayout, KvSegment};
 use std::ops::Range;
 
 /// Keys of a tile; a multiple of every vector width.
@@ -31,73 +31,95 @@ pub(super) struct Piece {
     pub(super) len: usize,
 }
 
-/// The keys of a share, in tiles of pieces. Short segments, as a paged cache has, share tiles.
-#[derive(Debug, Default)]
-pub(super) struct Plan {
-    pieces: Vec<Piece>,
-    /// Where each tile's pieces end.
-    ends: Vec<usize>,
+/// Lays out the keys of a share in tiles of pieces, one after another. Short segments, as a paged cache
+/// has, share tiles.
+pub(super) struct Plan<'a> {
+    kv: &'a [KvSegment<'a>],
+    window: Option<usize>,
+    /// Positions of the first and the last query.
+    first: usize,
+    last: usize,
+    /// The share's keys by number, where keys are shared out and not tiles.
+    wanted: Range<usize>,
+    /// Tiles to leave to others before the next, and before each after it.
+    skip: usize,
+    others: usize,
+    /// The next segment, and the visible keys of those before it.
+    segment: usize,
+    seen: usize,
+    /// Rows of the segment before it that no tile has yet.
+    rest: Range<usize>,
 }
 
-impl Plan {
-    /// Lays out `share` of the keys that queries at positions `first` to `last` see.
-    pub(super) fn build(
-        &mut self,
-        kv: &[KvSegment<'_>],
+impl<'a> Plan<'a> {
+    /// A plan of `share` of the keys that queries at positions `first` to `last` see.
+    pub(super) fn new(
+        kv: &'a [KvSegment<'a>],
         window: Option<usize>,
         first: usize,
         last: usize,
         share: Share,
-    ) {
-        self.pieces.clear();
-        self.ends.clear();
-        let wanted = match share {
-            Share::Run { start, end } => start..end,
-            _ => 0..usize::MAX,
+    ) -> Plan<'a> {
+        let (wanted, skip, others) = match share {
+            Share::All => (0..usize::MAX, 0, 0),
+            Share::Run { start, end } => (start..end, 0, 0),
+            Share::Turns { index, of } => (0..usize::MAX, index, of.saturating_sub(1)),
         };
-        let (mut seen, mut filled) = (0, 0);
-        for (i, segment) in kv.iter().enumerate() {
-            let rows = visible(segment, window, first, last);
-            let mut rest = clip(&rows, seen, &wanted);
-            seen += rows.len();
-            while !rest.is_empty() {
-                let len = rest.len().min(KEYS - filled);
-                self.pieces.push(Piece { segment: i, row: rest.start, len });
-                rest.start += len;
-                filled += len;
-                if filled == KEYS {
-                    self.ends.push(self.pieces.len());
-                    filled = 0;
+        Plan { kv, window, first, last, wanted, skip, others, segment: 0, seen: 0, rest: 0..0 }
+    }
+
+    /// Writes the pieces of the share's next tile, of at most [`KEYS`] rows together; false after the
+    /// last.
+    pub(super) fn next(&mut self, pieces: &mut Vec<Piece>) -> bool {
+        for _ in 0..self.skip {
+            self.tile(pieces);
+        }
+        self.skip = self.others;
+        self.tile(pieces)
+    }
+
+    /// The next tile, whoever takes it.
+    fn tile(&mut self, pieces: &mut Vec<Piece>) -> bool {
+        pieces.clear();
+        pieces.reserve(KEYS);
+        let mut room = KEYS;
+        while room > 0 && self.find() {
+            let segment = self.segment - 1;
+            let mut len = self.rest.len();
+            if len > room {
+                // A block by channels is widened whole even where few of its tokens are used.
+                let block = block(&self.kv[segment]);
+                let end = (self.rest.start + room) / block * block;
+                len = end.saturating_sub(self.rest.start);
+                if len == 0 {
+                    break;
                 }
             }
+            pieces.push(Piece { segment, row: self.rest.start, len });
+            self.rest.start += len;
+            room -= len;
         }
-        if filled > 0 {
-            self.ends.push(self.pieces.len());
-        }
-        if let Share::Turns { index, of } = share {
-            self.keep_turns(index, of);
-        }
+        !pieces.is_empty()
     }
 
-    fn keep_turns(&mut self, index: usize, of: usize) {
-        let mut kept = Plan::default();
-        for tile in (index..self.tiles()).step_by(of.max(1)) {
-            kept.pieces.extend_from_slice(self.tile(tile));
-            kept.ends.push(kept.pieces.len());
+    /// Goes on to a segment that has rows left.
+    fn find(&mut self) -> bool {
+        while self.rest.is_empty() {
+            let Some(segment) = self.kv.get(self.segment) else { return false };
+            let rows = visible(segment, self.window, self.first, self.last);
+            self.rest = clip(&rows, self.seen, &self.wanted);
+            self.seen += rows.len();
+            self.segment += 1;
         }
-        *self = kept;
+        true
     }
+}
 
-    /// Number of tiles.
-    pub(super) fn tiles(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// The pieces of a tile, of at most [`KEYS`] rows together.
-    pub(super) fn tile(&self, index: usize) -> &[Piece] {
-        let start = if index == 0 { 0 } else { self.ends[index - 1] };
-        &self.pieces[start..self.ends[index]]
-    }
+/// Rows that are best taken together: those of a block, where keys or values lie by channels.
+fn block(segment: &KvSegment<'_>) -> usize {
+    let sides = [(segment.k_layout, segment.k_dtype), (segment.v_layout, segment.v_dtype)];
+    let channels = sides.iter().filter(|side| side.0 == KvLayout::Channels);
+    channels.map(|side| side.1.layout().elems).max().unwrap_or(1)
 }
 
 /// The rows of a segment that queries at positions `first` to `last` see.
@@ -133,78 +155,100 @@ fn clip(rows: &Range<usize>, seen: usize, wanted: &Range<usize>) -> Range<usize>
 
 #[cfg(test)]
 mod tests {
-    use super::super::KvLayout;
     use super::*;
     use ruvllm_abi::DType;
 
     fn segment(start: usize, len: usize) -> KvSegment<'static> {
-        let dtype = DType::F32;
-        let layout = KvLayout::Tokens;
         KvSegment {
             start,
             len,
-            k_dtype: dtype,
-            v_dtype: dtype,
-            k_layout: layout,
-            v_layout: layout,
+            k_dtype: DType::Q4_0,
+            v_dtype: DType::F32,
+            k_layout: KvLayout::Tokens,
+            v_layout: KvLayout::Tokens,
             k: &[],
             v: &[],
         }
     }
 
-    fn positions(plan: &Plan, kv: &[KvSegment<'_>]) -> Vec<usize> {
-        let tiles = (0..plan.tiles()).flat_map(|tile| {
-            let pieces = plan.tile(tile);
-            assert!(pieces.iter().map(|piece| piece.len).sum::<usize>() <= KEYS);
-            pieces
-        });
-        tiles
-            .flat_map(|piece| {
-                let start = kv[piece.segment].start + piece.row;
-                start..start + piece.len
-            })
-            .collect()
+    fn by_channels(start: usize, len: usize) -> KvSegment<'static> {
+        KvSegment { k_layout: KvLayout::Channels, ..segment(start, len) }
+    }
+
+    fn tiles(mut plan: Plan<'_>) -> Vec<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        std::iter::from_fn(|| plan.next(&mut pieces).then(|| pieces.clone())).collect()
+    }
+
+    fn positions(tiles: &[Vec<Piece>], kv: &[KvSegment<'_>]) -> Vec<usize> {
+        for pieces in tiles {
+            assert!((1..=KEYS).contains(&pieces.iter().map(|piece| piece.len).sum()));
+        }
+        let position = |piece: &Piece| {
+            let start = kv[piece.segment].start + piece.row;
+            start..start + piece.len
+        };
+        tiles.iter().flatten().flat_map(position).collect()
     }
 
     #[test]
     fn shares_partition_what_the_queries_see() {
-        let kv = [segment(0, 100), segment(100, 7), segment(107, 16), segment(123, 200)];
-        for (first, last) in [(0usize, 0), (5, 9), (99, 130), (322, 322)] {
-            for window in [None, Some(1), Some(40), Some(1000)] {
-                let low = window.map_or(0, |w: usize| (first + 1).saturating_sub(w));
-                let want: Vec<usize> = (low..=last).collect();
-                for of in 1..5 {
-                    let mut plan = Plan::default();
-                    let mut run = Vec::new();
-                    let mut turns = Vec::new();
-                    let total = count(&kv, window, first, last);
-                    for index in 0..of {
-                        let Range { start, end } = crate::pool::split(total, of, index);
-                        plan.build(&kv, window, first, last, Share::Run { start, end });
-                        run.extend(positions(&plan, &kv));
-                        plan.build(&kv, window, first, last, Share::Turns { index, of });
-                        turns.extend(positions(&plan, &kv));
+        let plain = [segment(0, 100), segment(100, 7), segment(107, 16), segment(123, 200)];
+        let mixed =
+            [segment(0, 100), by_channels(100, 70), by_channels(170, 32), segment(202, 121)];
+        for kv in [plain, mixed] {
+            for (first, last) in [(0usize, 0), (5, 9), (99, 130), (322, 322)] {
+                for window in [None, Some(1), Some(40), Some(150), Some(1000)] {
+                    let low = window.map_or(0, |w: usize| (first + 1).saturating_sub(w));
+                    let want: Vec<usize> = (low..=last).collect();
+                    let plan = |share| tiles(Plan::new(&kv, window, first, last, share));
+                    for of in 1..5 {
+                        let (mut run, mut turns) = (Vec::new(), Vec::new());
+                        let total = count(&kv, window, first, last);
+                        for index in 0..of {
+                            let Range { start, end } = crate::pool::split(total, of, index);
+                            run.extend(positions(&plan(Share::Run { start, end }), &kv));
+                            turns.extend(positions(&plan(Share::Turns { index, of }), &kv));
+                        }
+                        turns.sort_unstable();
+                        assert_eq!(run, want);
+                        assert_eq!(turns, want);
                     }
-                    turns.sort_unstable();
-                    assert_eq!(run, want);
-                    assert_eq!(turns, want);
+                    assert_eq!(positions(&plan(Share::All), &kv), want);
                 }
-                let mut plan = Plan::default();
-                plan.build(&kv, window, first, last, Share::All);
-                assert_eq!(positions(&plan, &kv), want);
-                assert_eq!(plan.tiles(), want.len().div_ceil(KEYS));
             }
         }
     }
 
     #[test]
+    fn tiles_are_full_where_rows_stand_alone() {
+        let kv = [segment(0, 100), segment(100, 7), segment(107, 16), segment(123, 200)];
+        let tiles = tiles(Plan::new(&kv, Some(300), 322, 322, Share::All));
+        let lens: Vec<usize> = tiles.iter().map(|tile| tile.iter().map(|p| p.len).sum()).collect();
+        assert_eq!(lens, [64, 64, 64, 64, 44]);
+    }
+
+    #[test]
+    fn blocks_by_channels_are_cut_at_the_ends_only() {
+        let pages: Vec<_> = (0..8).map(|i| by_channels(i * 32, 32)).collect();
+        let one = [by_channels(0, 256)];
+        for kv in [&pages[..], &one] {
+            let lens = |share| -> Vec<usize> {
+                let tiles = tiles(Plan::new(kv, Some(250), 255, 255, share));
+                tiles.iter().map(|tile| tile.iter().map(|p| p.len).sum()).collect()
+            };
+            assert_eq!(lens(Share::All), [58, 64, 64, 64]);
+            assert_eq!(lens(Share::Run { start: 27, end: 125 }), [63, 35]);
+        }
+    }
+
+    #[test]
     fn nothing_visible_is_no_tile() {
-        let mut plan = Plan::default();
-        plan.build(&[segment(10, 5)], None, 3, 4, Share::All);
-        assert_eq!(plan.tiles(), 0);
-        plan.build(&[segment(10, 5)], Some(0), 12, 12, Share::All);
-        assert_eq!(plan.tiles(), 0);
-        plan.build(&[], None, 3, 4, Share::All);
-        assert_eq!(plan.tiles(), 0);
+        let none = |kv: &[KvSegment<'_>], window, first, last| {
+            assert!(tiles(Plan::new(kv, window, first, last, Share::All)).is_empty());
+        };
+        none(&[segment(10, 5)], None, 3, 4);
+        none(&[segment(10, 5)], Some(0), 12, 12);
+        none(&[], None, 3, 4);
     }
 }

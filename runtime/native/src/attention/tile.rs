@@ -2,14 +2,17 @@
 
 use super::plan::{KEYS, Piece};
 use super::widen::Side;
-use super::{Call, KvSegment};
+use super::{Call, KvLayout, KvSegment};
 use crate::ops::simd::Simd;
 
 /// Up to [`KEYS`] rows of keys and of values, `stride` elements apart; elements from `head_dim` on are
 /// zero, rows from `len` on hold anything.
 #[derive(Debug, Default)]
 pub(super) struct Tile {
+    /// Where `by_channels` is set `[head_dim, KEYS]`, with anything from token `len` on.
     pub(super) k: Vec<f32>,
+    /// Whether keys are not transposed because all lie by channels.
+    pub(super) by_channels: bool,
     pub(super) v: Vec<f32>,
     pub(super) stride: usize,
     /// Rows in use.
@@ -32,9 +35,12 @@ impl Tile {
         }
     }
 
-    /// Notes the positions of the rows to come.
+    /// Notes the positions of the rows to come, and how their keys lie.
     pub(super) fn place(&mut self, kv: &[KvSegment<'_>], pieces: &[Piece]) {
+        self.by_channels =
+            pieces.iter().all(|piece| kv[piece.segment].k_layout == KvLayout::Channels);
         self.positions.clear();
+        self.positions.reserve(KEYS);
         (self.first, self.last) = (usize::MAX, 0);
         for piece in pieces {
             let start = kv[piece.segment].start + piece.row;
@@ -54,9 +60,14 @@ impl Tile {
             let segment = &call.kv[piece.segment];
             let tokens = piece.row..piece.row + piece.len;
             let rows = at * self.stride..(at + piece.len) * self.stride;
-            let (k, v) = (&mut self.k[rows.clone()], &mut self.v[rows]);
-            Side::keys(segment, heads, head, dim).rows(s, tokens.clone(), k, self.stride);
-            Side::values(segment, heads, head, dim).rows(s, tokens, v, self.stride);
+            let keys = Side::keys(segment, heads, head, dim);
+            if self.by_channels {
+                keys.channels(s, tokens.clone(), self.k.as_chunks_mut().0, at);
+            } else {
+                keys.rows(s, tokens.clone(), &mut self.k[rows.clone()], self.stride);
+            }
+            let values = Side::values(segment, heads, head, dim);
+            values.rows(s, tokens, &mut self.v[rows], self.stride);
             at += piece.len;
         }
     }

@@ -48,6 +48,7 @@ fn add_blocks<S: Simd, const V: usize>(
     if scores.len() < KEYS * block {
         scores.resize(KEYS * block, 0.0);
     }
+    let channels = &tile.k.as_chunks::<KEYS>().0[..dim];
     // Elements beyond `dim` are zero on both sides, so products may run to a multiple of four.
     let dim = dim.next_multiple_of(4);
     let keys = tile.len.next_multiple_of(4);
@@ -58,9 +59,22 @@ fn add_blocks<S: Simd, const V: usize>(
         unit.q.chunks_exact(block * unit.stride).zip(unit.o.chunks_exact_mut(block * unit.stride));
     for (((max, sum), offset), (q, o)) in states.zip(offsets).zip(values) {
         let q = &q[..dim * block];
-        for (k, to) in tile.k.chunks_exact(4 * tile.stride).zip(scores.chunks_exact_mut(4 * block))
-        {
-            score_four::<S, V>(s, q, k, tile.stride, to);
+        let fours = scores.chunks_exact_mut(4 * block).enumerate();
+        if tile.by_channels {
+            for (i, to) in fours {
+                let keys = channels.iter().map(|k| k.as_chunks().0[i]);
+                score_four::<S, V>(s, q, keys, to);
+            }
+        } else {
+            for (i, to) in fours {
+                let (k0, k) =
+                    tile.k[4 * i * tile.stride..][..4 * tile.stride].split_at(tile.stride);
+                let (k1, k) = k.split_at(tile.stride);
+                let (k2, k3) = k.split_at(tile.stride);
+                let keys = k0.iter().zip(k1).zip(k2.iter().zip(k3));
+                let keys = keys.map(|((&k0, &k1), (&k2, &k3))| [k0, k1, k2, k3]);
+                score_four::<S, V>(s, q, keys, to);
+            }
         }
         if !full || keys != tile.len {
             apply_mask::<S>(s, scores, block, offset, mask);
@@ -73,17 +87,18 @@ fn add_blocks<S: Simd, const V: usize>(
     }
 }
 
-/// Scores of four keys: `k` holds them `stride` apart, `q` is `[dim, block]`, `to` `[4, block]`.
+/// Scores of four keys, given element by element: `q` is `[dim, block]`, `to` `[4, block]`.
 #[inline(always)]
-fn score_four<S: Simd, const V: usize>(s: S, q: &[f32], k: &[f32], stride: usize, to: &mut [f32]) {
+fn score_four<S: Simd, const V: usize>(
+    s: S,
+    q: &[f32],
+    keys: impl Iterator<Item = [f32; 4]>,
+    to: &mut [f32],
+) {
     let block = V * S::LANES;
     let mut acc = [[s.splat(0.0); V]; 4];
-    let (k0, k) = k.split_at(stride);
-    let (k1, k) = k.split_at(stride);
-    let (k2, k3) = k.split_at(stride);
-    let keys = k0.iter().zip(k1).zip(k2).zip(k3);
-    for (q, (((&k0, &k1), &k2), &k3)) in q.chunks_exact(block).zip(keys) {
-        let k = [s.splat(k0), s.splat(k1), s.splat(k2), s.splat(k3)];
+    for (q, k) in q.chunks_exact(block).zip(keys) {
+        let k = k.map(|k| s.splat(k));
         for v in 0..V {
             let q = s.load(&q[v * S::LANES..]);
             for i in 0..4 {

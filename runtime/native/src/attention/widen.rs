@@ -1,5 +1,6 @@
 //! Stored keys or values of one head, widened to f32.
 
+use super::plan::KEYS;
 use super::{KvLayout, KvSegment};
 use crate::ops::simd::{MAX_LANES, Simd};
 use crate::ops::{BLOCK, unpack_q4, unpack_q8};
@@ -61,18 +62,52 @@ impl<'a> Side<'a> {
         let dim = self.elements.len();
         match self.layout {
             KvLayout::Tokens => {
-                let from = self.data[tokens.start * self.row..].chunks_exact(self.row);
-                let head =
-                    bytes(self.dtype, self.elements.start)..bytes(self.dtype, self.elements.end);
-                for (to, from) in tile.chunks_exact_mut(stride).zip(from) {
+                let start = bytes(self.dtype, self.elements.start);
+                let end = bytes(self.dtype, self.elements.end);
+                let mut rows = &self.data[tokens.start * self.row..];
+                for to in tile.chunks_mut(stride) {
                     let (to, padding) = to.split_at_mut(dim);
-                    widen(s, self.dtype, &from[head.clone()], to);
+                    widen(s, self.dtype, &rows[start..end], to);
                     if dim != stride {
                         padding.fill(0.0);
                     }
+                    rows = &rows[self.row..];
                 }
             }
             KvLayout::Channels => self.transposed(s, tokens, tile, stride),
+        }
+    }
+
+    /// Widens `tokens` of each of the head's channels, which lie by channels, into a row of `tile` from
+    /// column `at` on.
+    #[inline(always)]
+    pub(super) fn channels<S: Simd>(
+        &self,
+        s: S,
+        tokens: Range<usize>,
+        tile: &mut [[f32; KEYS]],
+        at: usize,
+    ) {
+        let block = self.dtype.layout().elems;
+        let tile = &mut tile[..self.elements.len()];
+        let mut rows = &self.data[self.elements.start * self.row..];
+        // Either is a power of two.
+        if (tokens.start | tokens.end) & (block - 1) == 0 {
+            let (start, end) = (bytes(self.dtype, tokens.start), bytes(self.dtype, tokens.end));
+            for to in tile {
+                widen(s, self.dtype, &rows[start..end], &mut to[at..][..tokens.len()]);
+                rows = &rows[self.row..];
+            }
+            return;
+        }
+        for to in tile {
+            let (mut start, mut at) = (tokens.start, at);
+            while start < tokens.end {
+                let len = (tokens.end - start).min(BLOCK - start % BLOCK);
+                run(s, self.dtype, rows, start, &mut to[at..][..len]);
+                (start, at) = (start + len, at + len);
+            }
+            rows = &rows[self.row..];
         }
     }
 
@@ -118,7 +153,9 @@ impl<'a> Side<'a> {
 /// Bytes of `elems` elements that are whole blocks: `KvSegment::check` refused all else.
 #[inline(always)]
 fn bytes(dtype: DType, elems: usize) -> usize {
-    elems / dtype.layout().elems * dtype.layout().bytes
+    let layout = dtype.layout();
+    // A division by a constant: this is asked for every few rows.
+    if layout.elems == BLOCK { elems / BLOCK * layout.bytes } else { elems * layout.bytes }
 }
 
 /// Widens whole blocks.
@@ -150,14 +187,11 @@ fn widen<S: Simd>(s: S, dtype: DType, from: &[u8], to: &mut [f32]) {
 #[inline(always)]
 fn run<S: Simd>(s: S, dtype: DType, row: &[u8], start: usize, to: &mut [f32]) {
     let layout = dtype.layout();
-    let from = &row[start / layout.elems * layout.bytes..];
-    if layout.elems == 1 {
-        return widen(s, dtype, &from[..to.len() * layout.bytes], to);
+    let from = &row[bytes(dtype, start)..];
+    if to.len().is_multiple_of(layout.elems) {
+        return widen(s, dtype, &from[..bytes(dtype, to.len())], to);
     }
     let from = &from[..layout.bytes];
-    if to.len() == layout.elems {
-        return widen(s, dtype, from, to);
-    }
     let mut block = [0.0; BLOCK];
     widen(s, dtype, from, &mut block);
     to.copy_from_slice(&block[start % BLOCK..][..to.len()]);
