@@ -154,10 +154,15 @@ fn the_doctor_names_the_machine_and_what_runs_on_it() {
     assert!(q4_0["decode"].as_str().is_some_and(|path| path.contains("int8")), "{q4_0}");
     let memory = report["memory"].as_array().expect("measurements");
     assert!(memory.len() == 1 && memory[0]["gb_per_second"].as_f64() > Some(0.1), "{memory:?}");
-    let run = ruvllm(&["doctor", "--threads", "1"]);
+    let run = ruvllm(&["doctor", "--threads", "1", "--bf16"]);
     assert!(
         run.text().contains("memory reads") && run.text().contains("13 kernels"),
         "{}",
         run.stdout
     );
+    let features = report["features"].as_array().expect("features");
+    let has_bf16 = features.iter().any(|f| f["name"] == "avx512bf16" && f["present"] == true);
+    let arithmetic = if has_bf16 && report["instructions"] == "avx512" { "bf16" } else { "f32" };
+    let f16 = run.text().lines().find(|line| line.starts_with("  f16 ")).expect("f16");
+    assert!(f16.ends_with(&format!("{arithmetic}, panels")), "{f16}");
 }

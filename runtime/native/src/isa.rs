@@ -99,7 +99,7 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         return probe!(is_x86_feature_detected:
             "avx2" "fma" "f16c" "avxvnni"
-            "avx512f" "avx512bw" "avx512vl" "avx512dq" "avx512vnni");
+            "avx512f" "avx512bw" "avx512vl" "avx512dq" "avx512vnni" "avx512bf16");
         #[cfg(target_arch = "aarch64")]
         return probe!(is_aarch64_feature_detected: "neon" "dotprod" "i8mm");
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]

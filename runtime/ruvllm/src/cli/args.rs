@@ -204,7 +204,7 @@ pub(crate) struct RunArgs {
     /// Go on past the model's end-of-text token.
     #[arg(long)]
     pub(crate) ignore_eos: bool,
-    /// Print what the run did and what it cost.
+    /// Print what the run did and what it cost. Times of kernels whose calls are brief are estimates.
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) stats: Option<StatsFormat>,
 }
@@ -301,6 +301,9 @@ pub(crate) struct DoctorArgs {
     /// Measure with this many threads.
     #[arg(short, long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
+    /// Name the code that runs where a model is run with `--bf16`.
+    #[arg(long)]
+    pub(crate) bf16: bool,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

@@ -72,7 +72,7 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
             .into_iter()
             .map(|(name, present)| Feature { name, present })
             .collect(),
-        weights: gemm::weight_types().map(paths).collect(),
+        weights: gemm::weight_types().map(|dtype| paths(dtype, args.bf16)).collect(),
         memory: memory(threads),
         sandbox: sandbox(set.host(), set.installed(), ready_ms),
     };
@@ -84,9 +84,9 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
     Ok(Ended::Done)
 }
 
-fn paths(dtype: DType) -> WeightPaths {
+fn paths(dtype: DType, bf16: bool) -> WeightPaths {
     let named = |rows| {
-        gemm::method(dtype, Isa::detect(), rows, false).map_or_else(
+        gemm::method(dtype, Isa::detect(), rows, bf16).map_or_else(
             || "not multiplied with".to_owned(),
             |Method { instructions, arithmetic, layout }| {
                 format!("{instructions}, {arithmetic}, {layout}")

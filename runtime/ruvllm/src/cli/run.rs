@@ -82,6 +82,11 @@ fn print_report(report: &RunReport) {
             op.fallbacks
         );
     }
+    if !report.ops.is_empty() {
+        eprintln!(
+            "of calls that move less than 4 KiB one in 64 is timed and stands for the others"
+        );
+    }
 }
 
 fn print_memory(memory: &MemoryReport) {
