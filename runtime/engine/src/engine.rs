@@ -3,7 +3,7 @@
 //! An engine computes one step at a time, on all its threads. A step may hold tokens of several
 //! sessions ([`crate::step`]); steps that are asked for at the same time take turns.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ruvllm_host::Host;
@@ -12,9 +12,12 @@ use ruvllm_native::{Isa, ThreadPool};
 use crate::decoder::{Chunk, Decoder, EachLogits, Machine};
 use crate::error::EngineError;
 use crate::kernels::Kernels;
-use crate::kv::{BlockShape, KvPolicy, KvStats, KvStore, Means, SpillDir, Standing, scope};
+use crate::kv::{
+    BlockShape, KvPolicy, KvStats, KvStore, KvTable, Means, SpillDir, Standing, scope,
+};
 use crate::memory::{MemoryPool, PAGE, PoolUsage, Reservation, Use};
 use crate::model::Model;
+use crate::sealed::SessionKey;
 use crate::session::Session;
 
 /// Configuration of an [`Engine`].
@@ -86,6 +89,12 @@ pub struct SessionOptions {
     pub scope: Option<String>,
 }
 
+impl SessionOptions {
+    fn standing(&self) -> Standing {
+        Standing { priority: self.priority, scope: self.scope.as_deref().map(scope) }
+    }
+}
+
 impl Default for SessionOptions {
     /// No priority, and the common scope.
     fn default() -> Self {
@@ -98,7 +107,7 @@ impl Default for SessionOptions {
 pub struct MemoryReport {
     /// The pool.
     pub pool: PoolUsage,
-    /// The KV cache, as of the last step that has ended.
+    /// The KV cache.
     pub kv: KvStats,
 }
 
@@ -159,10 +168,32 @@ impl Engine {
 
     /// A new, empty sequence with options of its own.
     pub fn session_with(&self, options: &SessionOptions) -> Session {
-        let standing =
-            Standing { priority: options.priority, scope: options.scope.as_deref().map(scope) };
-        let table = self.decoder().kv.table(self.context(), standing);
+        let table = self.decoder().kv.table(self.context(), options.standing());
         Session::new(self.clone(), table)
+    }
+
+    /// Continues a session that [`Session::save`] wrote, with the key that it was saved with.
+    ///
+    /// # Errors
+    /// [`EngineError::Sealed`] for a file that is damaged or does not open with the key,
+    /// [`EngineError::SessionMismatch`] for one of another model or another way of storing keys and
+    /// values, [`EngineError::MemoryExhausted`]. Nothing is lost then but the time to compute the
+    /// sequence again.
+    pub fn restore_session(
+        &self,
+        path: &Path,
+        key: &SessionKey,
+        options: &SessionOptions,
+    ) -> Result<Session, EngineError> {
+        let limits = (self.context(), self.model().vocab());
+        let mut decoder = self.decoder();
+        decoder.kernels.pin(&self.shared.host)?;
+        let Decoder { kernels, kv, .. } = &mut *decoder;
+        kv.begin(kernels);
+        let mut means = Means { kernels, pool: &self.shared.pool };
+        let table = kv.load(path, key, options.standing(), limits, &mut means)?;
+        drop(decoder);
+        Ok(Session::new(self.clone(), table))
     }
 
     /// Counts `bytes` of memory that its owner keeps, an adapter's weights for example, against the
@@ -183,9 +214,11 @@ impl Engine {
         decoder.kv.reserve(kind, owner, priority, bytes, &mut means)
     }
 
-    /// Who holds the engine's memory.
+    /// Who holds the engine's memory, once no step is computed.
     pub fn memory(&self) -> MemoryReport {
-        let kv = self.decoder().kv.stats();
+        let mut decoder = self.decoder();
+        decoder.kv.drain();
+        let kv = decoder.kv.stats();
         MemoryReport { pool: self.shared.memory.usage(), kv }
     }
 
@@ -223,6 +256,20 @@ impl Engine {
     pub(crate) fn decoder(&self) -> MutexGuard<'_, Decoder> {
         // A panic in an earlier step leaves nothing half-done that a later one would read.
         self.shared.decoder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gets all of a sequence's blocks into memory, and hands them to `use_them`.
+    pub(crate) fn with_blocks(
+        &self,
+        table: &mut KvTable,
+        use_them: impl FnOnce(&KvStore, &KvTable) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        let shared = &*self.shared;
+        let mut decoder = self.decoder();
+        decoder.kernels.pin(&shared.host)?;
+        let machine = Machine { pool: &shared.pool, isa: shared.isa };
+        decoder.ready(machine, &shared.model, table, shared.config.batch)?;
+        use_them(&decoder.kv, table)
     }
 
     /// Computes chunks of several sequences in one step; on an error every sequence stays as it was.

@@ -209,6 +209,20 @@ pub enum EngineError {
         /// Tokens of the model's own context.
         trained: usize,
     },
+    /// A saved session that this engine cannot continue.
+    #[error(
+        "{}: the session was saved with another {what}: {saved} there, {here} here; load it as it was saved, or delete it and compute the prompt again", path.display()
+    )]
+    SessionMismatch {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        what: &'static str,
+        /// What the session was saved with.
+        saved: String,
+        /// What the engine has.
+        here: String,
+    },
     /// The budget of memory does not hold one sequence.
     #[error(
         "a memory budget of {budget} bytes is too small: one sequence of {context} tokens with its working memory ({scratch} bytes) needs {needed}; raise --memory, or lower --ctx or the bits of --kv"
@@ -339,6 +353,7 @@ impl EngineError {
             EngineError::KvHeadDim { .. } => "kv_head_dim",
             EngineError::InvalidOption { .. } => "invalid_option",
             EngineError::ContextOutOfRange { .. } => "context_out_of_range",
+            EngineError::SessionMismatch { .. } => "session_mismatch",
             EngineError::MemoryTooSmall { .. } => "memory_too_small",
             EngineError::MemoryExhausted { .. } => "memory_exhausted",
             EngineError::SpillDirectory { .. } => "spill_directory",

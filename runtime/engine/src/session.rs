@@ -5,11 +5,13 @@
 //! alone; [`crate::step`] computes several sessions at once.
 
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use crate::decoder::Chunk;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::kv::KvTable;
+use crate::sealed::SessionKey;
 
 /// Receives the index of a token and its logits `[vocab]`.
 pub type EachRow<'a> = dyn FnMut(usize, &[f32]) + 'a;
@@ -62,6 +64,17 @@ impl Session {
     pub fn fork(&self) -> Session {
         let table = self.engine.decoder().kv.fork(&self.table);
         Session { engine: self.engine.clone(), table, logits: self.logits.clone() }
+    }
+
+    /// Writes the sequence to a file, sealed with `key` ([`crate::sealed`]), in place of any that is
+    /// there; [`Engine::restore_session`] continues it. Logits are not part of it.
+    ///
+    /// # Errors
+    /// [`EngineError::Sealed`], with a file that is there left as it was; and what computing evicted
+    /// blocks again can give.
+    pub fn save(&mut self, path: &Path, key: &SessionKey) -> Result<(), EngineError> {
+        let Session { engine, table, .. } = self;
+        engine.with_blocks(table, |kv, table| kv.save(table, path, key))
     }
 
     /// Logits `[vocab]` of the last token that they were computed of; empty before the first.

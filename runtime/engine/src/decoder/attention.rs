@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use ruvllm_native::ThreadPool;
 use ruvllm_native::attention::{AttnSequence, AttnShape, attention, attention_batch};
+use ruvllm_native::ops::hadamard;
 
 use super::{Chunk, Decoder, Machine, add, project, room};
 use crate::config::{ModelConfig, RopeLayout};
@@ -28,6 +29,12 @@ impl Decoder {
         chunks: &mut [Chunk<'_>],
     ) -> Result<usize, EngineError> {
         self.project_heads(machine, config, layer)?;
+        if self.kv.rotates() {
+            // The heads of queries, keys and values alike, so that scores stay what they are.
+            let row = config.q_dim() + 2 * config.kv_dim();
+            let rows = &mut self.buffers.qkv[..self.positions.len() * row];
+            rotate(machine, rows, config.head_dim)?;
+        }
         self.store(machine.pool, config, index, chunks)?;
 
         let (dim, q_dim) = (config.dim, config.q_dim());
@@ -50,6 +57,10 @@ impl Decoder {
         let b = &mut self.buffers;
         for Queries { rows, to, .. } in queries(chunks, last).filter(|q| q.to < q.rows.start) {
             b.x.copy_within(rows.start * dim..rows.end * dim, to * dim);
+        }
+        if self.kv.rotates() {
+            // The transform is its own inverse.
+            rotate(machine, &mut b.attended[..m * q_dim], config.head_dim)?;
         }
         let attended = &b.attended[..m * q_dim];
         b.activations.prepare(machine.pool, machine.isa, attended, m, q_dim, &[layer.o.dtype()])?;
@@ -193,6 +204,19 @@ impl Decoder {
         self.lists.ends = ends;
         Ok(())
     }
+}
+
+/// Rotates heads of `head_dim` elements, on all threads where that pays.
+fn rotate(machine: Machine<'_>, x: &mut [f32], head_dim: usize) -> Result<(), EngineError> {
+    const HEADS: usize = 256;
+    if x.len() <= 2 * HEADS * head_dim {
+        return Ok(hadamard(machine.isa, x, head_dim)?);
+    }
+    machine.pool.for_chunks(x, HEADS * head_dim, &|_, x| {
+        // Whole heads, of a size that the policy's check let through.
+        let _ = hadamard(machine.isa, x, head_dim);
+    });
+    Ok(())
 }
 
 /// The memory of a list, for elements that borrow from elsewhere: collecting what a list gave up by

@@ -48,8 +48,25 @@ impl Decoder {
         computed
     }
 
+    /// Gets all of a sequence's blocks into memory.
+    pub(crate) fn ready(
+        &mut self,
+        machine: Machine<'_>,
+        model: &Model,
+        table: &mut KvTable,
+        batch: usize,
+    ) -> Result<(), EngineError> {
+        self.kv.begin(&self.kernels);
+        self.kv.touch(table);
+        let caught_up = self.catch_up(machine, model, table, batch);
+        if caught_up.is_err() {
+            table.uncompute(table.computed);
+        }
+        caught_up
+    }
+
     /// Reads a sequence's spilled blocks back, and computes what was evicted again.
-    pub(crate) fn catch_up(
+    fn catch_up(
         &mut self,
         machine: Machine<'_>,
         model: &Model,
@@ -83,6 +100,7 @@ impl Decoder {
             self.kv.extend(chunk.table, chunk.tokens.len(), &mut means)?;
             let end = chunk.table.computed + chunk.tokens.len();
             self.rope_tables.reserve(end);
+            self.lists.segments.reserve(chunk.table.room());
             self.positions.extend(chunk.table.computed..end);
         }
         let needed = Decoder::scratch_bytes(model.config(), model.vocab(), self.positions.len());

@@ -25,6 +25,7 @@ mod policy;
 mod prefix;
 mod reclaim;
 mod recode;
+mod saved;
 mod spill;
 mod stats;
 mod store;

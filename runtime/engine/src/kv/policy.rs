@@ -155,7 +155,7 @@ impl KvTiers {
         if codec.by_channel() { KvCodec::F16 } else { codec }
     }
 
-    fn codecs(&self) -> impl Iterator<Item = KvCodec> {
+    pub(super) fn codecs(&self) -> impl Iterator<Item = KvCodec> {
         self.newest.iter().map(|&(codec, _)| codec).chain([self.rest])
     }
 

@@ -40,6 +40,11 @@ pub(crate) fn extend(origin: &PrefixKey, before: &PrefixKey, tokens: &[u32]) -> 
     *hasher.finalize().as_bytes()
 }
 
+/// The beginning of a hash, for messages.
+pub(super) fn short(hash: &[u8; 32]) -> String {
+    hash[..6].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

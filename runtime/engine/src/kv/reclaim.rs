@@ -1,7 +1,8 @@
 //! Making room: what happens to blocks when the pool runs full.
 //!
 //! Above [`HIGH`] of the budget, blocks that the running step does not need are reclaimed until no
-//! more than [`LOW`] is used. First they are quantised, as far as the policy goes; then those that no
+//! more than [`LOW`] is used; what follows a means that got below [`HIGH`] is not used before that is
+//! crossed again. First they are quantised, as far as the policy goes; then those that no
 //! sequence refers to, kept only because others may begin alike, are given up; then those of
 //! sequences are spilled to disk, where there is a directory for that, and then evicted. Of each
 //! kind those of lower priority go first, then those used longest ago. The gap between the marks keeps a pool that
@@ -26,15 +27,20 @@ const LOST: f64 = 0.05;
 impl KvStore {
     /// Reclaims idle blocks if the pool is nearly full.
     pub(super) fn relieve(&mut self, means: &mut Means<'_>) {
-        if self.pool.used() as f64 > HIGH * self.pool.budget() as f64 {
-            self.make_room(means, |store| {
-                store.pool.used() as f64 <= LOW * store.pool.budget() as f64
-            });
+        let used = |store: &KvStore| store.pool.used() as f64 / store.pool.budget() as f64;
+        if used(self) > HIGH {
+            self.make_room(means, |store| used(store) <= LOW, |store| used(store) <= HIGH);
         }
     }
 
-    /// Reclaims idle blocks until there is `enough` room, or none is left.
-    pub(super) fn make_room(&mut self, means: &mut Means<'_>, enough: impl Fn(&KvStore) -> bool) {
+    /// Reclaims idle blocks by one means after the other until there is `enough` room; a means that
+    /// achieves what is `bearable` is the last.
+    pub(super) fn make_room(
+        &mut self,
+        means: &mut Means<'_>,
+        enough: impl Fn(&KvStore) -> bool,
+        bearable: impl Fn(&KvStore) -> bool,
+    ) {
         self.drain();
         self.compact();
         if enough(self) {
@@ -61,7 +67,7 @@ impl KvStore {
                 }
             }
             self.compact();
-            if enough(self) {
+            if bearable(self) {
                 return;
             }
         }
@@ -72,7 +78,7 @@ impl KvStore {
                 }
             }
             self.compact();
-            if enough(self) {
+            if bearable(self) {
                 return;
             }
         }

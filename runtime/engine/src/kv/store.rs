@@ -60,6 +60,9 @@ pub(super) enum Place {
     Gone,
 }
 
+/// Tokens for whose blocks the heap is asked ahead.
+const AHEAD: usize = 4096;
+
 /// All blocks of an engine.
 pub(crate) struct KvStore {
     pub(super) shape: BlockShape,
@@ -72,7 +75,7 @@ pub(crate) struct KvStore {
     drained: Vec<BlockId>,
     pub(super) index: HashMap<PrefixKey, BlockId>,
     /// The fingerprint of the model.
-    model: [u8; 32],
+    pub(super) model: [u8; 32],
     origin: PrefixKey,
     origin_of: Option<[u8; 32]>,
     pub(super) spill: Option<SpillDir>,
@@ -136,6 +139,16 @@ impl KvStore {
                 prefix::origin(&self.model, &self.policy, self.shape.tokens, &fingerprint);
             self.origin_of = Some(fingerprint);
         }
+    }
+
+    /// Which kernels shape blocks at the moment.
+    pub(super) fn kernels(&self) -> [u8; 32] {
+        self.origin_of.unwrap_or_default()
+    }
+
+    /// Whether keys, values and queries are rotated.
+    pub(crate) fn rotates(&self) -> bool {
+        self.policy.rotate
     }
 
     /// Lets go of what tables released.
@@ -260,6 +273,19 @@ impl KvStore {
         found
     }
 
+    /// Takes from the heap what the blocks of a growing sequence will need of it, up to some thousand
+    /// tokens ahead, so that decoding them does not.
+    fn stock(&mut self, table: &KvTable) {
+        let ahead = (table.context() - table.computed).min(AHEAD) / self.shape.tokens + 2;
+        let sides = [&self.policy.keys, &self.policy.values];
+        for codec in sides.into_iter().flat_map(|tiers| tiers.codecs().chain([tiers.appended()])) {
+            self.pool.stock(self.shape.slot(codec), self.shape.layers, 2 * ahead);
+        }
+        self.blocks.reserve(ahead);
+        self.vacant.reserve(self.blocks.len() + ahead);
+        self.index.reserve(ahead);
+    }
+
     /// Makes room for `extra` tokens after those that are computed.
     ///
     /// # Errors
@@ -274,6 +300,9 @@ impl KvStore {
         let end = table.computed + extra;
         let appended =
             Codecs { keys: self.policy.keys.appended(), values: self.policy.values.appended() };
+        if extra > 1 {
+            self.stock(table);
+        }
         let mut at = table.computed;
         if at < end {
             at += self.reopen(table, end - at, appended, means)?;
@@ -411,7 +440,7 @@ impl KvStore {
     }
 
     /// Enters a sequence's full blocks in the prefix index.
-    fn publish(&mut self, table: &mut KvTable) {
+    pub(super) fn publish(&mut self, table: &mut KvTable) {
         let Some(mut before) = table.standing.scope else { return };
         let computed = table.computed;
         for entry in &mut table.entries {
@@ -462,12 +491,17 @@ impl KvStore {
     }
 
     /// Memory for a block, made free if need be.
-    fn room(&mut self, codecs: Codecs, means: &mut Means<'_>) -> Result<Stored, EngineError> {
+    pub(super) fn room(
+        &mut self,
+        codecs: Codecs,
+        means: &mut Means<'_>,
+    ) -> Result<Stored, EngineError> {
         self.relieve(means);
         if let Ok(stored) = self.lease(codecs) {
             return Ok(stored);
         }
-        self.make_room(means, |store| store.lease(codecs).is_ok());
+        let fits = |store: &KvStore| store.lease(codecs).is_ok();
+        self.make_room(means, fits, fits);
         self.lease(codecs).map_err(|Exhausted| {
             let slots = self.shape.slot(codecs.keys) + self.shape.slot(codecs.values);
             self.exhausted(self.shape.layers * slots)
@@ -489,7 +523,8 @@ impl KvStore {
         // Between steps, none of which needs anything.
         self.clock += 1;
         if bytes > self.pool.free() {
-            self.make_room(means, |store| bytes <= store.pool.free());
+            let fits = |store: &KvStore| bytes <= store.pool.free();
+            self.make_room(means, fits, fits);
         }
         let reserved = self.pool.reserve(kind, owner, priority, bytes);
         reserved.map_err(|Exhausted| self.exhausted(bytes))
@@ -504,7 +539,7 @@ impl KvStore {
         Ok(Stored { keys: side(codecs.keys)?, values: side(codecs.values)? })
     }
 
-    fn add(&mut self, stored: Stored, priority: u8) -> BlockId {
+    pub(super) fn add(&mut self, stored: Stored, priority: u8) -> BlockId {
         let block = Block {
             place: Place::Memory(stored),
             refs: 1,

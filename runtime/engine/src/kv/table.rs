@@ -95,6 +95,11 @@ impl KvTable {
         self.tokens.len()
     }
 
+    /// Entries for which there is room in memory.
+    pub(crate) fn room(&self) -> usize {
+        self.entries.capacity()
+    }
+
     /// The most tokens that it can have.
     pub(crate) fn context(&self) -> usize {
         self.context

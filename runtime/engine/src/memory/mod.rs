@@ -189,6 +189,16 @@ impl MemoryPool {
         Ok(Lease { pool: Arc::clone(self), slots })
     }
 
+    /// Makes ready what `leases` leases of `count` slots of `size` bytes will need of the heap, so that
+    /// taking them does not.
+    pub(crate) fn stock(&self, size: usize, count: usize, leases: usize) {
+        let mut state = self.lock();
+        state.pages.stock(size, count * leases);
+        while state.spares.len() < leases {
+            state.spares.push(Vec::with_capacity(count));
+        }
+    }
+
     /// Bytes of the pages that serve blocks in which no block lies.
     pub(crate) fn lost(&self) -> usize {
         self.lock().pages.lost()

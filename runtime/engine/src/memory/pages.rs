@@ -33,6 +33,8 @@ pub(crate) struct Pages {
     classes: Vec<Class>,
     /// Pages that serve slots.
     serving: usize,
+    /// Emptied lists of slots.
+    lists: Vec<Vec<BytesMut>>,
 }
 
 #[derive(Default)]
@@ -75,6 +77,7 @@ impl Pages {
             pages: Vec::new(),
             classes: Vec::new(),
             serving: 0,
+            lists: Vec::new(),
         }
     }
 
@@ -109,6 +112,17 @@ impl Pages {
             out.extend(self.take_one(class));
         }
         true
+    }
+
+    /// Makes ready what taking `count` slots of `size` bytes will need of the heap.
+    pub(crate) fn stock(&mut self, size: usize, count: usize) {
+        let (class, pages) = (self.class(size), self.pages_for(size, count));
+        self.classes[class].partial.reserve(pages);
+        self.pages.reserve(pages);
+        self.free.reserve(self.serving + pages);
+        while self.lists.len() < pages {
+            self.lists.push(Vec::with_capacity(PAGE / size));
+        }
     }
 
     /// Gives slots back; they must be of this reservation.
@@ -163,6 +177,7 @@ impl Pages {
         let page = &mut self.pages[index];
         let Class { size, free, partial } = &mut self.classes[class];
         (page.class, page.serving) = (class, true);
+        page.slots = self.lists.pop().unwrap_or_default();
         page.slots.reserve(PAGE / *size);
         while whole.len() >= *size {
             page.slots.push(whole.split_to(*size));
@@ -197,11 +212,12 @@ impl Pages {
         class.partial.retain(|&other| other != index);
         page.serving = false;
         page.slots.sort_unstable_by_key(|slot| slot.as_ptr().addr());
-        let mut parts = page.slots.drain(..).chain([std::mem::take(&mut page.tail)]);
-        if let Some(mut whole) = parts.next() {
-            parts.for_each(|part| whole.unsplit(part));
-            self.free.push(whole);
-        }
+        let mut list = std::mem::take(&mut page.slots);
+        let mut whole = BytesMut::new();
+        list.drain(..).for_each(|part| whole.unsplit(part));
+        whole.unsplit(std::mem::take(&mut page.tail));
+        self.free.push(whole);
+        self.lists.push(list);
         self.serving -= 1;
     }
 }

@@ -1,0 +1,36 @@
+//! Decoding takes nothing from the heap once it is warm.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::alloc::System;
+
+use candle_core::quantized::GgmlDType;
+use common::{Fixture, LLAMA, core_pack_host, two_threads};
+use ruvllm_engine::{Engine, EngineConfig};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+// One test alone in its program: what others allocate would count.
+#[test]
+fn a_decoded_token_allocates_nothing() {
+    let model = Fixture::new(&LLAMA, GgmlDType::Q8_0).model();
+    for policy in ["f16", "q8_0", "f16:32+q8_0:32+q4_0"] {
+        let config = EngineConfig { kv: policy.parse().unwrap(), ..two_threads() };
+        let engine = Engine::new(model.clone(), core_pack_host(), config).unwrap();
+        let mut session = engine.session();
+        session.prefill(&common::some_tokens(100)).unwrap();
+        // Everything that blocks go through has happened once.
+        for token in 3..103 {
+            session.decode(token).unwrap();
+        }
+        let region = Region::new(ALLOCATOR);
+        for token in 3..203 {
+            session.decode(token).unwrap();
+        }
+        let change = region.change();
+        assert_eq!((change.allocations, change.reallocations), (0, 0), "{policy}: {change:?}");
+    }
+}
