@@ -8,5 +8,6 @@ mod packs;
 mod parity;
 mod program;
 mod refusals;
+mod rope_scaling;
 mod run;
 mod tokenize;

@@ -17,16 +17,19 @@ static FILES: LazyLock<TempDir> = LazyLock::new(|| {
     dir
 });
 
-fn model(format: &str) -> PathBuf {
+/// The demo model in a weight type.
+pub(crate) fn model(format: &str) -> PathBuf {
     assert!(TYPES.iter().any(|(name, _)| *name == format), "unknown format {format}");
     FILES.path().join(format!("{format}.gguf"))
 }
 
-fn fixtures() -> PathBuf {
+/// Where the text and the expected values are.
+pub(crate) fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/parity")
 }
 
-fn expected(file: &str) -> Vec<serde_json::Value> {
+/// The cases of a file of expected values.
+pub(crate) fn expected(file: &str) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(fixtures().join(file)).expect("a fixture");
     let mut value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     serde_json::from_value(value["cases"].take()).expect("cases")

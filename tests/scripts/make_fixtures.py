@@ -60,6 +60,10 @@ FAMILIES = {
         **{k: v for k, v in LLAMA.items() if k not in ("rope_theta", "torch_dtype")}, "hidden_size": 48, "intermediate_size": 128, "num_hidden_layers": 3,
         "num_attention_heads": 3, "num_key_value_heads": 1, "dtype": "float32", "rope_parameters": dict(rope_type="default", rope_theta=10000.0),
     },
+    "yarn": dict(
+        LLAMA, hidden_size=48, intermediate_size=64, num_attention_heads=3, num_key_value_heads=1,
+        rope_scaling=dict(rope_type="yarn", factor=2.0, original_max_position_embeddings=CONTEXT // 2),
+    ),
 }
 
 
@@ -156,8 +160,12 @@ def write_gguf(path, family, cfg, w, tok):
     g.add_bos_token_id(0)
     g.add_eos_token_id(1)
     g.add_add_bos_token(True)
-    if scaling:
+    if scaling and scaling["rope_type"] == "llama3":
         g.add_tensor("rope_freqs.weight", llama3_factors(cfg, scaling))
+    elif scaling:
+        g.add_rope_scaling_type(gguf.RopeScalingType(scaling["rope_type"]))
+        g.add_rope_scaling_factor(scaling["factor"])
+        g.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
     for name, t in sorted(w.items()):
         if arch == "llama" and "q_proj" in name:
             t = export.permute(t, cfg["num_attention_heads"])

@@ -4,8 +4,9 @@
     cargo run -p ruvllm-tests --example demo_files -- DIR
     parity_reference.py --bin DIR_OF_LLAMA_CPP_BINARIES --files DIR
 
-Writes tests/fixtures/parity/greedy.json (three prompts) and tests/fixtures/parity/perplexity.json. Run again when the
-demo model changes. Needs nothing but Python.
+Writes tests/fixtures/parity/greedy.json (three prompts), tests/fixtures/parity/perplexity.json, and in
+tests/fixtures/parity/rope_scaling.json the perplexity of one type in contexts that scaled rotation stretches. Run again
+when the demo model changes. Needs nothing but Python.
 """
 
 import argparse
@@ -18,6 +19,14 @@ FIXTURES = pathlib.Path(__file__).resolve().parents[2] / "tests/fixtures/parity"
 FORMATS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
 PROMPTS = ["Once upon a time", "One windy morning, a little fox named", "Nobody loved to"]
 TOKENS, CONTEXT = 96, 256
+# What the demo model was trained with, and how llama.cpp stretches it by a factor.
+TRAINED, THETA, DIMS = 512, 10000.0, 32
+METHODS = {
+    "linear": lambda f: ["--rope-scaling", "linear", "--rope-scale", f],
+    # It has no name for this method: the base is computed here.
+    "ntk": lambda f: ["--rope-freq-base", THETA * f ** (DIMS / (DIMS - 2))],
+    "yarn": lambda f: ["--rope-scaling", "yarn", "--rope-scale", f, "--yarn-orig-ctx", TRAINED],
+}
 
 
 def run(*cmd):
@@ -27,6 +36,14 @@ def run(*cmd):
 
 def write(name, version, cases):
     (FIXTURES / name).write_text(json.dumps(dict(llama_cpp=version, cases=cases), indent=1) + "\n")
+
+
+def perplexity_of(tool, model, context, *options):
+    # The tool sometimes ends before its log is written out.
+    while True:
+        out = run(tool, "-m", model, "-f", FIXTURES / "tales.txt", "-c", context, "-t", 1, *options)
+        if ppl := re.search(r"Final estimate: PPL = ([0-9.]+) \+/- ([0-9.]+)", "".join(out)):
+            return dict(context=context, perplexity=float(ppl[1]), uncertainty=float(ppl[2]))
 
 
 def main():
@@ -46,15 +63,17 @@ def main():
             )
             # The tool ends its output with line breaks of its own.
             greedy.append(dict(format=kind, prompt=prompt, n=TOKENS, text=out.rstrip("\n")))
-        ppl = None
-        # The tool sometimes ends before its log is written out.
-        while ppl is None:
-            out = run(a.bin / "llama-perplexity", "-m", model, "-f", FIXTURES / "tales.txt", "-c", CONTEXT, "-t", 1)
-            ppl = re.search(r"Final estimate: PPL = ([0-9.]+) \+/- ([0-9.]+)", "".join(out))
-        perplexity.append(dict(format=kind, context=CONTEXT, perplexity=float(ppl[1]), uncertainty=float(ppl[2])))
-        print(kind, "perplexity", ppl[1], "+/-", ppl[2], "and", repr(greedy[-1]["text"][:60]), flush=True)
+        perplexity.append(dict(format=kind, **perplexity_of(a.bin / "llama-perplexity", model, CONTEXT)))
+        print(kind, "perplexity", perplexity[-1]["perplexity"], "and", repr(greedy[-1]["text"][:60]), flush=True)
     write("greedy.json", version, greedy)
     write("perplexity.json", version, perplexity)
+    scaled = []
+    for method, options in METHODS.items():
+        for factor in (2, 4):
+            case = perplexity_of(a.bin / "llama-perplexity", a.files / "Q8_0.gguf", TRAINED * factor, *options(factor))
+            scaled.append(dict(format="Q8_0", method=method, **case))
+            print(scaled[-1], flush=True)
+    write("rope_scaling.json", version, scaled)
 
 
 if __name__ == "__main__":

@@ -21,16 +21,32 @@ pub enum RopeLayout {
     NeoX,
 }
 
-/// How rotation angles are stretched beyond the trained context.
+/// How rotation angles are stretched beyond the context of the first training.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// Not at all.
     None,
-    /// All angles divided by one factor.
+    /// Position interpolation (arXiv 2306.15595): all angles divided by one factor.
     Linear {
         /// The divisor.
         factor: f64,
     },
+    /// NTK-aware: the base times `factor^(dims / (dims - 2))`, which keeps the highest frequency and
+    /// divides the lowest by the factor.
+    Ntk {
+        /// What the lowest frequency is divided by.
+        factor: f64,
+    },
+    /// NTK-aware for the context in use: nothing up to `original_context`, and for a context of `n`
+    /// times that a factor of `factor * n - (factor - 1)`.
+    DynamicNtk {
+        /// How fast the base grows with the context.
+        factor: f64,
+        /// The context length before stretching.
+        original_context: f64,
+    },
+    /// YaRN: high frequencies kept, low ones divided, and attention sharpened.
+    Yarn(Yarn),
     /// Llama 3.1: low frequencies divided, high ones kept, a smooth ramp between.
     Llama3 {
         /// The divisor of low frequencies.
@@ -46,10 +62,61 @@ pub enum RopeScaling {
     Factors(Vec<f32>),
 }
 
+impl RopeScaling {
+    /// The tokens that a model attends to with this scaling, where its file speaks of `context`:
+    /// for YaRN that may be the length before stretching or the one after it.
+    fn stretched_context(&self, context: usize) -> usize {
+        match self {
+            RopeScaling::Yarn(Yarn { factor, original_context, .. }) => {
+                context.max((factor * original_context) as usize)
+            }
+            _ => context,
+        }
+    }
+}
+
+/// YaRN (arXiv 2309.00071).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Yarn {
+    /// The divisor of low frequencies.
+    pub factor: f64,
+    /// The context length before stretching.
+    pub original_context: f64,
+    /// Pairs that turn more often than this in `original_context` are kept.
+    pub beta_fast: f64,
+    /// Pairs that turn less often than this in `original_context` are divided fully.
+    pub beta_slow: f64,
+    /// What cosine and sine are multiplied by, so that logits of attention grow by its square.
+    pub attention_factor: f64,
+    /// Whether the ramp between the two begins and ends at whole pairs, as reference
+    /// implementations do.
+    pub truncate: bool,
+}
+
+impl Yarn {
+    /// YaRN with the paper's parameters.
+    pub fn new(factor: f64, original_context: f64) -> Yarn {
+        Yarn {
+            factor,
+            original_context,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention_factor: Yarn::temperature(factor, 1.0),
+            truncate: true,
+        }
+    }
+
+    /// `0.1 * weight * ln(factor) + 1`: with a weight of 1 the paper's root of the inverse
+    /// temperature.
+    pub(crate) fn temperature(factor: f64, weight: f64) -> f64 {
+        if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 }
+    }
+}
+
 /// Rotary position embedding of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
-    /// Base of the geometric series of angles.
+    /// Base of the geometric series of angles; above 1.
     pub theta: f64,
     /// Elements of a head that are rotated; even, at most the head size.
     pub dims: usize,
@@ -139,17 +206,34 @@ impl ModelConfig {
             return refuse("rotated dimensions", rope.dims.to_string(), reason);
         }
         let positive = |x: f64| x.is_finite() && x > 0.0;
-        if !positive(rope.theta) {
-            return refuse("rope base", rope.theta.to_string(), "must be a positive number");
+        if !(rope.theta.is_finite() && rope.theta > 1.0) {
+            return refuse("rope base", rope.theta.to_string(), "must be a number above 1");
         }
         if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0) {
             return refuse("norm epsilon", self.norm_eps.to_string(), "must not be negative");
         }
         match &rope.scaling {
             RopeScaling::None => {}
-            RopeScaling::Linear { factor } => {
+            RopeScaling::Linear { factor } | RopeScaling::Ntk { factor } => {
                 if !positive(*factor) {
                     return refuse("rope scaling factor", factor.to_string(), "must be positive");
+                }
+            }
+            RopeScaling::DynamicNtk { factor, original_context } => {
+                if !(factor.is_finite() && *factor >= 1.0) {
+                    return refuse("rope scaling factor", factor.to_string(), "must be at least 1");
+                }
+                if !positive(*original_context) {
+                    let value = original_context.to_string();
+                    return refuse("context before rope scaling", value, "must be positive");
+                }
+            }
+            RopeScaling::Yarn(yarn) => {
+                let Yarn { factor, original_context, beta_fast, beta_slow, .. } = yarn;
+                let all = [factor, original_context, beta_fast, beta_slow, &yarn.attention_factor];
+                if !all.into_iter().all(|x| positive(*x)) || beta_fast <= beta_slow {
+                    let value = format!("{yarn:?}");
+                    return refuse("rope scaling", value, "its factors contradict each other");
                 }
             }
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {

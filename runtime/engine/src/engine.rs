@@ -17,11 +17,12 @@ use crate::kv::{
 };
 use crate::memory::{MemoryPool, PAGE, PoolUsage, Reservation, Use};
 use crate::model::Model;
+use crate::rope::{RopeExtension, RopeTables, Rotation};
 use crate::sealed::SessionKey;
 use crate::session::Session;
 
 /// Configuration of an [`Engine`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct EngineConfig {
     /// Threads that compute, the caller's among them.
     pub threads: usize,
@@ -35,8 +36,12 @@ pub struct EngineConfig {
     /// An existing directory for blocks that the budget has no room for while their sessions rest;
     /// `None` computes them again instead.
     pub spill_dir: Option<PathBuf>,
-    /// Tokens that a session holds at most; `None` is the context that the model was made for.
+    /// Tokens that a session holds at most; `None` is the context that the model was made for, times
+    /// the factor of [`EngineConfig::rope_scaling`] where one is given.
     pub ctx: Option<usize>,
+    /// How the rotation of positions is stretched for a context that is longer than the one that the
+    /// model was made for; without it there is none longer.
+    pub rope_scaling: Option<RopeExtension>,
     /// Tokens of a prompt that are computed at once.
     pub batch: usize,
     /// Instructions of the native operations; `None` is the best that the processor has.
@@ -59,6 +64,7 @@ impl Default for EngineConfig {
             memory: None,
             spill_dir: None,
             ctx: None,
+            rope_scaling: None,
             batch: 512,
             isa: None,
             repack: true,
@@ -138,20 +144,23 @@ impl Engine {
                 });
             }
         }
-        let trained = model.config().context;
-        let context = config.ctx.unwrap_or(trained);
-        if context == 0 || context > trained {
-            return Err(EngineError::ContextOutOfRange { context, trained });
-        }
+        let (context, rotation) =
+            Rotation::for_context(model.config(), config.ctx, config.rope_scaling.as_ref())?;
         config.kv.check(model.config(), config.kv_block)?;
         let memory = MemoryPool::new(config.memory.unwrap_or_else(default_memory))?;
         let shape = BlockShape::new(model.config(), config.kv_block);
         let scratch = scratch(&memory, &model, &config, &shape, context)?;
         let spill = config.spill_dir.as_deref().map(SpillDir::new).transpose()?;
         let kernels = Kernels::new(&host, config.threads, &config.kv)?;
-        let kv =
-            KvStore::new(shape, config.kv.clone(), Arc::clone(&memory), spill, model.fingerprint());
-        let decoder = Mutex::new(Decoder::new(kernels, kv, model.config(), config.bf16, scratch));
+        let kv = KvStore::new(
+            shape,
+            config.kv.clone(),
+            Arc::clone(&memory),
+            spill,
+            identity(&model, &rotation),
+        );
+        let decoder =
+            Mutex::new(Decoder::new(kernels, kv, RopeTables::new(rotation), config.bf16, scratch));
         let pool = ThreadPool::new(config.threads);
         let isa = config.isa.unwrap_or_else(Isa::detect);
         if config.repack {
@@ -297,6 +306,13 @@ fn default_memory() -> usize {
     });
     let half = limit.filter(|&bytes| bytes > 0).map_or(4 << 30, |bytes| bytes / 2);
     usize::try_from(half).unwrap_or(1 << 31).max(PAGE)
+}
+
+/// What tells the numbers of this engine from those of others: the model, and how positions turn.
+fn identity(model: &Model, rotation: &Rotation) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_keyed(&model.fingerprint());
+    hasher.update(format!("{rotation:?}").as_bytes());
+    *hasher.finalize().as_bytes()
 }
 
 /// Reserves the working memory of a step, if the budget then still holds one full sequence.

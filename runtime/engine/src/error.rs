@@ -201,7 +201,7 @@ pub enum EngineError {
     },
     /// A context that the model was not made for.
     #[error(
-        "a context of {context} tokens was asked for, but the model was trained for {trained}; choose from 1 to {trained}"
+        "a context of {context} tokens was asked for, but the model was trained for {trained}; choose from 1 to {trained}, or stretch it with --rope-scaling yarn (or linear, ntk, llama3) and perhaps --rope-factor"
     )]
     ContextOutOfRange {
         /// Tokens asked for.

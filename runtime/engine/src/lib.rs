@@ -44,6 +44,7 @@ pub use kv::{KvCodec, KvPolicy, KvStats};
 pub use memory::{Reservation, Use};
 pub use model::{Model, open_tokenizer};
 pub use perplexity::{Perplexity, perplexity};
+pub use rope::{RopeExtension, RopeMethod};
 pub use sampler::{Sampler, SamplingOptions};
 pub use sealed::SessionKey;
 pub use session::Session;

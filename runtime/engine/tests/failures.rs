@@ -151,7 +151,7 @@ fn metadata_that_is_missing_or_wrong_is_named() {
         ("attention.value_length", Value::U32(16)),
         ("attention.key_length", Value::String("wide".into())),
         ("rope.dimension_count", Value::U32(31)),
-        ("rope.scaling.type", Value::String("yarn".into())),
+        ("rope.scaling.type", Value::String("longrope".into())),
         ("rope.freq_base", Value::F32(f32::NAN)),
         ("attention.layer_norm_rms_epsilon", Value::F32(-1.0)),
     ] {

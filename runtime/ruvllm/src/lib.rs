@@ -36,4 +36,6 @@ pub use ruvllm_host as host;
 pub use ruvllm_signing as signing;
 
 pub use ruvllm_engine::chat::Message;
-pub use ruvllm_engine::{FinishReason, GenerateOptions, KvCodec, KvPolicy, SamplingOptions};
+pub use ruvllm_engine::{
+    FinishReason, GenerateOptions, KvCodec, KvPolicy, RopeExtension, RopeMethod, SamplingOptions,
+};

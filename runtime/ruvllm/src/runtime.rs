@@ -3,7 +3,7 @@
 use crate::{Completion, Error, KernelSet, KernelSetBuilder, RunReport, embedded};
 use ruvllm_engine::chat::{ChatTemplate, Message};
 use ruvllm_engine::{
-    Engine, EngineConfig, Event, Finish, GenerateOptions, KvPolicy, Model, Session,
+    Engine, EngineConfig, Event, Finish, GenerateOptions, KvPolicy, Model, RopeExtension, Session,
 };
 use ruvllm_host::{Host, InstallReport};
 use std::ops::ControlFlow;
@@ -39,6 +39,7 @@ pub struct RuntimeBuilder {
     kernels: KernelSetBuilder,
     threads: Option<usize>,
     context: Option<usize>,
+    rope_scaling: Option<RopeExtension>,
     kv: KvPolicy,
     memory: Option<usize>,
     spill_dir: Option<PathBuf>,
@@ -55,6 +56,7 @@ impl Runtime {
             kernels: KernelSet::builder(),
             threads: None,
             context: None,
+            rope_scaling: None,
             kv: KvPolicy::default(),
             memory: None,
             spill_dir: None,
@@ -226,9 +228,16 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Limits the context to this many tokens; the model's own length is the most.
+    /// Limits the context to this many tokens; the model's own length is the most unless
+    /// [`RuntimeBuilder::rope_scaling`] stretches it.
     pub fn context(mut self, tokens: usize) -> Self {
         self.context = Some(tokens);
+        self
+    }
+
+    /// Stretches the model's context; see [`EngineConfig::rope_scaling`].
+    pub fn rope_scaling(mut self, extension: RopeExtension) -> Self {
+        self.rope_scaling = Some(extension);
         self
     }
 
@@ -277,6 +286,7 @@ impl RuntimeBuilder {
             kernels,
             threads,
             context,
+            rope_scaling,
             kv,
             memory,
             spill_dir,
@@ -298,6 +308,7 @@ impl RuntimeBuilder {
             ctx: context,
             memory,
             spill_dir,
+            rope_scaling,
             repack,
             bf16,
             ..EngineConfig::default()

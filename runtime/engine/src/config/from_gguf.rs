@@ -3,7 +3,7 @@
 use candle_core::quantized::gguf_file::Value;
 use ruvllm_native::quant::dequantize_row;
 
-use super::{MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling};
+use super::{MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling, Yarn};
 use crate::error::EngineError;
 use crate::gguf::{GgufFile, Metadata};
 use crate::storage::TensorSource;
@@ -152,6 +152,9 @@ pub fn from_gguf(file: &GgufFile) -> Result<ModelConfig, EngineError> {
         .f64("attention.layer_norm_rms_epsilon")?
         .ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?;
 
+    let context = keys.required("context_length")?;
+    let scaling = scaling(&keys, context, file)?;
+
     let config = ModelConfig {
         architecture: architecture.clone(),
         dim,
@@ -159,13 +162,13 @@ pub fn from_gguf(file: &GgufFile) -> Result<ModelConfig, EngineError> {
         heads,
         kv_heads,
         head_dim,
-        context: keys.required("context_length")?,
+        context: scaling.stretched_context(context),
         norm_eps: norm_eps as f32,
         rope: RopeConfig {
             theta: keys.f64("rope.freq_base")?.unwrap_or(10_000.0),
             dims: keys.usize("rope.dimension_count")?.unwrap_or(head_dim),
             layout: family.layout,
-            scaling: scaling(&keys, file)?,
+            scaling,
         },
         windows: vec![window; layers],
         qkv_bias: family.qkv_bias,
@@ -175,29 +178,62 @@ pub fn from_gguf(file: &GgufFile) -> Result<ModelConfig, EngineError> {
     Ok(config)
 }
 
-fn scaling(keys: &Keys<'_>, file: &GgufFile) -> Result<RopeScaling, EngineError> {
+/// `context` is the file's own figure.
+fn scaling(keys: &Keys<'_>, context: usize, file: &GgufFile) -> Result<RopeScaling, EngineError> {
     if let Some(tensor) = file.find("rope_freqs.weight")? {
         // One-dimensional by the format; a wrong length is refused with the rest of the checks.
         let mut factors = vec![0.0; tensor.shape.iter().product()];
         dequantize_row(tensor.dtype, tensor.bytes.as_slice(), &mut factors)?;
         return Ok(RopeScaling::Factors(factors));
     }
-    let linear = |name: &str| -> Result<RopeScaling, EngineError> {
+    // 0 and 1 both stand for no scaling.
+    let factor = |name: &str| -> Result<Option<f64>, EngineError> {
         let factor = keys.f64(name)?.ok_or_else(|| keys.missing(name))?;
-        Ok(if factor == 0.0 || factor == 1.0 {
-            RopeScaling::None
-        } else {
-            RopeScaling::Linear { factor }
-        })
+        Ok(Some(factor).filter(|&factor| factor != 0.0 && factor != 1.0))
+    };
+    let linear = |name: &str| -> Result<RopeScaling, EngineError> {
+        Ok(factor(name)?.map_or(RopeScaling::None, |factor| RopeScaling::Linear { factor }))
     };
     match keys.text("rope.scaling.type") {
         // Old files state a linear scale without a type.
         None if keys.f64("rope.scale_linear")?.is_some() => linear("rope.scale_linear"),
         None | Some("none") => Ok(RopeScaling::None),
         Some("linear") => linear("rope.scaling.factor"),
+        Some("yarn") => {
+            let Some(factor) = factor("rope.scaling.factor")? else { return Ok(RopeScaling::None) };
+            Ok(RopeScaling::Yarn(yarn(keys, factor, context)?))
+        }
         Some(other) => {
-            let reason = "supported are none, linear and the factors of Llama 3";
+            let reason = "supported are none, linear, yarn and the factors of Llama 3";
             Err(keys.invalid("rope.scaling.type", other.to_owned(), reason))
         }
     }
+}
+
+fn yarn(keys: &Keys<'_>, factor: f64, context: usize) -> Result<Yarn, EngineError> {
+    let original = keys.usize("rope.scaling.original_context_length")?.unwrap_or(context);
+    let mut yarn = Yarn::new(factor, original as f64);
+    if let Some(beta) = keys.f64("rope.scaling.yarn_beta_fast")? {
+        yarn.beta_fast = beta;
+    }
+    if let Some(beta) = keys.f64("rope.scaling.yarn_beta_slow")? {
+        yarn.beta_slow = beta;
+    }
+    // How much of the ramp is taken; negative means "not set".
+    let extrapolation = keys.f64("rope.scaling.yarn_ext_factor")?.filter(|&x| x >= 0.0);
+    if let Some(other) = extrapolation.filter(|&x| x != 1.0) {
+        let reason = "supported is 1";
+        return Err(keys.invalid("rope.scaling.yarn_ext_factor", other.to_string(), reason));
+    }
+    if let Some(weight) = keys.f64("rope.scaling.yarn_log_multiplier")?.filter(|&x| x != 0.0) {
+        yarn.attention_factor /= Yarn::temperature(factor, weight);
+    }
+    // Converters copy a checkpoint's `attention_factor` here; 1 is also the format's "not set".
+    if let Some(given) = keys.f64("rope.scaling.yarn_attn_factor")?.filter(|&x| x != 1.0) {
+        yarn.attention_factor = given;
+    }
+    if let Some(more) = keys.f64("rope.scaling.attn_factor")? {
+        yarn.attention_factor *= more;
+    }
+    Ok(yarn)
 }

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling};
+use super::{MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling, Yarn};
 use crate::error::EngineError;
 
 /// What a family does differently; its defaults are those of the family's own configuration class.
@@ -145,6 +145,8 @@ pub fn from_hf(text: &str, origin: &str) -> Result<ModelConfig, EngineError> {
     };
     let partial =
         field("partial_rotary_factor").and_then(Value::as_f64).or(raw.partial_rotary_factor);
+    let context = raw.max_position_embeddings.unwrap_or(family.context);
+    let scaling = scaling(context, &field, &invalid, &missing)?;
     let config = ModelConfig {
         architecture: family.architecture.to_owned(),
         dim,
@@ -152,13 +154,13 @@ pub fn from_hf(text: &str, origin: &str) -> Result<ModelConfig, EngineError> {
         heads,
         kv_heads: raw.num_key_value_heads.unwrap_or(heads),
         head_dim,
-        context: raw.max_position_embeddings.unwrap_or(family.context),
+        context: scaling.stretched_context(context),
         norm_eps: raw.rms_norm_eps.unwrap_or(1e-6) as f32,
         rope: RopeConfig {
             theta: theta.unwrap_or(10_000.0),
             dims: (head_dim as f64 * partial.unwrap_or(1.0)) as usize,
             layout: RopeLayout::NeoX,
-            scaling: scaling(&field, &invalid, &missing)?,
+            scaling,
         },
         windows,
         qkv_bias: family.qkv_bias || raw.attention_bias == Some(true),
@@ -168,20 +170,46 @@ pub fn from_hf(text: &str, origin: &str) -> Result<ModelConfig, EngineError> {
     Ok(config)
 }
 
+/// `context` is the file's own figure.
 fn scaling<'a>(
+    context: usize,
     field: &dyn Fn(&str) -> Option<&'a Value>,
     invalid: &dyn Fn(&str, &dyn ToString, &str) -> EngineError,
     missing: &dyn Fn(&str) -> EngineError,
 ) -> Result<RopeScaling, EngineError> {
+    let optional = |name: &str| -> Result<Option<f64>, EngineError> {
+        let given = field(name).filter(|value| !value.is_null());
+        let number =
+            |value: &Value| value.as_f64().ok_or_else(|| invalid(name, value, "expected a number"));
+        given.map(number).transpose()
+    };
     let number = |name: &str| -> Result<f64, EngineError> {
-        let value = field(name).ok_or_else(|| missing(&format!("rope_parameters.{name}")))?;
-        value.as_f64().ok_or_else(|| invalid(name, value, "expected a number"))
+        optional(name)?.ok_or_else(|| missing(&format!("rope_parameters.{name}")))
     };
     // The key has had two names.
     let kind = field("rope_type").or_else(|| field("type")).and_then(Value::as_str);
     match kind {
         None | Some("default") => Ok(RopeScaling::None),
         Some("linear") => Ok(RopeScaling::Linear { factor: number("factor")? }),
+        Some("dynamic") => Ok(RopeScaling::DynamicNtk {
+            factor: number("factor")?,
+            original_context: context as f64,
+        }),
+        Some("yarn") => {
+            let original = optional("original_max_position_embeddings")?;
+            let mut yarn = Yarn::new(number("factor")?, original.unwrap_or(context as f64));
+            yarn.beta_fast = optional("beta_fast")?.unwrap_or(yarn.beta_fast);
+            yarn.beta_slow = optional("beta_slow")?.unwrap_or(yarn.beta_slow);
+            yarn.truncate = field("truncate").and_then(Value::as_bool).unwrap_or(yarn.truncate);
+            let weights = [optional("mscale")?, optional("mscale_all_dim")?];
+            // Both or none; 0 stands for none.
+            if let [Some(own), Some(all)] = weights.map(|weight| weight.filter(|&w| w != 0.0)) {
+                yarn.attention_factor =
+                    Yarn::temperature(yarn.factor, own) / Yarn::temperature(yarn.factor, all);
+            }
+            yarn.attention_factor = optional("attention_factor")?.unwrap_or(yarn.attention_factor);
+            Ok(RopeScaling::Yarn(yarn))
+        }
         Some("llama3") => Ok(RopeScaling::Llama3 {
             factor: number("factor")?,
             low_freq_factor: number("low_freq_factor")?,
@@ -189,7 +217,8 @@ fn scaling<'a>(
             original_context: number("original_max_position_embeddings")?,
         }),
         Some(other) => {
-            Err(invalid("rope_type", &other, "supported are default, linear and llama3"))
+            let reason = "supported are default, linear, dynamic, yarn and llama3";
+            Err(invalid("rope_type", &other, reason))
         }
     }
 }
@@ -226,6 +255,55 @@ mod tests {
     }
 
     #[test]
+    fn yarn_is_read_with_the_context_before_and_after_it() {
+        let yarn = |extra: &str| {
+            let config = read(&format!(
+                r#","max_position_embeddings":4096,"rope_scaling":{{"type":"yarn","factor":4.0{extra}}}"#
+            ))
+            .unwrap();
+            let RopeScaling::Yarn(yarn) = config.rope.scaling else { panic!("{config:?}") };
+            (config.context, yarn)
+        };
+        // The length may be stated before or after stretching.
+        let original = r#","original_max_position_embeddings"#;
+        assert_eq!(yarn("").0, 16_384);
+        assert_eq!(yarn(&format!(r#"{original}":4096"#)), (16_384, Yarn::new(4.0, 4096.0)));
+        assert_eq!(yarn(&format!(r#"{original}":1024"#)), (4096, Yarn::new(4.0, 1024.0)));
+        let expected = Yarn {
+            beta_fast: 20.0,
+            beta_slow: 2.0,
+            attention_factor: 1.5,
+            truncate: false,
+            ..Yarn::new(4.0, 4096.0)
+        };
+        let all = r#","beta_fast":20,"beta_slow":2,"attention_factor":1.5,"truncate":false"#;
+        assert_eq!(yarn(all).1, expected);
+        let (_, weighted) = yarn(r#","mscale":1.0,"mscale_all_dim":0.5,"attention_factor":null"#);
+        let ln = 0.1 * 4f64.ln();
+        assert!((weighted.attention_factor - (1.0 + ln) / (1.0 + 0.5 * ln)).abs() < 1e-15);
+    }
+
+    #[test]
+    fn scaling_that_contradicts_itself_is_refused() {
+        for body in [
+            r#""type":"linear","factor":0"#,
+            r#""type":"dynamic","factor":0.5"#,
+            r#""type":"yarn","factor":-2"#,
+            r#""type":"yarn","factor":2,"beta_fast":1,"beta_slow":1"#,
+            r#""type":"yarn","factor":2,"attention_factor":0"#,
+            r#""type":"yarn","factor":2,"original_max_position_embeddings":0"#,
+            r#""type":"yarn","factor":"2""#,
+            r#""type":"yarn","factor":1e300"#,
+            r#""type":"default","rope_theta":1.0"#,
+        ] {
+            let error = read(&format!(r#","rope_scaling":{{{body}}}"#)).unwrap_err();
+            assert_eq!(error.code(), "config_invalid", "{body}");
+        }
+        let error = read(r#","rope_scaling":{"type":"yarn"}"#).unwrap_err();
+        assert_eq!(error.code(), "config_missing");
+    }
+
+    #[test]
     fn a_window_applies_where_the_family_says_so() {
         assert_eq!(read(r#","sliding_window":16"#).unwrap().windows, [Some(16); 3]);
         let qwen = |extra: &str| {
@@ -247,10 +325,8 @@ mod tests {
         assert_eq!(code(r#"{"model_type":"mamba"}"#), "architecture_unknown");
         assert_eq!(code(r#"{"model_type":"llama"}"#), "config_missing");
         assert_eq!(code("[]"), "not_a_model");
-        assert_eq!(
-            code(&with(r#","rope_scaling":{"type":"yarn","factor":2.0}"#)),
-            "config_invalid"
-        );
+        let longrope = r#","rope_scaling":{"type":"longrope","factor":2.0}"#;
+        assert_eq!(code(&with(longrope)), "config_invalid");
         assert_eq!(code(&with(r#","hidden_act":"gelu""#)), "config_invalid");
         assert_eq!(code(&with(r#","head_dim":512"#)), "config_invalid");
         assert_eq!(code(&with(r#","quantization_config":{}"#)), "config_invalid");

@@ -126,7 +126,7 @@ impl Decoder {
     pub(crate) fn new(
         kernels: Kernels,
         kv: KvStore,
-        config: &ModelConfig,
+        rope_tables: RopeTables,
         bf16: bool,
         scratch: Reservation,
     ) -> Decoder {
@@ -135,7 +135,7 @@ impl Decoder {
         Decoder {
             kernels,
             kv,
-            rope_tables: RopeTables::new(&config.rope),
+            rope_tables,
             positions: Vec::new(),
             buffers,
             lists: Lists::default(),

@@ -136,9 +136,17 @@ pub(crate) struct ModelOptions {
     /// encrypted, instead of computing them again.
     #[arg(long, value_name = "DIR")]
     pub(crate) spill_dir: Option<PathBuf>,
-    /// Context length in tokens; the model's own when absent, and at most that.
+    /// Context length in tokens; the model's own when absent, and at most that without
+    /// --rope-scaling.
     #[arg(short, long, value_name = "TOKENS")]
     pub(crate) ctx: Option<usize>,
+    /// Stretch the rotation of positions, for a context that is longer than the model was trained
+    /// for.
+    #[arg(long, value_enum, value_name = "METHOD", default_value_t = RopeScaling::None)]
+    pub(crate) rope_scaling: RopeScaling,
+    /// How many times the trained context; what --ctx needs when absent.
+    #[arg(long, value_name = "FACTOR", requires = "rope_scaling", value_parser = rope_factor)]
+    pub(crate) rope_factor: Option<f64>,
     /// Compute from the weights as the file has them, in memory that is shared with other processes,
     /// instead of rearranging them for speed.
     #[arg(long)]
@@ -149,6 +157,21 @@ pub(crate) struct ModelOptions {
     pub(crate) bf16: bool,
     #[command(flatten)]
     pub(crate) kernels: KernelOptions,
+}
+
+/// The `--rope-scaling` choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RopeScaling {
+    /// No context beyond the model's own.
+    None,
+    /// Position interpolation: every frequency divided by the factor.
+    Linear,
+    /// NTK-aware: a larger base, which keeps the highest frequency.
+    Ntk,
+    /// YaRN: high frequencies kept, low ones divided, attention sharpened.
+    Yarn,
+    /// As Llama 3.1: high frequencies kept, low ones divided.
+    Llama3,
 }
 
 /// How the next token is chosen. The defaults are those of the field's common tools.
@@ -340,6 +363,13 @@ fn pin(text: &str) -> Result<(String, String), String> {
     }
 }
 
+fn rope_factor(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value.is_finite() && value >= 1.0 => Ok(value),
+        _ => Err("give a number from 1 on".to_owned()),
+    }
+}
+
 fn number(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(value) if value.is_finite() => Ok(value),
@@ -381,7 +411,14 @@ mod tests {
 
     #[test]
     fn numbers_out_of_range_are_refused_at_the_command_line() {
-        for bad in ["--top-p=1.5", "--min-p=-1", "--temperature=nan", "--repeat-penalty=0", "-t0"] {
+        for bad in [
+            "--top-p=1.5",
+            "--min-p=-1",
+            "--temperature=nan",
+            "--repeat-penalty=0",
+            "-t0",
+            "--rope-factor=2",
+        ] {
             assert!(Cli::try_parse_from(["ruvllm", "run", bad]).is_err(), "{bad}");
         }
     }

@@ -1,10 +1,10 @@
 //! From options to a running model: what the commands have in common.
 
 use super::Failure;
-use super::args::{KernelOptions, Kernels, ModelOptions, SamplingArgs};
+use super::args::{KernelOptions, Kernels, ModelOptions, RopeScaling, SamplingArgs};
 use ruvllm::host::{Compiler, CompilerProcess, HostConfig, InstallReport, Policy};
 use ruvllm::signing::{PackLock, VersionFloor};
-use ruvllm::{KernelSet, KernelSetBuilder, Runtime, SamplingOptions};
+use ruvllm::{KernelSet, KernelSetBuilder, RopeExtension, RopeMethod, Runtime, SamplingOptions};
 use std::io::{self, Write as _};
 use std::ops::ControlFlow;
 
@@ -74,9 +74,30 @@ pub(crate) fn runtime(options: &ModelOptions) -> Result<Runtime, Failure> {
     if let Some(tokens) = options.ctx {
         builder = builder.context(tokens);
     }
+    if let Some(extension) = rope_extension(options)? {
+        builder = builder.rope_scaling(extension);
+    }
     let runtime = builder.build()?;
     warn_of_cache(runtime.installed());
     Ok(runtime)
+}
+
+/// How the options want the model's context stretched.
+fn rope_extension(options: &ModelOptions) -> Result<Option<RopeExtension>, Failure> {
+    let method = match options.rope_scaling {
+        RopeScaling::None if options.rope_factor.is_some() => {
+            return Err(
+                "--rope-factor needs a method: give --rope-scaling yarn, linear, ntk or llama3"
+                    .into(),
+            );
+        }
+        RopeScaling::None => return Ok(None),
+        RopeScaling::Linear => RopeMethod::Linear,
+        RopeScaling::Ntk => RopeMethod::Ntk,
+        RopeScaling::Yarn => RopeMethod::Yarn,
+        RopeScaling::Llama3 => RopeMethod::Llama3,
+    };
+    Ok(Some(RopeExtension { method, factor: options.rope_factor }))
 }
 
 /// Says why kernels are compiled anew although a cache was asked for.
