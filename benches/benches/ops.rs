@@ -147,6 +147,66 @@ fn attend(c: &mut Criterion) {
     }
 }
 
+/// A cache in segments of `len` tokens; keys and values are the same bytes.
+fn segments(
+    dtype: DType,
+    k_layout: KvLayout,
+    len: usize,
+    kv_row: usize,
+    data: &[u8],
+) -> Vec<KvSegment<'_>> {
+    let pages = data.chunks(dtype.bytes_for(len * kv_row).unwrap()).enumerate();
+    let segment = |(i, page)| KvSegment {
+        start: i * len,
+        len,
+        k_dtype: dtype,
+        v_dtype: dtype,
+        k_layout,
+        v_layout: KvLayout::Tokens,
+        k: page,
+        v: page,
+    };
+    pages.map(segment).collect()
+}
+
+/// The same over a cache in segments of 32 tokens, as a paged one has, and of several types.
+fn attend_segments(c: &mut Criterion) {
+    const DEPTH: usize = 4096;
+    const BLOCK: usize = 32;
+    let shape = AttnShape { heads: 32, kv_heads: 4, head_dim: 64, scale: 0.125, window: None };
+    let (row, kv_row) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+    let rows = noise(DEPTH * kv_row);
+    let half: Vec<u8> = rows.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect();
+    let mut q8 = vec![0; DType::Q8_0.bytes_for(rows.len()).unwrap()];
+    ops::kv_pack_q8(Isa::detect(), &rows, &mut q8).unwrap();
+    let mut q4 = vec![0; DType::Q4_0.bytes_for(rows.len()).unwrap()];
+    ops::kv_pack_q4(Isa::detect(), &rows, &mut q4).unwrap();
+    let (tokens, channels) = (KvLayout::Tokens, KvLayout::Channels);
+    let plain = segments(DType::F16, tokens, BLOCK, kv_row, &half);
+    let by_channels = segments(DType::Q4_0, channels, BLOCK, kv_row, &q4);
+    let split = plain.len() - 4;
+    let caches = [
+        ("f16 in one", segments(DType::F16, tokens, DEPTH, kv_row, &half)),
+        ("q4_0 by channels, then f16", [&by_channels[..split], &plain[split..]].concat()),
+        ("f16", plain),
+        ("q8_0", segments(DType::Q8_0, tokens, BLOCK, kv_row, &q8)),
+        ("q4_0", segments(DType::Q4_0, tokens, BLOCK, kv_row, &q4)),
+        ("q4_0 by channels", by_channels),
+    ];
+    let pool = ThreadPool::new(2);
+    let mut scratch = AttnScratch::new();
+    for m in [1, 512] {
+        let (q, mut y) = (noise(m * row), vec![0.0; m * row]);
+        for (name, kv) in &caches {
+            let shape_name = format!("{name} m={m} context={DEPTH} threads=2");
+            on_every_isa(c, "attention in segments 32/4 x 64", &shape_name, m, |isa| {
+                let (q, start) = (black_box(&q), DEPTH - m);
+                attention(&pool, isa, &shape, q, row, start, kv, &mut y, &mut scratch).unwrap();
+            });
+        }
+    }
+}
+
 fn short() -> Criterion {
     // Thirty samples of half a second: the whole file runs in a few minutes.
     Criterion::default()
@@ -158,6 +218,6 @@ fn short() -> Criterion {
 criterion_group! {
     name = benches;
     config = short();
-    targets = norms, rope, activations, cache, lora, attend
+    targets = norms, rope, activations, cache, lora, attend, attend_segments
 }
 criterion_main!(benches);

@@ -19,6 +19,7 @@
 mod batch;
 mod narrow;
 mod plan;
+mod segment;
 mod tile;
 mod unit;
 mod wide;
@@ -30,7 +31,7 @@ use crate::{Isa, NativeError, ThreadPool};
 use batch::Cuts;
 pub use batch::{AttnSequence, attention_batch};
 use plan::{Piece, Plan, Share};
-use ruvllm_abi::DType;
+pub use segment::{KvLayout, KvSegment};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use tile::Tile;
@@ -49,41 +50,6 @@ pub struct AttnShape {
     pub scale: f32,
     /// How many positions back a query sees, its own included; all where `None`.
     pub window: Option<usize>,
-}
-
-/// How the keys or the values of a segment lie. Every row is in the elements or blocks of its type.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KvLayout {
-    /// A row for each token: `[len, kv_heads * head_dim]`.
-    #[default]
-    Tokens,
-    /// A row for each channel: `[kv_heads * head_dim, stored]`, of which the tokens `0..len` are used.
-    /// `stored` follows from the size of the data: at least `len`, in whole blocks. Keys of one channel
-    /// are more alike than those of one token, so they keep more of their bits in blocks of their own
-    /// (Liu et al., arXiv 2402.02750).
-    Channels,
-}
-
-/// A run of consecutive positions of the cache, its keys and values each in a layout and a type of
-/// their own, one of F32, F16, `Q8_0` and `Q4_0`.
-#[derive(Clone, Copy, Debug)]
-pub struct KvSegment<'a> {
-    /// Position of the first row.
-    pub start: usize,
-    /// Rows.
-    pub len: usize,
-    /// Type of the keys.
-    pub k_dtype: DType,
-    /// Type of the values.
-    pub v_dtype: DType,
-    /// How the keys lie.
-    pub k_layout: KvLayout,
-    /// How the values lie.
-    pub v_layout: KvLayout,
-    /// Keys.
-    pub k: &'a [u8],
-    /// Values.
-    pub v: &'a [u8],
 }
 
 /// Working memory of [`attention`] and [`attention_batch`], reused from call to call; it grows to what
@@ -267,9 +233,7 @@ impl<'a> Call<'a> {
                 return Err(NativeError::Shape { what, expected, actual: q.len() });
             }
         }
-        for segment in kv {
-            segment.check(kv_heads, head_dim)?;
-        }
+        segment::check(kv, kv_heads, head_dim)?;
         if q_pos.checked_add(m).is_none_or(|end| end > plan::LAST_POSITION) {
             let what = "attention: last position";
             return Err(NativeError::Shape { what, expected: plan::LAST_POSITION, actual: q_pos });
@@ -320,55 +284,6 @@ impl<'a> Call<'a> {
         let unit = head / self.group * self.tiles() + query / self.tile_queries;
         let row = query % self.tile_queries * self.group + head % self.group;
         unit::merge(parts.map(|units| &units[unit]), row, y);
-    }
-}
-
-impl KvSegment<'_> {
-    fn check(&self, kv_heads: usize, head_dim: usize) -> Result<(), NativeError> {
-        self.check_side(self.k_dtype, self.k_layout, self.k, kv_heads, head_dim)?;
-        self.check_side(self.v_dtype, self.v_layout, self.v, kv_heads, head_dim)?;
-        if self.start.checked_add(self.len).is_none_or(|end| end > plan::LAST_POSITION) {
-            let what = "attention: last position of a segment";
-            return Err(NativeError::Shape {
-                what,
-                expected: plan::LAST_POSITION,
-                actual: self.start,
-            });
-        }
-        Ok(())
-    }
-
-    fn check_side(
-        &self,
-        dtype: DType,
-        layout: KvLayout,
-        data: &[u8],
-        kv_heads: usize,
-        head_dim: usize,
-    ) -> Result<(), NativeError> {
-        if !matches!(dtype, DType::F32 | DType::F16 | DType::Q8_0 | DType::Q4_0) {
-            return Err(NativeError::unsupported("attention", dtype));
-        }
-        match layout {
-            KvLayout::Tokens => {
-                let what = "attention: bytes of a segment";
-                let Some(head) = dtype.bytes_for(head_dim) else {
-                    let detail =
-                        format!("{dtype} with a head_dim of {head_dim}, which is not whole blocks");
-                    return Err(NativeError::Unsupported { what: "attention", detail });
-                };
-                NativeError::check(what, product(what, &[head, kv_heads, self.len])?, data.len())
-            }
-            KvLayout::Channels => {
-                let what = "attention: bytes of a segment by channels";
-                let block = dtype.layout();
-                // A block of each channel.
-                let step = product(what, &[kv_heads, head_dim, block.bytes])?;
-                let least = product(what, &[self.len.div_ceil(block.elems), step])?;
-                let whole = data.len().checked_next_multiple_of(step).unwrap_or(step);
-                NativeError::check(what, whole.max(least), data.len())
-            }
-        }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::*;
 use crate::ops::testing::noise;
 use crate::{ops, oracle};
+use ruvllm_abi::DType;
 
 /// Stores rows of a cache in `dtype`; gives the bytes and what they stand for.
 fn store(dtype: DType, x: &[f32]) -> (Vec<u8>, Vec<f32>) {

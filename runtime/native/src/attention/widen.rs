@@ -59,22 +59,38 @@ impl<'a> Side<'a> {
         tile: &mut [f32],
         stride: usize,
     ) {
+        if self.layout == KvLayout::Channels {
+            return self.transposed(s, tokens, tile, stride);
+        }
+        // A loop for each type, so that the rows of short segments do not ask for it.
+        match self.dtype {
+            DType::F16 => self.token_rows(s, DType::F16, tokens, tile, stride),
+            DType::Q8_0 => self.token_rows(s, DType::Q8_0, tokens, tile, stride),
+            DType::Q4_0 => self.token_rows(s, DType::Q4_0, tokens, tile, stride),
+            _ => self.token_rows(s, DType::F32, tokens, tile, stride),
+        }
+    }
+
+    /// [`rows`](Side::rows) of tokens of the type `dtype`.
+    #[inline(always)]
+    fn token_rows<S: Simd>(
+        &self,
+        s: S,
+        dtype: DType,
+        tokens: Range<usize>,
+        tile: &mut [f32],
+        stride: usize,
+    ) {
         let dim = self.elements.len();
-        match self.layout {
-            KvLayout::Tokens => {
-                let start = bytes(self.dtype, self.elements.start);
-                let end = bytes(self.dtype, self.elements.end);
-                let mut rows = &self.data[tokens.start * self.row..];
-                for to in tile.chunks_mut(stride) {
-                    let (to, padding) = to.split_at_mut(dim);
-                    widen(s, self.dtype, &rows[start..end], to);
-                    if dim != stride {
-                        padding.fill(0.0);
-                    }
-                    rows = &rows[self.row..];
-                }
+        let (start, end) = (bytes(dtype, self.elements.start), bytes(dtype, self.elements.end));
+        let mut rows = &self.data[tokens.start * self.row..];
+        for to in tile.chunks_mut(stride) {
+            let (to, padding) = to.split_at_mut(dim);
+            widen(s, dtype, &rows[start..end], to);
+            if dim != stride {
+                padding.fill(0.0);
             }
-            KvLayout::Channels => self.transposed(s, tokens, tile, stride),
+            rows = &rows[self.row..];
         }
     }
 
