@@ -93,18 +93,27 @@ pub struct SessionOptions {
     /// tells whether somebody of the scope used it before: give tenants who must not learn that of
     /// each other scopes of their own. `None` shares nothing.
     pub scope: Option<String>,
+    /// Makes the sequence endless: where its context is full it forgets, in whole blocks, the older half
+    /// of what follows its first tokens, of which at least so many stay, a quarter of the context at
+    /// most. Other sequences end there.
+    pub sinks: Option<usize>,
 }
 
 impl SessionOptions {
-    fn standing(&self) -> Standing {
-        Standing { priority: self.priority, scope: self.scope.as_deref().map(scope) }
+    fn standing(&self, context: usize) -> Standing {
+        let scope = self.scope.as_deref().map(scope);
+        Standing {
+            priority: self.priority,
+            sinks: self.sinks.map(|sinks| sinks.min(context / 4)),
+            scope,
+        }
     }
 }
 
 impl Default for SessionOptions {
-    /// No priority, and the common scope.
+    /// No priority, the common scope, and an end.
     fn default() -> Self {
-        Self { priority: 0, scope: Some(String::new()) }
+        Self { priority: 0, scope: Some(String::new()), sinks: None }
     }
 }
 
@@ -177,7 +186,7 @@ impl Engine {
 
     /// A new, empty sequence with options of its own.
     pub fn session_with(&self, options: &SessionOptions) -> Session {
-        let table = self.decoder().kv.table(self.context(), options.standing());
+        let table = self.decoder().kv.table(self.context(), options.standing(self.context()));
         Session::new(self.clone(), table)
     }
 
@@ -200,7 +209,7 @@ impl Engine {
         let Decoder { kernels, kv, .. } = &mut *decoder;
         kv.begin(kernels);
         let mut means = Means { kernels, pool: &self.shared.pool };
-        let table = kv.load(path, key, options.standing(), limits, &mut means)?;
+        let table = kv.load(path, key, options.standing(self.context()), limits, &mut means)?;
         drop(decoder);
         Ok(Session::new(self.clone(), table))
     }

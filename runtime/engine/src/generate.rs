@@ -177,7 +177,7 @@ impl Session {
                 break FinishReason::MaxTokens;
             }
             if let Some(last) = last {
-                if self.len() == engine.context() {
+                if self.len() == engine.context() && !self.is_endless() {
                     break FinishReason::ContextFull;
                 }
                 self.decode(last)?;

@@ -193,6 +193,33 @@ impl Kernels {
         })
     }
 
+    /// Rotates rows `[m, heads, dim]` all by the same angles, `[dim_half, 2]`.
+    pub(crate) fn rope_alike(
+        &mut self,
+        pool: &ThreadPool,
+        x: &[f32],
+        angles: &[f32],
+        shape: &RopeRows,
+        y: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let row = shape.heads * shape.dim;
+        let Pinned { snapshot, rope, .. } = &self.pinned;
+        over_rows(pool, &mut self.workers, y, row, &|worker, first, y| {
+            // To the kernel they are more heads of one position.
+            let dims = RopeDims {
+                batch: 1,
+                seq: 1,
+                heads: (y.len() / shape.dim) as u32,
+                dim: shape.dim as u32,
+                dim_half: shape.dim_half as u32,
+            };
+            let x = Operand::f32(&x[first * row..][..y.len()]);
+            let freqs = Operand::f32(angles);
+            let call = OpCall::rope(x, freqs, dims, shape.theta, shape.interleaved);
+            Ok(worker.call(snapshot, *rope, &call, bytemuck::cast_slice_mut(y))?)
+        })
+    }
+
     /// Packs rows `[n, dim]` into blocks of a type of the cache.
     pub(crate) fn kv_pack(
         &mut self,

@@ -217,6 +217,17 @@ impl RopeTables {
         Some((block, row * self.row_bytes(), BLOCK - row))
     }
 
+    /// Cosine and minus sine of each pair for turning back by `positions` positions what has been turned
+    /// and scaled already: `[pairs, 2]`.
+    pub(crate) fn back(&self, positions: usize) -> Vec<f32> {
+        let frequencies = self.rotation.frequencies.iter();
+        let pair = frequencies.flat_map(|frequency| {
+            let (sin, cos) = (positions as f64 * frequency).sin_cos();
+            [cos as f32, -sin as f32]
+        });
+        pair.collect()
+    }
+
     /// Bytes of one position.
     pub(crate) fn row_bytes(&self) -> usize {
         self.rotation.frequencies.len() * 2 * size_of::<f32>()

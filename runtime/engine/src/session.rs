@@ -10,7 +10,7 @@ use std::path::Path;
 use crate::decoder::Chunk;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::kv::KvTable;
+use crate::kv::{Gap, KvTable};
 use crate::sealed::SessionKey;
 
 /// Receives the index of a token and its logits `[vocab]`.
@@ -104,7 +104,7 @@ impl Session {
         progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, EngineError> {
         self.check(tokens)?;
-        let batch = self.engine.config().batch;
+        let batch = self.chunk_len();
         let mut done = 0;
         for chunk in tokens.chunks(batch) {
             done += chunk.len();
@@ -139,7 +139,7 @@ impl Session {
         each: &mut EachRow<'_>,
     ) -> Result<(), EngineError> {
         self.check(tokens)?;
-        let batch = self.engine.config().batch;
+        let batch = self.chunk_len();
         for (i, chunk) in tokens.chunks(batch).enumerate() {
             let first = i * batch;
             let from = from.saturating_sub(first).min(chunk.len());
@@ -158,13 +158,39 @@ impl Session {
         Ok(&self.logits)
     }
 
+    /// Whether the sequence forgets tokens rather than end.
+    pub fn is_endless(&self) -> bool {
+        self.table.standing.sinks.is_some()
+    }
+
+    /// What an endless sequence has forgotten since it last began anew.
+    pub fn gap(&self) -> Gap {
+        self.table.gap
+    }
+
+    /// Tokens of a prompt that are computed at once.
+    fn chunk_len(&self) -> usize {
+        let batch = self.engine.config().batch;
+        // Half of the context may go to make room for the rest.
+        if self.is_endless() { batch.min((self.engine.context() / 4).max(1)) } else { batch }
+    }
+
+    /// Whether the sequence can go on with these tokens in one step.
+    pub(crate) fn check_step(&self, tokens: &[u32]) -> Result<(), EngineError> {
+        let (len, context) = (tokens.len(), self.engine.context());
+        if self.is_endless() && len > self.chunk_len() && len > context - self.len() {
+            return Err(EngineError::PromptTooLong { prompt: len, used: self.len(), context });
+        }
+        self.check(tokens)
+    }
+
     /// Whether the sequence can go on with these tokens.
-    pub(crate) fn check(&self, tokens: &[u32]) -> Result<(), EngineError> {
+    fn check(&self, tokens: &[u32]) -> Result<(), EngineError> {
         if tokens.is_empty() {
             return Err(EngineError::PromptEmpty);
         }
         let (used, context) = (self.len(), self.engine.context());
-        if tokens.len() > context - used {
+        if !self.is_endless() && tokens.len() > context - used {
             return Err(EngineError::PromptTooLong { prompt: tokens.len(), used, context });
         }
         let vocab = self.engine.model().vocab();

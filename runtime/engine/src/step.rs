@@ -80,7 +80,7 @@ impl Engine {
     ) -> Result<(), EngineError> {
         for (index, part) in parts.iter().enumerate() {
             let checked = if part.session.engine().is(self) {
-                part.session.check(part.tokens)
+                part.session.check_step(part.tokens)
             } else {
                 Err(EngineError::ForeignSession)
             };

@@ -502,3 +502,75 @@ fn ten_thousand_sessions_are_found_at_once() {
     drop((sessions, parent));
     assert_eq!(report(&engine).kv.blocks, 1);
 }
+
+fn endless(sinks: usize) -> SessionOptions {
+    SessionOptions { sinks: Some(sinks), ..alone() }
+}
+
+#[test]
+fn an_endless_sequence_forgets_the_middle_and_moves_up_what_follows() {
+    // With one layer, keys and values of a token follow from it and its position alone, so what is left
+    // must be as if only that had ever been read; but for keys that were rounded once more for every
+    // time that they moved up.
+    let sizes = Sizes { layers: 1, context: 256, ..LLAMA };
+    // Products with 8-bit weights round activations to 8 bits too, which makes more of a small difference.
+    let policies = [
+        ("f32", [1e-5, 1e-5]),
+        ("f16", [5e-4, 5e-2]),
+        ("f16,rotate", [5e-4, 5e-2]),
+        ("q8_0", [1e-2, 5e-2]),
+    ];
+    for (weights, dtype) in [GgmlDType::F32, GgmlDType::Q8_0].into_iter().enumerate() {
+        let model = Fixture::new(&sizes, dtype).model();
+        for (policy, tolerances) in policies {
+            let tolerance = tolerances[weights];
+            let config = EngineConfig { kv: policy.parse().unwrap(), ..small() };
+            for host in [native_host(), core_pack_host()] {
+                let engine = Engine::new(model.clone(), host, config.clone()).unwrap();
+                let mut session = engine.session_with(&endless(4));
+                session.prefill(&text(0, 250)).unwrap();
+                for token in text(1, 700) {
+                    session.decode(token).unwrap();
+                    assert!(session.len() <= 256);
+                }
+                session.prefill(&text(2, 600)).unwrap();
+                assert!(session.gap().len >= 250 + 700 + 600 - 256, "{:?}", session.gap());
+                assert_eq!(session.tokens()[..32], text(0, 32));
+                assert_eq!(session.tokens()[32..], text(2, 600)[632 - session.len()..]);
+                let mut fresh = engine.session_with(&alone());
+                let expected = fresh.prefill(session.tokens()).unwrap();
+                let error = relative_error(session.logits(), expected);
+                println!("{policy}: {error:.1e}");
+                assert!(error < tolerance, "{policy}: {error:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_follows_forgotten_tokens_is_shared_with_nobody() {
+    let model = Fixture::new(&Sizes { context: 256, ..LLAMA }, GgmlDType::F32).model();
+    let engine = engine(&model, small());
+    let mut session =
+        engine.session_with(&SessionOptions { sinks: Some(4), ..SessionOptions::default() });
+    session.prefill(&text(0, 400)).unwrap();
+    let mut fork = session.fork();
+    session.prefill(&text(1, 200)).unwrap();
+    let left = session.tokens().to_vec();
+    engine.session().prefill(&left).unwrap();
+    // The first block is before the gap.
+    assert_eq!(report(&engine).kv.prefix_hit_tokens, 32);
+    // A fork sees nothing of what the other forgot.
+    assert_eq!(fork.tokens()[32..], text(0, 400)[400 + 32 - fork.len()..]);
+    let copy = fork.fork().decode(3).unwrap().to_vec();
+    assert_eq!(fork.decode(3).unwrap(), copy);
+
+    let dir = tempfile::tempdir().unwrap();
+    let (path, key) = (dir.path().join("session"), SessionKey::generate().unwrap());
+    session.save(&path, &key).unwrap();
+    let restored = engine.restore_session(&path, &key, &SessionOptions::default()).unwrap();
+    assert_eq!((restored.gap(), restored.tokens()), (session.gap(), &left[..]));
+    drop(restored);
+    engine.session().prefill(&left).unwrap();
+    assert_eq!(report(&engine).kv.prefix_hit_tokens - 32, left.len() as u64 / 32 * 32);
+}

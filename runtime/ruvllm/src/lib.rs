@@ -38,4 +38,5 @@ pub use ruvllm_signing as signing;
 pub use ruvllm_engine::chat::Message;
 pub use ruvllm_engine::{
     FinishReason, GenerateOptions, KvCodec, KvPolicy, RopeExtension, RopeMethod, SamplingOptions,
+    Session, SessionKey, SessionOptions,
 };

@@ -4,10 +4,11 @@ use crate::{Completion, Error, KernelSet, KernelSetBuilder, RunReport, embedded}
 use ruvllm_engine::chat::{ChatTemplate, Message};
 use ruvllm_engine::{
     Engine, EngineConfig, Event, Finish, GenerateOptions, KvPolicy, Model, RopeExtension, Session,
+    SessionKey, SessionOptions,
 };
 use ruvllm_host::{Host, InstallReport};
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,7 @@ pub struct Runtime {
     kernels: KernelSet,
     template: Option<ChatTemplate>,
     model_name: String,
+    sessions: SessionOptions,
     load: Duration,
 }
 
@@ -43,6 +45,7 @@ pub struct RuntimeBuilder {
     kv: KvPolicy,
     memory: Option<usize>,
     spill_dir: Option<PathBuf>,
+    sinks: Option<usize>,
     repack: bool,
     bf16: bool,
 }
@@ -60,6 +63,7 @@ impl Runtime {
             kv: KvPolicy::default(),
             memory: None,
             spill_dir: None,
+            sinks: None,
             repack: true,
             bf16: false,
         }
@@ -78,12 +82,45 @@ impl Runtime {
         on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Completion, Error> {
         let tokens = self.tokens(prompt)?;
-        run(&mut self.engine.session(), &tokens, options, on_text)
+        run(&mut self.session(), &tokens, options, on_text)
+    }
+
+    /// As [`Runtime::generate`], in a session that may have read something before: what it has in common
+    /// with the prompt is not computed again, and the rest of it is forgotten.
+    ///
+    /// # Errors
+    ///
+    /// As [`Runtime::generate`].
+    pub fn generate_in(
+        &self,
+        session: &mut Session,
+        prompt: Prompt<'_>,
+        options: &GenerateOptions,
+        on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Completion, Error> {
+        let tokens = self.tokens(prompt)?;
+        let rest = rewind(session, &tokens);
+        run(session, rest, options, on_text)
+    }
+
+    /// An empty session with the options that the runtime was built with.
+    pub fn session(&self) -> Session {
+        self.engine.session_with(&self.sessions)
+    }
+
+    /// Continues a session from a file; see [`Session::save`].
+    ///
+    /// # Errors
+    ///
+    /// Where the file is damaged, does not open with the key, or is of another model or way of
+    /// storing keys and values.
+    pub fn restore_session(&self, path: &Path, key: &SessionKey) -> Result<Session, Error> {
+        Ok(self.engine.restore_session(path, key, &self.sessions)?)
     }
 
     /// A conversation that keeps its cache between messages.
     pub fn conversation(&self) -> Conversation<'_> {
-        Conversation { runtime: self, session: self.engine.session(), messages: Vec::new() }
+        Conversation { runtime: self, session: self.session(), messages: Vec::new() }
     }
 
     /// The token ids that a prompt becomes.
@@ -192,6 +229,25 @@ impl Runtime {
 }
 
 /// Generates in `session` and gathers the text while handing it on.
+/// Takes a session back to what it has in common with `tokens`, and gives those that are left to compute;
+/// at least one, so that there are logits.
+fn rewind<'t>(session: &mut Session, tokens: &'t [u32]) -> &'t [u32] {
+    let (held, gap) = (session.tokens(), session.gap());
+    let most = tokens.len().saturating_sub(1);
+    let common =
+        |held: &[u32], tokens: &[u32]| held.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+    let mut keep = common(held, &tokens[..most]);
+    let mut read = keep;
+    if gap.len > 0 && keep >= gap.at {
+        // What an endless session forgot, it has read.
+        let behind = tokens[..most].get(gap.at + gap.len..).unwrap_or_default();
+        keep = gap.at + common(&held[gap.at..], behind);
+        read = if keep > gap.at { keep + gap.len } else { gap.at };
+    }
+    session.truncate(keep);
+    &tokens[read..]
+}
+
 fn run(
     session: &mut Session,
     tokens: &[u32],
@@ -254,6 +310,13 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Makes sessions endless: where the context is full they forget the older half of what follows
+    /// their first `sinks` tokens; see [`SessionOptions::sinks`].
+    pub fn endless(mut self, sinks: usize) -> Self {
+        self.sinks = Some(sinks);
+        self
+    }
+
     /// Writes keys and values that the bound has no room for to files in this directory, while their
     /// sequences rest, instead of computing them again; see [`EngineConfig::spill_dir`].
     pub fn spill_dir(mut self, dir: impl Into<PathBuf>) -> Self {
@@ -290,6 +353,7 @@ impl RuntimeBuilder {
             kv,
             memory,
             spill_dir,
+            sinks,
             repack,
             bf16,
         } = self;
@@ -328,7 +392,9 @@ impl RuntimeBuilder {
         let engine = Engine::new(Arc::new(model), kernels.host().clone(), config)?;
         let model_name =
             path.map_or_else(|| embedded::DEMO_MODEL_NAME.to_owned(), |p| p.display().to_string());
-        Ok(Runtime { engine, kernels, template, model_name, load: started.elapsed() })
+        let sessions = SessionOptions { sinks, ..SessionOptions::default() };
+        let load = started.elapsed();
+        Ok(Runtime { engine, kernels, template, model_name, sessions, load })
     }
 }
 
@@ -382,11 +448,8 @@ impl Conversation<'_> {
     ) -> Result<Completion, Error> {
         let tokens = self.runtime.tokens(Prompt::Chat(&self.messages))?;
         // Answers are tokenised anew with the text around them, so only a common prefix is sure to
-        // be what the cache holds. One token at least has to be computed to have logits.
-        let cached = self.session.tokens();
-        let common = cached.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
-        let keep = common.min(tokens.len().saturating_sub(1));
-        self.session.truncate(keep);
-        run(&mut self.session, &tokens[keep..], options, on_text)
+        // be what the session holds.
+        let rest = rewind(&mut self.session, &tokens);
+        run(&mut self.session, rest, options, on_text)
     }
 }

@@ -33,7 +33,7 @@ impl Decoder {
             // The heads of queries, keys and values alike, so that scores stay what they are.
             let row = config.q_dim() + 2 * config.kv_dim();
             let rows = &mut self.buffers.qkv[..self.positions.len() * row];
-            rotate(machine, rows, config.head_dim)?;
+            spread(machine, rows, config.head_dim)?;
         }
         self.store(machine.pool, config, index, chunks)?;
 
@@ -60,7 +60,7 @@ impl Decoder {
         }
         if self.kv.rotates() {
             // The transform is its own inverse.
-            rotate(machine, &mut b.attended[..m * q_dim], config.head_dim)?;
+            spread(machine, &mut b.attended[..m * q_dim], config.head_dim)?;
         }
         let attended = &b.attended[..m * q_dim];
         b.activations.prepare(machine.pool, machine.isa, attended, m, q_dim, &[layer.o.dtype()])?;
@@ -92,13 +92,7 @@ impl Decoder {
         project(machine, &layer.k, &b.activations, raw_k)?;
         project(machine, &layer.v, &b.activations, v)?;
 
-        let shape = RopeRows {
-            heads: config.heads,
-            dim: config.head_dim,
-            dim_half: config.rope.dims / 2,
-            theta: config.rope.theta as f32,
-            interleaved: config.rope.layout == RopeLayout::Interleaved,
-        };
+        let shape = rope_rows(config, config.heads);
         let (raw, positions) = (&b.raw[..m * (q_dim + kv_dim)], &self.positions);
         let tables = &self.rope_tables;
         if m == 1 {
@@ -206,8 +200,23 @@ impl Decoder {
     }
 }
 
-/// Rotates heads of `head_dim` elements, on all threads where that pays.
-fn rotate(machine: Machine<'_>, x: &mut [f32], head_dim: usize) -> Result<(), EngineError> {
+/// What the rotation of `heads` heads a row is called with.
+pub(super) fn rope_rows(config: &ModelConfig, heads: usize) -> RopeRows {
+    RopeRows {
+        heads,
+        dim: config.head_dim,
+        dim_half: config.rope.dims / 2,
+        theta: config.rope.theta as f32,
+        interleaved: config.rope.layout == RopeLayout::Interleaved,
+    }
+}
+
+/// Transforms heads of `head_dim` elements, on all threads where that pays.
+pub(super) fn spread(
+    machine: Machine<'_>,
+    x: &mut [f32],
+    head_dim: usize,
+) -> Result<(), EngineError> {
     const HEADS: usize = 256;
     if x.len() <= 2 * HEADS * head_dim {
         return Ok(hadamard(machine.isa, x, head_dim)?);

@@ -4,8 +4,10 @@
 //! beginnings that others have computed are attached, and there is made room for the step's own
 //! keys and values. After, what failed is taken back, or blocks that are full are put in order.
 
+use super::attention::{rope_rows, spread};
 use super::{Chunk, Decoder, EachLogits, Machine};
 use crate::error::EngineError;
+use crate::kernels::Kernels;
 use crate::kv::{KvTable, Means};
 use crate::model::Model;
 
@@ -32,11 +34,13 @@ impl Decoder {
                 return caught_up;
             }
         }
-        for chunk in chunks.iter_mut() {
+        let ready = chunks.iter_mut().try_for_each(|chunk| {
+            self.slide(machine, model, chunk.table, chunk.tokens.len())?;
             let found = self.kv.attach(chunk.table, &chunk.tokens[..chunk.from]);
             chunk.skip(found);
-        }
-        let computed = self.step(machine, model, chunks, each);
+            Ok(())
+        });
+        let computed = ready.and_then(|()| self.step(machine, model, chunks, each));
         for chunk in chunks {
             if computed.is_err() {
                 let len = chunk.table.len() - chunk.skipped;
@@ -85,6 +89,38 @@ impl Decoder {
             self.settle(machine, table, tokens.len());
         }
         Ok(())
+    }
+
+    /// Makes an endless sequence forget tokens where `extra` more do not fit. What is forgotten stays so
+    /// also where the step then fails.
+    fn slide(
+        &mut self,
+        machine: Machine<'_>,
+        model: &Model,
+        table: &mut KvTable,
+        extra: usize,
+    ) -> Result<(), EngineError> {
+        let Some(forget) = self.kv.to_forget(table, extra) else { return Ok(()) };
+        let Machine { pool, .. } = machine;
+        let config = model.config();
+        let shape = rope_rows(config, config.kv_heads);
+        let angles = self.rope_tables.back(forget.len);
+        let spreads = self.kv.rotates();
+        let mut turned = Vec::new();
+        let mut turn = |kernels: &mut Kernels, rows: &mut [f32]| {
+            if spreads {
+                spread(machine, rows, config.head_dim)?;
+            }
+            turned.resize(rows.len(), 0.0);
+            kernels.rope_alike(pool, rows, &angles, &shape, &mut turned)?;
+            rows.copy_from_slice(&turned);
+            if spreads {
+                spread(machine, rows, config.head_dim)?;
+            }
+            Ok(())
+        };
+        let mut means = Means { kernels: &mut self.kernels, pool };
+        self.kv.forget_tokens(table, forget, &mut turn, &mut means)
     }
 
     /// Gives each row of the step its position, and makes room for keys, values and working memory.

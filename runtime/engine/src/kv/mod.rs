@@ -26,10 +26,14 @@ mod prefix;
 mod reclaim;
 mod recode;
 mod saved;
+mod slide;
 mod spill;
 mod stats;
 mod store;
 mod table;
+
+#[cfg(test)]
+mod tests;
 
 pub(crate) use block::{BlockShape, Half};
 pub use policy::{InvalidKvPolicy, KvCodec, KvPolicy, KvTiers};
@@ -37,4 +41,5 @@ pub(crate) use prefix::scope;
 pub(crate) use spill::SpillDir;
 pub use stats::KvStats;
 pub(crate) use store::{KvStore, Means};
+pub use table::Gap;
 pub(crate) use table::{KvTable, Standing};

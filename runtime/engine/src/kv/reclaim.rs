@@ -8,8 +8,8 @@
 //! kind those of lower priority go first, then those used longest ago. The gap between the marks keeps a pool that
 //! is nearly full from reclaiming a little at every step.
 //!
-//! Memory is taken in whole pages, so blocks in pages that are mostly empty are moved together before
-//! anything is given up.
+//! Memory is taken in whole pages, so blocks in the emptiest pages are moved together before anything is
+//! given up.
 
 use super::block::Codecs;
 use super::store::{KvStore, Means, Place, copy_block};
@@ -35,7 +35,7 @@ impl KvStore {
 
     /// Reclaims idle blocks by one means after the other until there is `enough` room; a means that
     /// achieves what is `bearable` is the last.
-    pub(super) fn make_room(
+    pub(crate) fn make_room(
         &mut self,
         means: &mut Means<'_>,
         enough: impl Fn(&KvStore) -> bool,
@@ -141,15 +141,16 @@ impl KvStore {
         true
     }
 
-    /// Moves blocks out of pages that are mostly empty while too much lies idle in such pages.
+    /// Moves blocks out of the emptiest pages while too much lies idle in pages.
     pub(super) fn compact(&mut self) {
         let mut sparse = Vec::new();
-        // Each round empties about half of the sparse pages.
+        // What lies in a sparse page has slots in others too, which move with it and leave holes there;
+        // each round leaves fewer.
         for _ in 0..6 {
-            if self.pool.lost() as f64 <= LOST * self.pool.budget() as f64 {
+            let lost = self.pool.lost() as f64;
+            if lost <= LOST * self.pool.budget() as f64 || !self.pool.mark_sparse(&mut sparse) {
                 return;
             }
-            self.pool.sparse_pages(&mut sparse);
             for index in 0..self.blocks.len() {
                 let Place::Memory(stored) = &self.blocks[index].place else { continue };
                 if ![&stored.keys, &stored.values].into_iter().any(|s| s.lease.lies_in(&sparse)) {

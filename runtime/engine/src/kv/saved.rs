@@ -16,7 +16,7 @@ use super::policy::KvCodec;
 use super::prefix;
 use super::spill::{read_block, write_block};
 use super::store::{KvStore, Means, Place};
-use super::table::{Entry, KvTable, Standing};
+use super::table::{Entry, Gap, KvTable, Standing};
 use crate::error::EngineError;
 use crate::sealed::{SealedError, SealedReader, SealedWriter, SessionKey, write_atomically};
 
@@ -34,6 +34,7 @@ struct Header {
     block_tokens: usize,
     kernels: [u8; 32],
     tokens: usize,
+    gap: Gap,
     blocks: Vec<SavedBlock>,
 }
 
@@ -73,6 +74,7 @@ impl KvStore {
             block_tokens: self.shape.tokens,
             kernels: self.kernels(),
             tokens: table.len(),
+            gap: table.gap,
             blocks: blocks.collect(),
         };
         let refused = |source: serde_json::Error| EngineError::Sealed {
@@ -116,6 +118,7 @@ impl KvStore {
         self.check(path, &header, context)?;
 
         let mut table = self.table(context, standing);
+        table.gap = header.gap;
         let mut buffer = Vec::new();
         while table.tokens.len() < header.tokens {
             if !sealed.chunk(&mut buffer).map_err(unsealed)? || buffer.is_empty() {

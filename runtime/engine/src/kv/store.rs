@@ -443,8 +443,11 @@ impl KvStore {
     pub(super) fn publish(&mut self, table: &mut KvTable) {
         let Some(mut before) = table.standing.scope else { return };
         let computed = table.computed;
+        let gap = table.gap;
         for entry in &mut table.entries {
-            if entry.len < self.shape.tokens || entry.end() > computed {
+            // What follows forgotten tokens was computed with them, so no key stands for it.
+            let behind = gap.len > 0 && entry.start >= gap.at;
+            if entry.len < self.shape.tokens || entry.end() > computed || behind {
                 break;
             }
             let key = *entry.key.get_or_insert_with(|| {
@@ -561,7 +564,7 @@ impl KvStore {
     }
 
     /// Counts one reference less; a block that neither tables nor the prefix index refer to is gone.
-    fn release(&mut self, id: BlockId) {
+    pub(super) fn release(&mut self, id: BlockId) {
         let block = &mut self.blocks[id.0 as usize];
         block.refs -= 1;
         if block.refs == 0 {
@@ -585,6 +588,7 @@ impl KvStore {
     /// A second reference to each of a sequence's blocks.
     pub(crate) fn fork(&mut self, table: &KvTable) -> KvTable {
         let mut fork = self.table(table.context(), table.standing.clone());
+        fork.gap = table.gap;
         for entry in &table.entries {
             self.blocks[entry.id.0 as usize].refs += 1;
             fork.entries.push(entry.clone());

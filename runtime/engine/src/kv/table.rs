@@ -1,5 +1,6 @@
 //! A sequence's table of blocks: its tokens, and where their keys and values are.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::prefix::PrefixKey;
@@ -49,8 +50,20 @@ impl Entry {
 pub(crate) struct Standing {
     /// Blocks of a higher priority are reclaimed later.
     pub(crate) priority: u8,
+    /// How many of its first tokens an endless sequence keeps; others end where the context does.
+    pub(crate) sinks: Option<usize>,
     /// Sequences share prefixes with those of the same scope; `None` shares none.
     pub(crate) scope: Option<PrefixKey>,
+}
+
+/// Where an endless sequence has forgotten tokens: `len` of them, before the token that is at position
+/// `at` by now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Gap {
+    /// Tokens before the gap.
+    pub at: usize,
+    /// Tokens that were forgotten.
+    pub len: usize,
 }
 
 /// Tokens and blocks of one sequence.
@@ -64,6 +77,7 @@ pub(crate) struct KvTable {
     /// Tokens whose keys and values are in the blocks.
     pub(crate) computed: usize,
     pub(crate) standing: Standing,
+    pub(crate) gap: Gap,
     released: Arc<Released>,
     context: usize,
 }
@@ -85,6 +99,7 @@ impl KvTable {
             tokens: Vec::with_capacity(room),
             computed: 0,
             standing,
+            gap: Gap::default(),
             released,
             context,
         }
@@ -109,6 +124,21 @@ impl KvTable {
     pub(crate) fn truncate(&mut self, len: usize) {
         self.tokens.truncate(len);
         self.uncompute(len);
+        if len <= self.gap.at {
+            self.gap = Gap::default();
+        }
+    }
+
+    /// Takes out the tokens of some entries, `len` from position `at` on; what follows moves up.
+    pub(crate) fn cut(&mut self, entries: Range<usize>, at: usize, len: usize) {
+        self.tokens.drain(at..at + len);
+        self.released.push(self.entries.drain(entries.clone()).map(|entry| entry.id));
+        for entry in &mut self.entries[entries.start..] {
+            entry.start -= len;
+            entry.key = None;
+        }
+        self.computed -= len;
+        self.gap = Gap { at, len: self.gap.len + len };
     }
 
     /// Lets go of the blocks from position `len` on; the tokens stay.

@@ -204,13 +204,10 @@ impl MemoryPool {
         self.lock().pages.lost()
     }
 
-    /// Marks the pages whose slots are mostly free in `sparse`, by index.
-    pub(crate) fn sparse_pages(&self, sparse: &mut Vec<bool>) {
-        sparse.clear();
-        for (index, vacancy) in self.lock().pages.vacancies() {
-            sparse.resize(sparse.len().max(index + 1), false);
-            sparse[index] = vacancy >= 0.5;
-        }
+    /// Marks, by index, pages that would be whole if what lies in them moved to others; gives whether
+    /// there are any.
+    pub(crate) fn mark_sparse(&self, marked: &mut Vec<bool>) -> bool {
+        self.lock().pages.mark_sparse(marked)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

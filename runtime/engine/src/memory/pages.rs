@@ -40,8 +40,6 @@ pub(crate) struct Pages {
 #[derive(Default)]
 struct Page {
     class: usize,
-    /// Whether it serves slots.
-    serving: bool,
     /// Free slots.
     slots: Vec<BytesMut>,
     /// What is left of the page behind the last slot.
@@ -147,13 +145,21 @@ impl Pages {
         (slot.as_ptr().addr() - self.base) / PAGE
     }
 
-    /// For every page that serves slots, its index and the share of it that is free: 0 to 1.
-    pub(crate) fn vacancies(&self) -> impl Iterator<Item = (usize, f64)> {
-        let serving = self.pages.iter().enumerate().filter(|(_, page)| page.serving);
-        serving.map(|(index, page)| {
-            let per_page = self.classes.get(page.class).map_or(1, Class::per_page);
-            (index, page.slots.len() as f64 / per_page as f64)
-        })
+    /// Marks, by index, the emptiest pages of each size: as many as could be whole if all slots in use
+    /// lay in the others. Gives whether there are any.
+    pub(crate) fn mark_sparse(&self, marked: &mut Vec<bool>) -> bool {
+        marked.clear();
+        marked.resize(self.pages.len(), false);
+        let mut any = false;
+        for class in &self.classes {
+            let mut partial = class.partial.clone();
+            partial.sort_by_key(|&page| std::cmp::Reverse(self.pages[page].slots.len()));
+            for &page in partial.iter().take(class.free / class.per_page()) {
+                marked[page] = true;
+                any = true;
+            }
+        }
+        any
     }
 
     fn class(&mut self, size: usize) -> usize {
@@ -176,7 +182,7 @@ impl Pages {
         }
         let page = &mut self.pages[index];
         let Class { size, free, partial } = &mut self.classes[class];
-        (page.class, page.serving) = (class, true);
+        page.class = class;
         page.slots = self.lists.pop().unwrap_or_default();
         page.slots.reserve(PAGE / *size);
         while whole.len() >= *size {
@@ -210,7 +216,6 @@ impl Pages {
         let class = &mut self.classes[page.class];
         class.free -= page.slots.len();
         class.partial.retain(|&other| other != index);
-        page.serving = false;
         page.slots.sort_unstable_by_key(|slot| slot.as_ptr().addr());
         let mut list = std::mem::take(&mut page.slots);
         let mut whole = BytesMut::new();

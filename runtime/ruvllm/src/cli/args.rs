@@ -227,6 +227,18 @@ pub(crate) struct RunArgs {
     /// Go on past the model's end-of-text token.
     #[arg(long)]
     pub(crate) ignore_eos: bool,
+    /// Go on when the context is full: forget the older half of what follows the first SINKS tokens, 4
+    /// when absent, rounded up to whole blocks.
+    #[arg(long, value_name = "SINKS", num_args = 0..=1, require_equals = true, default_missing_value = "4")]
+    pub(crate) endless: Option<usize>,
+    /// Keep what was read and written in this file, encrypted, and take from it what the prompt has in
+    /// common with it instead of computing that again.
+    #[arg(long, value_name = "FILE", requires = "session_key")]
+    pub(crate) session: Option<PathBuf>,
+    /// The key of --session: a file with 64 hexadecimal digits that only you can read, as
+    /// `openssl rand -hex 32` makes them.
+    #[arg(long, value_name = "FILE", requires = "session")]
+    pub(crate) session_key: Option<PathBuf>,
     /// Print what the run did and what it cost. Times of kernels whose calls are brief are estimates.
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) stats: Option<StatsFormat>,
@@ -242,6 +254,10 @@ pub(crate) struct ChatArgs {
     /// The most tokens of one answer.
     #[arg(short = 'n', long = "tokens", default_value_t = 512, value_name = "TOKENS")]
     pub(crate) tokens: usize,
+    /// Go on when the context is full: forget the older half of what follows the first SINKS tokens, 4
+    /// when absent, rounded up to whole blocks.
+    #[arg(long, value_name = "SINKS", num_args = 0..=1, require_equals = true, default_missing_value = "4")]
+    pub(crate) endless: Option<usize>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }

@@ -8,7 +8,7 @@ use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 
 pub(crate) fn main(args: &ChatArgs) -> Result<Ended, Failure> {
     let stop = StopFlag::install()?;
-    let runtime = setup::runtime(&args.model)?;
+    let runtime = setup::endless(&args.model, args.endless)?;
     // Refused before the first line is read, not after it.
     runtime.render(&[Message::new("user", "")])?;
     let options = GenerateOptions {

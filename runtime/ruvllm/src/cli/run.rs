@@ -4,14 +4,17 @@ use super::args::{RunArgs, StatsFormat};
 use super::stop::StopFlag;
 use super::{Ended, Failure, setup};
 use ruvllm::engine::{KvCodec, MemoryReport};
-use ruvllm::{GenerateOptions, Message, Prompt, RunReport, Runtime};
+use ruvllm::{GenerateOptions, Message, Prompt, RunReport, Runtime, Session, SessionKey};
 use std::io::{self, IsTerminal as _};
+use std::path::Path;
 
 const DEFAULT_PROMPT: &str = "Once upon a time";
 
 pub(crate) fn main(args: &RunArgs) -> Result<Ended, Failure> {
     let stop = StopFlag::install()?;
-    let runtime = setup::runtime(&args.model)?;
+    // A key that cannot be read is refused before anything is loaded.
+    let key = args.session_key.as_deref().map(SessionKey::from_file).transpose()?;
+    let runtime = setup::endless(&args.model, args.endless)?;
     let sampling = setup::sampling(&args.sampling);
     if args.sampling.seed.is_none() && sampling.temperature > 0.0 && args.stats.is_none() {
         eprintln!("seed {}", sampling.seed);
@@ -28,20 +31,38 @@ pub(crate) fn main(args: &RunArgs) -> Result<Ended, Failure> {
     if io::stderr().is_terminal() && io::stdout().is_terminal() && continues(&runtime, prompt)? {
         eprint!("{text}");
     }
-    let completion = runtime.generate(prompt, &options, |piece| match setup::emit(piece) {
+    let file = args.session.as_deref().zip(key.as_ref());
+    let mut session =
+        file.map_or_else(|| runtime.session(), |(path, key)| open(&runtime, path, key));
+    let emit = |piece: &str| match setup::emit(piece) {
         std::ops::ControlFlow::Continue(()) => stop.flow(),
         gone => gone,
-    });
+    };
+    let completion = runtime.generate_in(&mut session, prompt, &options, emit);
     // The newline ends the text also where the generation failed half-way.
     let _ = setup::emit("\n");
     setup::report_incidents(&runtime);
     let report = runtime.report(&completion?);
+    if let Some((path, key)) = file {
+        session.save(path, key)?;
+    }
     match args.stats {
         Some(StatsFormat::Json) => eprintln!("{}", serde_json::to_string(&report)?),
         Some(StatsFormat::Text) => print_report(&report),
         None => {}
     }
     Ok(if stop.is_set() { Ended::Interrupted } else { Ended::Done })
+}
+
+/// The session of an earlier run, or a new one where there is none that can be used.
+fn open(runtime: &Runtime, path: &Path, key: &SessionKey) -> Session {
+    if !path.exists() {
+        return runtime.session();
+    }
+    runtime.restore_session(path, key).unwrap_or_else(|error| {
+        eprintln!("warning: the session is begun anew: {error}");
+        runtime.session()
+    })
 }
 
 /// Whether the model's text follows the prompt's directly, with no markers of turns in between.

@@ -4,7 +4,10 @@ use super::Failure;
 use super::args::{KernelOptions, Kernels, ModelOptions, RopeScaling, SamplingArgs};
 use ruvllm::host::{Compiler, CompilerProcess, HostConfig, InstallReport, Policy};
 use ruvllm::signing::{PackLock, VersionFloor};
-use ruvllm::{KernelSet, KernelSetBuilder, RopeExtension, RopeMethod, Runtime, SamplingOptions};
+use ruvllm::{
+    KernelSet, KernelSetBuilder, RopeExtension, RopeMethod, Runtime, RuntimeBuilder,
+    SamplingOptions,
+};
 use std::io::{self, Write as _};
 use std::ops::ControlFlow;
 
@@ -56,6 +59,25 @@ pub(crate) fn kernel_set(options: &KernelOptions) -> Result<KernelSetBuilder, Fa
 
 /// The model and its kernels, loaded.
 pub(crate) fn runtime(options: &ModelOptions) -> Result<Runtime, Failure> {
+    load(builder(options)?)
+}
+
+/// The model and its kernels, loaded; sessions that are full forget, if `endless` says how much stays.
+pub(crate) fn endless(options: &ModelOptions, endless: Option<usize>) -> Result<Runtime, Failure> {
+    let builder = builder(options)?;
+    load(match endless {
+        Some(sinks) => builder.endless(sinks),
+        None => builder,
+    })
+}
+
+fn load(builder: RuntimeBuilder) -> Result<Runtime, Failure> {
+    let runtime = builder.build()?;
+    warn_of_cache(runtime.installed());
+    Ok(runtime)
+}
+
+fn builder(options: &ModelOptions) -> Result<RuntimeBuilder, Failure> {
     let kernels = kernel_set(&options.kernels)?;
     let mut builder = Runtime::builder().kernels(kernels).kv(options.kv.clone());
     builder = builder.repack(!options.no_repack).bf16(options.bf16);
@@ -77,9 +99,7 @@ pub(crate) fn runtime(options: &ModelOptions) -> Result<Runtime, Failure> {
     if let Some(extension) = rope_extension(options)? {
         builder = builder.rope_scaling(extension);
     }
-    let runtime = builder.build()?;
-    warn_of_cache(runtime.installed());
-    Ok(runtime)
+    Ok(builder)
 }
 
 /// How the options want the model's context stretched.

@@ -1,0 +1,125 @@
+//! Endless sequences: forgetting the middle when the context is full.
+//!
+//! A model attends to the first tokens of a sequence whatever they say, so these stay as *sinks*
+//! (Xiao et al., arXiv 2309.17453), and of what follows them the older half is forgotten. The newer half
+//! moves up to where the forgotten was, as positions must stay within what the model was trained for:
+//! its keys are rotated back by as many positions. Only whole blocks are forgotten, so that blocks keep
+//! their tokens; and since half goes at a time, a key is rotated again once or twice in its life, however
+//! long the sequence grows.
+
+use super::block::{BlockShape, Half, Stored};
+use super::recode::Packer;
+use super::store::{KvStore, Means, Place, copy_block};
+use super::table::KvTable;
+use crate::error::EngineError;
+
+/// Rotates the keys of `rows` `[tokens, kv_dim]` in place.
+pub(crate) type TurnKeys<'a> =
+    dyn FnMut(&mut crate::kernels::Kernels, &mut [f32]) -> Result<(), EngineError> + 'a;
+
+impl KvStore {
+    /// How many tokens of a sequence have to be forgotten, and from which position on, so that it can
+    /// go on with `extra` more.
+    pub(crate) fn to_forget(&self, table: &KvTable, extra: usize) -> Option<Forget> {
+        let sinks = table.standing.sinks?;
+        let len = table.computed;
+        if len + extra <= table.context() {
+            return None;
+        }
+        let first = table.entries.partition_point(|entry| entry.start < sinks);
+        let at = table.entries.get(first)?.start;
+        let least = (len - at).div_ceil(2).max(len + extra - table.context());
+        let behind = table.entries[first..].partition_point(|entry| entry.start < at + least);
+        let end = table.entries.get(first + behind).map_or(len, |entry| entry.start);
+        Some(Forget { entries: first..first + behind, at, len: end - at })
+    }
+
+    /// Forgets tokens of a sequence whose blocks are all in memory. `turn` rotates keys back by as many
+    /// positions. Where a kernel fails, the blocks from there on are let go of, and computed again
+    /// from their tokens.
+    ///
+    /// # Errors
+    /// [`EngineError::MemoryExhausted`] and failures of kernels.
+    pub(crate) fn forget_tokens(
+        &mut self,
+        table: &mut KvTable,
+        forget: Forget,
+        turn: &mut TurnKeys<'_>,
+        means: &mut Means<'_>,
+    ) -> Result<(), EngineError> {
+        let Forget { entries, at, len } = forget;
+        table.cut(entries.clone(), at, len);
+        for index in entries.start..table.entries.len() {
+            let start = table.entries[index].start;
+            let turned = self.turn_block(table, index, turn, means);
+            if turned.is_err() {
+                table.uncompute(start);
+                return turned;
+            }
+        }
+        Ok(())
+    }
+
+    /// Rotates the keys of a sequence's block, or of a copy of it where others see it.
+    fn turn_block(
+        &mut self,
+        table: &mut KvTable,
+        index: usize,
+        turn: &mut TurnKeys<'_>,
+        means: &mut Means<'_>,
+    ) -> Result<(), EngineError> {
+        let entry = &table.entries[index];
+        let id = entry.id;
+        let block = &self.blocks[id.0 as usize];
+        let (tokens, shared) = (block.tokens, block.refs > 1 || block.key.is_some());
+        let Place::Memory(stored) = &block.place else { return Ok(()) };
+        let mut turned = self.room(stored.codecs(), means)?;
+        // The original is pinned by this step, so making room has not moved it away.
+        let shape = self.shape;
+        if let Place::Memory(stored) = &self.blocks[id.0 as usize].place {
+            copy_block(stored, &mut turned);
+        }
+        let Means { kernels, pool } = means;
+        let mut packer = Packer { kernels, pool, scratch: &mut self.scratch };
+        turn_keys(&mut packer, &shape, tokens, &mut turned, turn)?;
+        if shared {
+            let copy = self.add(turned, table.standing.priority);
+            self.blocks[copy.0 as usize].tokens = tokens;
+            self.release(id);
+            table.entries[index].id = copy;
+            self.stats.copies += 1;
+        } else {
+            self.blocks[id.0 as usize].place = Place::Memory(turned);
+        }
+        Ok(())
+    }
+}
+
+fn turn_keys(
+    packer: &mut Packer<'_>,
+    shape: &BlockShape,
+    tokens: usize,
+    block: &mut Stored,
+    turn: &mut TurnKeys<'_>,
+) -> Result<(), EngineError> {
+    let side = block.side_mut(Half::Keys);
+    // By channel, a block is always full.
+    let mut rows = vec![0.0; tokens * shape.kv_dim];
+    for layer in 0..shape.layers {
+        packer.read(shape, layer, tokens, side, &mut rows)?;
+        turn(packer.kernels, &mut rows)?;
+        packer.write(shape, side, layer, 0, &rows)?;
+    }
+    Ok(())
+}
+
+/// Tokens to be forgotten.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Forget {
+    /// Their entries.
+    entries: std::ops::Range<usize>,
+    /// The position of the first.
+    at: usize,
+    /// Their number.
+    pub(crate) len: usize,
+}

@@ -1,0 +1,186 @@
+//! The store under load: many threads, one budget.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use ruvllm_host::{Host, HostConfig};
+use ruvllm_native::ThreadPool;
+
+use super::prefix::scope;
+use super::*;
+use crate::kernels::Kernels;
+use crate::memory::{MemoryPool, PAGE, Reservation, Use};
+
+const SHAPE: BlockShape = BlockShape { layers: 2, kv_dim: 64, tokens: 32 };
+/// Large enough that a page of each size of slots, the last of which is never full, is little of it.
+const BUDGET: usize = 96 * PAGE;
+const THREADS: u64 = 64;
+const TIME: Duration = Duration::from_secs(60);
+
+struct Load {
+    pool: Arc<MemoryPool>,
+    threads: ThreadPool,
+    state: Mutex<(KvStore, Kernels)>,
+    exact: bool,
+}
+
+/// The keys or values that stand for a token in a layer.
+fn row(token: u32, layer: usize, half: Half) -> Vec<f32> {
+    let first = (token % 61) as f32 + 64.0 * layer as f32 + 256.0 * f32::from(half == Half::Keys);
+    (0..SHAPE.kv_dim).map(|i| first + i as f32).collect()
+}
+
+impl Load {
+    fn new(policy: &str) -> Load {
+        let policy: KvPolicy = policy.parse().unwrap();
+        let host = Host::new(HostConfig::default()).unwrap();
+        let kernels = Kernels::new(&host, 1, &policy).unwrap();
+        let pool = MemoryPool::new(BUDGET).unwrap();
+        let exact = policy == KvPolicy::default();
+        let store = KvStore::new(SHAPE, policy, Arc::clone(&pool), None, [0; 32]);
+        let state = Mutex::new((store, kernels));
+        Load { pool, threads: ThreadPool::new(1), state, exact }
+    }
+
+    /// Calls `work` as a step that needs the table's blocks; what was evicted is forgotten.
+    fn step<T>(
+        &self,
+        table: &mut KvTable,
+        work: impl FnOnce(&mut KvStore, &mut KvTable, &mut Means<'_>) -> T,
+    ) -> Option<T> {
+        let mut state = self.state.lock().unwrap();
+        let (store, kernels) = &mut *state;
+        store.begin(kernels);
+        store.touch(table);
+        let mut means = Means { kernels, pool: &self.threads };
+        if let Err(error) = store.restore(table, &mut means) {
+            assert_eq!(error.code(), "memory_exhausted");
+            return None;
+        }
+        table.truncate(table.computed);
+        Some(work(store, table, &mut means))
+    }
+
+    fn append(&self, table: &mut KvTable, tokens: &[u32]) {
+        self.step(table, |store, table, means| {
+            let found = store.attach(table, tokens);
+            let tokens = &tokens[found..];
+            if let Err(error) = store.extend(table, tokens.len(), means) {
+                assert_eq!(error.code(), "memory_exhausted");
+                table.uncompute(table.computed);
+                return;
+            }
+            for layer in 0..SHAPE.layers {
+                for half in Half::BOTH {
+                    let rows: Vec<f32> =
+                        tokens.iter().flat_map(|&token| row(token, layer, half)).collect();
+                    store.write(table, layer, half, &rows, means).unwrap();
+                }
+            }
+            table.commit(tokens);
+            store.settle(table, tokens.len(), means).unwrap();
+        });
+    }
+
+    /// Whether the blocks hold what was written for the tokens.
+    fn check(&self, table: &mut KvTable) {
+        self.step(table, |store, table, _| {
+            let mut segments = Vec::new();
+            store.segments(table, 1, 0, &mut segments);
+            let held: usize = segments.iter().map(|segment| segment.len).sum();
+            assert_eq!(held, table.len());
+            for segment in segments.iter().filter(|_| self.exact) {
+                let keys: &[half::f16] = bytemuck::cast_slice(segment.k);
+                for (i, keys) in keys.chunks_exact(SHAPE.kv_dim).enumerate() {
+                    let token = table.tokens[segment.start + i];
+                    let expected = row(token, 1, Half::Keys);
+                    assert!(keys.iter().zip(&expected).all(|(k, e)| k.to_f32() == *e));
+                }
+            }
+        });
+    }
+
+    fn one_thread(&self, seed: u64, end: Instant) {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut tables: Vec<KvTable> = Vec::new();
+        let mut reserved: Vec<Reservation> = Vec::new();
+        while Instant::now() < end {
+            let chosen = rng.random_range(0..16usize);
+            match rng.random_range(0..10) {
+                0 => {
+                    let standing = Standing {
+                        priority: rng.random_range(0..3),
+                        scope: rng.random_bool(0.5).then(|| scope("")),
+                        sinks: None,
+                    };
+                    tables.push(self.state.lock().unwrap().0.table(2000, standing));
+                }
+                1 if chosen < tables.len() => {
+                    let fork = self.state.lock().unwrap().0.fork(&tables[chosen]);
+                    tables.push(fork);
+                }
+                2 if chosen < tables.len() => drop(tables.swap_remove(chosen)),
+                3 if chosen < tables.len() => {
+                    let len = rng.random_range(0..=tables[chosen].len());
+                    tables[chosen].truncate(len);
+                }
+                4 if chosen < tables.len() => self.check(&mut tables[chosen]),
+                5 => {
+                    reserved.truncate(rng.random_range(0..3));
+                    let bytes = rng.random_range(0..256 * 1024);
+                    reserved.extend(self.pool.reserve(Use::Adapter, "test", 0, bytes));
+                }
+                _ if chosen < tables.len() => {
+                    let table = &mut tables[chosen];
+                    let most = (2000 - table.len()).min(300);
+                    // Few beginnings, so that some are found.
+                    let first = rng.random_range(0..8);
+                    let tokens: Vec<u32> =
+                        (0..rng.random_range(0..=most) as u32).map(|i| first * 7 + i).collect();
+                    self.append(table, &tokens);
+                }
+                _ => {}
+            }
+            tables.truncate(16);
+            assert!(self.pool.used() <= BUDGET);
+        }
+        for table in &mut tables {
+            self.check(table);
+        }
+    }
+}
+
+/// Half a minute for each policy.
+#[test]
+fn a_minute_of_64_threads_stays_within_the_budget_and_leaks_nothing() {
+    for policy in ["f16", "f16:64+q8_0:64+q4_0"] {
+        let load = Load::new(policy);
+        let end = Instant::now() + TIME / 2;
+        std::thread::scope(|scope| {
+            let load = &load;
+            for seed in 0..THREADS {
+                scope.spawn(move || load.one_thread(seed, end));
+            }
+            while Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(50));
+                let (store, _) = &mut *load.state.lock().unwrap();
+                store.drain();
+                store.compact();
+                let lost = load.pool.lost() as f64 / BUDGET as f64;
+                assert!(lost <= 0.05, "{policy}: {:.1} % lost", 100.0 * lost);
+            }
+        });
+        let mut state = load.state.into_inner().unwrap();
+        let (store, kernels) = &mut state;
+        store.begin(kernels);
+        let stats = store.stats();
+        println!("{policy}: {stats:?}");
+        assert!(stats.evictions > 0 && stats.prefix_hit_tokens > 0 && stats.copies > 0);
+        assert_eq!(stats.blocks, stats.cached_blocks, "blocks are left that nobody refers to");
+        let nothing = |store: &KvStore| store.stats().blocks == 0;
+        store.make_room(&mut Means { kernels, pool: &load.threads }, nothing, nothing);
+        assert_eq!((store.stats().blocks, load.pool.used()), (0, 0));
+    }
+}
