@@ -12,7 +12,8 @@ use core::arch::aarch64::*;
 use core::arch::asm;
 
 use super::ActChunk;
-use super::kernels::{BlockInput, Input, int_block_bytes, int_chunk_bytes, unroll};
+use super::kernels::int::{int_block_bytes, int_chunk_bytes};
+use super::kernels::{BlockInput, Input, unroll};
 use super::neon::{no_sum, number};
 use super::out::Columns;
 use crate::quant::{CHUNK, GROUP};
@@ -54,7 +55,7 @@ pub(super) unsafe fn arrange<const G: usize>(block: *mut u8) {
     }
 }
 
-/// [`tile_int`](super::kernels::tile_int) for `rows` rows of activations in `N` twos, where the last
+/// [`tile_int`](super::kernels::int::tile_int) for `rows` rows of activations in `N` twos, where the last
 /// may lack its second.
 #[inline(always)]
 pub(super) unsafe fn tile<const G: usize, const BIAS: u32, const P: usize, const N: usize>(

@@ -3,10 +3,12 @@
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use ruvllm_abi::DType;
 
-use super::kernels::{Entries, FLOAT_VECTORS, Input, Rows, bias, int_chunk_bytes};
+use super::kernels::int::{bias, int_chunk_bytes};
+use super::kernels::{Entries, FLOAT_VECTORS, Input, Rows};
 use super::out::{Columns, Out};
 use super::{ActChunk, DOT_COLS, Job, Plan};
 use crate::ThreadPool;
@@ -279,49 +281,102 @@ unsafe fn panel_int<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>, pack: &PackP
     });
 }
 
-unsafe fn panel_float<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>) {
-    let (range, m, k) = (y.range(), job.act.rows(), job.w.cols);
-    let width = FLOAT_VECTORS * S::LANES;
-    let floats = FLOAT_DEPTH * width;
-    let starts = range.clone().step_by(width);
-    with_scratch(starts.len() * floats * size_of::<f32>(), |scratch| {
-        let scratch = scratch.cast::<f32>();
-        for from in (0..k).step_by(FLOAT_DEPTH) {
-            let to = k.min(from + FLOAT_DEPTH);
-            for (i, start) in starts.clone().enumerate() {
-                let rows = job.rows(start, width.min(range.end - start));
-                // SAFETY: the caller has the instructions; scratch has `floats` for each panel.
-                unsafe {
-                    let panel = scratch.add(i * floats);
-                    match job.w.dtype {
-                        DType::F32 => S::pack_float::<{ tag::F32 }>(&rows, from, to, panel),
-                        DType::F16 => S::pack_float::<{ tag::F16 }>(&rows, from, to, panel),
-                        DType::BF16 => S::pack_float::<{ tag::BF16 }>(&rows, from, to, panel),
-                        dtype => blocked!(dtype, S::pack_float<_>(&rows, from, to, panel)),
+/// Panels that hold some elements of each of their rows, or pairs of them, and what runs over them.
+pub(super) struct Panels {
+    /// Weight rows of a panel.
+    pub(super) rows: usize,
+    /// What a row has, in elements or pairs; so is the depth.
+    pub(super) row: usize,
+    /// What a panel holds of a row.
+    pub(super) depth: usize,
+    /// Bytes of a panel.
+    pub(super) bytes: usize,
+    /// The most activation rows of a tile.
+    pub(super) cols: usize,
+}
+
+/// A tile: `cols` rows of activations from `first` on, in `depth`, and the panel that holds as much of
+/// weight row `start` and those behind it.
+pub(super) struct Tile {
+    pub(super) panel: *const u8,
+    pub(super) depth: Range<usize>,
+    pub(super) start: usize,
+    pub(super) first: usize,
+    pub(super) cols: usize,
+}
+
+impl Panels {
+    /// Computes the columns `y`: makes panels of all of them by `pack`, which gets rows, which part
+    /// of these, and where to, then calls `tile` for each with all rows of activations, and goes on to
+    /// the next depth.
+    pub(super) fn run(
+        &self,
+        job: &Job<'_>,
+        y: &mut Columns<'_>,
+        pack: impl Fn(&Rows, Range<usize>, *mut u8),
+        tile: impl Fn(Tile, &mut Columns<'_>),
+    ) {
+        let (range, m) = (y.range(), job.act.rows());
+        let starts = range.clone().step_by(self.rows);
+        with_scratch(starts.len() * self.bytes, |scratch| {
+            // SAFETY: scratch has `bytes` for each panel.
+            let panel = |i: usize| unsafe { scratch.add(i * self.bytes) };
+            for from in (0..self.row).step_by(self.depth) {
+                let depth = from..self.row.min(from + self.depth);
+                for (i, start) in starts.clone().enumerate() {
+                    let rows = job.rows(start, self.rows.min(range.end - start));
+                    pack(&rows, depth.clone(), panel(i));
+                }
+                let mut first = 0;
+                while first < m {
+                    let cols = tile_width(&[12, 8, 6, 4, 2], self.cols, m - first);
+                    for (i, start) in starts.clone().enumerate() {
+                        let panel = panel(i).cast_const();
+                        tile(Tile { panel, depth: depth.clone(), start, first, cols }, y);
                     }
+                    first += cols;
                 }
             }
-            let mut first = 0;
-            while first < m {
-                let cols = tile_width(&[12, 8, 6, 4, 2], S::FLOAT_COLS, m - first);
-                for (i, start) in starts.clone().enumerate() {
-                    let (act, len, add) = (job.floats(first, from), to - from, from > 0);
-                    // SAFETY: the caller has the instructions; the panel was packed above with
-                    // `len` elements, and `act` has `cols` rows of as many.
-                    unsafe {
-                        let panel = scratch.add(i * floats).cast_const();
-                        match cols {
-                            12 => S::tile_float::<12>(panel, len, act, start, add, y),
-                            8 => S::tile_float::<8>(panel, len, act, start, add, y),
-                            6 => S::tile_float::<6>(panel, len, act, start, add, y),
-                            4 => S::tile_float::<4>(panel, len, act, start, add, y),
-                            2 => S::tile_float::<2>(panel, len, act, start, add, y),
-                            _ => S::tile_float::<1>(panel, len, act, start, add, y),
-                        }
-                    }
-                }
-                first += cols;
+        });
+    }
+}
+
+unsafe fn panel_float<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>) {
+    let rows = FLOAT_VECTORS * S::LANES;
+    let panels = Panels {
+        rows,
+        row: job.w.cols,
+        depth: FLOAT_DEPTH,
+        bytes: FLOAT_DEPTH * rows * size_of::<f32>(),
+        cols: S::FLOAT_COLS,
+    };
+    let pack = |rows: &Rows, Range { start, end }, to: *mut u8| {
+        let to = to.cast();
+        // SAFETY: the caller has the instructions; there is room for a panel.
+        unsafe {
+            match job.w.dtype {
+                DType::F32 => S::pack_float::<{ tag::F32 }>(rows, start, end, to),
+                DType::F16 => S::pack_float::<{ tag::F16 }>(rows, start, end, to),
+                DType::BF16 => S::pack_float::<{ tag::BF16 }>(rows, start, end, to),
+                dtype => blocked!(dtype, S::pack_float<_>(rows, start, end, to)),
             }
         }
-    });
+    };
+    let tile = |Tile { panel, depth, start, first, cols }: Tile, y: &mut Columns<'_>| {
+        let (panel, act) = (panel.cast(), job.floats(first, depth.start));
+        let (len, add) = (depth.len(), depth.start > 0);
+        // SAFETY: the caller has the instructions; the panel was packed above with `len` elements, and
+        // `act` has `cols` rows of as many.
+        unsafe {
+            match cols {
+                12 => S::tile_float::<12>(panel, len, act, start, add, y),
+                8 => S::tile_float::<8>(panel, len, act, start, add, y),
+                6 => S::tile_float::<6>(panel, len, act, start, add, y),
+                4 => S::tile_float::<4>(panel, len, act, start, add, y),
+                2 => S::tile_float::<2>(panel, len, act, start, add, y),
+                _ => S::tile_float::<1>(panel, len, act, start, add, y),
+            }
+        }
+    };
+    panels.run(job, y, pack, tile);
 }

@@ -3,7 +3,8 @@
 
 use core::arch::x86_64::*;
 
-use super::kernels::{self, BlockInput, Entries, Input, Rows, Simd, entries, unroll};
+use super::kernels::int::{self, Dpbusd};
+use super::kernels::{self, BlockInput, Entries, Input, Rows, Simd, entries, entry};
 use super::out::{Columns, Out};
 use super::{ActChunk, Job, Plan, act, tiled};
 use crate::quant::x86::{Chunk512, spill_512, unpack_512, unpack_halves_q4_0};
@@ -127,23 +128,6 @@ pub(super) fn run_model(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'
 }
 
 impl<const DOT: u8> Avx512<DOT> {
-    /// Adds to `sum` in each lane four products of an unsigned and a signed byte.
-    #[inline(always)]
-    pub(super) unsafe fn dpbusd(sum: __m512i, w: __m512i, a: __m512i) -> __m512i {
-        // SAFETY: the caller has the instructions that `DOT` stands for.
-        unsafe {
-            if DOT == VNNI {
-                return _mm512_dpbusd_epi32(sum, w, a);
-            }
-            let even = _mm512_madd_epi16(
-                _mm512_and_si512(w, _mm512_set1_epi16(255)),
-                _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8),
-            );
-            let odd = _mm512_madd_epi16(_mm512_srli_epi16(w, 8), _mm512_srai_epi16(a, 8));
-            _mm512_add_epi32(sum, _mm512_add_epi32(even, odd))
-        }
-    }
-
     /// Sums of four products of an unsigned and a signed byte. Without VNNI bytes of `w` are
     /// below 129, so that pairs fit 16 bits.
     #[inline(always)]
@@ -406,27 +390,10 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
         // SAFETY: the trait's contract.
         unsafe {
             if DOT == PLAIN {
-                return kernels::dots_apart::<Self, G, FOLD, P, C>(blocks, act);
+                int::dots_apart::<Self, G, FOLD, P, C>(blocks, act)
+            } else {
+                int::dots_biased::<Self, G, BIAS, P, C>(blocks, act)
             }
-            // Each activation is read once for all panels.
-            let mut sums = [[_mm512_setzero_si512(); C]; P];
-            if BIAS != 0 {
-                unroll!(i < C {
-                    let start = _mm512_set1_epi32(-(act.total::<G>(i) << BIAS));
-                    unroll!(p < P { sums[p][i] = start; });
-                });
-            }
-            unroll!(g < G {
-                let mut w = [_mm512_setzero_si512(); P];
-                unroll!(p < P { w[p] = Self::load_bytes(blocks[p].add(64 * g)); });
-                unroll!(i < C {
-                    let four = _mm512_set1_epi32(act.bytes::<G>(i).add(g).read_unaligned());
-                    unroll!(p < P { sums[p][i] = Self::dpbusd(sums[p][i], w[p], four); });
-                });
-            });
-            let mut dots = [[_mm512_setzero_ps(); C]; P];
-            unroll!(p < P { unroll!(i < C { dots[p][i] = _mm512_cvtepi32_ps(sums[p][i]); }); });
-            dots
         }
     }
 
@@ -434,5 +401,36 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
     unsafe fn prefetch(p: *const u8) {
         // SAFETY: a prefetch faults on no address.
         unsafe { _mm_prefetch(p.cast(), _MM_HINT_T0) }
+    }
+}
+
+// SAFETY: as for `Simd`.
+unsafe impl<const DOT: u8> Dpbusd for Avx512<DOT> {
+    #[inline(always)]
+    unsafe fn dpbusd(sum: __m512i, w: __m512i, a: __m512i) -> __m512i {
+        // SAFETY: the trait's contract; those that `DOT` stands for are among the instructions.
+        unsafe {
+            if DOT == VNNI {
+                return _mm512_dpbusd_epi32(sum, w, a);
+            }
+            let even = _mm512_madd_epi16(
+                _mm512_and_si512(w, _mm512_set1_epi16(255)),
+                _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8),
+            );
+            let odd = _mm512_madd_epi16(_mm512_srli_epi16(w, 8), _mm512_srai_epi16(a, 8));
+            _mm512_add_epi32(sum, _mm512_add_epi32(even, odd))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn splat_int(x: i32) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_set1_epi32(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn from_ints(x: __m512i) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_cvtepi32_ps(x) }
     }
 }

@@ -12,7 +12,7 @@ use ruvllm_abi::DType;
 use super::Job;
 use super::kernels::{Input, MAX_LANES, PADDED, Rows, Simd, unroll};
 use super::out::{Columns, Out};
-use super::tiled::{tile_width, with_scratch};
+use super::tiled::{Panels, Tile};
 use super::x86_avx512::{Avx512, VNNI};
 use crate::quant::CHUNK;
 use crate::{Isa, ThreadPool};
@@ -79,42 +79,29 @@ pub(super) fn run(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
 /// # Safety
 /// The processor has the instructions, and the job's weights are in bf16 or f16.
 unsafe fn panels(job: &Job<'_>, y: &mut Columns<'_>) {
-    let (range, m, pairs) = (y.range(), job.act.rows(), job.w.cols.div_ceil(2));
-    let starts = range.clone().step_by(PANEL);
-    with_scratch(starts.len() * PANEL_BYTES, |scratch| {
-        for from in (0..pairs).step_by(DEPTH) {
-            let depth = from..pairs.min(from + DEPTH);
-            for (i, start) in starts.clone().enumerate() {
-                let rows = job.rows(start, PANEL.min(range.end - start));
-                // SAFETY: the caller's contract; scratch has room for each panel.
-                unsafe {
-                    let panel = scratch.add(i * PANEL_BYTES).cast();
-                    pack(&rows, job.w.dtype == DType::F16, depth.clone(), panel);
-                }
-            }
-            let mut first = 0;
-            while first < m {
-                let cols = tile_width(&[12, 8, 6, 4, 2], 12, m - first);
-                for (i, start) in starts.clone().enumerate() {
-                    let (act, len, add) = (job.pairs(first, from), depth.len(), from > 0);
-                    // SAFETY: the caller's contract; the panel was packed above with `len` pairs,
-                    // and `act` has `cols` rows of as many.
-                    unsafe {
-                        let panel = scratch.add(i * PANEL_BYTES).cast_const().cast();
-                        match cols {
-                            12 => tile::<12>(panel, len, act, start, add, y),
-                            8 => tile::<8>(panel, len, act, start, add, y),
-                            6 => tile::<6>(panel, len, act, start, add, y),
-                            4 => tile::<4>(panel, len, act, start, add, y),
-                            2 => tile::<2>(panel, len, act, start, add, y),
-                            _ => tile::<1>(panel, len, act, start, add, y),
-                        }
-                    }
-                }
-                first += cols;
+    let row = job.w.cols.div_ceil(2);
+    let panels = Panels { rows: PANEL, row, depth: DEPTH, bytes: PANEL_BYTES, cols: 12 };
+    let pack = |rows: &Rows, pairs, to: *mut u8| {
+        // SAFETY: the caller's contract; there is room for a panel.
+        unsafe { pack(rows, job.w.dtype == DType::F16, pairs, to.cast()) };
+    };
+    let tile = |Tile { panel, depth, start, first, cols }: Tile, y: &mut Columns<'_>| {
+        let (panel, act) = (panel.cast(), job.pairs(first, depth.start));
+        let (len, add) = (depth.len(), depth.start > 0);
+        // SAFETY: the caller's contract; the panel was packed above with `len` pairs, and `act` has
+        // `cols` rows of as many.
+        unsafe {
+            match cols {
+                12 => tile::<12>(panel, len, act, start, add, y),
+                8 => tile::<8>(panel, len, act, start, add, y),
+                6 => tile::<6>(panel, len, act, start, add, y),
+                4 => tile::<4>(panel, len, act, start, add, y),
+                2 => tile::<2>(panel, len, act, start, add, y),
+                _ => tile::<1>(panel, len, act, start, add, y),
             }
         }
-    });
+    };
+    panels.run(job, y, pack, tile);
 }
 
 /// Writes the panel of up to [`PANEL`] rows that [`tile`] reads: some pairs, from whole chunks on, as

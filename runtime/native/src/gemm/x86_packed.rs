@@ -5,7 +5,8 @@ use core::arch::x86_64::*;
 
 use ruvllm_abi::DType;
 
-use super::kernels::{BlockInput, Entries, Input, bias, int_chunk_bytes, unroll};
+use super::kernels::int::{Dpbusd, bias, int_chunk_bytes};
+use super::kernels::{BlockInput, Entries, Input, entry, unroll};
 use super::out::{Columns, Out};
 use super::packed::{self, Layout, PANEL, PackedWeights, PanelRows};
 use super::tiled::{self, STREAMED, blocked};
@@ -124,18 +125,10 @@ macro_rules! packed_dot {
     ($dot:expr, $features:literal) => {
         // SAFETY: the function inside enables what the trait's contract says the processor has.
         unsafe impl PackedDot for Avx512<{ $dot }> {
-            unsafe fn dot_packed<const T: u8, const C: usize>(
+            entry!($features, dot_packed<T: u8, C: usize>(
                 input: PanelInput,
                 y: &mut Columns<'_>,
-            ) {
-                #[target_feature(enable = $features)]
-                unsafe fn go<const T: u8, const C: usize>(input: PanelInput, y: &mut Columns<'_>) {
-                    // SAFETY: the caller's contract is the same.
-                    unsafe { dot_packed::<{ $dot }, T, C>(input, y) }
-                }
-                // SAFETY: the caller's contract is the same.
-                unsafe { go::<T, C>(input, y) }
-            }
+            ) => self::dot_packed::<{ $dot }, T, C>(input, y));
         }
     };
 }
@@ -295,7 +288,8 @@ unsafe fn add<const DOT: u8, const T: u8, const G: usize>(
     }
 }
 
-/// Writes the panel of bytes that [`tile_int`](super::kernels::tile_int) reads, whole chunks of it.
+/// Writes the panel of bytes that [`tile_int`](super::kernels::int::tile_int) reads, whole chunks of
+/// it.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
 unsafe fn unpack_panel<const T: u8>(panel: *const u8, units: usize, to: *mut u8) {
     let layout = const { Layout::of_tag(T) };

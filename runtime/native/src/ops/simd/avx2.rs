@@ -116,52 +116,18 @@ impl Simd for Avx2 {
         }
     }
 
-    #[inline(always)]
-    fn add(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm256_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn sub(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm256_sub_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm256_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn div(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm256_div_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    fn max(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm256_max_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn min(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm256_min_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn abs(self, v: __m256) -> __m256 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), v) }
+    lanewise! { __m256:
+        add(a, b) = _mm256_add_ps(a, b);
+        sub(a, b) = _mm256_sub_ps(a, b);
+        mul(a, b) = _mm256_mul_ps(a, b);
+        div(a, b) = _mm256_div_ps(a, b);
+        fma(a, b, c) = _mm256_fmadd_ps(a, b, c);
+        max(a, b) = _mm256_max_ps(a, b);
+        min(a, b) = _mm256_min_ps(a, b);
+        abs(v) = _mm256_andnot_ps(_mm256_set1_ps(-0.0), v);
+        round_small(v) = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v);
+        trunc(v) = _mm256_round_ps::<{ _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC }>(v);
+        select_le(a, b, v, other) = _mm256_blendv_ps(other, v, _mm256_cmp_ps::<_CMP_LE_OQ>(a, b));
     }
 
     #[inline(always)]
@@ -174,18 +140,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn round_small(self, v: __m256) -> __m256 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v) }
-    }
-
-    #[inline(always)]
-    fn trunc(self, v: __m256) -> __m256 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC }>(v) }
-    }
-
-    #[inline(always)]
     fn scale_pow2(self, v: __m256, n: __m256) -> __m256 {
         // SAFETY: `self` proves the features.
         unsafe {
@@ -195,12 +149,6 @@ impl Simd for Avx2 {
             let v = _mm256_mul_ps(v, pow2(half));
             _mm256_mul_ps(v, pow2(_mm256_sub_epi32(n, half)))
         }
-    }
-
-    #[inline(always)]
-    fn select_le(self, a: __m256, b: __m256, v: __m256, other: __m256) -> __m256 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm256_blendv_ps(other, v, _mm256_cmp_ps::<_CMP_LE_OQ>(a, b)) }
     }
 
     #[inline(always)]

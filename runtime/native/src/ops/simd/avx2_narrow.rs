@@ -118,52 +118,18 @@ impl Simd for Avx2Narrow {
         y.copy_from_slice(&bytes.to_le_bytes());
     }
 
-    #[inline(always)]
-    fn add(self, a: __m128, b: __m128) -> __m128 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn sub(self, a: __m128, b: __m128) -> __m128 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm_sub_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul(self, a: __m128, b: __m128) -> __m128 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn div(self, a: __m128, b: __m128) -> __m128 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm_div_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn fma(self, a: __m128, b: __m128, c: __m128) -> __m128 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    fn max(self, a: __m128, b: __m128) -> __m128 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm_max_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn min(self, a: __m128, b: __m128) -> __m128 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm_min_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn abs(self, v: __m128) -> __m128 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm_andnot_ps(_mm_set1_ps(-0.0), v) }
+    lanewise! { __m128:
+        add(a, b) = _mm_add_ps(a, b);
+        sub(a, b) = _mm_sub_ps(a, b);
+        mul(a, b) = _mm_mul_ps(a, b);
+        div(a, b) = _mm_div_ps(a, b);
+        fma(a, b, c) = _mm_fmadd_ps(a, b, c);
+        max(a, b) = _mm_max_ps(a, b);
+        min(a, b) = _mm_min_ps(a, b);
+        abs(v) = _mm_andnot_ps(_mm_set1_ps(-0.0), v);
+        round_small(v) = _mm_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v);
+        trunc(v) = _mm_round_ps::<{ _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC }>(v);
+        select_le(a, b, v, other) = _mm_blendv_ps(other, v, _mm_cmp_ps::<_CMP_LE_OQ>(a, b));
     }
 
     #[inline(always)]
@@ -176,18 +142,6 @@ impl Simd for Avx2Narrow {
     }
 
     #[inline(always)]
-    fn round_small(self, v: __m128) -> __m128 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v) }
-    }
-
-    #[inline(always)]
-    fn trunc(self, v: __m128) -> __m128 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm_round_ps::<{ _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC }>(v) }
-    }
-
-    #[inline(always)]
     fn scale_pow2(self, v: __m128, n: __m128) -> __m128 {
         // SAFETY: `self` proves the features.
         unsafe {
@@ -197,12 +151,6 @@ impl Simd for Avx2Narrow {
             let v = _mm_mul_ps(v, pow2(half));
             _mm_mul_ps(v, pow2(_mm_sub_epi32(n, half)))
         }
-    }
-
-    #[inline(always)]
-    fn select_le(self, a: __m128, b: __m128, v: __m128, other: __m128) -> __m128 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm_blendv_ps(other, v, _mm_cmp_ps::<_CMP_LE_OQ>(a, b)) }
     }
 
     #[inline(always)]

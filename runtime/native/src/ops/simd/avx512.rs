@@ -119,52 +119,19 @@ impl Simd for Avx512 {
         }
     }
 
-    #[inline(always)]
-    fn add(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn sub(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_sub_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn div(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_div_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    fn max(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_max_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn min(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_min_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn abs(self, v: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_abs_ps(v) }
+    lanewise! { __m512:
+        add(a, b) = _mm512_add_ps(a, b);
+        sub(a, b) = _mm512_sub_ps(a, b);
+        mul(a, b) = _mm512_mul_ps(a, b);
+        div(a, b) = _mm512_div_ps(a, b);
+        fma(a, b, c) = _mm512_fmadd_ps(a, b, c);
+        max(a, b) = _mm512_max_ps(a, b);
+        min(a, b) = _mm512_min_ps(a, b);
+        abs(v) = _mm512_abs_ps(v);
+        round_small(v) = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v);
+        trunc(v) = _mm512_roundscale_ps::<{ _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC }>(v);
+        scale_pow2(v, n) = _mm512_scalef_ps(v, n);
+        select_le(a, b, v, other) = _mm512_mask_mov_ps(other, _mm512_cmp_ps_mask::<_CMP_LE_OQ>(a, b), v);
     }
 
     #[inline(always)]
@@ -174,30 +141,6 @@ impl Simd for Avx512 {
             let bit = _mm512_set1_ps(-0.0);
             _mm512_or_ps(_mm512_andnot_ps(bit, magnitude), _mm512_and_ps(bit, sign))
         }
-    }
-
-    #[inline(always)]
-    fn round_small(self, v: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v) }
-    }
-
-    #[inline(always)]
-    fn trunc(self, v: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC }>(v) }
-    }
-
-    #[inline(always)]
-    fn scale_pow2(self, v: __m512, n: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_scalef_ps(v, n) }
-    }
-
-    #[inline(always)]
-    fn select_le(self, a: __m512, b: __m512, v: __m512, other: __m512) -> __m512 {
-        // SAFETY: `self` proves the features.
-        unsafe { _mm512_mask_mov_ps(other, _mm512_cmp_ps_mask::<_CMP_LE_OQ>(a, b), v) }
     }
 
     #[inline(always)]

@@ -8,6 +8,18 @@
 //! `#[target_feature]` function, and everything below it is `#[inline(always)]` until the next
 //! `enter`. A helper that is not inlined still gives right results, only slowly.
 
+/// Methods of a [`Simd`] that take and give vectors `$v` and are an expression of intrinsics each, which
+/// `self` proves that the processor has.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! lanewise {
+    ($v:ident: $($name:ident($($x:ident),+) = $value:expr;)+) => {$(
+        #[inline(always)]
+        fn $name(self, $($x: $v),+) -> $v {
+            // SAFETY: `self` proves the features.
+            unsafe { $value }
+        }
+    )+};
+}
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

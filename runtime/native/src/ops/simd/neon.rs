@@ -135,70 +135,23 @@ impl Simd for Neon {
         y[..4].copy_from_slice(&bytes.to_le_bytes());
     }
 
-    #[inline(always)]
-    fn add(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: `self` proves the features.
-        unsafe { vaddq_f32(a, b) }
-    }
-
-    #[inline(always)]
-    fn sub(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: `self` proves the features.
-        unsafe { vsubq_f32(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: `self` proves the features.
-        unsafe { vmulq_f32(a, b) }
-    }
-
-    #[inline(always)]
-    fn div(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: `self` proves the features.
-        unsafe { vdivq_f32(a, b) }
-    }
-
-    #[inline(always)]
-    fn fma(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
-        // SAFETY: `self` proves the features.
-        unsafe { vfmaq_f32(c, a, b) }
+    lanewise! { float32x4_t:
+        add(a, b) = vaddq_f32(a, b);
+        sub(a, b) = vsubq_f32(a, b);
+        mul(a, b) = vmulq_f32(a, b);
+        div(a, b) = vdivq_f32(a, b);
+        fma(a, b, c) = vfmaq_f32(c, a, b);
+        min(a, b) = vbslq_f32(vcltq_f32(a, b), a, b);
+        abs(v) = vabsq_f32(v);
+        copysign(magnitude, sign) = vbslq_f32(vdupq_n_u32(0x8000_0000), sign, magnitude);
+        round_small(v) = vrndnq_f32(v);
+        trunc(v) = vrndq_f32(v);
     }
 
     #[inline(always)]
     fn max(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
         // SAFETY: `self` proves the features. FMAX would keep a NaN of either side.
         unsafe { vbslq_f32(vcgtq_f32(a, b), a, b) }
-    }
-
-    #[inline(always)]
-    fn min(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: `self` proves the features.
-        unsafe { vbslq_f32(vcltq_f32(a, b), a, b) }
-    }
-
-    #[inline(always)]
-    fn abs(self, v: float32x4_t) -> float32x4_t {
-        // SAFETY: `self` proves the features.
-        unsafe { vabsq_f32(v) }
-    }
-
-    #[inline(always)]
-    fn copysign(self, magnitude: float32x4_t, sign: float32x4_t) -> float32x4_t {
-        // SAFETY: `self` proves the features.
-        unsafe { vbslq_f32(vdupq_n_u32(0x8000_0000), sign, magnitude) }
-    }
-
-    #[inline(always)]
-    fn round_small(self, v: float32x4_t) -> float32x4_t {
-        // SAFETY: `self` proves the features.
-        unsafe { vrndnq_f32(v) }
-    }
-
-    #[inline(always)]
-    fn trunc(self, v: float32x4_t) -> float32x4_t {
-        // SAFETY: `self` proves the features.
-        unsafe { vrndq_f32(v) }
     }
 
     #[inline(always)]
