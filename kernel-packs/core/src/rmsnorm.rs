@@ -36,12 +36,14 @@ pub fn rmsnorm_row<T: Lanes>(x: &[T], weight: &[f32], eps: f32, y: &mut [T]) {
     }
 }
 
-/// Adds the squares of 32 elements, one vector to each sum.
+/// Adds the squares of `32 * N` elements, every eighth vector to the same sum.
+///
+/// The vectors of one sum are read next to each other: the compiler adds them up where the sum is
+/// complete, and until then those of all others would not fit the registers.
 #[inline(always)]
-fn add_squares<T: Lanes>(x: &[T; 32], mut acc: [F32x4; 8]) -> [F32x4; 8] {
+fn add_squares<T: Lanes, const N: usize>(x: &[[T; 32]; N], mut acc: [F32x4; 8]) -> [F32x4; 8] {
     unroll!(8, i => {
-        let v = at(x, 4 * i);
-        acc[i] = v.madd(v, acc[i]);
+        acc[i] = x.iter().map(|x| at(x, 4 * i)).fold(acc[i], |sum, v| v.madd(v, sum));
     });
     acc
 }
@@ -51,11 +53,11 @@ fn sum_of_squares<T: Lanes>(x: &[T]) -> f32 {
     let mut acc = [F32x4::ZERO; 8];
     let (blocks, rest) = x.as_chunks::<32>();
     let (quads, blocks) = blocks.as_chunks::<4>();
-    for [p, q, r, s] in quads {
-        acc = add_squares(s, add_squares(r, add_squares(q, add_squares(p, acc))));
+    for quad in quads {
+        acc = add_squares(quad, acc);
     }
     for block in blocks {
-        acc = add_squares(block, acc);
+        acc = add_squares(&[*block], acc);
     }
     let [a, b, c, d, e, f, g, h] = acc;
     let mut acc = ((a + b) + (c + d)) + ((e + f) + (g + h));
