@@ -239,7 +239,7 @@ impl CallPlan {
     pub(crate) fn tiles<'a>(
         &'a self,
         call: &'a OpCall<'a>,
-        bytes: CallBytes,
+        bytes: &CallBytes,
         budget: usize,
         copied: [bool; 2],
     ) -> Option<impl Iterator<Item = Tile<'a>>> {
@@ -421,14 +421,14 @@ mod tests {
         let call = OpCall::rmsnorm(Operand::f32(&x), Operand::f32(&w), 10, 4, 1e-5);
         let bytes = plan.check(&call, 160).unwrap();
         // 16 bytes of weight, 32 bytes a row: three rows fit 112 bytes.
-        let tiles: Vec<_> = plan.tiles(&call, bytes, 112, [true; 2]).unwrap().collect();
+        let tiles: Vec<_> = plan.tiles(&call, &bytes, 112, [true; 2]).unwrap().collect();
         let rows: Vec<_> = tiles.iter().map(|t| t.call.words.as_slice()[0]).collect();
         assert_eq!(rows, [3, 3, 3, 1]);
         assert_eq!(tiles[3].out, 144..160);
         for tile in &tiles {
             assert_eq!(plan.check(&tile.call, tile.out.len()), Some(tile.bytes));
         }
-        assert_eq!(plan.tiles(&call, bytes, 40, [true; 2]).unwrap().count(), 10);
+        assert_eq!(plan.tiles(&call, &bytes, 40, [true; 2]).unwrap().count(), 10);
     }
 
     #[test]
@@ -438,7 +438,7 @@ mod tests {
         let (x, f) = ([0f32; 64], [0f32; 32]);
         let call = OpCall::rope(Operand::f32(&x), Operand::f32(&f), dims, 1e4, false);
         let bytes = plan.check(&call, 256).unwrap();
-        let tiles: Vec<_> = plan.tiles(&call, bytes, 330, [true; 2]).unwrap().collect();
+        let tiles: Vec<_> = plan.tiles(&call, &bytes, 330, [true; 2]).unwrap().collect();
         assert_eq!(tiles.len(), 2);
         assert_eq!(tiles[1].call.words.as_slice()[..2], [1, 2]);
         assert_eq!(tiles[1].call.b.bytes().unwrap().len(), 64);

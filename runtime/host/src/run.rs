@@ -47,7 +47,7 @@ impl Run<'_> {
         &mut self,
         plan: &CallPlan,
         call: &OpCall<'_>,
-        bytes: CallBytes,
+        bytes: &CallBytes,
         out: &mut [u8],
     ) -> Result<(), Failure> {
         if bytes.total() > self.bench.room().min(TILE_BYTES) {
@@ -60,7 +60,7 @@ impl Run<'_> {
         &mut self,
         plan: &CallPlan,
         call: &OpCall<'_>,
-        bytes: CallBytes,
+        bytes: &CallBytes,
         out: &mut [u8],
     ) -> Result<(), Failure> {
         // Asking uploads what can be, so the room comes after.
@@ -70,13 +70,13 @@ impl Run<'_> {
             return self.one(call, bytes, out);
         };
         for tile in tiles {
-            self.one(&tile.call, tile.bytes, &mut out[tile.out])?;
+            self.one(&tile.call, &tile.bytes, &mut out[tile.out])?;
         }
         Ok(())
     }
 
     #[inline]
-    fn one(&mut self, call: &OpCall<'_>, bytes: CallBytes, out: &mut [u8]) -> Result<(), Failure> {
+    fn one(&mut self, call: &OpCall<'_>, bytes: &CallBytes, out: &mut [u8]) -> Result<(), Failure> {
         self.bench.call(call, bytes, out)?;
         if self.every == 0 {
             return Ok(());

@@ -93,7 +93,7 @@ impl Worker {
         let Slot { key, plan, choice, race } = slot;
         let race = race.as_ref();
         let target = Target { key, plan, chain: &choice.chain, race, alone: false };
-        self.ask(snap, &target, call, bytes, out)
+        self.ask(snap, &target, call, &bytes, out)
     }
 
     /// Calls an operation, or one kernel, by name, with tensors whose shapes are checked against
@@ -123,7 +123,7 @@ impl Worker {
         let Some(bytes) = target.plan.check(&call, out.len()) else {
             return Err(fail(target.plan.objection(&call, out.len())));
         };
-        self.ask(snap, &target, &call, bytes, out)?;
+        self.ask(snap, &target, &call, &bytes, out)?;
         Ok(vec![bound.output])
     }
 
@@ -133,7 +133,7 @@ impl Worker {
         snap: &RegistrySnapshot,
         target: &Target<'_>,
         call: &OpCall<'_>,
-        bytes: CallBytes,
+        bytes: &CallBytes,
         out: &mut [u8],
     ) -> Result<(), CallError> {
         if out.is_empty() {
@@ -171,7 +171,7 @@ impl Worker {
         first: usize,
         failure: Option<Failure>,
         call: &OpCall<'_>,
-        bytes: CallBytes,
+        bytes: &CallBytes,
         out: &mut [u8],
     ) -> Result<(), CallError> {
         let Target { key, plan, chain, alone, .. } = *target;
@@ -210,7 +210,7 @@ impl Worker {
         target: &Target<'_>,
         race: &Race,
         call: &OpCall<'_>,
-        bytes: CallBytes,
+        bytes: &CallBytes,
         out: &mut [u8],
     ) -> usize {
         let Some(records) = snap.records() else { return 0 };
@@ -247,7 +247,7 @@ impl Worker {
         kernel: &Arc<Kernel>,
         plan: &CallPlan,
         call: &OpCall<'_>,
-        bytes: CallBytes,
+        bytes: &CallBytes,
         out: &mut [u8],
     ) -> Result<(), Failure> {
         let lane = self.lane(kernel);
@@ -277,7 +277,7 @@ impl Worker {
         kernel: &Kernel,
         plan: &CallPlan,
         call: &OpCall<'_>,
-        bytes: CallBytes,
+        bytes: &CallBytes,
         out: &mut [u8],
     ) -> Result<(), Failure> {
         let (prepared, defaults) = match &kernel.body {

@@ -137,7 +137,7 @@ impl Bench {
     pub(crate) fn call(
         &mut self,
         call: &OpCall<'_>,
-        bytes: CallBytes,
+        bytes: &CallBytes,
         out: &mut [u8],
     ) -> Result<(), Failure> {
         self.prepare(call, bytes)?;
@@ -146,7 +146,7 @@ impl Bench {
 
     /// Lays the regions of a call out and copies its operands.
     #[inline]
-    pub(crate) fn prepare(&mut self, call: &OpCall<'_>, bytes: CallBytes) -> Result<(), Failure> {
+    pub(crate) fn prepare(&mut self, call: &OpCall<'_>, bytes: &CallBytes) -> Result<(), Failure> {
         let mut a = self.resident(&call.a);
         let clearings = self.clearings;
         let b = self.resident(&call.b);
