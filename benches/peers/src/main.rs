@@ -11,8 +11,9 @@
 //! that a token needs, times tokens per second, over bytes per second.
 //!
 //! The engines run with their own defaults: llama.cpp as llama-bench sets it up, candle as its
-//! `quantized_llama`, ruvllm as `ruvllm bench`. All of it is compiled for the processor that it is
-//! built on, because llama.cpp and candle choose their instructions then.
+//! `quantized_llama`, ruvllm as `ruvllm bench`. llama.cpp is compiled for the processor that it is
+//! built on, because it chooses its instructions then. candle and ruvllm choose theirs when they run,
+//! and are compiled as anyone gets them.
 //!
 //! ```console
 //! cd benches/peers                      # its .cargo/config.toml has the flags
