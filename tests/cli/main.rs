@@ -4,6 +4,7 @@ mod author;
 mod compiling;
 mod demo_files;
 mod failing_kernels;
+mod memory;
 mod packs;
 mod parity;
 mod program;

@@ -50,19 +50,6 @@ fn rearranged_weights_and_those_of_the_file_give_the_same_greedy_text() {
 }
 
 #[test]
-fn a_quantised_kv_cache_is_packed_and_unpacked_by_the_pack() {
-    let run = greedy(&["--kv", "q8_0", "--stats", "json"]);
-    run.text();
-    for op in ["kv_pack", "kv_unpack"] {
-        let stats = run.stats();
-        let used = stats["ops"].as_array().unwrap().iter().any(|o| {
-            is(o, op) && o["pack"] == "ruvllm-core-kernels" && o["calls"].as_u64().unwrap() > 0
-        });
-        assert!(used, "{op}: {stats}");
-    }
-}
-
-#[test]
 fn the_text_does_not_depend_on_the_number_of_threads() {
     let one = greedy(&["-t", "1"]);
     for threads in ["2", "3"] {

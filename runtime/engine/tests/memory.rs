@@ -146,6 +146,41 @@ fn a_swap_of_a_kernel_that_shapes_keys_makes_old_blocks_unreachable() {
 }
 
 #[test]
+fn old_blocks_stay_readable_after_a_swap_and_new_ones_take_the_new_kernel() {
+    let model = model();
+    let policy: KvPolicy = "f16:32+q8_0:32+q4_0".parse().unwrap();
+    let config = EngineConfig { kv: policy, ..small() };
+    let run = |swap: bool| {
+        let host = core_pack_host();
+        let engine = Engine::new(Arc::clone(&model), host.clone(), config.clone()).unwrap();
+        let mut session = engine.session();
+        session.prefill(&text(0, 300)).unwrap();
+        let calls = |engine: &Engine, pack: bool| {
+            let stats = engine.host().stats();
+            let ours = stats.iter().filter(|op| {
+                op.op.to_string().starts_with("kv_pack") && op.kernel.starts_with("native:") != pack
+            });
+            ours.map(|op| op.calls).sum::<u64>()
+        };
+        let before = calls(&engine, true);
+        assert!(before > 0);
+        if swap {
+            assert!(host.remove("ruvllm-core-kernels"));
+        }
+        for token in text(1, 200) {
+            session.decode(token).unwrap();
+        }
+        let native = calls(&engine, false);
+        assert_eq!(native > 0, swap, "{native} blocks were packed by native kernels");
+        session.logits().to_vec()
+    };
+    // Packed blocks are the same to the byte whoever packs them; norms and rotations are within their
+    // tolerance.
+    let error = relative_error(&run(true), &run(false));
+    assert!(error < 1e-2, "{error:e}");
+}
+
+#[test]
 fn tokens_take_smaller_codecs_as_they_age() {
     let policy: KvPolicy = "k=f16:64+q8_0:64+q4_0c,v=f16:64+q8_0:64+q4_0".parse().unwrap();
     let config = EngineConfig { kv: policy.clone(), ..small() };
@@ -296,6 +331,27 @@ fn pressure_quantises_before_it_gives_up() {
     let kv = under_pressure(config, 2e-2).kv;
     assert!(kv.migrations > 0, "{kv:?}");
     assert_eq!((kv.recomputed_tokens, kv.evictions), (0, 0));
+}
+
+#[test]
+fn a_directory_that_takes_no_more_blocks_costs_only_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = EngineConfig { spill_dir: Some(dir.path().to_owned()), ..tight() };
+    let engine = engine(&wide_model(), config);
+    // Gone, as a full disk would be, while sequences run.
+    for entry in std::fs::read_dir(dir.path()).unwrap() {
+        std::fs::remove_dir_all(entry.unwrap().path()).unwrap();
+    }
+    let mut sessions: Vec<Session> = (0..7).map(|_| engine.session_with(&alone())).collect();
+    for (number, session) in sessions.iter_mut().enumerate() {
+        session.prefill(&text(number as u32, 1800)).unwrap();
+    }
+    let kv = report(&engine).kv;
+    assert!(kv.spill_failures > 0 && kv.evictions > 0, "{kv:?}");
+    let mut fresh = self::engine(&wide_model(), small()).session();
+    fresh.prefill(&text(0, 1800)).unwrap();
+    let error = relative_error(sessions[0].decode(9).unwrap(), fresh.decode(9).unwrap());
+    assert!(error < 1e-3, "{error:e}");
 }
 
 #[test]

@@ -24,6 +24,8 @@ pub struct KvStats {
     pub spilled_blocks: usize,
     /// Blocks that were written anew in a smaller codec.
     pub migrations: u64,
+    /// Nanoseconds that this took in all.
+    pub migration_ns: u64,
     /// Blocks that were written to disk to make room.
     pub spills: u64,
     /// Spills that failed.

@@ -14,6 +14,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use ruvllm_native::ThreadPool;
 use ruvllm_native::attention::KvSegment;
@@ -471,6 +472,7 @@ impl KvStore {
         codecs: Codecs,
         means: &mut Means<'_>,
     ) -> Result<bool, EngineError> {
+        let start = Instant::now();
         let Ok(mut fresh) = self.lease(codecs) else { return Ok(false) };
         let shape = self.shape;
         let block = &mut self.blocks[id.0 as usize];
@@ -490,6 +492,7 @@ impl KvStore {
         }
         *stored = fresh;
         self.stats.migrations += 1;
+        self.stats.migration_ns += start.elapsed().as_nanos() as u64;
         Ok(true)
     }
 

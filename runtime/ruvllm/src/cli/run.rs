@@ -137,10 +137,13 @@ fn print_memory(memory: &MemoryReport) {
             format!("{list} {:.2} MiB {codec}", bytes as f64 / MIB)
         })
     );
+    let each = if kv.migrations == 0 { 0.0 } else { kv.migration_ns as f64 / kv.migrations as f64 };
     eprintln!(
-        "KV {} migrations, {} spills, {} restores, {} evictions, {} prefix tokens found and {} not",
+        "KV {} migrations of {:.0} us, {} spills and {} that failed, {} restores, {} evictions, {} prefix tokens found and {} not",
         kv.migrations,
+        each * 1e-3,
         kv.spills,
+        kv.spill_failures,
         kv.restores,
         kv.evictions,
         kv.prefix_hit_tokens,
