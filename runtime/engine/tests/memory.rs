@@ -193,9 +193,8 @@ fn tokens_take_smaller_codecs_as_they_age() {
         }
         let kv = report(&engine).kv;
         // 384 tokens are 12 blocks: two exact, two of 8 bits, eight of 4; keys and values alike.
-        let half = |codec: KvCodec, blocks: usize| {
-            (codec.bits() / 8.0) as f64 * (blocks * BLOCK * 128 * 2) as f64
-        };
+        let half =
+            |codec: KvCodec, blocks: usize| codec.bits() / 8.0 * (blocks * BLOCK * 128 * 2) as f64;
         let expected = [
             0.0,
             2.0 * half(KvCodec::F16, 2),

@@ -2,18 +2,18 @@
 //!
 //! Keys and values of a run of consecutive tokens are a *block*: for each layer a slot of the
 //! [memory pool](crate::memory) for keys and one for values. A sequence is a table of blocks
-//! ([`table`]); the blocks themselves belong to the store ([`store`]), which knows who refers to
+//! (`table`); the blocks themselves belong to the store (`store`), which knows who refers to
 //! them, in which codec they are, when they were used, and where they are: in memory, on disk, or
 //! gone, to be computed again. Attention reads blocks in place, whatever their codecs.
 //!
 //! - A block that is not full belongs to one sequence, which appends to it. Full blocks never
 //!   change their numbers, so they are shared: between forks of a sequence, and between sequences
-//!   with the same beginning ([`prefix`]). Appending to a block that others hold copies it first.
-//! - As tokens grow old their blocks are written anew in smaller codecs ([`policy`], [`recode`]),
+//!   with the same beginning (`prefix`). Appending to a block that others hold copies it first.
+//! - As tokens grow old their blocks are written anew in smaller codecs (`policy`, `recode`),
 //!   by the pack kernels of the registry. A block knows its codecs, so blocks that another
 //!   generation of kernels wrote stay readable.
 //! - When the pool runs full, blocks that no running step needs are quantised, spilled to disk and
-//!   evicted, the least recently used first ([`reclaim`]). An evicted block of a live sequence is
+//!   evicted, the least recently used first (`reclaim`). An evicted block of a live sequence is
 //!   computed again from the sequence's tokens when it is next needed.
 //!
 //! Invariants: blocks change only between steps, and only under the engine's lock; a step that
@@ -29,6 +29,7 @@ mod saved;
 mod slide;
 mod spill;
 mod stats;
+mod steps;
 mod store;
 mod table;
 

@@ -1,6 +1,6 @@
 //! The memory pool: one budget for everything that grows while an engine runs.
 //!
-//! KV blocks live in the pool's own pages ([`pages`]); adapter weights, router weights and
+//! KV blocks live in the pool's own pages (`pages`); adapter weights, router weights and
 //! working memory live where their owners put them and hold a [`Reservation`], so that they count.
 //! The budget is a hard bound on both together: what would exceed it is refused. Making room,
 //! by quantising, spilling or evicting blocks, is the business of who knows the blocks

@@ -407,6 +407,24 @@ fn probability(text: &str) -> Result<f32, String> {
     })
 }
 
+/// A number of bytes with an optional unit: K, M, G or T, powers of 1024.
+fn size(text: &str) -> Result<usize, String> {
+    let malformed = || format!("`{text}` is no size; write a number and K, M, G or T, as in 512M");
+    let text = text.trim_end_matches(['B', 'b']).trim_end_matches('i');
+    let unit = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit);
+    let shift = match unit.to_ascii_uppercase().as_str() {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(malformed()),
+    };
+    let number: usize = number.parse().map_err(|_| malformed())?;
+    number.checked_mul(1 << shift).ok_or_else(malformed)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -438,22 +456,16 @@ mod tests {
             assert!(Cli::try_parse_from(["ruvllm", "run", bad]).is_err(), "{bad}");
         }
     }
-}
 
-/// A number of bytes with an optional unit: K, M, G or T, powers of 1024.
-fn size(text: &str) -> Result<usize, String> {
-    let malformed = || format!("`{text}` is no size; write a number and K, M, G or T, as in 512M");
-    let text = text.trim_end_matches(['B', 'b']).trim_end_matches('i');
-    let unit = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(unit);
-    let shift = match unit.to_ascii_uppercase().as_str() {
-        "" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        "T" => 40,
-        _ => return Err(malformed()),
-    };
-    let number: usize = number.parse().map_err(|_| malformed())?;
-    number.checked_mul(1 << shift).ok_or_else(malformed)
+    #[test]
+    fn sizes_are_numbers_with_units() {
+        for (text, bytes) in
+            [("1000", 1000), ("512M", 512 << 20), ("2g", 2 << 30), ("3KiB", 3 << 10)]
+        {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "M", "2X", "-1", "1.5G", "99999999999T"] {
+            assert!(size(text).unwrap_err().contains("512M"), "{text}");
+        }
+    }
 }

@@ -1,0 +1,312 @@
+//! A step's way through the store.
+//!
+//! After [`KvStore::begin`], for each sequence [`touch`], [`restore`], [`attach`] and [`extend`];
+//! [`write`](KvStore::write) and [`segments`] for each layer; and once the step is computed, [`settle`].
+//!
+//! [`touch`]: KvStore::touch
+//! [`restore`]: KvStore::restore
+//! [`attach`]: KvStore::attach
+//! [`extend`]: KvStore::extend
+//! [`segments`]: KvStore::segments
+//! [`settle`]: KvStore::settle
+
+use ruvllm_native::attention::KvSegment;
+
+use super::block::{Codecs, Half};
+use super::prefix::{self, PrefixKey};
+use super::recode::Packer;
+use super::store::{KvStore, Means, Place, copy_block};
+use super::table::{Entry, KvTable};
+use crate::error::EngineError;
+
+/// Tokens for whose blocks the heap is asked ahead.
+const AHEAD: usize = 4096;
+
+impl KvStore {
+    /// Marks a sequence's blocks as needed in this step.
+    pub(crate) fn touch(&mut self, table: &KvTable) {
+        for entry in &table.entries {
+            let block = &mut self.blocks[entry.id.0 as usize];
+            block.used = self.clock;
+            block.priority = block.priority.max(table.standing.priority);
+        }
+    }
+
+    /// Reads a sequence's spilled blocks back. Lets go of the first block that is lost and of all
+    /// after it; the sequence's tokens from there on have to be computed again.
+    ///
+    /// # Errors
+    /// [`EngineError::MemoryExhausted`] where there is no room for them.
+    pub(crate) fn restore(
+        &mut self,
+        table: &mut KvTable,
+        means: &mut Means<'_>,
+    ) -> Result<(), EngineError> {
+        for index in 0..table.entries.len() {
+            let Entry { id, start, .. } = table.entries[index];
+            let block = &mut self.blocks[id.0 as usize];
+            let ticket = match std::mem::replace(&mut block.place, Place::Gone) {
+                Place::Disk(ticket) => ticket,
+                Place::Memory(stored) => {
+                    block.place = Place::Memory(stored);
+                    continue;
+                }
+                Place::Vacant | Place::Gone => {
+                    self.give_up(table, start);
+                    return Ok(());
+                }
+            };
+            let mut stored = match self.room(ticket.codecs(), means) {
+                Ok(stored) => stored,
+                Err(error) => {
+                    self.blocks[id.0 as usize].place = Place::Disk(ticket);
+                    return Err(error);
+                }
+            };
+            let shape = self.shape;
+            let read = self.spill.as_ref().map(|spill| spill.read(&ticket, &shape, &mut stored));
+            if !matches!(read, Some(Ok(()))) {
+                // Damaged or unreadable: computing it again is always right.
+                self.give_up(table, start);
+                return Ok(());
+            }
+            self.blocks[id.0 as usize].place = Place::Memory(stored);
+            self.stats.restores += 1;
+        }
+        Ok(())
+    }
+
+    /// Lets go of a sequence's blocks from position `start` on, which will be computed again.
+    fn give_up(&mut self, table: &mut KvTable, start: usize) {
+        self.stats.recomputed_tokens += (table.computed - start) as u64;
+        table.uncompute(start);
+        self.drain();
+    }
+
+    /// Adds blocks that others have computed for the same beginning, as far as they go, and gives the
+    /// number of tokens that they hold; `tokens` are those that the sequence goes on with.
+    pub(crate) fn attach(&mut self, table: &mut KvTable, tokens: &[u32]) -> usize {
+        let Some(scope) = table.standing.scope else { return 0 };
+        if tokens.len() < self.shape.tokens || !table.computed.is_multiple_of(self.shape.tokens) {
+            return 0;
+        }
+        let Some(mut before) = chain(&table.entries, scope) else { return 0 };
+        let mut found = 0;
+        for run in tokens.chunks_exact(self.shape.tokens) {
+            let key = prefix::extend(&self.origin, &before, run);
+            let Some(&id) = self.index.get(&key) else { break };
+            let block = &mut self.blocks[id.0 as usize];
+            block.refs += 1;
+            block.used = self.clock;
+            block.priority = block.priority.max(table.standing.priority);
+            let entry = Entry { id, start: table.computed, len: run.len(), key: Some(key) };
+            table.entries.push(entry);
+            table.commit(run);
+            found += run.len();
+            before = key;
+        }
+        self.stats.prefix_hit_tokens += found as u64;
+        self.stats.prefix_miss_tokens += (tokens.len() - found) as u64;
+        found
+    }
+
+    /// Takes from the heap what the blocks of a growing sequence will need of it, up to some thousand
+    /// tokens ahead, so that decoding them does not.
+    fn stock(&mut self, table: &KvTable) {
+        let ahead = (table.context() - table.computed).min(AHEAD) / self.shape.tokens + 2;
+        let sides = [&self.policy.keys, &self.policy.values];
+        for codec in sides.into_iter().flat_map(|tiers| tiers.codecs().chain([tiers.appended()])) {
+            self.pool.stock(self.shape.slot(codec), self.shape.layers, 2 * ahead);
+        }
+        self.blocks.reserve(ahead);
+        self.vacant.reserve(self.blocks.len() + ahead);
+        self.index.reserve(ahead);
+    }
+
+    /// Makes room for `extra` tokens after those that are computed.
+    ///
+    /// # Errors
+    /// [`EngineError::MemoryExhausted`], with the table as far as it came; the caller lets go of that
+    /// with [`KvTable::uncompute`].
+    pub(crate) fn extend(
+        &mut self,
+        table: &mut KvTable,
+        extra: usize,
+        means: &mut Means<'_>,
+    ) -> Result<(), EngineError> {
+        let end = table.computed + extra;
+        let appended =
+            Codecs { keys: self.policy.keys.appended(), values: self.policy.values.appended() };
+        if extra > 1 {
+            self.stock(table);
+        }
+        let mut at = table.computed;
+        if at < end {
+            at += self.reopen(table, end - at, appended, means)?;
+        }
+        while at < end {
+            let len = self.shape.tokens.min(end - at);
+            let codecs = if len == self.shape.tokens {
+                let age = end - at - len;
+                Codecs { keys: self.policy.keys.at(age), values: self.policy.values.at(age) }
+            } else {
+                appended
+            };
+            let stored = self.room(codecs, means)?;
+            let id = self.add(stored, table.standing.priority);
+            table.entries.push(Entry { id, start: at, len, key: None });
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// Takes up to `extra` tokens into the last block, where it has room and can be appended to; gives
+    /// how many. A block that others see is copied first.
+    fn reopen(
+        &mut self,
+        table: &mut KvTable,
+        extra: usize,
+        appended: Codecs,
+        means: &mut Means<'_>,
+    ) -> Result<usize, EngineError> {
+        let Some(last) = table.entries.last() else { return Ok(0) };
+        let (id, len) = (last.id, last.len);
+        let block = &self.blocks[id.0 as usize];
+        let fits = matches!(&block.place, Place::Memory(stored) if stored.codecs() == appended);
+        if len == self.shape.tokens || !fits {
+            return Ok(0);
+        }
+        let shared = block.refs > 1 || block.key.is_some();
+        let id = if shared {
+            let mut copy = self.room(appended, means)?;
+            // The original is pinned by this step, so making room has not moved it away.
+            if let Place::Memory(original) = &self.blocks[id.0 as usize].place {
+                copy_block(original, &mut copy);
+            }
+            let copy = self.add(copy, table.standing.priority);
+            self.release(id);
+            self.stats.copies += 1;
+            copy
+        } else {
+            id
+        };
+        let taken = extra.min(self.shape.tokens - len);
+        if let Some(last) = table.entries.last_mut() {
+            *last = Entry { id, len: len + taken, key: None, ..*last };
+        }
+        Ok(taken)
+    }
+
+    /// Stores rows `[n, kv_dim]` of a layer as those of the tokens that the step adds.
+    pub(crate) fn write(
+        &mut self,
+        table: &KvTable,
+        layer: usize,
+        half: Half,
+        mut rows: &[f32],
+        means: &mut Means<'_>,
+    ) -> Result<(), EngineError> {
+        let shape = self.shape;
+        let first = table.entries.partition_point(|entry| entry.end() <= table.computed);
+        for entry in &table.entries[first..] {
+            let at = table.computed.saturating_sub(entry.start);
+            let (now, rest) = rows.split_at((entry.len - at) * shape.kv_dim);
+            rows = rest;
+            let block = &mut self.blocks[entry.id.0 as usize];
+            let Place::Memory(stored) = &mut block.place else { continue };
+            let Means { kernels, pool } = &mut *means;
+            let mut packer = Packer { kernels, pool, scratch: &mut self.scratch };
+            packer.write(&shape, stored.side_mut(half), layer, at, now)?;
+            block.tokens = entry.len;
+        }
+        Ok(())
+    }
+
+    /// What attention reads of a sequence in a layer, from position `first` on.
+    pub(crate) fn segments<'a>(
+        &'a self,
+        table: &KvTable,
+        layer: usize,
+        first: usize,
+        segments: &mut Vec<KvSegment<'a>>,
+    ) {
+        let from = table.entries.partition_point(|entry| entry.end() <= first);
+        for entry in &table.entries[from..] {
+            if let Place::Memory(stored) = &self.blocks[entry.id.0 as usize].place {
+                segments.push(stored.segment(&self.shape, layer, entry.start, entry.len));
+            }
+        }
+    }
+
+    /// Puts a sequence's blocks in order after a step: full ones can be found by others, and those that
+    /// have grown old get their codec. Blocks that several sequences share keep theirs, since they
+    /// cost each sequence little.
+    ///
+    /// # Errors
+    /// Failures of kernels; the block in question is then as it was.
+    pub(crate) fn settle(
+        &mut self,
+        table: &mut KvTable,
+        added: usize,
+        means: &mut Means<'_>,
+    ) -> Result<(), EngineError> {
+        // Nothing is full or old that was not before, unless a block was filled.
+        if table.computed / self.shape.tokens == (table.computed - added) / self.shape.tokens {
+            return Ok(());
+        }
+        self.publish(table);
+        if !self.policy.migrates() {
+            return Ok(());
+        }
+        for entry in &table.entries {
+            if entry.len < self.shape.tokens {
+                continue;
+            }
+            let age = table.computed - entry.end();
+            let codecs =
+                Codecs { keys: self.policy.keys.at(age), values: self.policy.values.at(age) };
+            let block = &self.blocks[entry.id.0 as usize];
+            let Place::Memory(stored) = &block.place else { continue };
+            // Never to more bits: what was given up under pressure does not come back.
+            let smaller = codecs.bytes(&self.shape) < stored.codecs().bytes(&self.shape);
+            if smaller && block.refs == 1 {
+                self.migrate(entry.id, codecs, means)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Enters a sequence's full blocks in the prefix index.
+    pub(super) fn publish(&mut self, table: &mut KvTable) {
+        let Some(mut before) = table.standing.scope else { return };
+        let computed = table.computed;
+        let gap = table.gap;
+        for entry in &mut table.entries {
+            // What follows forgotten tokens was computed with them, so no key stands for it.
+            let behind = gap.len > 0 && entry.start >= gap.at;
+            if entry.len < self.shape.tokens || entry.end() > computed || behind {
+                break;
+            }
+            let key = *entry.key.get_or_insert_with(|| {
+                let tokens = &table.tokens[entry.start..entry.start + entry.len];
+                let key = prefix::extend(&self.origin, &before, tokens);
+                // Whoever was first serves all; blocks are not exchanged under a running sequence.
+                if let std::collections::hash_map::Entry::Vacant(vacant) = self.index.entry(key) {
+                    vacant.insert(entry.id);
+                    self.blocks[entry.id.0 as usize].key = Some(key);
+                }
+                key
+            });
+            before = key;
+        }
+    }
+}
+
+/// The key that the next block's follows: the last block's, or the scope before the first. `None` where
+/// the chain is broken.
+fn chain(entries: &[Entry], scope: PrefixKey) -> Option<PrefixKey> {
+    match entries.last() {
+        Some(last) => last.key,
+        None => Some(scope),
+    }
+}
