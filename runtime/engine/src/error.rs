@@ -209,6 +209,14 @@ pub enum EngineError {
         /// Tokens of the model's own context.
         trained: usize,
     },
+    /// A block of keys and values is not where the step expects it.
+    #[error(
+        "the keys and values at position {position} are not in memory; this is a defect of the program: report it, and begin the sequence anew"
+    )]
+    KvBlockMissing {
+        /// The position of the block's first token.
+        position: usize,
+    },
     /// A saved session that this engine cannot continue.
     #[error(
         "{}: the session was saved with another {what}: {saved} there, {here} here; load it as it was saved, or delete it and compute the prompt again", path.display()
@@ -353,6 +361,7 @@ impl EngineError {
             EngineError::KvHeadDim { .. } => "kv_head_dim",
             EngineError::InvalidOption { .. } => "invalid_option",
             EngineError::ContextOutOfRange { .. } => "context_out_of_range",
+            EngineError::KvBlockMissing { .. } => "kv_block_missing",
             EngineError::SessionMismatch { .. } => "session_mismatch",
             EngineError::MemoryTooSmall { .. } => "memory_too_small",
             EngineError::MemoryExhausted { .. } => "memory_exhausted",

@@ -325,6 +325,27 @@ fn what_does_not_fit_is_spilled_and_comes_back_bit_for_bit() {
 }
 
 #[test]
+fn a_beginning_whose_blocks_are_on_disk_is_found_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine =
+        engine(&wide_model(), EngineConfig { spill_dir: Some(dir.path().to_owned()), ..tight() });
+    let mut sessions: Vec<Session> = (0..7).map(|_| engine.session()).collect();
+    for (number, session) in sessions.iter_mut().enumerate() {
+        session.prefill(&text(number as u32, 1800)).unwrap();
+    }
+    let before = report(&engine).kv;
+    assert!(before.spilled_blocks > 0, "{before:?}");
+    let tokens = [&text(0, 1800)[..], &text(9, 30)].concat();
+    let logits = engine.session().prefill(&tokens).unwrap().to_vec();
+    let kv = report(&engine).kv;
+    assert_eq!(kv.prefix_hit_tokens - before.prefix_hit_tokens, 1792);
+    assert!(kv.restores > before.restores, "{kv:?}");
+    let mut fresh = self::engine(&wide_model(), small()).session();
+    let error = relative_error(&logits, fresh.prefill(&tokens).unwrap());
+    assert!(error < 1e-3, "{error:e}");
+}
+
+#[test]
 fn pressure_quantises_before_it_gives_up() {
     let config = EngineConfig { kv: "f16:2000+q8_0".parse().unwrap(), ..tight() };
     let kv = under_pressure(config, 2e-2).kv;

@@ -146,7 +146,7 @@ impl Decoder {
         let window = config.windows[index];
         let first = window.map_or(0, |w| (position + 1).saturating_sub(w));
         let mut segments = std::mem::take(&mut self.lists.segments);
-        self.kv.segments(chunk.table, index, first, &mut segments);
+        self.kv.segments(chunk.table, index, first, &mut segments)?;
         let b = &mut self.buffers;
         let shape = shape(config, window);
         let q = &b.qkv[rows.start * q_dim..rows.end * q_dim];
@@ -173,7 +173,7 @@ impl Decoder {
         for Queries { chunk, rows, .. } in decoded() {
             let position = self.positions[rows.start];
             let first = window.map_or(0, |w| (position + 1).saturating_sub(w));
-            self.kv.segments(chunk.table, index, first, &mut segments);
+            self.kv.segments(chunk.table, index, first, &mut segments)?;
             ends.push(segments.len());
         }
         let b = &mut self.buffers;

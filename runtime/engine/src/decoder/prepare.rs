@@ -36,7 +36,8 @@ impl Decoder {
         }
         let ready = chunks.iter_mut().try_for_each(|chunk| {
             self.slide(machine, model, chunk.table, chunk.tokens.len())?;
-            let found = self.kv.attach(chunk.table, &chunk.tokens[..chunk.from]);
+            let mut means = Means { kernels: &mut self.kernels, pool: machine.pool };
+            let found = self.kv.attach(chunk.table, &chunk.tokens[..chunk.from], &mut means);
             chunk.skip(found);
             Ok(())
         });
@@ -81,7 +82,8 @@ impl Decoder {
         self.kv.restore(table, &mut means)?;
         while table.computed < table.len() {
             let rest = table.tokens[table.computed..].to_vec();
-            let found = self.kv.attach(table, &rest);
+            let mut means = Means { kernels: &mut self.kernels, pool: machine.pool };
+            let found = self.kv.attach(table, &rest, &mut means);
             let tokens = &rest[found..(found + batch).min(rest.len())];
             let (mut last, from) = (Vec::new(), tokens.len());
             let chunk = Chunk { table: &mut *table, last: &mut last, tokens, from, skipped: 0 };

@@ -133,10 +133,7 @@ impl KvStore {
         if block.refs == 0 {
             self.forget(id);
         } else {
-            block.place = Place::Gone;
-            if let Some(key) = block.key.take() {
-                self.index.remove(&key);
-            }
+            self.lose(id);
         }
         true
     }

@@ -16,7 +16,7 @@ use super::block::{Codecs, Half};
 use super::prefix::{self, PrefixKey};
 use super::recode::Packer;
 use super::store::{KvStore, Means, Place, copy_block};
-use super::table::{Entry, KvTable};
+use super::table::{BlockId, Entry, KvTable};
 use crate::error::EngineError;
 
 /// Tokens for whose blocks the heap is asked ahead.
@@ -44,36 +44,37 @@ impl KvStore {
     ) -> Result<(), EngineError> {
         for index in 0..table.entries.len() {
             let Entry { id, start, .. } = table.entries[index];
-            let block = &mut self.blocks[id.0 as usize];
-            let ticket = match std::mem::replace(&mut block.place, Place::Gone) {
-                Place::Disk(ticket) => ticket,
-                Place::Memory(stored) => {
-                    block.place = Place::Memory(stored);
-                    continue;
-                }
-                Place::Vacant | Place::Gone => {
-                    self.give_up(table, start);
-                    return Ok(());
-                }
-            };
-            let mut stored = match self.room(ticket.codecs(), means) {
-                Ok(stored) => stored,
-                Err(error) => {
-                    self.blocks[id.0 as usize].place = Place::Disk(ticket);
-                    return Err(error);
-                }
-            };
-            let shape = self.shape;
-            let read = self.spill.as_ref().map(|spill| spill.read(&ticket, &shape, &mut stored));
-            if !matches!(read, Some(Ok(()))) {
-                // Damaged or unreadable: computing it again is always right.
+            if !self.fetch(id, means)? {
                 self.give_up(table, start);
-                return Ok(());
+                break;
             }
-            self.blocks[id.0 as usize].place = Place::Memory(stored);
-            self.stats.restores += 1;
         }
         Ok(())
+    }
+
+    /// Reads a block back if it is on disk; gives whether it is in memory then. What cannot be read is
+    /// gone: computing it again is always right.
+    fn fetch(&mut self, id: BlockId, means: &mut Means<'_>) -> Result<bool, EngineError> {
+        let codecs = match &self.blocks[id.0 as usize].place {
+            Place::Memory(_) => return Ok(true),
+            Place::Disk(ticket) => ticket.codecs(),
+            Place::Vacant | Place::Gone => return Ok(false),
+        };
+        let mut stored = self.room(codecs, means)?;
+        let place = &mut self.blocks[id.0 as usize].place;
+        let read = match (&*place, &self.spill) {
+            (Place::Disk(ticket), Some(spill)) => {
+                spill.read(ticket, &self.shape, &mut stored).is_ok()
+            }
+            _ => false,
+        };
+        if !read {
+            self.lose(id);
+            return Ok(false);
+        }
+        *place = Place::Memory(stored);
+        self.stats.restores += 1;
+        Ok(true)
     }
 
     /// Lets go of a sequence's blocks from position `start` on, which will be computed again.
@@ -85,7 +86,12 @@ impl KvStore {
 
     /// Adds blocks that others have computed for the same beginning, as far as they go, and gives the
     /// number of tokens that they hold; `tokens` are those that the sequence goes on with.
-    pub(crate) fn attach(&mut self, table: &mut KvTable, tokens: &[u32]) -> usize {
+    pub(crate) fn attach(
+        &mut self,
+        table: &mut KvTable,
+        tokens: &[u32],
+        means: &mut Means<'_>,
+    ) -> usize {
         let Some(scope) = table.standing.scope else { return 0 };
         if tokens.len() < self.shape.tokens || !table.computed.is_multiple_of(self.shape.tokens) {
             return 0;
@@ -99,6 +105,10 @@ impl KvStore {
             block.refs += 1;
             block.used = self.clock;
             block.priority = block.priority.max(table.standing.priority);
+            if !matches!(self.fetch(id, means), Ok(true)) {
+                self.release(id);
+                break;
+            }
             let entry = Entry { id, start: table.computed, len: run.len(), key: Some(key) };
             table.entries.push(entry);
             table.commit(run);
@@ -213,7 +223,9 @@ impl KvStore {
             let (now, rest) = rows.split_at((entry.len - at) * shape.kv_dim);
             rows = rest;
             let block = &mut self.blocks[entry.id.0 as usize];
-            let Place::Memory(stored) = &mut block.place else { continue };
+            let Place::Memory(stored) = &mut block.place else {
+                return Err(EngineError::KvBlockMissing { position: entry.start });
+            };
             let Means { kernels, pool } = &mut *means;
             let mut packer = Packer { kernels, pool, scratch: &mut self.scratch };
             packer.write(&shape, stored.side_mut(half), layer, at, now)?;
@@ -223,19 +235,24 @@ impl KvStore {
     }
 
     /// What attention reads of a sequence in a layer, from position `first` on.
+    ///
+    /// # Errors
+    /// [`EngineError::KvBlockMissing`]; never after [`KvStore::restore`].
     pub(crate) fn segments<'a>(
         &'a self,
         table: &KvTable,
         layer: usize,
         first: usize,
         segments: &mut Vec<KvSegment<'a>>,
-    ) {
+    ) -> Result<(), EngineError> {
         let from = table.entries.partition_point(|entry| entry.end() <= first);
-        for entry in &table.entries[from..] {
-            if let Place::Memory(stored) = &self.blocks[entry.id.0 as usize].place {
-                segments.push(stored.segment(&self.shape, layer, entry.start, entry.len));
-            }
+        for &Entry { id, start, len, .. } in &table.entries[from..] {
+            let Place::Memory(stored) = &self.blocks[id.0 as usize].place else {
+                return Err(EngineError::KvBlockMissing { position: start });
+            };
+            segments.push(stored.segment(&self.shape, layer, start, len));
         }
+        Ok(())
     }
 
     /// Puts a sequence's blocks in order after a step: full ones can be found by others, and those that

@@ -287,6 +287,15 @@ impl KvStore {
         }
     }
 
+    /// Gives up the numbers of a block that tables refer to; nobody finds it any more.
+    pub(super) fn lose(&mut self, id: BlockId) {
+        let block = &mut self.blocks[id.0 as usize];
+        block.place = Place::Gone;
+        if let Some(key) = block.key.take() {
+            self.index.remove(&key);
+        }
+    }
+
     /// Frees the number of a block that nobody refers to.
     pub(super) fn forget(&mut self, id: BlockId) {
         let block = &mut self.blocks[id.0 as usize];

@@ -65,7 +65,7 @@ impl Load {
 
     fn append(&self, table: &mut KvTable, tokens: &[u32]) {
         self.step(table, |store, table, means| {
-            let found = store.attach(table, tokens);
+            let found = store.attach(table, tokens, means);
             let tokens = &tokens[found..];
             if let Err(error) = store.extend(table, tokens.len(), means) {
                 assert_eq!(error.code(), "memory_exhausted");
@@ -88,7 +88,7 @@ impl Load {
     fn check(&self, table: &mut KvTable) {
         self.step(table, |store, table, _| {
             let mut segments = Vec::new();
-            store.segments(table, 1, 0, &mut segments);
+            store.segments(table, 1, 0, &mut segments).unwrap();
             let held: usize = segments.iter().map(|segment| segment.len).sum();
             assert_eq!(held, table.len());
             for segment in segments.iter().filter(|_| self.exact) {
