@@ -4,6 +4,7 @@ mod author;
 mod compiling;
 mod demo_files;
 mod failing_kernels;
+mod kv_quality;
 mod memory;
 mod packs;
 mod parity;

@@ -43,7 +43,7 @@ pub use generate::{Event, Finish, FinishReason, GenerateOptions, Timings, Usage}
 pub use kv::{KvCodec, KvPolicy, KvStats};
 pub use memory::{Reservation, Use};
 pub use model::{Model, open_tokenizer};
-pub use perplexity::{Perplexity, perplexity};
+pub use perplexity::{Perplexity, PerplexityChange, perplexity};
 pub use rope::{RopeExtension, RopeMethod};
 pub use sampler::{Sampler, SamplingOptions};
 pub use sealed::SessionKey;

@@ -14,7 +14,7 @@ use crate::engine::{Engine, SessionOptions};
 use crate::error::EngineError;
 
 /// The perplexity of a text, or of its chunks so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Perplexity {
     /// `exp` of the mean negative log-likelihood.
     pub perplexity: f64,
@@ -30,6 +30,47 @@ pub struct Perplexity {
     pub context: usize,
     /// Seconds since the start.
     pub seconds: f64,
+    /// Bytes of keys and values that the engine held at the end of the last chunk.
+    pub kv_bytes: usize,
+    /// Negative log-likelihood of each prediction that was scored.
+    #[serde(skip)]
+    pub losses: Vec<f64>,
+}
+
+/// By how much a perplexity differs from another of the same text.
+///
+/// Both are made of the same predictions, so chance in the choice of the text mostly cancels: the
+/// error of the change is far below that of either perplexity.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PerplexityChange {
+    /// The change, in percent of the other perplexity.
+    pub percent: f64,
+    /// Standard error of that figure.
+    pub standard_error: f64,
+}
+
+impl Perplexity {
+    /// Tokens that were computed per second.
+    pub fn tokens_per_second(&self) -> f64 {
+        // The last token of a chunk predicts nothing that is scored.
+        (self.chunks_done * self.context.saturating_sub(1)) as f64 / self.seconds
+    }
+
+    /// The change against `base`; `None` where other predictions were scored.
+    pub fn change_from(&self, base: &Perplexity) -> Option<PerplexityChange> {
+        if self.context != base.context || self.losses.len() != base.losses.len() {
+            return None;
+        }
+        let mut differences = Mean::default();
+        for (loss, base) in self.losses.iter().zip(&base.losses) {
+            differences.add(loss - base);
+        }
+        let ratio = differences.mean().exp();
+        Some(PerplexityChange {
+            percent: 100.0 * (ratio - 1.0),
+            standard_error: 100.0 * ratio * differences.standard_error(),
+        })
+    }
 }
 
 /// Measures a text in chunks of `context` tokens; `progress` sees the figure after each chunk and
@@ -81,7 +122,7 @@ pub fn perplexity_of_tokens(
     let mut session =
         engine.session_with(&SessionOptions { scope: None, ..SessionOptions::default() });
     let mut so_far = Perplexity { chunks: tokens.len() / context, context, ..Default::default() };
-    let (mut sum, mut squares) = (0.0, 0.0);
+    let mut losses = Mean::default();
     let mut chunk = Vec::with_capacity(context);
     for original in tokens.chunks_exact(context) {
         chunk.clear();
@@ -93,22 +134,45 @@ pub fn perplexity_of_tokens(
         // The last position predicts beyond the chunk: it is neither scored nor computed.
         session.evaluate(&chunk[..context - 1], context / 2, &mut |at, logits| {
             let loss = negative_log_likelihood(logits, chunk[at + 1]);
-            sum += loss;
-            squares += loss * loss;
-            so_far.scored += 1;
+            losses.add(loss);
+            so_far.losses.push(loss);
         })?;
-        let n = so_far.scored as f64;
-        let mean = sum / n;
-        let variance = (squares / n - mean * mean).max(0.0);
+        so_far.scored = so_far.losses.len();
         so_far.chunks_done += 1;
-        so_far.perplexity = mean.exp();
-        so_far.standard_error = (variance / (n - 1.0).max(1.0)).sqrt() * so_far.perplexity;
+        so_far.perplexity = losses.mean().exp();
+        so_far.standard_error = losses.standard_error() * so_far.perplexity;
+        so_far.kv_bytes = engine.memory().kv.total_bytes();
         so_far.seconds = start.elapsed().as_secs_f64();
         if progress(&so_far).is_break() {
             break;
         }
     }
     Ok(so_far)
+}
+
+/// Numbers, as far as their mean and its standard error need them.
+#[derive(Default)]
+struct Mean {
+    n: f64,
+    sum: f64,
+    squares: f64,
+}
+
+impl Mean {
+    fn add(&mut self, value: f64) {
+        self.n += 1.0;
+        self.sum += value;
+        self.squares += value * value;
+    }
+
+    fn mean(&self) -> f64 {
+        self.sum / self.n
+    }
+
+    fn standard_error(&self) -> f64 {
+        let variance = (self.squares / self.n - self.mean().powi(2)).max(0.0);
+        (variance / (self.n - 1.0).max(1.0)).sqrt()
+    }
 }
 
 /// `-log softmax(logits)[token]`; infinite for a token without a logit.
@@ -121,7 +185,21 @@ fn negative_log_likelihood(logits: &[f32], token: u32) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::negative_log_likelihood;
+    use super::{Perplexity, negative_log_likelihood};
+
+    #[test]
+    fn a_change_is_that_of_the_mean_loss() {
+        let of = |losses: &[f64]| Perplexity { losses: losses.to_vec(), ..Default::default() };
+        let base = of(&[0.5, 2.0, 1.0, 4.0]);
+        let change = of(&[0.6, 2.1, 1.1, 4.1]).change_from(&base).unwrap();
+        assert!((change.percent - 100.0 * (0.1f64.exp() - 1.0)).abs() < 1e-9, "{change:?}");
+        assert!(change.standard_error < 1e-6, "{change:?}");
+        // Differences of 0.2 and 0 in equal numbers: a variance of 0.01, over n - 1 = 3.
+        let change = of(&[0.7, 2.0, 1.2, 4.0]).change_from(&base).unwrap();
+        let error = 100.0 * 0.1f64.exp() * (0.01f64 / 3.0).sqrt();
+        assert!((change.standard_error - error).abs() < 1e-9, "{change:?}");
+        assert_eq!(of(&[0.5]).change_from(&base), None);
+    }
 
     #[test]
     fn the_loss_is_that_of_the_softmax() {

@@ -207,13 +207,14 @@ impl KvPolicy {
         KvPolicy { keys: KvTiers::uniform(codec), values: KvTiers::uniform(values), rotate: false }
     }
 
-    /// The newest 256 tokens exact, the next 256 in 8 bits, all others in 4, keys by channel.
+    /// The newest 256 tokens exact, the next 256 in 8 bits, all others in 4, keys by channel; rotated,
+    /// which makes up for most of what 4 bits lose.
     pub fn mix() -> KvPolicy {
         let newest = [(KvCodec::F16, 256), (KvCodec::Q8_0, 256)];
         KvPolicy {
             keys: KvTiers::new(&newest, KvCodec::Q4_0Channels),
             values: KvTiers::new(&newest, KvCodec::Q4_0),
-            rotate: false,
+            rotate: true,
         }
     }
 
@@ -364,7 +365,7 @@ impl FromStr for KvPolicy {
             let tiers: KvTiers = sides.parse()?;
             KvPolicy { keys: tiers.clone(), values: tiers, rotate: false }
         };
-        Ok(KvPolicy { rotate, ..policy })
+        Ok(KvPolicy { rotate: rotate || policy.rotate, ..policy })
     }
 }
 

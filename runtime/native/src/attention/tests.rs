@@ -224,12 +224,9 @@ fn every_type_works_by_channels_for_every_head_size() {
     for kind in [F32, F16, Q8, Q4] {
         for head_dim in [8, 32, 33, 64, 80, 128] {
             let shape = shape(8, 2, head_dim, None);
-            for m in [1, 20, 130] {
-                for context in [130, 149, 160] {
-                    let parts = [(context, channels(kind), F16)];
-                    check(&shape, m, context - m, 0, &parts);
-                    check(&shape, m, context - m, 0, &[(context, F16, channels(kind))]);
-                }
+            for (m, context) in [(1, 130), (1, 160), (20, 149), (20, 160), (130, 149)] {
+                check(&shape, m, context - m, 0, &[(context, channels(kind), F16)]);
+                check(&shape, m, context - m, 0, &[(context, F16, channels(kind))]);
             }
         }
     }

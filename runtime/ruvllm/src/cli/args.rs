@@ -110,24 +110,17 @@ impl Kernels {
     }
 }
 
-/// Which model runs, and how it is laid out.
+/// Which model runs, and how it is laid out; `K` is the choice of how keys and values are stored.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct ModelOptions {
+pub(crate) struct ModelOptions<K: Args = KvOption> {
     /// GGUF file or Hugging Face directory; the built-in demo model when absent.
     #[arg(short, long, value_name = "FILE|DIR")]
     pub(crate) model: Option<PathBuf>,
     /// Threads; one for each physical core that this process may use when absent.
     #[arg(short, long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
-    /// How keys and values are stored: f16, q8_0, q4_0, f32, mix, or tiers.
-    ///
-    /// Tiers are codecs from the newest tokens to the oldest, each but the last with the number of
-    /// tokens that it holds: f16:256+q8_0:256+q4_0. Keys and values may differ:
-    /// k=f16:256+q4_0c,v=f16:256+q4_0; q8_0c and q4_0c group the numbers of keys by channel.
-    /// `,rotate` at the end rotates heads by a Hadamard transform. `mix` is
-    /// k=f16:256+q8_0:256+q4_0c,v=f16:256+q8_0:256+q4_0.
-    #[arg(long, value_name = "POLICY", default_value = "f16")]
-    pub(crate) kv: KvPolicy,
+    #[command(flatten)]
+    pub(crate) kv: K,
     /// The most memory for keys and values, adapters and working memory together, such as 512M or
     /// 4G; half of the machine's when absent.
     #[arg(long, value_name = "SIZE", value_parser = size)]
@@ -157,6 +150,29 @@ pub(crate) struct ModelOptions {
     pub(crate) bf16: bool,
     #[command(flatten)]
     pub(crate) kernels: KernelOptions,
+}
+
+/// How keys and values are stored.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct KvOption {
+    /// How keys and values are stored: f16, q8_0, q4_0, f32, mix, or tiers.
+    ///
+    /// Tiers are codecs from the newest tokens to the oldest, each but the last with the number of
+    /// tokens that it holds: f16:256+q8_0:256+q4_0. Keys and values may differ:
+    /// k=f16:256+q4_0c,v=f16:256+q4_0; q8_0c and q4_0c group the numbers of keys by channel.
+    /// `,rotate` at the end rotates heads by a Hadamard transform. `mix` is
+    /// k=f16:256+q8_0:256+q4_0c,v=f16:256+q8_0:256+q4_0,rotate.
+    #[arg(long = "kv", value_name = "POLICY", default_value = "f16")]
+    pub(crate) policy: KvPolicy,
+}
+
+/// Several ways in which keys and values are stored, to be compared.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct KvOptions {
+    /// How keys and values are stored, as `run --help` says; given several times, the text is measured
+    /// with each and the results are compared with the first.
+    #[arg(long = "kv", value_name = "POLICY", default_value = "f16")]
+    pub(crate) policies: Vec<KvPolicy>,
 }
 
 /// The `--rope-scaling` choice.
@@ -278,13 +294,16 @@ pub(crate) struct TokenizeArgs {
 #[derive(Debug, Args)]
 pub(crate) struct PerplexityArgs {
     #[command(flatten)]
-    pub(crate) model: ModelOptions,
+    pub(crate) model: ModelOptions<KvOptions>,
     /// The text.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Print the result as JSON.
+    /// Print the result as JSON: an object, or an array of one for each --kv.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Draw perplexity against bits per value, a point for each --kv, to this SVG file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
 }
 
 /// How a table is printed on standard output.

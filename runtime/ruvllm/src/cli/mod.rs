@@ -6,6 +6,7 @@ mod chat;
 mod doctor;
 mod kernels;
 mod perplexity;
+mod plot;
 mod run;
 mod setup;
 mod stop;

@@ -1,37 +1,146 @@
-//! `ruvllm perplexity`: how well a model predicts a text.
+//! `ruvllm perplexity`: how well a model predicts a text, with keys and values stored in one way or
+//! in several, side by side.
 
 use super::args::PerplexityArgs;
+use super::plot::{PlotFile, Point, draw};
 use super::stop::StopFlag;
 use super::{Ended, Failure, setup};
-use ruvllm::engine::{Perplexity, perplexity};
+use ruvllm::engine::{Engine, Perplexity, PerplexityChange, perplexity};
+use ruvllm::{KvPolicy, Runtime};
+use serde::Serialize;
 
 /// Context where neither the options nor the model ask for less; the reference tool's default.
 const DEFAULT_CONTEXT: usize = 512;
 
+/// What was measured with one policy.
+#[derive(Serialize)]
+struct Row {
+    kv: String,
+    /// Bits of a stored number, on average over a full context.
+    bits_per_value: f64,
+    tokens_per_second: f64,
+    /// Against the first policy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    change: Option<PerplexityChange>,
+    #[serde(flatten)]
+    measured: Perplexity,
+}
+
 pub(crate) fn main(args: &PerplexityArgs) -> Result<Ended, Failure> {
     let text = std::fs::read_to_string(&args.file)
         .map_err(|error| format!("{}: {error}", args.file.display()))?;
+    let plot = args.plot.as_deref().map(PlotFile::open).transpose()?;
+    let policies = &args.model.kv.policies;
     let stop = StopFlag::install()?;
-    let runtime = setup::runtime(&args.model)?;
+    let (runtime, engines) = engines(args, policies)?;
     let context = args.model.ctx.unwrap_or_else(|| DEFAULT_CONTEXT.min(runtime.engine().context()));
-    let result = perplexity(runtime.engine(), &text, context, &mut |so_far: &Perplexity| {
-        eprint!("\r[{}/{}] {:.4} ", so_far.chunks_done, so_far.chunks, so_far.perplexity);
-        stop.flow()
-    })?;
-    eprintln!();
+    let mut rows: Vec<Row> = Vec::new();
+    for (i, engine) in engines.iter().enumerate() {
+        let of = if engines.len() > 1 { format!("{}: ", policies[i]) } else { String::new() };
+        let measured = perplexity(engine, &text, context, &mut |so_far| {
+            eprint!("\r{of}[{}/{}] {:.4} ", so_far.chunks_done, so_far.chunks, so_far.perplexity);
+            stop.flow()
+        })?;
+        eprintln!();
+        // One that was broken off compares with nothing, but alone it is worth showing.
+        if stop.is_set() && engines.len() > 1 {
+            break;
+        }
+        let base = rows.first().map(|row| &row.measured);
+        rows.push(Row {
+            kv: policies[i].to_string(),
+            bits_per_value: policies[i].bits_per_value(context),
+            tokens_per_second: measured.tokens_per_second(),
+            change: base.and_then(|base| measured.change_from(base)),
+            measured,
+        });
+    }
     setup::report_incidents(&runtime);
-    if args.json {
-        println!("{}", serde_json::to_string(&result)?);
-    } else {
-        println!(
-            "perplexity {:.4} +/- {:.5} over {} tokens in {} chunks of {}, {:.1} s",
-            result.perplexity,
-            result.standard_error,
-            result.scored,
-            result.chunks_done,
-            result.context,
-            result.seconds
-        );
+    print(args, &rows, engines.len() > 1)?;
+    if let Some(plot) = plot {
+        let title = format!("Perplexity of {} by KV cache policy", runtime.model().name());
+        plot.write(&draw(&title, &points(&rows), &caption(&rows))?)?;
     }
     Ok(if stop.is_set() { Ended::Interrupted } else { Ended::Done })
+}
+
+/// The model, and an engine for each policy. All are made before anything is computed, so that what
+/// is wrong with one of them is said at once.
+fn engines(
+    args: &PerplexityArgs,
+    policies: &[KvPolicy],
+) -> Result<(Runtime, Vec<Engine>), Failure> {
+    let first = policies.first().cloned().unwrap_or_default();
+    let runtime = setup::runtime_storing(&args.model, &first)?;
+    let mut engines = vec![runtime.engine().clone()];
+    for policy in policies.iter().skip(1) {
+        engines.push(runtime.engine_with(policy.clone())?);
+    }
+    Ok((runtime, engines))
+}
+
+fn print(args: &PerplexityArgs, rows: &[Row], several: bool) -> Result<(), Failure> {
+    match rows {
+        [] => {}
+        _ if several && args.json => println!("{}", serde_json::to_string_pretty(rows)?),
+        _ if several => print_table(rows),
+        [row, ..] if args.json => println!("{}", serde_json::to_string(&row.measured)?),
+        [Row { measured, .. }, ..] => println!(
+            "perplexity {:.4} +/- {:.5} over {} tokens in {} chunks of {}, {:.1} s",
+            measured.perplexity,
+            measured.standard_error,
+            measured.scored,
+            measured.chunks_done,
+            measured.context,
+            measured.seconds
+        ),
+    }
+    Ok(())
+}
+
+fn print_table(rows: &[Row]) {
+    println!("| KV | bits/value | MiB of KV | perplexity | change, % | s | t/s |");
+    println!("|---|---:|---:|---:|---:|---:|---:|");
+    for row in rows {
+        let m = &row.measured;
+        let change = row.change.map_or_else(String::new, |change| {
+            format!("{:+.3} ± {:.3}", change.percent, change.standard_error)
+        });
+        println!(
+            "| {} | {:.2} | {:.2} | {:.4} ± {:.4} | {change} | {:.1} | {:.0} |",
+            row.kv,
+            row.bits_per_value,
+            m.kv_bytes as f64 / f64::from(1 << 20),
+            m.perplexity,
+            m.standard_error,
+            m.seconds,
+            row.tokens_per_second
+        );
+    }
+    println!("\n{}", caption(rows));
+}
+
+/// What the figures were measured on.
+fn caption(rows: &[Row]) -> String {
+    let Some(Row { kv, measured, .. }) = rows.first() else { return String::new() };
+    let what = format!(
+        "{} predictions in {} chunks of {} tokens",
+        measured.scored, measured.chunks_done, measured.context
+    );
+    if rows.len() > 1 {
+        format!("{what}; ± is one standard error, for changes that of the difference to {kv}")
+    } else {
+        what
+    }
+}
+
+/// The rows as they are drawn: a bar is the error of the difference to the first.
+fn points(rows: &[Row]) -> Vec<Point<'_>> {
+    rows.iter()
+        .map(|row| {
+            let y = row.measured.perplexity;
+            let error = row.change.map_or(0.0, |change| change.standard_error / 100.0 * y);
+            Point { label: &row.kv, x: row.bits_per_value, y, error }
+        })
+        .collect()
 }

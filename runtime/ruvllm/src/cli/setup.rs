@@ -2,10 +2,11 @@
 
 use super::Failure;
 use super::args::{KernelOptions, Kernels, ModelOptions, RopeScaling, SamplingArgs};
+use clap::Args;
 use ruvllm::host::{Compiler, CompilerProcess, HostConfig, InstallReport, Policy};
 use ruvllm::signing::{PackLock, VersionFloor};
 use ruvllm::{
-    KernelSet, KernelSetBuilder, RopeExtension, RopeMethod, Runtime, RuntimeBuilder,
+    KernelSet, KernelSetBuilder, KvPolicy, RopeExtension, RopeMethod, Runtime, RuntimeBuilder,
     SamplingOptions,
 };
 use std::io::{self, Write as _};
@@ -59,12 +60,20 @@ pub(crate) fn kernel_set(options: &KernelOptions) -> Result<KernelSetBuilder, Fa
 
 /// The model and its kernels, loaded.
 pub(crate) fn runtime(options: &ModelOptions) -> Result<Runtime, Failure> {
-    load(builder(options)?)
+    load(builder(options, &options.kv.policy)?)
+}
+
+/// As [`runtime`], with keys and values stored by `kv`.
+pub(crate) fn runtime_storing<K: Args>(
+    options: &ModelOptions<K>,
+    kv: &KvPolicy,
+) -> Result<Runtime, Failure> {
+    load(builder(options, kv)?)
 }
 
 /// The model and its kernels, loaded; sessions that are full forget, if `endless` says how much stays.
 pub(crate) fn endless(options: &ModelOptions, endless: Option<usize>) -> Result<Runtime, Failure> {
-    let builder = builder(options)?;
+    let builder = builder(options, &options.kv.policy)?;
     load(match endless {
         Some(sinks) => builder.endless(sinks),
         None => builder,
@@ -77,9 +86,9 @@ fn load(builder: RuntimeBuilder) -> Result<Runtime, Failure> {
     Ok(runtime)
 }
 
-fn builder(options: &ModelOptions) -> Result<RuntimeBuilder, Failure> {
+fn builder<K: Args>(options: &ModelOptions<K>, kv: &KvPolicy) -> Result<RuntimeBuilder, Failure> {
     let kernels = kernel_set(&options.kernels)?;
-    let mut builder = Runtime::builder().kernels(kernels).kv(options.kv.clone());
+    let mut builder = Runtime::builder().kernels(kernels).kv(kv.clone());
     builder = builder.repack(!options.no_repack).bf16(options.bf16);
     if let Some(path) = &options.model {
         builder = builder.model(path);
@@ -103,7 +112,7 @@ fn builder(options: &ModelOptions) -> Result<RuntimeBuilder, Failure> {
 }
 
 /// How the options want the model's context stretched.
-fn rope_extension(options: &ModelOptions) -> Result<Option<RopeExtension>, Failure> {
+fn rope_extension<K: Args>(options: &ModelOptions<K>) -> Result<Option<RopeExtension>, Failure> {
     let method = match options.rope_scaling {
         RopeScaling::None if options.rope_factor.is_some() => {
             return Err(
