@@ -156,7 +156,10 @@ impl Engine {
         let (context, rotation) =
             Rotation::for_context(model.config(), config.ctx, config.rope_scaling.as_ref())?;
         config.kv.check(model.config(), config.kv_block)?;
-        let memory = MemoryPool::new(config.memory.unwrap_or_else(default_memory))?;
+        let memory = match config.memory {
+            Some(budget) => MemoryPool::new(budget)?,
+            None => default_memory()?,
+        };
         let shape = BlockShape::new(model.config(), config.kv_block);
         let scratch = scratch(&memory, &model, &config, &shape, context)?;
         let spill = config.spill_dir.as_deref().map(SpillDir::new).transpose()?;
@@ -304,9 +307,9 @@ impl Engine {
     }
 }
 
-/// The budget of an engine that names none: half of the memory that this process may use, or 4 GiB
-/// where the system does not tell.
-fn default_memory() -> usize {
+/// The memory of an engine that names no budget: half of what this process may use, 4 GiB where the
+/// system does not tell, and less where it gives no address space for that.
+fn default_memory() -> Result<Arc<MemoryPool>, EngineError> {
     let limit = sysinfo::System::new().ok().map(|mut system| {
         system.refresh_memory();
         let machine = system.total_memory();
@@ -314,7 +317,13 @@ fn default_memory() -> usize {
         group.min(machine)
     });
     let half = limit.filter(|&bytes| bytes > 0).map_or(4 << 30, |bytes| bytes / 2);
-    usize::try_from(half).unwrap_or(1 << 31).max(PAGE)
+    let mut budget = usize::try_from(half).unwrap_or(1 << 31).max(PAGE);
+    loop {
+        match MemoryPool::new(budget) {
+            Err(_) if budget > 64 * PAGE => budget /= 2,
+            made => return made,
+        }
+    }
 }
 
 /// What tells the numbers of this engine from those of others: the model, and how positions turn.

@@ -127,6 +127,13 @@ pub(crate) struct Codecs {
 }
 
 impl Codecs {
+    pub(crate) fn of(self, half: Half) -> KvCodec {
+        match half {
+            Half::Keys => self.keys,
+            Half::Values => self.values,
+        }
+    }
+
     /// Bytes of a block's numbers.
     pub(crate) fn bytes(self, shape: &BlockShape) -> usize {
         let of = |codec| shape.bytes(codec, shape.tokens);

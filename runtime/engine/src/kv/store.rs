@@ -10,7 +10,7 @@ use std::time::Instant;
 use ruvllm_native::ThreadPool;
 
 use super::block::{BlockShape, Codecs, Half, Side, Stored};
-use super::policy::KvPolicy;
+use super::policy::{KvCodec, KvPolicy};
 use super::prefix::{self, PrefixKey};
 use super::recode::{Packer, Scratch};
 use super::spill::{SpillDir, Ticket};
@@ -182,24 +182,32 @@ impl KvStore {
         means: &mut Means<'_>,
     ) -> Result<bool, EngineError> {
         let start = Instant::now();
-        let Ok(mut fresh) = self.lease(codecs) else { return Ok(false) };
         let shape = self.shape;
-        let block = &mut self.blocks[id.0 as usize];
-        let Place::Memory(stored) = &mut block.place else { return Ok(false) };
-        let Means { kernels, pool } = means;
-        let mut packer = Packer { kernels, pool, scratch: &mut self.scratch };
-        for half in Half::BOTH {
-            let (from, to) = (stored.side(half), fresh.side_mut(half));
-            if from.codec == to.codec {
-                // Not even to be copied.
-                std::mem::swap(stored.side_mut(half), fresh.side_mut(half));
+        let mut fresh = [None, None];
+        for (half, fresh) in Half::BOTH.into_iter().zip(&mut fresh) {
+            let Place::Memory(stored) = &self.blocks[id.0 as usize].place else {
+                return Ok(false);
+            };
+            if stored.side(half).codec == codecs.of(half) {
                 continue;
             }
+            let Ok(mut side) = self.lease_side(codecs.of(half)) else { return Ok(false) };
+            let Means { kernels, pool } = &mut *means;
+            let mut packer = Packer { kernels, pool, scratch: &mut self.scratch };
+            let tokens = self.blocks[id.0 as usize].tokens;
             for layer in 0..shape.layers {
-                packer.recode(&shape, layer, block.tokens, from, to)?;
+                packer.recode(&shape, layer, tokens, stored.side(half), &mut side)?;
+            }
+            *fresh = Some(side);
+        }
+        // Nothing of the block has changed before all of it was written anew.
+        if let Place::Memory(stored) = &mut self.blocks[id.0 as usize].place {
+            for (half, fresh) in Half::BOTH.into_iter().zip(fresh) {
+                if let Some(side) = fresh {
+                    *stored.side_mut(half) = side;
+                }
             }
         }
-        *stored = fresh;
         self.stats.migrations += 1;
         self.stats.migration_ns += start.elapsed().as_nanos() as u64;
         Ok(true)
@@ -247,11 +255,12 @@ impl KvStore {
 
     /// Memory for a block, if it is free.
     pub(super) fn lease(&self, codecs: Codecs) -> Result<Stored, Exhausted> {
-        let side = |codec| {
-            let lease = self.pool.lease(self.shape.slot(codec), self.shape.layers)?;
-            Ok(Side { codec, lease })
-        };
-        Ok(Stored { keys: side(codecs.keys)?, values: side(codecs.values)? })
+        Ok(Stored { keys: self.lease_side(codecs.keys)?, values: self.lease_side(codecs.values)? })
+    }
+
+    fn lease_side(&self, codec: KvCodec) -> Result<Side, Exhausted> {
+        let lease = self.pool.lease(self.shape.slot(codec), self.shape.layers)?;
+        Ok(Side { codec, lease })
     }
 
     pub(super) fn add(&mut self, stored: Stored, priority: u8) -> BlockId {

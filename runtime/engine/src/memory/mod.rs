@@ -103,14 +103,22 @@ impl MemoryPool {
     /// first written.
     ///
     /// # Errors
-    /// [`EngineError::InvalidOption`] where the budget is less than a page or more than an address
-    /// space holds.
+    /// [`EngineError::InvalidOption`] where the budget is less than a page, or more than the system
+    /// gives address space for.
     pub fn new(budget: usize) -> Result<Arc<MemoryPool>, EngineError> {
         if !(PAGE..=1 << 46).contains(&budget) {
             return Err(EngineError::InvalidOption {
                 option: "memory",
                 value: format!("{budget} bytes"),
                 reason: "it must be at least one page of 2 MiB, and fit the address space",
+            });
+        }
+        // Asked for in a way that may be refused; what follows may not.
+        if Vec::<u8>::new().try_reserve_exact(budget + PAGE).is_err() {
+            return Err(EngineError::InvalidOption {
+                option: "memory",
+                value: format!("{budget} bytes"),
+                reason: "the system gives no address space of that size; choose less with --memory",
             });
         }
         let state = State {
@@ -332,7 +340,10 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_below_a_page_is_refused() {
-        assert_eq!(MemoryPool::new(PAGE - 1).err().unwrap().code(), "invalid_option");
+    fn a_budget_below_a_page_or_above_what_there_is_is_refused() {
+        for budget in [PAGE - 1, (1 << 46) + 1, usize::MAX] {
+            let error = MemoryPool::new(budget).err().unwrap();
+            assert_eq!(error.code(), "invalid_option", "{budget}");
+        }
     }
 }
