@@ -11,10 +11,15 @@
 //! Logits of a token may differ in rounding with what else is in the step, since products of few
 //! and of many rows sum in another order.
 
+use smallvec::SmallVec;
+
 use crate::decoder::Chunk;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::session::Session;
+
+/// Sequences up to which a step takes nothing from the heap.
+const FEW: usize = 16;
 
 /// What a step computes for one session.
 pub struct Part<'a> {
@@ -86,7 +91,7 @@ impl Engine {
             };
             checked.map_err(|e| EngineError::StepPart { part: index, source: Box::new(e) })?;
         }
-        let mut chunks: Vec<Chunk<'_>> = Vec::with_capacity(parts.len());
+        let mut chunks: SmallVec<[Chunk<'_>; FEW]> = SmallVec::new();
         for Part { session, tokens, from } in parts.iter_mut() {
             chunks.push(session.chunk(tokens, (*from).min(tokens.len())));
         }
@@ -112,9 +117,10 @@ impl Engine {
         &self,
         next: impl IntoIterator<Item = (&'a mut Session, u32)>,
     ) -> Result<(), EngineError> {
-        let (sessions, tokens): (Vec<_>, Vec<_>) = next.into_iter().unzip();
+        let (sessions, tokens): (SmallVec<[_; FEW]>, SmallVec<[_; FEW]>) = next.into_iter().unzip();
         let parts = sessions.into_iter().zip(tokens.chunks_exact(1));
-        let mut parts: Vec<_> = parts.map(|(session, token)| Part::new(session, token)).collect();
+        let parts = parts.map(|(session, token)| Part::new(session, token));
+        let mut parts: SmallVec<[_; FEW]> = parts.collect();
         self.step(&mut parts)
     }
 }

@@ -4,10 +4,11 @@
 mod common;
 
 use std::alloc::System;
+use std::ops::Range;
 
 use candle_core::quantized::GgmlDType;
 use common::{Fixture, LLAMA, core_pack_host, two_threads};
-use ruvllm_engine::{Engine, EngineConfig};
+use ruvllm_engine::{Engine, EngineConfig, Session};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
@@ -32,5 +33,21 @@ fn a_decoded_token_allocates_nothing() {
         }
         let change = region.change();
         assert_eq!((change.allocations, change.reallocations), (0, 0), "{policy}: {change:?}");
+
+        let mut sessions: [Session; 4] = std::array::from_fn(|_| engine.session());
+        for (i, session) in sessions.iter_mut().enumerate() {
+            session.prefill(&common::some_tokens(60 + 20 * i)).unwrap();
+        }
+        let mut decode = |tokens: Range<u32>| {
+            for token in tokens {
+                let tokens = [token, token + 1, token + 2, token + 3];
+                engine.decode_batch(sessions.iter_mut().zip(tokens)).unwrap();
+            }
+        };
+        decode(3..153);
+        let region = Region::new(ALLOCATOR);
+        decode(3..153);
+        let change = region.change();
+        assert_eq!((change.allocations, change.reallocations), (0, 0), "{policy}, 4: {change:?}");
     }
 }

@@ -133,12 +133,12 @@ impl Decoder {
         chunks: &mut [Chunk<'_>],
     ) -> Result<(), EngineError> {
         self.positions.clear();
+        self.lists.segments.reserve(chunks.iter().map(|chunk| chunk.table.room()).sum());
         let mut means = Means { kernels: &mut self.kernels, pool: machine.pool };
         for chunk in chunks.iter_mut() {
             self.kv.extend(chunk.table, chunk.tokens.len(), &mut means)?;
             let end = chunk.table.computed + chunk.tokens.len();
             self.rope_tables.reserve(end);
-            self.lists.segments.reserve(chunk.table.room());
             self.positions.extend(chunk.table.computed..end);
         }
         let needed = Decoder::scratch_bytes(model.config(), model.vocab(), self.positions.len());

@@ -19,8 +19,11 @@ use super::store::{KvStore, Means, Place, copy_block};
 use super::table::{BlockId, Entry, KvTable};
 use crate::error::EngineError;
 
-/// Tokens for whose blocks the heap is asked ahead.
+/// Tokens of a sequence for whose blocks the heap is asked ahead.
 const AHEAD: usize = 4096;
+
+/// Sequences for which it is.
+const FEW: usize = 16;
 
 impl KvStore {
     /// Marks a sequence's blocks as needed in this step.
@@ -120,10 +123,11 @@ impl KvStore {
         found
     }
 
-    /// Takes from the heap what the blocks of a growing sequence will need of it, up to some thousand
-    /// tokens ahead, so that decoding them does not.
+    /// Takes from the heap what the blocks of growing sequences will need of it, up to some thousand
+    /// tokens ahead for a few of them, so that decoding them does not.
     fn stock(&mut self, table: &KvTable) {
-        let ahead = (table.context() - table.computed).min(AHEAD) / self.shape.tokens + 2;
+        let each = (table.context() - table.computed).min(AHEAD) / self.shape.tokens + 2;
+        let ahead = each * self.tables().min(FEW);
         let sides = [&self.policy.keys, &self.policy.values];
         for codec in sides.into_iter().flat_map(|tiers| tiers.codecs().chain([tiers.appended()])) {
             self.pool.stock(self.shape.slot(codec), self.shape.layers, 2 * ahead);

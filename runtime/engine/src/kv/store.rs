@@ -106,6 +106,12 @@ impl KvStore {
         KvTable::new(Arc::clone(&self.released), context, self.shape.tokens, standing)
     }
 
+    /// Sequences that there are.
+    pub(super) fn tables(&self) -> usize {
+        // Each holds the list that it leaves its blocks in.
+        Arc::strong_count(&self.released) - 1
+    }
+
     /// Bytes that a sequence of `tokens` tokens takes at most, in whole blocks.
     pub(crate) fn sequence_bytes(shape: &BlockShape, policy: &KvPolicy, tokens: usize) -> usize {
         let blocks = (0..tokens.div_ceil(shape.tokens)).map(|block| {
