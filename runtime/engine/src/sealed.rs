@@ -37,9 +37,10 @@
 mod file;
 mod key;
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 
-use aead_stream::{DecryptorBE32, EncryptorBE32, NewStream as _, StreamBE32, StreamPrimitive as _};
+use aead_stream::{EncryptorBE32, NewStream as _, StreamBE32, StreamPrimitive as _};
 use chacha20poly1305::ChaCha20Poly1305;
 use hkdf::Hkdf;
 use sha2::Sha256;
@@ -53,6 +54,9 @@ const VERSION: u32 = 1;
 const SALT_BYTES: usize = 32;
 const TAG_BYTES: usize = 16;
 const LAST: u32 = 1 << 31;
+
+/// The position of a reader whose stream has ended.
+const ENDED: u32 = u32::MAX;
 
 /// The most bytes of a header or of a chunk.
 pub const MAX_CHUNK: usize = 8 << 20;
@@ -249,8 +253,14 @@ impl<W: Write> SealedWriter<W> {
 pub struct SealedReader<R: Read> {
     input: R,
     /// `None` after the last chunk and after a failure.
-    stream: Option<DecryptorBE32<ChaCha20Poly1305>>,
-    ended: bool,
+    stream: Option<StreamBE32<ChaCha20Poly1305>>,
+    /// Number of the next chunk in the file.
+    position: u32,
+    /// Chunks that are open already.
+    ready: VecDeque<Vec<u8>>,
+    /// Buffers of chunks that were handed over.
+    spares: Vec<Vec<u8>>,
+    threads: usize,
 }
 
 impl<R: Read> SealedReader<R> {
@@ -280,8 +290,14 @@ impl<R: Read> SealedReader<R> {
             return Err(SealedError::Version { found });
         }
         input.read_exact(&mut salt).map_err(SealedError::read)?;
-        let stream = Some(stream(key, &salt, purpose)?.decryptor());
-        let mut reader = SealedReader { input, stream, ended: false };
+        let mut reader = SealedReader {
+            input,
+            stream: Some(stream(key, &salt, purpose)?),
+            position: 0,
+            ready: VecDeque::new(),
+            spares: Vec::new(),
+            threads: 1,
+        };
         let mut header = Vec::new();
         match reader.chunk(&mut header) {
             Ok(true) => Ok((reader, header)),
@@ -289,6 +305,12 @@ impl<R: Read> SealedReader<R> {
             Ok(false) | Err(SealedError::Damaged) => Err(SealedError::Key),
             Err(other) => Err(other),
         }
+    }
+
+    /// Opens chunks ahead of being asked for them, on so many threads; some MiB at a time. An error of
+    /// one is then that of all that are opened with it.
+    pub fn with_threads(self, threads: usize) -> Self {
+        SealedReader { threads: threads.max(1), ..self }
     }
 
     /// Replaces `contents` by the next chunk. `false` means that the stream has ended as its writer
@@ -299,19 +321,81 @@ impl<R: Read> SealedReader<R> {
     /// [`SealedError::Damaged`], [`SealedError::Truncated`] and [`SealedError::Read`]; `contents` is
     /// empty then.
     pub fn chunk(&mut self, contents: &mut Vec<u8>) -> Result<bool, SealedError> {
-        contents.clear();
-        if self.ended {
-            return Ok(false);
-        }
-        let result = self.next(contents);
-        if !matches!(result, Ok(true)) {
+        if self.ready.is_empty() {
             contents.clear();
+            if let Some(stream) = self.stream.take() {
+                self.stream = self.open_some(stream)?;
+            } else if self.position != ENDED {
+                return Err(SealedError::Damaged);
+            }
         }
-        result
+        let Some(chunk) = self.ready.pop_front() else { return Ok(false) };
+        self.spares.push(std::mem::replace(contents, chunk));
+        Ok(true)
     }
 
-    fn next(&mut self, contents: &mut Vec<u8>) -> Result<bool, SealedError> {
-        let mut stream = self.stream.take().ok_or(SealedError::Damaged)?;
+    /// Opens the next chunk, or with several threads some; gives the stream back if it goes on.
+    fn open_some(
+        &mut self,
+        stream: StreamBE32<ChaCha20Poly1305>,
+    ) -> Result<Option<StreamBE32<ChaCha20Poly1305>>, SealedError> {
+        let (mut sealed, mut bytes) = (Vec::new(), 0);
+        let end = loop {
+            let (last, chunk) = self.read_sealed()?;
+            if last {
+                break Some(chunk);
+            }
+            bytes += chunk.len();
+            sealed.push(chunk);
+            if self.threads == 1 || bytes >= MAX_CHUNK {
+                break None;
+            }
+        };
+        let first = self.position;
+        let count = u32::try_from(sealed.len()).map_err(|_| SealedError::Damaged)?;
+        // The last number is kept for the mark of an end.
+        let after = first.checked_add(count).filter(|&n| n < ENDED).ok_or(SealedError::Damaged)?;
+        let open = |at: u32, last, chunk: &mut Vec<u8>| {
+            stream.decrypt_in_place(at, last, &[], chunk).map_err(|_| SealedError::Damaged)
+        };
+        let share = sealed.len().div_ceil(self.threads).max(1);
+        if sealed.len() <= 1 {
+            sealed.iter_mut().try_for_each(|chunk| open(first, false, chunk))?;
+        } else {
+            std::thread::scope(|scope| {
+                let shares = sealed.chunks_mut(share).zip((first..).step_by(share));
+                let threads: Vec<_> = shares
+                    .map(|(chunks, at)| {
+                        let open = &open;
+                        scope.spawn(move || {
+                            let mut numbered = chunks.iter_mut().zip(at..);
+                            numbered.try_for_each(|(chunk, at)| open(at, false, chunk))
+                        })
+                    })
+                    .collect();
+                let joined = threads.into_iter().map(|thread| {
+                    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                });
+                joined.fold(Ok(()), Result::and)
+            })?;
+        }
+        self.position = after;
+        self.ready.extend(sealed);
+        let Some(mut end) = end else { return Ok(Some(stream)) };
+        open(after, true, &mut end)?;
+        match self.input.read_exact(&mut [0]).map_err(SealedError::read) {
+            Err(SealedError::Truncated) => {
+                self.position = ENDED;
+                Ok(None)
+            }
+            Err(other) => Err(other),
+            Ok(()) => Err(SealedError::Damaged),
+        }
+    }
+
+    /// Reads a chunk as it is in the file: whether it is the last, and its encrypted contents with their
+    /// tag.
+    fn read_sealed(&mut self) -> Result<(bool, Vec<u8>), SealedError> {
         let mut word = [0; 4];
         self.input.read_exact(&mut word).map_err(SealedError::read)?;
         let word = u32::from_le_bytes(word);
@@ -320,22 +404,10 @@ impl<R: Read> SealedReader<R> {
         if bytes > MAX_CHUNK || (last && bytes > 0) {
             return Err(SealedError::Damaged);
         }
-        contents.resize(bytes + TAG_BYTES, 0);
-        self.input.read_exact(contents).map_err(SealedError::read)?;
-        if !last {
-            stream.decrypt_next_in_place(&[], contents).map_err(|_| SealedError::Damaged)?;
-            self.stream = Some(stream);
-            return Ok(true);
-        }
-        stream.decrypt_last_in_place(&[], contents).map_err(|_| SealedError::Damaged)?;
-        match self.input.read_exact(&mut [0]).map_err(SealedError::read) {
-            Err(SealedError::Truncated) => {
-                self.ended = true;
-                Ok(false)
-            }
-            Err(other) => Err(other),
-            Ok(()) => Err(SealedError::Damaged),
-        }
+        let mut chunk = self.spares.pop().unwrap_or_default();
+        chunk.resize(bytes + TAG_BYTES, 0);
+        self.input.read_exact(&mut chunk).map_err(SealedError::read)?;
+        Ok((last, chunk))
     }
 }
 

@@ -112,7 +112,9 @@ impl KvStore {
         let unsealed = |source| EngineError::Sealed { path: path.to_owned(), source };
         let read = |source| unsealed(SealedError::Read { source });
         let file = BufReader::new(File::open(path).map_err(read)?);
-        let (mut sealed, header) = SealedReader::open(file, key, PURPOSE).map_err(unsealed)?;
+        let (sealed, header) = SealedReader::open(file, key, PURPOSE).map_err(unsealed)?;
+        // Opening chunks is what takes the time.
+        let mut sealed = sealed.with_threads(means.pool.threads());
         let damaged = || unsealed(SealedError::Damaged);
         let header: Header = serde_json::from_slice(&header).map_err(|_| damaged())?;
         self.check(path, &header, context)?;

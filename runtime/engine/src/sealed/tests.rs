@@ -17,12 +17,24 @@ fn seal(header: &[u8], chunks: &[&[u8]]) -> Vec<u8> {
 }
 
 /// Header and chunks of a file.
-fn open_with(
+type Contents = (Vec<u8>, Vec<Vec<u8>>);
+
+/// Opens a file on one thread and on several, which must come to the same.
+fn open_with(file: &[u8], key: &SessionKey, purpose: &str) -> Result<Contents, SealedError> {
+    let alone = open_on(1, file, key, purpose);
+    let together = open_on(3, file, key, purpose);
+    assert_eq!(alone.as_ref().ok(), together.ok().as_ref());
+    alone
+}
+
+fn open_on(
+    threads: usize,
     file: &[u8],
     key: &SessionKey,
     purpose: &str,
-) -> Result<(Vec<u8>, Vec<Vec<u8>>), SealedError> {
-    let (mut reader, header) = SealedReader::open(file, key, purpose)?;
+) -> Result<Contents, SealedError> {
+    let (reader, header) = SealedReader::open(file, key, purpose)?;
+    let mut reader = reader.with_threads(threads);
     let (mut chunks, mut chunk) = (Vec::new(), Vec::new());
     while reader.chunk(&mut chunk)? {
         chunks.push(chunk.clone());
@@ -30,7 +42,7 @@ fn open_with(
     Ok((header, chunks))
 }
 
-fn open(file: &[u8]) -> Result<(Vec<u8>, Vec<Vec<u8>>), SealedError> {
+fn open(file: &[u8]) -> Result<Contents, SealedError> {
     open_with(file, &key(), PURPOSE)
 }
 
