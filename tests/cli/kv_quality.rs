@@ -10,11 +10,11 @@ fn tales() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/parity/tales.txt")
 }
 
-/// The newest tokens exact, all others in 4 bits: as `mix`, but with a tail that is small beside the 512
-/// tokens of the model's context.
-const SHORT_MIX: &str = "k=f16:32+q4_0c,v=f16:32+q4_0,rotate";
+/// The block that is being filled exact, all others in 4 bits: as `mix`, but with a tail that is small
+/// beside the 512 tokens of the model's context.
+const SHORT_MIX: &str = "k=f16:1+q4_0c,v=f16:1+q4_0,rotate";
 
-/// For each policy its bits per value and the change in percent against the first.
+/// For each policy the bits that a number takes in memory, and the change in percent against the first.
 fn measured(options: &[&str], policies: &[&str]) -> Vec<(f64, f64)> {
     let file = tales();
     let mut args = vec!["perplexity", "--json", "-f", file.to_str().unwrap()];
@@ -33,17 +33,20 @@ fn measured(options: &[&str], policies: &[&str]) -> Vec<(f64, f64)> {
 fn eight_bits_change_perplexity_by_less_than_a_tenth_of_a_percent() {
     // Seen: -0.004 % and -0.005 %.
     for (bits, change) in &measured(&[], &["f16", "q8_0", "q8_0c"])[1..] {
-        assert_eq!(*bits, 8.5);
+        println!("{bits:.2} bits, {change:+.3} %");
+        assert!(*bits <= 8.75, "{bits}");
         assert!(change.abs() <= 0.1, "{change:+.3} %");
     }
 }
 
 #[test]
 fn at_most_five_and_a_half_bits_change_perplexity_by_less_than_half_a_percent() {
-    // Seen: +0.005 % in the model's own context. In eight times as much, by YaRN, +0.017 %.
-    let long = ["-c", "4096", "--rope-scaling", "yarn"];
+    // Seen: 5.22 bits and -0.011 % in the model's own context; in nine times as much, by YaRN, 5.44 bits and
+    // +0.218 %.
+    let long = ["-c", "4608", "--rope-scaling", "yarn"];
     for (options, policy) in [(&[][..], SHORT_MIX), (&long, "mix")] {
         let (bits, change) = measured(options, &["f16", policy])[1];
+        println!("{policy}: {bits:.2} bits, {change:+.3} %");
         assert!(bits <= 5.5, "{policy}: {bits} bits");
         assert!(change.abs() <= 0.5, "{policy}: {change:+.3} %");
     }
@@ -88,8 +91,14 @@ fn recalls(runtime: &Runtime, tale: &str, tokens: &[u32]) -> Vec<usize> {
     at.into_iter().filter(|&index| index >= first.saturating_add(100)).collect()
 }
 
+/// Whether the hero's name is the likeliest next word, wherever it comes again.
+///
+/// The model recalls no fact that it did not learn: with another name put in throughout it is right
+/// hardly ever, at 32 bits too. What it does recall is which tale it is reading, and by that its hero; without
+/// the sentence that introduces the hero it is right a third less often. So this is as near to finding a
+/// needle as a model of four million parameters comes.
 #[test]
-fn a_name_that_was_told_long_ago_is_recalled_from_few_bits_as_from_many() {
+fn the_hero_of_a_tale_is_recalled_from_few_bits_as_from_many() {
     let runtime = Runtime::builder().build().unwrap();
     let text = std::fs::read_to_string(tales()).unwrap();
     let tales: Vec<_> = text.split("\n\n").map(str::trim).filter(|t| !t.is_empty()).collect();

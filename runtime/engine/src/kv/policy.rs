@@ -207,8 +207,8 @@ impl KvPolicy {
         KvPolicy { keys: KvTiers::uniform(codec), values: KvTiers::uniform(values), rotate: false }
     }
 
-    /// The newest 256 tokens exact, the next 256 in 8 bits, all others in 4, keys by channel; rotated,
-    /// which makes up for most of what 4 bits lose.
+    /// The newest 256 tokens exact, the next 256 in 8 bits, all others in 4, keys by channel; rotated, which
+    /// changes little for keys by channel and helps values.
     pub fn mix() -> KvPolicy {
         let newest = [(KvCodec::F16, 256), (KvCodec::Q8_0, 256)];
         KvPolicy {
@@ -235,7 +235,8 @@ impl KvPolicy {
         codecs.map(KvCodec::dtype).filter(|dtype| dtype.is_quantized())
     }
 
-    /// Bits of a stored number, on average over a full sequence of `tokens` tokens.
+    /// Bits of a stored number, on average over a full sequence of `tokens` tokens whose tiers end where the
+    /// policy says; in memory they end with a block.
     pub fn bits_per_value(&self, tokens: usize) -> f64 {
         (self.keys.bits(tokens) + self.values.bits(tokens)) / 2.0
     }
@@ -293,6 +294,9 @@ impl From<KvCodec> for KvPolicy {
 
 impl fmt::Display for KvPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == KvPolicy::mix() {
+            return f.write_str("mix");
+        }
         if self.keys == self.values {
             write!(f, "{}", self.keys)?;
         } else {
@@ -382,6 +386,7 @@ mod tests {
             "f16:256+q8_0:256+q4_0",
             "k=f16:256+q4_0c,v=f16:32+q8_0",
             "k=q8_0c,v=q8_0",
+            "mix",
         ] {
             assert_eq!(text.parse::<KvPolicy>().unwrap().to_string(), text);
         }

@@ -16,7 +16,7 @@ const DEFAULT_CONTEXT: usize = 512;
 #[derive(Serialize)]
 struct Row {
     kv: String,
-    /// Bits of a stored number, on average over a full context.
+    /// Bits that a number takes in memory, on average over the context in whole blocks.
     bits_per_value: f64,
     tokens_per_second: f64,
     /// Against the first policy.
@@ -49,7 +49,7 @@ pub(crate) fn main(args: &PerplexityArgs) -> Result<Ended, Failure> {
         let base = rows.first().map(|row| &row.measured);
         rows.push(Row {
             kv: policies[i].to_string(),
-            bits_per_value: policies[i].bits_per_value(context),
+            bits_per_value: bits_per_value(engine, &measured),
             tokens_per_second: measured.tokens_per_second(),
             change: base.and_then(|base| measured.change_from(base)),
             measured,
@@ -62,6 +62,15 @@ pub(crate) fn main(args: &PerplexityArgs) -> Result<Ended, Failure> {
         plot.write(&draw(&title, &points(&rows), &caption(&rows))?)?;
     }
     Ok(if stop.is_set() { Ended::Interrupted } else { Ended::Done })
+}
+
+/// Bits that a number of the cache takes in memory at the end of a chunk.
+fn bits_per_value(engine: &Engine, measured: &Perplexity) -> f64 {
+    let config = engine.model().config();
+    // The last token of a chunk is not computed.
+    let tokens = (measured.context - 1).next_multiple_of(engine.config().kv_block);
+    let values = 2 * config.layers() * config.kv_dim() * tokens;
+    8.0 * measured.kv_bytes as f64 / values as f64
 }
 
 /// The model, and an engine for each policy. All are made before anything is computed, so that what
