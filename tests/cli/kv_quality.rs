@@ -103,7 +103,7 @@ fn the_hero_of_a_tale_is_recalled_from_few_bits_as_from_many() {
     let text = std::fs::read_to_string(tales()).unwrap();
     let tales: Vec<_> = text.split("\n\n").map(str::trim).filter(|t| !t.is_empty()).collect();
     let recall = |policy: &str| {
-        let engine = runtime.engine_with(policy.parse::<KvPolicy>().unwrap()).unwrap();
+        let engine = runtime.engine().with_kv(policy.parse::<KvPolicy>().unwrap()).unwrap();
         let (mut asked, mut right, mut loss) = (0, 0, 0.0);
         for tale in &tales {
             let tokens = runtime.model().tokenizer().encode(tale, true).unwrap();

@@ -182,6 +182,16 @@ impl Engine {
         Ok(Engine { shared: Arc::new(shared) })
     }
 
+    /// A second engine, which stores keys and values by another policy and is otherwise the same. Model,
+    /// rearranged weights and kernels are shared; threads and the bound on memory are its own.
+    ///
+    /// # Errors
+    /// As [`Engine::new`].
+    pub fn with_kv(&self, kv: KvPolicy) -> Result<Engine, EngineError> {
+        let config = EngineConfig { kv, ..self.config().clone() };
+        Engine::new(Arc::clone(&self.shared.model), self.host().clone(), config)
+    }
+
     /// A new, empty sequence.
     pub fn session(&self) -> Session {
         self.session_with(&SessionOptions::default())
@@ -207,8 +217,7 @@ impl Engine {
         options: &SessionOptions,
     ) -> Result<Session, EngineError> {
         let limits = (self.context(), self.model().vocab());
-        let mut decoder = self.decoder();
-        decoder.kernels.pin(&self.shared.host)?;
+        let (mut decoder, _) = self.pinned()?;
         let Decoder { kernels, kv, .. } = &mut *decoder;
         kv.begin(kernels);
         let mut means = Means { kernels, pool: &self.shared.pool };
@@ -279,6 +288,15 @@ impl Engine {
         self.shared.decoder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The decoder with the kernels of this moment, once no step is computed, and what it computes
+    /// with.
+    fn pinned(&self) -> Result<(MutexGuard<'_, Decoder>, Machine<'_>), EngineError> {
+        let shared = &*self.shared;
+        let mut decoder = self.decoder();
+        decoder.kernels.pin(&shared.host)?;
+        Ok((decoder, Machine { pool: &shared.pool, isa: shared.isa }))
+    }
+
     /// Gets all of a sequence's blocks into memory, and hands them to `use_them`.
     pub(crate) fn with_blocks(
         &self,
@@ -286,9 +304,7 @@ impl Engine {
         use_them: impl FnOnce(&KvStore, &KvTable) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let shared = &*self.shared;
-        let mut decoder = self.decoder();
-        decoder.kernels.pin(&shared.host)?;
-        let machine = Machine { pool: &shared.pool, isa: shared.isa };
+        let (mut decoder, machine) = self.pinned()?;
         decoder.ready(machine, &shared.model, table, shared.config.batch)?;
         use_them(&decoder.kv, table)
     }
@@ -300,9 +316,7 @@ impl Engine {
         each: &mut EachLogits<'_>,
     ) -> Result<(), EngineError> {
         let shared = &*self.shared;
-        let mut decoder = self.decoder();
-        decoder.kernels.pin(&shared.host)?;
-        let machine = Machine { pool: &shared.pool, isa: shared.isa };
+        let (mut decoder, machine) = self.pinned()?;
         decoder.run(machine, &shared.model, chunks, shared.config.batch, each)
     }
 }

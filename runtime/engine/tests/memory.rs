@@ -650,3 +650,25 @@ fn what_follows_forgotten_tokens_is_shared_with_nobody() {
     engine.session().prefill(&left).unwrap();
     assert_eq!(report(&engine).kv.prefix_hit_tokens - 32, left.len() as u64 / 32 * 32);
 }
+
+#[test]
+fn a_short_block_by_channel_is_whole_after_being_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, key) = (dir.path().join("session"), SessionKey::generate().unwrap());
+    let model = Fixture::new(&Sizes { layers: 1, context: 256, ..LLAMA }, GgmlDType::F32).model();
+    let config = EngineConfig { kv: "k=q8_0c,v=q8_0".parse().unwrap(), ..small() };
+    let engine = engine(&model, config);
+    // The last eight tokens are of a block that was full before.
+    let mut session = engine.session_with(&endless(4));
+    session.prefill(&text(0, 240)).unwrap();
+    session.truncate(200);
+    session.save(&path, &key).unwrap();
+    let mut restored = engine.restore_session(&path, &key, &endless(4)).unwrap();
+    // Until what lies before that block is forgotten and it moves up.
+    for token in text(1, 80) {
+        session.decode(token).unwrap();
+        restored.decode(token).unwrap();
+    }
+    assert!(restored.gap().len > 0);
+    assert_eq!(restored.logits(), session.logits());
+}

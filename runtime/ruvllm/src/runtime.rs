@@ -27,7 +27,6 @@ pub enum Prompt<'a> {
 /// A loaded model with its kernels. `Send + Sync`: share it, and give each thread that generates a
 /// conversation of its own.
 pub struct Runtime {
-    model: Arc<Model>,
     engine: Engine,
     kernels: KernelSet,
     template: Option<ChatTemplate>,
@@ -178,20 +177,9 @@ impl Runtime {
         &self.engine
     }
 
-    /// A second engine, which stores keys and values by another policy and is otherwise the same.
-    /// Model, rearranged weights and kernels are shared; threads and the bound on memory are its own.
-    ///
-    /// # Errors
-    ///
-    /// As for the first: a policy that does not fit the model's heads, or more than the bound holds.
-    pub fn engine_with(&self, kv: impl Into<KvPolicy>) -> Result<Engine, Error> {
-        let config = EngineConfig { kv: kv.into(), ..self.engine.config().clone() };
-        Ok(Engine::new(Arc::clone(&self.model), self.host().clone(), config)?)
-    }
-
     /// The model: configuration, tokenizer, template.
     pub fn model(&self) -> &Model {
-        &self.model
+        self.engine.model()
     }
 
     /// The model's file, or the name of the built-in one.
@@ -401,13 +389,12 @@ impl RuntimeBuilder {
             .chat_template()
             .map(|source| ChatTemplate::new(source, text(tokenizer.bos()), text(tokenizer.eos())))
             .transpose()?;
-        let model = Arc::new(model);
-        let engine = Engine::new(Arc::clone(&model), kernels.host().clone(), config)?;
+        let engine = Engine::new(Arc::new(model), kernels.host().clone(), config)?;
         let model_name =
             path.map_or_else(|| embedded::DEMO_MODEL_NAME.to_owned(), |p| p.display().to_string());
         let sessions = SessionOptions { sinks, ..SessionOptions::default() };
         let load = started.elapsed();
-        Ok(Runtime { model, engine, kernels, template, model_name, sessions, load })
+        Ok(Runtime { engine, kernels, template, model_name, sessions, load })
     }
 }
 

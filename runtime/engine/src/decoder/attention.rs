@@ -9,11 +9,12 @@ use ruvllm_native::ThreadPool;
 use ruvllm_native::attention::{AttnSequence, AttnShape, attention, attention_batch};
 use ruvllm_native::ops::hadamard;
 
-use super::{Chunk, Decoder, Machine, add, project, room};
+use super::{Chunk, Decoder, Machine, add, project};
 use crate::config::{ModelConfig, RopeLayout};
 use crate::error::EngineError;
 use crate::kernels::RopeRows;
 use crate::kv::{Half, Means};
+use crate::memory::room;
 use crate::weights::Layer;
 
 impl Decoder {

@@ -23,7 +23,7 @@ use crate::config::ModelConfig;
 use crate::error::EngineError;
 use crate::kernels::Kernels;
 use crate::kv::{KvStore, KvTable};
-use crate::memory::Reservation;
+use crate::memory::{Reservation, room};
 use crate::model::Model;
 use crate::rope::RopeTables;
 use crate::weights::{Layer, Linear};
@@ -82,14 +82,6 @@ struct Buffers {
     logits: Vec<f32>,
     activations: Activations,
     attention: AttnScratch,
-}
-
-/// The first `len` elements, grown when needed.
-fn room(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
-    if buffer.len() < len {
-        buffer.resize(len, 0.0);
-    }
-    &mut buffer[..len]
 }
 
 /// One sequence's share of a step: the tokens that follow those that are computed.
@@ -153,9 +145,26 @@ impl Decoder {
         rows * row + LOGIT_ROWS.min(rows) * vocab * size_of::<f32>()
     }
 
-    /// Computes a step and stores its keys and values. On an error tables may hold blocks of the step
-    /// that failed, which [`Decoder::run`] lets go of.
+    /// Computes a step and stores its keys and values; on an error no table holds blocks of it.
     fn step(
+        &mut self,
+        machine: Machine<'_>,
+        model: &Model,
+        chunks: &mut [Chunk<'_>],
+        each: &mut EachLogits<'_>,
+    ) -> Result<(), EngineError> {
+        let computed = self.layers(machine, model, chunks, each);
+        for chunk in chunks {
+            match computed {
+                Ok(()) => chunk.table.commit(chunk.tokens),
+                Err(_) => chunk.table.uncompute(chunk.table.computed),
+            }
+        }
+        computed
+    }
+
+    /// Computes all layers and the wanted logits.
+    fn layers(
         &mut self,
         machine: Machine<'_>,
         model: &Model,
@@ -172,11 +181,7 @@ impl Decoder {
             let rows = self.attention_block(machine, config, layer, index, chunks)?;
             self.feed_forward_block(machine, config, layer, rows)?;
         }
-        self.logits(machine, model, chunks, each)?;
-        for chunk in chunks {
-            chunk.table.commit(chunk.tokens);
-        }
-        Ok(())
+        self.logits(machine, model, chunks, each)
     }
 
     fn embed(&mut self, model: &Model, chunks: &[Chunk<'_>]) -> Result<(), EngineError> {

@@ -28,11 +28,7 @@ impl Decoder {
             self.kv.touch(chunk.table);
         }
         for chunk in chunks.iter_mut() {
-            let caught_up = self.catch_up(machine, model, chunk.table, batch);
-            if caught_up.is_err() {
-                chunk.table.uncompute(chunk.table.computed);
-                return caught_up;
-            }
+            self.catch_up(machine, model, chunk.table, batch)?;
         }
         let ready = chunks.iter_mut().try_for_each(|chunk| {
             self.slide(machine, model, chunk.table, chunk.tokens.len())?;
@@ -63,11 +59,7 @@ impl Decoder {
     ) -> Result<(), EngineError> {
         self.kv.begin(&self.kernels);
         self.kv.touch(table);
-        let caught_up = self.catch_up(machine, model, table, batch);
-        if caught_up.is_err() {
-            table.uncompute(table.computed);
-        }
-        caught_up
+        self.catch_up(machine, model, table, batch)
     }
 
     /// Reads a sequence's spilled blocks back, and computes what was evicted again.

@@ -5,8 +5,8 @@
 //! crossed again. First they are quantised, as far as the policy goes; then those that no
 //! sequence refers to, kept only because others may begin alike, are given up; then those of
 //! sequences are spilled to disk, where there is a directory for that, and then evicted. Of each
-//! kind those of lower priority go first, then those used longest ago. The gap between the marks keeps a pool that
-//! is nearly full from reclaiming a little at every step.
+//! kind those of lower priority go first, then those used longest ago. The gap between the marks
+//! keeps a pool that is nearly full from reclaiming a little at every step.
 //!
 //! Memory is taken in whole pages, so blocks in the emptiest pages are moved together before anything is
 //! given up.
@@ -84,7 +84,7 @@ impl KvStore {
         }
     }
 
-    /// Blocks in memory or on disk that the running step does not need, in the order in which they go.
+    /// Blocks in memory that the running step does not need, in the order in which they go.
     fn idle(&self) -> Vec<BlockId> {
         let ids = self.blocks.iter().enumerate().filter(|(_, block)| {
             block.used < self.clock && matches!(block.place, Place::Memory(_))

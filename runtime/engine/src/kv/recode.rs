@@ -12,6 +12,7 @@ use super::block::{BlockShape, Side};
 use super::policy::KvCodec;
 use crate::error::EngineError;
 use crate::kernels::Kernels;
+use crate::memory::room;
 
 /// Who packs: the kernels of the step, and threads for large blocks.
 pub(crate) struct Packer<'a> {
@@ -78,7 +79,8 @@ impl Packer<'_> {
         written
     }
 
-    /// Reads the first `tokens` tokens of a layer of `side` as rows `[tokens, kv_dim]`.
+    /// Reads the first `tokens` tokens of a layer of `side` as rows `[tokens, kv_dim]`. By channel, they must
+    /// be all tokens of the block.
     pub(crate) fn read(
         &mut self,
         shape: &BlockShape,
@@ -99,13 +101,9 @@ impl Packer<'_> {
                 self.kernels.kv_unpack(self.pool, codec.dtype(), bytes, dim, rows)?;
             }
             KvCodec::Q8_0Channels | KvCodec::Q4_0Channels => {
-                let turned = room(&mut self.scratch.turned, shape.tokens * dim);
+                let turned = room(&mut self.scratch.turned, rows.len());
                 self.kernels.kv_unpack(self.pool, codec.dtype(), bytes, shape.tokens, turned)?;
-                for (channel, turned) in turned.chunks_exact(shape.tokens).enumerate() {
-                    for (row, &value) in rows.chunks_exact_mut(dim).zip(turned) {
-                        row[channel] = value;
-                    }
-                }
+                turn(turned, shape.tokens, rows);
             }
         }
         Ok(())
@@ -120,12 +118,4 @@ fn turn(rows: &[f32], dim: usize, turned: &mut [f32]) {
             *turned = value;
         }
     }
-}
-
-/// The first `len` elements, grown when needed.
-fn room(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
-    if buffer.len() < len {
-        buffer.resize(len, 0.0);
-    }
-    &mut buffer[..len]
 }

@@ -9,13 +9,13 @@
 
 use super::block::{BlockShape, Half, Stored};
 use super::recode::Packer;
-use super::store::{KvStore, Means, Place, copy_block};
+use super::store::{KvStore, Means, Place};
 use super::table::KvTable;
 use crate::error::EngineError;
+use crate::kernels::Kernels;
 
 /// Rotates the keys of `rows` `[tokens, kv_dim]` in place.
-pub(crate) type TurnKeys<'a> =
-    dyn FnMut(&mut crate::kernels::Kernels, &mut [f32]) -> Result<(), EngineError> + 'a;
+pub(crate) type TurnKeys<'a> = dyn FnMut(&mut Kernels, &mut [f32]) -> Result<(), EngineError> + 'a;
 
 impl KvStore {
     /// How many tokens of a sequence have to be forgotten, and from which position on, so that it can
@@ -68,26 +68,16 @@ impl KvStore {
         turn: &mut TurnKeys<'_>,
         means: &mut Means<'_>,
     ) -> Result<(), EngineError> {
-        let entry = &table.entries[index];
-        let id = entry.id;
+        let id = table.entries[index].id;
         let block = &self.blocks[id.0 as usize];
         let (tokens, shared) = (block.tokens, block.refs > 1 || block.key.is_some());
-        let Place::Memory(stored) = &block.place else { return Ok(()) };
-        let mut turned = self.room(stored.codecs(), means)?;
-        // The original is pinned by this step, so making room has not moved it away.
+        let mut turned = self.copy(table, index, means)?;
         let shape = self.shape;
-        if let Place::Memory(stored) = &self.blocks[id.0 as usize].place {
-            copy_block(stored, &mut turned);
-        }
         let Means { kernels, pool } = means;
         let mut packer = Packer { kernels, pool, scratch: &mut self.scratch };
         turn_keys(&mut packer, &shape, tokens, &mut turned, turn)?;
         if shared {
-            let copy = self.add(turned, table.standing.priority);
-            self.blocks[copy.0 as usize].tokens = tokens;
-            self.release(id);
-            table.entries[index].id = copy;
-            self.stats.copies += 1;
+            self.exchange(table, index, turned);
         } else {
             self.blocks[id.0 as usize].place = Place::Memory(turned);
         }
@@ -103,7 +93,6 @@ fn turn_keys(
     turn: &mut TurnKeys<'_>,
 ) -> Result<(), EngineError> {
     let side = block.side_mut(Half::Keys);
-    // By channel, a block is always full.
     let mut rows = vec![0.0; tokens * shape.kv_dim];
     for layer in 0..shape.layers {
         packer.read(shape, layer, tokens, side, &mut rows)?;

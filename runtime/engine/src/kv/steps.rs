@@ -15,7 +15,7 @@ use ruvllm_native::attention::KvSegment;
 use super::block::{Codecs, Half};
 use super::prefix::{self, PrefixKey};
 use super::recode::Packer;
-use super::store::{KvStore, Means, Place, copy_block};
+use super::store::{KvStore, Means, Place};
 use super::table::{BlockId, Entry, KvTable};
 use crate::error::EngineError;
 
@@ -191,22 +191,14 @@ impl KvStore {
             return Ok(0);
         }
         let shared = block.refs > 1 || block.key.is_some();
-        let id = if shared {
-            let mut copy = self.room(appended, means)?;
-            // The original is pinned by this step, so making room has not moved it away.
-            if let Place::Memory(original) = &self.blocks[id.0 as usize].place {
-                copy_block(original, &mut copy);
-            }
-            let copy = self.add(copy, table.standing.priority);
-            self.release(id);
-            self.stats.copies += 1;
-            copy
-        } else {
-            id
-        };
+        if shared {
+            let last = table.entries.len() - 1;
+            let copy = self.copy(table, last, means)?;
+            self.exchange(table, last, copy);
+        }
         let taken = extra.min(self.shape.tokens - len);
         if let Some(last) = table.entries.last_mut() {
-            *last = Entry { id, len: len + taken, key: None, ..*last };
+            (last.len, last.key) = (len + taken, None);
         }
         Ok(taken)
     }

@@ -15,7 +15,7 @@ use super::prefix::{self, PrefixKey};
 use super::recode::{Packer, Scratch};
 use super::spill::{SpillDir, Ticket};
 use super::stats::KvStats;
-use super::table::{BlockId, KvTable, Released, Standing};
+use super::table::{BlockId, Entry, KvTable, Released, Standing};
 use crate::error::EngineError;
 use crate::kernels::Kernels;
 use crate::memory::{Exhausted, MemoryPool, Reservation, Use};
@@ -288,6 +288,37 @@ impl KvStore {
                 BlockId((self.blocks.len() - 1) as u32)
             }
         }
+    }
+
+    /// A copy of a sequence's block, which the step has pinned.
+    pub(super) fn copy(
+        &mut self,
+        table: &KvTable,
+        index: usize,
+        means: &mut Means<'_>,
+    ) -> Result<Stored, EngineError> {
+        let Entry { id, start, .. } = table.entries[index];
+        let missing = EngineError::KvBlockMissing { position: start };
+        let Place::Memory(original) = &self.blocks[id.0 as usize].place else {
+            return Err(missing);
+        };
+        let mut copy = self.room(original.codecs(), means)?;
+        // Making room has not moved away what is pinned.
+        let Place::Memory(original) = &self.blocks[id.0 as usize].place else {
+            return Err(missing);
+        };
+        copy_block(original, &mut copy);
+        Ok(copy)
+    }
+
+    /// Gives a sequence a block of its own, `copy`, in place of one that others see.
+    pub(super) fn exchange(&mut self, table: &mut KvTable, index: usize, copy: Stored) {
+        let original = table.entries[index].id;
+        let id = self.add(copy, table.standing.priority);
+        self.blocks[id.0 as usize].tokens = self.blocks[original.0 as usize].tokens;
+        table.entries[index].id = id;
+        self.release(original);
+        self.stats.copies += 1;
     }
 
     /// Counts one reference less; a block that neither tables nor the prefix index refer to is gone.

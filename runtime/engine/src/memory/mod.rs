@@ -308,6 +308,14 @@ impl Drop for Lease {
     }
 }
 
+/// The first `len` elements, grown when needed.
+pub(crate) fn room(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if buffer.len() < len {
+        buffer.resize(len, 0.0);
+    }
+    &mut buffer[..len]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -83,7 +83,7 @@ fn engines(
     let runtime = setup::runtime_storing(&args.model, &first)?;
     let mut engines = vec![runtime.engine().clone()];
     for policy in policies.iter().skip(1) {
-        engines.push(runtime.engine_with(policy.clone())?);
+        engines.push(runtime.engine().with_kv(policy.clone())?);
     }
     Ok((runtime, engines))
 }
