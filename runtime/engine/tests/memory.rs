@@ -246,6 +246,23 @@ fn policies_differ_from_exact_storage_by_their_precision() {
 }
 
 #[test]
+fn heads_that_are_no_power_of_two_are_rotated_in_groups() {
+    let sizes = Sizes { heads: 2, kv_heads: 1, head_dim: 96, ..LLAMA };
+    let model = Fixture::new(&sizes, GgmlDType::F32).model();
+    let last = |policy: &str| {
+        let config = EngineConfig { kv: policy.parse().unwrap(), ..small() };
+        engine(&model, config).session().prefill(&text(0, 200)).unwrap().to_vec()
+    };
+    let exact = last("f32");
+    for (policy, tolerance) in [("f32,rotate", 1e-5), ("q8_0,rotate", 2e-2), ("q4_0,rotate", 0.25)]
+    {
+        let error = relative_error(&last(policy), &exact);
+        println!("{policy}: {error:.1e}");
+        assert!(error < tolerance, "{policy}: {error:e}");
+    }
+}
+
+#[test]
 fn truncating_and_going_on_is_as_never_having_gone_further() {
     let model = model();
     for policy in ["f16", "q8_0", "f16:32+q4_0", "k=f16:32+q8_0c,v=f16:32+q8_0"] {

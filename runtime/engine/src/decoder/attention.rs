@@ -212,19 +212,22 @@ pub(super) fn rope_rows(config: &ModelConfig, heads: usize) -> RopeRows {
     }
 }
 
-/// Transforms heads of `head_dim` elements, on all threads where that pays.
+/// Transforms heads of `head_dim` elements, on all threads where that pays. Heads of a size that is
+/// no power of two are transformed in the largest groups that are one.
 pub(super) fn spread(
     machine: Machine<'_>,
     x: &mut [f32],
     head_dim: usize,
 ) -> Result<(), EngineError> {
     const HEADS: usize = 256;
+    const WIDEST: usize = 256;
+    let group = (1 << head_dim.trailing_zeros()).min(WIDEST);
     if x.len() <= 2 * HEADS * head_dim {
-        return Ok(hadamard(machine.isa, x, head_dim)?);
+        return Ok(hadamard(machine.isa, x, group)?);
     }
     machine.pool.for_chunks(x, HEADS * head_dim, &|_, x| {
         // Whole heads, of a size that the policy's check let through.
-        let _ = hadamard(machine.isa, x, head_dim);
+        let _ = hadamard(machine.isa, x, group);
     });
     Ok(())
 }

@@ -244,9 +244,9 @@ impl KvPolicy {
     /// Checks that a model's heads and blocks of `block` tokens fit the codecs.
     ///
     /// # Errors
-    /// [`EngineError::KvHeadDim`] where a head is not whole blocks of a codec, or not a power of two
-    /// although it is to be rotated; [`EngineError::InvalidOption`] where a block has too few tokens
-    /// for a codec by channel, or values are to be grouped by channel.
+    /// [`EngineError::KvHeadDim`] where a head is not whole blocks of a codec;
+    /// [`EngineError::InvalidOption`] where a block has too few tokens for a codec by channel, values
+    /// are to be grouped by channel, or heads of an odd size are to be rotated.
     pub fn check(&self, config: &ModelConfig, block: usize) -> Result<(), EngineError> {
         let invalid = |option, value: String, reason| {
             Err(EngineError::InvalidOption { option, value, reason })
@@ -270,9 +270,9 @@ impl KvPolicy {
             let reason = "only keys have outlying channels; store values by token (q8_0, q4_0)";
             return invalid("kv", self.to_string(), reason);
         }
-        if self.rotate && !config.head_dim.is_power_of_two() {
+        if self.rotate && !config.head_dim.is_multiple_of(2) {
             let reason =
-                "heads of this model are no power of two, which a Hadamard transform needs";
+                "heads of this model have an odd size, which a Hadamard transform cannot halve";
             return invalid("kv", self.to_string(), reason);
         }
         Ok(())
