@@ -88,6 +88,86 @@ pub fn rmsnorm_f32(module: &Module) -> Vec<u8> {
     ))
 }
 
+/// A correct scalar `lora_apply(f32, f32) -> f32`, summed in f64, with the module's places filled in;
+/// its entry point is `lora_apply_forward`. The prologue's locals are `$desc`, `$rows` and the call's
+/// other extents, unset as yet; the epilogue has them set.
+pub fn lora_apply_f32(module: &Module) -> Vec<u8> {
+    let Module { imports, memory, fields, prologue, epilogue, .. } = module;
+    assemble(&format!(
+        r#"(module
+  {imports}
+  {memory}
+  (global (export "__heap_base") i32 (i32.const 1024))
+  {fields}
+  ;; Element j of rank r, in groups of four elements by all ranks.
+  (func $factor (param $base i32) (param $rank i32) (param $j i32) (param $r i32) (result f64)
+    (f64.promote_f32 (f32.load (i32.add (local.get $base) (i32.shl
+      (i32.add
+        (i32.shl (i32.add (local.get $r)
+          (i32.mul (local.get $rank) (i32.shr_u (local.get $j) (i32.const 2)))) (i32.const 2))
+        (i32.and (local.get $j) (i32.const 3)))
+      (i32.const 2))))))
+  (func (export "lora_apply_forward") (param $desc i32) (result i32)
+    (local $x i32) (local $a i32) (local $b i32) (local $out i32) (local $t i32)
+    (local $rows i32) (local $in_dim i32) (local $rank i32) (local $out_dim i32) (local $scale f64)
+    (local $i i32) (local $r i32) (local $sum f64)
+    {prologue}
+    (local.set $x (i32.load offset=0 (local.get $desc)))
+    (local.set $a (i32.load offset=8 (local.get $desc)))
+    (local.set $out (i32.load offset=16 (local.get $desc)))
+    (local.set $t (i32.load offset=24 (local.get $desc)))
+    (local.set $i (i32.load offset=32 (local.get $desc)))
+    (local.set $rows (i32.load offset=0 (local.get $i)))
+    (local.set $in_dim (i32.load offset=4 (local.get $i)))
+    (local.set $rank (i32.load offset=12 (local.get $i)))
+    (local.set $out_dim (i32.load offset=16 (local.get $i)))
+    (local.set $scale (f64.promote_f32 (f32.load offset=20 (local.get $i))))
+    (local.set $b (i32.add (local.get $a) (i32.shl (i32.mul (local.get $rank)
+      (i32.shr_u (i32.add (local.get $in_dim) (i32.const 3)) (i32.const 2))) (i32.const 4))))
+    (block $done
+      (loop $row
+        (br_if $done (i32.eqz (local.get $rows)))
+        (local.set $rows (i32.sub (local.get $rows) (i32.const 1)))
+        (local.set $r (i32.const 0))
+        (block $projected (loop $project
+          (br_if $projected (i32.ge_u (local.get $r) (local.get $rank)))
+          (local.set $sum (f64.const 0))
+          (local.set $i (i32.const 0))
+          (block $summed (loop $sum_up
+            (br_if $summed (i32.ge_u (local.get $i) (local.get $in_dim)))
+            (local.set $sum (f64.add (local.get $sum) (f64.mul
+              (call $factor (local.get $a) (local.get $rank) (local.get $i) (local.get $r))
+              (f64.promote_f32 (f32.load
+                (i32.add (local.get $x) (i32.shl (local.get $i) (i32.const 2))))))))
+            (local.set $i (i32.add (local.get $i) (i32.const 1)))
+            (br $sum_up)))
+          (f64.store (i32.add (local.get $t) (i32.shl (local.get $r) (i32.const 3)))
+            (f64.mul (local.get $scale) (local.get $sum)))
+          (local.set $r (i32.add (local.get $r) (i32.const 1)))
+          (br $project)))
+        (local.set $i (i32.const 0))
+        (block $expanded (loop $expand
+          (br_if $expanded (i32.ge_u (local.get $i) (local.get $out_dim)))
+          (local.set $sum (f64.const 0))
+          (local.set $r (i32.const 0))
+          (block $summed (loop $sum_up
+            (br_if $summed (i32.ge_u (local.get $r) (local.get $rank)))
+            (local.set $sum (f64.add (local.get $sum) (f64.mul
+              (call $factor (local.get $b) (local.get $rank) (local.get $i) (local.get $r))
+              (f64.load (i32.add (local.get $t) (i32.shl (local.get $r) (i32.const 3)))))))
+            (local.set $r (i32.add (local.get $r) (i32.const 1)))
+            (br $sum_up)))
+          (f32.store (local.get $out) (f32.demote_f64 (local.get $sum)))
+          (local.set $out (i32.add (local.get $out) (i32.const 4)))
+          (local.set $i (i32.add (local.get $i) (i32.const 1)))
+          (br $expand)))
+        (local.set $x (i32.add (local.get $x) (i32.shl (local.get $in_dim) (i32.const 2))))
+        (br $row)))
+    {epilogue}
+    (i32.const 0)))"#
+    ))
+}
+
 /// Assembles a module from its text.
 ///
 /// # Panics

@@ -10,6 +10,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde::Serialize;
 
+use crate::adapter::Adapter;
 use crate::engine::{Engine, SessionOptions};
 use crate::error::EngineError;
 use crate::session::Session;
@@ -95,12 +96,17 @@ impl BenchRow {
     }
 }
 
-/// Measures one row. A row that has both parts times them together.
+/// Measures one row, of sequences with an adapter or without. A row that has both parts times them
+/// together.
 ///
 /// # Errors
 /// [`EngineError::InvalidOption`], [`EngineError::PromptTooLong`] where the engine's context does
 /// not hold the tokens, and what computing can give.
-pub fn bench(engine: &Engine, options: &BenchOptions) -> Result<BenchRow, EngineError> {
+pub fn bench(
+    engine: &Engine,
+    adapter: Option<&Adapter>,
+    options: &BenchOptions,
+) -> Result<BenchRow, EngineError> {
     let BenchOptions { n_prompt, n_gen, n_depth, n_parallel, reps, warmup } = *options;
     for (option, value) in [("n", n_prompt + n_gen), ("parallel", n_parallel), ("reps", reps)] {
         if value == 0 {
@@ -110,13 +116,14 @@ pub fn bench(engine: &Engine, options: &BenchOptions) -> Result<BenchRow, Engine
     }
     let length = n_depth + n_prompt + n_gen;
     let tokens = random_tokens(engine.model().vocab(), n_parallel * length);
+    // What is measured must not be found in the prefix cache.
+    let session =
+        SessionOptions { scope: None, adapter: adapter.cloned(), ..SessionOptions::default() };
     let mut sequences = Vec::with_capacity(n_parallel);
     for tokens in tokens.chunks_exact(length) {
         let (depth, tokens) = tokens.split_at(n_depth);
         let (prompt, generated) = tokens.split_at(n_prompt);
-        // What is measured must not be found in the prefix cache.
-        let mut session =
-            engine.session_with(&SessionOptions { scope: None, ..SessionOptions::default() });
+        let mut session = engine.session_with(&session);
         if !depth.is_empty() {
             session.prefill(depth)?;
         }

@@ -10,6 +10,7 @@ mod from_hf;
 use crate::error::EngineError;
 
 pub use from_gguf::from_gguf;
+pub(crate) use from_gguf::gguf_layout;
 pub use from_hf::from_hf;
 
 /// Which elements of a head are rotated together.

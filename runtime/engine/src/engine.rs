@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ruvllm_host::Host;
 use ruvllm_native::{Isa, ThreadPool};
 
+use crate::adapter::Adapter;
 use crate::decoder::{Chunk, Decoder, EachLogits, Machine};
 use crate::error::EngineError;
 use crate::kernels::Kernels;
@@ -97,23 +98,27 @@ pub struct SessionOptions {
     /// of what follows its first tokens, of which at least so many stay, a quarter of the context at
     /// most. Other sequences end there.
     pub sinks: Option<usize>,
+    /// What the session adds to the model's projections. Sessions share beginnings only with those of
+    /// the same adapter, or that have none either.
+    pub adapter: Option<Adapter>,
 }
 
 impl SessionOptions {
     fn standing(&self, context: usize) -> Standing {
-        let scope = self.scope.as_deref().map(scope);
+        let adapter = self.adapter.as_ref().map(Adapter::fingerprint);
         Standing {
             priority: self.priority,
             sinks: self.sinks.map(|sinks| sinks.min(context / 4)),
-            scope,
+            scope: self.scope.as_deref().map(|name| scope(name, adapter.as_ref())),
+            adapter: self.adapter.clone(),
         }
     }
 }
 
 impl Default for SessionOptions {
-    /// No priority, the common scope, and an end.
+    /// No priority, the common scope, an end, and no adapter.
     fn default() -> Self {
-        Self { priority: 0, scope: Some(String::new()), sinks: None }
+        Self { priority: 0, scope: Some(String::new()), sinks: None, adapter: None }
     }
 }
 
@@ -207,8 +212,8 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError::Sealed`] for a file that is damaged or does not open with the key,
-    /// [`EngineError::SessionMismatch`] for one of another model or another way of storing keys and
-    /// values, [`EngineError::MemoryExhausted`]. Nothing is lost then but the time to compute the
+    /// [`EngineError::SessionMismatch`] for one of another model, adapter or way of storing keys and
+    /// values, [`EngineError::ForeignAdapter`], [`EngineError::MemoryExhausted`]. Nothing is lost then but the time to compute the
     /// sequence again.
     pub fn restore_session(
         &self,
@@ -216,6 +221,9 @@ impl Engine {
         key: &SessionKey,
         options: &SessionOptions,
     ) -> Result<Session, EngineError> {
+        if let Some(adapter) = &options.adapter {
+            self.check_adapter(adapter)?;
+        }
         let limits = (self.context(), self.model().vocab());
         let (mut decoder, _) = self.pinned()?;
         let Decoder { kernels, kv, .. } = &mut *decoder;
@@ -275,6 +283,31 @@ impl Engine {
     /// The instructions that native operations use.
     pub fn isa(&self) -> Isa {
         self.shared.isa
+    }
+
+    /// The model, to be kept.
+    pub(crate) fn shared_model(&self) -> &Arc<Model> {
+        &self.shared.model
+    }
+
+    /// Whether the kernels of this moment can apply adapters.
+    ///
+    /// # Errors
+    /// [`EngineError::OpUnavailable`].
+    pub(crate) fn require_lora(&self) -> Result<(), EngineError> {
+        let (decoder, _) = self.pinned()?;
+        decoder.kernels.require_lora()
+    }
+
+    /// Whether the engine can compute with an adapter.
+    ///
+    /// # Errors
+    /// [`EngineError::ForeignAdapter`] for one of another model.
+    pub(crate) fn check_adapter(&self, adapter: &Adapter) -> Result<(), EngineError> {
+        if adapter.is_for(self.model()) {
+            return Ok(());
+        }
+        Err(EngineError::ForeignAdapter { name: adapter.name().to_owned() })
     }
 
     /// Whether both are clones of one engine.

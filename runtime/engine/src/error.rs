@@ -168,6 +168,52 @@ pub enum EngineError {
         /// Size of the vocabulary.
         vocab: usize,
     },
+    /// The file or directory is no adapter.
+    #[error(
+        "{path}: {reason}; expected a GGUF adapter, or a directory with adapter_config.json and adapter_model.safetensors"
+    )]
+    NotAnAdapter {
+        /// The file or directory.
+        path: String,
+        /// What was found instead.
+        reason: String,
+    },
+    /// An adapter does more than the engine can, which would otherwise be left out silently.
+    #[error(
+        "{path}: this adapter is not supported: {what}; supported is LoRA of the query, key, value, output, gate, up and down projections"
+    )]
+    AdapterUnsupported {
+        /// The file or directory.
+        path: String,
+        /// What it does.
+        what: String,
+    },
+    /// An adapter was made for another model.
+    #[error(
+        "{path}: the adapter does not fit the model: {reason}; use it with the model that it was trained on"
+    )]
+    AdapterMismatch {
+        /// The file or directory.
+        path: String,
+        /// What does not fit.
+        reason: String,
+    },
+    /// An adapter contradicts itself or is incomplete.
+    #[error("{path}: the adapter is damaged: {reason}; convert or download it again")]
+    AdapterDamaged {
+        /// The file or directory.
+        path: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A session was given an adapter of another model.
+    #[error(
+        "adapter {name} was opened for another model; open it with the engine that computes the session"
+    )]
+    ForeignAdapter {
+        /// The adapter.
+        name: String,
+    },
     /// A session was handed to an engine that did not make it.
     #[error("the session belongs to another engine; compute it with the engine that made it")]
     ForeignSession,
@@ -356,6 +402,11 @@ impl EngineError {
             EngineError::PromptTooLong { .. } => "prompt_too_long",
             EngineError::PromptEmpty => "prompt_empty",
             EngineError::TokenOutOfRange { .. } => "token_out_of_range",
+            EngineError::NotAnAdapter { .. } => "not_an_adapter",
+            EngineError::AdapterUnsupported { .. } => "adapter_unsupported",
+            EngineError::AdapterMismatch { .. } => "adapter_mismatch",
+            EngineError::AdapterDamaged { .. } => "adapter_damaged",
+            EngineError::ForeignAdapter { .. } => "foreign_adapter",
             EngineError::ForeignSession => "foreign_session",
             EngineError::StepPart { source, .. } => source.code(),
             EngineError::KvHeadDim { .. } => "kv_head_dim",

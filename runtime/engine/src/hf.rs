@@ -28,12 +28,36 @@ const LAYER_NAMES: &[(&str, &str)] = &[
     ("ffn_down", "mlp.down_proj"),
 ];
 
-struct Entry {
+/// A tensor of a safetensors file.
+pub(crate) struct Entry {
     storage: Arc<Storage>,
     start: usize,
     end: usize,
     dtype: Dtype,
     shape: Vec<usize>,
+}
+
+impl Entry {
+    /// The tensor, if it is of a type that the engine reads; `name` and `origin` are for messages.
+    ///
+    /// # Errors
+    /// [`EngineError::TensorType`].
+    pub(crate) fn tensor(&self, origin: &str, name: &str) -> Result<Tensor, EngineError> {
+        let dtype = match self.dtype {
+            Dtype::F32 => DType::F32,
+            Dtype::F16 => DType::F16,
+            Dtype::BF16 => DType::BF16,
+            other => {
+                return Err(EngineError::TensorType {
+                    path: origin.to_owned(),
+                    tensor: name.to_owned(),
+                    found: format!("{other:?}"),
+                });
+            }
+        };
+        let bytes = TensorBytes::new(&self.storage, self.start..self.end, dtype);
+        Ok(Tensor { dtype, shape: self.shape.clone(), bytes })
+    }
 }
 
 /// An open model directory.
@@ -111,23 +135,8 @@ impl TensorSource for HfDir {
     }
 
     fn find(&self, name: &str) -> Result<Option<Tensor>, EngineError> {
-        let Some(entry) = hf_name(name).and_then(|name| self.tensors.get(&name)) else {
-            return Ok(None);
-        };
-        let dtype = match entry.dtype {
-            Dtype::F32 => DType::F32,
-            Dtype::F16 => DType::F16,
-            Dtype::BF16 => DType::BF16,
-            other => {
-                return Err(EngineError::TensorType {
-                    path: self.origin.clone(),
-                    tensor: hf_name(name).unwrap_or_default(),
-                    found: format!("{other:?}"),
-                });
-            }
-        };
-        let bytes = TensorBytes::new(&entry.storage, entry.start..entry.end, dtype);
-        Ok(Some(Tensor { dtype, shape: entry.shape.clone(), bytes }))
+        let found = hf_name(name).and_then(|name| self.tensors.get_key_value(&name));
+        found.map(|(name, entry)| entry.tensor(&self.origin, name)).transpose()
     }
 }
 
@@ -145,7 +154,20 @@ fn hf_name(name: &str) -> Option<String> {
     Some(format!("model.layers.{layer}.{part}.{kind}"))
 }
 
-fn read_shard(path: &Path, tensors: &mut HashMap<String, Entry>) -> Result<(), EngineError> {
+/// The part of a layer's name in the GGUF convention, such as `attn_q`, of a module's in Hugging
+/// Face's, such as `self_attn.q_proj`.
+pub(crate) fn gguf_part(module: &str) -> Option<&'static str> {
+    LAYER_NAMES.iter().find(|(_, name)| *name == module).map(|(part, _)| *part)
+}
+
+/// Maps a safetensors file and adds its tensors by name.
+///
+/// # Errors
+/// [`EngineError::Safetensors`], and where the file cannot be read.
+pub(crate) fn read_shard(
+    path: &Path,
+    tensors: &mut HashMap<String, Entry>,
+) -> Result<(), EngineError> {
     let storage = Arc::new(Storage::map(path)?);
     let (header, metadata) = SafeTensors::read_metadata(storage.bytes()).map_err(|e| {
         let reason = match e {

@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use ruvllm_abi::DType;
 use ruvllm_host::{
-    Host, OpCall, OpKey, OpSlot, Operand, RegistrySnapshot, Resident, RopeDims, Worker,
+    Host, LoraDims, OpCall, OpKey, OpSlot, Operand, RegistrySnapshot, Resident, RopeDims, Worker,
 };
 use ruvllm_native::ThreadPool;
 
+use crate::adapter::Update;
 use crate::error::EngineError;
 use crate::kv::KvPolicy;
 use crate::rope::RopeTables;
@@ -36,9 +37,13 @@ struct Pinned {
     swiglu: OpSlot,
     /// Pack and unpack, for each type of the cache that needs it.
     kv: Vec<KvOps>,
-    /// Which kernels shape keys and values.
-    fingerprint: [u8; 32],
+    /// Only sessions with an adapter need it, so it may be absent.
+    lora: Option<OpSlot>,
+    shaping: Shaping,
 }
+
+/// Which kernels shape keys and values: fingerprints for sequences without and with an adapter.
+pub(crate) type Shaping = [[u8; 32]; 2];
 
 /// Who packs and unpacks a type of the cache.
 struct KvOps {
@@ -60,15 +65,22 @@ impl Pinned {
         // Norms shape keys and values as much as the rotation does.
         let mut shaping = vec![OpKey::rmsnorm_f32(), OpKey::rope_f32(), OpKey::swiglu_f32()];
         shaping.extend(packed.iter().map(|&dtype| OpKey::kv_pack(dtype)));
-        let fingerprint = snapshot.fingerprint(&shaping);
+        let plain = snapshot.fingerprint(&shaping);
+        shaping.push(OpKey::lora_f32());
+        let adapted = snapshot.fingerprint(&shaping);
         Ok(Pinned {
             rmsnorm: slot(OpKey::rmsnorm_f32())?,
             rope: slot(OpKey::rope_f32())?,
             swiglu: slot(OpKey::swiglu_f32())?,
+            lora: snapshot.slot(&OpKey::lora_f32()),
             kv,
-            fingerprint,
+            shaping: [plain, adapted],
             snapshot,
         })
+    }
+
+    fn lora(&self) -> Result<OpSlot, EngineError> {
+        self.lora.ok_or_else(|| EngineError::OpUnavailable { op: OpKey::lora_f32().to_string() })
     }
 
     fn kv(&self, dtype: DType) -> Result<&KvOps, EngineError> {
@@ -109,8 +121,16 @@ impl Kernels {
     }
 
     /// Which kernels shape keys and values in this step.
-    pub(crate) fn kv_fingerprint(&self) -> [u8; 32] {
-        self.pinned.fingerprint
+    pub(crate) fn shaping(&self) -> Shaping {
+        self.pinned.shaping
+    }
+
+    /// Whether this step can compute with adapters.
+    ///
+    /// # Errors
+    /// [`EngineError::OpUnavailable`].
+    pub(crate) fn require_lora(&self) -> Result<(), EngineError> {
+        self.pinned.lora().map(drop)
     }
 
     /// `y = rmsnorm(x) * weight` over rows `[m, dim]`.
@@ -147,6 +167,27 @@ impl Kernels {
             let (gate, up) = (Operand::f32(&gate[range.clone()]), Operand::f32(&up[range]));
             let call = OpCall::swiglu(gate, up, (y.len() / dim) as u32, dim as u32);
             Ok(worker.call(snapshot, *swiglu, &call, bytemuck::cast_slice_mut(y))?)
+        })
+    }
+
+    /// `y = scale * (x A^T) B^T` over rows `x` `[m, in_dim]` and `y` `[m, out_dim]`.
+    pub(crate) fn lora(
+        &mut self,
+        pool: &ThreadPool,
+        x: &[f32],
+        update: &Update,
+        y: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let Update { factors, dims, scale } = update;
+        let (in_dim, out_dim) = (dims.in_dim as usize, dims.out_dim as usize);
+        let slot = self.pinned.lora()?;
+        let snapshot = &self.pinned.snapshot;
+        over_rows(pool, &mut self.workers, y, out_dim, &|worker, first, y| {
+            let rows = y.len() / out_dim;
+            let x = Operand::f32(&x[first * in_dim..(first + rows) * in_dim]);
+            let dims = LoraDims { rows: rows as u32, ..*dims };
+            let call = OpCall::lora(x, factors.all(), dims, *scale);
+            Ok(worker.call(snapshot, slot, &call, bytemuck::cast_slice_mut(y))?)
         })
     }
 

@@ -2,9 +2,9 @@
 //!
 //! A [`Model`] is the read-only part: weights in place over a mapped file ([`gguf`], [`hf`]), one
 //! [`config`] for every family, tokenizer and chat template. An [`Engine`] adds threads and the
-//! kernels of a host; a [`Session`] is one sequence with its KV cache, and a [`step`] computes
-//! tokens of several sessions at once. [`generate`] turns prompt tokens into text,
-//! [`perplexity()`] and [`bench()`] measure.
+//! kernels of a host; a [`Session`] is one sequence with its KV cache, perhaps with an [`Adapter`],
+//! and a [`step`] computes tokens of several sessions at once. [`generate`] turns prompt tokens
+//! into text, [`perplexity()`] and [`bench()`] measure.
 //!
 //! Invariants: files are checked when they are opened, so computing never meets a shape or a byte
 //! range that it did not expect; a failed step leaves its session as it was. The engine names
@@ -12,6 +12,7 @@
 //! mapped model file.
 #![deny(unsafe_code)]
 
+pub mod adapter;
 pub mod bench;
 pub mod chat;
 pub mod config;
@@ -35,6 +36,7 @@ mod storage;
 pub mod tokenizer;
 mod weights;
 
+pub use adapter::Adapter;
 pub use bench::{BenchOptions, BenchRow, bench};
 pub use config::ModelConfig;
 pub use engine::{Engine, EngineConfig, MemoryReport, SessionOptions};

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use crate::adapter::Adapter;
 use crate::engine::{Engine, SessionOptions};
 use crate::error::EngineError;
 
@@ -73,13 +74,14 @@ impl Perplexity {
     }
 }
 
-/// Measures a text in chunks of `context` tokens; `progress` sees the figure after each chunk and
+/// Measures a text in chunks of `context` tokens, with an adapter or without; `progress` sees the figure after each chunk and
 /// may break off.
 ///
 /// # Errors
 /// [`EngineError::TextTooShort`], [`EngineError::InvalidOption`], and what computing can give.
 pub fn perplexity(
     engine: &Engine,
+    adapter: Option<&Adapter>,
     text: &str,
     context: usize,
     progress: &mut dyn FnMut(&Perplexity) -> ControlFlow<()>,
@@ -89,7 +91,7 @@ pub fn perplexity(
     let tokens = tokenizer.encode(text, true)?;
     let begins = tokenizer.encode("", true)?.first().copied();
     let bos = tokenizer.bos().filter(|&bos| begins == Some(bos));
-    perplexity_of_tokens(engine, &tokens, bos, context, progress)
+    perplexity_of_tokens(engine, adapter, &tokens, bos, context, progress)
 }
 
 /// Measures tokens; `bos` takes the place of each chunk's first token.
@@ -98,6 +100,7 @@ pub fn perplexity(
 /// As [`perplexity`].
 pub fn perplexity_of_tokens(
     engine: &Engine,
+    adapter: Option<&Adapter>,
     tokens: &[u32],
     bos: Option<u32>,
     context: usize,
@@ -119,8 +122,9 @@ pub fn perplexity_of_tokens(
     }
     let start = Instant::now();
     // Nothing is taken from a cache, so that the time is that of computing.
-    let mut session =
-        engine.session_with(&SessionOptions { scope: None, ..SessionOptions::default() });
+    let options =
+        SessionOptions { scope: None, adapter: adapter.cloned(), ..SessionOptions::default() };
+    let mut session = engine.session_with(&options);
     let mut so_far = Perplexity { chunks: tokens.len() / context, context, ..Default::default() };
     let mut losses = Mean::default();
     let mut chunk = Vec::with_capacity(context);

@@ -7,6 +7,7 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use crate::adapter::Adapter;
 use crate::decoder::Chunk;
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -32,6 +33,11 @@ impl Session {
     /// The engine that computes this sequence.
     pub fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// What the sequence adds to the model's projections.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.table.standing.adapter.as_ref()
     }
 
     /// Number of tokens in the sequence.
@@ -86,8 +92,8 @@ impl Session {
     ///
     /// # Errors
     /// [`EngineError::PromptEmpty`], [`EngineError::PromptTooLong`],
-    /// [`EngineError::TokenOutOfRange`], and failures of kernels. Chunks that were computed before
-    /// the failure stay in the sequence.
+    /// [`EngineError::TokenOutOfRange`], [`EngineError::ForeignAdapter`], and failures of kernels.
+    /// Chunks that were computed before the failure stay in the sequence.
     pub fn prefill(&mut self, tokens: &[u32]) -> Result<&[f32], EngineError> {
         let _ = self.prefill_with(tokens, &mut |_| ControlFlow::Continue(()))?;
         Ok(&self.logits)
@@ -192,6 +198,9 @@ impl Session {
         let (used, context) = (self.len(), self.engine.context());
         if !self.is_endless() && tokens.len() > context - used {
             return Err(EngineError::PromptTooLong { prompt: tokens.len(), used, context });
+        }
+        if let Some(adapter) = self.adapter() {
+            self.engine.check_adapter(adapter)?;
         }
         let vocab = self.engine.model().vocab();
         match tokens.iter().find(|&&token| token as usize >= vocab) {

@@ -3,7 +3,8 @@
 //! Decoding is bound by reading the weights, so tokens of several sequences cost little more than
 //! one. A step is a list of parts, each the next tokens of one session: one token where a sequence
 //! is decoded, many where a prompt is processed, in any mixture. Matrix products and norms run over
-//! the rows of all parts together; positions, cache and attention are each part's own.
+//! the rows of all parts together; positions, cache, attention and what adapters add are each part's
+//! own.
 //!
 //! Invariant: a step is all or nothing. Parts are checked before any work, and a step that fails
 //! leaves every sequence as it was.
@@ -68,7 +69,8 @@ impl Engine {
     /// # Errors
     /// [`EngineError::StepPart`] with the first part that cannot be computed and the reason:
     /// [`EngineError::ForeignSession`], [`EngineError::PromptEmpty`],
-    /// [`EngineError::PromptTooLong`] or [`EngineError::TokenOutOfRange`]. Failures of kernels.
+    /// [`EngineError::PromptTooLong`], [`EngineError::TokenOutOfRange`] or
+    /// [`EngineError::ForeignAdapter`]. Failures of kernels.
     /// Whatever the error, no sequence has grown.
     pub fn step(&self, parts: &mut [Part<'_>]) -> Result<(), EngineError> {
         self.step_with(parts, &mut |_, _, _| ())

@@ -55,6 +55,10 @@ impl Linear {
         self.rows
     }
 
+    pub(crate) fn cols(&self) -> usize {
+        self.cols
+    }
+
     /// Bytes of the matrix.
     pub(crate) fn size(&self) -> usize {
         self.bytes.as_slice().len()

@@ -7,8 +7,9 @@ use std::alloc::System;
 use std::ops::Range;
 
 use candle_core::quantized::GgmlDType;
+use common::lora::Lora;
 use common::{Fixture, LLAMA, core_pack_host, two_threads};
-use ruvllm_engine::{Engine, EngineConfig, Session};
+use ruvllm_engine::{Engine, EngineConfig, Session, SessionOptions};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
@@ -38,16 +39,39 @@ fn a_decoded_token_allocates_nothing() {
         for (i, session) in sessions.iter_mut().enumerate() {
             session.prefill(&common::some_tokens(60 + 20 * i)).unwrap();
         }
-        let mut decode = |tokens: Range<u32>| {
+        let decode = |sessions: &mut [Session], tokens: Range<u32>| {
             for token in tokens {
                 let tokens = [token, token + 1, token + 2, token + 3];
                 engine.decode_batch(sessions.iter_mut().zip(tokens)).unwrap();
             }
         };
-        decode(3..153);
+        decode(&mut sessions, 3..153);
         let region = Region::new(ALLOCATOR);
-        decode(3..153);
+        decode(&mut sessions, 3..153);
         let change = region.change();
         assert_eq!((change.allocations, change.reallocations), (0, 0), "{policy}, 4: {change:?}");
+
+        // Two adapters, beside sequences of one and none.
+        let adapters = [1, 2].map(|seed| Lora::all(&LLAMA, 8, seed).open(&engine, 1.0));
+        let [a, b] = &adapters;
+        let mut sessions = [Some(a), Some(a), None, Some(b)].map(|adapter| {
+            let adapter = adapter.cloned();
+            engine.session_with(&SessionOptions { adapter, ..SessionOptions::default() })
+        });
+        for (i, session) in sessions.iter_mut().enumerate() {
+            session.prefill(&common::some_tokens(60 + 20 * i)).unwrap();
+        }
+        decode(&mut sessions, 3..153);
+        let region = Region::new(ALLOCATOR);
+        decode(&mut sessions, 3..103);
+        for token in 3..53 {
+            sessions[0].decode(token).unwrap();
+        }
+        let change = region.change();
+        assert_eq!(
+            (change.allocations, change.reallocations),
+            (0, 0),
+            "{policy}, LoRA: {change:?}"
+        );
     }
 }

@@ -132,7 +132,7 @@ fn perplexity_scores_the_second_half_of_each_chunk() {
         }
     }
     let mut chunks = 0;
-    let result = perplexity(&engine, &format!("{text}\n"), context, &mut |_| {
+    let result = perplexity(&engine, None, &format!("{text}\n"), context, &mut |_| {
         chunks += 1;
         ControlFlow::Continue(())
     })
@@ -141,7 +141,7 @@ fn perplexity_scores_the_second_half_of_each_chunk() {
     let expected = (sum / f64::from(scored as u32)).exp();
     assert!((result.perplexity / expected - 1.0).abs() < 1e-4, "{result:?}, not {expected}");
 
-    let short = perplexity(&engine, "the", context, &mut |_| ControlFlow::Continue(()));
+    let short = perplexity(&engine, None, "the", context, &mut |_| ControlFlow::Continue(()));
     assert_eq!(short.unwrap_err().code(), "text_too_short");
 }
 
@@ -150,24 +150,25 @@ fn a_measurement_reports_every_repetition() {
     let engine = small(64);
     let options =
         BenchOptions { n_prompt: 16, n_gen: 0, n_depth: 0, n_parallel: 1, reps: 3, warmup: true };
-    let row = bench(&engine, &options).unwrap();
+    let row = bench(&engine, None, &options).unwrap();
     assert_eq!((row.test().as_str(), row.samples_ns.len()), ("pp16", 3));
     assert!(row.avg_ts > 0.0 && row.n_threads == 2);
-    let row = bench(&engine, &BenchOptions { n_depth: 8, ..options }).unwrap();
+    let row = bench(&engine, None, &BenchOptions { n_depth: 8, ..options }).unwrap();
     assert_eq!((row.n_depth, row.test().as_str()), (8, "pp16 @ d8"));
-    let error = bench(&engine, &BenchOptions { n_depth: 49, ..options }).unwrap_err();
+    let error = bench(&engine, None, &BenchOptions { n_depth: 49, ..options }).unwrap_err();
     assert_eq!(error.code(), "prompt_too_long");
-    let row = bench(&engine, &BenchOptions { n_prompt: 0, n_gen: 4, ..options }).unwrap();
+    let row = bench(&engine, None, &BenchOptions { n_prompt: 0, n_gen: 4, ..options }).unwrap();
     assert_eq!((row.test().as_str(), row.n_parallel), ("tg4", 1));
     let several = BenchOptions { n_prompt: 3, n_gen: 4, n_depth: 8, n_parallel: 5, ..options };
-    let row = bench(&engine, &several).unwrap();
+    let row = bench(&engine, None, &several).unwrap();
     assert_eq!((row.test().as_str(), row.n_parallel), ("pp3+tg4 x5 @ d8", 5));
     let (tokens, seconds) = (5.0 * (3.0 + 4.0), row.samples_ns[0] as f64 * 1e-9);
     assert!((row.samples_ts[0] / (tokens / seconds) - 1.0).abs() < 1e-9, "{row:?}");
-    let error = bench(&engine, &BenchOptions { n_parallel: 0, ..options }).unwrap_err();
+    let error = bench(&engine, None, &BenchOptions { n_parallel: 0, ..options }).unwrap_err();
     assert_eq!(error.code(), "invalid_option");
-    let error = bench(&engine, &BenchOptions { n_prompt: 65, ..options }).unwrap_err();
+    let error = bench(&engine, None, &BenchOptions { n_prompt: 65, ..options }).unwrap_err();
     assert_eq!(error.code(), "prompt_too_long");
-    let error = bench(&engine, &BenchOptions { n_prompt: 0, n_gen: 0, ..options }).unwrap_err();
+    let error =
+        bench(&engine, None, &BenchOptions { n_prompt: 0, n_gen: 0, ..options }).unwrap_err();
     assert_eq!(error.code(), "invalid_option");
 }

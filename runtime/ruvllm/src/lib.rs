@@ -28,7 +28,7 @@ pub use error::Error;
 pub use kernels::{
     KernelSet, KernelSetBuilder, default_cache_dir, default_state_dir, read_trust_policy,
 };
-pub use report::{Completion, RunReport};
+pub use report::{AdapterReport, Completion, RunReport};
 pub use runtime::{Conversation, Prompt, Runtime, RuntimeBuilder};
 
 pub use ruvllm_engine as engine;
@@ -37,6 +37,6 @@ pub use ruvllm_signing as signing;
 
 pub use ruvllm_engine::chat::Message;
 pub use ruvllm_engine::{
-    FinishReason, GenerateOptions, KvCodec, KvPolicy, RopeExtension, RopeMethod, SamplingOptions,
-    Session, SessionKey, SessionOptions,
+    Adapter, FinishReason, GenerateOptions, KvCodec, KvPolicy, RopeExtension, RopeMethod,
+    SamplingOptions, Session, SessionKey, SessionOptions,
 };

@@ -1,6 +1,6 @@
 //! What a generation produced and what it cost, as types that serialise.
 
-use ruvllm_engine::{Finish, MemoryReport};
+use ruvllm_engine::{Adapter, Finish, MemoryReport};
 use ruvllm_host::OpStats;
 use serde::Serialize;
 
@@ -14,11 +14,44 @@ pub struct Completion {
     pub finish: Finish,
 }
 
+/// An adapter in figures.
+#[derive(Clone, Debug, Serialize)]
+pub struct AdapterReport {
+    /// Its own name, or that of its file.
+    pub name: String,
+    /// Its largest rank.
+    pub rank: usize,
+    /// Its alpha.
+    pub alpha: f32,
+    /// The scale that was asked for.
+    pub scale: f32,
+    /// Bytes of its factors in memory.
+    pub bytes: usize,
+    /// Its generation: the beginning of a hash of factors, scales and targets, in hexadecimal.
+    pub generation: String,
+}
+
+impl AdapterReport {
+    pub(crate) fn new(adapter: &Adapter) -> Self {
+        Self {
+            name: adapter.name().to_owned(),
+            rank: adapter.rank(),
+            alpha: adapter.alpha(),
+            scale: adapter.scale(),
+            bytes: adapter.bytes(),
+            generation: adapter.generation(),
+        }
+    }
+}
+
 /// One run in figures: what `ruvllm run --stats json` prints.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunReport {
     /// The model file, or the name of the built-in model.
     pub model: String,
+    /// The adapter, if there was one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<AdapterReport>,
     /// Threads that computed.
     pub threads: usize,
     /// The instruction set of the native kernels.

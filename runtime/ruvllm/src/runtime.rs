@@ -1,10 +1,10 @@
 //! A model, the kernels under it, and text out of both.
 
-use crate::{Completion, Error, KernelSet, KernelSetBuilder, RunReport, embedded};
+use crate::{AdapterReport, Completion, Error, KernelSet, KernelSetBuilder, RunReport, embedded};
 use ruvllm_engine::chat::{ChatTemplate, Message};
 use ruvllm_engine::{
-    Engine, EngineConfig, Event, Finish, GenerateOptions, KvPolicy, Model, RopeExtension, Session,
-    SessionKey, SessionOptions,
+    Adapter, Engine, EngineConfig, Event, Finish, GenerateOptions, KvPolicy, Model, RopeExtension,
+    Session, SessionKey, SessionOptions,
 };
 use ruvllm_host::{Host, InstallReport};
 use std::ops::ControlFlow;
@@ -38,6 +38,7 @@ pub struct Runtime {
 /// Chooses model, kernels and resources; made by [`Runtime::builder`].
 pub struct RuntimeBuilder {
     model: Option<PathBuf>,
+    adapter: Option<(PathBuf, f32)>,
     kernels: KernelSetBuilder,
     threads: Option<usize>,
     context: Option<usize>,
@@ -56,6 +57,7 @@ impl Runtime {
     pub fn builder() -> RuntimeBuilder {
         RuntimeBuilder {
             model: None,
+            adapter: None,
             kernels: KernelSet::builder(),
             threads: None,
             context: None,
@@ -112,8 +114,8 @@ impl Runtime {
     ///
     /// # Errors
     ///
-    /// Where the file is damaged, does not open with the key, or is of another model or way of
-    /// storing keys and values.
+    /// Where the file is damaged, does not open with the key, or is of another model, adapter or way
+    /// of storing keys and values.
     pub fn restore_session(&self, path: &Path, key: &SessionKey) -> Result<Session, Error> {
         Ok(self.engine.restore_session(path, key, &self.sessions)?)
     }
@@ -182,6 +184,11 @@ impl Runtime {
         self.engine.model()
     }
 
+    /// The adapter that the runtime was built with.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.sessions.adapter.as_ref()
+    }
+
     /// The model's file, or the name of the built-in one.
     pub fn model_name(&self) -> &str {
         &self.model_name
@@ -207,6 +214,7 @@ impl Runtime {
         let Finish { reason, usage, timings } = completion.finish;
         RunReport {
             model: self.model_name.clone(),
+            adapter: self.adapter().map(AdapterReport::new),
             threads: self.engine.config().threads,
             isa: self.engine.isa().name(),
             kv: self.engine.config().kv.to_string(),
@@ -269,6 +277,13 @@ impl RuntimeBuilder {
     /// Loads this GGUF file or Hugging Face directory instead of the built-in model.
     pub fn model(mut self, path: impl Into<PathBuf>) -> Self {
         self.model = Some(path.into());
+        self
+    }
+
+    /// Adds this LoRA adapter, a GGUF file or a PEFT directory, to the model in every session, times
+    /// `scale`; 1 is as it was trained. See [`Adapter`] for sessions with others.
+    pub fn adapter(mut self, path: impl Into<PathBuf>, scale: f32) -> Self {
+        self.adapter = Some((path.into(), scale));
         self
     }
 
@@ -341,11 +356,12 @@ impl RuntimeBuilder {
     ///
     /// # Errors
     ///
-    /// Whatever is wrong with the model, a pack or the resources asked for.
+    /// Whatever is wrong with the model, the adapter, a pack or the resources asked for.
     pub fn build(self) -> Result<Runtime, Error> {
         let started = Instant::now();
         let RuntimeBuilder {
             model: path,
+            adapter,
             kernels,
             threads,
             context,
@@ -392,7 +408,9 @@ impl RuntimeBuilder {
         let engine = Engine::new(Arc::new(model), kernels.host().clone(), config)?;
         let model_name =
             path.map_or_else(|| embedded::DEMO_MODEL_NAME.to_owned(), |p| p.display().to_string());
-        let sessions = SessionOptions { sinks, ..SessionOptions::default() };
+        let adapter = adapter.map(|(path, scale)| Adapter::open(&engine, &path, scale));
+        let adapter = adapter.transpose()?;
+        let sessions = SessionOptions { sinks, adapter, ..SessionOptions::default() };
         let load = started.elapsed();
         Ok(Runtime { engine, kernels, template, model_name, sessions, load })
     }

@@ -20,6 +20,11 @@ const FAMILIES: &[Family] = &[
     Family { architecture: "qwen2", layout: RopeLayout::NeoX, qkv_bias: true },
 ];
 
+/// The order of rotated pairs in GGUF files of a family, if it is known.
+pub(crate) fn gguf_layout(architecture: &str) -> Option<RopeLayout> {
+    FAMILIES.iter().find(|f| f.architecture == architecture).map(|family| family.layout)
+}
+
 /// Typed access to `<architecture>.<key>`.
 struct Keys<'a> {
     origin: &'a str,

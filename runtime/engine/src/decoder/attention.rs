@@ -9,7 +9,9 @@ use ruvllm_native::ThreadPool;
 use ruvllm_native::attention::{AttnSequence, AttnShape, attention, attention_batch};
 use ruvllm_native::ops::hadamard;
 
+use super::adapted::Adapted;
 use super::{Chunk, Decoder, Machine, add, project};
+use crate::adapter::Target;
 use crate::config::{ModelConfig, RopeLayout};
 use crate::error::EngineError;
 use crate::kernels::RopeRows;
@@ -29,7 +31,7 @@ impl Decoder {
         index: usize,
         chunks: &mut [Chunk<'_>],
     ) -> Result<usize, EngineError> {
-        self.project_heads(machine, config, layer)?;
+        self.project_heads(machine, config, layer, Adapted::inputs(chunks, index))?;
         if self.kv.rotates() {
             // The heads of queries, keys and values alike, so that scores stay what they are.
             let row = config.q_dim() + 2 * config.kv_dim();
@@ -67,6 +69,9 @@ impl Decoder {
         b.activations.prepare(machine.pool, machine.isa, attended, m, q_dim, &[layer.o.dtype()])?;
         let delta = room(&mut b.delta, m * dim);
         project(machine, &layer.o, &b.activations, delta)?;
+        let adapted = Adapted::outputs(chunks, index, config.layers());
+        let kernels = &mut self.kernels;
+        adapted.add(machine, kernels, Target::Output, attended, delta, &mut b.normed)?;
         add(machine, &mut b.x[..m * dim], delta)?;
         Ok(m)
     }
@@ -77,6 +82,7 @@ impl Decoder {
         machine: Machine<'_>,
         config: &ModelConfig,
         layer: &Layer,
+        adapted: Adapted<'_, '_>,
     ) -> Result<(), EngineError> {
         let Machine { pool, isa } = machine;
         let (dim, q_dim, kv_dim) = (config.dim, config.q_dim(), config.kv_dim());
@@ -92,6 +98,9 @@ impl Decoder {
         project(machine, &layer.q, &b.activations, raw_q)?;
         project(machine, &layer.k, &b.activations, raw_k)?;
         project(machine, &layer.v, &b.activations, v)?;
+        for (target, y) in [(Target::Query, raw_q), (Target::Key, raw_k), (Target::Value, v)] {
+            adapted.add(machine, &mut self.kernels, target, normed, y, &mut b.attended)?;
+        }
 
         let shape = rope_rows(config, config.heads);
         let (raw, positions) = (&b.raw[..m * (q_dim + kv_dim)], &self.positions);
@@ -240,16 +249,19 @@ fn emptied<A, B>(mut list: Vec<A>) -> Vec<B> {
 }
 
 /// The queries of a chunk that a layer needs.
-struct Queries<'a, 'c> {
-    chunk: &'a Chunk<'c>,
+pub(super) struct Queries<'a, 'c> {
+    pub(super) chunk: &'a Chunk<'c>,
     /// Their rows in the step; at least one.
-    rows: Range<usize>,
+    pub(super) rows: Range<usize>,
     /// The first of their rows among those that the layer needs.
-    to: usize,
+    pub(super) to: usize,
 }
 
 /// The queries that a layer needs: all, but in the last layer those whose logits are wanted.
-fn queries<'a, 'c>(chunks: &'a [Chunk<'c>], last: bool) -> impl Iterator<Item = Queries<'a, 'c>> {
+pub(super) fn queries<'a, 'c>(
+    chunks: &'a [Chunk<'c>],
+    last: bool,
+) -> impl Iterator<Item = Queries<'a, 'c>> {
     let (mut end, mut needed) = (0, 0);
     let queries = chunks.iter().map(move |chunk| {
         let from = if last { chunk.from } else { 0 };

@@ -8,17 +8,21 @@
 //!
 //! A step computes chunks of one or more sequences. Its rows are the tokens of all chunks, one
 //! after another; everything but the cache and what reads it ([`attention`]) treats them alike,
-//! so that the weights are read once for all sequences. What comes before, getting the sequences'
+//! so that the weights are read once for all sequences, and the updates of their adapters
+//! ([`adapted`]), which each adds to its own rows. What comes before, getting the sequences'
 //! blocks to where they can be read, is in [`prepare`].
 
+mod adapted;
 mod attention;
 mod prepare;
 
+use adapted::Adapted;
 use ruvllm_native::attention::{AttnScratch, AttnSequence, KvSegment};
 use ruvllm_native::gemm::{Activations, MatMut, matmul};
 use ruvllm_native::quant::dequantize_row;
 use ruvllm_native::{Isa, ThreadPool, ops};
 
+use crate::adapter::Target;
 use crate::config::ModelConfig;
 use crate::error::EngineError;
 use crate::kernels::Kernels;
@@ -179,7 +183,8 @@ impl Decoder {
         let (config, weights) = (model.config(), model.weights());
         for (index, layer) in weights.layers.iter().enumerate() {
             let rows = self.attention_block(machine, config, layer, index, chunks)?;
-            self.feed_forward_block(machine, config, layer, rows)?;
+            let adapted = Adapted::outputs(chunks, index, config.layers());
+            self.feed_forward_block(machine, config, layer, adapted, rows)?;
         }
         self.logits(machine, model, chunks, each)
     }
@@ -204,6 +209,7 @@ impl Decoder {
         machine: Machine<'_>,
         config: &ModelConfig,
         layer: &Layer,
+        adapted: Adapted<'_, '_>,
         m: usize,
     ) -> Result<(), EngineError> {
         if m == 0 {
@@ -221,11 +227,15 @@ impl Decoder {
         let up = room(&mut b.up, m * ffn);
         project(machine, &layer.gate, &b.activations, gate)?;
         project(machine, &layer.up, &b.activations, up)?;
+        let kernels = &mut self.kernels;
+        adapted.add(machine, kernels, Target::Gate, normed, gate, &mut b.inner)?;
+        adapted.add(machine, kernels, Target::Up, normed, up, &mut b.inner)?;
         let inner = room(&mut b.inner, m * ffn);
-        self.kernels.swiglu(pool, gate, up, ffn, inner)?;
+        kernels.swiglu(pool, gate, up, ffn, inner)?;
         b.activations.prepare(pool, isa, inner, m, ffn, &[layer.down.dtype()])?;
         let delta = room(&mut b.delta, m * dim);
         project(machine, &layer.down, &b.activations, delta)?;
+        adapted.add(machine, kernels, Target::Down, inner, delta, &mut b.normed)?;
         add(machine, x, delta)
     }
 

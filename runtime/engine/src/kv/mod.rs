@@ -38,7 +38,7 @@ mod tests;
 
 pub(crate) use block::{BlockShape, Half};
 pub use policy::{InvalidKvPolicy, KvCodec, KvPolicy, KvTiers};
-pub(crate) use prefix::scope;
+pub(crate) use prefix::{scope, short};
 pub(crate) use spill::SpillDir;
 pub use stats::KvStats;
 pub(crate) use store::{KvStore, Means};

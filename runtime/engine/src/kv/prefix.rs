@@ -1,8 +1,8 @@
 //! Keys of shared prefixes.
 //!
 //! The key of a block stands for everything that its numbers follow from: the model, how blocks
-//! are stored, the kernels that shape them, whom the sequence is shared with, and all tokens up to
-//! the block's last. It is a chain of BLAKE3 hashes, one block at a time, so a longer prefix is found
+//! are stored, the kernels that shape them, whom the sequence is shared with, its adapter, and all
+//! tokens up to the block's last. It is a chain of BLAKE3 hashes, one block at a time, so a longer prefix is found
 //! by walking on from a shorter one. After a hot swap of a kernel that shapes keys or values the
 //! same tokens have other keys, and what the old kernel wrote is found no more.
 
@@ -11,9 +11,12 @@ use super::policy::KvPolicy;
 /// Everything that a block's numbers follow from, as a hash.
 pub(crate) type PrefixKey = [u8; 32];
 
-/// The key of sequences of a name; different names share nothing.
-pub(crate) fn scope(name: &str) -> PrefixKey {
-    blake3::derive_key("ruvllm prefix scope v1", name.as_bytes())
+/// The key of sequences of a name that compute with the adapter of this fingerprint, or with none;
+/// different names share nothing, nor do different adapters.
+pub(crate) fn scope(name: &str, adapter: Option<&[u8; 32]>) -> PrefixKey {
+    let mut hasher = blake3::Hasher::new_derive_key("ruvllm prefix scope v2");
+    hasher.update(adapter.unwrap_or(&[0; 32])).update(name.as_bytes());
+    *hasher.finalize().as_bytes()
 }
 
 /// The hash of what all sequences of an engine have in common at a generation of its kernels.
@@ -41,7 +44,7 @@ pub(crate) fn extend(origin: &PrefixKey, before: &PrefixKey, tokens: &[u32]) -> 
 }
 
 /// The beginning of a hash, for messages.
-pub(super) fn short(hash: &[u8; 32]) -> String {
+pub(crate) fn short(hash: &[u8; 32]) -> String {
     hash[..6].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -63,13 +66,15 @@ mod tests {
             origin_of(1, KvPolicy::default(), 16, 1),
             origin_of(1, KvPolicy::default(), 32, 2),
         ];
-        let key = extend(&plain, &scope("a"), &[1, 2, 3]);
-        assert_eq!(key, extend(&plain, &scope("a"), &[1, 2, 3]));
+        let a = scope("a", None);
+        let key = extend(&plain, &a, &[1, 2, 3]);
+        assert_eq!(key, extend(&plain, &a, &[1, 2, 3]));
         for other in others {
-            assert_ne!(key, extend(&other, &scope("a"), &[1, 2, 3]));
+            assert_ne!(key, extend(&other, &a, &[1, 2, 3]));
         }
-        assert_ne!(key, extend(&plain, &scope("b"), &[1, 2, 3]));
-        assert_ne!(key, extend(&plain, &scope("a"), &[1, 2, 4]));
+        assert_ne!(key, extend(&plain, &scope("b", None), &[1, 2, 3]));
+        assert_ne!(key, extend(&plain, &scope("a", Some(&[1; 32])), &[1, 2, 3]));
+        assert_ne!(key, extend(&plain, &a, &[1, 2, 4]));
         assert_ne!(key, extend(&plain, &key, &[1, 2, 3]));
     }
 }

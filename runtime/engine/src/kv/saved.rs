@@ -1,7 +1,7 @@
 //! A sequence on disk: its tokens and blocks in a sealed file, for another day.
 //!
-//! The header says what the numbers are worth: the model, how blocks are stored, and which kernels
-//! wrote them. After it come the tokens, and the blocks in order. What was computed by other kernels
+//! The header says what the numbers are worth: the model and its adapter, how blocks are stored, and
+//! which kernels wrote them. After it come the tokens, and the blocks in order. What was computed by other kernels
 //! than those of the moment is within their tolerance, so it is taken; but it does not enter the
 //! prefix index.
 
@@ -17,6 +17,7 @@ use super::prefix;
 use super::spill::{read_block, write_block};
 use super::store::{KvStore, Means, Place};
 use super::table::{Entry, Gap, KvTable, Standing};
+use crate::adapter::Adapter;
 use crate::error::EngineError;
 use crate::sealed::{SealedError, SealedReader, SealedWriter, SessionKey, write_atomically};
 
@@ -33,6 +34,9 @@ struct Header {
     policy: String,
     block_tokens: usize,
     kernels: [u8; 32],
+    /// The fingerprint of the sequence's adapter.
+    #[serde(default)]
+    adapter: Option<[u8; 32]>,
     tokens: usize,
     gap: Gap,
     blocks: Vec<SavedBlock>,
@@ -72,7 +76,8 @@ impl KvStore {
             model: self.model,
             policy: self.policy.to_string(),
             block_tokens: self.shape.tokens,
-            kernels: self.kernels(),
+            kernels: self.kernels(table),
+            adapter: table.standing.adapter.as_ref().map(Adapter::fingerprint),
             tokens: table.len(),
             gap: table.gap,
             blocks: blocks.collect(),
@@ -117,9 +122,8 @@ impl KvStore {
         let mut sealed = sealed.with_threads(means.pool.threads());
         let damaged = || unsealed(SealedError::Damaged);
         let header: Header = serde_json::from_slice(&header).map_err(|_| damaged())?;
-        self.check(path, &header, context)?;
-
         let mut table = self.table(context, standing);
+        self.check(path, &header, &table)?;
         table.gap = header.gap;
         let mut buffer = Vec::new();
         while table.tokens.len() < header.tokens {
@@ -152,7 +156,7 @@ impl KvStore {
         if sealed.chunk(&mut buffer).map_err(unsealed)? {
             return Err(damaged());
         }
-        if header.kernels == self.kernels() {
+        if header.kernels == self.kernels(&table) {
             self.publish(&mut table);
         } else {
             // No block that follows can have a key either.
@@ -169,13 +173,18 @@ impl KvStore {
                 || codecs.values == appended[1])
     }
 
-    fn check(&self, path: &Path, header: &Header, context: usize) -> Result<(), EngineError> {
+    fn check(&self, path: &Path, header: &Header, table: &KvTable) -> Result<(), EngineError> {
         let mismatch = |what: &'static str, saved: String, here: String| {
             Err(EngineError::SessionMismatch { path: path.to_owned(), what, saved, here })
         };
+        let short = |hash: [u8; 32]| prefix::short(&hash);
         if header.model != self.model {
-            let short = |hash: [u8; 32]| prefix::short(&hash);
             return mismatch("model", short(header.model), short(self.model));
+        }
+        let adapter = table.standing.adapter.as_ref().map(Adapter::fingerprint);
+        if header.adapter != adapter {
+            let short = |adapter: Option<_>| adapter.map_or_else(|| "none".to_owned(), short);
+            return mismatch("adapter", short(header.adapter), short(adapter));
         }
         if header.policy != self.policy.to_string() {
             return mismatch("KV policy", header.policy.clone(), self.policy.to_string());
@@ -184,11 +193,11 @@ impl KvStore {
             let (saved, here) = (header.block_tokens, self.shape.tokens);
             return mismatch("tokens of a KV block", saved.to_string(), here.to_string());
         }
-        if header.tokens > context {
+        if header.tokens > table.context() {
             return mismatch(
                 "number of tokens",
                 header.tokens.to_string(),
-                format!("at most {context}"),
+                format!("at most {}", table.context()),
             );
         }
         Ok(())

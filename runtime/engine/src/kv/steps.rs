@@ -100,9 +100,10 @@ impl KvStore {
             return 0;
         }
         let Some(mut before) = chain(&table.entries, scope) else { return 0 };
+        let origin = self.origin(table);
         let mut found = 0;
         for run in tokens.chunks_exact(self.shape.tokens) {
-            let key = prefix::extend(&self.origin, &before, run);
+            let key = prefix::extend(&origin, &before, run);
             let Some(&id) = self.index.get(&key) else { break };
             let block = &mut self.blocks[id.0 as usize];
             block.refs += 1;
@@ -294,6 +295,7 @@ impl KvStore {
         let Some(mut before) = table.standing.scope else { return };
         let computed = table.computed;
         let gap = table.gap;
+        let origin = self.origin(table);
         for entry in &mut table.entries {
             // What follows forgotten tokens was computed with them, so no key stands for it.
             let behind = gap.len > 0 && entry.start >= gap.at;
@@ -302,7 +304,7 @@ impl KvStore {
             }
             let key = *entry.key.get_or_insert_with(|| {
                 let tokens = &table.tokens[entry.start..entry.start + entry.len];
-                let key = prefix::extend(&self.origin, &before, tokens);
+                let key = prefix::extend(&origin, &before, tokens);
                 // Whoever was first serves all; blocks are not exchanged under a running sequence.
                 if let std::collections::hash_map::Entry::Vacant(vacant) = self.index.entry(key) {
                     vacant.insert(entry.id);

@@ -17,7 +17,7 @@ use super::spill::{SpillDir, Ticket};
 use super::stats::KvStats;
 use super::table::{BlockId, Entry, KvTable, Released, Standing};
 use crate::error::EngineError;
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, Shaping};
 use crate::memory::{Exhausted, MemoryPool, Reservation, Use};
 
 /// What packs blocks: the kernels of the step, and threads for large ones.
@@ -64,8 +64,10 @@ pub(crate) struct KvStore {
     pub(super) index: HashMap<PrefixKey, BlockId>,
     /// The fingerprint of the model.
     pub(super) model: [u8; 32],
-    pub(super) origin: PrefixKey,
-    origin_of: Option<[u8; 32]>,
+    /// Which kernels shaped blocks when the last step began, and what the keys of blocks follow from
+    /// then: of sequences without and with an adapter.
+    shaping: Shaping,
+    origins: [PrefixKey; 2],
     pub(super) spill: Option<SpillDir>,
     /// The number of the step.
     pub(super) clock: u64,
@@ -92,8 +94,8 @@ impl KvStore {
             drained: Vec::new(),
             index: HashMap::new(),
             model,
-            origin: [0; 32],
-            origin_of: None,
+            shaping: Shaping::default(),
+            origins: Default::default(),
             spill,
             clock: 0,
             stats: KvStats { block_tokens: shape.tokens, ..KvStats::default() },
@@ -127,17 +129,23 @@ impl KvStore {
     pub(crate) fn begin(&mut self, kernels: &Kernels) {
         self.clock += 1;
         self.drain();
-        let fingerprint = kernels.kv_fingerprint();
-        if self.origin_of != Some(fingerprint) {
-            self.origin =
-                prefix::origin(&self.model, &self.policy, self.shape.tokens, &fingerprint);
-            self.origin_of = Some(fingerprint);
+        let shaping = kernels.shaping();
+        if self.shaping != shaping {
+            let KvStore { model, policy, shape, .. } = &*self;
+            let origin = |kernels| prefix::origin(model, policy, shape.tokens, &kernels);
+            self.origins = shaping.map(origin);
+            self.shaping = shaping;
         }
     }
 
-    /// Which kernels shape blocks at the moment.
-    pub(super) fn kernels(&self) -> [u8; 32] {
-        self.origin_of.unwrap_or_default()
+    /// What the keys of a sequence's blocks follow from at the moment.
+    pub(super) fn origin(&self, table: &KvTable) -> PrefixKey {
+        self.origins[usize::from(table.standing.adapter.is_some())]
+    }
+
+    /// Which kernels shape a sequence's blocks at the moment.
+    pub(super) fn kernels(&self, table: &KvTable) -> [u8; 32] {
+        self.shaping[usize::from(table.standing.adapter.is_some())]
     }
 
     /// Whether keys, values and queries are rotated.

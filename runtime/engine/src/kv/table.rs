@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::prefix::PrefixKey;
+use crate::adapter::Adapter;
 
 /// A block's number in its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,6 +55,8 @@ pub(crate) struct Standing {
     pub(crate) sinks: Option<usize>,
     /// Sequences share prefixes with those of the same scope; `None` shares none.
     pub(crate) scope: Option<PrefixKey>,
+    /// What is added to the model's projections; the scope stands for it too.
+    pub(crate) adapter: Option<Adapter>,
 }
 
 /// Where an endless sequence has forgotten tokens: `len` of them, before the token that is at position

@@ -112,8 +112,8 @@ impl Load {
                 0 => {
                     let standing = Standing {
                         priority: rng.random_range(0..3),
-                        scope: rng.random_bool(0.5).then(|| scope("")),
-                        sinks: None,
+                        scope: rng.random_bool(0.5).then(|| scope("", None)),
+                        ..Standing::default()
                     };
                     tables.push(self.state.lock().unwrap().0.table(2000, standing));
                 }

@@ -1,6 +1,8 @@
 //! Small random models, written as GGUF files by the tests that need them.
 #![allow(missing_docs, dead_code, unreachable_pub)] // Shared by several test programs.
 
+pub mod lora;
+
 use std::collections::BTreeMap;
 use std::io::Cursor;
 use std::path::{Path, PathBuf};

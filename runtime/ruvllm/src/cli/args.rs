@@ -116,6 +116,10 @@ pub(crate) struct ModelOptions<K: Args = KvOption> {
     /// GGUF file or Hugging Face directory; the built-in demo model when absent.
     #[arg(short, long, value_name = "FILE|DIR")]
     pub(crate) model: Option<PathBuf>,
+    /// A LoRA adapter to add to the model: a GGUF adapter or a PEFT directory; times SCALE, 1 when
+    /// absent.
+    #[arg(long, value_name = "FILE|DIR[=SCALE]", value_parser = lora)]
+    pub(crate) lora: Option<(PathBuf, f32)>,
     /// Threads; one for each physical core that this process may use when absent.
     #[arg(short, long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
@@ -398,6 +402,16 @@ fn pin(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// A path, and the scale after its last `=`; what is no number there is part of the path.
+fn lora(text: &str) -> Result<(PathBuf, f32), String> {
+    let scaled =
+        text.rsplit_once('=').and_then(|(path, scale)| Some((path, scale.parse::<f32>().ok()?)));
+    match scaled.unwrap_or((text, 1.0)) {
+        (path, scale) if !path.is_empty() && scale.is_finite() => Ok((path.into(), scale)),
+        _ => Err("give FILE or FILE=SCALE, such as adapter.gguf=0.5".to_owned()),
+    }
+}
+
 fn rope_factor(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value.is_finite() && value >= 1.0 => Ok(value),
@@ -460,6 +474,14 @@ mod tests {
         let typed = pin("rope(f32,f32)->f32=k").unwrap();
         assert_eq!(typed, ("rope(f32,f32)->f32".into(), "k".into()));
         assert!(pin("rope").is_err() && pin("=k").is_err() && pin("rope=").is_err());
+    }
+
+    #[test]
+    fn adapters_are_paths_with_a_scale_behind_them() {
+        assert_eq!(lora("a.gguf"), Ok(("a.gguf".into(), 1.0)));
+        assert_eq!(lora("dir=1/a.gguf=-0.5"), Ok(("dir=1/a.gguf".into(), -0.5)));
+        assert_eq!(lora("a=b"), Ok(("a=b".into(), 1.0)));
+        assert!(lora("").is_err() && lora("=2").is_err() && lora("a=inf").is_err());
     }
 
     #[test]

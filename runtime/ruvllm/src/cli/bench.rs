@@ -15,6 +15,9 @@ struct Row {
     cpu_info: String,
     backends: &'static str,
     model_filename: String,
+    /// The adapter's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adapter: Option<String>,
     #[serde(flatten)]
     measured: BenchRow,
     n_ubatch: usize,
@@ -61,7 +64,7 @@ fn measure(runtime: &Runtime, args: &BenchArgs, test: Test) -> Result<Row, Failu
     let (n_depth, reps) = (args.n_depth, usize::from(args.repetitions));
     let test_time = now();
     let options = BenchOptions { n_prompt, n_gen, n_depth, n_parallel, reps, warmup: true };
-    let measured = bench(engine, &options)?;
+    let measured = bench(engine, runtime.adapter(), &options)?;
     let total: u64 = measured.samples_ns.iter().sum();
     // Rows of a prompt or of several sequences are shared out over the threads; the kernels of one
     // generated token run on one.
@@ -72,6 +75,7 @@ fn measure(runtime: &Runtime, args: &BenchArgs, test: Test) -> Result<Row, Failu
         cpu_info: probe::processor(),
         backends: "CPU",
         model_filename: runtime.model_name().to_owned(),
+        adapter: runtime.adapter().map(|adapter| adapter.name().to_owned()),
         n_ubatch: measured.n_batch,
         test_time,
         kernels: args.model.kernels.kernels.name(),
@@ -86,8 +90,9 @@ fn print_table(rows: &[Row]) {
     println!("|---|---:|---:|---:|---|---|---|---:|---:|");
     for row in rows {
         let m = &row.measured;
+        let adapter = row.adapter.as_ref().map(|name| format!(" + {name}")).unwrap_or_default();
         println!(
-            "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {} | {:.2} ± {:.2} | {:.2} % |",
+            "| {}{adapter} | {:.2} MiB | {:.2} M | {} | {} | {} | {} | {:.2} ± {:.2} | {:.2} % |",
             m.model_type,
             m.model_size as f64 / f64::from(1 << 20),
             m.model_n_params as f64 * 1e-6,

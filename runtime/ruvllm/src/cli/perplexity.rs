@@ -33,11 +33,12 @@ pub(crate) fn main(args: &PerplexityArgs) -> Result<Ended, Failure> {
     let policies = &args.model.kv.policies;
     let stop = StopFlag::install()?;
     let (runtime, engines) = engines(args, policies)?;
+    let adapter = runtime.adapter();
     let context = args.model.ctx.unwrap_or_else(|| DEFAULT_CONTEXT.min(runtime.engine().context()));
     let mut rows: Vec<Row> = Vec::new();
     for (i, engine) in engines.iter().enumerate() {
         let of = if engines.len() > 1 { format!("{}: ", policies[i]) } else { String::new() };
-        let measured = perplexity(engine, &text, context, &mut |so_far| {
+        let measured = perplexity(engine, adapter, &text, context, &mut |so_far| {
             eprint!("\r{of}[{}/{}] {:.4} ", so_far.chunks_done, so_far.chunks, so_far.perplexity);
             stop.flow()
         })?;

@@ -8,6 +8,8 @@ use ruvllm::{GenerateOptions, Message, Prompt, RunReport, Runtime, Session, Sess
 use std::io::{self, IsTerminal as _};
 use std::path::Path;
 
+const MIB: f64 = 1024.0 * 1024.0;
+
 const DEFAULT_PROMPT: &str = "Once upon a time";
 
 pub(crate) fn main(args: &RunArgs) -> Result<Ended, Failure> {
@@ -85,6 +87,17 @@ fn print_report(report: &RunReport) {
         report.kv,
         report.finish
     );
+    if let Some(adapter) = &report.adapter {
+        eprintln!(
+            "adapter {}, generation {}: rank {}, alpha {}, scale {}, {:.2} MiB",
+            adapter.name,
+            adapter.generation,
+            adapter.rank,
+            adapter.alpha,
+            adapter.scale,
+            adapter.bytes as f64 / MIB
+        );
+    }
     eprintln!(
         "load {:.0} ms, first token {:.0} ms, prefill {:.1} tokens/s, decode {:.1} tokens/s",
         report.load_ms,
@@ -111,7 +124,6 @@ fn print_report(report: &RunReport) {
 }
 
 fn print_memory(memory: &MemoryReport) {
-    const MIB: f64 = 1024.0 * 1024.0;
     let MemoryReport { pool, kv } = memory;
     eprintln!(
         "memory {:.1} of {:.0} MiB: {:.1} MiB of pages for KV, of which {:.1} empty{}",

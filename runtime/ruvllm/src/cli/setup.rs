@@ -93,6 +93,9 @@ fn builder<K: Args>(options: &ModelOptions<K>, kv: &KvPolicy) -> Result<RuntimeB
     if let Some(path) = &options.model {
         builder = builder.model(path);
     }
+    if let Some((path, scale)) = &options.lora {
+        builder = builder.adapter(path, *scale);
+    }
     if let Some(threads) = options.threads {
         builder = builder.threads(usize::from(threads));
     }

@@ -1,0 +1,435 @@
+//! LoRA adapters (arXiv 2106.09685): what sessions add to a model's projections, `scale * B A x`.
+//!
+//! An [`Adapter`] is immutable and belongs to one model. It is read from a GGUF adapter or a PEFT
+//! directory (`gguf`, `peft`), checked against the model when it is opened, and laid out as the
+//! `lora_apply` kernels of the registry take it, in f32. Its fingerprint, over factors, scales and
+//! targets, is its generation: keys and values are only shared among sessions of one generation, and
+//! a saved session is only continued by the one that wrote it.
+//!
+//! Invariants: an adapter's weights count against the engine's memory for as long as it lives; a step
+//! never meets factors that do not fit their projection. Not checked: whether the adapter was trained
+//! on this model, where one of the same shape exists.
+
+mod gguf;
+mod peft;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use ruvllm_host::{LoraDims, Resident};
+use ruvllm_native::ops::{LoraShape, lora_interleave};
+use ruvllm_native::quant::dequantize_row;
+
+use crate::config::RopeLayout;
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::kv::short;
+use crate::memory::{Reservation, Use};
+use crate::model::Model;
+use crate::storage::Tensor;
+use crate::weights::{Layer, Linear};
+
+/// A projection that an adapter may add to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Target {
+    Query,
+    Key,
+    Value,
+    Output,
+    Gate,
+    Up,
+    Down,
+}
+
+impl Target {
+    const ALL: [Target; 7] = [
+        Target::Query,
+        Target::Key,
+        Target::Value,
+        Target::Output,
+        Target::Gate,
+        Target::Up,
+        Target::Down,
+    ];
+
+    /// The projection's name in the GGUF convention.
+    const fn part(self) -> &'static str {
+        match self {
+            Target::Query => "attn_q",
+            Target::Key => "attn_k",
+            Target::Value => "attn_v",
+            Target::Output => "attn_output",
+            Target::Gate => "ffn_gate",
+            Target::Up => "ffn_up",
+            Target::Down => "ffn_down",
+        }
+    }
+
+    fn of_part(part: &str) -> Option<Target> {
+        Target::ALL.into_iter().find(|target| target.part() == part)
+    }
+
+    fn linear(self, layer: &Layer) -> &Linear {
+        match self {
+            Target::Query => &layer.q,
+            Target::Key => &layer.k,
+            Target::Value => &layer.v,
+            Target::Output => &layer.o,
+            Target::Gate => &layer.gate,
+            Target::Up => &layer.up,
+            Target::Down => &layer.down,
+        }
+    }
+}
+
+/// What an adapter adds to one projection.
+pub(crate) struct Update {
+    /// Both factors, as the kernel takes them.
+    pub(crate) factors: Resident,
+    /// Their extents; `rows` is 0.
+    pub(crate) dims: LoraDims,
+    pub(crate) scale: f32,
+}
+
+/// A LoRA adapter of a model. Cheap to clone; clones share everything.
+#[derive(Clone)]
+pub struct Adapter {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    name: String,
+    rank: usize,
+    alpha: f32,
+    scale: f32,
+    fingerprint: [u8; 32],
+    layers: Vec<[Option<Update>; Target::ALL.len()]>,
+    model: Arc<Model>,
+    /// Counts the factors for as long as they live.
+    reserved: Reservation,
+}
+
+impl Adapter {
+    /// Opens a GGUF adapter or a PEFT directory for the engine's model, whichever is there. `scale`
+    /// multiplies what the adapter adds; 1 is as it was trained.
+    ///
+    /// Engines that share the model ([`Engine::with_kv`]) can all compute with the adapter; its
+    /// weights count against the memory of the one that opened it.
+    ///
+    /// # Errors
+    /// [`EngineError::NotAnAdapter`], [`EngineError::AdapterUnsupported`],
+    /// [`EngineError::AdapterMismatch`] and [`EngineError::AdapterDamaged`]; those of the file
+    /// formats; [`EngineError::OpUnavailable`] where no kernel applies adapters;
+    /// [`EngineError::MemoryExhausted`]; [`EngineError::InvalidOption`] for a scale that is no number.
+    pub fn open(engine: &Engine, path: &Path, scale: f32) -> Result<Adapter, EngineError> {
+        if !scale.is_finite() {
+            let reason = "the scale of an adapter must be a finite number";
+            return Err(EngineError::InvalidOption {
+                option: "scale",
+                value: scale.to_string(),
+                reason,
+            });
+        }
+        engine.require_lora()?;
+        let kind = std::fs::metadata(path).map_err(|e| EngineError::io(path, e))?;
+        let file = if kind.is_dir() { peft::read(path)? } else { gguf::read(path)? };
+        file.open(engine, scale)
+    }
+
+    /// The adapter's own name, or that of its file.
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// The largest rank among its updates.
+    pub fn rank(&self) -> usize {
+        self.shared.rank
+    }
+
+    /// The file's alpha: updates are multiplied by alpha over rank, or what the file says instead.
+    pub fn alpha(&self) -> f32 {
+        self.shared.alpha
+    }
+
+    /// The scale that it was opened with.
+    pub fn scale(&self) -> f32 {
+        self.shared.scale
+    }
+
+    /// Bytes of its factors in memory.
+    pub fn bytes(&self) -> usize {
+        self.shared.reserved.bytes()
+    }
+
+    /// A hash of factors, scales and targets, which tells adapters and their generations apart. The
+    /// same for a PEFT adapter and its conversion to GGUF in f32.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        self.shared.fingerprint
+    }
+
+    /// The beginning of [`Adapter::fingerprint`] in hexadecimal, for people.
+    pub fn generation(&self) -> String {
+        short(&self.shared.fingerprint)
+    }
+
+    /// Whether it can compute with this model.
+    pub(crate) fn is_for(&self, model: &Model) -> bool {
+        std::ptr::eq(&*self.shared.model, model)
+    }
+
+    /// What it adds to a projection of a layer.
+    pub(crate) fn update(&self, layer: usize, target: Target) -> Option<&Update> {
+        self.shared.layers.get(layer)?[target as usize].as_ref()
+    }
+}
+
+/// Adapters are equal if they add the same.
+impl PartialEq for Adapter {
+    fn eq(&self, other: &Adapter) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+            || self.shared.fingerprint == other.shared.fingerprint
+    }
+}
+
+impl Eq for Adapter {}
+
+impl fmt::Debug for Adapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Adapter")
+            .field("name", &self.shared.name)
+            .field("rank", &self.shared.rank)
+            .field("scale", &self.shared.scale)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A factor of an update.
+#[derive(Clone, Copy)]
+enum Half {
+    A,
+    B,
+}
+
+/// The factors of one update, each with the name of its tensor.
+#[derive(Default)]
+struct Pair {
+    a: Option<(String, Tensor)>,
+    b: Option<(String, Tensor)>,
+}
+
+/// What alpha is divided by.
+#[derive(Clone, Copy)]
+enum Scaling {
+    Rank,
+    /// Rank-stabilised (arXiv 2312.03732).
+    RankRoot,
+    /// Updates are added as they are.
+    None,
+}
+
+/// What a file says, before it meets a model.
+struct AdapterFile {
+    /// What to call the file in messages.
+    origin: String,
+    name: String,
+    alpha: f32,
+    scaling: Scaling,
+    /// The rank that all updates have, where the file says so.
+    rank: Option<usize>,
+    /// The family that it is for, where the file says so.
+    architecture: Option<String>,
+    /// The order in which the rows of queries and keys are.
+    layout: RopeLayout,
+    pairs: BTreeMap<(usize, Target), Pair>,
+}
+
+/// Both factors of an update, checked against its projection.
+struct Factors<'a> {
+    layer: usize,
+    target: Target,
+    a: &'a Tensor,
+    b: &'a Tensor,
+    shape: LoraShape,
+    dims: LoraDims,
+}
+
+impl AdapterFile {
+    fn damaged(&self, reason: String) -> EngineError {
+        EngineError::AdapterDamaged { path: self.origin.clone(), reason }
+    }
+
+    fn mismatch(&self, reason: String) -> EngineError {
+        EngineError::AdapterMismatch { path: self.origin.clone(), reason }
+    }
+
+    /// Takes up a factor under the name of its tensor.
+    fn insert(&mut self, layer: usize, target: Target, half: Half, name: String, tensor: Tensor) {
+        let pair = self.pairs.entry((layer, target)).or_default();
+        match half {
+            Half::A => pair.a = Some((name, tensor)),
+            Half::B => pair.b = Some((name, tensor)),
+        }
+    }
+
+    /// Checks every update against the model, counts the memory, and lays the factors out.
+    fn open(&self, engine: &Engine, scale: f32) -> Result<Adapter, EngineError> {
+        let model = engine.shared_model();
+        let family = &model.config().architecture;
+        if let Some(architecture) = self.architecture.as_ref().filter(|&name| name != family) {
+            return Err(self.mismatch(format!("it is for {architecture}, the model is {family}")));
+        }
+        let all = self
+            .pairs
+            .iter()
+            .map(|(&(layer, target), pair)| self.factors(model, layer, target, pair));
+        let all: Vec<Factors<'_>> = all.collect::<Result<_, _>>()?;
+        if all.is_empty() {
+            return Err(self.damaged("it has no factors".to_owned()));
+        }
+        let bytes = all.iter().map(|f| f.shape.groups() * f.shape.rank * 4 * size_of::<f32>());
+        let reserved = engine.reserve(Use::Adapter, &self.name, u8::MAX, bytes.sum())?;
+
+        let mut hasher = blake3::Hasher::new_derive_key("ruvllm adapter fingerprint v1");
+        let mut layers: Vec<_> =
+            model.weights().layers.iter().map(|_| Default::default()).collect();
+        for factors in &all {
+            let update = self.update(model, factors, scale)?;
+            hasher.update(&(factors.layer as u64).to_le_bytes());
+            hasher.update(factors.target.part().as_bytes());
+            hasher.update(&update.dims.rank.to_le_bytes());
+            hasher.update(&update.scale.to_le_bytes());
+            hasher.update(update.factors.bytes());
+            let layer: &mut [_; Target::ALL.len()] = &mut layers[factors.layer];
+            layer[factors.target as usize] = Some(update);
+        }
+        let shared = Shared {
+            name: self.name.clone(),
+            rank: all.iter().map(|f| f.shape.rank).max().unwrap_or(0),
+            alpha: self.alpha,
+            scale,
+            fingerprint: *hasher.finalize().as_bytes(),
+            layers,
+            model: Arc::clone(model),
+            reserved,
+        };
+        Ok(Adapter { shared: Arc::new(shared) })
+    }
+
+    /// The factors of an update, if they fit their projection.
+    fn factors<'a>(
+        &self,
+        model: &Model,
+        layer: usize,
+        target: Target,
+        pair: &'a Pair,
+    ) -> Result<Factors<'a>, EngineError> {
+        let ((a_name, a), (b_name, b)) = match (&pair.a, &pair.b) {
+            (Some(a), Some(b)) => (a, b),
+            (Some((name, _)), None) | (None, Some((name, _))) => {
+                return Err(self.damaged(format!("tensor `{name}` lacks its other factor")));
+            }
+            (None, None) => return Err(self.damaged("an update has no factors".to_owned())),
+        };
+        let layers = &model.weights().layers;
+        let Some(weights) = layers.get(layer) else {
+            let reason = format!("tensor `{a_name}` is of a layer beyond its {}", layers.len());
+            return Err(self.mismatch(reason));
+        };
+        let linear = target.linear(weights);
+        let (in_dim, out_dim) = (linear.cols(), linear.rows());
+        let rank = self.rank.or(a.shape.first().copied()).unwrap_or(0);
+        for (name, found, expected) in
+            [(a_name, &a.shape, [rank, in_dim]), (b_name, &b.shape, [out_dim, rank])]
+        {
+            if found[..] != expected {
+                let reason = format!(
+                    "tensor `{name}` has shape {found:?}, but to a projection of shape {:?} {expected:?} is added",
+                    [out_dim, in_dim]
+                );
+                return Err(self.mismatch(reason));
+            }
+        }
+        let shape = LoraShape { rows: 0, in_dim, rank, out_dim, scale: 1.0 };
+        let word = |extent: usize| u32::try_from(extent).ok().filter(|&word| word > 0);
+        let dims = word(in_dim).zip(word(rank)).zip(word(out_dim));
+        let Some(((in_dim, rank), out_dim)) = dims else {
+            return Err(self.damaged(format!("tensor `{a_name}` has rank {rank}")));
+        };
+        let dims = LoraDims { rows: 0, in_dim, rank, out_dim };
+        Ok(Factors { layer, target, a, b, shape, dims })
+    }
+
+    /// Lays an update out for the kernel, with the rows of heads in the model's order.
+    fn update(
+        &self,
+        model: &Model,
+        factors: &Factors<'_>,
+        scale: f32,
+    ) -> Result<Update, EngineError> {
+        let Factors { layer, target, a, b, shape, dims } = factors;
+        let (a, mut b) = (values(a)?, values(b)?);
+        if !a.iter().chain(&b).all(|x| x.is_finite()) {
+            let part = target.part();
+            return Err(self.damaged(format!("the factors of blk.{layer}.{part} are not finite")));
+        }
+        let config = model.config();
+        if matches!(target, Target::Query | Target::Key) && self.layout != config.rope.layout {
+            b = reordered(&b, shape.rank, config.head_dim, config.rope.layout);
+        }
+        let rank = shape.rank as f32;
+        let scale = match self.scaling {
+            Scaling::Rank => scale * self.alpha / rank,
+            Scaling::RankRoot => scale * self.alpha / rank.sqrt(),
+            Scaling::None => scale,
+        };
+        let factors = Resident::from_f32(&lora_interleave(shape, &a, &b)?);
+        Ok(Update { factors, dims: *dims, scale })
+    }
+}
+
+/// A tensor's elements, row by row.
+fn values(tensor: &Tensor) -> Result<Vec<f32>, EngineError> {
+    let mut values = vec![0.0; tensor.shape.iter().product()];
+    dequantize_row(tensor.dtype, tensor.bytes.as_slice(), &mut values)?;
+    Ok(values)
+}
+
+/// `b` `[heads * head_dim, rank]` with the rows of each head in the order `to` instead of the other:
+/// pairs that are rotated together lie next to each other, or half a head apart.
+fn reordered(b: &[f32], rank: usize, head_dim: usize, to: RopeLayout) -> Vec<f32> {
+    let half = head_dim / 2;
+    let from = |row: usize| match to {
+        RopeLayout::Interleaved => (row % 2) * half + row / 2,
+        RopeLayout::NeoX => (row % half) * 2 + row / half,
+    };
+    let heads = b.chunks_exact(head_dim * rank);
+    let rows =
+        heads.flat_map(|head| (0..head_dim).flat_map(move |row| &head[from(row) * rank..][..rank]));
+    rows.copied().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_heads_change_order_and_back() {
+        // Two heads of four rows, two ranks; each element names its head, row and rank.
+        let rows: Vec<f32> = (0..16).map(|i| i as f32).collect();
+        let interleaved = reordered(&rows, 2, 4, RopeLayout::Interleaved);
+        let first = |values: &[f32]| values.iter().step_by(2).map(|x| *x as usize / 2).collect();
+        let order: Vec<usize> = first(&interleaved);
+        assert_eq!(order, [0, 2, 1, 3, 4, 6, 5, 7]);
+        assert_eq!(reordered(&interleaved, 2, 4, RopeLayout::NeoX), rows);
+    }
+
+    #[test]
+    fn targets_are_found_by_their_names() {
+        for target in Target::ALL {
+            assert_eq!(Target::of_part(target.part()), Some(target));
+        }
+        assert_eq!(Target::of_part("attn_norm"), None);
+    }
+}
