@@ -5,18 +5,20 @@
 //! its own [`Worker`], which cuts its share into tiles that stay in a core's cache. The registry
 //! snapshot is pinned for a step, so that every layer of it sees the same kernels.
 
+mod lora;
+
 use std::sync::Arc;
 
 use ruvllm_abi::DType;
 use ruvllm_host::{
-    Host, LoraDims, OpCall, OpKey, OpSlot, Operand, RegistrySnapshot, Resident, RopeDims, Worker,
+    Host, OpCall, OpKey, OpSlot, Operand, RegistrySnapshot, Resident, RopeDims, Worker,
 };
 use ruvllm_native::ThreadPool;
 
-use crate::adapter::Update;
 use crate::error::EngineError;
 use crate::kv::KvPolicy;
 use crate::rope::RopeTables;
+pub(crate) use lora::{LoraList, LoraRows};
 
 /// Elements below which waking the other threads costs more than it saves.
 const SPLIT_ELEMS: usize = 16 * 1024;
@@ -27,6 +29,8 @@ pub(crate) struct Kernels {
     /// Element types of the KV cache that kernels pack.
     packed: Vec<DType>,
     pinned: Pinned,
+    /// For each worker, memory for what updates add to some rows.
+    deltas: Vec<Vec<f32>>,
 }
 
 /// A snapshot with the slots of the decoder's operations in it.
@@ -106,7 +110,8 @@ impl Kernels {
         packed.sort_unstable_by_key(|dtype| dtype.name());
         packed.dedup();
         let pinned = Pinned::new(host.snapshot(), &packed)?;
-        Ok(Kernels { workers, packed, pinned })
+        let deltas = vec![Vec::new(); threads];
+        Ok(Kernels { workers, packed, pinned, deltas })
     }
 
     /// Pins the host's current snapshot for the next step.
@@ -167,27 +172,6 @@ impl Kernels {
             let (gate, up) = (Operand::f32(&gate[range.clone()]), Operand::f32(&up[range]));
             let call = OpCall::swiglu(gate, up, (y.len() / dim) as u32, dim as u32);
             Ok(worker.call(snapshot, *swiglu, &call, bytemuck::cast_slice_mut(y))?)
-        })
-    }
-
-    /// `y = scale * (x A^T) B^T` over rows `x` `[m, in_dim]` and `y` `[m, out_dim]`.
-    pub(crate) fn lora(
-        &mut self,
-        pool: &ThreadPool,
-        x: &[f32],
-        update: &Update,
-        y: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let Update { factors, dims, scale } = update;
-        let (in_dim, out_dim) = (dims.in_dim as usize, dims.out_dim as usize);
-        let slot = self.pinned.lora()?;
-        let snapshot = &self.pinned.snapshot;
-        over_rows(pool, &mut self.workers, y, out_dim, &|worker, first, y| {
-            let rows = y.len() / out_dim;
-            let x = Operand::f32(&x[first * in_dim..(first + rows) * in_dim]);
-            let dims = LoraDims { rows: rows as u32, ..*dims };
-            let call = OpCall::lora(x, factors.all(), dims, *scale);
-            Ok(worker.call(snapshot, slot, &call, bytemuck::cast_slice_mut(y))?)
         })
     }
 

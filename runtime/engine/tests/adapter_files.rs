@@ -214,6 +214,35 @@ fn gguf_files_that_do_not_fit_are_refused() {
 }
 
 #[test]
+fn flipped_bytes_never_panic() {
+    let ([dir, _], sizes) = family("qwen2");
+    let engine = engine(&Arc::new(Model::open(&dir).unwrap()), two_threads());
+    let lora = Lora::all(&sizes, 2, 1);
+    let temp = tempfile::tempdir().unwrap();
+    let (gguf, peft) = (temp.path().join("adapter.gguf"), temp.path().join("peft"));
+    lora.write_gguf(&gguf, "qwen2", GgmlDType::F32);
+    lora.write_peft(&peft, "");
+    for (adapter, file) in [
+        (&gguf, gguf.clone()),
+        (&peft, peft.join("adapter_config.json")),
+        (&peft, peft.join("adapter_model.safetensors")),
+    ] {
+        let good = std::fs::read(&file).unwrap();
+        for at in (0..good.len().min(64)).chain((64..good.len().min(4000)).step_by(37)) {
+            for flip in [0x01, 0x80, 0xff] {
+                let mut damaged = good.clone();
+                damaged[at] ^= flip;
+                std::fs::write(&file, damaged).unwrap();
+                // Some flips are harmless: a name, a number.
+                let _ = Adapter::open(&engine, adapter, 1.0);
+            }
+        }
+        std::fs::write(&file, good).unwrap();
+        Adapter::open(&engine, adapter, 1.0).unwrap();
+    }
+}
+
+#[test]
 fn peft_directories_that_do_not_fit_are_refused() {
     let ([dir, _], sizes) = family("qwen2");
     let engine = engine(&Arc::new(Model::open(&dir).unwrap()), two_threads());

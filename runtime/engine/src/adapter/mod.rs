@@ -325,16 +325,13 @@ impl AdapterFile {
         target: Target,
         pair: &'a Pair,
     ) -> Result<Factors<'a>, EngineError> {
-        let ((a_name, a), (b_name, b)) = match (&pair.a, &pair.b) {
-            (Some(a), Some(b)) => (a, b),
-            (Some((name, _)), None) | (None, Some((name, _))) => {
-                return Err(self.damaged(format!("tensor `{name}` lacks its other factor")));
-            }
-            (None, None) => return Err(self.damaged("an update has no factors".to_owned())),
+        let (Some((a_name, a)), Some((b_name, b))) = (&pair.a, &pair.b) else {
+            let name = pair.a.as_ref().or(pair.b.as_ref()).map_or("", |(name, _)| name);
+            return Err(self.damaged(format!("tensor `{name}` lacks its other factor")));
         };
         let layers = &model.weights().layers;
         let Some(weights) = layers.get(layer) else {
-            let reason = format!("tensor `{a_name}` is of a layer beyond its {}", layers.len());
+            let reason = format!("tensor `{a_name}` is of none of its {} layers", layers.len());
             return Err(self.mismatch(reason));
         };
         let linear = target.linear(weights);
@@ -345,19 +342,19 @@ impl AdapterFile {
         {
             if found[..] != expected {
                 let reason = format!(
-                    "tensor `{name}` has shape {found:?}, but to a projection of shape {:?} {expected:?} is added",
+                    "tensor `{name}` has shape {found:?}, but a projection of shape {:?} takes {expected:?}",
                     [out_dim, in_dim]
                 );
                 return Err(self.mismatch(reason));
             }
         }
         let shape = LoraShape { rows: 0, in_dim, rank, out_dim, scale: 1.0 };
-        let word = |extent: usize| u32::try_from(extent).ok().filter(|&word| word > 0);
-        let dims = word(in_dim).zip(word(rank)).zip(word(out_dim));
-        let Some(((in_dim, rank), out_dim)) = dims else {
-            return Err(self.damaged(format!("tensor `{a_name}` has rank {rank}")));
+        let dims = match [in_dim, rank, out_dim].map(u32::try_from) {
+            [Ok(in_dim), Ok(rank @ 1..), Ok(out_dim)] => {
+                LoraDims { rows: 0, in_dim, rank, out_dim }
+            }
+            _ => return Err(self.damaged(format!("tensor `{a_name}` has rank {rank}"))),
         };
-        let dims = LoraDims { rows: 0, in_dim, rank, out_dim };
         Ok(Factors { layer, target, a, b, shape, dims })
     }
 
@@ -370,10 +367,6 @@ impl AdapterFile {
     ) -> Result<Update, EngineError> {
         let Factors { layer, target, a, b, shape, dims } = factors;
         let (a, mut b) = (values(a)?, values(b)?);
-        if !a.iter().chain(&b).all(|x| x.is_finite()) {
-            let part = target.part();
-            return Err(self.damaged(format!("the factors of blk.{layer}.{part} are not finite")));
-        }
         let config = model.config();
         if matches!(target, Target::Query | Target::Key) && self.layout != config.rope.layout {
             b = reordered(&b, shape.rank, config.head_dim, config.rope.layout);
@@ -384,6 +377,10 @@ impl AdapterFile {
             Scaling::RankRoot => scale * self.alpha / rank.sqrt(),
             Scaling::None => scale,
         };
+        if !a.iter().chain(&b).chain([&scale]).all(|x| x.is_finite()) {
+            let reason = format!("the update of blk.{layer}.{} is not finite", target.part());
+            return Err(self.damaged(reason));
+        }
         let factors = Resident::from_f32(&lora_interleave(shape, &a, &b)?);
         Ok(Update { factors, dims: *dims, scale })
     }

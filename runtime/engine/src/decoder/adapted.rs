@@ -1,17 +1,16 @@
 //! What adapters add to the projections of a layer.
 //!
 //! The rows of a step are those of its chunks, one after another, so the rows of an adapter are a few
-//! runs. Each run is a call of the `lora_apply` kernel on the same input as the projection; rows
-//! without an adapter cost nothing.
+//! runs. Each run is a call of the `lora_apply` kernel, or several, on the same input as the
+//! projection; rows without an adapter cost nothing.
 
 use std::ops::Range;
 
 use super::attention::queries;
-use super::{Chunk, Machine, add};
+use super::{Chunk, Machine};
 use crate::adapter::{Adapter, Target};
 use crate::error::EngineError;
-use crate::kernels::Kernels;
-use crate::memory::room;
+use crate::kernels::{Kernels, LoraList, LoraRows};
 
 /// The adapters of a layer's rows.
 #[derive(Clone, Copy)]
@@ -34,26 +33,31 @@ impl<'a, 'c> Adapted<'a, 'c> {
         Adapted { chunks, layer, wanted: layer + 1 == layers }
     }
 
-    /// Adds to `y` `[m, out]`, a projection of `x` `[m, in]`, what the adapters of the rows make of
-    /// `x`; `delta` is memory for as much as `y`.
-    pub(super) fn add(
+    /// Adds to projections of `x` `[m, in]`, each `[m, out]`, what the adapters of the rows make of
+    /// `x`.
+    pub(super) fn add<const N: usize>(
         self,
         machine: Machine<'_>,
         kernels: &mut Kernels,
-        target: Target,
         x: &[f32],
-        y: &mut [f32],
-        delta: &mut Vec<f32>,
+        projections: [(Target, &mut [f32]); N],
     ) -> Result<(), EngineError> {
-        for (rows, adapter) in self.runs() {
-            let Some(update) = adapter.update(self.layer, target) else { continue };
-            let of = |dim: u32| rows.start * dim as usize..rows.end * dim as usize;
-            let y = &mut y[of(update.dims.out_dim)];
-            let delta = room(delta, y.len());
-            kernels.lora(machine.pool, &x[of(update.dims.in_dim)], update, delta)?;
-            add(machine, y, delta)?;
+        let mut all = LoraList::new();
+        for (target, mut rest) in projections {
+            let mut at = 0;
+            for (rows, adapter) in self.runs() {
+                let Some(update) = adapter.update(self.layer, target) else { continue };
+                let of = |dim: u32| rows.start * dim as usize..rows.end * dim as usize;
+                let Range { start, end } = of(update.dims.out_dim);
+                let (y, after) = rest[start - at..].split_at_mut(end - start);
+                (rest, at) = (after, end);
+                all.push(LoraRows { update, x: &x[of(update.dims.in_dim)], y });
+            }
         }
-        Ok(())
+        if all.is_empty() {
+            return Ok(());
+        }
+        kernels.lora(machine.pool, machine.isa, all)
     }
 
     /// The rows of each adapter, neighbours together.

@@ -71,7 +71,7 @@ impl Decoder {
         project(machine, &layer.o, &b.activations, delta)?;
         let adapted = Adapted::outputs(chunks, index, config.layers());
         let kernels = &mut self.kernels;
-        adapted.add(machine, kernels, Target::Output, attended, delta, &mut b.normed)?;
+        adapted.add(machine, kernels, attended, [(Target::Output, &mut *delta)])?;
         add(machine, &mut b.x[..m * dim], delta)?;
         Ok(m)
     }
@@ -98,9 +98,8 @@ impl Decoder {
         project(machine, &layer.q, &b.activations, raw_q)?;
         project(machine, &layer.k, &b.activations, raw_k)?;
         project(machine, &layer.v, &b.activations, v)?;
-        for (target, y) in [(Target::Query, raw_q), (Target::Key, raw_k), (Target::Value, v)] {
-            adapted.add(machine, &mut self.kernels, target, normed, y, &mut b.attended)?;
-        }
+        let heads = [(Target::Query, raw_q), (Target::Key, raw_k), (Target::Value, v)];
+        adapted.add(machine, &mut self.kernels, normed, heads)?;
 
         let shape = rope_rows(config, config.heads);
         let (raw, positions) = (&b.raw[..m * (q_dim + kv_dim)], &self.positions);

@@ -228,14 +228,14 @@ impl Decoder {
         project(machine, &layer.gate, &b.activations, gate)?;
         project(machine, &layer.up, &b.activations, up)?;
         let kernels = &mut self.kernels;
-        adapted.add(machine, kernels, Target::Gate, normed, gate, &mut b.inner)?;
-        adapted.add(machine, kernels, Target::Up, normed, up, &mut b.inner)?;
+        let both = [(Target::Gate, &mut *gate), (Target::Up, &mut *up)];
+        adapted.add(machine, kernels, normed, both)?;
         let inner = room(&mut b.inner, m * ffn);
         kernels.swiglu(pool, gate, up, ffn, inner)?;
         b.activations.prepare(pool, isa, inner, m, ffn, &[layer.down.dtype()])?;
         let delta = room(&mut b.delta, m * dim);
         project(machine, &layer.down, &b.activations, delta)?;
-        adapted.add(machine, kernels, Target::Down, inner, delta, &mut b.normed)?;
+        adapted.add(machine, kernels, inner, [(Target::Down, &mut *delta)])?;
         add(machine, x, delta)
     }
 
