@@ -55,7 +55,7 @@ pub(super) fn read(path: &Path) -> Result<AdapterFile, EngineError> {
     let config = Config::parse(&origin, &config)?;
     let mut adapter = AdapterFile {
         origin: origin.clone(),
-        name: path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default(),
+        name: path.file_name().map_or(origin.clone(), |name| name.to_string_lossy().into_owned()),
         alpha: config.alpha,
         scaling: config.scaling,
         rank: config.rank,
