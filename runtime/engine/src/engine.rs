@@ -175,7 +175,8 @@ impl Engine {
             Arc::clone(&memory),
             spill,
             identity(&model, &rotation),
-        );
+        )
+        .with_ahead(host.worker()?);
         let decoder =
             Mutex::new(Decoder::new(kernels, kv, RopeTables::new(rotation), config.bf16, scratch));
         let pool = ThreadPool::new(config.threads);

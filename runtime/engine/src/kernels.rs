@@ -28,13 +28,13 @@ pub(crate) struct Kernels {
     workers: Vec<Worker>,
     /// Element types of the KV cache that kernels pack.
     packed: Vec<DType>,
-    pinned: Pinned,
+    pinned: Arc<Pinned>,
     /// For each worker, memory for what updates add to some rows.
     deltas: Vec<Vec<f32>>,
 }
 
 /// A snapshot with the slots of the decoder's operations in it.
-struct Pinned {
+pub(crate) struct Pinned {
     snapshot: Arc<RegistrySnapshot>,
     rmsnorm: OpSlot,
     rope: OpSlot,
@@ -109,7 +109,7 @@ impl Kernels {
         let mut packed: Vec<_> = kv.packed().collect();
         packed.sort_unstable_by_key(|dtype| dtype.name());
         packed.dedup();
-        let pinned = Pinned::new(host.snapshot(), &packed)?;
+        let pinned = Arc::new(Pinned::new(host.snapshot(), &packed)?);
         let deltas = vec![Vec::new(); threads];
         Ok(Kernels { workers, packed, pinned, deltas })
     }
@@ -120,9 +120,25 @@ impl Kernels {
     /// [`EngineError::OpUnavailable`]; the earlier snapshot then stays pinned.
     pub(crate) fn pin(&mut self, host: &Host) -> Result<(), EngineError> {
         if host.generation() != self.pinned.snapshot.generation() {
-            self.pinned = Pinned::new(host.snapshot(), &self.packed)?;
+            self.pinned = Arc::new(Pinned::new(host.snapshot(), &self.packed)?);
         }
         Ok(())
+    }
+
+    /// What is pinned, for another thread.
+    pub(crate) fn pinned(&self) -> &Arc<Pinned> {
+        &self.pinned
+    }
+
+    /// The kernels of another thread's step, on workers of this one, to pack and unpack blocks with. They
+    /// stay pinned: there is no host to follow.
+    pub(crate) fn of(pinned: Arc<Pinned>, workers: Vec<Worker>) -> Kernels {
+        Kernels { workers, packed: Vec::new(), pinned, deltas: Vec::new() }
+    }
+
+    /// The workers, with nothing pinned.
+    pub(crate) fn into_workers(self) -> Vec<Worker> {
+        self.workers
     }
 
     /// Which kernels shape keys and values in this step.
@@ -148,7 +164,7 @@ impl Kernels {
         y: &mut [f32],
     ) -> Result<(), EngineError> {
         let dim = weight.len() / size_of::<f32>();
-        let Pinned { snapshot, rmsnorm, .. } = &self.pinned;
+        let Pinned { snapshot, rmsnorm, .. } = &*self.pinned;
         over_rows(pool, &mut self.workers, y, dim, &|worker, first, y| {
             let x = &x[first * dim..][..y.len()];
             let rows = (y.len() / dim) as u32;
@@ -166,7 +182,7 @@ impl Kernels {
         dim: usize,
         y: &mut [f32],
     ) -> Result<(), EngineError> {
-        let Pinned { snapshot, swiglu, .. } = &self.pinned;
+        let Pinned { snapshot, swiglu, .. } = &*self.pinned;
         over_rows(pool, &mut self.workers, y, dim, &|worker, first, y| {
             let range = first * dim..first * dim + y.len();
             let (gate, up) = (Operand::f32(&gate[range.clone()]), Operand::f32(&up[range]));
@@ -187,7 +203,7 @@ impl Kernels {
         y: &mut [f32],
     ) -> Result<(), EngineError> {
         let row = shape.heads * shape.dim;
-        let Pinned { snapshot, rope, .. } = &self.pinned;
+        let Pinned { snapshot, rope, .. } = &*self.pinned;
         over_rows(pool, &mut self.workers, y, row, &|worker, first, mut y| {
             let mut done = first;
             while !y.is_empty() {
@@ -228,7 +244,7 @@ impl Kernels {
         y: &mut [f32],
     ) -> Result<(), EngineError> {
         let row = shape.heads * shape.dim;
-        let Pinned { snapshot, rope, .. } = &self.pinned;
+        let Pinned { snapshot, rope, .. } = &*self.pinned;
         over_rows(pool, &mut self.workers, y, row, &|worker, first, y| {
             // To the kernel they are more heads of one position.
             let dims = RopeDims {

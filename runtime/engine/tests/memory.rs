@@ -16,6 +16,9 @@ use ruvllm_engine::{
     Engine, EngineConfig, EngineError, KvCodec, KvPolicy, MemoryReport, Model, Part, Session,
     SessionKey, SessionOptions, Use,
 };
+use ruvllm_host::{Host, HostConfig, Policy};
+use ruvllm_tests::PackBuilder;
+use ruvllm_tests::wat::{Module, rmsnorm_f32};
 
 /// Tokens of a block of the default configuration.
 const BLOCK: usize = 32;
@@ -208,6 +211,57 @@ fn tokens_take_smaller_codecs_as_they_age() {
         assert!((bits - policy.bits_per_value(384)).abs() < 1e-9, "{bits}");
         assert!(kv.migrations > 0);
     }
+}
+
+#[test]
+fn texts_do_not_depend_on_what_is_written_ahead_of_time() {
+    let pack = PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&Module::default())).build();
+    for policy in ["f16:32+q8_0:64+q4_0", "mix"] {
+        let run = |ahead: bool| {
+            let native = HostConfig { policy: Policy::NativeOnly, ..HostConfig::default() };
+            let host = Host::new(native).unwrap();
+            let config = EngineConfig { kv: policy.parse().unwrap(), ..small() };
+            let engine = Engine::new(model(), host.clone(), config).unwrap();
+            let mut session = engine.session_with(&alone());
+            session.prefill(&text(0, 500)).unwrap();
+            let before = report(&engine).kv.migrations_ahead;
+            let mut logits = Vec::new();
+            for _ in 0..250 {
+                // Another generation of kernels, though of the same, takes nothing that was written for the
+                // last.
+                if !ahead && session.len() % BLOCK == BLOCK - 1 && !host.remove("test-kernels") {
+                    host.install(pack.verify().unwrap()).unwrap();
+                }
+                logits.extend(continued(&mut session, 1));
+            }
+            let kv = report(&engine).kv;
+            assert_eq!(kv.migrations_ahead > before, ahead, "{policy}: {kv:?}");
+            (logits, kv.bytes, kv.migrations)
+        };
+        assert_eq!(run(true), run(false), "{policy}");
+    }
+}
+
+#[test]
+fn a_budget_for_one_sequence_holds_one_beside_what_is_written_ahead() {
+    let policy: KvPolicy = "f16:256+q8_0:256+q4_0".parse().unwrap();
+    let with = |memory| EngineConfig { kv: policy.clone(), memory: Some(memory), ..small() };
+    let model = wide_model();
+    let Err(EngineError::MemoryTooSmall { needed, .. }) =
+        Engine::new(Arc::clone(&model), native_host(), with(PAGE))
+    else {
+        panic!("a page holds no sequence");
+    };
+    let engine = engine(&model, with(needed));
+    let mut session = engine.session_with(&alone());
+    session.prefill(&text(0, 400)).unwrap();
+    for token in text(1, engine.context() - 400) {
+        session.decode(token).unwrap();
+        report(&engine);
+    }
+    let kv = report(&engine).kv;
+    assert!(kv.migrations_ahead > 0, "{kv:?}");
+    assert_eq!((kv.evictions, kv.recomputed_tokens), (0, 0), "{kv:?}");
 }
 
 #[test]

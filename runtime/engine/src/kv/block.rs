@@ -2,6 +2,7 @@
 
 use ruvllm_native::attention::KvSegment;
 
+use super::ahead::Claim;
 use super::policy::KvCodec;
 use crate::config::ModelConfig;
 use crate::memory::Lease;
@@ -74,11 +75,18 @@ impl Side {
 
 /// A block in memory.
 pub(crate) struct Stored {
-    pub(crate) keys: Side,
-    pub(crate) values: Side,
+    keys: Side,
+    values: Side,
+    /// The job that writes these bytes anew ahead of time. It is given up with them: whoever may write to
+    /// a side, or puts another block in this one's place, drops it.
+    pub(super) ahead: Option<Claim>,
 }
 
 impl Stored {
+    pub(super) fn new(keys: Side, values: Side) -> Stored {
+        Stored { keys, values, ahead: None }
+    }
+
     pub(crate) fn side(&self, half: Half) -> &Side {
         match half {
             Half::Keys => &self.keys,
@@ -87,6 +95,7 @@ impl Stored {
     }
 
     pub(crate) fn side_mut(&mut self, half: Half) -> &mut Side {
+        self.ahead = None;
         match half {
             Half::Keys => &mut self.keys,
             Half::Values => &mut self.values,

@@ -12,6 +12,8 @@
 //! - As tokens grow old their blocks are written anew in smaller codecs (`policy`, `recode`),
 //!   by the pack kernels of the registry. A block knows its codecs, so blocks that another
 //!   generation of kernels wrote stay readable.
+//!   What a step reads follows from positions; a thread of its own (`ahead`) only does beforehand
+//!   what is due next.
 //! - When the pool runs full, blocks that no running step needs are quantised, spilled to disk and
 //!   evicted, the least recently used first (`reclaim`). An evicted block of a live sequence is
 //!   computed again from the sequence's tokens when it is next needed.
@@ -20,6 +22,7 @@
 //! fails leaves every table as it was. When blocks change their codec depends on positions alone,
 //! except under pressure, so that results do not depend on timing.
 
+mod ahead;
 mod block;
 mod policy;
 mod prefix;

@@ -1,8 +1,9 @@
 //! Making room: what happens to blocks when the pool runs full.
 //!
-//! Above [`HIGH`] of the budget, blocks that the running step does not need are reclaimed until no
-//! more than [`LOW`] is used; what follows a means that got below [`HIGH`] is not used before that is
-//! crossed again. First they are quantised, as far as the policy goes; then those that no
+//! Above [`HIGH`] of the budget, what was written ahead of time is given up, which costs nothing but
+//! the work (`ahead`). If that is not enough, blocks that the running step does not need are reclaimed
+//! until no more than [`LOW`] is used; what follows a means that got below [`HIGH`] is not used before
+//! that is crossed again. First they are quantised, as far as the policy goes; then those that no
 //! sequence refers to, kept only because others may begin alike, are given up; then those of
 //! sequences are spilled to disk, where there is a directory for that, and then evicted. Of each
 //! kind those of lower priority go first, then those used longest ago. The gap between the marks
@@ -11,7 +12,7 @@
 //! Memory is taken in whole pages, so blocks in the emptiest pages are moved together before anything is
 //! given up.
 
-use super::block::Codecs;
+use super::block::{Codecs, Half};
 use super::store::{KvStore, Means, Place, copy_block};
 use super::table::BlockId;
 
@@ -27,10 +28,25 @@ const LOST: f64 = 0.05;
 impl KvStore {
     /// Reclaims idle blocks if the pool is nearly full.
     pub(super) fn relieve(&mut self, means: &mut Means<'_>) {
-        let used = |store: &KvStore| store.pool.used() as f64 / store.pool.budget() as f64;
-        if used(self) > HIGH {
-            self.make_room(means, |store| used(store) <= LOW, |store| used(store) <= HIGH);
+        if self.is_crowded() {
+            self.give_up_ahead();
         }
+        if self.is_crowded() {
+            self.make_room(
+                means,
+                |store| store.use_of_budget() <= LOW,
+                |store| !store.is_crowded(),
+            );
+        }
+    }
+
+    /// Whether the pool is nearly full.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.use_of_budget() > HIGH
+    }
+
+    fn use_of_budget(&self) -> f64 {
+        self.pool.used() as f64 / self.pool.budget() as f64
     }
 
     /// Reclaims idle blocks by one means after the other until there is `enough` room; a means that
@@ -138,8 +154,10 @@ impl KvStore {
         true
     }
 
-    /// Moves blocks out of the emptiest pages while too much lies idle in pages.
+    /// Moves blocks out of the emptiest pages while too much lies idle in pages. What was written ahead
+    /// of time is given up: it lies in pages too.
     pub(super) fn compact(&mut self) {
+        self.give_up_ahead();
         let mut sparse = Vec::new();
         // What lies in a sparse page has slots in others too, which move with it and leave holes there;
         // each round leaves fewer.
@@ -150,7 +168,7 @@ impl KvStore {
             }
             for index in 0..self.blocks.len() {
                 let Place::Memory(stored) = &self.blocks[index].place else { continue };
-                if ![&stored.keys, &stored.values].into_iter().any(|s| s.lease.lies_in(&sparse)) {
+                if !Half::BOTH.iter().any(|&half| stored.side(half).lease.lies_in(&sparse)) {
                     continue;
                 }
                 let Ok(mut moved) = self.lease(stored.codecs()) else { continue };

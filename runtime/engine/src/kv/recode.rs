@@ -60,12 +60,11 @@ impl Packer<'_> {
         Ok(())
     }
 
-    /// Writes the first `tokens` tokens of a layer of `from` to `to`, which holds whole blocks; its other
-    /// tokens become zero.
+    /// Writes the first `tokens` tokens of `from` to `to`, which holds whole blocks; its other tokens
+    /// become zero.
     pub(crate) fn recode(
         &mut self,
         shape: &BlockShape,
-        layer: usize,
         tokens: usize,
         from: &Side,
         to: &mut Side,
@@ -73,8 +72,10 @@ impl Packer<'_> {
         let mut rows = std::mem::take(&mut self.scratch.rows);
         let all = room(&mut rows, shape.tokens * shape.kv_dim);
         all[tokens * shape.kv_dim..].fill(0.0);
-        let read = self.read(shape, layer, tokens, from, &mut all[..tokens * shape.kv_dim]);
-        let written = read.and_then(|()| self.write(shape, to, layer, 0, all));
+        let written = (0..shape.layers).try_for_each(|layer| {
+            self.read(shape, layer, tokens, from, &mut all[..tokens * shape.kv_dim])?;
+            self.write(shape, to, layer, 0, all)
+        });
         self.scratch.rows = rows;
         written
     }

@@ -67,10 +67,9 @@ impl KvStore {
                 _ => None,
             }
         });
-        let blocks = stored.clone().map(|(entry, stored)| SavedBlock {
-            tokens: entry.len,
-            keys: stored.keys.codec.id(),
-            values: stored.values.codec.id(),
+        let blocks = stored.clone().map(|(entry, stored)| {
+            let Codecs { keys, values } = stored.codecs();
+            SavedBlock { tokens: entry.len, keys: keys.id(), values: values.id() }
         });
         let header = Header {
             model: self.model,

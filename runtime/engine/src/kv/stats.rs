@@ -22,9 +22,14 @@ pub struct KvStats {
     pub cached_blocks: usize,
     /// Blocks on disk.
     pub spilled_blocks: usize,
+    /// Blocks that are being written anew ahead of time, or have been and wait for it. They take memory
+    /// twice until then.
+    pub ahead_blocks: usize,
     /// Blocks that were written anew in a smaller codec.
     pub migrations: u64,
-    /// Nanoseconds that this took in all.
+    /// Those of them that a thread of its own had written ahead of time.
+    pub migrations_ahead: u64,
+    /// Nanoseconds that writing them anew took in all, on whichever thread.
     pub migration_ns: u64,
     /// Blocks that were written to disk to make room.
     pub spills: u64,

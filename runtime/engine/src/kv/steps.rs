@@ -127,7 +127,9 @@ impl KvStore {
     /// Takes from the heap what the blocks of growing sequences will need of it, up to some thousand
     /// tokens ahead for a few of them, so that decoding them does not.
     fn stock(&mut self, table: &KvTable) {
-        let each = (table.context() - table.computed).min(AHEAD) / self.shape.tokens + 2;
+        // A block that is begun at either end; and for two that are written ahead, a copy and a new one.
+        let spare = if self.ahead.is_some() { 6 } else { 2 };
+        let each = (table.context() - table.computed).min(AHEAD) / self.shape.tokens + spare;
         let ahead = each * self.tables().min(FEW);
         let sides = [&self.policy.keys, &self.policy.values];
         for codec in sides.into_iter().flat_map(|tiers| tiers.codecs().chain([tiers.appended()])) {
@@ -273,21 +275,39 @@ impl KvStore {
             return Ok(());
         }
         for entry in &table.entries {
-            if entry.len < self.shape.tokens {
-                continue;
+            match self.due(entry, table.computed) {
+                Some(codecs) => drop(self.migrate(entry.id, codecs, means)?),
+                None => self.forgo(entry.id),
             }
-            let age = table.computed - entry.end();
-            let codecs =
-                Codecs { keys: self.policy.keys.at(age), values: self.policy.values.at(age) };
-            let block = &self.blocks[entry.id.0 as usize];
-            let Place::Memory(stored) = &block.place else { continue };
-            // Never to more bits: what was given up under pressure does not come back.
-            let smaller = codecs.bytes(&self.shape) < stored.codecs().bytes(&self.shape);
-            if smaller && block.refs == 1 {
-                self.migrate(entry.id, codecs, means)?;
+        }
+        let next = (table.computed / self.shape.tokens + 1) * self.shape.tokens;
+        for entry in &table.entries {
+            if let Some(codecs) = self.due(entry, next) {
+                self.write_ahead(entry.id, codecs, means.kernels);
             }
         }
         Ok(())
+    }
+
+    /// The codecs that a sequence's block has to be put in once `computed` tokens are computed, if it does.
+    fn due(&self, entry: &Entry, computed: usize) -> Option<Codecs> {
+        if entry.len < self.shape.tokens {
+            return None;
+        }
+        let age = computed - entry.end();
+        let codecs = Codecs { keys: self.policy.keys.at(age), values: self.policy.values.at(age) };
+        let block = &self.blocks[entry.id.0 as usize];
+        let Place::Memory(stored) = &block.place else { return None };
+        // Never to more bits: what was given up under pressure does not come back.
+        let smaller = codecs.bytes(&self.shape) < stored.codecs().bytes(&self.shape);
+        (smaller && block.refs == 1).then_some(codecs)
+    }
+
+    /// Gives up what was written ahead of time for a block that is not due when it was to be.
+    fn forgo(&mut self, id: BlockId) {
+        if let Place::Memory(stored) = &mut self.blocks[id.0 as usize].place {
+            stored.ahead = None;
+        }
     }
 
     /// Enters a sequence's full blocks in the prefix index.

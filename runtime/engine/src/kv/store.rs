@@ -7,8 +7,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use ruvllm_host::Worker;
 use ruvllm_native::ThreadPool;
 
+use super::ahead::{Ahead, Written};
 use super::block::{BlockShape, Codecs, Half, Side, Stored};
 use super::policy::{KvCodec, KvPolicy};
 use super::prefix::{self, PrefixKey};
@@ -73,6 +75,7 @@ pub(crate) struct KvStore {
     pub(super) clock: u64,
     pub(super) stats: KvStats,
     pub(super) scratch: Scratch,
+    pub(super) ahead: Option<Ahead>,
 }
 
 impl KvStore {
@@ -100,7 +103,18 @@ impl KvStore {
             clock: 0,
             stats: KvStats { block_tokens: shape.tokens, ..KvStats::default() },
             scratch: Scratch::default(),
+            ahead: None,
         }
+    }
+
+    /// Has blocks written anew ahead of time, on a thread of the store's own with `worker` for its kernels,
+    /// where the policy's blocks change as they age. Without it, or where the system refuses a thread, they
+    /// are written when they are due; what they hold is the same.
+    pub(crate) fn with_ahead(mut self, worker: Worker) -> KvStore {
+        if self.policy.has_smaller() {
+            self.ahead = Ahead::start(self.shape, worker);
+        }
+        self
     }
 
     /// An empty sequence of up to `context` tokens.
@@ -169,9 +183,10 @@ impl KvStore {
         for block in &self.blocks {
             match &block.place {
                 Place::Memory(stored) => {
-                    for side in [&stored.keys, &stored.values] {
-                        let bytes = self.shape.bytes(side.codec, self.shape.tokens);
-                        stats.bytes[side.codec as usize] += self.shape.layers * bytes;
+                    for half in Half::BOTH {
+                        let codec = stored.side(half).codec;
+                        let bytes = self.shape.bytes(codec, self.shape.tokens);
+                        stats.bytes[codec as usize] += self.shape.layers * bytes;
                     }
                     stats.blocks += 1;
                     stats.shared_blocks += usize::from(block.refs > 1);
@@ -181,6 +196,7 @@ impl KvStore {
                 Place::Vacant | Place::Gone => {}
             }
         }
+        stats.ahead_blocks = self.ahead.as_ref().map_or(0, Ahead::jobs);
         let block = Self::sequence_bytes(&self.shape, &self.policy, self.shape.tokens);
         let usage = self.pool.usage();
         let free = usage.budget - usage.used + usage.kv_lost;
@@ -188,32 +204,27 @@ impl KvStore {
         stats
     }
 
-    /// Writes a block anew in other codecs, if there is room for both; gives whether there was.
+    /// Puts a block in other codecs, if there is room for both; gives whether there was. What was written
+    /// ahead of time for these codecs is put in place, else the block is written anew here.
     pub(super) fn migrate(
         &mut self,
         id: BlockId,
         codecs: Codecs,
         means: &mut Means<'_>,
     ) -> Result<bool, EngineError> {
-        let start = Instant::now();
-        let shape = self.shape;
-        let mut fresh = [None, None];
-        for (half, fresh) in Half::BOTH.into_iter().zip(&mut fresh) {
-            let Place::Memory(stored) = &self.blocks[id.0 as usize].place else {
-                return Ok(false);
-            };
-            if stored.side(half).codec == codecs.of(half) {
-                continue;
-            }
-            let Ok(mut side) = self.lease_side(codecs.of(half)) else { return Ok(false) };
-            let Means { kernels, pool } = &mut *means;
-            let mut packer = Packer { kernels, pool, scratch: &mut self.scratch };
-            let tokens = self.blocks[id.0 as usize].tokens;
-            for layer in 0..shape.layers {
-                packer.recode(&shape, layer, tokens, stored.side(half), &mut side)?;
-            }
-            *fresh = Some(side);
-        }
+        let Place::Memory(stored) = &mut self.blocks[id.0 as usize].place else {
+            return Ok(false);
+        };
+        let claim = stored.ahead.take();
+        let written = claim.and_then(|claim| claim.redeem(codecs, means.kernels.pinned()));
+        let ahead = written.is_some();
+        let (fresh, took) = match written {
+            Some(written) => written,
+            None => match self.rewrite(id, codecs, means)? {
+                Some(written) => written,
+                None => return Ok(false),
+            },
+        };
         // Nothing of the block has changed before all of it was written anew.
         if let Place::Memory(stored) = &mut self.blocks[id.0 as usize].place {
             for (half, fresh) in Half::BOTH.into_iter().zip(fresh) {
@@ -223,8 +234,35 @@ impl KvStore {
             }
         }
         self.stats.migrations += 1;
-        self.stats.migration_ns += start.elapsed().as_nanos() as u64;
+        self.stats.migrations_ahead += u64::from(ahead);
+        self.stats.migration_ns += took.as_nanos() as u64;
         Ok(true)
+    }
+
+    /// Writes the sides of a block anew that have another codec, if there is memory for them, and gives
+    /// them with the time that it took.
+    fn rewrite(
+        &mut self,
+        id: BlockId,
+        codecs: Codecs,
+        means: &mut Means<'_>,
+    ) -> Result<Option<Written>, EngineError> {
+        let start = Instant::now();
+        let mut fresh = [None, None];
+        let block = &self.blocks[id.0 as usize];
+        let Place::Memory(stored) = &block.place else { return Ok(None) };
+        for (half, fresh) in Half::BOTH.into_iter().zip(&mut fresh) {
+            let from = stored.side(half);
+            if from.codec == codecs.of(half) {
+                continue;
+            }
+            let Ok(mut to) = self.lease_side(codecs.of(half)) else { return Ok(None) };
+            let Means { kernels, pool } = &mut *means;
+            let mut packer = Packer { kernels, pool, scratch: &mut self.scratch };
+            packer.recode(&self.shape, block.tokens, from, &mut to)?;
+            *fresh = Some(to);
+        }
+        Ok(Some((fresh, start.elapsed())))
     }
 
     /// Memory for a block, made free if need be.
@@ -269,10 +307,10 @@ impl KvStore {
 
     /// Memory for a block, if it is free.
     pub(super) fn lease(&self, codecs: Codecs) -> Result<Stored, Exhausted> {
-        Ok(Stored { keys: self.lease_side(codecs.keys)?, values: self.lease_side(codecs.values)? })
+        Ok(Stored::new(self.lease_side(codecs.keys)?, self.lease_side(codecs.values)?))
     }
 
-    fn lease_side(&self, codec: KvCodec) -> Result<Side, Exhausted> {
+    pub(super) fn lease_side(&self, codec: KvCodec) -> Result<Side, Exhausted> {
         let lease = self.pool.lease(self.shape.slot(codec), self.shape.layers)?;
         Ok(Side { codec, lease })
     }
@@ -335,8 +373,10 @@ impl KvStore {
         block.refs -= 1;
         if block.refs == 0 {
             block.priority = 0;
-            if block.key.is_none() || !matches!(block.place, Place::Memory(_)) {
-                self.forget(id);
+            match &mut block.place {
+                // Kept for others who begin alike. It ages no more.
+                Place::Memory(stored) if block.key.is_some() => stored.ahead = None,
+                _ => self.forget(id),
             }
         }
     }
@@ -392,9 +432,13 @@ impl KvStore {
 /// Copies the bytes of a block to one of the same codecs.
 pub(super) fn copy_block(from: &Stored, to: &mut Stored) {
     for half in Half::BOTH {
-        let slots = from.side(half).lease.slots();
-        for (to, from) in to.side_mut(half).lease.slots_mut().iter_mut().zip(slots) {
-            to.copy_from_slice(from);
-        }
+        copy_side(from.side(half), to.side_mut(half));
+    }
+}
+
+/// Copies the bytes of a side to one of the same codec.
+pub(super) fn copy_side(from: &Side, to: &mut Side) {
+    for (to, from) in to.lease.slots_mut().iter_mut().zip(from.lease.slots()) {
+        to.copy_from_slice(from);
     }
 }

@@ -39,7 +39,8 @@ impl Load {
         let kernels = Kernels::new(&host, 1, &policy).unwrap();
         let pool = MemoryPool::new(BUDGET).unwrap();
         let exact = policy == KvPolicy::default();
-        let store = KvStore::new(SHAPE, policy, Arc::clone(&pool), None, [0; 32]);
+        let store = KvStore::new(SHAPE, policy, Arc::clone(&pool), None, [0; 32])
+            .with_ahead(host.worker().unwrap());
         let state = Mutex::new((store, kernels));
         Load { pool, threads: ThreadPool::new(1), state, exact }
     }

@@ -151,9 +151,10 @@ fn print_memory(memory: &MemoryReport) {
     );
     let each = if kv.migrations == 0 { 0.0 } else { kv.migration_ns as f64 / kv.migrations as f64 };
     eprintln!(
-        "KV {} migrations of {:.0} us, {} spills and {} that failed, {} restores, {} evictions, {} prefix tokens found and {} not",
+        "KV {} migrations of {:.0} us, {} of them ahead of time, {} spills and {} that failed, {} restores, {} evictions, {} prefix tokens found and {} not",
         kv.migrations,
         each * 1e-3,
+        kv.migrations_ahead,
         kv.spills,
         kv.spill_failures,
         kv.restores,

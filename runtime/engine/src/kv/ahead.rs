@@ -1,0 +1,304 @@
+//! Writing blocks anew ahead of time, on a thread of the store's own.
+//!
+//! Ages are positions, so which blocks get a smaller codec at a sequence's next boundary is known at this
+//! one, a block of tokens before. The thread is handed copies of them, and at the next boundary what it
+//! made of them is put in their place. What a step reads does not depend on the thread: a block
+//! changes at the boundary and not before, and what is not there by then is waited for. That is rare,
+//! since a block is written in less than a millisecond and computing as many tokens takes many.
+//!
+//! - Attention goes on reading the block meanwhile. The copy spares both sides a lock.
+//! - The block holds a [`Claim`] to its job. Whoever may write to its bytes, or drops them, drops the
+//!   claim, and with it the job; so nothing is ever put in place of anything else.
+//! - A job is worth nothing once other kernels are pinned than those it was to be written by, nor when one
+//!   of them fails; the block is then written when it is due, by the kernels of that step, and
+//!   what fails fails there.
+//! - A job's slots are the pool's. The thread never frees them: they go back when the store redeems or
+//!   gives up the job, so that neither what is in use depends on the thread's pace.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use ruvllm_host::Worker;
+use ruvllm_native::ThreadPool;
+
+use super::block::{BlockShape, Codecs, Half, Side};
+use super::recode::{Packer, Scratch};
+use super::store::{KvStore, Place, copy_side};
+use super::table::BlockId;
+use crate::error::EngineError;
+use crate::kernels::{Kernels, Pinned};
+
+#[cfg(test)]
+mod tests;
+
+/// The most jobs that there are at a time: some dozen sequences that are decoded together.
+const JOBS: usize = 64;
+
+/// The thread, and the jobs that were handed to it.
+pub(super) struct Ahead {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    jobs: Mutex<Jobs>,
+    /// A job was handed over, or the thread is to end.
+    handed: Condvar,
+    /// The thread is through with a job.
+    back: Condvar,
+}
+
+struct Jobs {
+    /// In the order in which they were handed over.
+    list: Vec<Listed>,
+    /// The number of the next job.
+    next: u64,
+    end: bool,
+}
+
+struct Listed {
+    number: u64,
+    /// The step that handed it over.
+    since: u64,
+    /// `None` while the thread has it.
+    job: Option<Job>,
+}
+
+/// A block to be written anew.
+struct Job {
+    /// By half, the sides that change.
+    rewrites: [Option<Rewrite>; 2],
+    tokens: usize,
+    codecs: Codecs,
+    /// The kernels of the step that handed it over, gone once others are pinned.
+    kernels: Weak<Pinned>,
+    state: State,
+}
+
+/// A copy of a side, and where it is written anew.
+struct Rewrite {
+    from: Side,
+    to: Side,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Waiting,
+    /// All of it, in so much time.
+    Written(Duration),
+    Failed,
+}
+
+/// The sides of a block that have changed, by half, and how long writing them took.
+pub(super) type Written = ([Option<Side>; 2], Duration);
+
+/// A block's claim to the job that writes it anew. The job goes with it.
+pub(super) struct Claim {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+impl Claim {
+    /// What was written, once it is; `None` where that is not for these codecs, or not by these kernels, or
+    /// was given up or failed.
+    pub(super) fn redeem(self, codecs: Codecs, kernels: &Arc<Pinned>) -> Option<Written> {
+        let job = self.shared.take(self.number, |job| job.state != State::Waiting)?;
+        let State::Written(took) = job.state else { return None };
+        let fits = job.codecs == codecs && Weak::ptr_eq(&job.kernels, &Arc::downgrade(kernels));
+        fits.then(|| (job.rewrites.map(|rewrite| Some(rewrite?.to)), took))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.shared.take(self.number, |_| true);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Jobs> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(condition: &Condvar, jobs: MutexGuard<'a, Jobs>) -> MutexGuard<'a, Jobs> {
+        condition.wait(jobs).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a job off the list once it is `ready`; one that the thread has is waited for.
+    fn take(&self, number: u64, ready: impl Fn(&Job) -> bool) -> Option<Job> {
+        let mut jobs = self.lock();
+        loop {
+            let at = jobs.list.iter().position(|listed| listed.number == number)?;
+            if jobs.list[at].job.as_ref().is_some_and(&ready) {
+                return jobs.list.remove(at).job;
+            }
+            jobs = Self::wait(&self.back, jobs);
+        }
+    }
+
+    /// The next job for the thread; `None` when it is to end.
+    fn next(&self) -> Option<(u64, Job)> {
+        let mut jobs = self.lock();
+        loop {
+            if jobs.end {
+                return None;
+            }
+            let waiting = |job: &mut Job| job.state == State::Waiting;
+            for listed in &mut jobs.list {
+                if let Some(job) = listed.job.take_if(waiting) {
+                    return Some((listed.number, job));
+                }
+            }
+            jobs = Self::wait(&self.handed, jobs);
+        }
+    }
+
+    /// Puts a job back that the thread is through with.
+    fn give_back(&self, number: u64, job: Job) {
+        let mut jobs = self.lock();
+        // Nobody takes it off the list while the thread has it.
+        if let Some(listed) = jobs.list.iter_mut().find(|listed| listed.number == number) {
+            listed.job = Some(job);
+        }
+        self.back.notify_all();
+    }
+
+    /// What the thread does.
+    fn work(&self, shape: BlockShape, worker: Worker) {
+        let (pool, mut scratch) = (ThreadPool::new(1), Scratch::default());
+        let mut workers = vec![worker];
+        while let Some((number, mut job)) = self.next() {
+            job.state = State::Failed;
+            if let Some(pinned) = job.kernels.upgrade() {
+                let start = Instant::now();
+                let mut kernels = Kernels::of(pinned, workers);
+                let mut packer =
+                    Packer { kernels: &mut kernels, pool: &pool, scratch: &mut scratch };
+                let written = catch_unwind(AssertUnwindSafe(|| job.write(&shape, &mut packer)));
+                if matches!(written, Ok(Ok(()))) {
+                    job.state = State::Written(start.elapsed());
+                }
+                workers = kernels.into_workers();
+            }
+            self.give_back(number, job);
+        }
+    }
+}
+
+impl Job {
+    fn write(&mut self, shape: &BlockShape, packer: &mut Packer<'_>) -> Result<(), EngineError> {
+        let mut rewrites = self.rewrites.iter_mut().flatten();
+        rewrites.try_for_each(|Rewrite { from, to }| packer.recode(shape, self.tokens, from, to))
+    }
+}
+
+impl Ahead {
+    /// Starts the thread, if the system lets it.
+    pub(super) fn start(shape: BlockShape, worker: Worker) -> Option<Ahead> {
+        let jobs = Jobs { list: Vec::with_capacity(JOBS), next: 0, end: false };
+        let shared = Arc::new(Shared {
+            jobs: Mutex::new(jobs),
+            handed: Condvar::new(),
+            back: Condvar::new(),
+        });
+        let theirs = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name("ruvllm-kv".into())
+            .spawn(move || theirs.work(shape, worker));
+        Some(Ahead { shared, thread: Some(thread.ok()?) })
+    }
+
+    /// Jobs that there are.
+    pub(super) fn jobs(&self) -> usize {
+        self.shared.lock().list.len()
+    }
+
+    /// Whether another job can be handed over. Where there are many, those go that were handed over before
+    /// step `stale`: their sequences rest.
+    fn has_room(&self, stale: u64) -> bool {
+        if self.jobs() == JOBS {
+            self.give_up(stale);
+        }
+        self.jobs() < JOBS
+    }
+
+    fn hand(&self, job: Job, since: u64) -> Claim {
+        let mut jobs = self.shared.lock();
+        let number = jobs.next;
+        jobs.next += 1;
+        jobs.list.push(Listed { number, since, job: Some(job) });
+        self.shared.handed.notify_one();
+        Claim { shared: Arc::clone(&self.shared), number }
+    }
+
+    /// Gives up the jobs that were handed over before a step; one that the thread has is waited for.
+    fn give_up(&self, before: u64) {
+        let mut jobs = self.shared.lock();
+        loop {
+            jobs.list.retain(|listed| listed.since >= before || listed.job.is_none());
+            if jobs.list.iter().all(|listed| listed.since >= before) {
+                return;
+            }
+            jobs = Shared::wait(&self.shared.back, jobs);
+        }
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.shared.lock().end = true;
+        self.shared.handed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // It catches the panics of kernels; another can only be its own bug, and panicking in a
+            // destructor would hide it.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl KvStore {
+    /// Hands a copy of a block to the thread, where there is memory to spare for it. In a pool that is
+    /// nearly full there is none: what would have to be given up again is not begun.
+    pub(super) fn write_ahead(&mut self, id: BlockId, codecs: Codecs, kernels: &Kernels) {
+        // A sequence that is decoded gets to its next boundary in that many steps.
+        let stale = self.clock.saturating_sub(self.shape.tokens as u64);
+        let block = &self.blocks[id.0 as usize];
+        let (Some(ahead), Place::Memory(stored)) = (&self.ahead, &block.place) else { return };
+        if !ahead.has_room(stale) {
+            return;
+        }
+        let mut rewrites = [None, None];
+        for (half, rewrite) in Half::BOTH.into_iter().zip(&mut rewrites) {
+            let side = stored.side(half);
+            if side.codec == codecs.of(half) {
+                continue;
+            }
+            let leased = (self.lease_side(side.codec), self.lease_side(codecs.of(half)));
+            let (Ok(from), Ok(to)) = leased else { return };
+            *rewrite = Some(Rewrite { from, to });
+        }
+        if self.is_crowded() {
+            return;
+        }
+        for (half, rewrite) in Half::BOTH.into_iter().zip(&mut rewrites) {
+            if let Some(Rewrite { from, .. }) = rewrite {
+                copy_side(stored.side(half), from);
+            }
+        }
+        let (tokens, kernels) = (block.tokens, Arc::downgrade(kernels.pinned()));
+        let job = Job { rewrites, tokens, codecs, kernels, state: State::Waiting };
+        let claim = ahead.hand(job, self.clock);
+        if let Place::Memory(stored) = &mut self.blocks[id.0 as usize].place {
+            stored.ahead = Some(claim);
+        }
+    }
+
+    /// Gives up what was written ahead of time, and its memory.
+    pub(super) fn give_up_ahead(&self) {
+        if let Some(ahead) = &self.ahead {
+            ahead.give_up(u64::MAX);
+        }
+    }
+}
