@@ -1,5 +1,6 @@
 //! What a prompt of 2,000 tokens costs that was read before, against computing it: found in the prefix
-//! cache, restored from a file, forked. And a token beside 10,000 resting sessions, against alone.
+//! cache, restored from a file, forked. A token beside 10,000 resting sessions, against alone. And a token
+//! that fills a block, whereupon older blocks get smaller codecs, against one that does not.
 //!
 //! The built-in model with its context stretched; larger models only widen the gap, since computing
 //! grows with the weights and the rest with the cache.
@@ -8,7 +9,7 @@ use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use ruvllm::{
     KvCodec, KvPolicy, RopeExtension, RopeMethod, Runtime, Session, SessionKey, SessionOptions,
 };
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PROMPT: usize = 2000;
 
@@ -90,5 +91,35 @@ fn among_many(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, reading_again, among_many);
+fn growing_old(c: &mut Criterion) {
+    let mut group = c.benchmark_group("a token of the mix");
+    group.sample_size(10).warm_up_time(Duration::from_millis(50));
+    group.measurement_time(Duration::from_millis(300));
+    let runtime = runtime(KvPolicy::mix());
+    let block = runtime.engine().config().kv_block;
+    let mut session = alone(&runtime);
+    for (name, fills) in [("that fills a block", true), ("that does not", false)] {
+        group.bench_function(name, |b| {
+            b.iter_custom(|count| {
+                let (mut timed, mut took) = (0, Duration::ZERO);
+                while timed < count {
+                    if session.is_empty() || session.len() == runtime.engine().context() {
+                        session = alone(&runtime);
+                        first_logits(&mut session, &prompt()[..700]);
+                    }
+                    let start = Instant::now();
+                    session.decode(5).expect("it computes");
+                    if session.len().is_multiple_of(block) == fills {
+                        took += start.elapsed();
+                        timed += 1;
+                    }
+                }
+                took
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, reading_again, among_many, growing_old);
 criterion_main!(benches);

@@ -19,6 +19,7 @@ fn tiers_are_packed_by_the_pack_and_shown_in_the_figures() {
     assert_eq!(stats["kv"], "f16:32+q8_0:32+q4_0");
     let kv = &stats["memory"]["kv"];
     assert!(kv["migrations"].as_u64().unwrap() > 6, "{kv}");
+    assert!(kv["migrations_ahead"].as_u64().unwrap() > 6, "{kv}");
     assert_eq!(kv["block_tokens"], 32);
     for codec in ["f16", "q8_0", "q4_0"] {
         assert!(kv["bytes"][codec].as_u64().unwrap() > 0, "{codec}: {kv}");

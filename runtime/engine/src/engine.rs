@@ -27,7 +27,7 @@ use crate::session::Session;
 pub struct EngineConfig {
     /// Threads that compute, the caller's among them.
     pub threads: usize,
-    /// How keys and values are stored.
+    /// How keys and values are stored. Where that changes with age, a thread more writes old ones anew.
     pub kv: KvPolicy,
     /// Tokens of a KV block: a power of two from 16 to 256.
     pub kv_block: usize,

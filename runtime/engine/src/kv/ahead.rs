@@ -13,7 +13,7 @@
 //!   of them fails; the block is then written when it is due, by the kernels of that step, and
 //!   what fails fails there.
 //! - A job's slots are the pool's. The thread never frees them: they go back when the store redeems or
-//!   gives up the job, so that neither what is in use depends on the thread's pace.
+//!   gives up the job, so that what is in use does not depend on its pace either.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
