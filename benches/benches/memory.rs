@@ -94,7 +94,7 @@ fn among_many(c: &mut Criterion) {
 fn growing_old(c: &mut Criterion) {
     let mut group = c.benchmark_group("a token of the mix");
     group.sample_size(10).warm_up_time(Duration::from_millis(50));
-    group.measurement_time(Duration::from_millis(300));
+    group.measurement_time(Duration::from_millis(500));
     let runtime = runtime(KvPolicy::mix());
     let block = runtime.engine().config().kv_block;
     let mut session = alone(&runtime);

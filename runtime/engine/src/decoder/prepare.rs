@@ -9,6 +9,7 @@ use super::{Chunk, Decoder, EachLogits, Machine};
 use crate::error::EngineError;
 use crate::kernels::Kernels;
 use crate::kv::{KvTable, Means};
+use crate::memory::Exhausted;
 use crate::model::Model;
 
 impl Decoder {
@@ -135,7 +136,8 @@ impl Decoder {
         }
         let needed = Decoder::scratch_bytes(model.config(), model.vocab(), self.positions.len());
         if needed > self.scratch.bytes() && self.scratch.resize(needed).is_err() {
-            return Err(self.kv.exhausted(needed));
+            self.kv.give_up_ahead();
+            self.scratch.resize(needed).map_err(|Exhausted| self.kv.exhausted(needed))?;
         }
         Ok(())
     }

@@ -296,7 +296,7 @@ impl KvStore {
     }
 
     /// Gives up what was written ahead of time, and its memory.
-    pub(super) fn give_up_ahead(&self) {
+    pub(crate) fn give_up_ahead(&self) {
         if let Some(ahead) = &self.ahead {
             ahead.give_up(u64::MAX);
         }

@@ -256,7 +256,12 @@ impl KvStore {
             if from.codec == codecs.of(half) {
                 continue;
             }
-            let Ok(mut to) = self.lease_side(codecs.of(half)) else { return Ok(None) };
+            let lease = || self.lease_side(codecs.of(half));
+            let leased = lease().or_else(|Exhausted| {
+                self.give_up_ahead();
+                lease()
+            });
+            let Ok(mut to) = leased else { return Ok(None) };
             let Means { kernels, pool } = &mut *means;
             let mut packer = Packer { kernels, pool, scratch: &mut self.scratch };
             packer.recode(&self.shape, block.tokens, from, &mut to)?;
