@@ -261,6 +261,44 @@ impl Engine {
         MemoryReport { pool: self.shared.memory.usage(), kv }
     }
 
+    /// The threads that compute.
+    pub(crate) fn pool(&self) -> &ThreadPool {
+        &self.shared.pool
+    }
+
+    /// Bytes that the blocks of a sequence of `tokens` tokens take at most.
+    pub(crate) fn sequence_bytes(&self, tokens: usize) -> usize {
+        let shape = BlockShape::new(self.model().config(), self.config().kv_block);
+        KvStore::sequence_bytes(&shape, &self.config().kv, tokens)
+    }
+
+    /// Bytes of the budget that reservations leave for blocks.
+    pub(crate) fn block_budget(&self) -> usize {
+        let usage = self.shared.memory.usage();
+        usage.budget - usage.reserved()
+    }
+
+    /// Whether a sequence of `tokens` tokens fits what reservations leave, if it were alone.
+    ///
+    /// # Errors
+    /// [`EngineError::MemoryExhausted`].
+    pub(crate) fn check_fits(&self, tokens: usize) -> Result<(), EngineError> {
+        let usage = self.shared.memory.usage();
+        let needed = self.sequence_bytes(tokens);
+        if needed <= usage.budget - usage.reserved() {
+            return Ok(());
+        }
+        let holders = usage.describe_holders().join(", ");
+        Err(EngineError::MemoryExhausted { needed, budget: usage.budget, holders })
+    }
+
+    /// Attaches to a sequence what others have computed of `tokens`, with which it goes on, and gives how
+    /// many of them that holds.
+    pub(crate) fn adopt(&self, table: &mut KvTable, tokens: &[u32]) -> Result<usize, EngineError> {
+        let (mut decoder, machine) = self.pinned()?;
+        Ok(decoder.adopt(machine, table, tokens))
+    }
+
     /// The model.
     pub fn model(&self) -> &Model {
         &self.shared.model
@@ -309,6 +347,31 @@ impl Engine {
             return Ok(());
         }
         Err(EngineError::ForeignAdapter { name: adapter.name().to_owned() })
+    }
+
+    /// Whether a sequence of `used` tokens can go on with `tokens`.
+    ///
+    /// # Errors
+    /// [`EngineError::PromptEmpty`], [`EngineError::PromptTooLong`] and
+    /// [`EngineError::TokenOutOfRange`].
+    pub(crate) fn check_tokens(
+        &self,
+        tokens: &[u32],
+        used: usize,
+        endless: bool,
+    ) -> Result<(), EngineError> {
+        if tokens.is_empty() {
+            return Err(EngineError::PromptEmpty);
+        }
+        let context = self.context();
+        if !endless && tokens.len() > context - used {
+            return Err(EngineError::PromptTooLong { prompt: tokens.len(), used, context });
+        }
+        let vocab = self.model().vocab();
+        match tokens.iter().find(|&&token| token as usize >= vocab) {
+            Some(&token) => Err(EngineError::TokenOutOfRange { token, vocab }),
+            None => Ok(()),
+        }
     }
 
     /// Whether both are clones of one engine.

@@ -318,6 +318,12 @@ pub enum EngineError {
         "the model gave no finite logit; the weights are damaged or a kernel misbehaves (try --kernels native)"
     )]
     NonFiniteLogits,
+    /// The constraint on a text failed, or leaves no token to go on with.
+    #[error("the constraint on the text failed: {reason}")]
+    Constraint {
+        /// What went wrong.
+        reason: String,
+    },
     /// A text is too short to measure.
     #[error(
         "the text has {tokens} tokens, but a perplexity over contexts of {context} needs at least {needed}; use a longer text or a smaller context"
@@ -418,6 +424,7 @@ impl EngineError {
             EngineError::MemoryExhausted { .. } => "memory_exhausted",
             EngineError::SpillDirectory { .. } => "spill_directory",
             EngineError::NonFiniteLogits => "non_finite_logits",
+            EngineError::Constraint { .. } => "constraint",
             EngineError::TextTooShort { .. } => "text_too_short",
             EngineError::OpUnavailable { .. } => "op_unavailable",
             EngineError::Sealed { source, .. } => source.code(),

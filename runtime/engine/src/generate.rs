@@ -2,14 +2,18 @@
 //!
 //! Text is handed over as soon as it cannot be part of a stop string any more, in whole
 //! characters. The caller can break off at every event; what was computed stays in the session.
+//! A [`Writer`] is what a sequence needs beside its session; the [scheduler](crate::scheduler) has
+//! one for each of its sequences.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use crate::constraint::TokenMask;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::model::Model;
 use crate::sampler::{Sampler, SamplingOptions};
 use crate::session::Session;
 use crate::tokenizer::DetokenizerStream;
@@ -151,13 +155,8 @@ impl Session {
         on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
     ) -> Result<Finish, EngineError> {
         let engine = self.engine().clone();
-        let (model, tokenizer) = (engine.model(), engine.model().tokenizer());
-        let mut sampler = Sampler::new(options.sampling.clone())?;
-        if options.ignore_eos {
-            sampler.ban((0..model.vocab() as u32).filter(|&t| tokenizer.is_eog(t)).collect());
-        }
-        let mut stream = DetokenizerStream::default();
-        let mut stops = StopStrings::new(&options.stop);
+        let model = engine.model();
+        let mut writer = Writer::new(model, options)?;
         let mut clock = Clock::default();
         let start = Instant::now();
 
@@ -167,35 +166,31 @@ impl Session {
         clock.prefill = start.elapsed();
         clock.first = clock.prefill;
 
-        let mut completion_tokens = 0;
         let mut last = None;
         let reason = loop {
             if cancelled {
                 break FinishReason::Cancelled;
             }
-            if completion_tokens == options.max_tokens {
+            if writer.is_full() {
                 break FinishReason::MaxTokens;
             }
             if let Some(last) = last {
-                if self.len() == engine.context() && !self.is_endless() {
+                if self.is_full() {
                     break FinishReason::ContextFull;
                 }
                 self.decode(last)?;
                 clock.decoded += 1;
             }
-            let token = sampler.sample(self.logits(), self.tokens())?;
+            let token = writer.choose(self.logits(), self.tokens(), None)?;
             if last.replace(token).is_none() {
                 clock.first = start.elapsed();
             }
-            if !options.ignore_eos && tokenizer.is_eog(token) {
+            let Some((piece, stopped)) = writer.write(model, token) else {
                 break FinishReason::EndOfGeneration;
-            }
-            completion_tokens += 1;
+            };
             if on_event(Event::Token(token)).is_break() {
                 break FinishReason::Cancelled;
             }
-            let Some(piece) = stream.push(tokenizer, token) else { continue };
-            let (piece, stopped) = stops.push(&piece);
             if !piece.is_empty() && on_event(Event::Text(piece)).is_break() {
                 break FinishReason::Cancelled;
             }
@@ -206,15 +201,82 @@ impl Session {
         clock.total = start.elapsed();
 
         if !matches!(reason, FinishReason::StopString | FinishReason::Cancelled) {
-            let (piece, stopped) = stops.push(&stream.finish().unwrap_or_default());
-            let rest = if stopped { piece } else { piece + &stops.finish() };
+            let rest = writer.rest();
             if !rest.is_empty() {
                 // Nothing is left to break off.
                 let _ = on_event(Event::Text(rest));
             }
         }
-        let usage = Usage { prompt_tokens: total, completion_tokens };
+        let usage = Usage { prompt_tokens: total, completion_tokens: writer.written() };
         Ok(Finish { reason, usage, timings: clock.timings(model.load_time(), total) })
+    }
+}
+
+/// What turns the logits of one sequence into text: it chooses tokens, and sees where the text ends.
+pub(crate) struct Writer {
+    sampler: Sampler,
+    stream: DetokenizerStream,
+    stops: StopStrings,
+    max_tokens: usize,
+    ignore_eos: bool,
+    written: usize,
+}
+
+impl Writer {
+    /// # Errors
+    /// [`EngineError::InvalidOption`].
+    pub(crate) fn new(model: &Model, options: &GenerateOptions) -> Result<Writer, EngineError> {
+        let tokenizer = model.tokenizer();
+        let mut sampler = Sampler::new(options.sampling.clone())?;
+        if options.ignore_eos {
+            sampler.ban((0..model.vocab() as u32).filter(|&t| tokenizer.is_eog(t)).collect());
+        }
+        Ok(Writer {
+            sampler,
+            stream: DetokenizerStream::default(),
+            stops: StopStrings::new(&options.stop),
+            max_tokens: options.max_tokens,
+            ignore_eos: options.ignore_eos,
+            written: 0,
+        })
+    }
+
+    /// Chooses the token that follows; see [`Sampler::sample`].
+    pub(crate) fn choose(
+        &mut self,
+        logits: &[f32],
+        history: &[u32],
+        mask: Option<&TokenMask>,
+    ) -> Result<u32, EngineError> {
+        self.sampler.sample_masked(logits, history, mask)
+    }
+
+    /// Appends a chosen token; gives the text that is certain by then, and whether a stop string ends
+    /// it. `None` where the token itself ends the text, of which it is then no part.
+    pub(crate) fn write(&mut self, model: &Model, token: u32) -> Option<(String, bool)> {
+        let tokenizer = model.tokenizer();
+        if !self.ignore_eos && tokenizer.is_eog(token) {
+            return None;
+        }
+        self.written += 1;
+        let piece = self.stream.push(tokenizer, token);
+        Some(piece.map_or_else(Default::default, |piece| self.stops.push(&piece)))
+    }
+
+    /// The text that was held back, where no stop string ended it.
+    pub(crate) fn rest(&mut self) -> String {
+        let (piece, stopped) = self.stops.push(&self.stream.finish().unwrap_or_default());
+        if stopped { piece } else { piece + &self.stops.finish() }
+    }
+
+    /// Tokens of the text.
+    pub(crate) fn written(&self) -> usize {
+        self.written
+    }
+
+    /// Whether it has as many tokens as were asked for.
+    pub(crate) fn is_full(&self) -> bool {
+        self.written == self.max_tokens
     }
 }
 
@@ -245,27 +307,27 @@ impl Clock {
 }
 
 /// Looks for stop strings in text that arrives in pieces, and holds back what may become one.
-struct StopStrings<'a> {
-    stops: Vec<&'a str>,
+struct StopStrings {
+    stops: Vec<String>,
     held: String,
 }
 
-impl<'a> StopStrings<'a> {
-    fn new(stops: &'a [String]) -> StopStrings<'a> {
-        let stops = stops.iter().map(String::as_str).filter(|s| !s.is_empty()).collect();
+impl StopStrings {
+    fn new(stops: &[String]) -> StopStrings {
+        let stops = stops.iter().filter(|s| !s.is_empty()).cloned().collect();
         StopStrings { stops, held: String::new() }
     }
 
     /// Adds a piece; returns the text that is certain now, and whether a stop string ends it.
     fn push(&mut self, piece: &str) -> (String, bool) {
         self.held.push_str(piece);
-        let found = self.stops.iter().filter_map(|stop| self.held.find(stop)).min();
+        let found = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
         if let Some(at) = found {
             self.held.truncate(at);
             return (std::mem::take(&mut self.held), true);
         }
         let may_stop = |tail: &str| self.stops.iter().any(|stop| stop.starts_with(tail));
-        let longest = self.stops.iter().map(|stop| stop.len()).max().unwrap_or(0);
+        let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
         let from = self.held.len().saturating_sub(longest);
         let certain = self
             .held

@@ -4,7 +4,8 @@
 //! [`config`] for every family, tokenizer and chat template. An [`Engine`] adds threads and the
 //! kernels of a host; a [`Session`] is one sequence with its KV cache, perhaps with an [`Adapter`],
 //! and a [`step`] computes tokens of several sessions at once. [`generate`] turns prompt tokens
-//! into text, [`perplexity()`] and [`bench()`] measure.
+//! into text, a [`scheduler`] those of many requests at the same time; [`perplexity()`] and
+//! [`bench()`] measure.
 //!
 //! Invariants: files are checked when they are opened, so computing never meets a shape or a byte
 //! range that it did not expect; a failed step leaves its session as it was. The engine names
@@ -16,6 +17,7 @@ pub mod adapter;
 pub mod bench;
 pub mod chat;
 pub mod config;
+pub mod constraint;
 mod decoder;
 pub mod engine;
 pub mod error;
@@ -24,11 +26,13 @@ pub mod gguf;
 pub mod hf;
 mod kernels;
 pub mod kv;
+pub mod logprobs;
 pub mod memory;
 pub mod model;
 pub mod perplexity;
 pub mod rope;
 pub mod sampler;
+pub mod scheduler;
 pub mod sealed;
 pub mod session;
 pub mod step;
@@ -39,15 +43,18 @@ mod weights;
 pub use adapter::Adapter;
 pub use bench::{BenchOptions, BenchRow, bench};
 pub use config::ModelConfig;
+pub use constraint::{TokenConstraint, TokenMask};
 pub use engine::{Engine, EngineConfig, MemoryReport, SessionOptions};
 pub use error::EngineError;
 pub use generate::{Event, Finish, FinishReason, GenerateOptions, Timings, Usage};
 pub use kv::{KvCodec, KvPolicy, KvStats};
+pub use logprobs::{Logprobs, TokenLogprob};
 pub use memory::{Reservation, Use};
 pub use model::{Model, open_tokenizer};
 pub use perplexity::{Perplexity, PerplexityChange, perplexity};
 pub use rope::{RopeExtension, RopeMethod};
 pub use sampler::{Sampler, SamplingOptions};
+pub use scheduler::{Scheduler, SchedulerConfig};
 pub use sealed::SessionKey;
 pub use session::Session;
 pub use step::Part;

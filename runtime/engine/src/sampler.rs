@@ -1,14 +1,16 @@
 //! Choosing the next token from logits.
 //!
-//! The chain has the field's usual order: repetition penalty, top-k, top-p, min-p, temperature,
-//! then a draw; probabilities of the filters are those before temperature. Logits that are no
-//! numbers are never chosen. The same seed, options and logits give the same tokens everywhere.
+//! The chain has the field's usual order: the mask of a constraint, biases, penalties, top-k, top-p,
+//! min-p, temperature, then a draw; probabilities of the filters are those before temperature.
+//! Logits that are no numbers are never chosen. The same seed, options and logits give the same
+//! tokens everywhere.
 
 use std::cmp::Ordering;
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
+use crate::constraint::TokenMask;
 use crate::error::EngineError;
 
 /// How the next token is chosen.
@@ -24,8 +26,14 @@ pub struct SamplingOptions {
     pub min_p: f32,
     /// Divides positive and multiplies negative logits of recent tokens; 1 leaves them alone.
     pub repeat_penalty: f32,
-    /// How many recent tokens the penalty looks at.
+    /// How many recent tokens that penalty looks at, those of a prompt among them.
     pub repeat_last_n: usize,
+    /// Subtracted from the logits of tokens that this sampler has chosen before.
+    pub presence_penalty: f32,
+    /// Subtracted from a token's logit as often as this sampler has chosen it.
+    pub frequency_penalty: f32,
+    /// Added to the logits of single tokens; those outside the vocabulary do not count.
+    pub logit_bias: Vec<(u32, f32)>,
     /// Seed of the draws.
     pub seed: u64,
 }
@@ -39,6 +47,9 @@ impl Default for SamplingOptions {
             min_p: 0.05,
             repeat_penalty: 1.0,
             repeat_last_n: 64,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
             seed: 0,
         }
     }
@@ -65,6 +76,16 @@ impl SamplingOptions {
         if !(self.repeat_penalty.is_finite() && self.repeat_penalty > 0.0) {
             return refuse("repeat-penalty", self.repeat_penalty, "it must be a positive number");
         }
+        let penalties = [
+            ("presence-penalty", self.presence_penalty),
+            ("frequency-penalty", self.frequency_penalty),
+        ];
+        let biases = self.logit_bias.iter().map(|&(_, bias)| ("logit-bias", bias));
+        if let Some((option, value)) =
+            penalties.into_iter().chain(biases).find(|(_, value)| !value.is_finite())
+        {
+            return refuse(option, value, "it must be a number");
+        }
         Ok(())
     }
 }
@@ -89,6 +110,8 @@ pub struct Sampler {
     sorted: usize,
     recent: Vec<u32>,
     banned: Vec<u32>,
+    /// How often each token `[vocab]` was chosen, where a penalty asks for that.
+    counts: Vec<u32>,
 }
 
 impl Sampler {
@@ -105,6 +128,7 @@ impl Sampler {
             sorted: 0,
             recent: Vec::new(),
             banned: Vec::new(),
+            counts: Vec::new(),
         })
     }
 
@@ -118,7 +142,22 @@ impl Sampler {
     /// # Errors
     /// [`EngineError::NonFiniteLogits`] where no token can be chosen.
     pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, EngineError> {
+        self.sample_masked(logits, history, None)
+    }
+
+    /// As [`Sampler::sample`], but only tokens that `mask` allows.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`].
+    pub fn sample_masked(
+        &mut self,
+        logits: &[f32],
+        history: &[u32],
+        mask: Option<&TokenMask>,
+    ) -> Result<u32, EngineError> {
         self.fill(logits);
+        self.exclude(mask);
+        self.bias();
         self.penalize(history);
         let best = self
             .candidates
@@ -127,13 +166,18 @@ impl Sampler {
             .min_by(by_likelihood)
             .filter(|best| best.logit > f32::NEG_INFINITY)
             .ok_or(EngineError::NonFiniteLogits)?;
-        if self.options.temperature == 0.0 {
-            return Ok(best.token);
+        let token = if self.options.temperature == 0.0 {
+            best.token
+        } else {
+            self.top_k();
+            self.top_p(best.logit);
+            self.min_p(best.logit);
+            self.draw(best)
+        };
+        if let Some(count) = self.counts.get_mut(token as usize) {
+            *count += 1;
         }
-        self.top_k();
-        self.top_p(best.logit);
-        self.min_p(best.logit);
-        Ok(self.draw(best))
+        Ok(token)
     }
 
     fn fill(&mut self, logits: &[f32]) {
@@ -143,14 +187,50 @@ impl Sampler {
         self.candidates.clear();
         self.candidates
             .extend(logits.iter().zip(0..).map(|(&x, token)| Candidate { token, logit: clean(x) }));
+    }
+
+    /// Makes tokens impossible that are banned or that `mask` does not allow.
+    fn exclude(&mut self, mask: Option<&TokenMask>) {
         for &token in &self.banned {
             if let Some(candidate) = self.candidates.get_mut(token as usize) {
                 candidate.logit = f32::NEG_INFINITY;
             }
         }
+        let Some(mask) = mask else { return };
+        let words = mask.words().iter().copied().chain(std::iter::repeat(0));
+        for (candidates, word) in self.candidates.chunks_mut(u32::BITS as usize).zip(words) {
+            for (bit, candidate) in candidates.iter_mut().enumerate() {
+                if word >> bit & 1 == 0 {
+                    candidate.logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+    }
+
+    fn bias(&mut self) {
+        for &(token, bias) in &self.options.logit_bias {
+            if let Some(candidate) = self.candidates.get_mut(token as usize) {
+                candidate.logit = (candidate.logit + bias).min(f32::MAX);
+            }
+        }
     }
 
     fn penalize(&mut self, history: &[u32]) {
+        self.penalize_recent(history);
+        let SamplingOptions { presence_penalty, frequency_penalty, .. } = self.options;
+        if presence_penalty == 0.0 && frequency_penalty == 0.0 {
+            return;
+        }
+        self.counts.resize(self.candidates.len(), 0);
+        for (candidate, &count) in self.candidates.iter_mut().zip(&self.counts) {
+            if count > 0 {
+                let penalty = presence_penalty + frequency_penalty * count as f32;
+                candidate.logit = (candidate.logit - penalty).min(f32::MAX);
+            }
+        }
+    }
+
+    fn penalize_recent(&mut self, history: &[u32]) {
         let SamplingOptions { repeat_penalty, repeat_last_n, .. } = self.options;
         if repeat_penalty == 1.0 || repeat_last_n == 0 {
             return;
@@ -324,6 +404,45 @@ mod tests {
     }
 
     #[test]
+    fn chosen_tokens_are_penalized_for_being_there_and_for_how_often() {
+        let drawn = |options: SamplingOptions| {
+            let mut sampler = Sampler::new(options).unwrap();
+            // What is in the history but was not chosen does not count.
+            (0..5)
+                .map(|_| sampler.sample(&[2.0, 1.0, 0.0], &[1, 1, 2]).unwrap())
+                .collect::<Vec<_>>()
+        };
+        let greedy = SamplingOptions::greedy();
+        let presence = SamplingOptions { presence_penalty: 1.5, ..greedy.clone() };
+        assert_eq!(drawn(presence), [0, 1, 0, 0, 0]);
+        let frequency = SamplingOptions { frequency_penalty: 0.75, ..greedy.clone() };
+        assert_eq!(drawn(frequency), [0, 0, 1, 0, 1]);
+        let reward = SamplingOptions { presence_penalty: -1.0, ..greedy };
+        assert_eq!(drawn(reward), [0; 5]);
+    }
+
+    #[test]
+    fn biases_and_masks_move_the_choice_and_masks_come_first() {
+        let logit_bias = vec![(2, 5.0), (99, 1.0)];
+        let mut sampler =
+            Sampler::new(SamplingOptions { logit_bias, ..SamplingOptions::greedy() }).unwrap();
+        let mut mask = TokenMask::none(3);
+        let refused = sampler.sample_masked(&logits(), &[], Some(&mask)).unwrap_err();
+        assert_eq!(refused.code(), "non_finite_logits");
+        assert_eq!(sampler.sample(&logits(), &[]).unwrap(), 2);
+        mask.allow(0);
+        assert_eq!(sampler.sample_masked(&logits(), &[], Some(&mask)).unwrap(), 0);
+        // What is beyond the mask's vocabulary is not allowed either.
+        mask.allow(1);
+        assert_eq!(sampler.sample_masked(&logits(), &[], Some(&mask)).unwrap(), 1);
+        sampler.ban(vec![1]);
+        assert_eq!(sampler.sample_masked(&logits(), &[], Some(&mask)).unwrap(), 0);
+        let mut warm = Sampler::new(all()).unwrap();
+        let drawn = (0..500).map(|_| warm.sample_masked(&logits(), &[], Some(&mask)).unwrap());
+        assert!(drawn.collect::<Vec<_>>().iter().all(|&token| token < 2));
+    }
+
+    #[test]
     fn what_is_no_number_is_never_chosen() {
         let nan = f32::NAN;
         let mut greedy = Sampler::new(SamplingOptions::greedy()).unwrap();
@@ -354,6 +473,9 @@ mod tests {
             SamplingOptions { top_p: 1.5, ..all() },
             SamplingOptions { min_p: f32::NAN, ..all() },
             SamplingOptions { repeat_penalty: 0.0, ..all() },
+            SamplingOptions { presence_penalty: f32::NAN, ..all() },
+            SamplingOptions { frequency_penalty: f32::INFINITY, ..all() },
+            SamplingOptions { logit_bias: vec![(0, f32::NAN)], ..all() },
         ] {
             let Err(error) = Sampler::new(options) else { panic!("accepted") };
             assert_eq!(error.code(), "invalid_option");

@@ -169,13 +169,41 @@ impl Session {
         self.table.standing.sinks.is_some()
     }
 
+    /// Whether no token can follow.
+    pub(crate) fn is_full(&self) -> bool {
+        self.len() == self.engine.context() && !self.is_endless()
+    }
+
     /// What an endless sequence has forgotten since it last began anew.
     pub fn gap(&self) -> Gap {
         self.table.gap
     }
 
+    /// Takes over what others have computed of `tokens`, with which the sequence goes on, and gives how
+    /// many of them it then has.
+    ///
+    /// # Errors
+    /// What the host refuses.
+    pub(crate) fn adopt(&mut self, tokens: &[u32]) -> Result<usize, EngineError> {
+        self.engine.adopt(&mut self.table, tokens)
+    }
+
+    /// Forgets the tokens from the first on whose block was given up, and gives them: computed again
+    /// piece by piece they hold up no other sequence.
+    pub(crate) fn forget_lost(&mut self) -> Vec<u32> {
+        let kept = self.engine.decoder().kv.kept(&self.table);
+        let lost = self.table.tokens[kept..].to_vec();
+        self.table.truncate(kept);
+        lost
+    }
+
+    /// Bytes of its blocks in memory; of those that it shares a part.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.engine.decoder().kv.held_bytes(&self.table)
+    }
+
     /// Tokens of a prompt that are computed at once.
-    fn chunk_len(&self) -> usize {
+    pub(crate) fn chunk_len(&self) -> usize {
         let batch = self.engine.config().batch;
         // Half of the context may go to make room for the rest.
         if self.is_endless() { batch.min((self.engine.context() / 4).max(1)) } else { batch }
@@ -192,26 +220,23 @@ impl Session {
 
     /// Whether the sequence can go on with these tokens.
     fn check(&self, tokens: &[u32]) -> Result<(), EngineError> {
-        if tokens.is_empty() {
-            return Err(EngineError::PromptEmpty);
-        }
-        let (used, context) = (self.len(), self.engine.context());
-        if !self.is_endless() && tokens.len() > context - used {
-            return Err(EngineError::PromptTooLong { prompt: tokens.len(), used, context });
-        }
         if let Some(adapter) = self.adapter() {
             self.engine.check_adapter(adapter)?;
         }
-        let vocab = self.engine.model().vocab();
-        match tokens.iter().find(|&&token| token as usize >= vocab) {
-            Some(&token) => Err(EngineError::TokenOutOfRange { token, vocab }),
-            None => Ok(()),
-        }
+        self.engine.check_tokens(tokens, self.len(), self.is_endless())
     }
 
-    /// The share of this sequence in a step that computes these tokens.
-    pub(crate) fn chunk<'a>(&'a mut self, tokens: &'a [u32], from: usize) -> Chunk<'a> {
-        Chunk { table: &mut self.table, last: &mut self.logits, tokens, from, skipped: 0 }
+    /// The share of this sequence in a step that computes these tokens, and adds their hidden states
+    /// to `hidden` if there is one.
+    pub(crate) fn chunk<'a>(
+        &'a mut self,
+        tokens: &'a [u32],
+        from: usize,
+        hidden: Option<&'a mut [f32]>,
+    ) -> Chunk<'a> {
+        let from = if hidden.is_some() { 0 } else { from };
+        let Session { table, logits: last, .. } = self;
+        Chunk { table, last, tokens, from, skipped: 0, hidden }
     }
 
     /// Computes a step of this sequence alone; `from` is at most the number of tokens.
@@ -221,8 +246,8 @@ impl Session {
         from: usize,
         each: &mut EachRow<'_>,
     ) -> Result<(), EngineError> {
-        let Session { engine, table, logits } = self;
-        let mut chunks = [Chunk { table, last: logits, tokens, from, skipped: 0 }];
+        let Session { engine, table, logits: last } = self;
+        let mut chunks = [Chunk { table, last, tokens, from, skipped: 0, hidden: None }];
         engine.compute(&mut chunks, &mut |_, index, logits| each(index, logits))
     }
 }

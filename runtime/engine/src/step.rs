@@ -31,12 +31,15 @@ pub struct Part<'a> {
     /// Logits are computed of the token with this index and all later ones; none where there is no
     /// such token, as in a prompt that goes on in the next step.
     pub from: usize,
+    /// Where the hidden states `[dim]` of all the tokens behind the final norm are added up. There are
+    /// no logits then, and no token is taken over from others that began alike.
+    pub hidden: Option<&'a mut [f32]>,
 }
 
 impl<'a> Part<'a> {
     /// A part whose last token's logits are wanted.
     pub fn new(session: &'a mut Session, tokens: &'a [u32]) -> Part<'a> {
-        Part { session, tokens, from: tokens.len().saturating_sub(1) }
+        Part { session, tokens, from: tokens.len().saturating_sub(1), hidden: None }
     }
 }
 
@@ -94,8 +97,8 @@ impl Engine {
             checked.map_err(|e| EngineError::StepPart { part: index, source: Box::new(e) })?;
         }
         let mut chunks: SmallVec<[Chunk<'_>; FEW]> = SmallVec::new();
-        for Part { session, tokens, from } in parts.iter_mut() {
-            chunks.push(session.chunk(tokens, (*from).min(tokens.len())));
+        for Part { session, tokens, from, hidden } in parts.iter_mut() {
+            chunks.push(session.chunk(tokens, (*from).min(tokens.len()), hidden.as_deref_mut()));
         }
         self.compute(&mut chunks, each)
     }

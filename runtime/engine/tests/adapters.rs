@@ -83,7 +83,12 @@ fn sessions_of_different_adapters_and_none_share_steps() {
         // Prompts, of which the last layer computes one row, several, or none.
         let from = |i: usize, len: usize| [len - 1, 0, len - 3, len][i % 4];
         let mut parts: Vec<Part<'_>> = (sessions.iter_mut().zip(&prompts).enumerate())
-            .map(|(i, (session, tokens))| Part { session, tokens, from: from(i, tokens.len()) })
+            .map(|(i, (session, tokens))| Part {
+                session,
+                tokens,
+                from: from(i, tokens.len()),
+                hidden: None,
+            })
             .collect();
         let mut rows = vec![Vec::new(); prompts.len()];
         engine

@@ -183,10 +183,10 @@ fn every_wanted_row_goes_to_its_part() {
     let [a, b, c, d] = &mut sessions[..] else { unreachable!() };
     // More rows than are computed at a time, cut within parts.
     let mut parts = [
-        Part { session: a, tokens: &tokens[..40], from: 2 },
-        Part { session: b, tokens: &tokens[3..10], from: usize::MAX },
-        Part { session: c, tokens: &tokens[..1], from: 0 },
-        Part { session: d, tokens: &tokens[40..], from: 11 },
+        Part { from: 2, ..Part::new(a, &tokens[..40]) },
+        Part { from: usize::MAX, ..Part::new(b, &tokens[3..10]) },
+        Part { from: 0, ..Part::new(c, &tokens[..1]) },
+        Part { from: 11, ..Part::new(d, &tokens[40..]) },
     ];
     let mut rows = Vec::new();
     engine

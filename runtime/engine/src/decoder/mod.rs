@@ -98,6 +98,8 @@ pub(crate) struct Chunk<'a> {
     pub(crate) from: usize,
     /// Tokens before these that the caller asked for and that need not be computed.
     pub(crate) skipped: usize,
+    /// Where the normed hidden states `[dim]` of all tokens are added up, in place of logits.
+    pub(crate) hidden: Option<&'a mut [f32]>,
 }
 
 impl Chunk<'_> {
@@ -108,7 +110,7 @@ impl Chunk<'_> {
         self.skipped += count;
     }
 
-    /// The tokens of which logits are wanted.
+    /// The tokens of which logits or hidden states are wanted.
     fn wanted(&self) -> std::ops::Range<usize> {
         self.from..self.tokens.len()
     }
@@ -239,6 +241,35 @@ impl Decoder {
         add(machine, x, delta)
     }
 
+    /// Adds up the normed hidden states of the chunks that want them, and closes the gaps that their
+    /// rows leave among the wanted ones.
+    fn hidden(
+        &mut self,
+        machine: Machine<'_>,
+        model: &Model,
+        chunks: &mut [Chunk<'_>],
+    ) -> Result<(), EngineError> {
+        let (config, norm) = (model.config(), &model.weights().output_norm);
+        let dim = config.dim;
+        let b = &mut self.buffers;
+        let (mut at, mut kept) = (0, 0);
+        for chunk in chunks {
+            let rows = at * dim..(at + chunk.wanted().len()) * dim;
+            at += chunk.wanted().len();
+            let Some(sum) = &mut chunk.hidden else {
+                b.x.copy_within(rows.clone(), kept * dim);
+                kept += rows.len() / dim;
+                continue;
+            };
+            let normed = room(&mut b.normed, rows.len());
+            self.kernels.rmsnorm(machine.pool, &b.x[rows], norm, config.norm_eps, normed)?;
+            for row in normed.chunks_exact(dim) {
+                sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+            }
+        }
+        Ok(())
+    }
+
     /// Logits of the wanted tokens, whose rows are the first of the hidden states.
     fn logits(
         &mut self,
@@ -247,12 +278,17 @@ impl Decoder {
         chunks: &mut [Chunk<'_>],
         each: &mut EachLogits<'_>,
     ) -> Result<(), EngineError> {
+        if chunks.iter().any(|chunk| chunk.hidden.is_some()) {
+            self.hidden(machine, model, chunks)?;
+        }
         let (config, weights) = (model.config(), model.weights());
         let (output, norm) = (weights.output(), &weights.output_norm);
         let Machine { pool, isa } = machine;
         let b = &mut self.buffers;
-        let m: usize = chunks.iter().map(|chunk| chunk.wanted().len()).sum();
-        let mut owners = chunks.iter_mut().enumerate().flat_map(|(index, chunk)| {
+        let owning = |chunk: &Chunk<'_>| chunk.hidden.is_none();
+        let m: usize = chunks.iter().filter(|c| owning(c)).map(|c| c.wanted().len()).sum();
+        let owners = chunks.iter_mut().enumerate().filter(|(_, chunk)| owning(chunk));
+        let mut owners = owners.flat_map(|(index, chunk)| {
             let (wanted, end) = (chunk.wanted(), chunk.tokens.len());
             let (skipped, mut last) = (chunk.skipped, Some(&mut *chunk.last));
             wanted.map(move |token| (index, skipped + token, last.take_if(|_| token + 1 == end)))

@@ -50,6 +50,20 @@ impl Decoder {
         computed
     }
 
+    /// Attaches to a sequence what others have computed of `tokens`, with which it goes on, and gives how
+    /// many of them that holds. Blocks of the last step's sequences stay where they are.
+    pub(crate) fn adopt(
+        &mut self,
+        machine: Machine<'_>,
+        table: &mut KvTable,
+        tokens: &[u32],
+    ) -> usize {
+        self.kv.refresh(&self.kernels);
+        self.kv.touch(table);
+        let mut means = Means { kernels: &mut self.kernels, pool: machine.pool };
+        self.kv.adopt(table, tokens, &mut means).unwrap_or(0)
+    }
+
     /// Gets all of a sequence's blocks into memory.
     pub(crate) fn ready(
         &mut self,
@@ -79,7 +93,8 @@ impl Decoder {
             let found = self.kv.attach(table, &rest, &mut means);
             let tokens = &rest[found..(found + batch).min(rest.len())];
             let (mut last, from) = (Vec::new(), tokens.len());
-            let chunk = Chunk { table: &mut *table, last: &mut last, tokens, from, skipped: 0 };
+            let (table, last) = (&mut *table, &mut last);
+            let chunk = Chunk { table, last, tokens, from, skipped: 0, hidden: None };
             self.step(machine, model, &mut [chunk], &mut |_, _, _| ())?;
             self.settle(machine, table, tokens.len());
         }

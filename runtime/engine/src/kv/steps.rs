@@ -88,18 +88,31 @@ impl KvStore {
     }
 
     /// Adds blocks that others have computed for the same beginning, as far as they go, and gives the
-    /// number of tokens that they hold; `tokens` are those that the sequence goes on with.
+    /// number of tokens that they hold; `tokens` are those that the sequence goes on with, and the rest
+    /// of them is computed.
     pub(crate) fn attach(
         &mut self,
         table: &mut KvTable,
         tokens: &[u32],
         means: &mut Means<'_>,
     ) -> usize {
-        let Some(scope) = table.standing.scope else { return 0 };
+        let Some(found) = self.adopt(table, tokens, means) else { return 0 };
+        self.stats.prefix_miss_tokens += (tokens.len() - found) as u64;
+        found
+    }
+
+    /// As [`KvStore::attach`], for tokens that are not computed yet; `None` where nothing is looked for.
+    pub(crate) fn adopt(
+        &mut self,
+        table: &mut KvTable,
+        tokens: &[u32],
+        means: &mut Means<'_>,
+    ) -> Option<usize> {
+        let scope = table.standing.scope?;
         if tokens.len() < self.shape.tokens || !table.computed.is_multiple_of(self.shape.tokens) {
-            return 0;
+            return None;
         }
-        let Some(mut before) = chain(&table.entries, scope) else { return 0 };
+        let mut before = chain(&table.entries, scope)?;
         let origin = self.origin(table);
         let mut found = 0;
         for run in tokens.chunks_exact(self.shape.tokens) {
@@ -120,8 +133,7 @@ impl KvStore {
             before = key;
         }
         self.stats.prefix_hit_tokens += found as u64;
-        self.stats.prefix_miss_tokens += (tokens.len() - found) as u64;
-        found
+        Some(found)
     }
 
     /// Takes from the heap what the blocks of growing sequences will need of it, up to some thousand

@@ -138,10 +138,14 @@ impl KvStore {
         blocks.sum()
     }
 
-    /// Begins a step: lets go of what tables released since the last, and notes which kernels shape
-    /// blocks.
+    /// Begins a step: blocks that it does not touch may be reclaimed.
     pub(crate) fn begin(&mut self, kernels: &Kernels) {
         self.clock += 1;
+        self.refresh(kernels);
+    }
+
+    /// Lets go of what tables released, and notes which kernels shape blocks.
+    pub(crate) fn refresh(&mut self, kernels: &Kernels) {
         self.drain();
         let shaping = kernels.shaping();
         if self.shaping != shaping {
@@ -175,6 +179,25 @@ impl KvStore {
             self.release(id);
         }
         self.drained = ids;
+    }
+
+    /// Bytes of a sequence's blocks in memory; of those that it shares a part.
+    pub(crate) fn held_bytes(&self, table: &KvTable) -> usize {
+        let held = |entry: &Entry| {
+            let block = &self.blocks[entry.id.0 as usize];
+            let Place::Memory(stored) = &block.place else { return 0 };
+            let slots = Half::BOTH.map(|half| self.shape.slot(stored.side(half).codec));
+            self.shape.layers * slots.iter().sum::<usize>() / block.refs.max(1) as usize
+        };
+        table.entries.iter().map(held).sum()
+    }
+
+    /// Tokens of a sequence before the first block that was given up.
+    pub(crate) fn kept(&self, table: &KvTable) -> usize {
+        let lost = |entry: &&Entry| {
+            matches!(self.blocks[entry.id.0 as usize].place, Place::Gone | Place::Vacant)
+        };
+        table.entries.iter().find(lost).map_or(table.computed, |entry| entry.start)
     }
 
     /// Figures of the moment.
@@ -427,9 +450,7 @@ impl KvStore {
             stats.total_bytes(),
             stats.blocks
         )];
-        holders.extend(usage.holders.iter().map(|holder| {
-            format!("{} bytes of {} memory by {}", holder.bytes, holder.kind.name(), holder.owner)
-        }));
+        holders.extend(usage.describe_holders());
         EngineError::MemoryExhausted { needed, budget: usage.budget, holders: holders.join(", ") }
     }
 }

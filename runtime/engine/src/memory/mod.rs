@@ -78,6 +78,21 @@ pub struct PoolUsage {
     pub holders: Vec<Holder>,
 }
 
+impl PoolUsage {
+    /// Bytes of all reservations.
+    pub(crate) fn reserved(&self) -> usize {
+        self.holders.iter().map(|holder| holder.bytes).sum()
+    }
+
+    /// Who holds what, for messages.
+    pub(crate) fn describe_holders(&self) -> Vec<String> {
+        let describe = |holder: &Holder| {
+            format!("{} bytes of {} memory by {}", holder.bytes, holder.kind.name(), holder.owner)
+        };
+        self.holders.iter().map(describe).collect()
+    }
+}
+
 /// One budget of memory; see the [module](self).
 pub struct MemoryPool {
     budget: usize,

@@ -1,0 +1,282 @@
+//! The scheduler: texts of many requests from one engine, a step at a time (continuous batching, Yu et
+//! al., OSDI 2022).
+//!
+//! One thread computes steps. A step holds one token of every running text and chunks of prompts up
+//! to a budget of tokens, so a long prompt holds up no text for longer than a chunk takes. Requests
+//! join and leave at every step.
+//!
+//! - *Who is next* (`queue`): the highest priority; within it the client that was served least, in
+//!   tokens ([`queue::PROMPT_WEIGHT`], [`queue::TEXT_WEIGHT`]); within a client who came first. Of two
+//!   clients that always have requests of one priority waiting, neither is ever ahead by more than the
+//!   cost of the requests that run for it. Nothing keeps a lower priority from waiting for as long as
+//!   higher ones use all there is.
+//! - *How many run* (`admission`): no more than are configured, and no more than fit the memory with a
+//!   little room to grow. A request that does not fit waits, and those behind it do. For a request of a
+//!   higher priority, the youngest of the lowest priority rest.
+//! - *A full pool* in the middle of a text makes the youngest request of the lowest priority rest too.
+//!   A resting sequence keeps its tokens; its blocks may be quantised, spilled or given up by
+//!   [`crate::kv`]. It goes on before any request of its priority begins. What was given up is computed
+//!   again in chunks, as a prompt is.
+//! - *Common beginnings* (`plan`): a request whose prompt begins as that of a running one in the same
+//!   scope waits until that one has computed what they share, and then takes it over from the prefix
+//!   cache. So the choices of one prompt compute it once.
+//! - *Failures* (`runner`): a part that the engine names fails alone. Any other failure is tried once
+//!   more, and then every sequence of the step in a step of its own; those that fail again end with
+//!   their error.
+//!
+//! The same request with the same seed gives the same draws, whatever else runs. Its logits can differ
+//! in rounding, since products of more rows sum in another order, and texts part where two tokens
+//! are as good as equally likely.
+//!
+//! Invariants: a request whose ticket is held gets exactly one last update, [`Update::Done`],
+//! [`Update::Failed`] or [`Update::Embedding`], unless its sink broke off or panicked. Sinks are called on
+//! the scheduler's thread alone and never under its lock. Not protected against: a sink that blocks
+//! holds up every request.
+
+mod admission;
+mod plan;
+mod queue;
+mod request;
+mod runner;
+mod sequence;
+mod stats;
+mod text;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+pub use request::{Finished, Kind, Latency, Rejected, Request, Sink, Started, Token, Update};
+pub use stats::SchedulerStats;
+
+use crate::engine::Engine;
+use crate::error::EngineError;
+use queue::Queue;
+use request::Job;
+use runner::Runner;
+use stats::Pace;
+
+/// Configuration of a [`Scheduler`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SchedulerConfig {
+    /// Sequences that are computed together at most.
+    pub running: usize,
+    /// Requests that wait at most; more are rejected.
+    pub queue: usize,
+    /// Tokens of prompts in a step beside running texts. Without a running text a step takes up to
+    /// [`EngineConfig::batch`](crate::EngineConfig::batch).
+    pub chunk: usize,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self { running: 32, queue: 256, chunk: 256 }
+    }
+}
+
+impl SchedulerConfig {
+    fn validate(&self) -> Result<(), EngineError> {
+        let options = [("running", self.running), ("queue", self.queue), ("chunk", self.chunk)];
+        match options.into_iter().find(|(_, value)| !(1..=1 << 20).contains(value)) {
+            Some((option, value)) => Err(EngineError::InvalidOption {
+                option,
+                value: value.to_string(),
+                reason: "it must be at least 1 and not absurdly large",
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Runs requests on an engine; see the [module](self). Clones are handles to the same scheduler; with
+/// the last of them it ends, and what still runs is cancelled.
+///
+/// ```no_run
+/// use std::ops::ControlFlow;
+/// use ruvllm_engine::scheduler::{Request, Scheduler, SchedulerConfig, Update};
+///
+/// # fn example(engine: ruvllm_engine::Engine) -> Result<(), Box<dyn std::error::Error>> {
+/// let scheduler = Scheduler::start(engine, SchedulerConfig::default())?;
+/// let sink = Box::new(|update| {
+///     if let Update::Token(token) = update {
+///         print!("{}", token.text);
+///     }
+///     ControlFlow::Continue(())
+/// });
+/// let _ticket = scheduler.submit(Request::new(vec![1, 450, 6635], Default::default()), sink)?;
+/// scheduler.drain(std::time::Duration::from_secs(60));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Scheduler {
+    handle: Arc<Handle>,
+}
+
+struct Handle {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the scheduler's thread and its handles share.
+struct Shared {
+    engine: Engine,
+    config: SchedulerConfig,
+    state: Mutex<State>,
+    /// There is something to do.
+    work: Condvar,
+    /// There is nothing to do.
+    idle: Condvar,
+}
+
+struct State {
+    queue: Queue,
+    phase: Phase,
+    /// Whether any request waits, runs or rests.
+    busy: bool,
+    pace: Pace,
+    stats: SchedulerStats,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// Takes no requests.
+    Draining,
+    /// Computes nothing any more.
+    Stopped,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Scheduler {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidOption`], also where the system gives no thread.
+    pub fn start(engine: Engine, config: SchedulerConfig) -> Result<Scheduler, EngineError> {
+        config.validate()?;
+        let state = State {
+            queue: Queue::default(),
+            phase: Phase::Open,
+            busy: false,
+            pace: Pace::default(),
+            stats: SchedulerStats::default(),
+        };
+        let (work, idle) = (Condvar::new(), Condvar::new());
+        let shared = Arc::new(Shared { engine, config, state: Mutex::new(state), work, idle });
+        let runner = Runner::new(Arc::clone(&shared));
+        let thread = thread::Builder::new().name("ruvllm-steps".into()).spawn(|| runner.run());
+        let thread = thread.map_err(|source| EngineError::InvalidOption {
+            option: "scheduler",
+            value: source.to_string(),
+            reason: "the system gave no thread for it",
+        })?;
+        Ok(Scheduler { handle: Arc::new(Handle { shared, thread: Some(thread) }) })
+    }
+
+    /// The engine that computes.
+    pub fn engine(&self) -> &Engine {
+        &self.handle.shared.engine
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.handle.shared.config
+    }
+
+    /// Queues a request. What becomes of it goes to `sink`, on the scheduler's thread, so it must not
+    /// block; breaking off there cancels the request, as dropping the ticket does.
+    ///
+    /// # Errors
+    /// [`Rejected`]; the sink is not called then.
+    pub fn submit(&self, request: Request, sink: Sink) -> Result<Ticket, Rejected> {
+        let shared = &self.handle.shared;
+        let cancel = Arc::new(AtomicBool::new(false));
+        let job = Job::new(&shared.engine, request, sink, Arc::clone(&cancel))?;
+        let mut state = shared.state();
+        if state.phase != Phase::Open {
+            return Err(Rejected::Draining);
+        }
+        if state.queue.len() >= shared.config.queue {
+            state.stats.rejected += 1;
+            return Err(Rejected::QueueFull {
+                retry_after: state.pace.time_for(state.queue.len()),
+            });
+        }
+        state.queue.push(job);
+        state.busy = true;
+        shared.work.notify_one();
+        Ok(Ticket { cancel })
+    }
+
+    /// Figures as of the last step.
+    pub fn stats(&self) -> SchedulerStats {
+        let state = self.handle.shared.state();
+        SchedulerStats { waiting: state.queue.len(), ..state.stats }
+    }
+
+    /// Takes no more requests, and returns when all are done, or at the latest after `timeout`; gives
+    /// whether all are. What runs then goes on running.
+    pub fn drain(&self, timeout: Duration) -> bool {
+        let shared = &self.handle.shared;
+        let deadline = Instant::now().checked_add(timeout);
+        let mut state = shared.state();
+        if state.phase == Phase::Open {
+            state.phase = Phase::Draining;
+        }
+        while state.busy {
+            let left = match deadline {
+                Some(deadline) => deadline.saturating_duration_since(Instant::now()),
+                None => timeout,
+            };
+            if left.is_zero() {
+                return false;
+            }
+            state = match shared.idle.wait_timeout(state, left) {
+                Ok((state, _)) => state,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+        true
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.state().phase = Phase::Stopped;
+        self.shared.work.notify_one();
+        let Some(thread) = self.thread.take() else { return };
+        // A sink may hold the last handle.
+        if thread.thread().id() != thread::current().id() {
+            // A panic of the thread has been reported where it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A request that was taken. Dropping it cancels the request: within a step it has ended, and its
+/// blocks are free.
+#[must_use = "dropping the ticket cancels the request"]
+#[derive(Debug)]
+pub struct Ticket {
+    cancel: Arc<AtomicBool>,
+}
+
+impl Ticket {
+    /// Cancels the request, unless it has ended.
+    pub fn cancel(&self) {
+        self.cancel.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
