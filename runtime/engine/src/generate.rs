@@ -14,7 +14,7 @@ use crate::constraint::TokenMask;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::model::Model;
-use crate::sampler::{Sampler, SamplingOptions};
+use crate::sampler::{Candidates, Sampler, SamplingOptions};
 use crate::session::Session;
 use crate::tokenizer::DetokenizerStream;
 
@@ -241,7 +241,12 @@ impl Writer {
         })
     }
 
-    /// Chooses the token that follows; see [`Sampler::sample`].
+    /// Exchanges the sampler's working memory.
+    pub(crate) fn exchange(&mut self, candidates: &mut Candidates) {
+        self.sampler.exchange(candidates);
+    }
+
+    /// Chooses the token that follows; see [`Sampler::sample_masked`].
     pub(crate) fn choose(
         &mut self,
         logits: &[f32],

@@ -101,6 +101,10 @@ fn by_likelihood(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
 }
 
+/// Working memory of a sampler, eight bytes for each token of the vocabulary.
+#[derive(Debug, Default)]
+pub(crate) struct Candidates(Vec<Candidate>);
+
 /// A chain of filters and a random source.
 pub struct Sampler {
     options: SamplingOptions,
@@ -135,6 +139,11 @@ impl Sampler {
     /// Tokens that are never chosen.
     pub fn ban(&mut self, tokens: Vec<u32>) {
         self.banned = tokens;
+    }
+
+    /// Exchanges the working memory: samplers that take turns need only one.
+    pub(crate) fn exchange(&mut self, candidates: &mut Candidates) {
+        std::mem::swap(&mut self.candidates, &mut candidates.0);
     }
 
     /// Chooses a token from `logits`, `[vocab]`; `history` holds the tokens so far, newest last.

@@ -1,4 +1,4 @@
-//! Decoding takes nothing from the heap once it is warm.
+//! Decoding and choosing take nothing from the heap once they are warm.
 #![allow(missing_docs)]
 
 mod common;
@@ -9,7 +9,9 @@ use std::ops::Range;
 use candle_core::quantized::GgmlDType;
 use common::lora::Lora;
 use common::{Fixture, LLAMA, core_pack_host, two_threads};
-use ruvllm_engine::{Engine, EngineConfig, Session, SessionOptions};
+use ruvllm_engine::{
+    Engine, EngineConfig, Sampler, SamplingOptions, Session, SessionOptions, TokenMask,
+};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
@@ -73,5 +75,34 @@ fn a_decoded_token_allocates_nothing() {
             (0, 0),
             "{policy}, LoRA: {change:?}"
         );
+    }
+    choosing_allocates_nothing_either();
+}
+
+fn choosing_allocates_nothing_either() {
+    let vocab = 5000;
+    let logits = common::random(1, vocab, 4.0);
+    let history = common::some_tokens(500);
+    let mut mask = TokenMask::none(vocab);
+    for options in [SamplingOptions::greedy(), SamplingOptions::default()] {
+        let mut sampler = Sampler::new(SamplingOptions {
+            repeat_penalty: 1.1,
+            presence_penalty: 0.5,
+            frequency_penalty: 0.5,
+            logit_bias: vec![(7, 1.0)],
+            ..options
+        })
+        .unwrap();
+        sampler.sample(&logits, &history).unwrap();
+        let region = Region::new(ALLOCATOR);
+        for _ in 0..50 {
+            mask.clear();
+            mask.allow(7);
+            mask.allow(8);
+            sampler.sample_masked(&logits, &history, Some(&mask)).unwrap();
+            sampler.sample(&logits, &history).unwrap();
+        }
+        let change = region.change();
+        assert_eq!((change.allocations, change.reallocations), (0, 0), "{change:?}");
     }
 }

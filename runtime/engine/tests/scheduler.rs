@@ -9,16 +9,23 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use candle_core::quantized::GgmlDType;
-use common::{Fixture, LLAMA, Sizes, engine, some_tokens, two_threads};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor};
+use common::{
+    Fixture, LLAMA, QWEN2, Sizes, engine, relative_error, repository, some_tokens, two_threads,
+};
+use ruvllm_engine::memory::PAGE;
 use ruvllm_engine::scheduler::{
-    Finished, Rejected, Request, Scheduler, SchedulerConfig, SchedulerStats, Sink, Ticket, Token,
-    Update,
+    Finished, Kind, Rejected, Request, Scheduler, SchedulerConfig, SchedulerStats, Sink, Ticket,
+    Token, Update,
 };
 use ruvllm_engine::{
-    Engine, EngineConfig, Event, FinishReason, GenerateOptions, Model, SamplingOptions,
-    SessionOptions,
+    Engine, EngineConfig, Event, FinishReason, GenerateOptions, Logprobs, Model, SamplingOptions,
+    SessionOptions, TokenConstraint, TokenMask, Use,
 };
+use ruvllm_host::{Host, HostConfig};
+use ruvllm_tests::PackBuilder;
+use ruvllm_tests::wat::{Module, rmsnorm_f32};
 
 /// A model of 1 KiB of f16 keys and values a token.
 fn model() -> Arc<Model> {
@@ -110,6 +117,29 @@ fn alone(engine: &Engine, prompt: &[u32], options: &GenerateOptions) -> (Vec<u32
     (tokens, text)
 }
 
+/// Holds a greedy text against the model: each token is the likeliest of all behind those before it, or
+/// as likely but for rounding, which depends on what else is in a step.
+fn assert_greedy(engine: &Engine, prompt: &[u32], tokens: &[u32], what: &str) {
+    let session = SessionOptions { scope: None, ..SessionOptions::default() };
+    let all = [prompt, tokens].concat();
+    let mut checked = 0;
+    let each = &mut |index: usize, logits: &[f32]| {
+        let Some(&token) = tokens.get(index + 1 - prompt.len()) else { return };
+        // End tokens were banned.
+        let best =
+            (0..logits.len()).filter(|&t| t != 2).map(|t| logits[t]).fold(f32::MIN, f32::max);
+        let short = (best - logits[token as usize]) / best.abs();
+        assert!(
+            short < 2e-3,
+            "{what}: token {} falls short by {short:e}",
+            index + 1 - prompt.len()
+        );
+        checked += 1;
+    };
+    engine.session_with(&session).evaluate(&all, prompt.len() - 1, each).unwrap();
+    assert_eq!(checked, tokens.len(), "{what}");
+}
+
 /// Waits until the figures are as they should be.
 fn until(scheduler: &Scheduler, what: &str, is: impl Fn(&SchedulerStats) -> bool) {
     let start = Instant::now();
@@ -141,6 +171,22 @@ fn a_request_gets_its_text_and_how_it_ended() {
 }
 
 #[test]
+fn a_text_ends_before_a_stop_string_and_may_have_no_token_at_all() {
+    let scheduler = default_scheduler();
+    let whole = alone(scheduler.engine(), &text(0, 40), &greedy(60)).1;
+    let chars: Vec<(usize, char)> = whole.char_indices().collect();
+    assert!(chars.len() > 8, "too little text to stop in: {whole:?}");
+    let stop = whole[chars[chars.len() / 2].0..chars[chars.len() / 2 + 2].0].to_owned();
+    let options = GenerateOptions { stop: vec![stop.clone()], ..greedy(60) };
+    let (tokens, finished) = ask(&scheduler, Request::new(text(0, 40), options)).all();
+    let read: String = tokens.iter().map(|token| token.text.as_str()).collect();
+    assert_eq!((read + &finished.text).as_str(), &whole[..whole.find(&stop).unwrap()]);
+    assert_eq!(finished.reason, FinishReason::StopString);
+    let (tokens, finished) = ask(&scheduler, request(0, 40, 0)).all();
+    assert_eq!((tokens.len(), finished.reason), (0, FinishReason::MaxTokens));
+}
+
+#[test]
 fn requests_that_join_and_leave_at_random_read_as_they_do_alone() {
     let scheduler = start(
         &engine(&model(), two_threads()),
@@ -156,8 +202,9 @@ fn requests_that_join_and_leave_at_random_read_as_they_do_alone() {
         .collect();
     for (i, answer) in (0..).zip(answers) {
         let (prompt, tokens) = sizes(i);
-        let expected = alone(scheduler.engine(), &text(i, prompt), &greedy(tokens)).0;
-        assert_eq!(answer.tokens(), expected, "request {i}");
+        let read = answer.tokens();
+        assert_eq!(read.len(), tokens);
+        assert_greedy(scheduler.engine(), &text(i, prompt), &read, &format!("request {i}"));
     }
 }
 
@@ -269,4 +316,439 @@ fn what_can_never_be_computed_is_refused_at_once() {
     // As with a session of one's own, the context may end a text.
     let (tokens, finished) = ask(&scheduler, request(0, 60, 100)).all();
     assert_eq!((tokens.len(), finished.reason), (5, FinishReason::ContextFull));
+}
+
+#[test]
+fn a_long_prompt_holds_up_a_text_for_no_longer_than_a_chunk() {
+    let model = Fixture::new(&Sizes { context: 9000, ..LLAMA }, GgmlDType::F32).model();
+    let config = SchedulerConfig { chunk: 128, ..SchedulerConfig::default() };
+    let scheduler = start(&engine(&model, two_threads()), config);
+    let running = ask(&scheduler, request(0, 10, 8000));
+    while !matches!(running.next(), Update::Token(_)) {}
+    let before = scheduler.stats();
+    let long = ask(&scheduler, request(1, 8192, 2));
+    assert!(matches!(long.next(), Update::Started(_)));
+    let started = Instant::now();
+    let mut widest = 0;
+    let first = loop {
+        widest = widest.max(scheduler.stats().batch_tokens);
+        match long.updates.recv_timeout(Duration::from_micros(100)) {
+            Ok((at, Update::Token(_))) => break at,
+            Ok((_, other)) => panic!("{other:?}"),
+            Err(_) => assert!(started.elapsed() < LONG),
+        }
+    };
+    let after = scheduler.stats();
+    assert!(after.steps - before.steps >= 64, "{before:?} {after:?}");
+    assert!(widest <= 129, "a step of {widest} tokens");
+    // A token with every chunk.
+    let beside = running
+        .updates
+        .try_iter()
+        .filter(|(at, update)| (started..first).contains(at) && matches!(update, Update::Token(_)));
+    let beside = beside.count();
+    assert!(beside >= 63, "{beside} tokens beside a prompt of 64 chunks");
+}
+
+#[test]
+fn a_higher_priority_comes_first_and_who_made_way_goes_on() {
+    let config = SchedulerConfig { running: 1, ..SchedulerConfig::default() };
+    let scheduler = start(&engine(&model(), two_threads()), config);
+    let with = |priority, request: Request| Request {
+        session: SessionOptions { priority, ..SessionOptions::default() },
+        ..request
+    };
+    let low = ask(&scheduler, with(1, request(0, 50, 600)));
+    while !matches!(low.next(), Update::Token(_)) {}
+    let lowest = ask(&scheduler, with(0, request(1, 50, 5)));
+    let high = ask(&scheduler, with(2, request(2, 50, 5)));
+    let higher = ask(&scheduler, with(3, request(3, 50, 5)));
+    let end = |answer: Answer| answer.updates.iter().map(|(at, _)| at).last().unwrap();
+    let order = [higher, high, low, lowest].map(end);
+    assert!(order.is_sorted(), "{order:?}");
+    assert!(scheduler.drain(LONG));
+    let stats = scheduler.stats();
+    assert!((1..=2).contains(&stats.preempted_for_priority), "{stats:?}");
+    assert_eq!((stats.finished, stats.recomputed_tokens), (4, 0));
+}
+
+/// Submits requests of clients, and notes whose begins.
+fn submitter(
+    scheduler: &Scheduler,
+    begun: &Arc<Mutex<Vec<&'static str>>>,
+) -> impl FnMut(&'static str, u32, usize, usize) -> Ticket {
+    move |client, number, prompt, tokens| {
+        let begun = Arc::clone(begun);
+        let sink = Box::new(move |update| {
+            if let Update::Started(_) = update {
+                begun.lock().unwrap().push(client);
+            }
+            ControlFlow::Continue(())
+        });
+        let request = Request { client: client.into(), ..request(number, prompt, tokens) };
+        scheduler.submit(request, sink).unwrap()
+    }
+}
+
+#[test]
+fn clients_are_served_alike_whatever_they_ask_for() {
+    let config = SchedulerConfig { running: 2, ..SchedulerConfig::default() };
+    let scheduler = start(&engine(&model(), two_threads()), config);
+    let begun = Arc::new(Mutex::new(Vec::new()));
+    let mut submit = submitter(&scheduler, &begun);
+    // One asks for much, the other later and for less at a time.
+    let cost = |client: &str| if client == "many" { 60 + 2 * 30 } else { 20 + 2 * 10 };
+    let mut tickets: Vec<Ticket> = (0..20).map(|i| submit("many", i, 60, 30)).collect();
+    until(&scheduler, "it runs", |stats| stats.running == 2);
+    tickets.extend((0..30).map(|i| submit("few", 100 + i, 20, 10)));
+    assert!(scheduler.drain(LONG));
+    let begun = begun.lock().unwrap();
+    assert_eq!(begun.len(), 50);
+    // From when both wait until one has nothing left to wait.
+    let first = begun.iter().position(|client| *client == "few").unwrap();
+    let last = |name| begun.iter().rposition(|client| *client == name).unwrap();
+    let (mut many, mut few) = (0i64, 0i64);
+    for client in &begun[first..last("many").min(last("few"))] {
+        *(if *client == "many" { &mut many } else { &mut few }) += cost(client);
+        assert!((many - few).abs() <= 2 * 2 * cost("many"), "{many} and {few}: {begun:?}");
+    }
+    assert!(few > 10 * cost("few"));
+}
+
+#[test]
+fn who_was_away_has_saved_nothing_up() {
+    let config = SchedulerConfig { running: 2, ..SchedulerConfig::default() };
+    let scheduler = start(&engine(&model(), two_threads()), config);
+    let begun = Arc::new(Mutex::new(Vec::new()));
+    let mut submit = submitter(&scheduler, &begun);
+    let mut tickets: Vec<Ticket> = (0..40).map(|i| submit("here", i, 60, 30)).collect();
+    until(&scheduler, "much was served", |stats| stats.finished >= 15);
+    tickets.extend((0..20).map(|i| submit("away", 100 + i, 60, 30)));
+    assert!(scheduler.drain(LONG));
+    let begun = begun.lock().unwrap();
+    let first = begun.iter().position(|client| *client == "away").unwrap();
+    let next = &begun[first..first + 10];
+    let away = next.iter().filter(|client| **client == "away").count();
+    assert!((3..=7).contains(&away), "{next:?}");
+}
+
+/// Room for some eleven thousand tokens.
+fn tight(spill: Option<&std::path::Path>) -> EngineConfig {
+    EngineConfig {
+        memory: Some(6 * PAGE),
+        ctx: Some(1500),
+        batch: 64,
+        spill_dir: spill.map(Into::into),
+        ..two_threads()
+    }
+}
+
+#[test]
+fn texts_that_do_not_fit_together_take_turns_and_read_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model();
+    let roomy = engine(&model, two_threads());
+    for spill in [None, Some(dir.path())] {
+        let scheduler = start(&engine(&model, tight(spill)), SchedulerConfig::default());
+        let answers: Vec<Answer> = (0..20).map(|i| ask(&scheduler, request(i, 200, 450))).collect();
+        for (i, answer) in (0..).zip(answers) {
+            let tokens = answer.tokens();
+            assert_eq!(tokens.len(), 450);
+            assert_greedy(&roomy, &text(i, 200), &tokens, &format!("request {i}"));
+        }
+        let (stats, memory) = (scheduler.stats(), scheduler.engine().memory());
+        println!("{stats:?}\n{:?}", memory.kv);
+        assert!(stats.preempted_for_memory > 0, "{stats:?}");
+        assert_eq!(stats.recomputed_tokens > 0, spill.is_none(), "{stats:?}");
+        assert_eq!(memory.kv.restores > 0, spill.is_some(), "{:?}", memory.kv);
+    }
+}
+
+#[test]
+fn a_prompt_that_can_never_fit_is_refused_and_one_that_may_waits() {
+    let scheduler = start(&engine(&model(), tight(None)), SchedulerConfig::default());
+    let weights =
+        scheduler.engine().reserve(Use::Adapter, "pirate", 1, 5 * PAGE + PAGE / 4).unwrap();
+    match scheduler.submit(request(0, 1490, 5), sink().0) {
+        Err(Rejected::Invalid(error)) => {
+            assert!(error.to_string().contains("by pirate"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(weights);
+    // Together more than there is, each alone well within.
+    let answers: Vec<Answer> = (0..12).map(|i| ask(&scheduler, request(i, 1400, 20))).collect();
+    for answer in answers {
+        assert_eq!(answer.tokens().len(), 20);
+    }
+    assert_eq!(scheduler.stats().failed, 0);
+}
+
+#[test]
+fn a_full_memory_makes_way_for_a_higher_priority() {
+    let scheduler = start(&engine(&model(), tight(None)), SchedulerConfig::default());
+    let low: Vec<Answer> = (0..8).map(|i| ask(&scheduler, request(i, 1400, 90))).collect();
+    until(&scheduler, "the memory is full", |stats| stats.generated_tokens > 20);
+    let session = SessionOptions { priority: 9, ..SessionOptions::default() };
+    let high = ask(&scheduler, Request { session, ..request(50, 1400, 5) });
+    let end = |answer: Answer| answer.updates.iter().map(|(at, _)| at).last().unwrap();
+    let high = end(high);
+    assert!(low.into_iter().all(|answer| end(answer) > high));
+    assert!(scheduler.drain(LONG));
+    let stats = scheduler.stats();
+    assert!(stats.preempted_for_priority > 0, "{stats:?}");
+    assert_eq!((stats.finished, stats.failed), (9, 0));
+}
+
+#[test]
+fn a_prompt_that_many_begin_with_is_computed_once() {
+    let scheduler = default_scheduler();
+    let choices: Vec<Answer> = (0..8).map(|_| ask(&scheduler, request(0, 500, 10))).collect();
+    let tokens: Vec<Vec<u32>> = choices.into_iter().map(Answer::tokens).collect();
+    for tokens in &tokens {
+        assert_greedy(scheduler.engine(), &text(0, 500), tokens, "a choice");
+    }
+    assert!(scheduler.drain(LONG));
+    let stats = scheduler.stats();
+    // Fifteen blocks are full; the other twenty tokens each computes for itself.
+    assert_eq!((stats.cached_tokens, stats.prompt_tokens), (7 * 480, 500 + 7 * 20));
+    // Without a scope nothing is shared.
+    let session = SessionOptions { scope: None, ..SessionOptions::default() };
+    let scheduler = default_scheduler();
+    let alone = || Request { session: session.clone(), ..request(0, 500, 10) };
+    let choices: Vec<Answer> = (0..3).map(|_| ask(&scheduler, alone())).collect();
+    let finished: Vec<Finished> = choices.into_iter().map(|choice| choice.all().1).collect();
+    assert!(finished.iter().all(|finished| finished.cached_tokens == 0));
+}
+
+#[test]
+fn others_go_on_where_the_one_that_computes_the_common_beginning_leaves() {
+    let config = SchedulerConfig { chunk: 32, ..SchedulerConfig::default() };
+    let scheduler = start(&engine(&model(), EngineConfig { batch: 32, ..two_threads() }), config);
+    let answers: Vec<Answer> = (0..4).map(|_| ask(&scheduler, request(0, 3000, 5))).collect();
+    let mut answers = answers.into_iter();
+    let first = answers.next().unwrap();
+    assert!(matches!(first.next(), Update::Started(_)));
+    drop(first);
+    for answer in answers {
+        assert_greedy(scheduler.engine(), &text(0, 3000), &answer.tokens(), "a choice");
+    }
+    let stats = scheduler.stats();
+    assert!(stats.prompt_tokens < 2 * 3000, "{stats:?}");
+}
+
+/// Allows two tokens in turn, up to a number.
+struct Turns {
+    left: usize,
+}
+
+impl TokenConstraint for Turns {
+    fn mask(&mut self, allowed: &mut TokenMask) -> Result<(), String> {
+        assert!(allowed.is_empty());
+        match self.left {
+            1000 => return Err("out of turn".into()),
+            2000 => panic!("a defect"),
+            3000 => {}
+            left => allowed.allow(270 + left as u32 % 2),
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), String> {
+        assert_eq!(token, 270 + self.left as u32 % 2);
+        self.left -= 1;
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        self.left == 0
+    }
+}
+
+#[test]
+fn a_constraint_decides_and_its_failures_are_its_requests_alone() {
+    let scheduler = default_scheduler();
+    let constrained =
+        |left| Request { constraint: Some(Box::new(Turns { left })), ..request(0, 20, 50) };
+    let free = ask(&scheduler, request(0, 20, 50));
+    let turns = ask(&scheduler, constrained(7));
+    for (left, reason) in [(1000, "out of turn"), (2000, "panicked"), (3000, "no token")] {
+        let failing = ask(&scheduler, constrained(left));
+        let error = loop {
+            match failing.next() {
+                Update::Failed(error) => break error,
+                Update::Started(_) => {}
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(error.code(), "constraint");
+        assert!(error.to_string().contains(reason), "{error}");
+    }
+    let (tokens, finished) = turns.all();
+    let tokens: Vec<u32> = tokens.iter().map(|token| token.token).collect();
+    assert_eq!(tokens, [271, 270, 271, 270, 271, 270, 271]);
+    assert_eq!(finished.reason, FinishReason::EndOfGeneration);
+    assert_greedy(scheduler.engine(), &text(0, 20), &free.tokens(), "beside");
+}
+
+#[test]
+fn log_probabilities_are_the_models_own() {
+    let scheduler = default_scheduler();
+    let vocab = scheduler.engine().model().vocab();
+    let sampling = SamplingOptions {
+        logit_bias: vec![(7, 100.0)],
+        temperature: 3.0,
+        ..SamplingOptions::default()
+    };
+    let options = GenerateOptions { sampling, ..greedy(8) };
+    let request = Request { options, logprobs: Some(vocab), ..request(0, 30, 8) };
+    let (tokens, _) = ask(&scheduler, request).all();
+    let mut session = scheduler.engine().session();
+    session.prefill(&text(0, 30)).unwrap();
+    for token in tokens {
+        assert_eq!(token.token, 7);
+        let logprobs = token.logprobs.unwrap();
+        let sum: f64 = logprobs.top.iter().map(|top| f64::from(top.logprob).exp()).sum();
+        assert!((sum - 1.0).abs() < 1e-5, "{sum}");
+        let expected = Logprobs::of(session.logits(), 7, vocab);
+        assert!((logprobs.chosen - expected.chosen).abs() < 1e-2);
+        assert!(logprobs.top.is_sorted_by(|a, b| a.logprob >= b.logprob));
+        session.decode(7).unwrap();
+    }
+}
+
+#[test]
+fn embeddings_are_the_mean_of_the_hidden_states() {
+    // A vocabulary projection that leaves the first hidden states as they are.
+    let mut fixture = Fixture::new(&LLAMA, GgmlDType::F32);
+    let vocab = fixture.tensors["output.weight"].shape().dims()[0];
+    let identity: Vec<f32> =
+        (0..vocab * LLAMA.dim).map(|i| f32::from(i / LLAMA.dim == i % LLAMA.dim)).collect();
+    let tensor = Tensor::from_vec(identity, (vocab, LLAMA.dim), &Device::Cpu).unwrap();
+    let tensor = QTensor::quantize(&tensor, GgmlDType::F32).unwrap();
+    fixture.tensors.insert("output.weight".into(), tensor);
+    let config = SchedulerConfig { chunk: 48, ..SchedulerConfig::default() };
+    let scheduler = start(&engine(&fixture.model(), two_threads()), config);
+    let beside: Vec<Answer> = (0..3).map(|i| ask(&scheduler, request(i, 40, 60))).collect();
+    // The second time its blocks are in the prefix cache.
+    for length in [200, 200, 1] {
+        let embed = Request { kind: Kind::Embed, ..request(9, length, 0) };
+        let answer = ask(&scheduler, embed);
+        assert!(matches!(answer.next(), Update::Started(_)));
+        let Update::Embedding(mean) = answer.next() else { panic!("no embedding") };
+        assert_eq!(mean.len(), LLAMA.dim);
+        let rows = scheduler.engine().session().prefill_all(&text(9, length)).unwrap();
+        let mut expected = vec![0.0; LLAMA.dim];
+        for row in rows.chunks_exact(vocab) {
+            expected.iter_mut().zip(row).for_each(|(sum, x)| *sum += x / length as f32);
+        }
+        let error = relative_error(&mean, &expected);
+        assert!(error < 1e-4, "{length} tokens: {error:e}");
+    }
+    for (i, answer) in (0..).zip(beside) {
+        assert_greedy(scheduler.engine(), &text(i, 40), &answer.tokens(), "beside");
+    }
+}
+
+#[test]
+fn an_endless_text_goes_on_beside_others_and_through_pressure() {
+    let model = Fixture::new(&Sizes { context: 256, ..LLAMA }, GgmlDType::F32).model();
+    let scheduler = start(&engine(&model, two_threads()), SchedulerConfig::default());
+    let session = SessionOptions { sinks: Some(4), ..SessionOptions::default() };
+    let endless = Request { session, ..request(0, 600, 700) };
+    let answers = [ask(&scheduler, endless), ask(&scheduler, request(1, 100, 100))];
+    let [endless, beside] = answers.map(Answer::all);
+    assert_eq!((endless.0.len(), endless.1.reason), (700, FinishReason::MaxTokens));
+    assert_eq!(beside.0.len(), 100);
+}
+
+#[test]
+fn a_sink_that_panics_ends_its_request_alone() {
+    let scheduler = default_scheduler();
+    let beside = ask(&scheduler, request(0, 20, 50));
+    let sink = Box::new(|_| panic!("a sink of a test panics, as it should"));
+    let _ticket = scheduler.submit(request(1, 20, 50), sink).unwrap();
+    assert_eq!(beside.tokens().len(), 50);
+    until(&scheduler, "cancelled", |stats| stats.cancelled == 1);
+}
+
+/// A strict host whose RMSNorm traps where `traps` says so of the number of its calls.
+fn trapping(condition: &str) -> Host {
+    let module = Module {
+        fields: "(global $calls (mut i32) (i32.const 0))".into(),
+        prologue: format!(
+            "(global.set $calls (i32.add (global.get $calls) (i32.const 1)))
+             (if ({condition}) (then unreachable))"
+        ),
+        ..Module::default()
+    };
+    let config = HostConfig { strict: true, quarantine_after: u32::MAX, ..HostConfig::default() };
+    let host = Host::new(config).unwrap();
+    let pack = PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&module)).build();
+    host.install(pack.verify().unwrap()).unwrap();
+    host
+}
+
+#[test]
+fn a_step_that_fails_once_harms_nobody() {
+    // An instance that traps is replaced, and its successor counts from the beginning.
+    let host = trapping("i32.eq (global.get $calls) (i32.const 99)");
+    let config = EngineConfig { threads: 1, ..EngineConfig::default() };
+    let engine = Engine::new(model(), host, config).unwrap();
+    let scheduler = start(&engine, SchedulerConfig::default());
+    let answers: Vec<Answer> = (0..4).map(|i| ask(&scheduler, request(i, 30, 60))).collect();
+    let texts: Vec<Vec<u32>> = answers.into_iter().map(Answer::tokens).collect();
+    assert!(scheduler.stats().failed_steps > 2, "{:?}", scheduler.stats());
+    let roomy = common::engine(&model(), two_threads());
+    for (i, tokens) in (0..).zip(texts) {
+        assert_greedy(&roomy, &text(i, 30), &tokens, &format!("request {i}"));
+    }
+}
+
+#[test]
+fn where_every_step_fails_each_request_is_told_why() {
+    // More calls in a step than an instance answers.
+    let host = trapping("i32.gt_u (global.get $calls) (i32.const 99)");
+    let model = Fixture::new(&Sizes { layers: 60, ..QWEN2 }, GgmlDType::F32).model();
+    let config = EngineConfig { threads: 1, ..EngineConfig::default() };
+    let engine = Engine::new(model, host, config).unwrap();
+    let scheduler = start(&engine, SchedulerConfig::default());
+    let answers: Vec<Answer> = (0..4).map(|i| ask(&scheduler, request(i, 30, 60))).collect();
+    for answer in answers {
+        assert!(matches!(answer.next(), Update::Started(_)));
+        let Update::Failed(error) = answer.next() else { panic!("it did not fail") };
+        assert_eq!(error.code(), "kernel_trap");
+    }
+    assert!(scheduler.drain(LONG));
+    assert_eq!(scheduler.engine().memory().kv.blocks, 0);
+}
+
+#[test]
+fn tales_read_under_pressure_as_they_do_alone() {
+    let path = repository().join("runtime/ruvllm/demo/tales-q8_0.gguf");
+    let model = Arc::new(Model::open(&path).unwrap());
+    let cases = std::fs::read(repository().join("tests/fixtures/parity/greedy.json")).unwrap();
+    let cases: serde_json::Value = serde_json::from_slice(&cases).unwrap();
+    // Beginnings of texts in which the model is sure of every word.
+    let mut prompts: Vec<Vec<u32>> = Vec::new();
+    for case in cases["cases"].as_array().unwrap().iter().filter(|case| case["format"] == "Q8_0") {
+        let text = [&case["prompt"], &case["text"]].map(|text| text.as_str().unwrap()).concat();
+        let tokens = model.tokenizer().encode(&text, true).unwrap();
+        prompts.extend((0..4).map(|i| tokens[..5 + 11 * i].to_vec()));
+    }
+    let engine = engine(&model, two_threads());
+    let expected: Vec<Vec<u32>> =
+        prompts.iter().map(|prompt| alone(&engine, prompt, &greedy(20)).0).collect();
+    let config = SchedulerConfig { running: 5, chunk: 32, ..SchedulerConfig::default() };
+    let scheduler = start(&engine, config);
+    let priority = |i: usize| SessionOptions { priority: i as u8 % 3, ..SessionOptions::default() };
+    let answers: Vec<Answer> = (prompts.iter().enumerate())
+        .map(|(i, prompt)| {
+            let session = priority(i);
+            ask(&scheduler, Request { session, ..Request::new(prompt.clone(), greedy(20)) })
+        })
+        .collect();
+    for (answer, expected) in answers.into_iter().zip(expected) {
+        assert_eq!(answer.tokens(), expected);
+    }
 }

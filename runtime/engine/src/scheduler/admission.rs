@@ -54,13 +54,10 @@ impl Runner {
             let best = self.resting.iter().enumerate().max_by_key(|(_, s)| s.rank());
             let resting = best.map(|(index, s)| (index, s.priority()));
             let joined = match (resting, waiting) {
-                (None, None) => return,
                 // Who has begun goes on first.
-                (Some((index, priority)), waiting) if Some(priority) >= waiting => {
-                    self.resume(index)
-                }
+                (Some((index, priority)), _) if Some(priority) >= waiting => self.resume(index),
                 (_, Some(priority)) => self.may_begin(priority) && self.begin(),
-                (Some((index, _)), None) => self.resume(index),
+                (_, None) => return,
             };
             if !joined {
                 return;
@@ -108,7 +105,8 @@ impl Runner {
         }
         let engine = &self.shared.engine;
         let shared = engine.sequence_bytes(self.shared_tokens(sequence));
-        let needed = engine.sequence_bytes(sequence.tokens().count() + ROOM) - shared;
+        let all = engine.sequence_bytes(sequence.tokens().count() + ROOM);
+        let needed = all.saturating_sub(shared);
         let (mut slots, mut held): (usize, usize) =
             self.running.iter().fold((0, needed), |(n, sum), s| (n + 1, sum + s.bytes()));
         let budget = engine.block_budget();

@@ -6,10 +6,10 @@
 //! join and leave at every step.
 //!
 //! - *Who is next* (`queue`): the highest priority; within it the client that was served least, in
-//!   tokens ([`queue::PROMPT_WEIGHT`], [`queue::TEXT_WEIGHT`]); within a client who came first. Of two
-//!   clients that always have requests of one priority waiting, neither is ever ahead by more than the
-//!   cost of the requests that run for it. Nothing keeps a lower priority from waiting for as long as
-//!   higher ones use all there is.
+//!   tokens, those of texts counted twice; within a client who came first. Of two clients that always
+//!   have requests of one priority waiting, neither is ever ahead by more than what the requests cost
+//!   that run for the two. Nothing keeps a lower priority from waiting for as long as higher ones use
+//!   all there is.
 //! - *How many run* (`admission`): no more than are configured, and no more than fit the memory with a
 //!   little room to grow. A request that does not fit waits, and those behind it do. For a request of a
 //!   higher priority, the youngest of the lowest priority rest.

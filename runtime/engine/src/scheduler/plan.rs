@@ -81,11 +81,12 @@ impl Runner {
     }
 
     /// Who of the first `count` running sequences computes the most of the beginning of this one's
-    /// prompt, by its order, and how many tokens that is.
+    /// prompt, by its order, and how many tokens that is. Nobody waits for a lower priority.
     pub(super) fn leader(&self, sequence: &Sequence, count: usize) -> Option<(u64, usize)> {
         let len = sequence.len();
         let share = |other: &Sequence| (other.job.order, self.common(sequence, other));
         let shares = self.running[..count].iter().filter(|other| other.is_prompt());
+        let shares = shares.filter(|other| other.priority() >= sequence.priority());
         let ahead = shares.map(|other| (share(other), other.len()));
         let ahead = ahead.filter(|&((_, shared), done)| shared > done && shared > len);
         ahead.map(|(share, _)| share).max_by_key(|&(order, shared)| (shared, Reverse(order)))

@@ -8,6 +8,7 @@ use super::stats::SchedulerStats;
 use super::{Phase, Shared};
 use crate::error::EngineError;
 use crate::generate::FinishReason;
+use crate::sampler::Candidates;
 use crate::step::Part;
 
 /// What the thread owns.
@@ -20,6 +21,8 @@ pub(super) struct Runner {
     /// The number of the step before which nobody joins.
     pub(super) full_until: u64,
     pub(super) stats: SchedulerStats,
+    /// Working memory of choices, for each thread.
+    candidates: Vec<Candidates>,
     /// What clients were served since it was last counted.
     charges: Vec<(Arc<str>, i64)>,
     /// Clients of requests that have ended since.
@@ -44,7 +47,9 @@ impl Drop for Close {
 
 impl Runner {
     pub(super) fn new(shared: Arc<Shared>) -> Runner {
+        let threads = shared.engine.pool().threads();
         Runner {
+            candidates: std::iter::repeat_with(Candidates::default).take(threads).collect(),
             shared,
             running: Vec::new(),
             resting: Vec::new(),
@@ -60,7 +65,6 @@ impl Runner {
         let _close = Close(Arc::clone(&self.shared));
         while self.wait() {
             self.dismiss(false);
-            self.publish();
             self.admit();
             self.plan();
             self.compute();
@@ -143,9 +147,14 @@ impl Runner {
     /// Chooses the tokens of those whose logits the step gave, and tells them.
     fn deliver(&mut self) {
         let mut ready: Vec<_> = self.running.iter_mut().filter(|s| s.is_ready()).collect();
-        // Hundreds of thousands of logits each: worth all threads.
-        self.shared.engine.pool().for_chunks(&mut ready, 1, &|_, ready| {
-            ready.iter_mut().for_each(|sequence| sequence.choose());
+        // A choice among 32,000 tokens takes 50 to 500 us, so all threads take a share of them.
+        let pool = self.shared.engine.pool();
+        let share = ready.len().div_ceil(pool.threads()).max(1);
+        let mut shares: Vec<_> = ready.chunks_mut(share).zip(&mut self.candidates).collect();
+        pool.for_chunks(&mut shares, 1, &|_, shares| {
+            for (sequences, candidates) in shares {
+                sequences.iter_mut().for_each(|sequence| sequence.choose(candidates));
+            }
         });
         let mut index = 0;
         while index < self.running.len() {

@@ -10,6 +10,7 @@ use super::text::Choice;
 use crate::engine::{Engine, SessionOptions};
 use crate::error::EngineError;
 use crate::generate::{FinishReason, Usage};
+use crate::sampler::Candidates;
 use crate::session::Session;
 use crate::step::Part;
 
@@ -181,11 +182,11 @@ impl Sequence {
     }
 
     /// Chooses the token that follows, on any thread.
-    pub(super) fn choose(&mut self) {
+    pub(super) fn choose(&mut self, candidates: &mut Candidates) {
         let Sequence { job, session, choice, .. } = self;
         let Work::Text(text) = &mut job.work else { return };
         // A constraint is somebody else's code.
-        let chosen = catch_unwind(AssertUnwindSafe(|| text.choose(session)));
+        let chosen = catch_unwind(AssertUnwindSafe(|| text.choose(session, candidates)));
         let panicked = |_| Err(EngineError::Constraint { reason: "it panicked".into() });
         *choice = Some(chosen.unwrap_or_else(panicked));
     }

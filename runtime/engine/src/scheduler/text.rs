@@ -5,6 +5,7 @@ use crate::error::EngineError;
 use crate::generate::{FinishReason, GenerateOptions, Writer};
 use crate::logprobs::Logprobs;
 use crate::model::Model;
+use crate::sampler::Candidates;
 use crate::session::Session;
 
 use super::request::Token;
@@ -48,11 +49,16 @@ impl Text {
         self.writer.written()
     }
 
-    /// Chooses the token that follows those of `session`, from its logits.
+    /// Chooses the token that follows those of `session`, from its logits, in working memory that texts
+    /// share.
     ///
     /// # Errors
     /// [`EngineError::NonFiniteLogits`], [`EngineError::Constraint`].
-    pub(super) fn choose(&mut self, session: &Session) -> Result<Choice, EngineError> {
+    pub(super) fn choose(
+        &mut self,
+        session: &Session,
+        candidates: &mut Candidates,
+    ) -> Result<Choice, EngineError> {
         if self.writer.is_full() {
             return Ok(Choice { token: None, end: Some(FinishReason::MaxTokens) });
         }
@@ -66,7 +72,10 @@ impl Text {
         }
         let (logits, history) = (session.logits(), session.tokens());
         let mask = self.constraint.as_ref().map(|constraint| &constraint.mask);
-        let token = self.writer.choose(logits, history, mask)?;
+        self.writer.exchange(candidates);
+        let chosen = self.writer.choose(logits, history, mask);
+        self.writer.exchange(candidates);
+        let token = chosen?;
         let Some((text, stopped)) = self.writer.write(session.engine().model(), token) else {
             return Ok(Choice { token: None, end: Some(FinishReason::EndOfGeneration) });
         };
