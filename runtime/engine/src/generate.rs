@@ -2,7 +2,7 @@
 //!
 //! Text is handed over as soon as it cannot be part of a stop string any more, in whole
 //! characters. The caller can break off at every event; what was computed stays in the session.
-//! A [`Writer`] is what a sequence needs beside its session; the [scheduler](crate::scheduler) has
+//! A `Writer` is what a sequence needs beside its session; the [scheduler](crate::scheduler) has
 //! one for each of its sequences.
 
 use std::ops::ControlFlow;

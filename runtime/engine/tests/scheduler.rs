@@ -200,8 +200,14 @@ fn requests_that_join_and_leave_at_random_read_as_they_do_alone() {
             ask(&scheduler, request(i, prompt, tokens))
         })
         .collect();
-    for (i, answer) in (0..).zip(answers) {
+    for (i, mut answer) in (0..).zip(answers) {
         let (prompt, tokens) = sizes(i);
+        if i % 5 == 4 {
+            drop(answer.ticket.take());
+            let (read, finished) = answer.all();
+            assert!(finished.reason == FinishReason::Cancelled || read.len() == tokens);
+            continue;
+        }
         let read = answer.tokens();
         assert_eq!(read.len(), tokens);
         assert_greedy(scheduler.engine(), &text(i, prompt), &read, &format!("request {i}"));
@@ -366,7 +372,7 @@ fn a_higher_priority_comes_first_and_who_made_way_goes_on() {
     let end = |answer: Answer| answer.updates.iter().map(|(at, _)| at).last().unwrap();
     let order = [higher, high, low, lowest].map(end);
     assert!(order.is_sorted(), "{order:?}");
-    assert!(scheduler.drain(LONG));
+    assert!(scheduler.drain(LONG) && scheduler.is_alive());
     let stats = scheduler.stats();
     assert!((1..=2).contains(&stats.preempted_for_priority), "{stats:?}");
     assert_eq!((stats.finished, stats.recomputed_tokens), (4, 0));
@@ -672,7 +678,47 @@ fn a_sink_that_panics_ends_its_request_alone() {
     until(&scheduler, "cancelled", |stats| stats.cancelled == 1);
 }
 
-/// A strict host whose RMSNorm traps where `traps` says so of the number of its calls.
+struct PanicsWhenDropped;
+
+impl Drop for PanicsWhenDropped {
+    fn drop(&mut self) {
+        panic!("a sink of a test panics when it is dropped, as it should");
+    }
+}
+
+#[test]
+fn where_the_thread_ends_nobody_waits_for_what_will_not_come() {
+    let scheduler = default_scheduler();
+    let running = ask(&scheduler, request(0, 20, 4000));
+    let bomb = PanicsWhenDropped;
+    let sink = Box::new(move |_| {
+        let _ = &bomb;
+        ControlFlow::Continue(())
+    });
+    let ticket = scheduler.submit(request(1, 20, 5), sink).unwrap();
+    while running.updates.recv_timeout(LONG).is_ok() {}
+    assert!(scheduler.drain(LONG));
+    assert!(!scheduler.is_alive());
+    assert!(matches!(scheduler.submit(request(2, 5, 5), self::sink().0), Err(Rejected::Draining)));
+    drop(ticket);
+}
+
+#[test]
+fn the_same_seed_draws_the_same_whatever_else_runs() {
+    let scheduler = default_scheduler();
+    let sampled = |seed| {
+        let sampling = SamplingOptions { seed, temperature: 1.5, ..SamplingOptions::default() };
+        Request::new(text(0, 30), GenerateOptions { sampling, ..greedy(25) })
+    };
+    let by_itself = ask(&scheduler, sampled(1)).tokens();
+    let others: Vec<Answer> = (1..8).map(|i| ask(&scheduler, request(i, 90, 60))).collect();
+    let [again, other] = [1, 2].map(|seed| ask(&scheduler, sampled(seed)));
+    assert_eq!(again.tokens(), by_itself);
+    assert_ne!(other.tokens(), by_itself);
+    drop(others);
+}
+
+/// A strict host whose RMSNorm traps where a condition on the number of an instance's calls holds.
 fn trapping(condition: &str) -> Host {
     let module = Module {
         fields: "(global $calls (mut i32) (i32.const 0))".into(),

@@ -16,7 +16,8 @@
 //! - *A full pool* in the middle of a text makes the youngest request of the lowest priority rest too.
 //!   A resting sequence keeps its tokens; its blocks may be quantised, spilled or given up by
 //!   [`crate::kv`]. It goes on before any request of its priority begins. What was given up is computed
-//!   again in chunks, as a prompt is.
+//!   again in chunks, as a prompt is; what was spilled is read back in one step, which takes as long as
+//!   the disk does.
 //! - *Common beginnings* (`plan`): a request whose prompt begins as that of a running one in the same
 //!   scope waits until that one has computed what they share, and then takes it over from the prefix
 //!   cache. So the choices of one prompt compute it once.
@@ -31,7 +32,8 @@
 //! Invariants: a request whose ticket is held gets exactly one last update, [`Update::Done`],
 //! [`Update::Failed`] or [`Update::Embedding`], unless its sink broke off or panicked. Sinks are called on
 //! the scheduler's thread alone and never under its lock. Not protected against: a sink that blocks
-//! holds up every request.
+//! holds up every request. A panic outside sinks and constraints ends the scheduler: it lets go of all
+//! sinks and takes no more requests ([`Scheduler::is_alive`]).
 
 mod admission;
 mod plan;
@@ -188,6 +190,11 @@ impl Scheduler {
     /// The configuration.
     pub fn config(&self) -> &SchedulerConfig {
         &self.handle.shared.config
+    }
+
+    /// Whether requests can still be computed; not so after a panic of the thread.
+    pub fn is_alive(&self) -> bool {
+        self.handle.shared.state().phase != Phase::Stopped
     }
 
     /// Queues a request. What becomes of it goes to `sink`, on the scheduler's thread, so it must not
