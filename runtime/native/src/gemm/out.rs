@@ -155,21 +155,26 @@ impl Columns<'_> {
     #[inline(always)]
     pub(super) fn put(&mut self, row: usize, col: usize, values: &[f32], add: bool) {
         assert!(row < self.out.m && self.range.contains(&col), "not these columns");
-        let len = values.len().min(self.range.end - col);
-        // SAFETY: `row < m` and `col + len <= range.end <= n <= stride`, so these elements are
+        let left = self.range.end - col;
+        // SAFETY: `row < m` and `col + left = range.end <= n <= stride`, so these elements are
         // inside `data`, which the output borrows; the columns are this thread's alone.
         let y = unsafe {
-            std::slice::from_raw_parts_mut(self.out.data.add(row * self.out.stride + col), len)
+            std::slice::from_raw_parts_mut(self.out.data.add(row * self.out.stride + col), left)
         };
-        if add {
-            y.iter_mut().zip(values).for_each(|(y, x)| *y += x);
-        } else if len == values.len() {
-            // Of a length that the caller's code knows: a store, where the next line is a call.
-            y.copy_from_slice(values);
-        } else {
-            y.copy_from_slice(&values[..len]);
+        match y.split_at_mut_checked(values.len()) {
+            _ if add => y.iter_mut().zip(values).for_each(|(y, x)| *y += x),
+            // Of a length that the caller's code knows, so it compiles to a store.
+            Some((y, _)) => y.copy_from_slice(values),
+            None => copy_part(values, y),
         }
     }
+}
+
+/// Copies as much as `y` holds. Inlined, it would be merged with the copy of all, into a call.
+#[cold]
+#[inline(never)]
+fn copy_part(values: &[f32], y: &mut [f32]) {
+    y.copy_from_slice(&values[..y.len()]);
 }
 
 #[cfg(test)]
