@@ -44,6 +44,9 @@ impl ActChunk {
     };
 }
 
+/// Elements of the largest input: all forms of it together fit the address space.
+const MOST_ELEMS: usize = isize::MAX as usize / 16;
+
 /// Floats at the end of each row, beyond whole vectors: row strides that are a power of two
 /// would put the columns of a tile in the same few cache sets.
 const STAGGER: usize = 16;
@@ -93,41 +96,53 @@ impl Activations {
         for_weights: &[DType],
     ) -> Result<(), NativeError> {
         (self.m, self.k, self.forms) = (0, 0, [false; 3]);
-        let elems = m.saturating_mul(k);
-        NativeError::check("activations: elements", elems, x.len())?;
-        if elems == 0 {
-            (self.m, self.k) = (m, k);
-            return Ok(());
+        NativeError::check("activations: elements", m.saturating_mul(k), x.len())?;
+        let rows = self.rows_mut(isa, m, k, for_weights)?;
+        rows.ints.each(pool, &|i, row| quantize(rows.isa, &x[i * k..][..k], row));
+        rows.floats.each(pool, &|i, row| pad(&x[i * k..][..k], row));
+        #[cfg(target_arch = "x86_64")]
+        rows.pairs.each(pool, &|i, row| super::x86_bf16::round(&x[i * k..][..k], row));
+        Ok(())
+    }
+
+    /// Makes room for an input `[m, k]` as [`prepare`](Self::prepare) does, for rows that come a few
+    /// at a time. Products read what was there before in place of rows that did not come.
+    ///
+    /// # Errors
+    /// No memory holds `m * k` elements; the buffer is then empty.
+    pub fn rows_mut(
+        &mut self,
+        isa: Isa,
+        m: usize,
+        k: usize,
+        for_weights: &[DType],
+    ) -> Result<ActRows<'_>, NativeError> {
+        (self.m, self.k, self.forms) = (0, 0, [false; 3]);
+        let row = k.checked_next_multiple_of(CHUNK).unwrap_or(usize::MAX);
+        let elems = m.max(1).saturating_mul(row);
+        if elems > MOST_ELEMS {
+            let what = "activations: elements";
+            return Err(NativeError::Shape { what, expected: MOST_ELEMS, actual: elems });
         }
         let isa = isa.usable().widest();
         (self.m, self.k) = (m, k);
-        for w in for_weights {
+        for w in for_weights.iter().filter(|_| m > 0 && k > 0) {
             self.forms[Plan::of(*w, isa, m, self.bf16).form() as usize] = true;
         }
-        if self.has(Form::Ints) {
-            let stride = k.div_ceil(CHUNK);
-            grow(&mut self.chunks, m * stride, ActChunk::ZERO);
-            by_rows(pool, &mut self.chunks[..m * stride], stride, &|i, row| {
-                quantize(isa, &x[i * k..][..k], row);
-            });
-        }
-        if self.has(Form::Floats) {
-            let stride = self.float_stride();
-            grow(&mut self.floats, m * stride, 0.0);
-            by_rows(pool, &mut self.floats[..m * stride], stride, &|i, row| {
-                row[..k].copy_from_slice(&x[i * k..][..k]);
-                row[k..].fill(0.0);
-            });
-        }
+        let rows = |form: Form| if self.has(form) { m } else { 0 };
+        let (ints, floats) = (rows(Form::Ints), rows(Form::Floats));
         #[cfg(target_arch = "x86_64")]
-        if self.has(Form::Pairs) {
-            let stride = self.pair_stride();
-            grow(&mut self.pairs, m * stride, 0);
-            by_rows(pool, &mut self.pairs[..m * stride], stride, &|i, row| {
-                super::x86_bf16::round(&x[i * k..][..k], row);
-            });
-        }
-        Ok(())
+        let (pairs, pair_stride) = (rows(Form::Pairs), self.pair_stride());
+        let (chunk_stride, float_stride) = (self.chunk_stride(), self.float_stride());
+        Ok(ActRows {
+            isa,
+            m,
+            k,
+            ints: Matrix::new(&mut self.chunks, ints, chunk_stride, ActChunk::ZERO),
+            floats: Matrix::new(&mut self.floats, floats, float_stride, 0.0),
+            #[cfg(target_arch = "x86_64")]
+            pairs: Matrix::new(&mut self.pairs, pairs, pair_stride, 0),
+        })
     }
 
     /// Rows, `m`.
@@ -183,25 +198,115 @@ impl Activations {
     }
 }
 
-/// Calls `f` for every row, on all threads where there is enough to do: entering a region costs
-/// about what quantising a thousand numbers does.
-fn by_rows<T: Send>(
-    pool: &ThreadPool,
-    data: &mut [T],
-    stride: usize,
-    f: &(dyn Fn(usize, &mut [T]) + Sync),
-) {
-    if size_of_val(data) < 32 * 1024 {
-        data.chunks_mut(stride).enumerate().for_each(|(i, row)| f(i, row));
-    } else {
-        pool.for_chunks(data, stride, f);
+/// Rows of an input that is being taken in, from [`Activations::rows_mut`]. They can be divided, so
+/// that each thread takes in its own.
+pub struct ActRows<'a> {
+    isa: Isa,
+    m: usize,
+    k: usize,
+    ints: Matrix<'a, ActChunk>,
+    floats: Matrix<'a, f32>,
+    #[cfg(target_arch = "x86_64")]
+    pairs: Matrix<'a, u32>,
+}
+
+impl<'a> ActRows<'a> {
+    /// Rows that there are.
+    pub fn rows(&self) -> usize {
+        self.m
+    }
+
+    /// Columns of a row, `k`.
+    pub fn cols(&self) -> usize {
+        self.k
+    }
+
+    /// Takes the first `rows` of the rows away, at most all.
+    pub fn split_off_front(&mut self, rows: usize) -> ActRows<'a> {
+        let m = rows.min(self.m);
+        self.m -= m;
+        ActRows {
+            isa: self.isa,
+            m,
+            k: self.k,
+            ints: self.ints.split_off_front(m),
+            floats: self.floats.split_off_front(m),
+            #[cfg(target_arch = "x86_64")]
+            pairs: self.pairs.split_off_front(m),
+        }
+    }
+
+    /// Takes in `x`, `[n, k]`, as the rows from `first` on. `x` is not needed afterwards.
+    ///
+    /// # Errors
+    /// `x` is not whole rows, or more than there are from `first` on.
+    pub fn put(&mut self, first: usize, x: &[f32]) -> Result<(), NativeError> {
+        let rows = x.len() / self.k.max(1);
+        NativeError::check("activations: elements of whole rows", rows * self.k, x.len())?;
+        let left = self.m.saturating_sub(first);
+        if rows > left {
+            let what = "activations: rows";
+            return Err(NativeError::Shape { what, expected: left, actual: rows });
+        }
+        for (i, x) in x.chunks_exact(self.k.max(1)).enumerate() {
+            if let Some(row) = self.ints.row(first + i) {
+                quantize(self.isa, x, row);
+            }
+            if let Some(row) = self.floats.row(first + i) {
+                pad(x, row);
+            }
+            #[cfg(target_arch = "x86_64")]
+            if let Some(row) = self.pairs.row(first + i) {
+                super::x86_bf16::round(x, row);
+            }
+        }
+        Ok(())
     }
 }
 
-fn grow<T: Clone>(buffer: &mut Vec<T>, len: usize, value: T) {
-    if buffer.len() < len {
-        buffer.resize(len, value);
+/// The rows of an input in one form; none where it is not needed.
+struct Matrix<'a, T> {
+    data: &'a mut [T],
+    stride: usize,
+}
+
+impl<'a, T: Clone + Send> Matrix<'a, T> {
+    /// So many rows in a buffer, which grows where they do not fit.
+    fn new(buffer: &'a mut Vec<T>, rows: usize, stride: usize, zero: T) -> Matrix<'a, T> {
+        let len = rows * stride;
+        if buffer.len() < len {
+            buffer.resize(len, zero);
+        }
+        Matrix { data: &mut buffer[..len], stride }
     }
+
+    fn row(&mut self, i: usize) -> Option<&mut [T]> {
+        self.data.get_mut(i * self.stride..(i + 1) * self.stride)
+    }
+
+    fn split_off_front(&mut self, rows: usize) -> Matrix<'a, T> {
+        let len = (rows * self.stride).min(self.data.len());
+        let (front, rest) = std::mem::take(&mut self.data).split_at_mut(len);
+        self.data = rest;
+        Matrix { data: front, stride: self.stride }
+    }
+
+    /// Calls `f` for every row, on all threads where there is enough to do: entering a region costs
+    /// about what quantising a thousand numbers does.
+    fn each(self, pool: &ThreadPool, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
+        if size_of_val(self.data) < 32 * 1024 {
+            self.data.chunks_mut(self.stride.max(1)).enumerate().for_each(|(i, row)| f(i, row));
+        } else {
+            pool.for_chunks(self.data, self.stride, f);
+        }
+    }
+}
+
+/// Copies a row, with zeros behind.
+fn pad(x: &[f32], row: &mut [f32]) {
+    let (head, tail) = row.split_at_mut(x.len());
+    head.copy_from_slice(x);
+    tail.fill(0.0);
 }
 
 /// Quantises one row; the same result for every `isa`.

@@ -47,7 +47,7 @@ use crate::quant::{check_row, is_blocked, is_readable};
 use crate::{Isa, NativeError};
 
 use act::ActChunk;
-pub use act::Activations;
+pub use act::{ActRows, Activations};
 use out::Out;
 pub use packed::PackedWeights;
 

@@ -358,6 +358,40 @@ fn activations_serve_several_types_and_are_reused() {
 }
 
 #[test]
+fn activations_that_come_a_few_rows_at_a_time_are_those_that_come_at_once() {
+    let pool = ThreadPool::new(2);
+    let mut random = Random(10);
+    let (mut act, mut parts) = (Activations::new(), Activations::new());
+    for bf16 in [false, true] {
+        act.allow_bf16(bf16);
+        parts.allow_bf16(bf16);
+        for (m, k) in [(40, 512), (1, 256), (14, 96)] {
+            let x: Vec<f32> = (0..m * k).map(|_| random.number()).collect();
+            let types = [DType::Q8_0, DType::F16, DType::F32];
+            for &isa in Isa::available() {
+                act.prepare(&pool, isa, &x, m, k, &types).unwrap();
+                let mut rest = parts.rows_mut(isa, m, k, &types).unwrap();
+                let mut front = rest.split_off_front(m / 3);
+                assert_eq!((front.rows(), rest.rows()), (m / 3, m - m / 3));
+                let (x_front, x_rest) = x.split_at(m / 3 * k);
+                rest.put(0, x_rest).unwrap();
+                for (i, x) in x_front.chunks(4 * k).enumerate() {
+                    front.put(4 * i, x).unwrap();
+                }
+                for dtype in types {
+                    let data = random.weights(dtype, 20 * k);
+                    let w = Weights::new(dtype, 20, k, &data).unwrap();
+                    let (mut want, mut got) = (vec![0.0; m * 20], vec![1.0; m * 20]);
+                    matmul(&pool, isa, &w, &act, MatMut { data: &mut want, stride: 20 }).unwrap();
+                    matmul(&pool, isa, &w, &parts, MatMut { data: &mut got, stride: 20 }).unwrap();
+                    assert_eq!(got, want, "{isa} {dtype} {m}x{k}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn every_instruction_set_quantises_activations_alike() {
     let mut random = Random(3);
     let pool = ThreadPool::new(1);
@@ -419,6 +453,16 @@ fn hostile_sizes_are_refused() {
     let mut act = Activations::new();
     assert_eq!(code(act.prepare(&pool, isa, &[0.0; 9], 3, 4, &[])), "native_shape");
     assert_eq!(code(act.prepare(&pool, isa, &[], usize::MAX, 4, &[])), "native_shape");
+    assert_eq!(code(act.rows_mut(isa, usize::MAX, 4, &[]).map(drop)), "native_shape");
+    assert_eq!(code(act.rows_mut(isa, 0, usize::MAX, &[DType::F32]).map(drop)), "native_shape");
+    let mut rows = act.rows_mut(isa, 3, 64, &[DType::F32, DType::Q4_0]).unwrap();
+    assert_eq!(rows.split_off_front(9).rows(), 3);
+    assert_eq!(code(rows.put(0, &[0.0; 64])), "native_shape");
+    let mut rows = act.rows_mut(isa, 3, 64, &[DType::F32, DType::Q4_0]).unwrap();
+    assert_eq!(code(rows.put(0, &[0.0; 65])), "native_shape");
+    assert_eq!(code(rows.put(2, &[0.0; 128])), "native_shape");
+    assert_eq!(code(rows.put(usize::MAX, &[0.0; 64])), "native_shape");
+    act.rows_mut(isa, 3, 0, &[DType::F32]).unwrap().put(0, &[]).unwrap();
     act.prepare(&pool, isa, &[0.0; 192], 3, 64, &[DType::F32]).unwrap();
     let mut y = [0.0; 6];
     let mut product = |act: &Activations, len: usize, stride| {
