@@ -72,8 +72,9 @@ pub struct BenchRow {
     pub samples_ns: Vec<u64>,
     /// Tokens per second of each repetition.
     pub samples_ts: Vec<f64>,
-    /// Time in the kernels that the registry selects, in all repetitions and on all threads: of
-    /// calls that move less than 4 KiB an estimate from every 64th, of all others as measured.
+    /// Time in the kernels that the registry selects, and in quantising what they give to matrix
+    /// products, in all repetitions and on all threads: of calls that move less than 4 KiB an
+    /// estimate from every 64th, of all others as measured.
     pub kernel_ns: u64,
 }
 

@@ -6,12 +6,14 @@
 //! snapshot is pinned for a step, so that every layer of it sees the same kernels.
 
 mod lora;
+mod rows;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ruvllm_abi::DType;
 use ruvllm_host::{
-    Host, OpCall, OpKey, OpSlot, Operand, RegistrySnapshot, Resident, RopeDims, Worker,
+    Host, OpCall, OpKey, OpSlot, Operand, Output, RegistrySnapshot, Resident, RopeDims, Worker,
 };
 use ruvllm_native::ThreadPool;
 
@@ -19,9 +21,12 @@ use crate::error::EngineError;
 use crate::kv::KvPolicy;
 use crate::rope::RopeTables;
 pub(crate) use lora::{LoraList, LoraRows};
+pub(crate) use rows::Taken;
+use rows::{Outputs, Rows, over_rows};
 
-/// Elements below which waking the other threads costs more than it saves.
-const SPLIT_ELEMS: usize = 16 * 1024;
+/// Bytes of rows to which a residual is added before their norm is computed: they and what comes of
+/// them stay in a core's second-level cache.
+const SUM_BYTES: usize = 64 * 1024;
 
 /// The workers of all threads, and the snapshot of the current step.
 pub(crate) struct Kernels {
@@ -154,22 +159,34 @@ impl Kernels {
         self.pinned.lora().map(drop)
     }
 
-    /// `y = rmsnorm(x) * weight` over rows `[m, dim]`.
+    /// `x += delta`, then `y = rmsnorm(x) * weight`, over rows `[m, dim]`; without `delta` `x` is the
+    /// sum already.
     pub(crate) fn rmsnorm(
         &mut self,
         pool: &ThreadPool,
-        x: &[f32],
+        x: &mut [f32],
+        delta: Option<&[f32]>,
         weight: &Resident,
         eps: f32,
-        y: &mut [f32],
+        y: Taken<'_>,
     ) -> Result<(), EngineError> {
         let dim = weight.len() / size_of::<f32>();
         let Pinned { snapshot, rmsnorm, .. } = &*self.pinned;
-        over_rows(pool, &mut self.workers, y, dim, &|worker, first, y| {
-            let x = &x[first * dim..][..y.len()];
-            let rows = (y.len() / dim) as u32;
-            let call = OpCall::rmsnorm(Operand::f32(x), weight.all(), rows, dim as u32, eps);
-            Ok(worker.call(snapshot, *rmsnorm, &call, bytemuck::cast_slice_mut(y))?)
+        let rows = (Outputs { data: x, dim }, y);
+        // As many rows at a time as are still in cache when the kernel reads them.
+        let run = (SUM_BYTES / size_of::<f32>() / dim).max(1);
+        over_rows(pool, &mut self.workers, rows, &|worker, first, (x, y)| {
+            for (i, x) in x.data.chunks_mut(run * dim).enumerate() {
+                if let Some(delta) = delta {
+                    let delta = &delta[(first + i * run) * dim..];
+                    x.iter_mut().zip(delta).for_each(|(x, delta)| *x += delta);
+                }
+                let rows = i * run..i * run + x.len() / dim;
+                let (x, n) = (Operand::f32(x), rows.len() as u32);
+                let call = OpCall::rmsnorm(x, weight.all(), n, dim as u32, eps);
+                call_into(y, rows, worker, snapshot, *rmsnorm, &call)?;
+            }
+            Ok(())
         })
     }
 
@@ -179,15 +196,16 @@ impl Kernels {
         pool: &ThreadPool,
         gate: &[f32],
         up: &[f32],
-        dim: usize,
-        y: &mut [f32],
+        y: Taken<'_>,
     ) -> Result<(), EngineError> {
+        let dim = y.cols();
         let Pinned { snapshot, swiglu, .. } = &*self.pinned;
-        over_rows(pool, &mut self.workers, y, dim, &|worker, first, y| {
-            let range = first * dim..first * dim + y.len();
+        over_rows(pool, &mut self.workers, y, &|worker, first, y| {
+            let rows = 0..y.count();
+            let range = first * dim..(first + rows.len()) * dim;
             let (gate, up) = (Operand::f32(&gate[range.clone()]), Operand::f32(&up[range]));
-            let call = OpCall::swiglu(gate, up, (y.len() / dim) as u32, dim as u32);
-            Ok(worker.call(snapshot, *swiglu, &call, bytemuck::cast_slice_mut(y))?)
+            let call = OpCall::swiglu(gate, up, rows.len() as u32, dim as u32);
+            call_into(y, rows, worker, snapshot, *swiglu, &call)
         })
     }
 
@@ -204,7 +222,8 @@ impl Kernels {
     ) -> Result<(), EngineError> {
         let row = shape.heads * shape.dim;
         let Pinned { snapshot, rope, .. } = &*self.pinned;
-        over_rows(pool, &mut self.workers, y, row, &|worker, first, mut y| {
+        over_rows(pool, &mut self.workers, Outputs { data: y, dim: row }, &|worker, first, y| {
+            let mut y = &mut *y.data;
             let mut done = first;
             while !y.is_empty() {
                 let positions = &positions[done..done + y.len() / row];
@@ -226,7 +245,7 @@ impl Kernels {
                 };
                 let x = Operand::f32(&x[done * row..][..now.len()]);
                 let call = OpCall::rope(x, freqs, dims, shape.theta, shape.interleaved);
-                worker.call(snapshot, *rope, &call, bytemuck::cast_slice_mut(now))?;
+                worker.call(snapshot, *rope, &call, bytemuck::cast_slice_mut::<f32, u8>(now))?;
                 y = rest;
                 done += rows;
             }
@@ -245,7 +264,8 @@ impl Kernels {
     ) -> Result<(), EngineError> {
         let row = shape.heads * shape.dim;
         let Pinned { snapshot, rope, .. } = &*self.pinned;
-        over_rows(pool, &mut self.workers, y, row, &|worker, first, y| {
+        over_rows(pool, &mut self.workers, Outputs { data: y, dim: row }, &|worker, first, y| {
+            let y = &mut *y.data;
             // To the kernel they are more heads of one position.
             let dims = RopeDims {
                 batch: 1,
@@ -257,7 +277,7 @@ impl Kernels {
             let x = Operand::f32(&x[first * row..][..y.len()]);
             let freqs = Operand::f32(angles);
             let call = OpCall::rope(x, freqs, dims, shape.theta, shape.interleaved);
-            Ok(worker.call(snapshot, *rope, &call, bytemuck::cast_slice_mut(y))?)
+            Ok(worker.call(snapshot, *rope, &call, bytemuck::cast_slice_mut::<f32, u8>(y))?)
         })
     }
 
@@ -273,10 +293,11 @@ impl Kernels {
         let pack = self.pinned.kv(dtype)?.pack;
         let row = row_bytes(dtype, dim)?;
         let snapshot = &self.pinned.snapshot;
-        over_rows(pool, &mut self.workers, y, row, &|worker, first, y| {
-            let rows = y.len() / row;
+        over_rows(pool, &mut self.workers, Outputs { data: y, dim: row }, &|worker, first, y| {
+            let rows = y.count();
             let x = Operand::f32(&x[first * dim..(first + rows) * dim]);
-            Ok(worker.call(snapshot, pack, &OpCall::kv_pack(x, rows as u32, dim as u32), y)?)
+            let call = OpCall::kv_pack(x, rows as u32, dim as u32);
+            Ok(worker.call(snapshot, pack, &call, &mut *y.data)?)
         })
     }
 
@@ -292,11 +313,11 @@ impl Kernels {
         let unpack = self.pinned.kv(dtype)?.unpack;
         let row = row_bytes(dtype, dim)?;
         let snapshot = &self.pinned.snapshot;
-        over_rows(pool, &mut self.workers, y, dim, &|worker, first, y| {
-            let rows = y.len() / dim;
+        over_rows(pool, &mut self.workers, Outputs { data: y, dim }, &|worker, first, y| {
+            let rows = y.count();
             let x = Operand::Bytes(&x[first * row..(first + rows) * row]);
             let call = OpCall::kv_unpack(x, rows as u32, dim as u32);
-            Ok(worker.call(snapshot, unpack, &call, bytemuck::cast_slice_mut(y))?)
+            Ok(worker.call(snapshot, unpack, &call, bytemuck::cast_slice_mut::<f32, u8>(y.data))?)
         })
     }
 }
@@ -305,44 +326,24 @@ fn row_bytes(dtype: DType, dim: usize) -> Result<usize, EngineError> {
     dtype.bytes_for(dim).ok_or(EngineError::KvHeadDim { codec: dtype, head_dim: dim })
 }
 
-/// One thread's share of an output, and how it went.
-struct Share<'a, T> {
-    worker: &'a mut Worker,
-    first: usize,
-    out: &'a mut [T],
-    result: Result<(), EngineError>,
-}
-
-/// Work on some rows: the worker, the index of the first row, and the rows of the output.
-type RowWork<'a, T> = dyn Fn(&mut Worker, usize, &mut [T]) -> Result<(), EngineError> + Sync + 'a;
-
-/// Runs `work` over all rows of `out`, `row` elements each.
-fn over_rows<T: Send>(
-    pool: &ThreadPool,
-    workers: &mut [Worker],
-    out: &mut [T],
-    row: usize,
-    work: &RowWork<'_, T>,
+/// Calls an operation whose result is `rows` of what products read; they take it in where the kernel
+/// left it.
+fn call_into(
+    y: &mut Taken<'_>,
+    rows: Range<usize>,
+    worker: &mut Worker,
+    snapshot: &RegistrySnapshot,
+    slot: OpSlot,
+    call: &OpCall<'_>,
 ) -> Result<(), EngineError> {
-    let rows = out.len() / row;
-    let threads = pool.threads().min(workers.len());
-    if rows == 1 || threads == 1 || out.len() < SPLIT_ELEMS {
-        return match workers.first_mut() {
-            Some(worker) => work(worker, 0, out),
-            None => Ok(()),
-        };
-    }
-    let share = rows.div_ceil(threads);
-    let mut rest = out;
-    let mut shares = Vec::with_capacity(threads);
-    for (i, worker) in workers.iter_mut().enumerate().take(threads) {
-        let len = (share * row).min(rest.len());
-        let (out, after) = rest.split_at_mut(len);
-        rest = after;
-        shares.push(Share { worker, first: i * share, out, result: Ok(()) });
-    }
-    pool.run_with(&mut shares, &|_, share: &mut Share<'_, T>| {
-        share.result = work(share.worker, share.first, share.out);
-    });
-    shares.into_iter().try_for_each(|share| share.result)
+    let row = y.cols() * size_of::<f32>();
+    let len = rows.len() * row;
+    let mut taken = Ok(());
+    let mut read = |at: usize, run: &[u8]| {
+        if taken.is_ok() {
+            taken = y.put(rows.start + at / row, bytemuck::cast_slice(run));
+        }
+    };
+    worker.call(snapshot, slot, call, Output::Read { len, read: &mut read })?;
+    Ok(taken?)
 }

@@ -179,6 +179,48 @@ impl fmt::Debug for Words {
     }
 }
 
+/// Where the result of a call goes.
+pub enum Output<'a> {
+    /// Into these bytes.
+    Bytes(&'a mut [u8]),
+    /// To a reader, from where the kernel left it, which saves copying it.
+    Read {
+        /// Bytes of the result.
+        len: usize,
+        /// Receives runs of whole rows: the offset of the first byte in the result, and the bytes,
+        /// which start on a multiple of four. Where a kernel fails between two runs, the next
+        /// candidate's come after those that it gave, from the first on.
+        read: &'a mut dyn FnMut(usize, &[u8]),
+    },
+}
+
+impl<'a, B: AsMut<[u8]> + ?Sized> From<&'a mut B> for Output<'a> {
+    #[inline]
+    fn from(bytes: &'a mut B) -> Self {
+        Output::Bytes(bytes.as_mut())
+    }
+}
+
+impl Output<'_> {
+    /// Bytes of the result.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Output::Bytes(bytes) => bytes.len(),
+            Output::Read { len, .. } => *len,
+        }
+    }
+
+    /// Hands over a run of the result, of which it is the bytes from `at` on.
+    #[inline]
+    pub(crate) fn put(&mut self, at: usize, run: &[u8]) {
+        match self {
+            Output::Bytes(bytes) => bytes[at..at + run.len()].copy_from_slice(run),
+            Output::Read { read, .. } => read(at, run),
+        }
+    }
+}
+
 /// A call of an operation: its inputs and the words of its params block, which hold the bound
 /// shape symbols in order of first appearance, then the parameters.
 ///

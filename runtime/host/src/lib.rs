@@ -42,7 +42,7 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-pub use call::{LoraDims, OpCall, Operand, Resident, RopeDims, Words};
+pub use call::{LoraDims, OpCall, Operand, Output, Resident, RopeDims, Words};
 pub use compare::host_tolerance;
 pub use config::{Compiler, CompilerProcess, HostConfig, HostLimits, Policy};
 pub use error::{CallError, Failure, HostError, Incident, Refusal, TrapKind};

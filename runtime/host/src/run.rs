@@ -1,7 +1,7 @@
-//! A call in one instance: its tiles, and the checks that are made of some of them.
+//! A call answered by one candidate: its tiles, and the checks that are made of some of them.
 
 use crate::OpKey;
-use crate::call::OpCall;
+use crate::call::{OpCall, Output};
 use crate::compare::{Judge, decode, exact_blocks};
 use crate::error::Failure;
 use crate::exec::window::Bench;
@@ -10,16 +10,19 @@ use crate::plan::{CallBytes, CallPlan};
 use ruvllm_abi::Op;
 use ruvllm_manifest::Tolerance;
 use ruvllm_native::{Isa, twin};
+use std::ops::Range;
 
 /// Bytes of operands and output together above which a call is cut into runs of rows: what is
 /// copied in and what the kernel writes then stay in a core's second-level cache until they are
 /// read. Tiles for the first level were measured no faster: each starts its streams anew.
 const TILE_BYTES: usize = 128 << 10;
 
-/// Buffers of cross-checks.
+/// Buffers of cross-checks, and of native results that are read instead of kept.
 #[derive(Default)]
 pub(crate) struct Scratch {
     want: Vec<u8>,
+    /// Of numbers, so that it is aligned like them.
+    read: Vec<u32>,
     got: Vec<f32>,
     twin: Vec<f32>,
     truth: Vec<f64>,
@@ -41,19 +44,19 @@ impl Run<'_> {
     /// Runs the kernel on a call, cut into tiles where it is large.
     ///
     /// # Errors
-    /// How it failed; `out` may hold a part of a result.
+    /// How it failed; `out` may have a part of a result.
     #[inline]
     pub(crate) fn call(
         &mut self,
         plan: &CallPlan,
         call: &OpCall<'_>,
         bytes: &CallBytes,
-        out: &mut [u8],
+        out: &mut Output<'_>,
     ) -> Result<(), Failure> {
         if bytes.total() > self.bench.room().min(TILE_BYTES) {
             return self.tiles(plan, call, bytes, out);
         }
-        self.one(call, bytes, out)
+        self.one(call, bytes, 0, out)
     }
 
     fn tiles(
@@ -61,41 +64,87 @@ impl Run<'_> {
         plan: &CallPlan,
         call: &OpCall<'_>,
         bytes: &CallBytes,
-        out: &mut [u8],
+        out: &mut Output<'_>,
     ) -> Result<(), Failure> {
         // Asking uploads what can be, so the room comes after.
         let copied = [self.bench.is_copied(&call.a), self.bench.is_copied(&call.b)];
         let budget = self.bench.room().min(TILE_BYTES);
         let Some(tiles) = plan.tiles(call, bytes, budget, copied) else {
-            return self.one(call, bytes, out);
+            return self.one(call, bytes, 0, out);
         };
         for tile in tiles {
-            self.one(&tile.call, &tile.bytes, &mut out[tile.out])?;
+            self.one(&tile.call, &tile.bytes, tile.out.start, out)?;
         }
         Ok(())
     }
 
+    /// Runs the kernel once, on what gives the result from `at` on; what is wrong reaches nobody.
     #[inline]
-    fn one(&mut self, call: &OpCall<'_>, bytes: &CallBytes, out: &mut [u8]) -> Result<(), Failure> {
-        self.bench.call(call, bytes, out)?;
+    fn one(
+        &mut self,
+        call: &OpCall<'_>,
+        bytes: &CallBytes,
+        at: usize,
+        out: &mut Output<'_>,
+    ) -> Result<(), Failure> {
+        let result = self.bench.call(call, bytes)?;
         if self.every == 0 {
+            out.put(at, result);
             return Ok(());
         }
         if *self.until_check > 0 {
             *self.until_check -= 1;
+            out.put(at, result);
             return Ok(());
         }
         *self.until_check = self.every - 1;
-        self.check(call, out)
+        self.check(call)?;
+        out.put(at, self.bench.output());
+        Ok(())
     }
 
     /// Holds the last run against the inputs, which no kernel may write, and the native twin.
     #[cold]
-    fn check(&mut self, call: &OpCall<'_>, out: &[u8]) -> Result<(), Failure> {
+    fn check(&mut self, call: &OpCall<'_>) -> Result<(), Failure> {
         if !self.bench.inputs_unchanged(call) {
             return Err(Failure::InputWritten);
         }
-        self.scratch.cross_check(self.isa, self.kernel, call, out)
+        self.scratch.cross_check(self.isa, self.kernel, call, self.bench.output())
+    }
+}
+
+/// Answers a call by the native twin of an operation.
+///
+/// # Errors
+/// [`Failure::Native`]; `out` may have a part of a result.
+#[inline]
+pub(crate) fn answer(
+    isa: Isa,
+    op: Op,
+    kernel: &Kernel,
+    scratch: &mut Scratch,
+    call: &OpCall<'_>,
+    bytes: &CallBytes,
+    out: &mut Output<'_>,
+) -> Result<(), Failure> {
+    let read = match out {
+        Output::Bytes(out) => return native(isa, op, &kernel.key, call, out),
+        Output::Read { read, .. } => read,
+    };
+    let mut one = |call: &OpCall<'_>, run: Range<usize>| {
+        let words = run.len().div_ceil(size_of::<u32>());
+        if scratch.read.len() < words {
+            scratch.read.resize(words, 0);
+        }
+        let out = &mut bytemuck::cast_slice_mut(&mut scratch.read)[..run.len()];
+        native(isa, op, &kernel.key, call, out)?;
+        read(run.start, out);
+        Ok(())
+    };
+    // Runs of rows that are still in cache when they are read, as those of a kernel are.
+    match kernel.plan.tiles(call, bytes, TILE_BYTES, [false; 2]) {
+        Some(mut tiles) => tiles.try_for_each(|tile| one(&tile.call, tile.out)),
+        None => one(call, 0..bytes.out),
     }
 }
 
@@ -103,13 +152,7 @@ impl Run<'_> {
 ///
 /// # Errors
 /// [`Failure::Native`].
-pub(crate) fn native(
-    isa: Isa,
-    op: Op,
-    key: &OpKey,
-    call: &OpCall<'_>,
-    out: &mut [u8],
-) -> Result<(), Failure> {
+fn native(isa: Isa, op: Op, key: &OpKey, call: &OpCall<'_>, out: &mut [u8]) -> Result<(), Failure> {
     // The operands' ranges have been checked with the call.
     let a = call.a.bytes().unwrap_or(&[]);
     let b = call.b.bytes().unwrap_or(&[]);

@@ -190,8 +190,8 @@ pub struct OpStats {
     pub current: bool,
     /// Calls that it answered.
     pub calls: u64,
-    /// Time that those took, in nanoseconds, copies and cross-checks included. Of calls that move
-    /// less than 4 KiB one in 64 is timed and stands for the others; all others are timed.
+    /// Time that those took, in nanoseconds, copies, readers and cross-checks included. Of calls that
+    /// move less than 4 KiB one in 64 is timed and stands for the others; all others are timed.
     pub nanos: u64,
     /// Calls that it failed, and that went to the next candidate unless strict.
     pub fallbacks: u64,

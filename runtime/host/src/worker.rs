@@ -5,7 +5,7 @@
 //! its instance; the call goes to the next one of the chain with the inputs untouched, because
 //! operations are out of place.
 
-use crate::call::OpCall;
+use crate::call::{OpCall, Output};
 use crate::error::{Failure, Incident};
 use crate::exec::window::Bench;
 use crate::host::Shared;
@@ -13,7 +13,7 @@ use crate::kernel::{Body, Kernel};
 use crate::plan::{CallBytes, CallPlan};
 use crate::race::{Race, class};
 use crate::registry::{OpSlot, RegistrySnapshot, Slot};
-use crate::run::{Run, Scratch, native};
+use crate::run::{self, Run, Scratch};
 use crate::stats::{Counters, Ledger, Timing};
 use crate::tensor::{Tensor, bind};
 use crate::{CallError, OpKey};
@@ -66,7 +66,7 @@ impl Worker {
         Self { host, lanes: Vec::new(), retired, isa: Isa::detect(), check: Scratch::default() }
     }
 
-    /// Calls an operation of the snapshot and writes its result to `out`.
+    /// Calls an operation of the snapshot and hands its result to `out`, bytes to write or a reader.
     ///
     /// The first candidate that is in service is asked, then the next, until one answers; each
     /// failure is counted, and reported by [`crate::Host::take_incidents`].
@@ -74,15 +74,16 @@ impl Worker {
     /// # Errors
     /// [`CallError::Shape`] where operands, words and output do not fit each other: no kernel was
     /// asked then. [`CallError::Failed`] in strict mode, [`CallError::Exhausted`] where nobody
-    /// could answer; `out` may hold a part of a result.
+    /// could answer; `out` may have a part of a result.
     #[inline]
-    pub fn call(
+    pub fn call<'o>(
         &mut self,
         snap: &RegistrySnapshot,
         slot: OpSlot,
         call: &OpCall<'_>,
-        out: &mut [u8],
+        out: impl Into<Output<'o>>,
     ) -> Result<(), CallError> {
+        let mut out = out.into();
         let slot = snap.entry(slot)?;
         if snap.host != self.host.id {
             return Err(CallError::ForeignSnapshot);
@@ -93,7 +94,7 @@ impl Worker {
         let Slot { key, plan, choice, race } = slot;
         let race = race.as_ref();
         let target = Target { key, plan, chain: &choice.chain, race, alone: false };
-        self.ask(snap, &target, call, &bytes, out)
+        self.ask(snap, &target, call, &bytes, &mut out)
     }
 
     /// Calls an operation, or one kernel, by name, with tensors whose shapes are checked against
@@ -123,7 +124,7 @@ impl Worker {
         let Some(bytes) = target.plan.check(&call, out.len()) else {
             return Err(fail(target.plan.objection(&call, out.len())));
         };
-        self.ask(snap, &target, &call, &bytes, out)?;
+        self.ask(snap, &target, &call, &bytes, &mut Output::Bytes(out))?;
         Ok(vec![bound.output])
     }
 
@@ -134,9 +135,9 @@ impl Worker {
         target: &Target<'_>,
         call: &OpCall<'_>,
         bytes: &CallBytes,
-        out: &mut [u8],
+        out: &mut Output<'_>,
     ) -> Result<(), CallError> {
-        if out.is_empty() {
+        if out.len() == 0 {
             // Kernels never see an empty call: there is nothing to compute.
             return Ok(());
         }
@@ -172,7 +173,7 @@ impl Worker {
         failure: Option<Failure>,
         call: &OpCall<'_>,
         bytes: &CallBytes,
-        out: &mut [u8],
+        out: &mut Output<'_>,
     ) -> Result<(), CallError> {
         let Target { key, plan, chain, alone, .. } = *target;
         let strict = self.host.config.strict || alone;
@@ -211,7 +212,7 @@ impl Worker {
         race: &Race,
         call: &OpCall<'_>,
         bytes: &CallBytes,
-        out: &mut [u8],
+        out: &mut Output<'_>,
     ) -> usize {
         let Some(records) = snap.records() else { return 0 };
         let mut times = vec![None; target.chain.len()];
@@ -248,7 +249,7 @@ impl Worker {
         plan: &CallPlan,
         call: &OpCall<'_>,
         bytes: &CallBytes,
-        out: &mut [u8],
+        out: &mut Output<'_>,
     ) -> Result<(), Failure> {
         let lane = self.lane(kernel);
         // A call that makes an instance or is checked takes many times what others do: it may not
@@ -278,10 +279,13 @@ impl Worker {
         plan: &CallPlan,
         call: &OpCall<'_>,
         bytes: &CallBytes,
-        out: &mut [u8],
+        out: &mut Output<'_>,
     ) -> Result<(), Failure> {
         let (prepared, defaults) = match &kernel.body {
-            Body::Native { op } => return native(self.isa, *op, &kernel.key, call, out),
+            Body::Native { op } => {
+                let scratch = &mut self.check;
+                return run::answer(self.isa, *op, kernel, scratch, call, bytes, out);
+            }
             Body::Sandbox { prepared, defaults, .. } => (prepared, defaults),
         };
         let lane = &mut self.lanes[kernel.uid];

@@ -308,7 +308,7 @@ impl Side {
         let started = Instant::now();
         for _ in 0..calls {
             self.worker
-                .call(&self.snapshot, slot, black_box(call), black_box(out))
+                .call(&self.snapshot, slot, black_box(call), black_box(&mut *out))
                 .map_err(|error| error.to_string())?;
         }
         Ok(started.elapsed().as_secs_f64() / f64::from(calls))

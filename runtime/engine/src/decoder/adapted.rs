@@ -33,8 +33,13 @@ impl<'a, 'c> Adapted<'a, 'c> {
         Adapted { chunks, layer, wanted: layer + 1 == layers }
     }
 
+    /// Whether any row has one.
+    pub(super) fn any(self) -> bool {
+        self.chunks.iter().any(|chunk| chunk.table.standing.adapter.is_some())
+    }
+
     /// Adds to projections of `x` `[m, in]`, each `[m, out]`, what the adapters of the rows make of
-    /// `x`.
+    /// `x`, which is not read where there is none.
     pub(super) fn add<const N: usize>(
         self,
         machine: Machine<'_>,

@@ -10,7 +10,7 @@ use ruvllm_native::attention::{AttnSequence, AttnShape, attention, attention_bat
 use ruvllm_native::ops::hadamard;
 
 use super::adapted::Adapted;
-use super::{Chunk, Decoder, Machine, add, project};
+use super::{Chunk, Decoder, Machine, project, taken};
 use crate::adapter::Target;
 use crate::config::{ModelConfig, RopeLayout};
 use crate::error::EngineError;
@@ -20,7 +20,7 @@ use crate::memory::room;
 use crate::weights::Layer;
 
 impl Decoder {
-    /// Adds the attention block's output to the hidden states, and gives the number of rows that
+    /// Leaves what the attention block adds to the hidden states, and gives the number of rows that
     /// they have then: after the last layer's keys and values only wanted tokens matter, whose rows
     /// become the first.
     pub(super) fn attention_block(
@@ -31,7 +31,8 @@ impl Decoder {
         index: usize,
         chunks: &mut [Chunk<'_>],
     ) -> Result<usize, EngineError> {
-        self.project_heads(machine, config, layer, Adapted::inputs(chunks, index))?;
+        let adapted = Adapted::inputs(chunks, index);
+        self.project_heads(machine, config, layer, adapted, index > 0)?;
         if self.kv.rotates() {
             // The heads of queries, keys and values alike, so that scores stay what they are.
             let row = config.q_dim() + 2 * config.kv_dim();
@@ -70,36 +71,37 @@ impl Decoder {
         let delta = room(&mut b.delta, m * dim);
         project(machine, &layer.o, &b.activations, delta)?;
         let adapted = Adapted::outputs(chunks, index, config.layers());
-        let kernels = &mut self.kernels;
-        adapted.add(machine, kernels, attended, [(Target::Output, &mut *delta)])?;
-        add(machine, &mut b.x[..m * dim], delta)?;
+        adapted.add(machine, &mut self.kernels, attended, [(Target::Output, delta)])?;
         Ok(m)
     }
 
-    /// Queries, keys and values of all rows, as attention and the caches take them.
+    /// Queries, keys and values of all rows, as attention and the caches take them; adds to the hidden
+    /// states what is left of the layer that this one `follows`, if it does.
     fn project_heads(
         &mut self,
         machine: Machine<'_>,
         config: &ModelConfig,
         layer: &Layer,
         adapted: Adapted<'_, '_>,
+        follows: bool,
     ) -> Result<(), EngineError> {
         let Machine { pool, isa } = machine;
         let (dim, q_dim, kv_dim) = (config.dim, config.q_dim(), config.kv_dim());
         let m = self.positions.len();
         let b = &mut self.buffers;
 
-        let normed = room(&mut b.normed, m * dim);
-        self.kernels.rmsnorm(pool, &b.x[..m * dim], &layer.attn_norm, config.norm_eps, normed)?;
         let dtypes = [layer.q.dtype(), layer.k.dtype(), layer.v.dtype()];
-        b.activations.prepare(pool, isa, normed, m, dim, &dtypes)?;
+        let plain = adapted.any().then_some(&mut b.plain);
+        let normed = taken(isa, &mut b.activations, plain, [m, dim], &dtypes)?;
+        let (x, delta) = (&mut b.x[..m * dim], follows.then(|| &b.delta[..m * dim]));
+        self.kernels.rmsnorm(pool, x, delta, &layer.attn_norm, config.norm_eps, normed)?;
         let (raw_q, raw_k) = room(&mut b.raw, m * (q_dim + kv_dim)).split_at_mut(m * q_dim);
         let (qk, v) = room(&mut b.qkv, m * (q_dim + 2 * kv_dim)).split_at_mut(m * (q_dim + kv_dim));
         project(machine, &layer.q, &b.activations, raw_q)?;
         project(machine, &layer.k, &b.activations, raw_k)?;
         project(machine, &layer.v, &b.activations, v)?;
         let heads = [(Target::Query, raw_q), (Target::Key, raw_k), (Target::Value, v)];
-        adapted.add(machine, &mut self.kernels, normed, heads)?;
+        adapted.add(machine, &mut self.kernels, &b.plain, heads)?;
 
         let shape = rope_rows(config, config.heads);
         let (raw, positions) = (&b.raw[..m * (q_dim + kv_dim)], &self.positions);

@@ -17,6 +17,7 @@ mod attention;
 mod prepare;
 
 use adapted::Adapted;
+use ruvllm_abi::DType;
 use ruvllm_native::attention::{AttnScratch, AttnSequence, KvSegment};
 use ruvllm_native::gemm::{Activations, MatMut, matmul};
 use ruvllm_native::quant::dequantize_row;
@@ -25,7 +26,7 @@ use ruvllm_native::{Isa, ThreadPool, ops};
 use crate::adapter::Target;
 use crate::config::ModelConfig;
 use crate::error::EngineError;
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, Taken};
 use crate::kv::{KvStore, KvTable};
 use crate::memory::{Reservation, room};
 use crate::model::Model;
@@ -70,19 +71,18 @@ struct Lists {
 struct Buffers {
     /// Hidden states `[m, dim]`.
     x: Vec<f32>,
-    /// Their norm `[m, dim]`.
-    normed: Vec<f32>,
     /// Queries `[m, q_dim]`, then keys `[m, kv_dim]`, before rotation.
     raw: Vec<f32>,
     /// Queries, keys, then values `[m, kv_dim]`, as attention and the cache take them.
     qkv: Vec<f32>,
     /// Attention output `[m, q_dim]`.
     attended: Vec<f32>,
-    /// What a block adds to the hidden states `[m, dim]`.
+    /// What a block adds to the hidden states `[m, dim]`, which the next norm does on its way.
     delta: Vec<f32>,
     gate: Vec<f32>,
     up: Vec<f32>,
-    inner: Vec<f32>,
+    /// A norm, or a gated unit, where adapters read it or it is asked for `[m, dim]` or `[m, ffn]`.
+    plain: Vec<f32>,
     logits: Vec<f32>,
     activations: Activations,
     attention: AttnScratch,
@@ -147,7 +147,8 @@ impl Decoder {
         let ModelConfig { dim, ffn_dim, .. } = config;
         let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
         let heads = (q_dim + kv_dim) + (q_dim + 2 * kv_dim) + q_dim;
-        let row = size_of::<f32>() * (3 * dim + heads + 3 * ffn_dim) + 2 * ffn_dim.max(dim);
+        let widest = ffn_dim.max(dim);
+        let row = size_of::<f32>() * (2 * dim + heads + 2 * ffn_dim + widest) + 2 * widest;
         rows * row + LOGIT_ROWS.min(rows) * vocab * size_of::<f32>()
     }
 
@@ -205,7 +206,8 @@ impl Decoder {
         Ok(())
     }
 
-    /// Adds the feed-forward block's output to the first `m` rows of the hidden states.
+    /// Adds what is left of the attention block to the first `m` rows of the hidden states, and leaves
+    /// what the feed-forward block adds to them.
     fn feed_forward_block(
         &mut self,
         machine: Machine<'_>,
@@ -220,25 +222,26 @@ impl Decoder {
         let Machine { pool, isa } = machine;
         let (dim, ffn) = (config.dim, config.ffn_dim);
         let b = &mut self.buffers;
-        let x = &mut b.x[..m * dim];
-        let normed = room(&mut b.normed, m * dim);
-        self.kernels.rmsnorm(pool, x, &layer.ffn_norm, config.norm_eps, normed)?;
         let dtypes = [layer.gate.dtype(), layer.up.dtype()];
-        b.activations.prepare(pool, isa, normed, m, dim, &dtypes)?;
+        let keep = adapted.any();
+        let normed =
+            taken(isa, &mut b.activations, keep.then_some(&mut b.plain), [m, dim], &dtypes)?;
+        let (x, delta) = (&mut b.x[..m * dim], room(&mut b.delta, m * dim));
+        let (norm, eps) = (&layer.ffn_norm, config.norm_eps);
+        self.kernels.rmsnorm(pool, x, Some(delta), norm, eps, normed)?;
         let gate = room(&mut b.gate, m * ffn);
         let up = room(&mut b.up, m * ffn);
         project(machine, &layer.gate, &b.activations, gate)?;
         project(machine, &layer.up, &b.activations, up)?;
         let kernels = &mut self.kernels;
         let both = [(Target::Gate, &mut *gate), (Target::Up, &mut *up)];
-        adapted.add(machine, kernels, normed, both)?;
-        let inner = room(&mut b.inner, m * ffn);
-        kernels.swiglu(pool, gate, up, ffn, inner)?;
-        b.activations.prepare(pool, isa, inner, m, ffn, &[layer.down.dtype()])?;
-        let delta = room(&mut b.delta, m * dim);
+        adapted.add(machine, kernels, &b.plain, both)?;
+        let dtypes = [layer.down.dtype()];
+        let inner =
+            taken(isa, &mut b.activations, keep.then_some(&mut b.plain), [m, ffn], &dtypes)?;
+        kernels.swiglu(pool, gate, up, inner)?;
         project(machine, &layer.down, &b.activations, delta)?;
-        adapted.add(machine, kernels, inner, [(Target::Down, &mut *delta)])?;
-        add(machine, x, delta)
+        adapted.add(machine, kernels, &b.plain, [(Target::Down, delta)])
     }
 
     /// Adds up the normed hidden states of the chunks that want them, and closes the gaps that their
@@ -256,14 +259,17 @@ impl Decoder {
         for chunk in chunks {
             let rows = at * dim..(at + chunk.wanted().len()) * dim;
             at += chunk.wanted().len();
+            let n = rows.len() / dim;
             let Some(sum) = &mut chunk.hidden else {
                 b.x.copy_within(rows.clone(), kept * dim);
-                kept += rows.len() / dim;
+                b.delta.copy_within(rows, kept * dim);
+                kept += n;
                 continue;
             };
-            let normed = room(&mut b.normed, rows.len());
-            self.kernels.rmsnorm(machine.pool, &b.x[rows], norm, config.norm_eps, normed)?;
-            for row in normed.chunks_exact(dim) {
+            let normed = taken(machine.isa, &mut b.activations, Some(&mut b.plain), [n, dim], &[])?;
+            let (x, delta) = (&mut b.x[rows.clone()], &b.delta[rows]);
+            self.kernels.rmsnorm(machine.pool, x, Some(delta), norm, config.norm_eps, normed)?;
+            for row in b.plain[..n * dim].chunks_exact(dim) {
                 sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
             }
         }
@@ -293,11 +299,13 @@ impl Decoder {
             let (skipped, mut last) = (chunk.skipped, Some(&mut *chunk.last));
             wanted.map(move |token| (index, skipped + token, last.take_if(|_| token + 1 == end)))
         });
-        for x in b.x[..m * config.dim].chunks(LOGIT_ROWS * config.dim) {
+        let chunk = LOGIT_ROWS * config.dim;
+        let (x, delta) = (&mut b.x[..m * config.dim], &b.delta[..m * config.dim]);
+        for (x, delta) in x.chunks_mut(chunk).zip(delta.chunks(chunk)) {
             let n = x.len() / config.dim;
-            let normed = room(&mut b.normed, x.len());
-            self.kernels.rmsnorm(pool, x, norm, config.norm_eps, normed)?;
-            b.activations.prepare(pool, isa, normed, n, config.dim, &[output.dtype()])?;
+            let dtypes = [output.dtype()];
+            let normed = taken(isa, &mut b.activations, None, [n, config.dim], &dtypes)?;
+            self.kernels.rmsnorm(pool, x, Some(delta), norm, config.norm_eps, normed)?;
             let logits = room(&mut b.logits, n * output.rows());
             project(machine, output, &b.activations, logits)?;
             for (row, (index, token, last)) in logits.chunks_exact(output.rows()).zip(&mut owners) {
@@ -309,6 +317,19 @@ impl Decoder {
         }
         Ok(())
     }
+}
+
+/// Room for `[rows, cols]` that products with weights of these types read, in `plain` too if there is
+/// one.
+fn taken<'a>(
+    isa: Isa,
+    activations: &'a mut Activations,
+    plain: Option<&'a mut Vec<f32>>,
+    [rows, cols]: [usize; 2],
+    for_weights: &[DType],
+) -> Result<Taken<'a>, EngineError> {
+    let plain = plain.map(|plain| room(plain, rows * cols));
+    Ok(Taken { products: activations.rows_mut(isa, rows, cols, for_weights)?, plain })
 }
 
 /// `y = x W^T + bias` for the prepared `x`.
@@ -325,18 +346,5 @@ fn project(
             ops::add(machine.isa, row, bias)?;
         }
     }
-    Ok(())
-}
-
-/// `x += y`, on all threads where that pays.
-fn add(machine: Machine<'_>, x: &mut [f32], y: &[f32]) -> Result<(), EngineError> {
-    const CHUNK: usize = 16 * 1024;
-    if x.len() <= 2 * CHUNK {
-        return Ok(ops::add(machine.isa, x, y)?);
-    }
-    machine.pool.for_chunks(x, CHUNK, &|i, x| {
-        let y = &y[i * CHUNK..][..x.len()];
-        x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
-    });
     Ok(())
 }

@@ -153,9 +153,9 @@ fn manners(
         .map_err(|tensor| on(("admission_failed", format!("{} has no size", tensor.name))))?;
     let mut outputs = [vec![0; bytes.out], vec![0; bytes.out]];
     for output in &mut outputs {
-        let ran = bench.prepare(&call, &bytes).and_then(|()| bench.run_guarded(output));
+        let ran = bench.prepare(&call, &bytes).and_then(|()| bench.run_guarded());
         match ran {
-            Ok(()) => {}
+            Ok(written) => output.copy_from_slice(written),
             Err(Failure::Status { status }) if may_decline && declined(status) => return Ok(None),
             Err(failure) => return Err(on(objection(failure))),
         }

@@ -95,7 +95,7 @@ impl Bench {
     pub(crate) fn info(&mut self) -> Result<Option<KernelInfo>, Failure> {
         let at = self.scratch;
         self.instance.memory()[at..at + KernelInfo::SIZE].fill(0);
-        match self.instance.info(at as u32).map_err(|trap| self.failed(trap))? {
+        match self.instance.info(at as u32).map_err(|trap| failed(trap, &mut self.spoiled))? {
             None => Ok(None),
             Some(0) => {
                 let bytes = &self.instance.memory()[at..at + KernelInfo::SIZE];
@@ -129,19 +129,14 @@ impl Bench {
         self.residents.len()
     }
 
-    /// Runs the kernel on a call whose sizes have been checked.
+    /// Runs the kernel on a call whose sizes have been checked, and gives its output.
     ///
     /// # Errors
-    /// How it failed. The output is not written then.
+    /// How it failed.
     #[inline]
-    pub(crate) fn call(
-        &mut self,
-        call: &OpCall<'_>,
-        bytes: &CallBytes,
-        out: &mut [u8],
-    ) -> Result<(), Failure> {
+    pub(crate) fn call(&mut self, call: &OpCall<'_>, bytes: &CallBytes) -> Result<&[u8], Failure> {
         self.prepare(call, bytes)?;
-        self.run(out)
+        self.run()
     }
 
     /// Lays the regions of a call out and copies its operands.
@@ -193,20 +188,19 @@ impl Bench {
         Ok(())
     }
 
-    /// Runs the kernel on what [`Bench::prepare`] laid out.
+    /// Runs the kernel on what [`Bench::prepare`] laid out, and gives its output.
     #[inline]
-    pub(crate) fn run(&mut self, out: &mut [u8]) -> Result<(), Failure> {
+    pub(crate) fn run(&mut self) -> Result<&[u8], Failure> {
         match self.instance.call(self.descriptor as u32) {
-            Ok((0, memory)) => {
-                let at = self.last.output.offset as usize;
-                if !out.is_empty() {
-                    out.copy_from_slice(&memory[at..at + out.len()]);
-                }
-                Ok(())
-            }
+            Ok((0, memory)) => Ok(within(memory, self.last.output)),
             Ok((status, _)) => Err(Failure::Status { status }),
-            Err(trap) => Err(self.failed(trap)),
+            Err(trap) => Err(failed(trap, &mut self.spoiled)),
         }
+    }
+
+    /// The output of the last run.
+    pub(crate) fn output(&mut self) -> &[u8] {
+        within(self.instance.memory(), self.last.output)
     }
 
     /// Whether the inputs of the last call are still what was passed.
@@ -222,19 +216,19 @@ impl Bench {
 
     /// Runs the kernel as [`Bench::run`] does, with the output window and what follows it filled
     /// first: an output left unwritten does not pass for a result, and writing beyond it shows.
-    pub(crate) fn run_guarded(&mut self, out: &mut [u8]) -> Result<(), Failure> {
+    pub(crate) fn run_guarded(&mut self) -> Result<&[u8], Failure> {
         const GUARD: u8 = 0xa5;
         let Region { offset, size } = self.last.output;
         let (from, end) = (offset as usize, offset as usize + size as usize);
         self.reserve(end + GUARD_BYTES)?;
         self.instance.memory()[from..end + GUARD_BYTES].fill(GUARD);
-        self.run(out)?;
+        self.run()?;
         let behind = &self.instance.memory()[end..end + GUARD_BYTES];
         match behind.iter().position(|&byte| byte != GUARD) {
             Some(at) => Err(Failure::Mismatch {
                 detail: format!("it writes {} bytes beyond its output", at + 1),
             }),
-            None => Ok(()),
+            None => Ok(self.output()),
         }
     }
 
@@ -283,12 +277,6 @@ impl Bench {
         self.residents.insert(resident.id(), Uploaded { offset, alive: resident.downgrade() });
         Some(offset)
     }
-
-    #[cold]
-    fn failed(&mut self, trap: Trap) -> Failure {
-        self.spoiled = true;
-        Failure::Trap { trap: trap.kind, detail: trap.detail }
-    }
 }
 
 impl Drop for Bench {
@@ -298,6 +286,19 @@ impl Drop for Bench {
             self.instance.cleanup();
         }
     }
+}
+
+/// What a trap is to the caller; the instance is spoiled by it.
+#[cold]
+fn failed(trap: Trap, spoiled: &mut bool) -> Failure {
+    *spoiled = true;
+    Failure::Trap { trap: trap.kind, detail: trap.detail }
+}
+
+/// The bytes of a region that lies inside the memory.
+#[inline]
+fn within(memory: &[u8], Region { offset, size }: Region) -> &[u8] {
+    &memory[offset as usize..][..size as usize]
 }
 
 const fn align(bytes: usize) -> usize {

@@ -1,7 +1,7 @@
 //! What goes wrong while kernels run, and who answers then.
 
 use super::*;
-use crate::{Failure, Policy, Resident, TrapKind};
+use crate::{Failure, Output, Policy, Resident, TrapKind};
 
 /// Runs a kernel that is bad for 100 columns, and gives how it failed. The answer is right all the
 /// same, because the native twin gave it.
@@ -67,6 +67,85 @@ fn a_loop_without_end_is_answered_by_the_twin_in_time() {
     let failure = failure_in(&pack);
     assert!(matches!(failure, Failure::Trap { trap: TrapKind::Deadline, .. }), "{failure}");
     assert!(started.elapsed().as_secs() < 20);
+}
+
+/// The result of `rmsnorm` on [`input`] as a reader puts it together, and where its runs began.
+fn read(
+    worker: &mut Worker,
+    snap: &RegistrySnapshot,
+    rows: u32,
+    dim: u32,
+) -> (Vec<u8>, Vec<usize>) {
+    let (x, weight) = input(rows, dim);
+    let call = OpCall::rmsnorm(Operand::f32(&x), Operand::f32(&weight), rows, dim, 1e-5);
+    let slot = snap.slot(&OpKey::rmsnorm_f32()).unwrap();
+    let len = (rows * dim * 4) as usize;
+    let (mut got, mut starts) = (vec![0; len], Vec::new());
+    let mut read = |at: usize, run: &[u8]| {
+        assert!(
+            run.as_ptr().addr().is_multiple_of(4) && run.len().is_multiple_of(dim as usize * 4)
+        );
+        got[at..at + run.len()].copy_from_slice(run);
+        starts.push(at);
+    };
+    worker.call(snap, slot, &call, Output::Read { len, read: &mut read }).unwrap();
+    (got, starts)
+}
+
+/// The same, written to bytes by the native twin.
+fn by_the_twin(rows: u32, dim: u32) -> Vec<u8> {
+    let config = HostConfig { policy: Policy::NativeOnly, ..HostConfig::default() };
+    let host = host(config, &pack(&Module::default()));
+    let (snap, mut worker) = (host.snapshot(), host.worker().unwrap());
+    let (x, weight) = input(rows, dim);
+    let call = OpCall::rmsnorm(Operand::f32(&x), Operand::f32(&weight), rows, dim, 1e-5);
+    let mut out = vec![0; (rows * dim * 4) as usize];
+    let slot = snap.slot(&OpKey::rmsnorm_f32()).unwrap();
+    worker.call(&snap, slot, &call, &mut out).unwrap();
+    out
+}
+
+#[test]
+fn a_reader_gets_every_row_once_and_large_results_in_runs() {
+    for policy in [Policy::SandboxFirst, Policy::NativeOnly] {
+        let config = HostConfig { policy, cross_check_every: 1, ..HostConfig::default() };
+        let host = host(config, &pack(&Module::default()));
+        let (snap, mut worker) = (host.snapshot(), host.worker().unwrap());
+        for (rows, runs) in [(1, 1), (3, 1), (600, 3)] {
+            let (got, starts) = read(&mut worker, &snap, rows, 64);
+            let numbers = |bytes: &[u8]| -> Vec<f32> {
+                let number = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                bytes.chunks_exact(4).map(number).collect()
+            };
+            for (got, want) in numbers(&got).iter().zip(numbers(&by_the_twin(rows, 64))) {
+                assert!((got - want).abs() <= 1e-5 * want.abs() + 1e-6, "{got} instead of {want}");
+            }
+            assert!(starts.len() == runs && starts.is_sorted(), "{starts:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_or_did_not_come_to_an_end_reaches_no_reader() {
+    let config = HostConfig { cross_check_every: 1, ..HostConfig::default() };
+    let wrong = spoiled_for(100, "(f32.store (local.get $out) (f32.const 7))");
+    for module in [wrong, but_for(100, "(unreachable)")] {
+        let host = host(config.clone(), &pack(&module));
+        let (got, starts) = read(&mut host.worker().unwrap(), &host.snapshot(), 2, 100);
+        assert_eq!((got, starts), (by_the_twin(2, 100), vec![0]));
+    }
+}
+
+#[test]
+fn a_reader_gets_all_of_the_next_candidates_result_after_a_part_of_the_first_ones() {
+    // Only a call's last run of rows is short.
+    let prologue = "(if (i32.eq (i32.load (i32.load offset=32 (local.get $desc))) (i32.const 7))
+        (then (unreachable)))";
+    let module = Module { prologue: prologue.into(), ..Module::default() };
+    let host = host(HostConfig::default(), &pack(&module));
+    let (got, starts) = read(&mut host.worker().unwrap(), &host.snapshot(), 262, 64);
+    assert_eq!(got, by_the_twin(262, 64));
+    assert_eq!(starts, [0, 0, 256 * 64 * 4]);
 }
 
 #[test]
