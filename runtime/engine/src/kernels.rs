@@ -34,6 +34,8 @@ pub(crate) struct Kernels {
     /// Element types of the KV cache that kernels pack.
     packed: Vec<DType>,
     pinned: Arc<Pinned>,
+    /// The other generation that steps are given to, while one is on trial.
+    resting: Option<Arc<Pinned>>,
     /// For each worker, memory for what updates add to some rows.
     deltas: Vec<Vec<f32>>,
 }
@@ -116,17 +118,27 @@ impl Kernels {
         packed.dedup();
         let pinned = Arc::new(Pinned::new(host.snapshot(), &packed)?);
         let deltas = vec![Vec::new(); threads];
-        Ok(Kernels { workers, packed, pinned, deltas })
+        Ok(Kernels { workers, packed, pinned, resting: None, deltas })
     }
 
-    /// Pins the host's current snapshot for the next step.
+    /// Pins the snapshot that the host has chosen for the next step.
     ///
     /// # Errors
     /// [`EngineError::OpUnavailable`]; the earlier snapshot then stays pinned.
     pub(crate) fn pin(&mut self, host: &Host) -> Result<(), EngineError> {
-        if host.generation() != self.pinned.snapshot.generation() {
-            self.pinned = Arc::new(Pinned::new(host.snapshot(), &self.packed)?);
+        let chosen = host.pin();
+        let generation = chosen.generation();
+        let is_chosen = |pinned: &Pinned| pinned.snapshot.generation() == generation;
+        if !is_chosen(&self.pinned) {
+            // While a generation is on trial, steps go to and fro between two.
+            let next = match self.resting.take_if(|resting| is_chosen(resting)) {
+                Some(resting) => resting,
+                None => Arc::new(Pinned::new(chosen, &self.packed)?),
+            };
+            self.resting = Some(std::mem::replace(&mut self.pinned, next));
         }
+        // What gets no more steps is let go, so that it can drain.
+        self.resting.take_if(|resting| !host.serves(resting.snapshot.generation()));
         Ok(())
     }
 
@@ -138,7 +150,7 @@ impl Kernels {
     /// The kernels of another thread's step, on workers of this one, to pack and unpack blocks with. They
     /// stay pinned: there is no host to follow.
     pub(crate) fn of(pinned: Arc<Pinned>, workers: Vec<Worker>) -> Kernels {
-        Kernels { workers, packed: Vec::new(), pinned, deltas: Vec::new() }
+        Kernels { workers, packed: Vec::new(), pinned, resting: None, deltas: Vec::new() }
     }
 
     /// The workers, with nothing pinned.

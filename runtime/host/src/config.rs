@@ -138,6 +138,16 @@ pub struct HostConfig {
     pub cache_dir: Option<PathBuf>,
     /// Where modules are compiled, those of [`crate::Host::install_embedded`] aside.
     pub compiler: Compiler,
+    /// How many threads [`crate::Host::stage`] compiles and proves kernels on, at a low priority, so
+    /// that calls go on undisturbed. [`crate::Host::install`] uses every core.
+    pub staging_threads: usize,
+    /// How many packs may be staged at one time.
+    pub staged: usize,
+    /// How many generations that were active are kept, so that going back to them compiles nothing.
+    pub kept_generations: usize,
+    /// Every how many runs of an instance the output is checked against the native twin in a
+    /// generation on trial, see [`crate::Host::start_canary`]; 0 is never.
+    pub canary_check_every: u32,
 }
 
 impl Default for HostConfig {
@@ -154,6 +164,10 @@ impl Default for HostConfig {
             all_variants: false,
             cache_dir: None,
             compiler: Compiler::default(),
+            staging_threads: 1,
+            staged: 4,
+            kept_generations: 8,
+            canary_check_every: 64,
         }
     }
 }

@@ -60,6 +60,49 @@ pub enum HostError {
         /// What the executor says.
         detail: String,
     },
+    /// The pack misbehaved here, and stays out until somebody lets it in again.
+    #[error("pack {pack} is barred: {reason}; clear {digest} to let it in again")]
+    Barred {
+        /// Its name and version.
+        pack: String,
+        /// Its digest.
+        digest: String,
+        /// Why it was barred.
+        reason: String,
+    },
+    /// No more packs may be staged.
+    #[error("{limit} packs are staged already: activate or discard one first")]
+    StageFull {
+        /// How many may be.
+        limit: usize,
+    },
+    /// No staged pack of that number.
+    #[error("no pack is staged as {id}: it was activated or discarded, or never staged")]
+    NotStaged {
+        /// The number.
+        id: u64,
+    },
+    /// No earlier generation of that number to go back to.
+    #[error("generation {generation} cannot be gone back to: it was never active, or too long ago")]
+    NotKept {
+        /// The number.
+        generation: u64,
+    },
+    /// A generation is on trial, and nothing else may be published meanwhile.
+    #[error("generation {generation} is on trial: promote it or end its trial first")]
+    CanaryRunning {
+        /// Its number.
+        generation: u64,
+    },
+    /// No generation is on trial.
+    #[error("no generation is on trial")]
+    NoCanary,
+    /// The share of a trial is none.
+    #[error("the share {share} is not above 0 and at most 1")]
+    CanaryShare {
+        /// What was asked for.
+        share: f64,
+    },
 }
 
 impl HostError {
@@ -72,6 +115,13 @@ impl HostError {
                 None => "pack_refused",
             },
             HostError::Executor { .. } => "executor_unavailable",
+            HostError::Barred { .. } => "pack_barred",
+            HostError::StageFull { .. } => "stage_full",
+            HostError::NotStaged { .. } => "not_staged",
+            HostError::NotKept { .. } => "generation_not_kept",
+            HostError::CanaryRunning { .. } => "canary_running",
+            HostError::NoCanary => "no_canary",
+            HostError::CanaryShare { .. } => "canary_share",
         }
     }
 
@@ -79,7 +129,7 @@ impl HostError {
     pub fn refusals(&self) -> &[Refusal] {
         match self {
             HostError::Refused { refusals, .. } => refusals,
-            HostError::Executor { .. } => &[],
+            _ => &[],
         }
     }
 }

@@ -13,13 +13,14 @@ use crate::stats::Ledger;
 use ruvllm_abi::Op;
 use ruvllm_abi::contract::Variant;
 use ruvllm_manifest::Tolerance;
-use std::sync::Arc;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A kernel of a published generation.
-pub(crate) struct Kernel {
-    /// Dense and never used again in this host: workers index their instances by it.
-    pub(crate) uid: usize,
+/// What a kernel is, apart from its place in a generation: kept so that it can be published again
+/// without being compiled or proved again.
+#[derive(Clone)]
+pub(crate) struct KernelCode {
     pub(crate) key: OpKey,
     /// Of its module; of a native twin, the version that it came with.
     pub(crate) hash: String,
@@ -28,11 +29,33 @@ pub(crate) struct Kernel {
     pub(crate) ledger: Arc<Ledger>,
     /// What cross-checks allow; `None` where the bytes are exact or there is no twin.
     pub(crate) tolerance: Option<Tolerance>,
+}
+
+/// A kernel of a published generation. It goes with the last snapshot that holds it, and the
+/// instances that workers have of it go then too.
+pub(crate) struct Kernel {
+    /// Dense among kernels that live at one time: workers index their instances by it.
+    pub(crate) uid: usize,
+    code: KernelCode,
+    uids: Arc<Uids>,
+}
+
+/// Gives numbers to kernels, and takes them back from those that are gone.
+#[derive(Default)]
+pub(crate) struct Uids {
     /// Counts kernels that are gone, for workers to notice.
-    retired: Arc<AtomicU64>,
+    pub(crate) retired: AtomicU64,
+    numbers: Mutex<Numbers>,
+}
+
+#[derive(Default)]
+struct Numbers {
+    next: usize,
+    free: Vec<usize>,
 }
 
 /// What computes.
+#[derive(Clone)]
 pub(crate) enum Body {
     /// A sandboxed module, with the words for its `kernel_init`.
     Sandbox { prepared: Arc<dyn PreparedKernel>, defaults: Vec<u32>, verified: bool },
@@ -40,47 +63,36 @@ pub(crate) enum Body {
     Native { op: Op },
 }
 
-/// What a kernel of any origin is described by.
-pub(crate) struct Identity {
-    pub(crate) uid: usize,
-    pub(crate) pack: (String, String),
-    pub(crate) retired: Arc<AtomicU64>,
-}
-
-impl Kernel {
+impl KernelCode {
     /// The native twin of a catalogue operation.
-    pub(crate) fn native(op: Op, variant: &Variant, identity: Identity) -> Self {
+    pub(crate) fn native(op: Op, variant: &Variant, version: &str) -> Self {
         let key = OpKey::of(op, variant);
         let id = format!("native:{}", variant.kernel);
-        let hash = format!("{id} {}", identity.pack.1);
-        let ledger = Ledger::new(key.clone(), id, identity.pack, "native");
+        let hash = format!("{id} {version}");
+        let pack = ("native".to_owned(), version.to_owned());
         Self {
-            uid: identity.uid,
             hash,
             plan: CallPlan::of_op(op, variant.inputs, variant.output),
-            key,
             body: Body::Native { op },
-            ledger: Arc::new(ledger),
+            ledger: Arc::new(Ledger::new(key.clone(), id, pack, "native")),
+            key,
             tolerance: None,
-            retired: identity.retired,
         }
     }
 
-    /// A sandboxed kernel, which only admission can give.
-    pub(crate) fn sandboxed(admitted: AdmittedKernel, identity: Identity) -> Self {
+    /// A sandboxed kernel of a pack, by name and version, which only admission can give.
+    pub(crate) fn sandboxed(admitted: AdmittedKernel, pack: (String, String)) -> Self {
         let (gated, prepared, verified) = admitted.into_parts();
         let key = gated.key;
-        let ledger = Ledger::new(key.clone(), gated.id, identity.pack, "wasmtime");
+        let ledger = Ledger::new(key.clone(), gated.id, pack, "wasmtime");
         let tolerance = key.known().and_then(|(op, _)| host_tolerance(op, key.output));
         Self {
-            uid: identity.uid,
             hash: gated.hash,
             key,
             plan: gated.plan,
             body: Body::Sandbox { prepared, defaults: gated.defaults, verified },
             ledger: Arc::new(ledger),
             tolerance,
-            retired: identity.retired,
         }
     }
 
@@ -107,8 +119,39 @@ impl Kernel {
     }
 }
 
+impl Kernel {
+    pub(crate) fn new(code: KernelCode, uids: &Arc<Uids>) -> Self {
+        Self { uid: uids.take(), code, uids: uids.clone() }
+    }
+}
+
+impl Deref for Kernel {
+    type Target = KernelCode;
+
+    #[inline]
+    fn deref(&self) -> &KernelCode {
+        &self.code
+    }
+}
+
 impl Drop for Kernel {
     fn drop(&mut self) {
-        self.retired.fetch_add(1, Ordering::Relaxed);
+        // Workers tell a kernel from an earlier one of its number by its address.
+        self.uids.lock().free.push(self.uid);
+        self.uids.retired.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Uids {
+    fn take(&self) -> usize {
+        let mut numbers = self.lock();
+        numbers.free.pop().unwrap_or_else(|| {
+            numbers.next += 1;
+            numbers.next - 1
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Numbers> {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

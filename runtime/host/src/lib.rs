@@ -34,6 +34,7 @@ mod registry;
 mod run;
 mod select;
 mod stats;
+mod swap;
 mod tensor;
 #[cfg(feature = "wasmtime")]
 mod ticker;
@@ -48,12 +49,14 @@ pub use config::{Compiler, CompilerProcess, HostConfig, HostLimits, Policy};
 pub use error::{CallError, Failure, HostError, Incident, Refusal, TrapKind};
 #[cfg(feature = "wasmtime")]
 pub use exec::compiler_process;
-pub use host::{CacheUse, Host, InstallReport, KernelSummary};
+pub use host::{Host, KernelSummary};
 pub use key::OpKey;
 pub use module_gate::{check_module, module_features};
-pub use registry::{OpSlot, RegistrySnapshot};
+pub use registry::{OpSlot, PackId, RegistrySnapshot};
 pub use ruvllm_manifest::ParamValue;
 pub use select::{Candidate, Explanation, Verdict};
 pub use stats::OpStats;
+pub use swap::generations::{GenerationReport, GenerationState};
+pub use swap::stage::{CacheUse, InstallReport, StageReport};
 pub use tensor::Tensor;
 pub use worker::Worker;

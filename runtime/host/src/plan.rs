@@ -4,7 +4,7 @@
 //! a call before any kernel sees it, so that a caller's mistake is an error of the call and never
 //! counts against a kernel, and it cuts calls that are too large into runs of rows.
 
-use crate::call::{OpCall, Operand};
+use crate::call::{OpCall, Operand, Words};
 use ruvllm_abi::contract::{Dim, ParamType, TensorContract};
 use ruvllm_abi::{DType, MAX_INPUTS, MAX_PARAM_WORDS, Op};
 use ruvllm_manifest::{Dim as ManifestDim, KernelEntry, ParamValue, TensorSpec};
@@ -53,6 +53,14 @@ pub(crate) struct CallBytes {
 impl CallBytes {
     pub(crate) fn total(self) -> usize {
         self.a.saturating_add(self.b).saturating_add(self.out)
+    }
+
+    /// A bit that stands for calls of about these sizes, input by input, so that many short rows
+    /// are told from a few long ones.
+    #[inline]
+    pub(crate) fn class(self) -> u64 {
+        let log = |bytes: usize| bytes.checked_ilog2().unwrap_or(0);
+        1u64.rotate_left(log(self.a) + 7 * log(self.b))
     }
 }
 
@@ -231,6 +239,22 @@ impl CallPlan {
             .iter()
             .copied()
             .find(|&word| words[word] > 1 && tensors().all(|tensor| tensor.outermost(word, words)))
+    }
+
+    /// The words of a call of fewer rows where they call for more than `budget` bytes; `None` where
+    /// no number of rows is few enough, or they call for nothing.
+    pub(crate) fn within(&self, words: Words, budget: usize) -> Option<Words> {
+        let total = |words: &Words| self.bytes(words.as_slice()).ok().map(CallBytes::total);
+        let mut words = words;
+        for &at in self.split {
+            let bytes = total(&words)?;
+            if bytes > budget {
+                let rows = words.as_slice()[at] as usize;
+                words = words.with(at, (rows.saturating_mul(budget) / bytes).max(1) as u32);
+            }
+        }
+        let bytes = self.bytes(words.as_slice()).ok()?;
+        (bytes.out > 0 && bytes.total() <= budget).then_some(words)
     }
 
     /// Cuts a call into runs of rows whose operands and output together take about `budget`
@@ -429,6 +453,16 @@ mod tests {
             assert_eq!(plan.check(&tile.call, tile.out.len()), Some(tile.bytes));
         }
         assert_eq!(plan.tiles(&call, &bytes, 40, [true; 2]).unwrap().count(), 10);
+    }
+
+    #[test]
+    fn words_are_cut_to_a_budget() {
+        let plan = plan(&OpKey::rmsnorm_f32());
+        let rows = |rows, budget| Some(plan.within(Words::of([rows, 4, 0]), budget)?.as_slice()[0]);
+        assert_eq!(rows(10, 1000), Some(10));
+        assert_eq!(rows(10, 100), Some(2));
+        assert_eq!(rows(10, 40), None);
+        assert_eq!(rows(0, 40), None);
     }
 
     #[test]

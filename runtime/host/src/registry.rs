@@ -1,25 +1,66 @@
 //! Generations of the registry.
 //!
-//! A [`RegistrySnapshot`] never changes. Installing a pack builds the next one and publishes it by
-//! compare-and-swap; whoever holds an older one goes on with it undisturbed, and its kernels go
+//! A [`RegistrySnapshot`] never changes. Activating a pack builds the next one and publishes it by one
+//! store of a pointer; whoever holds an older one goes on with it undisturbed, and its kernels go
 //! when the last holder lets go. There is no lock between a publisher and a reader.
 
 use crate::gate::Skipped;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, KernelCode, Uids};
 use crate::plan::CallPlan;
 use crate::race::{Race, Records};
 use crate::select::{Choice, Explanation, Field, choose, explain};
 use crate::{CallError, OpKey, Policy};
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// A pack that was compiled and admitted here, published or not.
+pub(crate) struct PackCode {
+    pub(crate) id: PackId,
+    pub(crate) kernels: Vec<KernelCode>,
+    pub(crate) skipped: Vec<Skipped>,
+    pub(crate) fallbacks: HashMap<String, String>,
+    /// As it is published, while a snapshot holds it.
+    pub(crate) published: Mutex<Weak<PackRecord>>,
+}
+
+/// Which pack.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PackId {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// SHA-256 of its manifest, in hexadecimal, which ties down every byte of it.
+    pub digest: String,
+}
 
 /// A published pack.
 pub(crate) struct PackRecord {
-    pub(crate) name: String,
-    pub(crate) version: String,
+    pub(crate) code: Arc<PackCode>,
     pub(crate) kernels: Vec<Arc<Kernel>>,
-    pub(crate) skipped: Vec<Skipped>,
-    pub(crate) fallbacks: HashMap<String, String>,
+}
+
+impl PackCode {
+    /// The pack as published: the same kernels as long as any snapshot has them, so that workers
+    /// keep their instances, new ones of the same code after that.
+    pub(crate) fn publish(self: &Arc<Self>, uids: &Arc<Uids>) -> Arc<PackRecord> {
+        let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
+        published.upgrade().unwrap_or_else(|| {
+            let kernel = |code: &KernelCode| Arc::new(Kernel::new(code.clone(), uids));
+            let kernels = self.kernels.iter().map(kernel).collect();
+            let record = Arc::new(PackRecord { code: self.clone(), kernels });
+            *published = Arc::downgrade(&record);
+            record
+        })
+    }
+}
+
+impl PackRecord {
+    pub(crate) fn name(&self) -> &str {
+        &self.code.id.name
+    }
 }
 
 /// All kernels of one generation, and for every operation who answers it. Immutable.
@@ -27,6 +68,9 @@ pub struct RegistrySnapshot {
     pub(crate) host: u64,
     generation: u64,
     policy: Policy,
+    /// Every how many runs of an instance its output is checked; 0 is never. A trial generation is
+    /// checked more often until it is made the active one.
+    check_every: AtomicU32,
     /// Where the policy is `fastest`.
     records: Option<Arc<Records>>,
     /// Newest first.
@@ -59,32 +103,29 @@ impl RegistrySnapshot {
         policy: Policy,
         records: Option<Arc<Records>>,
         natives: Arc<[Arc<Kernel>]>,
+        check_every: u32,
     ) -> Self {
         let empty = Self {
             host,
             generation: 0,
             policy,
+            check_every: AtomicU32::new(check_every),
             records,
             packs: Vec::new(),
             natives,
             slots: Vec::new(),
             index: HashMap::new(),
         };
-        empty.with_packs(Vec::new())
+        empty.next(1, Vec::new(), check_every)
     }
 
-    /// The next generation, with a pack in place of any of its name.
-    pub(crate) fn with(&self, pack: Arc<PackRecord>) -> Self {
-        let others = self.packs.iter().filter(|other| other.name != pack.name).cloned();
-        self.with_packs([pack.clone()].into_iter().chain(others).collect())
-    }
-
-    /// The next generation, without the pack of that name.
-    pub(crate) fn without(&self, name: &str) -> Self {
-        self.with_packs(self.packs.iter().filter(|pack| pack.name != name).cloned().collect())
-    }
-
-    fn with_packs(&self, packs: Vec<Arc<PackRecord>>) -> Self {
+    /// A later generation, of these packs, newest first.
+    pub(crate) fn next(
+        &self,
+        generation: u64,
+        packs: Vec<Arc<PackRecord>>,
+        check_every: u32,
+    ) -> Self {
         let mut keys: Vec<&OpKey> = Vec::new();
         let mut add = |key| {
             if !keys.contains(&key) {
@@ -94,7 +135,7 @@ impl RegistrySnapshot {
         self.natives.iter().for_each(|kernel| add(&kernel.key));
         for pack in &packs {
             pack.kernels.iter().for_each(|kernel| add(&kernel.key));
-            pack.skipped.iter().for_each(|skipped| add(&skipped.key));
+            pack.code.skipped.iter().for_each(|skipped| add(&skipped.key));
         }
         let slots: Vec<Slot> = keys
             .into_iter()
@@ -114,8 +155,9 @@ impl RegistrySnapshot {
             slots.iter().enumerate().map(|(i, slot)| (slot.key.clone(), i as u32)).collect();
         Self {
             host: self.host,
-            generation: self.generation + 1,
+            generation,
             policy: self.policy.clone(),
+            check_every: AtomicU32::new(check_every),
             records: self.records.clone(),
             natives: self.natives.clone(),
             packs,
@@ -143,7 +185,7 @@ impl RegistrySnapshot {
 
     /// Names and versions of the packs, newest first.
     pub fn packs(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.packs.iter().map(|pack| (pack.name.as_str(), pack.version.as_str()))
+        self.packs.iter().map(|pack| (pack.code.id.name.as_str(), pack.code.id.version.as_str()))
     }
 
     /// Why the operation is answered by the kernel that answers it.
@@ -191,6 +233,21 @@ impl RegistrySnapshot {
         &self.slots
     }
 
+    /// The packs, newest first.
+    pub(crate) fn pack_records(&self) -> &[Arc<PackRecord>] {
+        &self.packs
+    }
+
+    /// Every how many runs of an instance its output is checked.
+    #[inline]
+    pub(crate) fn check_every(&self) -> u32 {
+        self.check_every.load(Relaxed)
+    }
+
+    pub(crate) fn set_check_every(&self, every: u32) {
+        self.check_every.store(every, Relaxed);
+    }
+
     /// Every kernel, packs newest first, native twins last.
     pub(crate) fn kernels(&self) -> impl Iterator<Item = &Arc<Kernel>> {
         self.packs.iter().flat_map(|pack| &pack.kernels).chain(self.natives.iter())
@@ -206,9 +263,9 @@ fn field<'a>(
     let kernels = packs.iter().flat_map(|pack| &pack.kernels).chain(natives);
     let skipped = packs
         .iter()
-        .flat_map(|pack| pack.skipped.iter().map(|skipped| (pack.name.as_str(), skipped)));
+        .flat_map(|pack| pack.code.skipped.iter().map(|skipped| (pack.name(), skipped)));
     let fallbacks = packs.iter().flat_map(|pack| {
-        pack.fallbacks.iter().map(|(id, next)| ((pack.name.as_str(), id.as_str()), next.as_str()))
+        pack.code.fallbacks.iter().map(|(id, next)| ((pack.name(), id.as_str()), next.as_str()))
     });
     Field {
         key,

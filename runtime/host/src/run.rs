@@ -15,7 +15,7 @@ use std::ops::Range;
 /// Bytes of operands and output together above which a call is cut into runs of rows: what is
 /// copied in and what the kernel writes then stay in a core's second-level cache until they are
 /// read. Tiles for the first level were measured no faster: each starts its streams anew.
-const TILE_BYTES: usize = 128 << 10;
+pub(crate) const TILE_BYTES: usize = 128 << 10;
 
 /// Buffers of cross-checks, and of native results that are read instead of kept.
 #[derive(Default)]

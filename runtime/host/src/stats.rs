@@ -104,6 +104,11 @@ impl Ledger {
         }
     }
 
+    /// Books the generation that publishes the kernel first. `false` where one has before.
+    pub(crate) fn published_in(&self, generation: u64) -> bool {
+        self.generation.compare_exchange(0, generation, Relaxed, Relaxed).is_ok()
+    }
+
     #[inline]
     pub(crate) fn quarantined(&self) -> bool {
         self.quarantined.load(Relaxed)

@@ -52,6 +52,8 @@ struct Lane {
     until_check: u32,
     /// Brief calls until the next that is timed.
     until_clock: u32,
+    /// The classes of shapes that were noted for self-tests of other kernels, a bit for each.
+    noted: u64,
 }
 
 struct Open {
@@ -62,7 +64,7 @@ struct Open {
 
 impl Worker {
     pub(crate) fn new(host: Arc<Shared>) -> Self {
-        let retired = host.retired.load(Relaxed);
+        let retired = host.uids.retired.load(Relaxed);
         Self { host, lanes: Vec::new(), retired, isa: Isa::detect(), check: Scratch::default() }
     }
 
@@ -93,7 +95,8 @@ impl Worker {
         };
         let Slot { key, plan, choice, race } = slot;
         let race = race.as_ref();
-        let target = Target { key, plan, chain: &choice.chain, race, alone: false };
+        let every = snap.check_every();
+        let target = Target { key, plan, chain: &choice.chain, race, alone: false, every };
         self.ask(snap, &target, call, &bytes, &mut out)
     }
 
@@ -141,10 +144,10 @@ impl Worker {
             // Kernels never see an empty call: there is nothing to compute.
             return Ok(());
         }
-        if self.host.retired.load(Relaxed) != self.retired {
+        if self.host.uids.retired.load(Relaxed) != self.retired {
             self.sweep();
         }
-        let Target { plan, chain, race, .. } = *target;
+        let Target { chain, race, .. } = *target;
         let first = match race {
             None => 0,
             Some(race) => match race.winner(class(bytes.total())) {
@@ -154,7 +157,7 @@ impl Worker {
         };
         let failure = match chain.get(first) {
             Some(kernel) if !kernel.ledger.quarantined() => {
-                match self.answer(kernel, plan, call, bytes, out) {
+                match self.answer(kernel, target, call, bytes, out) {
                     Ok(()) => return Ok(()),
                     Err(failure) => Some(failure),
                 }
@@ -175,7 +178,7 @@ impl Worker {
         bytes: &CallBytes,
         out: &mut Output<'_>,
     ) -> Result<(), CallError> {
-        let Target { key, plan, chain, alone, .. } = *target;
+        let Target { key, chain, alone, .. } = *target;
         let strict = self.host.config.strict || alone;
         let mut last = "every one is quarantined".to_owned();
         let mut failed = |worker: &mut Self, kernel: &Arc<Kernel>, failure: Failure| {
@@ -195,7 +198,7 @@ impl Worker {
             i != first && !strict && !kernel.ledger.quarantined()
         });
         for (_, kernel) in others {
-            match self.answer(kernel, plan, call, bytes, out) {
+            match self.answer(kernel, target, call, bytes, out) {
                 Ok(()) => return Ok(()),
                 Err(failure) => failed(self, kernel, failure)?,
             }
@@ -225,7 +228,7 @@ impl Worker {
                 }
                 self.lane(kernel);
                 let started = Instant::now();
-                match self.attempt(kernel, target.plan, call, bytes, out) {
+                match self.attempt(kernel, target, call, bytes, out) {
                     Ok(()) if turn == 0 => {}
                     Ok(()) => {
                         let took = started.elapsed();
@@ -246,7 +249,7 @@ impl Worker {
     fn answer(
         &mut self,
         kernel: &Arc<Kernel>,
-        plan: &CallPlan,
+        target: &Target<'_>,
         call: &OpCall<'_>,
         bytes: &CallBytes,
         out: &mut Output<'_>,
@@ -260,8 +263,14 @@ impl Worker {
         if brief {
             lane.until_clock = if timed { CLOCK_EVERY - 1 } else { lane.until_clock - 1 };
         }
+        let class = bytes.class();
+        let first_of_class = lane.noted & class == 0;
+        lane.noted |= class;
+        if first_of_class {
+            self.host.shapes.note(&kernel.key, &call.words);
+        }
         let started = timed.then(Instant::now);
-        self.attempt(kernel, plan, call, bytes, out)?;
+        self.attempt(kernel, target, call, bytes, out)?;
         if let Some(open) = &self.lanes[kernel.uid].open {
             open.counters.answered(match started.map(|started| started.elapsed()) {
                 Some(took) if !brief => Timing::Each(took),
@@ -276,7 +285,7 @@ impl Worker {
     fn attempt(
         &mut self,
         kernel: &Kernel,
-        plan: &CallPlan,
+        target: &Target<'_>,
         call: &OpCall<'_>,
         bytes: &CallBytes,
         out: &mut Output<'_>,
@@ -301,16 +310,16 @@ impl Worker {
             kernel,
             isa: self.isa,
             scratch: &mut self.check,
-            every: self.host.config.cross_check_every,
+            every: target.every,
             until_check: &mut lane.until_check,
         };
-        run.call(plan, call, bytes, out)
+        run.call(target.plan, call, bytes, out)
     }
 
     /// What this worker keeps of a kernel.
     #[inline]
     fn lane(&mut self, kernel: &Arc<Kernel>) -> &mut Lane {
-        if self.lanes.get(kernel.uid).is_none_or(|lane| lane.open.is_none()) {
+        if self.lanes.get(kernel.uid).is_none_or(|lane| !lane.is_of(kernel)) {
             self.open(kernel);
         }
         &mut self.lanes[kernel.uid]
@@ -325,7 +334,9 @@ impl Worker {
         let ledger = kernel.ledger.clone();
         let counters = ledger.open();
         let alive = Arc::downgrade(kernel);
-        self.lanes[kernel.uid].open = Some(Open { alive, ledger, counters });
+        let open = Some(Open { alive, ledger, counters });
+        // In place of what an earlier kernel of this number has left.
+        self.lanes[kernel.uid] = Lane { open, ..Lane::default() };
     }
 
     /// Books a failure and discards the instance, which may be spoiled.
@@ -347,7 +358,7 @@ impl Worker {
     /// Lets go of instances whose kernels no snapshot holds any more.
     #[cold]
     fn sweep(&mut self) {
-        self.retired = self.host.retired.load(Relaxed);
+        self.retired = self.host.uids.retired.load(Relaxed);
         for lane in &mut self.lanes {
             if lane.open.as_ref().is_some_and(|open| open.alive.strong_count() == 0) {
                 *lane = Lane::default();
@@ -361,11 +372,26 @@ impl Worker {
         self.lanes.iter().filter(|lane| lane.bench.is_some()).count()
     }
 
+    /// Kernels that it has room for, for tests of leaks.
+    #[cfg(test)]
+    pub(crate) fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
     /// Constants that its instances hold, for tests of uploading.
     #[cfg(test)]
     pub(crate) fn uploaded(&self) -> usize {
         let benches = self.lanes.iter().filter_map(|lane| lane.bench.as_ref());
         benches.map(Bench::uploaded).sum()
+    }
+}
+
+impl Lane {
+    /// Whether it was opened for this kernel. Its weak reference keeps the address from being used
+    /// again, so no other kernel can be taken for it.
+    #[inline]
+    fn is_of(&self, kernel: &Arc<Kernel>) -> bool {
+        self.open.as_ref().is_some_and(|open| std::ptr::eq(open.alive.as_ptr(), &**kernel))
     }
 }
 
@@ -387,6 +413,8 @@ struct Target<'a> {
     race: Option<&'a Race>,
     /// Whether it was named, so that no other may answer.
     alone: bool,
+    /// Every how many runs of an instance its output is checked; 0 is never.
+    every: u32,
 }
 
 fn find<'a>(
@@ -394,9 +422,11 @@ fn find<'a>(
     name: &str,
     inputs: &[Tensor],
 ) -> Result<Target<'a>, CallError> {
+    let every = snap.check_every();
     if let Some(kernel) = snap.kernels().find(|kernel| kernel.is_named(name)) {
         let chain = std::slice::from_ref(kernel);
-        return Ok(Target { key: &kernel.key, plan: &kernel.plan, chain, race: None, alone: true });
+        let (key, plan) = (&kernel.key, &kernel.plan);
+        return Ok(Target { key, plan, chain, race: None, alone: true, every });
     }
     let unknown = |detail: String| CallError::Unknown { name: name.to_owned(), detail };
     let slots: Vec<_> = snap.slots().iter().filter(|slot| slot.key.op == name).collect();
@@ -420,5 +450,5 @@ fn find<'a>(
         return Err(unknown("the policy leaves out every kernel of it".to_owned()));
     }
     let Slot { key, plan, choice, race } = slot;
-    Ok(Target { key, plan, chain: &choice.chain, race: race.as_ref(), alone: false })
+    Ok(Target { key, plan, chain: &choice.chain, race: race.as_ref(), alone: false, every })
 }

@@ -242,8 +242,7 @@ impl Maker<'_> {
             let ab = self.factors(dims);
             let words = OpCall::lora(Operand::None, Operand::None, dims, 0.5).words;
             let what = format!("{kind:?} numbers of [{rows}, {in_dim}], rank {rank} to {out_dim}");
-            // Sums run in binary32 whatever the format: only there do small steps add up.
-            let sums = if self.inputs[0] == DType::F32 { f64::from(in_dim * rank) } else { 1.0 };
+            let sums = lora_floor(self.inputs[0], in_dim, rank);
             self.push(what.to_lowercase(), &x, &ab, words, out_dim as usize, sums)?;
         }
         Ok(())
@@ -283,6 +282,41 @@ impl Maker<'_> {
         self.cases.push(Case { what, a, b, words, row, floor });
         Ok(())
     }
+}
+
+/// A call of a catalogue operation in the shape that these words give, on fresh numbers. `None`
+/// where the words are none of the operation's.
+pub(crate) fn live_case(
+    (op, plan): (Op, &CallPlan),
+    inputs: &[DType],
+    output: DType,
+    words: Words,
+) -> Option<Case> {
+    let seed = words.as_slice().iter().fold(0x5eed_11fe, |seed: u64, &word| {
+        seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(word))
+    });
+    let mut make = Maker { numbers: Numbers(seed), op, inputs, cases: Vec::new() };
+    let bytes = plan.bytes(words.as_slice()).ok()?;
+    let elems = |dtype: DType, bytes: usize| bytes / dtype.layout().bytes * dtype.layout().elems;
+    let a = make.numbers.fill(elems(*inputs.first()?, bytes.a), Kind::Spikes, inputs[0], 1.0);
+    let (mut b, mut floor) = (Vec::new(), 1.0);
+    if let Some(&dtype) = inputs.get(1) {
+        b = make.numbers.fill(elems(dtype, bytes.b), Kind::Normal, dtype, 1.0);
+    }
+    if let (Op::LoraApply, &[rows, in_dim, _, rank, out_dim, ..]) = (op, words.as_slice()) {
+        b = make.factors(LoraDims { rows, in_dim, rank, out_dim });
+        floor = lora_floor(inputs[0], in_dim, rank);
+    }
+    let shape: Vec<_> = plan.inputs.iter().map(|tensor| tensor.shape(words.as_slice())).collect();
+    let what = format!("numbers of the live shape {shape:?} in {output}");
+    make.push(what, &a, &b, words, plan.output_row(words.as_slice()), floor).ok()?;
+    make.cases.pop()
+}
+
+/// How many roundings add up in a low-rank update: sums run in binary32 whatever the format, so only
+/// there do small steps add up.
+fn lora_floor(dtype: DType, in_dim: u32, rank: u32) -> f64 {
+    if dtype == DType::F32 { f64::from(in_dim) * f64::from(rank) } else { 1.0 }
 }
 
 /// Cases of a custom operation: every symbol at the same extent, params at their defaults or one.

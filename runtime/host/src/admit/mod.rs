@@ -8,13 +8,16 @@
 
 mod golden;
 
+use crate::OpKey;
+use crate::call::Words;
 use crate::compare::{Judge, decode, exact_blocks, host_tolerance};
 use crate::config::Compiler;
 use crate::error::{Failure, Refusal};
 use crate::exec::cache::{AotCache, Entry, EntryId};
-use crate::exec::window::{Bench, check_info};
+use crate::exec::window::{Bench, GUARD_BYTES, check_info};
 use crate::exec::{Executor, KernelSpec, PreparedKernel};
 use crate::gate::GatedKernel;
+use crate::run::TILE_BYTES;
 use golden::Case;
 use ruvllm_abi::{Op, Status};
 use ruvllm_native::{Isa, oracle, twin};
@@ -32,6 +35,11 @@ struct CompiledKernel {
 }
 
 impl AdmittedKernel {
+    /// What it computes.
+    pub(crate) fn key(&self) -> &OpKey {
+        &self.compiled.gated.key
+    }
+
     /// The kernel, its compiled form, and whether its numbers were held against an oracle: those
     /// of a custom operation cannot be.
     pub(crate) fn into_parts(self) -> (GatedKernel, Arc<dyn PreparedKernel>, bool) {
@@ -44,6 +52,8 @@ pub(crate) struct Means<'a> {
     pub(crate) executor: &'a dyn Executor,
     pub(crate) compiler: &'a Compiler,
     pub(crate) cache: Option<&'a AotCache>,
+    /// How many threads may compile and prove at once.
+    pub(crate) threads: usize,
 }
 
 /// A kernel that this host admitted at an earlier time, loaded again.
@@ -84,7 +94,7 @@ pub(crate) fn admit(
     let id = gated.id.clone();
     let artifact = means
         .executor
-        .compile(wasm, means.compiler)
+        .compile(wasm, means.compiler, means.threads == 1)
         .map_err(|e| Refusal::new(&id, e.code, e.detail))?;
     let prepared = means
         .executor
@@ -97,6 +107,33 @@ pub(crate) fn admit(
         let _ = cache.put(&compiled.gated.entry_id, &Entry { artifact, verified });
     }
     Ok((AdmittedKernel { compiled, verified }, false))
+}
+
+/// Lets an admitted kernel show itself on calls of the shapes that this host has seen, as on the
+/// golden ones. Gives how many calls those were: those that one run of an instance cannot hold are
+/// made of fewer rows, and a custom operation, of which nothing is known, makes none.
+///
+/// # Errors
+/// Why it is not to be used here.
+pub(crate) fn rehearse(admitted: &AdmittedKernel, shapes: &[Words]) -> Result<usize, Refusal> {
+    let CompiledKernel { gated, prepared } = &admitted.compiled;
+    let Some((op, _)) = gated.key.known() else { return Ok(0) };
+    let refused = |(code, what): Objection| Refusal::new(&gated.id, code, what);
+    let failed = |failure| refused(objection(failure));
+    let mut bench = Bench::new(&**prepared, &gated.defaults).map_err(failed)?;
+    let room = bench.room().saturating_sub(GUARD_BYTES).min(TILE_BYTES);
+    let mut calls = 0;
+    for &words in shapes {
+        let Some(words) = gated.plan.within(words, room) else { continue };
+        let (inputs, output) = (&gated.key.inputs, gated.key.output);
+        let Some(case) = golden::live_case((op, &gated.plan), inputs, output, words) else {
+            continue;
+        };
+        let output = manners(&mut bench, &admitted.compiled, &case, false).map_err(refused)?;
+        numbers(gated, op, &case, &output.unwrap_or_default()).map_err(refused)?;
+        calls += 1;
+    }
+    Ok(calls)
 }
 
 type Objection = (&'static str, String);

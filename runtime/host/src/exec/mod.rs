@@ -82,11 +82,17 @@ pub(crate) trait Executor: Send + Sync {
     /// Stands for all that machine code depends on beside its module: engine, settings, processor.
     fn fingerprint(&self) -> &[u8; 32];
 
-    /// Compiles a module that passed the gate.
+    /// Compiles a module that passed the gate; in this process `alone` on the calling thread, or
+    /// with the help of others.
     ///
     /// # Errors
     /// What the engine says, or which limit of a compiler process was met.
-    fn compile(&self, wasm: &[u8], compiler: &Compiler) -> Result<Artifact, CompileError>;
+    fn compile(
+        &self,
+        wasm: &[u8],
+        compiler: &Compiler,
+        alone: bool,
+    ) -> Result<Artifact, CompileError>;
 
     /// Loads what this executor, or an earlier one of the same fingerprint, has compiled.
     ///

@@ -101,13 +101,22 @@ impl Executor for WasmtimeExecutor {
         &self.fingerprint
     }
 
-    fn compile(&self, wasm: &[u8], compiler: &Compiler) -> Result<Artifact, CompileError> {
+    fn compile(
+        &self,
+        wasm: &[u8],
+        compiler: &Compiler,
+        alone: bool,
+    ) -> Result<Artifact, CompileError> {
+        let failed = |detail| CompileError { code: "kernel_compile", detail };
         match compiler {
+            Compiler::InProcess if alone => {
+                compile_alone(wasm, self.deterministic).map(Artifact).map_err(failed)
+            }
             Compiler::InProcess => self
                 .engine
                 .precompile_module(wasm)
                 .map(Artifact)
-                .map_err(|e| CompileError { code: "kernel_compile", detail: format!("{e:#}") }),
+                .map_err(|e| failed(format!("{e:#}"))),
             Compiler::Process(process) => child::compile(process, self.deterministic, wasm),
         }
     }

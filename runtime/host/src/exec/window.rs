@@ -15,7 +15,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Weak;
 
 /// Bytes behind the output that a guarded run watches.
-const GUARD_BYTES: usize = 256;
+pub(crate) const GUARD_BYTES: usize = 256;
 
 const DESCRIPTOR_BYTES: usize = align(KernelDescriptor::SIZE);
 

@@ -1,6 +1,7 @@
 //! Generations, side by side and one after the other.
 
 use super::*;
+use crate::GenerationState;
 
 fn version(n: u64, module: &Module) -> TestPack {
     PackBuilder::new()
@@ -112,4 +113,245 @@ fn a_packs_own_fallback_comes_before_native_twins() {
     let mut worker = host.worker().unwrap();
     rmsnorm(&mut worker, &host.snapshot(), 1, 100).unwrap();
     assert_eq!(stats(&host, "plain").calls, 1);
+}
+
+/// Stages a pack and activates it.
+fn swap(host: &Host, pack: &TestPack) -> crate::InstallReport {
+    let staged = host.stage(pack.verify().unwrap()).unwrap();
+    host.activate(staged.id).unwrap()
+}
+
+fn states(host: &Host) -> Vec<(u64, GenerationState, usize)> {
+    let generations = host.generations().into_iter();
+    generations.map(|report| (report.generation, report.state, report.holders)).collect()
+}
+
+#[test]
+fn a_staged_pack_serves_nobody_until_it_is_activated_and_only_once() {
+    let host = host(HostConfig::default(), &version(1, &Module::default()));
+    let two = version(2, &Module::default());
+    let staged = host.stage(two.verify().unwrap()).unwrap();
+    assert_eq!((host.generation(), staged.pack.version.as_str()), (2, "2.0.0"));
+    assert_eq!(host.stage(two.verify().unwrap()).unwrap().id, staged.id, "it is staged already");
+    assert_eq!(host.staged().len(), 1);
+    let report = host.activate(staged.id).unwrap();
+    assert_eq!((report.generation, report.replaced.as_deref()), (3, Some("1.0.0")));
+    assert_eq!(report.digest, two.verify().unwrap().digest().to_string());
+    assert_eq!(host.activate(staged.id).unwrap_err().code(), "not_staged");
+    let staged = host.stage(version(3, &Module::default()).verify().unwrap()).unwrap();
+    assert!(host.discard(staged.id));
+    assert!(!host.discard(staged.id));
+    assert!(host.staged().is_empty());
+}
+
+#[test]
+fn no_more_packs_are_staged_than_the_configuration_allows() {
+    let host = Host::new(HostConfig { staged: 2, ..HostConfig::default() }).unwrap();
+    let stage = |n| host.stage(version(n, &Module::default()).verify().unwrap());
+    stage(1).unwrap();
+    let second = stage(2).unwrap();
+    assert_eq!(stage(3).unwrap_err().code(), "stage_full");
+    host.discard(second.id);
+    stage(3).unwrap();
+}
+
+#[test]
+fn a_staged_pack_computes_the_shapes_that_the_host_has_seen() {
+    let host = host(HostConfig::default(), &version(1, &Module::default()));
+    let mut worker = host.worker().unwrap();
+    for dim in [100, 300] {
+        rmsnorm(&mut worker, &host.snapshot(), 1, dim).unwrap();
+    }
+    rmsnorm(&mut worker, &host.snapshot(), 500, 100).unwrap();
+    let stage = |module: &Module| host.stage(version(2, module).verify().unwrap());
+    assert_eq!(stage(&Module::default()).unwrap().rehearsed, 3);
+    // Golden inputs have no rows of 100 columns: only live ones show it.
+    let refused = stage(&but_for(100, "(unreachable)")).unwrap_err();
+    assert_eq!(refused.code(), "kernel_trap");
+    assert!(refused.to_string().contains("live shape [[1, 100], [100]]"), "{refused}");
+    let wrong = spoiled_for(100, "(f32.store (local.get $out) (f32.const 7))");
+    assert_eq!(stage(&wrong).unwrap_err().code(), "kernel_mismatch");
+    assert_eq!(host.generation(), 2);
+}
+
+#[test]
+fn the_old_generation_is_seen_to_drain() {
+    use GenerationState::{Active, Drained, Draining};
+    let host = host(HostConfig::default(), &version(1, &Module::default()));
+    let old = host.pin();
+    assert_eq!(states(&host), [(2, Active, 1), (1, Drained, 0)]);
+    swap(&host, &version(2, &Module::default()));
+    assert_eq!(states(&host)[..2], [(3, Active, 0), (2, Draining, 1)]);
+    assert!(host.serves(3) && !host.serves(2));
+    drop(old);
+    assert_eq!(states(&host)[..2], [(3, Active, 0), (2, Drained, 0)]);
+}
+
+#[test]
+fn going_back_compiles_nothing_and_keeps_what_is_known_of_the_kernels() {
+    let config = HostConfig { quarantine_after: 1, ..HostConfig::default() };
+    let host = host(config, &version(1, &but_for(100, "(unreachable)")));
+    let mut worker = host.worker().unwrap();
+    rmsnorm(&mut worker, &host.pin(), 1, 64).unwrap();
+    swap(&host, &version(2, &Module::default()));
+    assert_eq!(host.previous_generation(), Some(2));
+    let report = host.roll_back(2).unwrap();
+    assert_eq!((report.generation, report.restores), (4, Some(2)));
+    assert_eq!(report.packs[0].version, "1.0.0");
+    assert_eq!(host.previous_generation(), Some(1), "not the one that was left");
+    rmsnorm(&mut worker, &host.pin(), 1, 100).unwrap();
+    let of_one = |host: &Host| {
+        let mut stats = host.stats().into_iter();
+        stats.find(|stats| stats.pack_version == "1.0.0").unwrap()
+    };
+    let figures = of_one(&host);
+    assert_eq!((figures.calls, figures.fallbacks, figures.quarantined), (1, 1, true));
+    assert!(figures.current);
+    host.roll_back(3).unwrap();
+    host.roll_back(4).unwrap();
+    rmsnorm(&mut worker, &host.pin(), 1, 64).unwrap();
+    assert_eq!(of_one(&host).calls, 1, "it stays out of service");
+    for (generation, code) in [(6, "generation_not_kept"), (99, "generation_not_kept")] {
+        assert_eq!(host.roll_back(generation).unwrap_err().code(), code);
+    }
+}
+
+#[test]
+fn generations_are_kept_up_to_a_number() {
+    let host = Host::new(HostConfig { kept_generations: 2, ..HostConfig::default() }).unwrap();
+    for n in 1..=4 {
+        swap(&host, &version(n, &Module::default()));
+    }
+    let kept: Vec<u64> = states(&host).iter().map(|state| state.0).collect();
+    assert_eq!(kept, [5, 4, 3]);
+    assert_eq!(host.roll_back(2).unwrap_err().code(), "generation_not_kept");
+    assert_eq!(host.roll_back(3).unwrap().packs[0].version, "2.0.0");
+}
+
+#[test]
+fn a_barred_pack_enters_by_no_way_until_it_is_cleared() {
+    let (one, two) = (version(1, &Module::default()), version(2, &Module::default()));
+    let host = host(HostConfig::default(), &one);
+    let digest = one.verify().unwrap().digest().to_string();
+    let staged = host.stage(two.verify().unwrap()).unwrap();
+    host.activate(staged.id).unwrap();
+    host.bar(&digest, "it was slow");
+    for refused in [
+        host.stage(one.verify().unwrap()).unwrap_err(),
+        host.install(one.verify().unwrap()).unwrap_err(),
+        host.roll_back(2).unwrap_err(),
+    ] {
+        assert_eq!(refused.code(), "pack_barred");
+        assert!(refused.to_string().contains("it was slow"), "{refused}");
+    }
+    assert_eq!(host.barred(), [(digest.clone(), "it was slow".to_owned())]);
+    assert!(host.clear(&digest));
+    assert!(!host.clear(&digest));
+    host.roll_back(2).unwrap();
+}
+
+#[test]
+fn a_trial_has_its_share_of_the_steps_and_can_be_promoted() {
+    let host = host(HostConfig::default(), &version(1, &Module::default()));
+    let staged = host.stage(version(2, &Module::default()).verify().unwrap()).unwrap();
+    assert_eq!(host.start_canary(staged.id, 0.0).unwrap_err().code(), "canary_share");
+    let canary = host.start_canary(staged.id, 0.05).unwrap().generation;
+    let mut worker = host.worker().unwrap();
+    for _ in 0..200 {
+        rmsnorm(&mut worker, &host.pin(), 1, 64).unwrap();
+    }
+    let calls = |version: &str| {
+        let stats = host.stats();
+        stats.iter().find(|stats| stats.pack_version == version).unwrap().calls
+    };
+    assert_eq!((calls("1.0.0"), calls("2.0.0")), (190, 10));
+    assert_eq!((host.generation(), host.serves(canary)), (2, true));
+    assert_eq!(states(&host)[0], (3, GenerationState::Canary { share: 0.05 }, 0));
+    let other = version(3, &Module::default());
+    let staged = host.stage(other.verify().unwrap()).unwrap();
+    assert_eq!(host.activate(staged.id).unwrap_err().code(), "canary_running");
+    assert_eq!(host.install(other.verify().unwrap()).unwrap_err().code(), "canary_running");
+    assert_eq!(host.promote_canary().unwrap(), canary);
+    assert_eq!((host.generation(), host.serves(2)), (canary, false));
+    assert_eq!(worker.instances(), 2);
+    rmsnorm(&mut worker, &host.pin(), 1, 64).unwrap();
+    assert_eq!(worker.instances(), 1);
+    assert_eq!(host.end_canary().unwrap_err().code(), "no_canary");
+    host.roll_back(2).unwrap();
+}
+
+#[test]
+fn a_trial_that_ended_leaves_nothing_to_go_back_to() {
+    let host = host(HostConfig::default(), &version(1, &Module::default()));
+    let staged = host.stage(version(2, &Module::default()).verify().unwrap()).unwrap();
+    let canary = host.start_canary(staged.id, 1.0).unwrap().generation;
+    let step = host.pin();
+    assert_eq!(step.generation(), canary);
+    assert_eq!(host.end_canary().unwrap(), canary);
+    assert_eq!(host.pin().generation(), 2);
+    assert_eq!(states(&host)[0], (canary, GenerationState::Draining, 1));
+    assert_eq!(host.roll_back(canary).unwrap_err().code(), "generation_not_kept");
+    drop(step);
+    assert_eq!(states(&host).len(), 2, "it is forgotten when it has drained");
+}
+
+#[test]
+fn calls_of_a_trial_are_checked_more_often() {
+    let config = HostConfig { canary_check_every: 4, ..HostConfig::default() };
+    let host = host(config, &version(1, &Module::default()));
+    // Wrong for 96 columns, but not at once: the first run of an instance is always checked.
+    let wrong = spoiled_for(96, "(f32.store (local.get $out) (f32.const 7))");
+    let staged = host.stage(version(2, &wrong).verify().unwrap()).unwrap();
+    host.start_canary(staged.id, 1.0).unwrap();
+    let mut worker = host.worker().unwrap();
+    let (x, weight) = input(1, 96);
+    for dim in [64, 96, 96, 96, 96] {
+        let snap = host.pin();
+        let slot = snap.slot(&OpKey::rmsnorm_f32()).unwrap();
+        let (x, weight) = (Operand::f32(&x[..dim]), Operand::f32(&weight[..dim]));
+        let call = OpCall::rmsnorm(x, weight, 1, dim as u32, 1e-5);
+        worker.call(&snap, slot, &call, &mut vec![0; dim * 4]).unwrap();
+    }
+    assert_eq!(stats(&host, "rmsnorm_f32").failures["kernel_mismatch"], 1);
+}
+
+#[test]
+fn a_thousand_swaps_under_load_fail_no_call_and_leave_nothing_behind() {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+    let cache = tempfile::tempdir().unwrap();
+    let cache_dir = Some(cache.path().join("cache"));
+    let packs = [version(1, &Module::default()), version(2, &Module::default())];
+    let host = host(HostConfig { cache_dir, ..HostConfig::default() }, &packs[1]);
+    let (done, calls) = (AtomicBool::new(false), AtomicU64::new(0));
+    let all_done = std::sync::Barrier::new(3);
+    std::thread::scope(|scope| {
+        let serve = || {
+            let mut worker = host.worker().unwrap();
+            while !done.load(Relaxed) {
+                rmsnorm(&mut worker, &host.pin(), 1, 64).unwrap();
+                calls.fetch_add(1, Relaxed);
+            }
+            // Nobody holds an old generation any more.
+            all_done.wait();
+            rmsnorm(&mut worker, &host.pin(), 1, 64).unwrap();
+            assert_eq!(worker.instances(), 1);
+            assert!(worker.lanes() < 200, "{} lanes", worker.lanes());
+        };
+        (0..3).for_each(|_| drop(scope.spawn(serve)));
+        for n in 0..1000 {
+            let seen = calls.load(Relaxed);
+            swap(&host, &packs[n % 2]);
+            // Some calls on every generation, so that instances come and go.
+            while n % 10 == 0 && calls.load(Relaxed) < seen + 3 {
+                std::thread::yield_now();
+            }
+        }
+        done.store(true, Relaxed);
+    });
+    let stats = host.stats();
+    let mine = || stats.iter().filter(|stats| stats.kernel == "rmsnorm_f32");
+    assert_eq!(mine().map(|stats| stats.fallbacks).sum::<u64>(), 0);
+    assert_eq!(host.generation(), 1002);
+    assert!(mine().count() < 600, "{} ledgers", mine().count());
+    assert_eq!(host.generations().len(), 9);
 }

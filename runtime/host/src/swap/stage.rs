@@ -1,0 +1,342 @@
+//! Staging: a pack is gated, compiled, proved and rehearsed beside those that run.
+
+use super::generations::Generations;
+use crate::admit::{self, AdmittedKernel, Means};
+use crate::config::Compiler;
+use crate::error::{HostError, Refusal};
+use crate::gate::{self, GatedKernel, Skipped};
+use crate::host::{Host, Shared, lock};
+use crate::kernel::KernelCode;
+use crate::registry::{PackCode, PackId};
+use ruvllm_signing::VerifiedPack;
+use serde::Serialize;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+/// How much less than others a staging thread is worth to the scheduler of the system, on Linux: it
+/// gets a thirtieth of a core that a serving thread wants too.
+#[cfg(target_os = "linux")]
+const NICE: i32 = 15;
+
+/// A pack that is ready to be published.
+#[derive(Clone)]
+pub(crate) struct Staged {
+    pub(crate) code: Arc<PackCode>,
+    pub(crate) report: StageReport,
+}
+
+/// A pack that is staged: compiled, proved and rehearsed, and published by nobody yet.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct StageReport {
+    /// The number under which it can be activated or discarded.
+    pub id: u64,
+    /// Which pack.
+    #[serde(flatten)]
+    pub pack: PackId,
+    /// Kernels that were admitted.
+    pub kernels: Vec<String>,
+    /// Kernels that this host cannot run, with the reasons.
+    pub skipped: Vec<(String, Vec<String>)>,
+    /// What the cache of machine code did for it.
+    pub cache: CacheUse,
+    /// Calls that its kernels computed in shapes that this host has seen, each held against the f64
+    /// oracle.
+    pub rehearsed: usize,
+}
+
+/// What became of a pack that was installed.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct InstallReport {
+    /// Its name.
+    pub pack: String,
+    /// Its version.
+    pub version: String,
+    /// SHA-256 of its manifest, in hexadecimal.
+    pub digest: String,
+    /// The generation that it opened.
+    pub generation: u64,
+    /// Kernels that were admitted.
+    pub kernels: Vec<String>,
+    /// Kernels that this host cannot run, with the reasons: made for another executor, mostly.
+    pub skipped: Vec<(String, Vec<String>)>,
+    /// The version that it replaced.
+    pub replaced: Option<String>,
+    /// What the cache of machine code did for it.
+    pub cache: CacheUse,
+    /// Calls that its kernels computed in shapes that this host has seen.
+    pub rehearsed: usize,
+}
+
+/// What the cache of machine code did for a pack.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct CacheUse {
+    /// Kernels that were compiled and admitted at an earlier time.
+    pub hits: usize,
+    /// Kernels that were compiled and admitted now.
+    pub misses: usize,
+    /// Why the configured cache is not used.
+    pub unusable: Option<String>,
+}
+
+impl StageReport {
+    pub(super) fn installed(self, generation: u64, replaced: Option<String>) -> InstallReport {
+        let Self { pack, kernels, skipped, cache, rehearsed, .. } = self;
+        let PackId { name, version, digest } = pack;
+        let pack = name;
+        InstallReport {
+            pack,
+            version,
+            digest,
+            generation,
+            kernels,
+            skipped,
+            replaced,
+            cache,
+            rehearsed,
+        }
+    }
+}
+
+impl Generations {
+    /// # Errors
+    /// [`HostError::NotStaged`].
+    pub(super) fn staged(&self, id: u64) -> Result<&Staged, HostError> {
+        self.staged.iter().find(|s| s.report.id == id).ok_or(HostError::NotStaged { id })
+    }
+
+    /// # Errors
+    /// [`HostError::StageFull`].
+    fn has_room(&self, limit: usize) -> Result<(), HostError> {
+        if self.staged.len() < limit { Ok(()) } else { Err(HostError::StageFull { limit }) }
+    }
+}
+
+impl Host {
+    /// Takes a pack in: gates it, compiles and admits its kernels, publishes a new generation in
+    /// which it stands in place of any pack of its name.
+    ///
+    /// Takes as long as compiling does, on every core; calls go on meanwhile. A live server stages
+    /// instead: see [`Host::stage`].
+    ///
+    /// # Errors
+    /// [`HostError::Refused`] with everything that speaks against it: nothing was published then,
+    /// and unless all gates were passed, nothing compiled. [`HostError::Executor`] where the
+    /// sandbox cannot be set up here; [`HostError::CanaryRunning`] and [`HostError::Barred`].
+    pub fn install(&self, pack: VerifiedPack) -> Result<InstallReport, HostError> {
+        self.install_with(pack, &self.shared.config.compiler)
+    }
+
+    /// Takes a pack in that is part of the program itself: as [`Host::install`], but compiled in
+    /// this process whatever the configuration says.
+    ///
+    /// # Errors
+    /// As for [`Host::install`].
+    pub fn install_embedded(&self, pack: VerifiedPack) -> Result<InstallReport, HostError> {
+        self.install_with(pack, &Compiler::InProcess)
+    }
+
+    fn install_with(
+        &self,
+        pack: VerifiedPack,
+        compiler: &Compiler,
+    ) -> Result<InstallReport, HostError> {
+        let shared = &self.shared;
+        shared.no_canary()?;
+        lock(&shared.generations).admits(&PackId::of(&pack))?;
+        let staged = shared.prepare(&pack, compiler, cores())?;
+        shared.activate_pack(&mut lock(&shared.generations), staged)
+    }
+
+    /// Makes a pack ready to be activated: gates it, compiles and admits its kernels, and lets them
+    /// compute calls of the shapes that this host has seen, against the f64 oracle.
+    ///
+    /// Works on [`crate::HostConfig::staging_threads`] threads of a low priority, and returns when it
+    /// is done. A pack that is staged already is not staged again.
+    ///
+    /// # Errors
+    /// As for [`Host::install`], and [`HostError::StageFull`]. Nothing was staged then.
+    pub fn stage(&self, pack: VerifiedPack) -> Result<StageReport, HostError> {
+        let shared = &self.shared;
+        let id = PackId::of(&pack);
+        {
+            let book = lock(&shared.generations);
+            book.admits(&id)?;
+            if let Some(staged) = book.staged.iter().find(|staged| staged.code.id == id) {
+                return Ok(staged.report.clone());
+            }
+            book.has_room(shared.config.staged)?;
+        }
+        let threads = shared.config.staging_threads.max(1);
+        let prepared = std::thread::scope(|scope| {
+            let work = || {
+                stand_back();
+                shared.prepare(&pack, &shared.config.compiler, threads)
+            };
+            match scope.spawn(work).join() {
+                Ok(prepared) => prepared,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        });
+        let mut staged = prepared?;
+        let mut book = lock(&shared.generations);
+        book.admits(&id)?;
+        book.has_room(shared.config.staged)?;
+        book.last_staged += 1;
+        staged.report.id = book.last_staged;
+        let report = staged.report.clone();
+        book.staged.push(staged);
+        Ok(report)
+    }
+
+    /// The packs that are staged, oldest first.
+    pub fn staged(&self) -> Vec<StageReport> {
+        let book = lock(&self.shared.generations);
+        book.staged.iter().map(|staged| staged.report.clone()).collect()
+    }
+
+    /// Lets go of a staged pack. `false` where none has that number.
+    pub fn discard(&self, id: u64) -> bool {
+        let mut book = lock(&self.shared.generations);
+        let before = book.staged.len();
+        book.staged.retain(|staged| staged.report.id != id);
+        book.staged.len() < before
+    }
+}
+
+impl Shared {
+    /// Gates, compiles, admits and rehearses a pack.
+    pub(super) fn prepare(
+        &self,
+        pack: &VerifiedPack,
+        compiler: &Compiler,
+        threads: usize,
+    ) -> Result<Staged, HostError> {
+        let manifest = pack.manifest();
+        let id = PackId::of(pack);
+        let refused = |refusals| HostError::Refused {
+            pack: id.name.clone(),
+            version: id.version.clone(),
+            refusals,
+        };
+        let executor = self.executor()?;
+        let (cache, unusable) = match &self.cache {
+            None => (None, None),
+            Some(Ok(cache)) => (Some(cache), None),
+            Some(Err(why)) => (None, Some(why.clone())),
+        };
+        let means = Means { executor: &*executor, compiler, cache, threads };
+        let bytes = |id: &str| pack.kernel_bytes(id);
+        let gated = gate::pass(manifest, bytes, &self.config, &means).map_err(refused)?;
+        let admitted = self.admit_all(gated.kernels, pack, &means).map_err(refused)?;
+        let hits = admitted.iter().filter(|admitted| admitted.cached).count();
+        let rehearsed = admitted.iter().map(|admitted| admitted.rehearsed).sum();
+        let cache_use = CacheUse { hits, misses: admitted.len() - hits, unusable };
+        if let Some(cache) = cache
+            && cache_use.misses > 0
+        {
+            cache.trim();
+        }
+        let kernel = |admitted: Admitted| {
+            KernelCode::sandboxed(admitted.kernel, (id.name.clone(), id.version.clone()))
+        };
+        let kernels: Vec<KernelCode> = admitted.into_iter().map(kernel).collect();
+        let skips = |s: &Skipped| (s.kernel.clone(), s.reasons.clone());
+        let report = StageReport {
+            id: 0,
+            kernels: kernels.iter().map(|kernel| kernel.ledger.kernel.clone()).collect(),
+            skipped: gated.skipped.iter().map(skips).collect(),
+            cache: cache_use,
+            rehearsed,
+            pack: id.clone(),
+        };
+        let fallbacks = manifest.fallbacks.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+        let (skipped, published) = (gated.skipped, Mutex::new(Weak::new()));
+        let code = Arc::new(PackCode { id, kernels, skipped, fallbacks, published });
+        Ok(Staged { code, report })
+    }
+
+    /// Compiles, admits and rehearses: nearly all the time of an installation goes here.
+    fn admit_all(
+        &self,
+        gated: Vec<GatedKernel>,
+        pack: &VerifiedPack,
+        means: &Means<'_>,
+    ) -> Result<Vec<Admitted>, Vec<Refusal>> {
+        let jobs: Vec<Mutex<Option<GatedKernel>>> =
+            gated.into_iter().map(|kernel| Mutex::new(Some(kernel))).collect();
+        let done: Vec<OnceLock<Result<Admitted, Refusal>>> =
+            jobs.iter().map(|_| OnceLock::new()).collect();
+        // The largest first: it would keep one core busy when the others are done.
+        let size = |id: &str| pack.kernel_bytes(id).map_or(0, <[u8]>::len);
+        let mut order: Vec<usize> = (0..jobs.len()).collect();
+        order.sort_by_key(|&i| {
+            std::cmp::Reverse(lock(&jobs[i]).as_ref().map_or(0, |k| size(&k.id)))
+        });
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some(&i) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
+                // Taken before the work begins, so that no lock is held meanwhile.
+                let taken = lock(&jobs[i]).take();
+                if let Some(kernel) = taken {
+                    let wasm = pack.kernel_bytes(&kernel.id).unwrap_or(&[]);
+                    let admitted =
+                        admit::admit(kernel, wasm, means).and_then(|(kernel, cached)| {
+                            let rehearsed =
+                                admit::rehearse(&kernel, &self.shapes.of(kernel.key()))?;
+                            Ok(Admitted { kernel, cached, rehearsed })
+                        });
+                    let _ = done[i].set(admitted);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..means.threads.min(jobs.len()) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        let (mut admitted, mut refusals) = (Vec::new(), Vec::new());
+        for result in done.into_iter().filter_map(OnceLock::into_inner) {
+            match result {
+                Ok(kernel) => admitted.push(kernel),
+                Err(refusal) => refusals.push(refusal),
+            }
+        }
+        if refusals.is_empty() { Ok(admitted) } else { Err(refusals) }
+    }
+}
+
+/// A kernel that was admitted, and what that took.
+struct Admitted {
+    kernel: AdmittedKernel,
+    /// Whether it was compiled and proved at an earlier time.
+    cached: bool,
+    /// Calls of live shapes that it computed.
+    rehearsed: usize,
+}
+
+impl PackId {
+    pub(crate) fn of(pack: &VerifiedPack) -> Self {
+        let manifest = pack.manifest();
+        Self {
+            name: manifest.name.to_string(),
+            version: manifest.version.to_string(),
+            digest: pack.digest().to_string(),
+        }
+    }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Lets serving threads go first wherever they want the core that the calling thread runs on, for
+/// good; threads that it starts inherit that.
+fn stand_back() {
+    // Elsewhere it would slow the whole process. A system that refuses costs some smoothness.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::nice(NICE);
+}
