@@ -1,6 +1,7 @@
-//! Files that the host keeps between runs: read whole under a cap, replaced whole.
+//! Files that the host keeps between runs: read whole under a cap, replaced whole, in directories
+//! of this user alone.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::path::Path;
 
@@ -25,5 +26,59 @@ pub(crate) fn replace(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     let mut file = tempfile::Builder::new().prefix(".").tempfile_in(directory)?;
     parts.iter().try_for_each(|part| file.write_all(part))?;
     file.persist(path)?;
+    Ok(())
+}
+
+/// As [`replace`], of one that is still there after the power has failed.
+#[cfg(feature = "supervisor")]
+pub(crate) fn replace_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let mut file = tempfile::Builder::new().prefix(".").tempfile_in(directory)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    // The name lies in the directory. Elsewhere directories cannot be opened.
+    #[cfg(unix)]
+    File::open(directory)?.sync_all()?;
+    Ok(())
+}
+
+/// Makes a directory of this user alone where it is missing.
+///
+/// # Errors
+/// A sentence: why it is not to be used.
+pub(crate) fn private_directory(directory: &Path) -> Result<(), String> {
+    let shown = directory.display();
+    let mut builder = DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(directory).map_err(|e| format!("cannot create {shown}: {e}"))?;
+    let metadata =
+        fs::symlink_metadata(directory).map_err(|e| format!("cannot look at {shown}: {e}"))?;
+    if !metadata.is_dir() {
+        return Err(format!("{shown} is not a directory (links are not followed)"));
+    }
+    owner_only(&metadata).map_err(|what| format!("{shown} {what}"))
+}
+
+/// Whether only this process's user can read and write there.
+#[cfg(unix)]
+pub(crate) fn owner_only(metadata: &fs::Metadata) -> Result<(), String> {
+    use std::os::unix::fs::MetadataExt;
+    let (owner, me) = (metadata.uid(), rustix::process::geteuid().as_raw());
+    if owner != me {
+        return Err(format!("belongs to user {owner}, not to {me}: give another directory"));
+    }
+    if metadata.mode() & 0o077 != 0 {
+        let mode = metadata.mode() & 0o777;
+        return Err(format!("is open to others (mode {mode:o}): chmod go= it, or remove it"));
+    }
+    Ok(())
+}
+
+/// Elsewhere a user's own directories are closed to others by default.
+#[cfg(not(unix))]
+pub(crate) fn owner_only(_: &fs::Metadata) -> Result<(), String> {
     Ok(())
 }

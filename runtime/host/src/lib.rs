@@ -27,6 +27,7 @@ mod gate;
 mod host;
 mod kernel;
 mod key;
+mod latency;
 mod module_gate;
 mod plan;
 mod race;
@@ -57,6 +58,16 @@ pub use ruvllm_manifest::ParamValue;
 pub use select::{Candidate, Explanation, Verdict};
 pub use stats::OpStats;
 pub use swap::generations::{GenerationReport, GenerationState};
+pub use swap::health::{
+    Comparison, Health, HealthLimits, HealthWindow, Latency, Losses, Sickness, Vitals,
+};
+#[cfg(feature = "supervisor")]
+pub use swap::history::{HistoryEntry, HistoryError, HistoryEvent};
 pub use swap::stage::{CacheUse, InstallReport, StageReport};
+#[cfg(feature = "supervisor")]
+pub use swap::supervisor::{
+    HealthReport, MonotonicClock, Probe, Supervisor, SupervisorConfig, SupervisorError,
+    SwapCounters, Watchdog,
+};
 pub use tensor::Tensor;
 pub use worker::Worker;

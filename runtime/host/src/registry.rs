@@ -32,7 +32,7 @@ pub struct PackId {
     pub name: String,
     /// Its version.
     pub version: String,
-    /// SHA-256 of its manifest, in hexadecimal, which ties down every byte of it.
+    /// `sha256:` and the hexadecimal hash of its manifest, which ties down every byte of it.
     pub digest: String,
 }
 
@@ -231,6 +231,11 @@ impl RegistrySnapshot {
 
     pub(crate) fn slots(&self) -> &[Slot] {
         &self.slots
+    }
+
+    /// Which packs it has, newest first.
+    pub fn pack_ids(&self) -> Vec<PackId> {
+        self.packs.iter().map(|pack| pack.code.id.clone()).collect()
     }
 
     /// The packs, newest first.

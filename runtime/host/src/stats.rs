@@ -6,6 +6,7 @@
 
 use crate::OpKey;
 use crate::error::Failure;
+use crate::latency::{SIZES, Tally, Times};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -22,6 +23,8 @@ pub(crate) struct Counters {
     brief: AtomicU64,
     timed: AtomicU64,
     timed_nanos: AtomicU64,
+    /// Every time that was taken, by class of sizes.
+    times: [Tally; SIZES],
 }
 
 /// How long a call took.
@@ -35,17 +38,23 @@ pub(crate) enum Timing {
 
 impl Counters {
     #[inline]
-    pub(crate) fn answered(&self, timing: Timing) {
+    pub(crate) fn answered(&self, size: usize, timing: Timing) {
         // One thread writes, so nothing is lost between load and store.
         let add = |counter: &AtomicU64, n: u64| counter.store(counter.load(Relaxed) + n, Relaxed);
         add(&self.calls, 1);
         match timing {
-            Timing::Each(took) => add(&self.nanos, took.as_nanos() as u64),
+            Timing::Each(took) => {
+                let nanos = took.as_nanos() as u64;
+                add(&self.nanos, nanos);
+                self.times[size].add(nanos);
+            }
             Timing::Sampled(took) => {
                 add(&self.brief, 1);
                 if let Some(took) = took {
+                    let nanos = took.as_nanos() as u64;
                     add(&self.timed, 1);
-                    add(&self.timed_nanos, took.as_nanos() as u64);
+                    add(&self.timed_nanos, nanos);
+                    self.times[size].add(nanos);
                 }
             }
         }
@@ -80,6 +89,7 @@ struct Open {
     /// Sums of workers that are gone.
     calls: u64,
     nanos: u64,
+    times: [Times; SIZES],
     failures: BTreeMap<&'static str, u64>,
 }
 
@@ -133,6 +143,7 @@ impl Ledger {
             open.workers.swap_remove(at);
             open.calls += counters.calls.load(Relaxed);
             open.nanos += counters.nanos();
+            open.times.iter_mut().zip(&counters.times).for_each(|(sum, tally)| sum.take(tally));
         }
     }
 
@@ -144,6 +155,21 @@ impl Ledger {
         }
         let count = self.counted.fetch_add(1, Relaxed) + 1;
         count >= quarantine_after.max(1) && !self.quarantined.swap(true, Relaxed)
+    }
+
+    /// The times that were taken, by class of sizes.
+    pub(crate) fn times(&self) -> [Times; SIZES] {
+        let open = self.lock();
+        let mut times = open.times.clone();
+        for worker in &open.workers {
+            times.iter_mut().zip(&worker.times).for_each(|(sum, tally)| sum.take(tally));
+        }
+        times
+    }
+
+    /// Failed calls by [`Failure::code`].
+    pub(crate) fn failures(&self) -> BTreeMap<&'static str, u64> {
+        self.lock().failures.clone()
     }
 
     pub(crate) fn report(&self, current: bool) -> OpStats {
@@ -222,8 +248,8 @@ mod tests {
     fn sums_keep_what_closed_workers_counted() {
         let ledger = ledger();
         let (one, two) = (ledger.open(), ledger.open());
-        one.answered(Timing::Each(Duration::from_nanos(5)));
-        two.answered(Timing::Each(Duration::from_nanos(7)));
+        one.answered(0, Timing::Each(Duration::from_nanos(5)));
+        two.answered(0, Timing::Each(Duration::from_nanos(7)));
         ledger.close(&one);
         drop(one);
         let report = ledger.report(true);
@@ -234,9 +260,9 @@ mod tests {
     fn timed_brief_calls_stand_for_the_others() {
         let ledger = ledger();
         let counters = ledger.open();
-        counters.answered(Timing::Each(Duration::from_nanos(1000)));
+        counters.answered(0, Timing::Each(Duration::from_nanos(1000)));
         for took in [Some(4), None, None, Some(8), None, None] {
-            counters.answered(Timing::Sampled(took.map(Duration::from_nanos)));
+            counters.answered(0, Timing::Sampled(took.map(Duration::from_nanos)));
         }
         let report = ledger.report(true);
         assert_eq!((report.calls, report.nanos), (7, 1000 + 6 * 6));

@@ -1,7 +1,8 @@
-//! The clock that running kernels are held against.
+//! Threads that do something at a steady pace: the clock that running kernels are held against, and
+//! the watch over a new generation.
 //!
-//! One thread per engine bumps the epoch at a steady pace. It starts with the first kernel that
-//! could run and stops when the host goes. The pace is a lower bound: a busy machine ticks late,
+//! The clock's thread starts with the first kernel that could run and stops when the host goes. The
+//! pace is a lower bound: a busy machine ticks late,
 //! never early, so a deadline errs in favour of the kernel.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -9,15 +10,17 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Bumps an epoch every `period` from its first [`Ticker::start`] until it is dropped.
+/// Ticks every `period` from its first [`Ticker::start`] until it is dropped.
 pub(crate) struct Ticker {
+    name: &'static str,
     period: Duration,
     running: Mutex<Option<(mpsc::Sender<()>, JoinHandle<()>)>>,
 }
 
 impl Ticker {
-    pub(crate) fn new(period: Duration) -> Self {
-        Self { period: period.max(Duration::from_micros(100)), running: Mutex::new(None) }
+    /// A ticker whose thread has this name.
+    pub(crate) fn new(name: &'static str, period: Duration) -> Self {
+        Self { name, period: period.max(Duration::from_micros(100)), running: Mutex::new(None) }
     }
 
     /// Starts the thread unless it already runs.
@@ -28,7 +31,7 @@ impl Ticker {
         }
         let (stop, stopped) = mpsc::channel::<()>();
         let period = self.period;
-        let thread = std::thread::Builder::new().name("ruvllm-ticker".into()).spawn(move || {
+        let thread = std::thread::Builder::new().name(self.name.into()).spawn(move || {
             while stopped.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
                 tick();
             }
@@ -58,7 +61,7 @@ mod tests {
     #[test]
     fn it_ticks_once_started_and_stops_on_drop() {
         let count = Arc::new(AtomicU32::new(0));
-        let ticker = Ticker::new(Duration::from_millis(1));
+        let ticker = Ticker::new("ticker", Duration::from_millis(1));
         let seen = count.clone();
         ticker
             .start(move || {

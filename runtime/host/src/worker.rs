@@ -10,6 +10,7 @@ use crate::error::{Failure, Incident};
 use crate::exec::window::Bench;
 use crate::host::Shared;
 use crate::kernel::{Body, Kernel};
+use crate::latency::size;
 use crate::plan::{CallBytes, CallPlan};
 use crate::race::{Race, class};
 use crate::registry::{OpSlot, RegistrySnapshot, Slot};
@@ -272,10 +273,13 @@ impl Worker {
         let started = timed.then(Instant::now);
         self.attempt(kernel, target, call, bytes, out)?;
         if let Some(open) = &self.lanes[kernel.uid].open {
-            open.counters.answered(match started.map(|started| started.elapsed()) {
-                Some(took) if !brief => Timing::Each(took),
-                took => Timing::Sampled(took),
-            });
+            open.counters.answered(
+                size(bytes.total()),
+                match started.map(|started| started.elapsed()) {
+                    Some(took) if !brief => Timing::Each(took),
+                    took => Timing::Sampled(took),
+                },
+            );
         }
         Ok(())
     }

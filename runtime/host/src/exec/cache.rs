@@ -12,7 +12,7 @@
 
 use super::Artifact;
 use crate::files;
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -73,18 +73,7 @@ impl AotCache {
     /// # Errors
     /// A sentence: why this directory is not used.
     pub(crate) fn open(directory: &Path) -> Result<Self, String> {
-        let shown = directory.display();
-        let mut builder = DirBuilder::new();
-        builder.recursive(true);
-        #[cfg(unix)]
-        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-        builder.create(directory).map_err(|e| format!("cannot create {shown}: {e}"))?;
-        let metadata =
-            fs::symlink_metadata(directory).map_err(|e| format!("cannot look at {shown}: {e}"))?;
-        if !metadata.is_dir() {
-            return Err(format!("{shown} is not a directory (links are not followed)"));
-        }
-        owner_only(&metadata).map_err(|what| format!("{shown} {what}"))?;
+        files::private_directory(directory)?;
         let key = host_key(directory)?;
         Ok(Self { directory: directory.to_owned(), key })
     }
@@ -167,7 +156,8 @@ fn host_key(directory: &Path) -> Result<[u8; KEY_BYTES], String> {
     for _ in 0..4 {
         match fs::symlink_metadata(&path) {
             Ok(metadata) => {
-                owner_only(&metadata).map_err(|what| format!("{} {what}", path.display()))?;
+                files::owner_only(&metadata)
+                    .map_err(|what| format!("{} {what}", path.display()))?;
                 let bytes = files::read_small(&path, KEY_BYTES as u64).unwrap_or_default();
                 if let Ok(key) = bytes.try_into() {
                     return Ok(key);
@@ -195,27 +185,6 @@ fn host_key(directory: &Path) -> Result<[u8; KEY_BYTES], String> {
         }
     }
     Err(format!("{} changes while it is read", path.display()))
-}
-
-/// Whether only this process's user can read and write there.
-#[cfg(unix)]
-fn owner_only(metadata: &fs::Metadata) -> Result<(), String> {
-    use std::os::unix::fs::MetadataExt;
-    let (owner, me) = (metadata.uid(), rustix::process::geteuid().as_raw());
-    if owner != me {
-        return Err(format!("belongs to user {owner}, not to {me}: give another directory"));
-    }
-    if metadata.mode() & 0o077 != 0 {
-        let mode = metadata.mode() & 0o777;
-        return Err(format!("is open to others (mode {mode:o}): chmod go= it, or remove it"));
-    }
-    Ok(())
-}
-
-/// Elsewhere a user's own directories are closed to others by default.
-#[cfg(not(unix))]
-fn owner_only(_: &fs::Metadata) -> Result<(), String> {
-    Ok(())
 }
 
 #[cfg(test)]

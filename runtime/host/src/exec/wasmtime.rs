@@ -74,7 +74,7 @@ impl WasmtimeExecutor {
         engine.precompile_compatibility_hash().hash(&mut fingerprint);
         Ok(Self {
             engine,
-            ticker: Arc::new(Ticker::new(config.tick)),
+            ticker: Arc::new(Ticker::new("ruvllm-ticker", config.tick)),
             deterministic: config.deterministic,
             fingerprint: fingerprint.0.finalize().into(),
         })

@@ -169,7 +169,7 @@ impl Shared {
         ([pack.clone()].into_iter().chain(others).collect(), replaced)
     }
 
-    fn active_packs(&self) -> Vec<Arc<PackCode>> {
+    pub(super) fn active_packs(&self) -> Vec<Arc<PackCode>> {
         let published = self.published.load();
         published.active.pack_records().iter().map(|record| record.code.clone()).collect()
     }
@@ -324,6 +324,15 @@ impl Host {
     /// go of them.
     pub fn serves(&self, generation: u64) -> bool {
         self.shared.published.load().serves(generation)
+    }
+
+    /// The generation of that number, where steps may be given to it.
+    #[cfg(feature = "supervisor")]
+    pub(super) fn serving(&self, generation: u64) -> Option<Arc<RegistrySnapshot>> {
+        let published = self.shared.published.load();
+        let canary = published.canary.as_ref().map(|canary| &canary.snapshot);
+        let mut serving = [&published.active].into_iter().chain(canary);
+        serving.find(|snapshot| snapshot.generation() == generation).cloned()
     }
 
     /// The generations that are active, on trial, held by somebody, or kept for going back, newest

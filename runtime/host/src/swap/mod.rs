@@ -17,5 +17,12 @@
 
 pub(crate) mod canary;
 pub(crate) mod generations;
+pub(crate) mod health;
+#[cfg(feature = "supervisor")]
+pub(crate) mod history;
 pub(crate) mod shapes;
 pub(crate) mod stage;
+#[cfg(feature = "supervisor")]
+mod store;
+#[cfg(feature = "supervisor")]
+pub(crate) mod supervisor;

@@ -53,7 +53,7 @@ pub struct InstallReport {
     pub pack: String,
     /// Its version.
     pub version: String,
-    /// SHA-256 of its manifest, in hexadecimal.
+    /// `sha256:` and the hexadecimal hash of its manifest.
     pub digest: String,
     /// The generation that it opened.
     pub generation: u64,
@@ -203,6 +203,46 @@ impl Host {
         let before = book.staged.len();
         book.staged.retain(|staged| staged.report.id != id);
         book.staged.len() < before
+    }
+}
+
+#[cfg(feature = "supervisor")]
+impl Host {
+    /// Publishes these packs, newest first, and behind them those that are active now and have none of
+    /// their names. What is not active is loaded. Gives the packs that could not be, with the reasons;
+    /// barred ones are among them.
+    pub(super) fn restore(
+        &self,
+        packs: &[PackId],
+        load: impl Fn(&PackId) -> Result<VerifiedPack, String>,
+    ) -> Vec<(PackId, String)> {
+        let shared = &self.shared;
+        let active = shared.active_packs();
+        let mut left_out = Vec::new();
+        let mut restored: Vec<Arc<PackCode>> = Vec::new();
+        for id in packs {
+            let code = match active.iter().find(|code| code.id == *id) {
+                Some(code) => Ok(code.clone()),
+                None => load(id).and_then(|pack| {
+                    lock(&shared.generations).admits(id).map_err(|e| e.to_string())?;
+                    let staged = shared.prepare(&pack, &shared.config.compiler, cores());
+                    staged.map(|staged| staged.code).map_err(|e| e.to_string())
+                }),
+            };
+            match code {
+                Ok(code) => restored.push(code),
+                Err(reason) => left_out.push((id.clone(), reason)),
+            }
+        }
+        for code in &active {
+            if !restored.iter().any(|other| other.id.name == code.id.name) {
+                restored.push(code.clone());
+            }
+        }
+        if !restored.iter().map(|code| &code.id).eq(active.iter().map(|code| &code.id)) {
+            shared.publish(&mut lock(&shared.generations), restored, None);
+        }
+        left_out
     }
 }
 

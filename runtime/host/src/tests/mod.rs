@@ -4,6 +4,8 @@ mod admission;
 mod caching;
 mod generic;
 mod running;
+#[cfg(feature = "supervisor")]
+mod supervising;
 mod swapping;
 
 use crate::{

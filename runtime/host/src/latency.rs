@@ -1,0 +1,130 @@
+//! How long calls take: counts in buckets of time, for calls of about one size.
+//!
+//! Means of few calls say nothing on a busy machine, where one that was interrupted takes as long as
+//! a thousand others. Medians do, and buckets of a quarter of an octave are fine enough to compare
+//! two of them.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Classes of sizes: below 4 KiB, then by factors of four.
+pub(crate) const SIZES: usize = 8;
+/// From 16 ns to 33 ms.
+const BUCKETS: usize = 84;
+const FIRST_OCTAVE: u32 = 4;
+
+/// The class of a call that moves so many bytes.
+#[inline]
+pub(crate) fn size(bytes: usize) -> usize {
+    let log = bytes.checked_ilog2().unwrap_or(0) as usize;
+    (log.saturating_sub(10) / 2).min(SIZES - 1)
+}
+
+/// Bytes that calls of a class stay below; `None` for the last.
+pub(crate) fn below(size: usize) -> Option<u64> {
+    (size + 1 < SIZES).then(|| 4096 << (2 * size))
+}
+
+/// Counts that one thread writes.
+#[derive(Debug)]
+pub(crate) struct Tally([AtomicU64; BUCKETS]);
+
+/// Counts, summed over threads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Times([u64; BUCKETS]);
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Self([0; BUCKETS])
+    }
+}
+
+impl Tally {
+    #[inline]
+    pub(crate) fn add(&self, nanos: u64) {
+        let count = &self.0[bucket(nanos)];
+        // One thread writes, so nothing is lost between load and store.
+        count.store(count.load(Relaxed) + 1, Relaxed);
+    }
+}
+
+impl Times {
+    /// Adds what a thread has counted.
+    pub(crate) fn take(&mut self, tally: &Tally) {
+        self.0.iter_mut().zip(&tally.0).for_each(|(sum, count)| *sum += count.load(Relaxed));
+    }
+
+    pub(crate) fn add(&mut self, other: &Times) {
+        self.0.iter_mut().zip(&other.0).for_each(|(sum, count)| *sum += count);
+    }
+
+    /// What came since.
+    pub(crate) fn since(&self, earlier: &Times) -> Times {
+        Times(std::array::from_fn(|i| self.0[i].saturating_sub(earlier.0[i])))
+    }
+
+    pub(crate) fn calls(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    /// Nanoseconds that half of the calls stayed below.
+    pub(crate) fn median(&self) -> f64 {
+        let half = self.calls() as f64 / 2.0;
+        let mut below = 0.0;
+        for (i, &count) in self.0.iter().enumerate() {
+            let count = count as f64;
+            if count > 0.0 && below + count >= half {
+                let (from, to) = (lower(i), lower(i + 1));
+                return from + (to - from) * (half - below) / count;
+            }
+            below += count;
+        }
+        0.0
+    }
+}
+
+fn bucket(nanos: u64) -> usize {
+    let nanos = nanos.max(1 << FIRST_OCTAVE);
+    let octave = nanos.ilog2();
+    let quarter = nanos >> (octave - 2) & 3;
+    ((octave - FIRST_OCTAVE) as usize * 4 + quarter as usize).min(BUCKETS - 1)
+}
+
+/// The least time of a bucket, in nanoseconds.
+fn lower(bucket: usize) -> f64 {
+    let quarters = (4 + bucket % 4) as f64 / 4.0;
+    quarters * 2f64.powi(FIRST_OCTAVE as i32 + (bucket / 4) as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_factors_of_four() {
+        let sizes = [0, 4095, 4096, 16383, 16384, 1 << 22, 1 << 24, usize::MAX].map(size);
+        assert_eq!(sizes, [0, 0, 1, 1, 2, 6, 7, 7]);
+        assert_eq!([0, 1, 6, 7].map(below), [Some(4096), Some(16384), Some(1 << 24), None]);
+    }
+
+    #[test]
+    fn a_median_is_near_and_outliers_do_not_move_it() {
+        for nanos in [20, 100, 999, 12_345, 7_000_000] {
+            let tally = Tally::default();
+            (0..1000).for_each(|_| tally.add(nanos));
+            (0..300).for_each(|_| tally.add(30_000_000));
+            let mut times = Times::default();
+            times.take(&tally);
+            let off = times.median() / nanos as f64;
+            assert!((0.8..1.25).contains(&off), "{nanos}: {}", times.median());
+            assert_eq!(times.calls(), 1300);
+            assert_eq!(times.since(&times), Times::default());
+        }
+        assert_eq!((bucket(0), bucket(16), bucket(u64::MAX)), (0, 0, BUCKETS - 1));
+    }
+}

@@ -1,0 +1,359 @@
+//! Whether a new generation does as well as the old one: figures of both, and the window in which
+//! they are judged.
+//!
+//! [`Comparison`] reads figures, [`HealthWindow`] judges them. The window is a state machine without a
+//! clock or threads of its own: whoever drives it says what time it is.
+
+use crate::latency::{SIZES, Times, below};
+use crate::registry::RegistrySnapshot;
+use crate::stats::Ledger;
+use crate::{Host, OpKey};
+use serde::Serialize;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// What a generation is allowed before it counts as sick.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HealthLimits {
+    /// How long it is watched.
+    pub window: Duration,
+    /// Calls that trap, return a status, or find no instance.
+    pub traps: u64,
+    /// Calls that run into their deadline.
+    pub deadlines: u64,
+    /// Calls whose numbers a cross-check finds wrong.
+    pub wrong_numbers: u64,
+    /// Kernels that are taken out of service.
+    pub quarantines: u64,
+    /// How many times as long as in the old generation the median call of an operation may take, in
+    /// any class of sizes.
+    pub latency_ratio: f64,
+    /// Calls that must have been timed on both sides before their medians are compared. Of calls that
+    /// move less than 4 KiB one in 64 is timed.
+    pub latency_calls: u64,
+    /// By how much the loss on the probe text may be higher, in nats per token.
+    pub loss_margin: f64,
+}
+
+impl Default for HealthLimits {
+    fn default() -> Self {
+        Self {
+            window: Duration::from_secs(300),
+            traps: 0,
+            deadlines: 0,
+            wrong_numbers: 0,
+            quarantines: 0,
+            latency_ratio: 1.5,
+            latency_calls: 512,
+            loss_margin: 0.02,
+        }
+    }
+}
+
+/// Figures of the kernels that are new in a generation, since it was published.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Vitals {
+    /// Calls that trapped, returned a status, or found no instance.
+    pub traps: u64,
+    /// Calls that ran into their deadline.
+    pub deadlines: u64,
+    /// Calls whose numbers a cross-check found wrong.
+    pub wrong_numbers: u64,
+    /// Kernels that were taken out of service.
+    pub quarantines: u64,
+    /// How long calls take, beside the old generation's.
+    pub latencies: Vec<Latency>,
+    /// The loss on the probe text, where there is one.
+    pub losses: Option<Losses>,
+}
+
+/// How long the median call of an operation takes in two generations.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Latency {
+    /// The operation.
+    pub op: OpKey,
+    /// Calls that move less than so many bytes, and not less than a quarter of it; `None` for the
+    /// largest.
+    pub below: Option<u64>,
+    /// Calls that were timed, on the side that has fewer.
+    pub calls: u64,
+    /// In the old generation, in nanoseconds.
+    pub old_nanos: f64,
+    /// In the new one.
+    pub new_nanos: f64,
+}
+
+/// The loss on the probe text in two generations, in nats per token.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Losses {
+    /// In the old generation.
+    pub old: f64,
+    /// In the new one; not a number where the probe failed.
+    pub new: f64,
+}
+
+/// What a window says of its generation.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Health {
+    /// Nothing speaks against it yet.
+    Watching {
+        /// What is left of the window.
+        left: Duration,
+    },
+    /// The window is over, and nothing spoke against it.
+    Healthy,
+    /// It is to be taken back.
+    Sick(Sickness),
+}
+
+/// Why a generation is taken back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Sickness {
+    /// A stable code: `traps`, `deadlines`, `wrong_numbers`, `quarantine`, `latency` or `quality`.
+    pub code: &'static str,
+    /// What was seen.
+    pub detail: String,
+}
+
+impl fmt::Display for Sickness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.detail)
+    }
+}
+
+/// The time in which a new generation is watched.
+#[derive(Clone, Debug)]
+pub struct HealthWindow {
+    limits: HealthLimits,
+    opened: Duration,
+    health: Health,
+}
+
+impl HealthWindow {
+    /// A window that opens at this time, by a clock that does not go backwards.
+    pub fn open(limits: HealthLimits, now: Duration) -> Self {
+        let health = Health::Watching { left: limits.window };
+        Self { limits, opened: now, health }
+    }
+
+    /// What was said last.
+    pub fn health(&self) -> &Health {
+        &self.health
+    }
+
+    /// Judges figures as of this time. Once healthy or sick it stays so.
+    pub fn observe(&mut self, now: Duration, vitals: &Vitals) -> &Health {
+        if let Health::Watching { .. } = self.health {
+            let left = self.limits.window.saturating_sub(now.saturating_sub(self.opened));
+            self.health = match self.limits.objection(vitals) {
+                Some(sickness) => Health::Sick(sickness),
+                None if left.is_zero() => Health::Healthy,
+                None => Health::Watching { left },
+            };
+        }
+        &self.health
+    }
+}
+
+impl HealthLimits {
+    /// The first limit that the figures exceed.
+    fn objection(&self, vitals: &Vitals) -> Option<Sickness> {
+        let counts = [
+            ("wrong_numbers", vitals.wrong_numbers, self.wrong_numbers, "calls gave wrong numbers"),
+            ("deadlines", vitals.deadlines, self.deadlines, "calls ran into their deadline"),
+            ("traps", vitals.traps, self.traps, "calls trapped or returned a status"),
+            ("quarantine", vitals.quarantines, self.quarantines, "kernels went out of service"),
+        ];
+        let exceeded = counts.into_iter().find(|(_, seen, allowed, _)| seen > allowed);
+        if let Some((code, seen, allowed, what)) = exceeded {
+            return Some(Sickness { code, detail: format!("{seen} {what}; {allowed} may") });
+        }
+        let slow = |latency: &&Latency| {
+            latency.calls >= self.latency_calls
+                && latency.new_nanos > latency.old_nanos * self.latency_ratio
+        };
+        if let Some(Latency { op, below, calls, old_nanos, new_nanos }) =
+            vitals.latencies.iter().find(slow)
+        {
+            let size = match below {
+                Some(bytes) => format!("of less than {} KiB", bytes >> 10),
+                None => "of the largest class".to_owned(),
+            };
+            let detail = format!(
+                "{op} takes {new_nanos:.0} ns a call {size} instead of {old_nanos:.0} ns, over \
+                 {calls} calls; {} times as long is allowed",
+                self.latency_ratio
+            );
+            return Some(Sickness { code: "latency", detail });
+        }
+        let Losses { old, new } = vitals.losses?;
+        // A loss that is not a number is never within the margin.
+        let fine = new <= old + self.loss_margin;
+        (!fine).then(|| Sickness {
+            code: "quality",
+            detail: format!(
+                "the loss on the probe text is {new:.4} nats a token instead of {old:.4}; {} more \
+                 is allowed",
+                self.loss_margin
+            ),
+        })
+    }
+}
+
+/// Reads figures of two generations side by side. It holds neither of them.
+pub struct Comparison {
+    ops: Vec<Compared>,
+    marks: Vec<(Arc<Ledger>, Vitals)>,
+}
+
+/// An operation that kernels of the new generation answer.
+struct Compared {
+    op: OpKey,
+    old: Vec<Arc<Ledger>>,
+    new: Vec<(Arc<Ledger>, [Times; SIZES])>,
+}
+
+impl Host {
+    /// Watches what a generation has in other packs than an older one, from this moment on.
+    pub fn compare(&self, old: &RegistrySnapshot, new: &RegistrySnapshot) -> Comparison {
+        let is_new = |ledger: &Arc<Ledger>| !old.kernels().any(|k| Arc::ptr_eq(&k.ledger, ledger));
+        let ledgers = new.kernels().map(|kernel| &kernel.ledger).filter(|ledger| is_new(ledger));
+        let is_first = |ledger: &Ledger| ledger.generation.load(Relaxed) == new.generation();
+        // What was published for the first time counts from its first call, whoever was faster.
+        let mark =
+            |ledger: &Ledger| if is_first(ledger) { Vitals::default() } else { count(ledger) };
+        let marks = ledgers.map(|ledger| (ledger.clone(), mark(ledger))).collect();
+        let ops = new.slots().iter().filter_map(|slot| {
+            let mine = slot.choice.chain.iter().map(|k| &k.ledger).filter(|ledger| is_new(ledger));
+            let times = |ledger: &Ledger| {
+                if is_first(ledger) { Default::default() } else { ledger.times() }
+            };
+            let mine: Vec<_> = mine.map(|ledger| (ledger.clone(), times(ledger))).collect();
+            let theirs = old.slots().iter().find(|other| other.key == slot.key)?;
+            let theirs = theirs.choice.chain.iter().map(|kernel| kernel.ledger.clone());
+            let op = slot.key.clone();
+            (!mine.is_empty()).then(|| Compared { op, old: theirs.collect(), new: mine })
+        });
+        Comparison { ops: ops.collect(), marks }
+    }
+}
+
+impl Comparison {
+    /// The figures of the new generation since then, and those of the old one.
+    pub fn vitals(&self) -> Vitals {
+        let mut vitals = Vitals::default();
+        for (ledger, mark) in &self.marks {
+            let now = count(ledger);
+            vitals.traps += now.traps - mark.traps;
+            vitals.deadlines += now.deadlines - mark.deadlines;
+            vitals.wrong_numbers += now.wrong_numbers - mark.wrong_numbers;
+            vitals.quarantines += now.quarantines - mark.quarantines;
+        }
+        for Compared { op, old, new } in &self.ops {
+            let (mut before, mut after): ([Times; SIZES], [Times; SIZES]) = Default::default();
+            for ledger in old {
+                before.iter_mut().zip(&ledger.times()).for_each(|(sum, times)| sum.add(times));
+            }
+            for (ledger, mark) in new {
+                let since = ledger.times().into_iter().zip(mark).map(|(now, mark)| now.since(mark));
+                after.iter_mut().zip(since).for_each(|(sum, times)| sum.add(&times));
+            }
+            for (size, (before, after)) in before.iter().zip(&after).enumerate() {
+                let calls = before.calls().min(after.calls());
+                if calls > 0 {
+                    vitals.latencies.push(Latency {
+                        op: op.clone(),
+                        below: below(size),
+                        calls,
+                        old_nanos: before.median(),
+                        new_nanos: after.median(),
+                    });
+                }
+            }
+        }
+        vitals
+    }
+}
+
+/// What a kernel has done wrong so far.
+fn count(ledger: &Ledger) -> Vitals {
+    let mut vitals = Vitals { quarantines: u64::from(ledger.quarantined()), ..Vitals::default() };
+    for (code, calls) in ledger.failures() {
+        *match code {
+            "kernel_deadline" => &mut vitals.deadlines,
+            "kernel_mismatch" | "kernel_non_finite" | "kernel_wrote_input" => {
+                &mut vitals.wrong_numbers
+            }
+            "kernel_trap" | "kernel_status" | "kernel_instantiate" => &mut vitals.traps,
+            // The call's fault, not the kernel's.
+            _ => continue,
+        } += calls;
+    }
+    vitals
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn window() -> HealthWindow {
+        HealthWindow::open(HealthLimits::default(), 1000 * SECOND)
+    }
+
+    fn judged(vitals: Vitals) -> Option<&'static str> {
+        let mut window = window();
+        match window.observe(1001 * SECOND, &vitals) {
+            Health::Sick(sickness) => Some(sickness.code),
+            health => {
+                assert_eq!(*health, Health::Watching { left: 299 * SECOND });
+                None
+            }
+        }
+    }
+
+    fn latency(calls: u64, new_nanos: f64) -> Vitals {
+        let op = OpKey::rmsnorm_f32();
+        let latency = Latency { op, below: Some(4096), calls, old_nanos: 100.0, new_nanos };
+        Vitals { latencies: vec![latency], ..Vitals::default() }
+    }
+
+    #[test]
+    fn a_quiet_window_ends_healthy_and_stays_so() {
+        let (mut window, quiet) = (window(), Vitals::default());
+        assert_eq!(*window.observe(1299 * SECOND, &quiet), Health::Watching { left: SECOND });
+        assert_eq!(*window.observe(900 * SECOND, &quiet), Health::Watching { left: 300 * SECOND });
+        assert_eq!(*window.observe(1300 * SECOND, &quiet), Health::Healthy);
+        let late = Vitals { traps: 9, ..Vitals::default() };
+        assert_eq!(*window.observe(1301 * SECOND, &late), Health::Healthy);
+    }
+
+    #[test]
+    fn each_limit_speaks_for_itself() {
+        let vitals = Vitals::default;
+        assert_eq!(judged(vitals()), None);
+        assert_eq!(judged(Vitals { traps: 1, ..vitals() }), Some("traps"));
+        assert_eq!(judged(Vitals { deadlines: 1, ..vitals() }), Some("deadlines"));
+        assert_eq!(judged(Vitals { wrong_numbers: 1, ..vitals() }), Some("wrong_numbers"));
+        assert_eq!(judged(Vitals { quarantines: 1, ..vitals() }), Some("quarantine"));
+        assert_eq!(judged(latency(512, 151.0)), Some("latency"));
+        assert_eq!(judged(latency(512, 149.0)), None);
+        assert_eq!(judged(latency(511, 1e9)), None, "too few calls");
+        let loss = |new| Vitals { losses: Some(Losses { old: 2.0, new }), ..Vitals::default() };
+        assert_eq!(judged(loss(2.019)), None);
+        assert_eq!(judged(loss(2.021)), Some("quality"));
+        assert_eq!(judged(loss(f64::NAN)), Some("quality"));
+    }
+
+    #[test]
+    fn a_sickness_at_the_last_moment_counts_and_stays() {
+        let mut window = window();
+        let sick = Vitals { deadlines: 1, ..Vitals::default() };
+        assert!(matches!(window.observe(1300 * SECOND, &sick), Health::Sick(_)));
+        assert!(matches!(window.observe(9999 * SECOND, &Vitals::default()), Health::Sick(_)));
+    }
+}

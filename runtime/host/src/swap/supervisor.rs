@@ -1,0 +1,616 @@
+//! Changing kernels of a live host: what an operator asks for is done, watched, taken back where it
+//! does harm, and written down.
+//!
+//! A [`Supervisor`] stands between operators and a [`Host`]. It keeps the bytes of staged packs, the
+//! history, and a health window over what was activated last. See [`super::history`] for the order in
+//! which things are written and published. Whoever changes generations through the host itself
+//! bypasses all of it.
+
+use super::health::{Comparison, Health, HealthLimits, HealthWindow, Losses, Sickness, Vitals};
+use super::history::{History, HistoryEntry, HistoryError, HistoryEvent, Record};
+use super::stage::{InstallReport, StageReport};
+use super::store::PackStore;
+use crate::error::HostError;
+use crate::host::{Host, lock};
+use crate::registry::{PackId, RegistrySnapshot};
+use crate::swap::generations::{GenerationReport, GenerationState};
+use crate::ticker::Ticker;
+use ruvllm_signing::{PackError, TrustPolicy, UnverifiedPack, VersionFloor, escape_untrusted};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// Under which activations (info) and what is taken back (error) are logged.
+const LOG: &str = "ruvllm::swap";
+
+/// Computes the loss on a probe text with whatever generation is active, in nats per token.
+pub type Probe = Arc<dyn Fn() -> Result<f64, String> + Send + Sync>;
+
+/// The time since some moment, which does not go backwards.
+pub type MonotonicClock = Arc<dyn Fn() -> Duration + Send + Sync>;
+
+/// Configuration of a [`Supervisor`].
+#[derive(Clone)]
+pub struct SupervisorConfig {
+    /// Where history and packs are kept; made, for this user alone, where it is missing.
+    pub directory: PathBuf,
+    /// The publishers that packs may come from.
+    pub trust: TrustPolicy,
+    /// Refuses packs that are older than what was found healthy here.
+    pub floor: Option<VersionFloor>,
+    /// What a new generation is allowed.
+    pub limits: HealthLimits,
+    /// Measures the quality of text before and after an activation. It runs on the thread that
+    /// activates or ticks.
+    pub probe: Option<Probe>,
+    /// The clock of health windows.
+    pub clock: MonotonicClock,
+}
+
+impl SupervisorConfig {
+    /// The default limits and the system's clock, without a floor or a probe.
+    pub fn new(directory: impl Into<PathBuf>, trust: TrustPolicy) -> Self {
+        let start = Instant::now();
+        Self {
+            directory: directory.into(),
+            trust,
+            floor: None,
+            limits: HealthLimits::default(),
+            probe: None,
+            clock: Arc::new(move || start.elapsed()),
+        }
+    }
+}
+
+/// Why a supervisor did not do what it was asked to. Nothing has changed then, unless it says so.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SupervisorError {
+    /// The host refuses.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The pack cannot be read, verified or kept.
+    #[error(transparent)]
+    Pack(#[from] PackError),
+    /// The history cannot be read or written.
+    #[error(transparent)]
+    History(#[from] HistoryError),
+    /// There is no earlier generation.
+    #[error("there is no earlier generation to go back to")]
+    NoEarlier,
+}
+
+impl SupervisorError {
+    /// A stable identifier for logs, metrics and HTTP bodies.
+    pub fn code(&self) -> &'static str {
+        match self {
+            SupervisorError::Host(e) => e.code(),
+            SupervisorError::Pack(e) => e.code(),
+            SupervisorError::History(e) => e.code(),
+            SupervisorError::NoEarlier => "no_earlier_generation",
+        }
+    }
+}
+
+/// How often what was done, since the supervisor was opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct SwapCounters {
+    /// Packs that were staged.
+    pub staged: u64,
+    /// Packs that were refused at staging or activation.
+    pub refused: u64,
+    /// Activations, trials aside.
+    pub activated: u64,
+    /// Times that an operator went back to an earlier generation.
+    pub rolled_back: u64,
+    /// Times that a generation was taken back by itself, by [`Sickness::code`].
+    pub taken_back: BTreeMap<&'static str, u64>,
+}
+
+/// The generation that is being watched.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct HealthReport {
+    /// Its number.
+    pub generation: u64,
+    /// What was said of it last.
+    pub health: Health,
+    /// Its figures now.
+    pub vitals: Vitals,
+}
+
+/// Changes the kernels of a host as operators ask, and takes back what does harm.
+pub struct Supervisor {
+    host: Host,
+    config: SupervisorConfig,
+    history: History,
+    store: PackStore,
+    state: Mutex<State>,
+    counters: Mutex<SwapCounters>,
+}
+
+struct State {
+    /// The generation to go back to when another is taken back.
+    healthy: u64,
+    /// Every generation of this process that was found healthy.
+    confirmed: BTreeSet<u64>,
+    watched: Option<Watched>,
+}
+
+/// A generation in its health window.
+struct Watched {
+    generation: u64,
+    canary: bool,
+    /// What is new in it, and barred if it is sick.
+    packs: Vec<PackId>,
+    comparison: Comparison,
+    window: HealthWindow,
+    /// The loss on the probe text before, where there is a probe.
+    loss: Option<f64>,
+    losses: Option<Losses>,
+}
+
+/// Ticks a supervisor on a thread of its own until it is dropped.
+pub struct Watchdog {
+    _ticker: Ticker,
+}
+
+impl Supervisor {
+    /// Takes charge of a host: bars what was barred, books what an earlier process left open, and
+    /// publishes the packs that were last found healthy, in place of those of their names. Packs that
+    /// the host has and the history does not know of stay.
+    ///
+    /// # Errors
+    /// [`SupervisorError::History`], where another process has the history open above all. A pack that
+    /// cannot be brought back is left out, and the history says why.
+    pub fn open(host: Host, config: SupervisorConfig) -> Result<Self, SupervisorError> {
+        let not_private = |what| HistoryError::NotPrivate { what };
+        crate::files::private_directory(&config.directory).map_err(not_private)?;
+        let history = History::open(&config.directory)?;
+        let store = PackStore::open(config.directory.join("packs")).map_err(not_private)?;
+        for (digest, reason) in history.barred()? {
+            host.bar(&digest, &reason);
+        }
+        if let Some(intent) = history.intent()? {
+            let reason =
+                format!("the process ended between intent and confirmation ({:?})", intent.event);
+            history.write(Record {
+                pack: intent.pack,
+                generation: intent.generation,
+                reason: &reason,
+                ..Record::new(HistoryEvent::Interrupted, &intent.operator)
+            })?;
+        }
+        let healthy = history.healthy()?;
+        let load = |id: &PackId| -> Result<_, String> {
+            let pack = store.get(&id.digest).map_err(|e| e.to_string())?;
+            let pack = pack.ok_or_else(|| "its bytes are not kept".to_owned())?;
+            // Not against the floor: this version was active here.
+            let pack = pack.verify(&config.trust, None).map_err(|e| e.to_string())?;
+            if PackId::of(&pack) == *id { Ok(pack) } else { Err("it is another pack".to_owned()) }
+        };
+        for (id, reason) in host.restore(healthy.as_deref().unwrap_or_default(), load) {
+            history.write(Record {
+                pack: Some(id),
+                reason: &reason,
+                ..Record::new(HistoryEvent::Refused, "")
+            })?;
+        }
+        let active = host.snapshot();
+        history.write(Record {
+            generation: Some(active.generation()),
+            healthy: Some(&active.pack_ids()),
+            ..Record::new(HistoryEvent::Started, "")
+        })?;
+        let state = State {
+            healthy: active.generation(),
+            confirmed: [active.generation()].into(),
+            watched: None,
+        };
+        let (state, counters) = (Mutex::new(state), Mutex::default());
+        let supervisor = Self { host, config, history, store, state, counters };
+        supervisor.prune();
+        Ok(supervisor)
+    }
+
+    /// The host.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Verifies a pack, makes it ready as [`Host::stage`] does, and keeps its bytes.
+    ///
+    /// # Errors
+    /// [`SupervisorError::Pack`] and [`SupervisorError::Host`]; the history says so too.
+    pub fn stage(
+        &self,
+        pack: UnverifiedPack,
+        operator: &str,
+    ) -> Result<StageReport, SupervisorError> {
+        let mut id = None;
+        let mut staged = || -> Result<StageReport, SupervisorError> {
+            let verified = pack.clone().verify(&self.config.trust, self.config.floor.as_ref())?;
+            let pack_id = id.insert(PackId::of(&verified)).clone();
+            let report = self.host.stage(verified)?;
+            self.store.put(&pack_id.digest, &pack).inspect_err(|_| {
+                self.host.discard(report.id);
+            })?;
+            Ok(report)
+        };
+        let report = staged().inspect_err(|error| self.refused(id.take(), operator, error))?;
+        let pack = Some(report.pack.clone());
+        self.history.write(Record { pack, ..Record::new(HistoryEvent::Staged, operator) })?;
+        lock(&self.counters).staged += 1;
+        Ok(report)
+    }
+
+    /// Lets go of a staged pack. `false` where none has that number.
+    ///
+    /// # Errors
+    /// [`SupervisorError::History`].
+    pub fn discard(&self, id: u64, operator: &str) -> Result<bool, SupervisorError> {
+        let pack = self.staged_pack(id).ok();
+        if !self.host.discard(id) {
+            return Ok(false);
+        }
+        self.history.write(Record { pack, ..Record::new(HistoryEvent::Discarded, operator) })?;
+        self.prune();
+        Ok(true)
+    }
+
+    /// Makes a staged pack active, and watches it from then on.
+    ///
+    /// # Errors
+    /// As for [`Host::activate`], and [`SupervisorError::History`]: where it cannot be written down,
+    /// the earlier generation stays or comes back.
+    pub fn activate(&self, id: u64, operator: &str) -> Result<InstallReport, SupervisorError> {
+        let act = Act { intent: HistoryEvent::Activating, done: HistoryEvent::Activated, operator };
+        let pack = self.staged_pack(id)?;
+        let state = &mut *lock(&self.state);
+        let report =
+            self.publish(state, &act, pack, || self.host.activate(id), |r| r.generation)?;
+        lock(&self.counters).activated += 1;
+        Ok(report)
+    }
+
+    /// Puts a staged pack on trial with a share of the steps, and watches it from then on.
+    ///
+    /// # Errors
+    /// As for [`Host::start_canary`], and [`SupervisorError::History`].
+    pub fn start_canary(
+        &self,
+        id: u64,
+        share: f64,
+        operator: &str,
+    ) -> Result<InstallReport, SupervisorError> {
+        let act = Act { intent: HistoryEvent::Trying, done: HistoryEvent::OnTrial, operator };
+        let pack = self.staged_pack(id)?;
+        let start = || self.host.start_canary(id, share);
+        self.publish(&mut lock(&self.state), &act, pack, start, |r| r.generation)
+    }
+
+    /// Makes the generation on trial the active one, and watches it anew. Gives its number.
+    ///
+    /// # Errors
+    /// As for [`Host::promote_canary`], and [`SupervisorError::History`].
+    pub fn promote_canary(&self, operator: &str) -> Result<u64, SupervisorError> {
+        let act = Act { intent: HistoryEvent::Activating, done: HistoryEvent::Activated, operator };
+        let pack = self.canary()?.packs.first().cloned().ok_or(HostError::NoCanary)?;
+        let state = &mut *lock(&self.state);
+        let number = self.publish(state, &act, pack, || self.host.promote_canary(), |n| *n)?;
+        lock(&self.counters).activated += 1;
+        Ok(number)
+    }
+
+    /// Ends the trial. Gives the number of the generation that was on trial.
+    ///
+    /// # Errors
+    /// As for [`Host::end_canary`], and [`SupervisorError::History`].
+    pub fn end_canary(&self, operator: &str) -> Result<u64, SupervisorError> {
+        let mut state = lock(&self.state);
+        let number = self.host.end_canary()?;
+        state.watched.take_if(|watched| watched.canary);
+        let generation = Some(number);
+        let ended = Record { generation, ..Record::new(HistoryEvent::TrialEnded, operator) };
+        self.history.write(ended)?;
+        Ok(number)
+    }
+
+    /// Goes back to an earlier generation: to the one before the active one, unless another is named.
+    /// One that was found healthy is what a restart publishes from then on; any other is watched.
+    ///
+    /// # Errors
+    /// [`SupervisorError::NoEarlier`]; as for [`Host::roll_back`], and [`SupervisorError::History`].
+    pub fn roll_back(
+        &self,
+        to: Option<u64>,
+        operator: &str,
+    ) -> Result<GenerationReport, SupervisorError> {
+        let state = &mut *lock(&self.state);
+        let target = to.or_else(|| self.host.previous_generation());
+        let target = target.ok_or(SupervisorError::NoEarlier)?;
+        let intent =
+            Record { generation: Some(target), ..Record::new(HistoryEvent::RollingBack, operator) };
+        self.history.write(intent)?;
+        let old = self.host.snapshot();
+        let done = self.host.roll_back(target);
+        let report = done.map_err(SupervisorError::from);
+        let report = report.inspect_err(|error| self.refused(None, operator, error))?;
+        let generation = report.generation;
+        let confirmed = state.confirmed.contains(&target);
+        let reason = format!("to generation {target}");
+        self.history.write(Record {
+            generation: Some(generation),
+            healthy: confirmed.then_some(&report.packs),
+            reason: &reason,
+            ..Record::new(HistoryEvent::RolledBack, operator)
+        })?;
+        lock(&self.counters).rolled_back += 1;
+        if confirmed {
+            state.watched = None;
+            state.healthy = generation;
+            state.confirmed.insert(generation);
+        } else {
+            state.watched = Some(self.watch_over(&old, generation, None));
+        }
+        tracing::info!(target: LOG, generation, restores = target, "went back");
+        Ok(report)
+    }
+
+    /// Lets a barred pack in again. `false` where none of that digest was barred.
+    ///
+    /// # Errors
+    /// [`SupervisorError::History`].
+    pub fn clear(&self, digest: &str, operator: &str) -> Result<bool, SupervisorError> {
+        if !self.host.barred().iter().any(|(barred, _)| barred == digest) {
+            return Ok(false);
+        }
+        let clear = Some(digest);
+        let record = Record::new(HistoryEvent::Cleared, operator);
+        self.history.write(Record { clear, reason: digest, ..record })?;
+        Ok(self.host.clear(digest))
+    }
+
+    /// The newest entries of the history, newest first.
+    ///
+    /// # Errors
+    /// [`SupervisorError::History`].
+    pub fn history(&self, limit: usize) -> Result<Vec<HistoryEntry>, SupervisorError> {
+        Ok(self.history.entries(limit)?)
+    }
+
+    /// The generation that is being watched, if any is.
+    pub fn health(&self) -> Option<HealthReport> {
+        let state = lock(&self.state);
+        let watched = state.watched.as_ref()?;
+        Some(HealthReport {
+            generation: watched.generation,
+            health: watched.window.health().clone(),
+            vitals: watched.vitals(),
+        })
+    }
+
+    /// How often what was done.
+    pub fn counters(&self) -> SwapCounters {
+        lock(&self.counters).clone()
+    }
+
+    /// Looks at the generation that is being watched: books it as healthy when its window is over,
+    /// takes it back where it does harm. To be called every second or so; see [`Supervisor::watch`].
+    pub fn tick(&self) {
+        let state = &mut *lock(&self.state);
+        let Some(watched) = &mut state.watched else { return };
+        if !self.host.serves(watched.generation) {
+            // Changed through the host itself.
+            state.watched = None;
+            return;
+        }
+        if let (Some(old), Some(probe), None, false) =
+            (watched.loss, &self.config.probe, watched.losses, watched.canary)
+        {
+            watched.losses = Some(Losses { old, new: probe().unwrap_or(f64::NAN) });
+        }
+        let vitals = watched.vitals();
+        match watched.window.observe((self.config.clock)(), &vitals).clone() {
+            Health::Watching { .. } => {}
+            Health::Healthy => self.confirm(state),
+            Health::Sick(sickness) => self.take_back(state, &sickness),
+        }
+    }
+
+    /// Ticks on a thread of its own.
+    ///
+    /// # Errors
+    /// Where the system gives no thread.
+    pub fn watch(self: &Arc<Self>, period: Duration) -> std::io::Result<Watchdog> {
+        let ticker = Ticker::new("ruvllm-watchdog", period);
+        let supervisor = Arc::downgrade(self);
+        ticker.start(move || {
+            if let Some(supervisor) = supervisor.upgrade() {
+                supervisor.tick();
+            }
+        })?;
+        Ok(Watchdog { _ticker: ticker })
+    }
+
+    /// Writes the intent, publishes, confirms, and opens a window.
+    fn publish<T>(
+        &self,
+        state: &mut State,
+        act: &Act<'_>,
+        pack: PackId,
+        publish: impl FnOnce() -> Result<T, HostError>,
+        generation: impl FnOnce(&T) -> u64,
+    ) -> Result<T, SupervisorError> {
+        let old = self.host.snapshot();
+        let loss = self.config.probe.as_ref().and_then(|probe| match probe() {
+            Ok(loss) => Some(loss),
+            Err(error) => {
+                tracing::warn!(target: LOG, "the probe text cannot be computed: {error}");
+                None
+            }
+        });
+        let name = format!("{} {}", pack.name, pack.version);
+        let pack = Some(pack);
+        self.history
+            .write(Record { pack: pack.clone(), ..Record::new(act.intent, act.operator) })?;
+        let done = publish().map_err(SupervisorError::from);
+        let done = done.inspect_err(|error| self.refused(pack.clone(), act.operator, error))?;
+        let generation = generation(&done);
+        let number = Some(generation);
+        let confirmation =
+            Record { pack, generation: number, ..Record::new(act.done, act.operator) };
+        if let Err(error) = self.history.write(confirmation) {
+            // What cannot be written down does not serve.
+            if self.host.end_canary().is_err() {
+                self.host.roll_back(old.generation())?;
+            }
+            return Err(error.into());
+        }
+        state.watched = Some(self.watch_over(&old, generation, loss));
+        tracing::info!(target: LOG, generation, "{}", escape_untrusted(&name));
+        Ok(done)
+    }
+
+    /// A window over a generation, beside the one that was active before.
+    fn watch_over(&self, old: &RegistrySnapshot, generation: u64, loss: Option<f64>) -> Watched {
+        let new = self.host.serving(generation).unwrap_or_else(|| self.host.snapshot());
+        let (before, mut packs) = (old.pack_ids(), new.pack_ids());
+        packs.retain(|pack| !before.contains(pack));
+        Watched {
+            generation,
+            canary: generation != self.host.generation(),
+            packs,
+            comparison: self.host.compare(old, &new),
+            window: HealthWindow::open(self.config.limits.clone(), (self.config.clock)()),
+            loss,
+            losses: None,
+        }
+    }
+
+    /// Books the watched generation as healthy.
+    fn confirm(&self, state: &mut State) {
+        let Some(watched) = &state.watched else { return };
+        let (number, canary) = (watched.generation, watched.canary);
+        let active = self.host.snapshot().pack_ids();
+        let record = Record {
+            pack: watched.packs.first().cloned(),
+            generation: Some(number),
+            healthy: (!canary).then_some(&active),
+            ..Record::new(HistoryEvent::Healthy, "")
+        };
+        if let Err(error) = self.history.write(record) {
+            // Asked again at the next tick.
+            tracing::error!(target: LOG, "{error}");
+            return;
+        }
+        tracing::info!(target: LOG, generation = number, "found healthy");
+        if !canary {
+            state.healthy = number;
+            state.confirmed.insert(number);
+            self.raise_floor(&watched.packs);
+        }
+        state.watched = None;
+        self.prune();
+    }
+
+    /// Bars what is new in the watched generation, and goes back to the last healthy one.
+    fn take_back(&self, state: &mut State, sickness: &Sickness) {
+        let Some(watched) = state.watched.take() else { return };
+        *lock(&self.counters).taken_back.entry(sickness.code).or_default() += 1;
+        let reason = sickness.to_string();
+        tracing::error!(
+            target: LOG,
+            generation = watched.generation,
+            code = sickness.code,
+            "taken back: {}",
+            escape_untrusted(&reason)
+        );
+        // A history that cannot be written must not keep a sick generation active.
+        let write = |record: Record<'_>| {
+            let written = self.history.write(Record { reason: &reason, ..record });
+            written.inspect_err(|error| tracing::error!(target: LOG, "{error}")).is_ok()
+        };
+        let pack = watched.packs.first().cloned();
+        write(Record {
+            pack: pack.clone(),
+            generation: Some(watched.generation),
+            bar: &watched.packs,
+            ..Record::new(HistoryEvent::RollingBack, "")
+        });
+        for pack in &watched.packs {
+            self.host.bar(&pack.digest, &reason);
+        }
+        let back = if watched.canary {
+            self.host.end_canary().map(|_| self.host.generation())
+        } else {
+            let healthy = self.host.roll_back(state.healthy);
+            let earlier = || self.host.previous_generation().map(|g| self.host.roll_back(g));
+            healthy.or_else(|e| earlier().unwrap_or(Err(e))).map(|report| report.generation)
+        };
+        match back {
+            Ok(generation) => {
+                state.healthy = generation;
+                state.confirmed.insert(generation);
+                let generation = Some(generation);
+                write(Record { pack, generation, ..Record::new(HistoryEvent::RolledBack, "") });
+            }
+            Err(error) => tracing::error!(target: LOG, "{error}"),
+        }
+    }
+
+    fn refused(&self, pack: Option<PackId>, operator: &str, error: &SupervisorError) {
+        lock(&self.counters).refused += 1;
+        let reason = error.to_string();
+        let record = Record::new(HistoryEvent::Refused, operator);
+        if let Err(error) = self.history.write(Record { pack, reason: &reason, ..record }) {
+            tracing::error!(target: LOG, "{error}");
+        }
+    }
+
+    fn raise_floor(&self, packs: &[PackId]) {
+        let Some(floor) = &self.config.floor else { return };
+        for PackId { name, version, .. } in packs {
+            if let (Ok(name), Ok(version)) = (name.parse(), version.parse())
+                && let Err(error) = floor.raise_to(&name, &version)
+            {
+                tracing::error!(target: LOG, "{error}");
+            }
+        }
+    }
+
+    fn staged_pack(&self, id: u64) -> Result<PackId, HostError> {
+        let staged = self.host.staged().into_iter().find(|staged| staged.id == id);
+        staged.map(|staged| staged.pack).ok_or(HostError::NotStaged { id })
+    }
+
+    fn canary(&self) -> Result<GenerationReport, HostError> {
+        let is_canary = |g: &GenerationReport| matches!(g.state, GenerationState::Canary { .. });
+        self.host.generations().into_iter().find(is_canary).ok_or(HostError::NoCanary)
+    }
+
+    /// Lets go of the bytes of packs that nothing can ask for again.
+    fn prune(&self) {
+        let staged = self.host.staged().into_iter().map(|staged| staged.pack.digest);
+        let kept = self.host.generations().into_iter().flat_map(|generation| generation.packs);
+        let wanted: BTreeSet<String> = staged.chain(kept.map(|pack| pack.digest)).collect();
+        self.store.retain(&wanted);
+    }
+}
+
+/// What is being published: the events before and after, and who asks.
+struct Act<'a> {
+    intent: HistoryEvent,
+    done: HistoryEvent,
+    operator: &'a str,
+}
+
+impl Watched {
+    fn vitals(&self) -> Vitals {
+        Vitals { losses: self.losses, ..self.comparison.vitals() }
+    }
+}

@@ -1,0 +1,401 @@
+//! Activations that are watched, taken back, written down and brought back by a restart.
+
+use super::*;
+use crate::{Health, HealthLimits, HistoryEvent, Supervisor, SupervisorConfig, SupervisorError};
+use ruvllm_signing::{SecretKey, VersionFloor};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// One publisher's packs, a directory, and a clock that stands still unless it is told.
+struct Place {
+    dir: tempfile::TempDir,
+    key: SecretKey,
+    seconds: Arc<AtomicU64>,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        Self { dir, key: SecretKey::generate().unwrap(), seconds: Arc::default() }
+    }
+
+    fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn build(&self, n: u64, kernel: Vec<u8>, ticks: u64) -> TestPack {
+        let key = SecretKey::parse(self.key.to_pem().unwrap().as_bytes()).unwrap();
+        PackBuilder::new()
+            .kernel("rmsnorm_f32", kernel)
+            .manifest(|m| {
+                m.version = semver::Version::new(n, 0, 0);
+                m.kernels[0].resource_limits.max_epoch_ticks = ticks;
+            })
+            .key(key)
+            .build()
+    }
+
+    fn pack(&self, n: u64, module: &Module) -> TestPack {
+        self.build(n, rmsnorm_f32(module), 1000)
+    }
+
+    fn config(&self, trusts: &TestPack) -> SupervisorConfig {
+        let seconds = self.seconds.clone();
+        SupervisorConfig {
+            clock: Arc::new(move || Duration::from_secs(seconds.load(Relaxed))),
+            ..SupervisorConfig::new(self.dir().join("state"), trusts.policy())
+        }
+    }
+
+    fn host(&self) -> Host {
+        let cache_dir = Some(self.dir().join("cache"));
+        let config = HostConfig { cache_dir, quarantine_after: 2, ..HostConfig::default() };
+        Host::new(config).unwrap()
+    }
+
+    fn open(&self, trusts: &TestPack) -> Supervisor {
+        Supervisor::open(self.host(), self.config(trusts)).unwrap()
+    }
+
+    fn pass(&self, seconds: u64) {
+        self.seconds.fetch_add(seconds, Relaxed);
+    }
+}
+
+fn activate(supervisor: &Supervisor, pack: &TestPack) -> Result<u64, SupervisorError> {
+    let staged = supervisor.stage(pack.read().unwrap(), "me")?;
+    Ok(supervisor.activate(staged.id, "me")?.generation)
+}
+
+fn active(supervisor: &Supervisor) -> Vec<String> {
+    supervisor.host().snapshot().pack_ids().into_iter().map(|pack| pack.version).collect()
+}
+
+fn events(supervisor: &Supervisor) -> Vec<HistoryEvent> {
+    let mut entries = supervisor.history(100).unwrap();
+    entries.reverse();
+    entries.into_iter().map(|entry| entry.event).collect()
+}
+
+fn digest(pack: &TestPack) -> String {
+    pack.verify().unwrap().digest().to_string()
+}
+
+/// Activates a first pack, finds it healthy, activates a second one and lets it be called; gives the
+/// supervisor after a tick, the reason that the history has, and the code of the counters.
+fn taken_back(
+    second: &TestPack,
+    place: &Place,
+    calls: impl Fn(&mut Worker, &Host),
+) -> (String, String) {
+    let first = place.pack(1, &Module::default());
+    let supervisor = place.open(&first);
+    activate(&supervisor, &first).unwrap();
+    place.pass(300);
+    supervisor.tick();
+    activate(&supervisor, second).unwrap();
+    supervisor.tick();
+    assert_eq!(active(&supervisor), ["2.0.0"]);
+    let mut worker = supervisor.host().worker().unwrap();
+    calls(&mut worker, supervisor.host());
+    supervisor.tick();
+    assert_eq!(active(&supervisor), ["1.0.0"]);
+    assert!(supervisor.health().is_none());
+    // Barred, here and after a restart, until somebody clears it.
+    let refused = |supervisor: &Supervisor| {
+        let error = supervisor.stage(second.read().unwrap(), "me").unwrap_err();
+        assert_eq!(error.code(), "pack_barred");
+        error.to_string()
+    };
+    let message = refused(&supervisor);
+    let codes: Vec<_> = supervisor.counters().taken_back.into_iter().collect();
+    assert_eq!((codes.len(), codes[0].1), (1, 1));
+    let entries = supervisor.history(100).unwrap();
+    let entry = entries.iter().find(|e| e.event == HistoryEvent::RolledBack).unwrap();
+    assert_eq!(entry.pack.as_ref().unwrap().version, "2.0.0");
+    assert!(message.contains(&entry.reason), "{message}");
+    drop(supervisor);
+    let supervisor = place.open(&first);
+    assert_eq!(active(&supervisor), ["1.0.0"]);
+    refused(&supervisor);
+    assert!(supervisor.clear(&digest(second), "me").unwrap());
+    assert!(!supervisor.clear(&digest(second), "me").unwrap());
+    (entry.reason.clone(), codes[0].0.to_owned())
+}
+
+#[test]
+fn a_generation_that_does_well_for_the_window_is_what_a_restart_brings_back() {
+    use HistoryEvent::{Activated, Activating, Healthy, Staged, Started};
+    let place = Place::new();
+    let (one, two) = (place.pack(1, &Module::default()), place.pack(2, &Module::default()));
+    let supervisor = place.open(&one);
+    activate(&supervisor, &one).unwrap();
+    assert!(matches!(supervisor.health().unwrap().health, Health::Watching { .. }));
+    place.pass(299);
+    supervisor.tick();
+    assert!(supervisor.health().is_some());
+    place.pass(1);
+    supervisor.tick();
+    assert!(supervisor.health().is_none());
+    assert_eq!(events(&supervisor), [Started, Staged, Activating, Activated, Healthy]);
+    let entry = &supervisor.history(2).unwrap()[1];
+    assert_eq!((entry.operator.as_str(), entry.generation), ("me", Some(2)));
+    assert_eq!(entry.pack.as_ref().unwrap().digest, digest(&one));
+    activate(&supervisor, &two).unwrap();
+    assert_eq!(active(&supervisor), ["2.0.0"]);
+    drop(supervisor);
+    // The second one's window was not over.
+    let supervisor = place.open(&one);
+    assert_eq!(active(&supervisor), ["1.0.0"]);
+    let mut worker = supervisor.host().worker().unwrap();
+    rmsnorm(&mut worker, &supervisor.host().pin(), 1, 64).unwrap();
+    assert_eq!(stats(supervisor.host(), "rmsnorm_f32").calls, 1);
+}
+
+#[test]
+fn traps_deadlines_and_wrong_numbers_take_a_generation_back() {
+    let bad = |module: &Module, ticks: u64| {
+        let place = Place::new();
+        let pack = place.build(2, rmsnorm_f32(module), ticks);
+        let call = |worker: &mut Worker, host: &Host| {
+            rmsnorm(worker, &host.pin(), 1, 100).unwrap();
+        };
+        taken_back(&pack, &place, call)
+    };
+    assert_eq!(bad(&but_for(100, "(unreachable)"), 1000).1, "traps");
+    assert_eq!(bad(&but_for(100, "(return (i32.const 6))"), 1000).1, "traps");
+    assert_eq!(bad(&but_for(100, "(loop $l (br $l))"), 20).1, "deadlines");
+    let (reason, code) = bad(&spoiled_for(100, "(f32.store (local.get $out) (f32.const 7))"), 1000);
+    assert_eq!(
+        (reason.as_str(), code.as_str()),
+        ("1 calls gave wrong numbers; 0 may", "wrong_numbers")
+    );
+}
+
+#[test]
+fn a_generation_that_is_slower_is_taken_back() {
+    // Some hundred thousand rounds of nothing, for sizes that are timed each.
+    let slow = but_for(
+        2000,
+        "(local.set $i (i32.const 100000)) (loop $l (br_if $l (local.tee $i
+           (i32.sub (local.get $i) (i32.const 1)))))",
+    );
+    let place = Place::new();
+    let (first, second) = (place.pack(1, &Module::default()), place.pack(2, &slow));
+    let supervisor = place.open(&first);
+    let mut worker = supervisor.host().worker().unwrap();
+    let mut calls = |n| {
+        for _ in 0..n {
+            rmsnorm(&mut worker, &supervisor.host().pin(), 1, 2000).unwrap();
+        }
+    };
+    activate(&supervisor, &first).unwrap();
+    calls(600);
+    place.pass(300);
+    supervisor.tick();
+    assert_eq!(active(&supervisor), ["1.0.0"], "{:?}", supervisor.counters());
+    activate(&supervisor, &second).unwrap();
+    calls(500);
+    supervisor.tick();
+    assert_eq!(active(&supervisor), ["2.0.0"], "too few calls to tell");
+    calls(20);
+    supervisor.tick();
+    assert_eq!(active(&supervisor), ["1.0.0"]);
+    assert_eq!(supervisor.counters().taken_back["latency"], 1);
+}
+
+#[test]
+fn a_probe_text_that_is_told_worse_takes_a_generation_back() {
+    let run = |losses: [Result<f64, String>; 2]| {
+        let place = Place::new();
+        let first = place.pack(1, &Module::default());
+        let losses = Mutex::new(losses.to_vec());
+        let probe = move || losses.lock().unwrap().remove(0);
+        let config = SupervisorConfig { probe: Some(Arc::new(probe)), ..place.config(&first) };
+        let supervisor = Supervisor::open(place.host(), config).unwrap();
+        activate(&supervisor, &first).unwrap();
+        supervisor.tick();
+        supervisor.tick();
+        supervisor.counters().taken_back.contains_key("quality")
+    };
+    assert!(!run([Ok(2.0), Ok(2.01)]));
+    assert!(run([Ok(2.0), Ok(2.1)]));
+    assert!(run([Ok(2.0), Err("no logits".to_owned())]));
+}
+
+#[test]
+fn quarantines_alone_can_take_a_generation_back() {
+    let place = Place::new();
+    let (first, second) =
+        (place.pack(1, &Module::default()), place.pack(2, &but_for(100, "(unreachable)")));
+    let limits = HealthLimits { traps: 100, ..HealthLimits::default() };
+    let config = SupervisorConfig { limits, ..place.config(&first) };
+    let supervisor = Supervisor::open(place.host(), config).unwrap();
+    activate(&supervisor, &first).unwrap();
+    activate(&supervisor, &second).unwrap();
+    let mut worker = supervisor.host().worker().unwrap();
+    for left in [1, 0] {
+        supervisor.tick();
+        assert_eq!(active(&supervisor), ["2.0.0"]);
+        rmsnorm(&mut worker, &supervisor.host().pin(), 1, 100).unwrap();
+        assert_eq!(stats(supervisor.host(), "rmsnorm_f32").quarantined, left == 0);
+    }
+    supervisor.tick();
+    // The first one's window was not over either: the last healthy generation has no pack.
+    assert!(active(&supervisor).is_empty());
+    assert_eq!(supervisor.counters().taken_back["quarantine"], 1);
+}
+
+#[test]
+fn a_trial_that_goes_wrong_ends_by_itself_and_one_that_goes_well_is_promoted() {
+    let place = Place::new();
+    let bad = place.pack(2, &but_for(100, "(unreachable)"));
+    let supervisor = place.open(&bad);
+    let staged = supervisor.stage(bad.read().unwrap(), "me").unwrap();
+    supervisor.start_canary(staged.id, 1.0, "me").unwrap();
+    let mut worker = supervisor.host().worker().unwrap();
+    rmsnorm(&mut worker, &supervisor.host().pin(), 1, 100).unwrap();
+    supervisor.tick();
+    assert_eq!(supervisor.host().pin().generation(), 1);
+    assert_eq!(supervisor.stage(bad.read().unwrap(), "me").unwrap_err().code(), "pack_barred");
+    let good = place.pack(3, &Module::default());
+    let staged = supervisor.stage(good.read().unwrap(), "me").unwrap();
+    let canary = supervisor.start_canary(staged.id, 0.5, "me").unwrap().generation;
+    place.pass(300);
+    supervisor.tick();
+    assert!(supervisor.health().is_none() && supervisor.host().serves(canary));
+    assert_eq!(supervisor.promote_canary("me").unwrap(), canary);
+    assert_eq!(supervisor.health().unwrap().generation, canary);
+    place.pass(300);
+    supervisor.tick();
+    drop(supervisor);
+    assert_eq!(active(&place.open(&good)), ["3.0.0"]);
+}
+
+#[test]
+fn an_operators_way_back_outlives_a_restart() {
+    let place = Place::new();
+    let (one, two) = (place.pack(1, &Module::default()), place.pack(2, &Module::default()));
+    let supervisor = place.open(&one);
+    for pack in [&one, &two] {
+        activate(&supervisor, pack).unwrap();
+        place.pass(300);
+        supervisor.tick();
+    }
+    let report = supervisor.roll_back(None, "me").unwrap();
+    assert_eq!(report.packs[0].version, "1.0.0");
+    assert!(supervisor.health().is_none(), "it was found healthy before");
+    assert_eq!(supervisor.roll_back(Some(77), "me").unwrap_err().code(), "generation_not_kept");
+    drop(supervisor);
+    let supervisor = place.open(&one);
+    assert_eq!(active(&supervisor), ["1.0.0"]);
+    assert_eq!(supervisor.roll_back(None, "me").unwrap().packs.len(), 0, "the program's own");
+    assert_eq!(supervisor.roll_back(None, "me").unwrap_err().code(), "no_earlier_generation");
+}
+
+#[test]
+fn what_the_program_brings_along_stays_beside_what_the_history_knows() {
+    let place = Place::new();
+    let own = || {
+        PackBuilder::new()
+            .kernel("rmsnorm_f32", rmsnorm_f32(&Module::default()))
+            .manifest(|m| m.name = "own".parse().unwrap())
+            .build()
+    };
+    let one = place.pack(1, &Module::default());
+    for _ in 0..2 {
+        let host = place.host();
+        // Of a different key each time, as of a newer program.
+        host.install(own().verify().unwrap()).unwrap();
+        let supervisor = Supervisor::open(host, place.config(&one)).unwrap();
+        if active(&supervisor).len() == 1 {
+            activate(&supervisor, &one).unwrap();
+            place.pass(300);
+            supervisor.tick();
+        }
+        let names: Vec<_> = supervisor.host().snapshot().pack_ids();
+        let names: Vec<_> = names.iter().map(|pack| pack.name.as_str()).collect();
+        assert_eq!(names, ["test-kernels", "own"]);
+    }
+}
+
+#[test]
+fn packs_that_cannot_be_trusted_any_more_are_not_brought_back() {
+    let place = Place::new();
+    let one = place.pack(1, &Module::default());
+    let supervisor = place.open(&one);
+    activate(&supervisor, &one).unwrap();
+    place.pass(300);
+    supervisor.tick();
+    drop(supervisor);
+    let revoked = one.policy().with_revoked([one.key().public_key()]);
+    let config = SupervisorConfig { trust: revoked, ..place.config(&one) };
+    let supervisor = Supervisor::open(place.host(), config).unwrap();
+    assert!(active(&supervisor).is_empty());
+    let entry = &supervisor.history(2).unwrap()[1];
+    assert_eq!(entry.event, HistoryEvent::Refused);
+    assert_eq!(entry.pack.as_ref().unwrap().digest, digest(&one));
+}
+
+#[test]
+fn what_is_refused_is_written_down_and_changes_nothing() {
+    let place = Place::new();
+    let one = place.pack(1, &Module::default());
+    let supervisor = place.open(&one);
+    let stranger = pack(&Module::default());
+    let error = supervisor.stage(stranger.read().unwrap(), "me").unwrap_err();
+    assert_eq!(error.code(), "pack_rejected");
+    let wrong = place.pack(1, &Module { epilogue: "(unreachable)".into(), ..Module::default() });
+    assert_eq!(supervisor.stage(wrong.read().unwrap(), "me").unwrap_err().code(), "kernel_trap");
+    assert_eq!(supervisor.activate(1, "me").unwrap_err().code(), "not_staged");
+    let refusals: Vec<_> = supervisor.history(2).unwrap();
+    assert!(refusals.iter().all(|entry| entry.event == HistoryEvent::Refused));
+    assert!(refusals[0].reason.contains("kernel_trap"), "{}", refusals[0].reason);
+    assert_eq!((supervisor.counters().refused, supervisor.counters().staged), (2, 0));
+    let kept = || std::fs::read_dir(place.dir().join("state/packs")).unwrap().count();
+    assert_eq!(kept(), 0);
+    let staged = supervisor.stage(one.read().unwrap(), "me").unwrap();
+    assert_eq!(kept(), 1);
+    assert!(supervisor.discard(staged.id, "me").unwrap());
+    assert!(!supervisor.discard(staged.id, "me").unwrap());
+    assert_eq!(kept(), 0);
+}
+
+#[test]
+fn the_floor_rises_when_a_generation_is_found_healthy_and_not_before() {
+    let place = Place::new();
+    let (one, two) = (place.pack(1, &Module::default()), place.pack(2, &Module::default()));
+    let floor = VersionFloor::open(place.dir().join("floor")).unwrap();
+    let config = SupervisorConfig { floor: Some(floor), ..place.config(&one) };
+    let supervisor = Supervisor::open(place.host(), config).unwrap();
+    activate(&supervisor, &two).unwrap();
+    supervisor.discard(supervisor.stage(one.read().unwrap(), "me").unwrap().id, "me").unwrap();
+    place.pass(300);
+    supervisor.tick();
+    assert_eq!(supervisor.stage(one.read().unwrap(), "me").unwrap_err().code(), "pack_rejected");
+}
+
+#[test]
+fn a_second_supervisor_is_told_that_the_history_is_in_use() {
+    let place = Place::new();
+    let one = place.pack(1, &Module::default());
+    let _open = place.open(&one);
+    let error = Supervisor::open(place.host(), place.config(&one)).err().unwrap();
+    assert_eq!(error.code(), "history_locked");
+}
+
+#[test]
+fn a_watchdog_ticks_by_itself() {
+    let place = Place::new();
+    let one = place.pack(1, &Module::default());
+    let supervisor = Arc::new(place.open(&one));
+    let watchdog = supervisor.watch(Duration::from_millis(1)).unwrap();
+    activate(&supervisor, &one).unwrap();
+    place.pass(300);
+    while supervisor.health().is_some() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(watchdog);
+}
