@@ -296,3 +296,33 @@ fn a_step_that_fails_half_way_leaves_no_trace_in_any_sequence() {
         assert_eq!(logits, expected, "{good}");
     }
 }
+
+#[test]
+fn steps_go_to_and_fro_while_a_generation_is_on_trial_and_it_drains_after() {
+    let host = Host::new(HostConfig::default()).unwrap();
+    let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+    let config = EngineConfig { threads: 1, ..EngineConfig::default() };
+    let engine = Engine::new(model, host.clone(), config).unwrap();
+    let mut session = engine.session();
+    let mut twin = session.fork().unwrap();
+    session.prefill(&some_tokens(8)).unwrap();
+    twin.prefill(&some_tokens(8)).unwrap();
+    let pack = PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&Module::default())).build();
+    let staged = host.stage(pack.verify().unwrap()).unwrap();
+    assert!(staged.rehearsed > 0, "the shapes of the prompt");
+    for &token in &some_tokens(20) {
+        twin.decode(token).unwrap();
+    }
+    let canary = host.start_canary(staged.id, 0.5).unwrap().generation;
+    for &token in &some_tokens(20) {
+        session.decode(token).unwrap();
+    }
+    // Whole steps: each asks five times.
+    let stats = host.stats();
+    let calls = stats.iter().find(|op| op.kernel == "rmsnorm_f32").unwrap().calls;
+    assert_eq!(calls, 10 * 5);
+    assert!(relative_error(session.logits(), twin.logits()) < 1e-3);
+    host.end_canary().unwrap();
+    session.decode(1).unwrap();
+    assert!(host.generations().iter().all(|generation| generation.generation != canary));
+}

@@ -66,8 +66,9 @@ pub use swap::history::{HistoryEntry, HistoryError, HistoryEvent};
 pub use swap::stage::{CacheUse, InstallReport, StageReport};
 #[cfg(feature = "supervisor")]
 pub use swap::supervisor::{
-    HealthReport, MonotonicClock, Probe, Supervisor, SupervisorConfig, SupervisorError,
-    SwapCounters, Watchdog,
+    MonotonicClock, Probe, Supervisor, SupervisorConfig, SupervisorError, SwapCounters,
 };
+#[cfg(feature = "supervisor")]
+pub use swap::watched::{HealthReport, Watchdog};
 pub use tensor::Tensor;
 pub use worker::Worker;

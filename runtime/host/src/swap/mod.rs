@@ -26,3 +26,5 @@ pub(crate) mod stage;
 mod store;
 #[cfg(feature = "supervisor")]
 pub(crate) mod supervisor;
+#[cfg(feature = "supervisor")]
+pub(crate) mod watched;

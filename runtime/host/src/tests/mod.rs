@@ -2,7 +2,11 @@
 
 mod admission;
 mod caching;
+#[cfg(feature = "supervisor")]
+mod crashing;
+mod faults;
 mod generic;
+mod model;
 mod running;
 #[cfg(feature = "supervisor")]
 mod supervising;
