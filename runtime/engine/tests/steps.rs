@@ -304,7 +304,7 @@ fn steps_go_to_and_fro_while_a_generation_is_on_trial_and_it_drains_after() {
     let config = EngineConfig { threads: 1, ..EngineConfig::default() };
     let engine = Engine::new(model, host.clone(), config).unwrap();
     let mut session = engine.session();
-    let mut twin = session.fork().unwrap();
+    let mut twin = engine.session();
     session.prefill(&some_tokens(8)).unwrap();
     twin.prefill(&some_tokens(8)).unwrap();
     let pack = PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&Module::default())).build();

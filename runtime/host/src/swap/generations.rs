@@ -17,6 +17,8 @@ pub(crate) struct Generations {
     pub(super) last_staged: u64,
     /// In the order of their numbers.
     kept: VecDeque<Kept>,
+    /// The number of one that is kept however old it grows.
+    refuge: Option<u64>,
     /// Reasons by digest.
     barred: BTreeMap<String, String>,
 }
@@ -81,6 +83,7 @@ impl Generations {
             staged: Vec::new(),
             last_staged: 0,
             kept: [first].into(),
+            refuge: None,
             barred: BTreeMap::new(),
         }
     }
@@ -103,10 +106,12 @@ impl Generations {
         let activated = self.kept.iter().filter(|kept| kept.activated).count();
         // The active one is among them, and comes beside those that are kept.
         let mut surplus = activated.saturating_sub(keep + 1);
+        let refuge = self.refuge;
         self.kept.retain(|kept| {
             let old = kept.activated && surplus > 0;
             surplus -= usize::from(old);
-            kept.snapshot.strong_count() > 0 || kept.activated && !old
+            let held = kept.snapshot.strong_count() > 0 || refuge == Some(kept.number);
+            held || kept.activated && !old
         });
     }
 }
@@ -324,6 +329,12 @@ impl Host {
     /// go of them.
     pub fn serves(&self, generation: u64) -> bool {
         self.shared.published.load().serves(generation)
+    }
+
+    /// Keeps a generation for going back to, however old it grows, in place of any named before.
+    #[cfg(feature = "supervisor")]
+    pub(super) fn set_refuge(&self, generation: u64) {
+        lock(&self.shared.generations).refuge = Some(generation);
     }
 
     /// The generation of that number, where steps may be given to it.

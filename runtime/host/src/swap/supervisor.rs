@@ -126,7 +126,9 @@ pub(super) struct State {
     pub(super) healthy: u64,
     /// Every generation of this process that was found healthy.
     pub(super) confirmed: BTreeSet<u64>,
-    pub(super) watched: Option<Watched>,
+    /// Packs that were activated and not found healthy yet, each in a window of its own, and the
+    /// generation on trial.
+    pub(super) watched: Vec<Watched>,
 }
 
 impl Supervisor {
@@ -173,16 +175,18 @@ impl Supervisor {
         let active = host.snapshot();
         history.write(Record {
             generation: Some(active.generation()),
-            healthy: Some(&active.pack_ids()),
+            // What could not be brought back today may be tomorrow.
+            healthy: healthy.is_none().then_some(&active.pack_ids()),
             ..Record::new(HistoryEvent::Started, "")
         })?;
         let state = State {
             healthy: active.generation(),
             confirmed: [active.generation()].into(),
-            watched: None,
+            watched: Vec::new(),
         };
         let (state, counters) = (Mutex::new(state), Mutex::default());
         let supervisor = Self { host, config, history, store, state, counters };
+        supervisor.host.set_refuge(active.generation());
         supervisor.prune();
         Ok(supervisor)
     }
@@ -283,7 +287,7 @@ impl Supervisor {
     pub fn end_canary(&self, operator: &str) -> Result<u64, SupervisorError> {
         let mut state = lock(&self.state);
         let number = self.host.end_canary()?;
-        state.watched.take_if(|watched| watched.canary);
+        state.watched.retain(|watched| !watched.canary);
         let generation = Some(number);
         let ended = Record { generation, ..Record::new(HistoryEvent::TrialEnded, operator) };
         self.history.write(ended)?;
@@ -294,7 +298,8 @@ impl Supervisor {
     /// One that was found healthy is what a restart publishes from then on; any other is watched.
     ///
     /// # Errors
-    /// [`SupervisorError::NoEarlier`]; as for [`Host::roll_back`], and [`SupervisorError::History`].
+    /// [`SupervisorError::NoEarlier`]; as for [`Host::roll_back`], and [`SupervisorError::History`]:
+    /// where only the confirmation cannot be written, it was gone back all the same.
     pub fn roll_back(
         &self,
         to: Option<u64>,
@@ -320,12 +325,11 @@ impl Supervisor {
             ..Record::new(HistoryEvent::RolledBack, operator)
         })?;
         lock(&self.counters).rolled_back += 1;
+        state.watched.clear();
         if confirmed {
-            state.watched = None;
-            state.healthy = generation;
-            state.confirmed.insert(generation);
+            self.found_healthy(state, generation);
         } else {
-            state.watched = Some(self.watch_over(&old, generation, None));
+            state.watched.push(self.watch_over(&old, generation, None));
         }
         tracing::info!(target: LOG, generation, restores = target, "went back");
         Ok(report)
@@ -392,7 +396,10 @@ impl Supervisor {
             }
             return Err(error.into());
         }
-        state.watched = Some(self.watch_over(&old, generation, loss));
+        let watched = self.watch_over(&old, generation, loss);
+        // What was on trial is either active or not on trial any more.
+        state.watched.retain(|earlier| !earlier.canary && self.is_active(earlier));
+        state.watched.push(watched);
         tracing::info!(target: LOG, generation, "{}", escape_untrusted(&name));
         Ok(done)
     }
@@ -420,8 +427,10 @@ impl Supervisor {
     pub(super) fn prune(&self) {
         let staged = self.host.staged().into_iter().map(|staged| staged.pack.digest);
         let kept = self.host.generations().into_iter().flat_map(|generation| generation.packs);
-        let wanted: BTreeSet<String> = staged.chain(kept.map(|pack| pack.digest)).collect();
-        self.store.retain(&wanted);
+        // Where the history cannot be read, nothing is let go.
+        let Ok(healthy) = self.history.healthy() else { return };
+        let kept = kept.chain(healthy.unwrap_or_default()).map(|pack| pack.digest);
+        self.store.retain(&staged.chain(kept).collect());
     }
 }
 

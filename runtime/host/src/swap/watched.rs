@@ -1,5 +1,5 @@
-//! The generation that is being watched: booked as healthy when its window is over, taken back where
-//! it does harm.
+//! Packs that are being watched: booked as healthy when their windows are over, taken back where they
+//! do harm.
 
 use super::health::{Comparison, Health, HealthWindow, Losses, Sickness, Vitals};
 use super::history::{HistoryEvent, Record};
@@ -12,23 +12,27 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The generation that is being watched.
+/// Packs that are being watched.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct HealthReport {
-    /// Its number.
+    /// The generation that brought them.
     pub generation: u64,
-    /// What was said of it last.
+    /// Which packs: none where a generation was gone back to that has less.
+    pub packs: Vec<PackId>,
+    /// Whether they are on trial.
+    pub canary: bool,
+    /// What was said of them last.
     pub health: Health,
-    /// Its figures now.
+    /// Their figures now.
     pub vitals: Vitals,
 }
 
-/// A generation in its health window.
+/// Packs in their health window.
 pub(super) struct Watched {
     pub(super) generation: u64,
     pub(super) canary: bool,
-    /// What is new in it, and barred if it is sick.
+    /// What was new in that generation, and is barred if it is sick.
     packs: Vec<PackId>,
     comparison: Comparison,
     window: HealthWindow,
@@ -43,38 +47,61 @@ pub struct Watchdog {
 }
 
 impl Supervisor {
-    /// The generation that is being watched, if any is.
-    pub fn health(&self) -> Option<HealthReport> {
-        let state = lock(&self.state);
-        let watched = state.watched.as_ref()?;
-        Some(HealthReport {
+    /// What is being watched: packs that were activated and not found healthy yet, oldest first, then
+    /// the generation on trial.
+    pub fn health(&self) -> Vec<HealthReport> {
+        let report = |watched: &Watched| HealthReport {
             generation: watched.generation,
+            packs: watched.packs.clone(),
+            canary: watched.canary,
             health: watched.window.health().clone(),
             vitals: watched.vitals(),
-        })
+        };
+        lock(&self.state).watched.iter().map(report).collect()
     }
 
-    /// Looks at the generation that is being watched: books it as healthy when its window is over,
-    /// takes it back where it does harm. To be called every second or so; see [`Supervisor::watch`].
+    /// Looks at what is being watched: books the active generation as healthy when the last window over
+    /// its packs has ended, takes it back where one of them does harm. To be called every second or so;
+    /// see [`Supervisor::watch`].
     pub fn tick(&self) {
         let state = &mut *lock(&self.state);
-        let Some(watched) = &mut state.watched else { return };
-        if !self.host.serves(watched.generation) {
-            // Changed through the host itself.
-            state.watched = None;
-            return;
+        for mut watched in std::mem::take(&mut state.watched) {
+            let serves = match watched.canary {
+                true => self.host.serves(watched.generation),
+                false => self.is_active(&watched),
+            };
+            // Otherwise it was taken back with another, or changed through the host itself.
+            if serves {
+                match self.judge(&mut watched) {
+                    Health::Watching { .. } => state.watched.push(watched),
+                    Health::Healthy => self.confirm(state, watched),
+                    Health::Sick(sickness) => self.take_back(state, &watched, &sickness),
+                }
+            }
         }
+    }
+
+    fn judge(&self, watched: &mut Watched) -> Health {
         if let (Some(old), Some(probe), None, false) =
             (watched.loss, &self.config.probe, watched.losses, watched.canary)
         {
             watched.losses = Some(Losses { old, new: probe().unwrap_or(f64::NAN) });
         }
         let vitals = watched.vitals();
-        match watched.window.observe((self.config.clock)(), &vitals).clone() {
-            Health::Watching { .. } => {}
-            Health::Healthy => self.confirm(state),
-            Health::Sick(sickness) => self.take_back(state, &sickness),
-        }
+        watched.window.observe((self.config.clock)(), &vitals).clone()
+    }
+
+    /// Whether the packs that are watched are active.
+    pub(super) fn is_active(&self, watched: &Watched) -> bool {
+        let active = self.host.snapshot().pack_ids();
+        watched.packs.iter().all(|pack| active.contains(pack))
+    }
+
+    /// Notes a generation that is gone back to where a later one does harm.
+    pub(super) fn found_healthy(&self, state: &mut State, generation: u64) {
+        state.healthy = generation;
+        state.confirmed.insert(generation);
+        self.host.set_refuge(generation);
     }
 
     /// Ticks on a thread of its own.
@@ -113,35 +140,35 @@ impl Supervisor {
         }
     }
 
-    /// Books the watched generation as healthy.
-    fn confirm(&self, state: &mut State) {
-        let Some(watched) = &state.watched else { return };
-        let (number, canary) = (watched.generation, watched.canary);
+    /// Ends a window, and books the active generation as healthy unless others are open over it.
+    fn confirm(&self, state: &mut State, watched: Watched) {
+        let number = if watched.canary { watched.generation } else { self.host.generation() };
         let active = self.host.snapshot().pack_ids();
+        let whole = !watched.canary && state.watched.iter().all(|other| other.canary);
         let record = Record {
             pack: watched.packs.first().cloned(),
             generation: Some(number),
-            healthy: (!canary).then_some(&active),
+            healthy: whole.then_some(&active),
             ..Record::new(HistoryEvent::Healthy, "")
         };
         if let Err(error) = self.history.write(record) {
             // Asked again at the next tick.
             tracing::error!(target: LOG, "{error}");
+            state.watched.push(watched);
             return;
         }
         tracing::info!(target: LOG, generation = number, "found healthy");
-        if !canary {
-            state.healthy = number;
-            state.confirmed.insert(number);
+        if whole {
+            self.found_healthy(state, number);
+        }
+        if !watched.canary {
             self.raise_floor(&watched.packs);
         }
-        state.watched = None;
         self.prune();
     }
 
-    /// Bars what is new in the watched generation, and goes back to the last healthy one.
-    fn take_back(&self, state: &mut State, sickness: &Sickness) {
-        let Some(watched) = state.watched.take() else { return };
+    /// Bars packs that do harm, and goes back to the last healthy generation, or ends their trial.
+    fn take_back(&self, state: &mut State, watched: &Watched, sickness: &Sickness) {
         *lock(&self.counters).taken_back.entry(sickness.code).or_default() += 1;
         let reason = sickness.to_string();
         tracing::error!(
@@ -153,8 +180,9 @@ impl Supervisor {
         );
         // A history that cannot be written must not keep a sick generation active.
         let write = |record: Record<'_>| {
-            let written = self.history.write(Record { reason: &reason, ..record });
-            written.inspect_err(|error| tracing::error!(target: LOG, "{error}")).is_ok()
+            if let Err(error) = self.history.write(Record { reason: &reason, ..record }) {
+                tracing::error!(target: LOG, "{error}");
+            }
         };
         let pack = watched.packs.first().cloned();
         write(Record {
@@ -169,14 +197,13 @@ impl Supervisor {
         let back = if watched.canary {
             self.host.end_canary().map(|_| self.host.generation())
         } else {
-            let healthy = self.host.roll_back(state.healthy);
-            let earlier = || self.host.previous_generation().map(|g| self.host.roll_back(g));
-            healthy.or_else(|e| earlier().unwrap_or(Err(e))).map(|report| report.generation)
+            self.host.roll_back(state.healthy).map(|report| report.generation)
         };
         match back {
             Ok(generation) => {
-                state.healthy = generation;
-                state.confirmed.insert(generation);
+                if !watched.canary {
+                    self.found_healthy(state, generation);
+                }
                 let generation = Some(generation);
                 write(Record { pack, generation, ..Record::new(HistoryEvent::RolledBack, "") });
             }

@@ -6,7 +6,7 @@
 //! being done.
 
 use super::*;
-use crate::{GenerationState, Health, HistoryEvent, Supervisor, SupervisorConfig};
+use crate::{GenerationState, HistoryEvent, Supervisor, SupervisorConfig};
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -122,7 +122,7 @@ impl Victim {
         );
         let started = &self.supervisor.history(1).unwrap()[0];
         assert_eq!(started.event, HistoryEvent::Started);
-        assert!(self.supervisor.health().is_none());
+        assert!(self.supervisor.health().is_empty());
         let mut worker = self.supervisor.host().worker().unwrap();
         rmsnorm(&mut worker, &self.supervisor.host().pin(), 1, 64).unwrap();
         self.diary.write("is", &self.now);
@@ -167,12 +167,11 @@ impl Victim {
                 self.seconds.fetch_add(300, Relaxed);
                 let to = (self.active(), self.now.1);
                 self.change(to, |supervisor| {
-                    let watched = supervisor.health().map(|health| health.generation);
-                    supervisor.tick();
                     // A trial that went well changes nothing yet.
-                    watched == Some(supervisor.host().generation())
-                        && !matches!(supervisor.health().map(|h| h.health), Some(Health::Sick(_)))
-                        && supervisor.history(1).unwrap()[0].event == HistoryEvent::Healthy
+                    let watched = supervisor.health().iter().any(|health| !health.canary);
+                    let before = supervisor.counters().taken_back;
+                    supervisor.tick();
+                    watched && supervisor.counters().taken_back == before
                 });
             }
             (10, _) => {
@@ -183,7 +182,7 @@ impl Victim {
                 self.change(to, |supervisor| {
                     let done = supervisor.roll_back(None, "test").is_ok();
                     // One that was never found healthy is watched first.
-                    done && supervisor.health().is_none()
+                    done && supervisor.health().is_empty()
                 });
             }
             (11, _) => {

@@ -102,7 +102,7 @@ fn taken_back(
     calls(&mut worker, supervisor.host());
     supervisor.tick();
     assert_eq!(active(&supervisor), ["1.0.0"]);
-    assert!(supervisor.health().is_none());
+    assert!(supervisor.health().is_empty());
     // Barred, here and after a restart, until somebody clears it.
     let refused = |supervisor: &Supervisor| {
         let error = supervisor.stage(second.read().unwrap(), "me").unwrap_err();
@@ -132,13 +132,13 @@ fn a_generation_that_does_well_for_the_window_is_what_a_restart_brings_back() {
     let (one, two) = (place.pack(1, &Module::default()), place.pack(2, &Module::default()));
     let supervisor = place.open(&one);
     activate(&supervisor, &one).unwrap();
-    assert!(matches!(supervisor.health().unwrap().health, Health::Watching { .. }));
+    assert!(matches!(supervisor.health()[0].health, Health::Watching { .. }));
     place.pass(299);
     supervisor.tick();
-    assert!(supervisor.health().is_some());
+    assert!(!supervisor.health().is_empty());
     place.pass(1);
     supervisor.tick();
-    assert!(supervisor.health().is_none());
+    assert!(supervisor.health().is_empty());
     assert_eq!(events(&supervisor), [Started, Staged, Activating, Activated, Healthy]);
     let entry = &supervisor.history(2).unwrap()[1];
     assert_eq!((entry.operator.as_str(), entry.generation), ("me", Some(2)));
@@ -265,13 +265,68 @@ fn a_trial_that_goes_wrong_ends_by_itself_and_one_that_goes_well_is_promoted() {
     let canary = supervisor.start_canary(staged.id, 0.5, "me").unwrap().generation;
     place.pass(300);
     supervisor.tick();
-    assert!(supervisor.health().is_none() && supervisor.host().serves(canary));
+    assert!(supervisor.health().is_empty() && supervisor.host().serves(canary));
     assert_eq!(supervisor.promote_canary("me").unwrap(), canary);
-    assert_eq!(supervisor.health().unwrap().generation, canary);
+    assert_eq!(supervisor.health()[0].generation, canary);
     place.pass(300);
     supervisor.tick();
     drop(supervisor);
     assert_eq!(active(&place.open(&good)), ["3.0.0"]);
+}
+
+#[test]
+fn packs_are_watched_one_by_one_and_booked_together() {
+    let place = Place::new();
+    let one = place.pack(1, &Module::default());
+    let other = |module: &Module| {
+        let key = SecretKey::parse(place.key.to_pem().unwrap().as_bytes()).unwrap();
+        PackBuilder::new()
+            .kernel("rmsnorm_f32", rmsnorm_f32(module))
+            .manifest(|m| m.name = "other".parse().unwrap())
+            .key(key)
+            .build()
+    };
+    let good = other(&Module::default());
+    let supervisor = place.open(&one);
+    activate(&supervisor, &one).unwrap();
+    place.pass(200);
+    activate(&supervisor, &good).unwrap();
+    assert_eq!(supervisor.health().len(), 2);
+    place.pass(100);
+    supervisor.tick();
+    // The first has done well, but what is active has not been watched long enough.
+    assert_eq!(supervisor.health().len(), 1);
+    let bad = other(&but_for(100, "(unreachable)"));
+    let staged = supervisor.stage(bad.read().unwrap(), "me").unwrap();
+    supervisor.start_canary(staged.id, 1.0, "me").unwrap();
+    assert_eq!(supervisor.health().len(), 2);
+    let mut worker = supervisor.host().worker().unwrap();
+    rmsnorm(&mut worker, &supervisor.host().pin(), 1, 100).unwrap();
+    place.pass(200);
+    supervisor.tick();
+    assert!(supervisor.health().is_empty());
+    assert_eq!(supervisor.counters().taken_back["traps"], 1);
+    drop(supervisor);
+    assert_eq!(active(&place.open(&one)).len(), 2);
+}
+
+#[test]
+fn the_healthy_generation_is_kept_however_many_come_after_it() {
+    let place = Place::new();
+    let one = place.pack(1, &Module::default());
+    let supervisor = place.open(&one);
+    activate(&supervisor, &one).unwrap();
+    place.pass(300);
+    supervisor.tick();
+    for n in 2..14 {
+        activate(&supervisor, &place.pack(n, &Module::default())).unwrap();
+        assert_eq!(supervisor.health().len(), 1, "what was replaced is watched no longer");
+    }
+    activate(&supervisor, &place.pack(14, &but_for(100, "(unreachable)"))).unwrap();
+    let mut worker = supervisor.host().worker().unwrap();
+    rmsnorm(&mut worker, &supervisor.host().pin(), 1, 100).unwrap();
+    supervisor.tick();
+    assert_eq!(active(&supervisor), ["1.0.0"]);
 }
 
 #[test]
@@ -286,7 +341,7 @@ fn an_operators_way_back_outlives_a_restart() {
     }
     let report = supervisor.roll_back(None, "me").unwrap();
     assert_eq!(report.packs[0].version, "1.0.0");
-    assert!(supervisor.health().is_none(), "it was found healthy before");
+    assert!(supervisor.health().is_empty(), "it was found healthy before");
     assert_eq!(supervisor.roll_back(Some(77), "me").unwrap_err().code(), "generation_not_kept");
     drop(supervisor);
     let supervisor = place.open(&one);
@@ -394,7 +449,7 @@ fn a_watchdog_ticks_by_itself() {
     let watchdog = supervisor.watch(Duration::from_millis(1)).unwrap();
     activate(&supervisor, &one).unwrap();
     place.pass(300);
-    while supervisor.health().is_some() {
+    while !supervisor.health().is_empty() {
         std::thread::sleep(Duration::from_millis(1));
     }
     drop(watchdog);
