@@ -15,7 +15,7 @@ const FIRST_OCTAVE: u32 = 4;
 /// The class of a call that moves so many bytes.
 #[inline]
 pub(crate) fn size(bytes: usize) -> usize {
-    let log = bytes.checked_ilog2().unwrap_or(0) as usize;
+    let log = (bytes | 1).ilog2() as usize;
     (log.saturating_sub(10) / 2).min(SIZES - 1)
 }
 

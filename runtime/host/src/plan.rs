@@ -59,7 +59,7 @@ impl CallBytes {
     /// are told from a few long ones.
     #[inline]
     pub(crate) fn class(self) -> u64 {
-        let log = |bytes: usize| bytes.checked_ilog2().unwrap_or(0);
+        let log = |bytes: usize| (bytes | 1).ilog2();
         1u64.rotate_left(log(self.a) + 7 * log(self.b))
     }
 }
