@@ -13,4 +13,5 @@ mod program;
 mod refusals;
 mod rope_scaling;
 mod run;
+mod serve;
 mod tokenize;

@@ -118,14 +118,28 @@ impl ChatTemplate {
         messages: &[Message],
         add_generation_prompt: bool,
     ) -> Result<String, ChatError> {
-        let none = Value::from(());
+        self.render_with_tools(messages, None, add_generation_prompt)
+    }
+
+    /// As [`ChatTemplate::render`], for messages with more than text (tool calls, their results) as JSON in
+    /// the form that templates expect, and the tools that the model may call, an array of
+    /// `{"type": "function", "function": {...}}`.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn render_with_tools(
+        &self,
+        messages: impl Serialize,
+        tools: Option<&serde_json::Value>,
+        add_generation_prompt: bool,
+    ) -> Result<String, ChatError> {
         let context = context! {
-            messages => messages,
+            messages => Value::from_serialize(messages),
             bos_token => self.bos,
             eos_token => self.eos,
             add_generation_prompt => add_generation_prompt,
-            tools => none,
-            documents => none,
+            tools => tools,
+            documents => Value::from(()),
         };
         let template = self.environment.get_template(NAME);
         template.and_then(|template| template.render(context)).map_err(|error| {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::quantized::gguf_file::Value;
 
+use crate::chat::{ChatError, ChatTemplate};
 use crate::config::{self, ModelConfig};
 use crate::error::EngineError;
 use crate::gguf::{GgufFile, Metadata};
@@ -94,9 +95,26 @@ impl Model {
         &self.tokenizer
     }
 
-    /// Source of the model's chat template, where it has one.
-    pub fn chat_template(&self) -> Option<&str> {
-        self.tokenizer.chat_template()
+    /// The model's chat template, compiled, where it has one.
+    ///
+    /// # Errors
+    /// [`ChatError::Syntax`] where the template does not parse.
+    pub fn chat_template(&self) -> Result<Option<ChatTemplate>, ChatError> {
+        self.tokenizer.chat_template().map(|source| self.compile_template(source)).transpose()
+    }
+
+    /// A chat template for this model.
+    ///
+    /// # Errors
+    /// [`ChatError::Syntax`] where it does not parse.
+    pub fn compile_template(&self, source: &str) -> Result<ChatTemplate, ChatError> {
+        let text = |token: Option<u32>| {
+            token
+                .map(|id| String::from_utf8_lossy(&self.tokenizer.token_bytes(id)).into_owned())
+                .unwrap_or_default()
+        };
+        let (bos, eos) = (text(self.tokenizer.bos()), text(self.tokenizer.eos()));
+        ChatTemplate::new(source, bos, eos)
     }
 
     /// Number of logits of a token: rows of the embedding table, which may exceed the number of

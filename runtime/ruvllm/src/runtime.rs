@@ -143,16 +143,7 @@ impl Runtime {
             (Prompt::Chat(messages), _) => messages,
         };
         let text = self.render(messages)?;
-        let tokenizer = self.model().tokenizer();
-        let mut tokens = tokenizer.encode_with_special(&text, true, true)?;
-        // Many templates write the token that the tokenizer adds too; once is right.
-        if let [first, second, ..] = tokens[..]
-            && first == second
-            && tokenizer.bos() == Some(first)
-        {
-            tokens.remove(0);
-        }
-        Ok(tokens)
+        Ok(self.model().tokenizer().encode_chat(&text)?)
     }
 
     /// The text that the model's chat template makes of the messages, ready for an answer.
@@ -396,15 +387,7 @@ impl RuntimeBuilder {
         if let Some(threads) = threads {
             config.threads = threads;
         }
-        let tokenizer = model.tokenizer();
-        let text = |id: Option<u32>| {
-            id.map(|id| String::from_utf8_lossy(&tokenizer.token_bytes(id)).into_owned())
-                .unwrap_or_default()
-        };
-        let template = model
-            .chat_template()
-            .map(|source| ChatTemplate::new(source, text(tokenizer.bos()), text(tokenizer.eos())))
-            .transpose()?;
+        let template = model.chat_template()?;
         let engine = Engine::new(Arc::new(model), kernels.host().clone(), config)?;
         let model_name =
             path.map_or_else(|| embedded::DEMO_MODEL_NAME.to_owned(), |p| p.display().to_string());

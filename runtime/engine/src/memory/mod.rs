@@ -331,6 +331,27 @@ pub(crate) fn room(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     &mut buffer[..len]
 }
 
+/// Reads a number of bytes with an optional unit: K, M, G or T, powers of 1024.
+///
+/// # Errors
+/// What is wrong with the text, for whoever wrote it.
+pub fn parse_size(text: &str) -> Result<usize, String> {
+    let malformed = || format!("`{text}` is no size; write a number and K, M, G or T, as in 512M");
+    let text = text.trim_end_matches(['B', 'b']).trim_end_matches('i');
+    let unit = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit);
+    let shift = match unit.to_ascii_uppercase().as_str() {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(malformed()),
+    };
+    let number: usize = number.parse().map_err(|_| malformed())?;
+    number.checked_mul(1 << shift).ok_or_else(malformed)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -367,6 +388,18 @@ mod tests {
         for budget in [PAGE - 1, (1 << 46) + 1, usize::MAX] {
             let error = MemoryPool::new(budget).err().unwrap();
             assert_eq!(error.code(), "invalid_option", "{budget}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_numbers_with_units() {
+        for (text, bytes) in
+            [("1000", 1000), ("512M", 512 << 20), ("2g", 2 << 30), ("3KiB", 3 << 10)]
+        {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "M", "2X", "-1", "1.5G", "99999999999T"] {
+            assert!(parse_size(text).unwrap_err().contains("512M"), "{text}");
         }
     }
 }

@@ -137,6 +137,22 @@ impl Tokenizer {
         }
     }
 
+    /// Encodes what a chat template rendered: control tokens become tokens, and BOS and EOS are added as the
+    /// model's metadata says, except a BOS that the template wrote itself.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_chat(&self, rendered: &str) -> Result<Vec<u32>, TokenizerError> {
+        let mut tokens = self.encode_with_special(rendered, true, true)?;
+        if let [first, second, ..] = tokens[..]
+            && first == second
+            && self.bos() == Some(first)
+        {
+            tokens.remove(0);
+        }
+        Ok(tokens)
+    }
+
     /// The text of `tokens`, without the space that encoding put in front. `skip_special` leaves control
     /// tokens out. Bytes that are no UTF-8 become U+FFFD.
     pub fn decode(&self, tokens: &[u32], skip_special: bool) -> String {

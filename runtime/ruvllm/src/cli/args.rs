@@ -2,14 +2,17 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ruvllm::KvPolicy;
+use ruvllm::engine::memory::parse_size;
 use ruvllm::host::CompilerProcess;
+use ruvllm::server::ServerOptions;
 use std::path::PathBuf;
 
 /// Runs language models with signed, sandboxed kernels.
 #[derive(Debug, Parser)]
 #[command(name = "ruvllm", version, about, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
-    /// Write a log to standard error: selections of kernels at `debug`, failed calls at `warn`.
+    /// Write a log to standard error: selections of kernels at `debug`, requests to a server at
+    /// `info`, failed calls at `warn`. `serve` logs at `info` when absent.
     #[arg(long, value_enum, value_name = "LEVEL", global = true)]
     pub(crate) log: Option<LogLevel>,
     #[command(subcommand)]
@@ -21,6 +24,8 @@ pub(crate) struct Cli {
 pub(crate) enum LogLevel {
     /// What failed.
     Warn,
+    /// What was asked of a server, too.
+    Info,
     /// Decisions, too.
     Debug,
 }
@@ -40,6 +45,8 @@ pub(crate) enum Command {
     Perplexity(PerplexityArgs),
     /// Measure prompt processing and generation, in tokens per second.
     Bench(BenchArgs),
+    /// Answer requests over HTTP, in the form of OpenAI's API.
+    Serve(ServeArgs),
     /// Show the kernels in use and why each was chosen.
     Kernels(KernelsArgs),
     /// Say what this machine is, which code runs on it, and what its memory gives.
@@ -51,6 +58,7 @@ pub(crate) enum Command {
 
 /// Which kernels run, and on whose word.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Kernels")]
 pub(crate) struct KernelOptions {
     /// Which kernels do the work.
     #[arg(long, value_enum, default_value_t = Kernels::Sandbox)]
@@ -112,6 +120,7 @@ impl Kernels {
 
 /// Which model runs, and how it is laid out; `K` is the choice of how keys and values are stored.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model")]
 pub(crate) struct ModelOptions<K: Args = KvOption> {
     /// GGUF file or Hugging Face directory; the built-in demo model when absent.
     #[arg(short, long, value_name = "FILE|DIR")]
@@ -127,7 +136,7 @@ pub(crate) struct ModelOptions<K: Args = KvOption> {
     pub(crate) kv: K,
     /// The most memory for keys and values, adapters and working memory together, such as 512M or
     /// 4G; half of the machine's when absent.
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) memory: Option<usize>,
     /// Write keys and values of resting sequences for which there is no memory to this directory,
     /// encrypted, instead of computing them again.
@@ -350,6 +359,39 @@ pub(crate) struct BenchArgs {
     pub(crate) output: TableFormat,
 }
 
+/// Options with a heading can be given in the configuration file, too; see `config_file`.
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Read options from this TOML file, as --print-config writes it; those of the command line win.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Check options, files, kernels and model, and do not serve.
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// Print a configuration file with every option, what it does and its default.
+    #[arg(long, exclusive = true)]
+    pub(crate) print_config: bool,
+    /// Make an API key: print the secret for the client, and the entry for --api-key.
+    #[arg(long, value_name = "NAME", exclusive = true)]
+    pub(crate) new_key: Option<String>,
+    #[command(flatten)]
+    pub(crate) server: ServerOptions,
+    /// How the log is written.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, help_heading = "Server")]
+    pub(crate) log_format: LogFormat,
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+}
+
+/// How a log is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// A line for people.
+    Text,
+    /// A line of JSON.
+    Json,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct KernelsArgs {
     #[command(subcommand)]
@@ -440,24 +482,6 @@ fn probability(text: &str) -> Result<f32, String> {
     })
 }
 
-/// A number of bytes with an optional unit: K, M, G or T, powers of 1024.
-fn size(text: &str) -> Result<usize, String> {
-    let malformed = || format!("`{text}` is no size; write a number and K, M, G or T, as in 512M");
-    let text = text.trim_end_matches(['B', 'b']).trim_end_matches('i');
-    let unit = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(unit);
-    let shift = match unit.to_ascii_uppercase().as_str() {
-        "" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        "T" => 40,
-        _ => return Err(malformed()),
-    };
-    let number: usize = number.parse().map_err(|_| malformed())?;
-    number.checked_mul(1 << shift).ok_or_else(malformed)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -495,18 +519,6 @@ mod tests {
             "--rope-factor=2",
         ] {
             assert!(Cli::try_parse_from(["ruvllm", "run", bad]).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn sizes_are_numbers_with_units() {
-        for (text, bytes) in
-            [("1000", 1000), ("512M", 512 << 20), ("2g", 2 << 30), ("3KiB", 3 << 10)]
-        {
-            assert_eq!(size(text), Ok(bytes), "{text}");
-        }
-        for text in ["", "M", "2X", "-1", "1.5G", "99999999999T"] {
-            assert!(size(text).unwrap_err().contains("512M"), "{text}");
         }
     }
 }

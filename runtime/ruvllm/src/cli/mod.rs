@@ -3,17 +3,20 @@
 mod args;
 mod bench;
 mod chat;
+mod config_file;
 mod doctor;
 mod kernels;
 mod perplexity;
 mod plot;
 mod run;
+mod serve;
 mod setup;
 mod stop;
 mod tokenize;
 
-use args::{Cli, Command, LogLevel};
+use args::{Cli, Command, LogFormat, LogLevel};
 use clap::Parser as _;
+use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
 use tracing::Metadata;
@@ -32,9 +35,22 @@ pub(crate) enum Ended {
 }
 
 pub(crate) fn main() -> ExitCode {
-    let Cli { log, command } = Cli::parse();
-    if let Some(level) = log {
-        start_log(level);
+    let Cli { log, mut command } = Cli::parse();
+    if let Command::Serve(args) = &mut command
+        && let Some(path) = &args.config
+    {
+        let given: Vec<OsString> = std::env::args_os().skip_while(|arg| arg != "serve").collect();
+        match config_file::merge(path, &given[1..]) {
+            Ok(merged) => *args = merged,
+            Err(failure) => return fail(&failure),
+        }
+    }
+    let (level, format) = match &command {
+        Command::Serve(args) => (Some(log.unwrap_or(LogLevel::Info)), args.log_format),
+        _ => (log, LogFormat::Text),
+    };
+    if let Some(level) = level {
+        start_log(level, format);
     }
     let result = match command {
         Command::Run(args) => run::main(&args),
@@ -42,6 +58,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Tokenize(args) => tokenize::main(&args),
         Command::Perplexity(args) => perplexity::main(&args),
         Command::Bench(args) => bench::main(&args),
+        Command::Serve(args) => serve::main(&args),
         Command::Kernels(args) => kernels::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::CompileKernel => return ruvllm::host::compiler_process(),
@@ -49,21 +66,28 @@ pub(crate) fn main() -> ExitCode {
     match result {
         Ok(Ended::Done) => ExitCode::SUCCESS,
         Ok(Ended::Interrupted) => ExitCode::from(130),
-        Err(failure) => {
-            eprintln!("error: {failure}");
-            ExitCode::FAILURE
-        }
+        Err(failure) => fail(&failure),
     }
 }
 
+fn fail(failure: &Failure) -> ExitCode {
+    eprintln!("error: {failure}");
+    ExitCode::FAILURE
+}
+
 /// Sends the log to standard error.
-fn start_log(level: LogLevel) {
+fn start_log(level: LogLevel, format: LogFormat) {
     let level = match level {
         LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
         LogLevel::Debug => LevelFilter::DEBUG,
     };
     // What the executor says of itself is no decision of ours.
     let ours = move |metadata: &Metadata<'_>| metadata.target().starts_with("ruvllm");
     let writer = io::stderr.with_filter(ours);
-    tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_writer(writer).init();
+    let log = tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_writer(writer);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
 }

@@ -4,31 +4,44 @@ use super::Failure;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, Thread};
 
 /// Whether somebody asked to stop.
 #[derive(Clone)]
-pub(crate) struct StopFlag(Arc<AtomicBool>);
+pub(crate) struct StopFlag {
+    asked: Arc<AtomicBool>,
+    /// Who installed it and may wait.
+    waiter: Thread,
+}
 
 impl StopFlag {
     /// Installs the handler; once per process.
     pub(crate) fn install() -> Result<Self, Failure> {
-        let flag = StopFlag(Arc::new(AtomicBool::new(false)));
+        let flag = StopFlag { asked: Arc::default(), waiter: thread::current() };
         let asked = flag.clone();
         ctrlc::set_handler(move || {
-            if asked.0.swap(true, Ordering::Relaxed) {
+            if asked.asked.swap(true, Ordering::Relaxed) {
                 std::process::exit(130);
             }
+            asked.waiter.unpark();
         })?;
         Ok(flag)
     }
 
     pub(crate) fn is_set(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// Waits until somebody asks; for the thread that installed it.
+    pub(crate) fn wait(&self) {
+        while !self.is_set() {
+            thread::park();
+        }
     }
 
     /// Forgets an earlier request, for a command that goes on after it.
     pub(crate) fn clear(&self) {
-        self.0.store(false, Ordering::Relaxed);
+        self.asked.store(false, Ordering::Relaxed);
     }
 
     /// Break once asked to stop.

@@ -1,0 +1,46 @@
+//! `ruvllm serve`: requests over HTTP until somebody asks to stop.
+
+use super::args::ServeArgs;
+use super::stop::StopFlag;
+use super::{Ended, Failure, config_file, setup};
+use ruvllm::embedded;
+use ruvllm::engine::Model;
+use ruvllm::server::{ApiKey, Server};
+
+pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
+    if args.print_config {
+        print!("{}", config_file::template());
+        return Ok(Ended::Done);
+    }
+    if let Some(name) = &args.new_key {
+        let (secret, entry) = ApiKey::generate(name)?;
+        eprintln!("for the client (shown this once):");
+        println!("{secret}");
+        eprintln!("for the server:");
+        println!("{entry}");
+        return Ok(Ended::Done);
+    }
+    args.server.check()?;
+    if args.check {
+        let kernels = setup::kernel_set(&args.model.kernels)?.build()?;
+        let model = match &args.model.model {
+            Some(path) => Model::open(path)?,
+            None => Model::from_static(embedded::demo_model(), embedded::DEMO_MODEL_NAME)?,
+        };
+        model.chat_template()?;
+        let packs = kernels.installed().len();
+        println!("in order: {}, packs of kernels: {packs}", model.name());
+        return Ok(Ended::Done);
+    }
+    let stop = StopFlag::install()?;
+    let runtime = setup::runtime(&args.model)?;
+    let server = Server::start(runtime.engine().clone(), args.server.clone())?;
+    let scheme = if args.server.tls_cert.is_some() { "https" } else { "http" };
+    let url = format!("{scheme}://{}", server.address());
+    tracing::info!(url, model = server.model(), "serving");
+    stop.wait();
+    tracing::info!("finishing what was begun; a second signal ends at once");
+    server.stop()?;
+    setup::report_incidents(&runtime);
+    Ok(Ended::Done)
+}

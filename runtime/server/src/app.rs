@@ -1,0 +1,99 @@
+//! What handlers share, and which address leads to which.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::middleware;
+use axum::routing::{get, post};
+use ruvllm_engine::chat::ChatTemplate;
+use ruvllm_engine::{Engine, Scheduler, SchedulerConfig};
+
+use crate::error::{ApiError, ServerError};
+use crate::grammar::Grammars;
+use crate::metrics::Metrics;
+use crate::options::{Limits, ServerOptions};
+use crate::tools::Format;
+use crate::{chat, completions, embeddings, http, metrics, models, tokens};
+
+/// What handlers share.
+pub(crate) struct App {
+    pub(crate) engine: Engine,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) template: Option<ChatTemplate>,
+    /// How the template lets the model call tools, if it does.
+    pub(crate) tool_format: Option<Format>,
+    pub(crate) grammars: Grammars,
+    /// The model's name in requests and answers.
+    pub(crate) model: String,
+    /// When serving began, in seconds since 1970.
+    pub(crate) created: u64,
+    pub(crate) options: ServerOptions,
+    pub(crate) metrics: Metrics,
+    pub(crate) draining: AtomicBool,
+}
+
+impl App {
+    pub(crate) fn new(engine: Engine, options: ServerOptions) -> Result<App, ServerError> {
+        let model = options.model_id.clone().unwrap_or_else(|| engine.model().name().to_owned());
+        let given = options.template()?;
+        let source = given.as_deref().or(engine.model().tokenizer().chat_template());
+        let tool_format = source.and_then(Format::of);
+        let template = source.map(|source| engine.model().compile_template(source)).transpose()?;
+        let Limits { parallel: running, queue, prompt_chunk: chunk, .. } = options.limits;
+        let config = SchedulerConfig { running, queue, chunk };
+        Ok(App {
+            scheduler: Scheduler::start(engine.clone(), config)?,
+            template,
+            tool_format,
+            grammars: Grammars::default(),
+            engine,
+            model,
+            created: now(),
+            options,
+            metrics: Metrics::default(),
+            draining: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether the server takes no more requests.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).as_ref().map_or(0, Duration::as_secs)
+}
+
+/// Runs what takes longer than a glance on a helper thread.
+pub(crate) async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(ApiError::internal(error.to_string())))
+}
+
+/// The addresses that clients use.
+pub(crate) fn routes(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/health", get(models::health))
+        .route("/ready", get(models::ready))
+        .route("/metrics", get(metrics::metrics))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::one))
+        .route("/v1/chat/completions", post(chat::completions))
+        .route("/v1/completions", post(completions::completions))
+        .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .fallback(|request: Request| async move { ApiError::not_found(request.uri().path()) })
+        .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
+        .layer(DefaultBodyLimit::max(app.options.limits.max_body))
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), http::around))
+        .with_state(app)
+}

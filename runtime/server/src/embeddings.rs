@@ -1,0 +1,82 @@
+//! `POST /v1/embeddings`: a text as a vector.
+//!
+//! The vector is the mean over all tokens of the text of the model's hidden states behind the final
+//! norm, scaled to length 1. Language models are not trained for that: it tells texts apart, but a model
+//! trained for embeddings does so better.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::{Extension, Json};
+use base64::Engine as _;
+use ruvllm_engine::GenerateOptions;
+use ruvllm_engine::scheduler::Kind;
+use serde_json::{Value, json};
+
+use crate::app::{App, aside};
+use crate::completions::prompts;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::http::Caller;
+use crate::params::check_model;
+use crate::sequences::{Sequences, Step, Work};
+
+/// The handler.
+pub(crate) async fn embeddings(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    mut fields: Fields,
+) -> Result<Json<Value>, ApiError> {
+    let shared = Arc::clone(&app);
+    let (mut sequences, base64) = aside(move || {
+        let app = shared;
+        check_model(&mut fields, &app)?;
+        let format = fields.take::<String>("encoding_format")?;
+        let base64 = match format.as_deref() {
+            None | Some("float") => false,
+            Some("base64") => true,
+            Some(_) => {
+                let message = "`encoding_format` must be float or base64";
+                return Err(ApiError::invalid("encoding_format", message));
+            }
+        };
+        let input = fields.require("input")?;
+        fields.finish()?;
+        if app.options.log_prompts {
+            tracing::info!(request = &*caller.request, %input, "prompt");
+        }
+        let prompts = prompts(&app, input, "input")?;
+        let (kind, options) = (Kind::Embed, GenerateOptions::default());
+        let work =
+            Work { prompts, param: "input", n: 1, kind, options, logprobs: None, grammar: None };
+        Ok((Sequences::start(&app, caller, work)?, base64))
+    })
+    .await?;
+    let mut data = vec![Value::Null; sequences.count()];
+    while let Some(step) = sequences.next().await {
+        if let (index, Step::Embedding(mean)) = step? {
+            let vector = vector(mean, base64);
+            data[index] = json!({"object": "embedding", "index": index, "embedding": vector});
+        }
+    }
+    let tokens = sequences.usage().prompt;
+    Ok(Json(json!({
+        "object": "list",
+        "data": data,
+        "model": app.model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    })))
+}
+
+/// The vector at length 1: as numbers, or as its bytes, little-endian f32.
+fn vector(mut mean: Vec<f32>, base64: bool) -> Value {
+    let length = mean.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+    if length > 0.0 {
+        mean.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
+    }
+    if base64 {
+        let bytes: Vec<u8> = mean.iter().flat_map(|x| x.to_le_bytes()).collect();
+        return base64::engine::general_purpose::STANDARD.encode(bytes).into();
+    }
+    mean.into()
+}

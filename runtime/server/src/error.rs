@@ -1,0 +1,280 @@
+//! Refusals: of a request, in the form that OpenAI's clients read, and of a configuration.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use ruvllm_engine::chat::ChatError;
+use ruvllm_engine::{EngineError, tokenizer::TokenizerError};
+use serde_json::{Value, json};
+
+/// Why a server does not start. [`ServerError::code`] is stable; messages say what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerError {
+    /// Others can reach the address, and no key is asked of them.
+    #[error(
+        "{address} can be reached from other machines, so it needs API keys: make one with `ruvllm serve --new-key NAME` and give its entry with --api-key, or listen on 127.0.0.1"
+    )]
+    KeysRequired {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// Two keys have the same name.
+    #[error("two API keys are named `{name}`; give every key a name of its own")]
+    KeyTwice {
+        /// The name.
+        name: String,
+    },
+    /// A name that is none.
+    #[error("`{name}` cannot name an API key; use letters, digits, and - _ . @")]
+    KeyName {
+        /// The name.
+        name: String,
+    },
+    /// An entry that is none.
+    #[error(
+        "an API key is given as NAME=sha256:HEX, with 64 hexadecimal digits of its hash, as `ruvllm serve --new-key NAME` prints it; the key itself is for the client alone"
+    )]
+    KeyEntry,
+    /// A limit that lets nothing through.
+    #[error("{option} must be at least 1")]
+    Limit {
+        /// The option.
+        option: &'static str,
+    },
+    /// The address is taken, or is not this machine's.
+    #[error("cannot listen on {address}: {source}; choose another address with --listen")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Certificate and key are not usable.
+    #[error("certificate {} with key {}: {reason}; both must be PEM and belong together", cert.display(), key.display())]
+    Tls {
+        /// The certificate.
+        cert: PathBuf,
+        /// The key.
+        key: PathBuf,
+        /// What is wrong with them.
+        reason: String,
+    },
+    /// The thread or event loop of the server did not start, or ended.
+    #[error("the server's event loop failed: {source}")]
+    Runtime {
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The operating system gave no randomness.
+    #[error("the operating system gave no randomness: {source}")]
+    Entropy {
+        /// What the system said.
+        source: getrandom::Error,
+    },
+    /// The file of a chat template cannot be read.
+    #[error("chat template {}: {source}", path.display())]
+    ChatTemplate {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The chat template is broken.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    /// The scheduler refused.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+}
+
+impl ServerError {
+    /// The stable code of the error.
+    pub fn code(&self) -> &'static str {
+        match self {
+            ServerError::KeysRequired { .. } => "api_keys_required",
+            ServerError::KeyTwice { .. } => "api_key_twice",
+            ServerError::KeyName { .. } => "api_key_name",
+            ServerError::KeyEntry => "api_key_entry",
+            ServerError::Limit { .. } => "limit",
+            ServerError::Listen { .. } => "listen",
+            ServerError::Tls { .. } => "tls",
+            ServerError::Runtime { .. } => "event_loop",
+            ServerError::Entropy { .. } => "entropy",
+            ServerError::ChatTemplate { .. } => "chat_template",
+            ServerError::Chat(e) => e.code(),
+            ServerError::Engine(e) => e.code(),
+        }
+    }
+}
+
+/// What a client is told instead of an answer.
+#[derive(Debug, Clone)]
+pub(crate) struct ApiError {
+    status: StatusCode,
+    message: String,
+    param: Option<String>,
+    code: &'static str,
+    retry: Retry,
+}
+
+/// Whether the official clients, which try again after 408, 409, 429 and 5xx, should.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Retry {
+    AsStatusSays,
+    After(Duration),
+    Never,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError { status, message: message.into(), param: None, code, retry: Retry::AsStatusSays }
+    }
+
+    /// A parameter has a value that it may not have.
+    pub(crate) fn invalid(param: impl Into<String>, message: impl Into<String>) -> ApiError {
+        ApiError::bad_request("invalid_value", message).of(param)
+    }
+
+    pub(crate) fn bad_request(code: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, code, message)
+    }
+
+    pub(crate) fn unauthorized(message: &str) -> ApiError {
+        ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+    }
+
+    pub(crate) fn forbidden_host() -> ApiError {
+        let message = "this server answers to its loopback address alone; send `Host: 127.0.0.1` or `localhost`, or configure API keys";
+        ApiError::new(StatusCode::FORBIDDEN, "forbidden_host", message)
+    }
+
+    pub(crate) fn model_not_found(asked: &str, served: &str) -> ApiError {
+        let message = format!("the model `{asked}` is not served here; there is `{served}`");
+        ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).of("model")
+    }
+
+    pub(crate) fn not_found(path: &str) -> ApiError {
+        ApiError::new(StatusCode::NOT_FOUND, "unknown_url", format!("there is nothing at {path}"))
+    }
+
+    pub(crate) fn method_not_allowed() -> ApiError {
+        let message = "this address does not take this method";
+        ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+    }
+
+    pub(crate) fn not_json() -> ApiError {
+        let message = "send the body as JSON, with `Content-Type: application/json`";
+        ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+    }
+
+    pub(crate) fn too_large(limit: usize) -> ApiError {
+        let message = format!("the body of a request may have {limit} bytes");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+    }
+
+    pub(crate) fn queue_full(retry_after: Duration) -> ApiError {
+        let message = "too many requests are waiting; try again later";
+        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message);
+        ApiError { retry: Retry::After(retry_after), ..error }
+    }
+
+    pub(crate) fn draining() -> ApiError {
+        let message = "the server is about to stop; try again later or elsewhere";
+        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "draining", message);
+        ApiError { retry: Retry::After(Duration::from_secs(1)), ..error }
+    }
+
+    pub(crate) fn timeout(limit: Duration) -> ApiError {
+        let message = format!("the request took longer than {} seconds", limit.as_secs_f64());
+        let error = ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message);
+        ApiError { retry: Retry::Never, ..error }
+    }
+
+    pub(crate) fn internal(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
+    }
+
+    /// Names the parameter that is at fault.
+    pub(crate) fn of(mut self, param: impl Into<String>) -> ApiError {
+        self.param = Some(param.into());
+        self
+    }
+
+    pub(crate) fn code(&self) -> &'static str {
+        self.code
+    }
+
+    /// The body that goes with the status, or with no more than `200 OK` in the midst of a stream.
+    pub(crate) fn body(&self) -> Value {
+        let kind = match self.status {
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "server_error",
+        };
+        json!({"error": {
+            "message": self.message,
+            "type": kind,
+            "param": self.param,
+            "code": self.code,
+        }})
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        let headers = response.headers_mut();
+        match self.retry {
+            Retry::AsStatusSays => {}
+            Retry::After(wait) => {
+                let seconds = wait.as_secs_f64().ceil().max(1.0) as u64;
+                headers.insert(header::RETRY_AFTER, seconds.into());
+            }
+            Retry::Never => {
+                let name = HeaderName::from_static("x-should-retry");
+                headers.insert(name, HeaderValue::from_static("false"));
+            }
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> ApiError {
+        let message = error.to_string();
+        match error {
+            EngineError::PromptTooLong { .. } => {
+                ApiError::bad_request("context_length_exceeded", message)
+            }
+            EngineError::PromptEmpty
+            | EngineError::TokenOutOfRange { .. }
+            | EngineError::InvalidOption { .. } => ApiError::bad_request(error.code(), message),
+            EngineError::Tokenizer(error) => error.into(),
+            EngineError::MemoryExhausted { .. } => {
+                let status = StatusCode::SERVICE_UNAVAILABLE;
+                ApiError::new(status, error.code(), message)
+            }
+            _ => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.code(), message),
+        }
+    }
+}
+
+impl From<TokenizerError> for ApiError {
+    fn from(error: TokenizerError) -> ApiError {
+        ApiError::bad_request(error.code(), error.to_string())
+    }
+}
+
+impl From<ChatError> for ApiError {
+    fn from(error: ChatError) -> ApiError {
+        ApiError::bad_request(error.code(), error.to_string()).of("messages")
+    }
+}

@@ -1,0 +1,138 @@
+//! What all requests go through: an id, the key, a line in the log, and bodies read under a limit.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use serde_json::{Map, Value};
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::keys;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Who asks, and under which id; every handler can take it from the request.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    /// The name of the API key; empty where there are none.
+    pub(crate) client: Arc<str>,
+    /// The id in the log and in the answer's `x-request-id`.
+    pub(crate) request: Arc<str>,
+}
+
+/// Gives a request its id, checks who asks, and logs and counts the answer.
+pub(crate) async fn around(
+    State(app): State<Arc<App>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let start = Instant::now();
+    let id = match request_id(request.headers()) {
+        Ok(id) => id,
+        Err(error) => return error.into_response(),
+    };
+    let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let (method, path) = (request.method().clone(), path.unwrap_or_else(|| "unknown".to_owned()));
+    let mut client = Arc::from("");
+    let open = matches!(path.as_str(), "/health" | "/ready");
+    let mut response = match if open { Ok("") } else { admit(&app, request.headers()) } {
+        Ok(name) => {
+            client = Arc::from(name);
+            let caller = Caller { client: Arc::clone(&client), request: Arc::clone(&id) };
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        Err(error) => error.into_response(),
+    };
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    let (status, seconds) = (response.status().as_u16(), start.elapsed().as_secs_f64());
+    app.metrics.request(&path, &method, status);
+    // Probes come every few seconds and tell nothing while they succeed.
+    if !open || status != 200 {
+        tracing::info!(request = &*id, client = &*client, %method, path, status, seconds, "request");
+    }
+    response
+}
+
+/// The id that the client chose, or a new one.
+fn request_id(headers: &HeaderMap) -> Result<Arc<str>, ApiError> {
+    let given = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
+    match given.filter(|id| (1..=128).contains(&id.len())) {
+        Some(id) => Ok(id.into()),
+        None => Ok(keys::random_hex::<16>().map_err(|e| ApiError::internal(e.to_string()))?.into()),
+    }
+}
+
+/// Who asks, if they may.
+fn admit<'a>(app: &'a App, headers: &HeaderMap) -> Result<&'a str, ApiError> {
+    let keys = &app.options.api_key;
+    // Without keys, a name that a page in a browser resolves to this machine must not open the
+    // server to that page.
+    if keys.is_empty() && !headers.get(header::HOST).is_none_or(is_loopback) {
+        return Err(ApiError::forbidden_host());
+    }
+    keys::client(keys, headers)
+}
+
+fn is_loopback(host: &HeaderValue) -> bool {
+    let Ok(host) = host.to_str() else { return false };
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    name == "localhost" || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// A JSON object as the body of a request.
+impl FromRequest<Arc<App>> for Fields {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Fields, ApiError> {
+        // Pages of other origins can send bodies of other types without asking.
+        let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+        let kind = kind.unwrap_or_default().split(';').next().unwrap_or_default().trim();
+        if !kind.eq_ignore_ascii_case("application/json") {
+            return Err(ApiError::not_json());
+        }
+        let limits = &app.options.limits;
+        let bytes = tokio::time::timeout(limits.request_timeout, Bytes::from_request(request, app));
+        let bytes = bytes.await.map_err(|_| ApiError::timeout(limits.request_timeout))?;
+        let bytes = bytes.map_err(|rejection| {
+            if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+                return ApiError::too_large(limits.max_body);
+            }
+            ApiError::bad_request("unreadable_body", rejection.body_text())
+        })?;
+        let fields: Map<String, Value> = serde_json::from_slice(&bytes).map_err(|error| {
+            ApiError::bad_request("invalid_json", format!("the body is no JSON object: {error}"))
+        })?;
+        Ok(Fields::new(fields))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_this_machine_are_told_from_others() {
+        for host in
+            ["localhost", "localhost:80", "127.0.0.1:8080", "127.1.2.3", "[::1]:8080", "[::1]"]
+        {
+            assert!(is_loopback(&HeaderValue::from_static(host)), "{host}");
+        }
+        for host in ["evil.example", "localhost.evil.example", "10.0.0.1:8080", "[fe80::1]:1", ""] {
+            assert!(!is_loopback(&HeaderValue::from_static(host)), "{host}");
+        }
+    }
+}

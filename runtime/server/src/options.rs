@@ -1,0 +1,129 @@
+//! What an operator chooses. The comments here are the help of the command line, the comments of
+//! the configuration file and the reference: there is no second text.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use axum_server::tls_rustls::RustlsConfig;
+use clap::Args;
+use ruvllm_engine::memory::parse_size;
+
+use crate::error::ServerError;
+use crate::keys::ApiKey;
+use crate::tls;
+
+/// Options of a server; see each field for what it does.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Server")]
+pub struct ServerOptions {
+    /// Where to listen; any other than a loopback address needs API keys.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8080")]
+    pub listen: SocketAddr,
+    /// A client's API key, as `ruvllm serve --new-key NAME` prints it; may be given several times.
+    /// With any, requests without one of them are refused.
+    #[arg(long, value_name = "NAME=sha256:HEX")]
+    pub api_key: Vec<ApiKey>,
+    /// Serve HTTPS with this certificate chain (PEM).
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// The private key of --tls-cert (PEM).
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// The model's name in requests and answers; its own when absent.
+    #[arg(long, value_name = "NAME")]
+    pub model_id: Option<String>,
+    /// Put conversations into this chat template (Jinja) instead of the model's own.
+    #[arg(long, value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
+    /// Write prompts to the log.
+    #[arg(long)]
+    pub log_prompts: bool,
+    /// Limits.
+    #[command(flatten)]
+    pub limits: Limits,
+}
+
+/// How much a request, and all of them together, may take.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Limits")]
+pub struct Limits {
+    /// Sequences that are computed together.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub parallel: usize,
+    /// Sequences that wait for that; more are refused with status 429.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub queue: usize,
+    /// Tokens of prompts that are computed in one step while others are being answered.
+    #[arg(long, value_name = "TOKENS", default_value_t = 256)]
+    pub prompt_chunk: usize,
+    /// The largest body of a request.
+    #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = parse_size)]
+    pub max_body: usize,
+    /// The most tokens of an answer; what the context leaves when absent.
+    #[arg(long, value_name = "TOKENS")]
+    pub max_tokens: Option<usize>,
+    /// The most sequences of one request: prompts times answers to each.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub max_choices: usize,
+    /// Seconds until a request that is not finished is ended.
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
+    pub request_timeout: Duration,
+    /// Seconds that requests have to finish when the server is told to stop.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    pub drain_timeout: Duration,
+}
+
+impl ServerOptions {
+    /// Whether the options can be served with.
+    ///
+    /// # Errors
+    /// [`ServerError::KeysRequired`] for an open address without keys, [`ServerError::KeyTwice`],
+    /// [`ServerError::Limit`], [`ServerError::ChatTemplate`], [`ServerError::Tls`].
+    pub fn check(&self) -> Result<(), ServerError> {
+        if !self.listen.ip().is_loopback() && self.api_key.is_empty() {
+            return Err(ServerError::KeysRequired { address: self.listen });
+        }
+        for (i, key) in self.api_key.iter().enumerate() {
+            if self.api_key[..i].iter().any(|other| other.name == key.name) {
+                return Err(ServerError::KeyTwice { name: key.name.clone() });
+            }
+        }
+        let Limits { parallel, queue, prompt_chunk, max_body, max_choices, max_tokens, .. } =
+            self.limits;
+        for (option, value) in [
+            ("parallel", parallel),
+            ("queue", queue),
+            ("prompt-chunk", prompt_chunk),
+            ("max-body", max_body),
+            ("max-choices", max_choices),
+            ("max-tokens", max_tokens.unwrap_or(1)),
+        ] {
+            if value == 0 {
+                return Err(ServerError::Limit { option });
+            }
+        }
+        self.template()?;
+        self.tls().map(drop)
+    }
+
+    /// The source of the chat template, where one is given.
+    pub(crate) fn template(&self) -> Result<Option<String>, ServerError> {
+        let Some(path) = &self.chat_template else { return Ok(None) };
+        let failed = |source| ServerError::ChatTemplate { path: path.clone(), source };
+        std::fs::read_to_string(path).map(Some).map_err(failed)
+    }
+
+    /// Certificate and key, where HTTPS is asked for.
+    pub(crate) fn tls(&self) -> Result<Option<RustlsConfig>, ServerError> {
+        match (&self.tls_cert, &self.tls_key) {
+            (Some(cert), Some(key)) => tls::load(cert, key).map(Some),
+            _ => Ok(None),
+        }
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().and_then(|n| Duration::try_from_secs_f64(n).ok());
+    seconds.ok_or_else(|| "give a number of seconds".to_owned())
+}

@@ -1,0 +1,194 @@
+//! The sequences of one request on the scheduler, and what becomes of them as one stream.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use ruvllm_engine::scheduler::{Finished, Kind, Rejected, Request, Ticket, Token, Update};
+use ruvllm_engine::{GenerateOptions, SessionOptions, TokenConstraint};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::grammar::Grammar;
+use crate::http::Caller;
+
+/// What to compute.
+pub(crate) struct Work {
+    /// Prompts, and the parameter that they came in.
+    pub(crate) prompts: Vec<Vec<u32>>,
+    pub(crate) param: &'static str,
+    /// Sequences for each prompt.
+    pub(crate) n: usize,
+    pub(crate) kind: Kind,
+    pub(crate) options: GenerateOptions,
+    pub(crate) logprobs: Option<usize>,
+    pub(crate) grammar: Option<Grammar>,
+}
+
+/// What became of a sequence.
+pub(crate) enum Step {
+    Token(Token),
+    Done(Finished),
+    Embedding(Vec<f32>),
+}
+
+/// Sequences that are computed; dropped, they are cancelled.
+pub(crate) struct Sequences {
+    updates: UnboundedReceiver<(usize, Update)>,
+    tickets: Vec<Ticket>,
+    /// Those that have not ended.
+    open: usize,
+    begun: Instant,
+    limit: Duration,
+    caller: Caller,
+    usage: Usage,
+}
+
+/// Token counts of a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Usage {
+    pub(crate) prompt: usize,
+    pub(crate) cached: usize,
+    pub(crate) completion: usize,
+}
+
+impl Sequences {
+    /// Hands the work to the scheduler: `n` sequences for the first prompt, then for the next.
+    ///
+    /// # Errors
+    /// Too many sequences, a full queue, a server that is about to stop, a prompt that cannot be computed.
+    pub(crate) fn start(app: &App, caller: Caller, work: Work) -> Result<Sequences, ApiError> {
+        let Work { prompts, param, n, kind, options, logprobs, grammar } = work;
+        if app.is_draining() {
+            return Err(ApiError::draining());
+        }
+        let (count, most) = (prompts.len().saturating_mul(n), app.options.limits.max_choices);
+        if count > most {
+            let message =
+                format!("a request may have {most} sequences, prompts times `n`; this has {count}");
+            return Err(ApiError::invalid(if n > 1 { "n" } else { param }, message));
+        }
+        let (sender, updates) = unbounded_channel();
+        let mut tickets = Vec::with_capacity(count);
+        for index in 0..count {
+            let mut options = options.clone();
+            options.sampling.seed = options.sampling.seed.wrapping_add(index as u64);
+            let constraint = grammar.as_ref().map(Grammar::constraint);
+            let request = Request {
+                prompt: prompts[index / n].clone(),
+                kind,
+                options,
+                // How fast a prompt is computed must not tell one client what another asked.
+                session: SessionOptions {
+                    scope: Some(caller.client.to_string()),
+                    ..SessionOptions::default()
+                },
+                client: caller.client.to_string(),
+                logprobs,
+                constraint: constraint.map(|rules| Box::new(rules) as Box<dyn TokenConstraint>),
+            };
+            let mut watch = app.metrics.watch();
+            let sender = sender.clone();
+            let sink = Box::new(move |update| {
+                watch.see(&update);
+                match sender.send((index, update)) {
+                    Ok(()) => ControlFlow::Continue(()),
+                    Err(_) => ControlFlow::Break(()),
+                }
+            });
+            tickets.push(app.scheduler.submit(request, sink).map_err(
+                |rejected| match rejected {
+                    Rejected::QueueFull { retry_after } => ApiError::queue_full(retry_after),
+                    Rejected::Draining => ApiError::draining(),
+                    Rejected::Invalid(error) => ApiError::from(error).of(param),
+                },
+            )?);
+        }
+        let usage = Usage { prompt: prompts.iter().map(Vec::len).sum(), ..Usage::default() };
+        Ok(Sequences {
+            updates,
+            tickets,
+            open: count,
+            begun: Instant::now(),
+            limit: app.options.limits.request_timeout,
+            caller,
+            usage,
+        })
+    }
+
+    /// How many there are, at first.
+    pub(crate) fn count(&self) -> usize {
+        self.tickets.len()
+    }
+
+    /// Token counts so far.
+    pub(crate) fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// What happens next, and to which sequence; `None` once all have ended.
+    ///
+    /// # Errors
+    /// A failed sequence, and the time limit; the others are not waited for then.
+    pub(crate) async fn next(&mut self) -> Option<Result<(usize, Step), ApiError>> {
+        if self.open == 0 {
+            return None;
+        }
+        let deadline = tokio::time::Instant::from_std(self.begun + self.limit);
+        let step = loop {
+            match tokio::time::timeout_at(deadline, self.updates.recv()).await {
+                Err(_) => break Err(ApiError::timeout(self.limit)),
+                // The scheduler says how every sequence ends, unless it ended itself.
+                Ok(None) => break Err(ApiError::draining()),
+                Ok(Some((index, update))) => match update {
+                    Update::Started(started) => self.usage.cached += started.cached_tokens,
+                    Update::Token(token) => {
+                        self.usage.completion += 1;
+                        break Ok((index, Step::Token(token)));
+                    }
+                    Update::Done(finished) => {
+                        self.open -= 1;
+                        break Ok((index, Step::Done(finished)));
+                    }
+                    Update::Embedding(mean) => {
+                        self.open -= 1;
+                        break Ok((index, Step::Embedding(mean)));
+                    }
+                    Update::Failed(error) => break Err(error.into()),
+                },
+            }
+        };
+        if let Err(error) = &step {
+            self.open = 0;
+            self.updates.close();
+            self.log(error.code());
+        } else if self.open == 0 {
+            self.log("done");
+        }
+        Some(step)
+    }
+
+    fn log(&self, outcome: &str) {
+        let Caller { client, request } = &self.caller;
+        let Usage { prompt, cached, completion } = self.usage;
+        let seconds = self.begun.elapsed().as_secs_f64();
+        tracing::info!(
+            request = &**request,
+            client = &**client,
+            outcome,
+            prompt,
+            cached,
+            completion,
+            seconds,
+            "answer"
+        );
+    }
+}
+
+impl Drop for Sequences {
+    fn drop(&mut self) {
+        if self.open > 0 {
+            self.log("cancelled");
+        }
+    }
+}

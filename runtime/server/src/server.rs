@@ -1,0 +1,125 @@
+//! The server's life: listening, serving on a thread of its own, and going in peace.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use axum::Router;
+use axum_server::Handle;
+use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
+use hyper_util::rt::TokioTimer;
+use ruvllm_engine::Engine;
+
+use crate::app::{App, routes};
+use crate::error::ServerError;
+use crate::options::ServerOptions;
+
+/// Threads for what takes longer than a glance.
+const HELPERS: usize = 16;
+/// Time for the head of a request to come in whole, and for a TLS handshake.
+const HEAD: Duration = Duration::from_secs(15);
+/// Time for the last answers to be written once nothing is computed any more.
+const CLOSE: Duration = Duration::from_secs(2);
+
+/// A running server. [`Server::stop`] ends it in peace; dropped, it ends at once.
+pub struct Server {
+    app: Arc<App>,
+    address: SocketAddr,
+    handle: Handle<SocketAddr>,
+    thread: Option<JoinHandle<io::Result<()>>>,
+}
+
+impl Server {
+    /// Listens, and serves from then on.
+    ///
+    /// # Errors
+    /// What [`ServerOptions::check`] refuses, an address that cannot be had, an unusable certificate or
+    /// chat template, and what the scheduler refuses.
+    pub fn start(engine: Engine, options: ServerOptions) -> Result<Server, ServerError> {
+        options.check()?;
+        let tls = options.tls()?;
+        let failed = |source| ServerError::Runtime { source };
+        let address = options.listen;
+        let listener =
+            TcpListener::bind(address).map_err(|source| ServerError::Listen { address, source })?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let app = Arc::new(App::new(engine, options)?);
+        if !address.ip().is_loopback() && tls.is_none() {
+            tracing::warn!(%address, "keys and texts travel in the clear; use --tls-cert, or HTTPS in front");
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(HELPERS)
+            .enable_all()
+            .build()
+            .map_err(failed)?;
+        let handle = Handle::new();
+        let serving = serve(listener, tls, routes(Arc::clone(&app)), handle.clone());
+        let thread = std::thread::Builder::new()
+            .name("ruvllm-http".to_owned())
+            .spawn(move || runtime.block_on(serving))
+            .map_err(failed)?;
+        Ok(Server { app, address, handle, thread: Some(thread) })
+    }
+
+    /// Where it listens; the port that was found where none was given.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The model's name in requests and answers.
+    pub fn model(&self) -> &str {
+        &self.app.model
+    }
+
+    /// Refuses new requests, lets those that are being answered finish within
+    /// [`Limits::drain_timeout`](crate::Limits::drain_timeout), and stops listening.
+    ///
+    /// # Errors
+    /// [`ServerError::Runtime`] where serving had failed.
+    pub fn stop(mut self) -> Result<(), ServerError> {
+        self.app.draining.store(true, Ordering::Relaxed);
+        if self.app.scheduler.drain(self.app.options.limits.drain_timeout) {
+            self.handle.graceful_shutdown(Some(CLOSE));
+        } else {
+            // What is not finished is cancelled with its connection.
+            self.handle.shutdown();
+        }
+        self.join().map_err(|source| ServerError::Runtime { source })
+    }
+
+    fn join(&mut self) -> io::Result<()> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked")))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.handle.shutdown();
+        // Nobody is left to tell.
+        let _ = self.join();
+    }
+}
+
+/// Serves `routes` on one listener until its handle says otherwise.
+async fn serve(
+    listener: TcpListener,
+    tls: Option<RustlsConfig>,
+    routes: Router,
+    handle: Handle<SocketAddr>,
+) -> io::Result<()> {
+    let service = routes.into_make_service();
+    let mut server = axum_server::from_tcp(listener)?.handle(handle).http1_only();
+    server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(HEAD);
+    match tls {
+        Some(config) => {
+            let tls = |plain| RustlsAcceptor::new(config).handshake_timeout(HEAD).acceptor(plain);
+            server.map(tls).serve(service).await
+        }
+        None => server.serve(service).await,
+    }
+}

@@ -1,0 +1,179 @@
+//! What is refused, and how.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
+use ruvllm_server::{ApiKey, Server};
+use serde_json::json;
+
+use crate::common::{Service, engine, options, read};
+
+#[test]
+fn every_bad_parameter_is_named() {
+    let service = Service::start(&["--max-tokens", "100", "--max-choices", "4"]);
+    for (field, value, param, code) in [
+        ("temperature", json!(3), "temperature", "invalid_value"),
+        ("temperature", json!("hot"), "temperature", "invalid_type"),
+        ("top_p", json!(-1), "top_p", "invalid_value"),
+        ("presence_penalty", json!(5), "presence_penalty", "invalid_value"),
+        ("max_tokens", json!(101), "max_tokens", "invalid_value"),
+        ("max_tokens", json!(-1), "max_tokens", "invalid_type"),
+        ("n", json!(0), "n", "invalid_value"),
+        ("n", json!(5), "n", "invalid_value"),
+        ("stop", json!([1]), "stop[0]", "invalid_type"),
+        ("logit_bias", json!({"x": 1}), "logit_bias", "invalid_value"),
+        ("logit_bias", json!({"5": 1000}), "logit_bias", "invalid_value"),
+        ("logprobs", json!(21), "logprobs", "invalid_value"),
+        ("prompt", json!(null), "prompt", "missing_required_parameter"),
+        ("prompt", json!([["a"]]), "prompt[0][0]", "invalid_type"),
+        ("prompt", json!([[1], [99999999]]), "prompt[1]", "invalid_value"),
+        ("prompt", json!([]), "prompt", "prompt_empty"),
+        ("stream", json!("yes"), "stream", "invalid_type"),
+        ("echo", json!(true), "echo", "unsupported_parameter"),
+        ("best_of", json!(2), "best_of", "unsupported_parameter"),
+        ("suffix", json!("end"), "suffix", "unknown_parameter"),
+        ("temprature", json!(0), "temprature", "unknown_parameter"),
+    ] {
+        let mut body = json!({"prompt": "a", "max_tokens": 1});
+        body[field] = value;
+        service.post("/v1/completions", &body).refused(400, Some(param), code);
+    }
+    for (field, value, param, code) in [
+        ("messages", json!([]), "messages", "invalid_value"),
+        ("messages", json!([{"role": 1}]), "messages[0].role", "invalid_type"),
+        (
+            "messages",
+            json!([{"role": "user"}]),
+            "messages[0].content",
+            "missing_required_parameter",
+        ),
+        (
+            "messages",
+            json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+            "messages[0].content[0]",
+            "invalid_value",
+        ),
+        (
+            "messages",
+            json!([{"role": "user", "content": "a", "audio": {"id": 1}}]),
+            "messages[0].audio",
+            "unknown_parameter",
+        ),
+        ("top_logprobs", json!(2), "top_logprobs", "invalid_value"),
+        ("reasoning_effort", json!("high"), "reasoning_effort", "unknown_parameter"),
+        ("modalities", json!(["audio"]), "modalities", "unsupported_parameter"),
+        ("response_format", json!({"type": "xml"}), "response_format.type", "invalid_value"),
+        (
+            "tools",
+            json!([{"type": "function", "function": {"name": "f"}}]),
+            "tools",
+            "tools_unsupported",
+        ),
+        ("tools", json!([{"type": "retrieval"}]), "tools[0].type", "invalid_value"),
+    ] {
+        let mut body = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1});
+        body[field] = value;
+        service.post("/v1/chat/completions", &body).refused(400, Some(param), code);
+    }
+    // Of other types altogether.
+    for (field, value) in [
+        ("response_format", json!("json")),
+        ("response_format", json!({"type": "json_schema", "json_schema": "x"})),
+        ("tool_choice", json!([1])),
+        ("tools", json!(["f"])),
+        ("messages", json!("Hello")),
+        ("messages", json!([{"role": "assistant", "tool_calls": ["f"]}])),
+    ] {
+        let mut body = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1});
+        body[field] = value;
+        assert_eq!(service.post("/v1/chat/completions", &body).status, 400, "{body}");
+    }
+    let body = json!({"prompt": "a", "max_tokens": 1, "stream": true, "stream_options": "usage"});
+    assert_eq!(service.post("/v1/completions", &body).status, 200);
+    let body = json!({"input": "a", "dimensions": 5});
+    service.post("/v1/embeddings", &body).refused(400, Some("dimensions"), "unsupported_parameter");
+}
+
+#[test]
+fn fields_that_change_nothing_are_accepted() {
+    let service = Service::start(&[]);
+    let body = json!({
+        "messages": [{"role": "user", "content": "a", "name": "x"}], "max_tokens": 1,
+        "user": "u", "metadata": {"a": "b"}, "store": false, "service_tier": "auto",
+        "parallel_tool_calls": true, "tools": [], "tool_choice": "none", "logit_bias": null,
+        "modalities": ["text"], "response_format": {"type": "text"}, "suffix": null,
+    });
+    service.ok("/v1/chat/completions", &body);
+}
+
+#[test]
+fn bodies_must_be_small_json_of_the_right_type() {
+    let service = Service::start(&["--max-body", "1K"]);
+    read(service.send("/tokenize", "{")).refused(400, None, "invalid_json");
+    read(service.send("/tokenize", "[]")).refused(400, None, "invalid_json");
+    let body = json!({"content": "a".repeat(2000)});
+    service.post("/tokenize", &body).refused(413, None, "request_too_large");
+    // A page of another origin can send this without asking.
+    let request = service.agent.post(service.url("/tokenize")).content_type("text/plain");
+    read(request.send("{}").unwrap()).refused(415, None, "unsupported_media_type");
+}
+
+#[test]
+fn keys_are_asked_for_and_their_holders_told_apart() {
+    let (alice, entry) = ApiKey::generate("alice").unwrap();
+    let (_, other) = ApiKey::generate("bob").unwrap();
+    let args = [format!("--api-key={entry}"), format!("--api-key={other}")];
+    let mut service = Service::start(&args.each_ref().map(String::as_str));
+    assert_eq!(service.get("/health").status, 200);
+    for path in ["/v1/models", "/metrics"] {
+        let answer = service.get(path);
+        answer.refused(401, None, "invalid_api_key");
+        assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
+    }
+    service.key = Some(format!("{alice}0"));
+    service.get("/v1/models").refused(401, None, "invalid_api_key");
+    service.key = Some(alice);
+    assert_eq!(service.get("/v1/models").status, 200);
+}
+
+#[test]
+fn other_machines_are_served_with_keys_alone() {
+    let error = Server::start(engine(), options(&["--listen", "0.0.0.0:0"])).err().unwrap();
+    assert_eq!(error.code(), "api_keys_required");
+    let (_, entry) = ApiKey::generate("alice").unwrap();
+    let args = ["--listen", "0.0.0.0:0", "--api-key", &entry.to_string()];
+    Server::start(engine(), options(&args)).unwrap().stop().unwrap();
+}
+
+#[test]
+fn a_name_that_a_page_made_point_here_opens_nothing() {
+    let service = Service::start(&[]);
+    let mut stream = TcpStream::connect(service.server.address()).unwrap();
+    let head = "GET /v1/models HTTP/1.1\r\nhost: evil.example:80\r\nconnection: close\r\n\r\n";
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("forbidden_host"), "{answer}");
+    assert!(!answer.to_ascii_lowercase().contains("access-control-allow-origin"), "{answer}");
+}
+
+#[test]
+fn request_ids_are_taken_or_made() {
+    let service = Service::start(&[]);
+    let made = service.get("/health");
+    assert_eq!(made.header("x-request-id").map(str::len), Some(32));
+    let request = service.agent.get(service.url("/health")).header("x-request-id", "mine-1");
+    assert_eq!(read(request.call().unwrap()).header("x-request-id"), Some("mine-1"));
+}
+
+#[test]
+fn a_full_queue_says_when_to_come_again() {
+    let service = Service::start(&["--parallel", "1", "--queue", "16"]);
+    let long =
+        json!({"prompt": "Once", "max_tokens": 400, "n": 16, "ignore_eos": true, "stream": true});
+    let held = service.send("/v1/completions", &long.to_string());
+    let more = service.post("/v1/completions", &json!({"prompt": "a", "n": 8}));
+    more.refused(429, None, "queue_full");
+    assert!(more.header("retry-after").unwrap().parse::<u32>().unwrap() >= 1);
+    drop(held);
+}

@@ -1,0 +1,9 @@
+//! The server over HTTP, with the demo model and native kernels.
+
+mod api;
+mod common;
+mod lifecycle;
+mod limits;
+mod metrics;
+mod streaming;
+mod structured;

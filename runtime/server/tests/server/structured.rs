@@ -1,0 +1,204 @@
+//! Answers of a given form: JSON, schemas, calls of tools.
+
+use serde_json::{Value, json};
+
+use crate::common::{Service, events};
+
+fn chat(extra: Value) -> Value {
+    let mut body = json!({
+        "messages": [{"role": "user", "content": "Once upon a time"}],
+        "max_tokens": 200, "temperature": 1.2, "seed": 3,
+    });
+    for (name, value) in extra.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+fn schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 8},
+            "kind": {"enum": ["fox", "bear", "owl"]},
+            "age": {"type": "integer", "minimum": 1, "maximum": 99},
+            "friends": {"type": "array", "items": {"$ref": "#/$defs/friend"}, "minItems": 1, "maxItems": 2},
+        },
+        "required": ["name", "kind", "age", "friends"],
+        "additionalProperties": false,
+        "$defs": {"friend": {"type": "boolean"}},
+    })
+}
+
+fn format() -> Value {
+    json!({"type": "json_schema", "json_schema": {"name": "hero", "strict": true, "schema": schema()}})
+}
+
+/// Whether it is as [`schema`] says.
+fn check(text: &str) {
+    let hero: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let fields: Vec<&String> = hero.as_object().unwrap().keys().collect();
+    assert_eq!(fields, ["name", "kind", "age", "friends"], "{text}");
+    assert!(hero["name"].as_str().unwrap().chars().count() <= 8, "{text}");
+    assert!(["fox", "bear", "owl"].contains(&hero["kind"].as_str().unwrap()), "{text}");
+    assert!((1..=99).contains(&hero["age"].as_i64().unwrap()), "{text}");
+    let friends = hero["friends"].as_array().unwrap();
+    assert!((1..=2).contains(&friends.len()) && friends.iter().all(Value::is_boolean), "{text}");
+}
+
+#[test]
+fn a_schema_is_kept_by_every_answer() {
+    let service = Service::start(&[]);
+    let answer =
+        service.ok("/v1/chat/completions", &chat(json!({"response_format": format(), "n": 4})));
+    for choice in answer["choices"].as_array().unwrap() {
+        check(choice["message"]["content"].as_str().unwrap());
+        assert_eq!(choice["finish_reason"], "stop");
+    }
+    let body = chat(json!({"response_format": format(), "stream": true}));
+    let events = events(&service.post("/v1/chat/completions", &body).text);
+    let text: String =
+        events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
+    check(&text);
+}
+
+#[test]
+fn json_mode_gives_an_object() {
+    let service = Service::start(&[]);
+    let format = json!({"response_format": {"type": "json_object"}, "max_tokens": 30});
+    let answer = service.ok("/v1/chat/completions", &chat(format));
+    let choice = &answer["choices"][0];
+    let text = choice["message"]["content"].as_str().unwrap();
+    assert!(text.starts_with('{'), "{text}");
+    if choice["finish_reason"] == "stop" {
+        assert!(serde_json::from_str::<Value>(text).unwrap().is_object());
+    }
+}
+
+#[test]
+fn a_schema_that_cannot_be_kept_is_refused() {
+    let service = Service::start(&[]);
+    for (schema, code) in [
+        (json!({"type": "nonsense"}), "invalid_schema"),
+        (
+            json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}}),
+            "invalid_schema",
+        ),
+        (json!({"type": "array", "uniqueItems": true}), "invalid_schema"),
+    ] {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+        let answer =
+            service.post("/v1/chat/completions", &chat(json!({"response_format": format})));
+        answer.refused(400, Some("response_format"), code);
+    }
+    let format = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}});
+    let answer = service.post("/v1/chat/completions", &chat(format));
+    answer.refused(400, Some("response_format.json_schema.schema"), "invalid_value");
+}
+
+pub(crate) const HERMES: &str = r#"{% if tools %}Tools: {{ tools | tojson }} Answer <tool_call>JSON</tool_call>.
+{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
+{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"#;
+
+const LLAMA: &str = r#"{% if tools %}Environment: ipython {{ tools | tojson }} {"name": , "parameters": }
+{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}
+{% endfor %}"#;
+
+/// A server whose template knows tools.
+fn with_template(template: &str) -> Service {
+    with_template_and(template, &[])
+}
+
+pub(crate) fn with_template_and(template: &str, args: &[&str]) -> Service {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("template.jinja");
+    std::fs::write(&path, template).unwrap();
+    Service::start(&[&["--chat-template", path.to_str().unwrap()], args].concat())
+}
+
+fn tools() -> Value {
+    let place = json!({
+        "type": "object",
+        "properties": {"place": {"enum": ["river", "hill"]}},
+        "required": ["place"],
+        "additionalProperties": false,
+    });
+    let tool = |name: &str| {
+        let function = json!({"name": name, "description": "Goes.", "parameters": place});
+        json!({"type": "function", "function": function})
+    };
+    json!([tool("walk"), tool("fly")])
+}
+
+fn check_call(call: &Value, names: &[&str]) {
+    assert_eq!(call["type"], "function");
+    assert!(call["id"].as_str().unwrap().starts_with("call_"), "{call}");
+    assert!(names.contains(&call["function"]["name"].as_str().unwrap()), "{call}");
+    let arguments = call["function"]["arguments"].as_str().unwrap();
+    let place = serde_json::from_str::<Value>(arguments).unwrap()["place"].clone();
+    assert!(place == "river" || place == "hill", "{arguments}");
+}
+
+#[test]
+fn tools_that_must_be_called_are_called_in_each_templates_format() {
+    for template in [HERMES, LLAMA] {
+        let service = with_template(template);
+        let named = json!({"type": "function", "function": {"name": "fly"}});
+        let body = chat(json!({"tools": tools(), "tool_choice": named, "n": 2}));
+        let answer = service.ok("/v1/chat/completions", &body);
+        for choice in answer["choices"].as_array().unwrap() {
+            assert_eq!(choice["finish_reason"], "tool_calls", "{choice}");
+            let message = &choice["message"];
+            assert!(message["content"].is_null(), "{message}");
+            assert_eq!(message["tool_calls"].as_array().unwrap().len(), 1);
+            check_call(&message["tool_calls"][0], &["fly"]);
+        }
+        let mut body = chat(json!({"tools": tools(), "tool_choice": "required", "stream": true}));
+        body["parallel_tool_calls"] = false.into();
+        let events = events(&service.post("/v1/chat/completions", &body).text);
+        let calls: Vec<&Value> = events
+            .iter()
+            .filter_map(|event| event["choices"][0]["delta"]["tool_calls"].as_array())
+            .flatten()
+            .collect();
+        assert_eq!((calls.len(), &calls[0]["index"]), (1, &json!(0)));
+        check_call(calls[0], &["walk", "fly"]);
+        assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+    }
+}
+
+#[test]
+fn calls_and_what_tools_answered_are_shown_to_the_model() {
+    let service = with_template(HERMES);
+    let call = json!({
+        "id": "call_1", "type": "function",
+        "function": {"name": "walk", "arguments": "{\"place\": \"hill\"}"},
+    });
+    let mut messages = json!([
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": null, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "There."},
+    ]);
+    let body =
+        |messages: &Value| chat(json!({"messages": messages, "tools": tools(), "max_tokens": 1}));
+    let with = service.ok("/v1/chat/completions", &body(&messages));
+    let plain = service.ok("/v1/chat/completions", &body(&json!([messages[0]])));
+    let tokens = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(tokens(&with) > tokens(&plain) + 10);
+    messages[1]["tool_calls"][0]["function"]["arguments"] = "no JSON".into();
+    let answer = service.post("/v1/chat/completions", &body(&messages));
+    answer.refused(400, Some("messages[1].tool_calls.function.arguments"), "invalid_value");
+    let both = chat(json!({"tools": tools(), "response_format": {"type": "json_object"}}));
+    service.post("/v1/chat/completions", &both).refused(
+        400,
+        Some("response_format"),
+        "invalid_value",
+    );
+    let unknown = json!({"type": "function", "function": {"name": "swim"}});
+    let unknown = chat(json!({"tools": tools(), "tool_choice": unknown}));
+    service.post("/v1/chat/completions", &unknown).refused(
+        400,
+        Some("tool_choice"),
+        "invalid_value",
+    );
+}
