@@ -1,6 +1,7 @@
 //! The server over HTTP, with the demo model and native kernels.
 
 mod api;
+mod clients;
 mod common;
 mod lifecycle;
 mod limits;
