@@ -52,8 +52,9 @@ fn chunks_of_several_messages_make_each_message() {
         let text: String =
             mine().filter_map(|choice| choice["delta"]["content"].as_str()).collect();
         assert_eq!(whole["choices"][index]["message"]["content"], text);
-        assert_eq!(mine().last().unwrap()["delta"], json!({}));
-        assert!(mine().last().unwrap()["finish_reason"].is_string());
+        let last = mine().next_back().unwrap();
+        assert_eq!(last["delta"], json!({}));
+        assert!(last["finish_reason"].is_string());
     }
     assert!(events.iter().all(|event| event.get("usage").is_none()));
 }
