@@ -56,7 +56,7 @@ fn the_format_is_prometheus() {
         .stderr(Stdio::piped())
         .spawn();
     let Ok(mut promtool) = promtool else {
-        eprintln!("skipped: there is no promtool here (Debian package prometheus)");
+        eprintln!("skipped: there is no promtool on the path (Debian package prometheus)");
         return;
     };
     promtool.stdin.take().unwrap().write_all(answer.text.as_bytes()).unwrap();
