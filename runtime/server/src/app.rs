@@ -9,7 +9,7 @@ use axum::extract::{DefaultBodyLimit, Request};
 use axum::middleware;
 use axum::routing::{get, post};
 use ruvllm_engine::chat::ChatTemplate;
-use ruvllm_engine::{Engine, Scheduler, SchedulerConfig};
+use ruvllm_engine::{Adapter, Engine, Scheduler, SchedulerConfig};
 
 use crate::error::{ApiError, ServerError};
 use crate::grammar::Grammars;
@@ -21,6 +21,8 @@ use crate::{chat, completions, embeddings, http, metrics, models, tokens};
 /// What handlers share.
 pub(crate) struct App {
     pub(crate) engine: Engine,
+    /// What every sequence adds to the model's projections.
+    pub(crate) adapter: Option<Adapter>,
     pub(crate) scheduler: Scheduler,
     pub(crate) template: Option<ChatTemplate>,
     /// How the template lets the model call tools, if it does.
@@ -36,7 +38,11 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(engine: Engine, options: ServerOptions) -> Result<App, ServerError> {
+    pub(crate) fn new(
+        engine: Engine,
+        adapter: Option<Adapter>,
+        options: ServerOptions,
+    ) -> Result<App, ServerError> {
         let model = options.model_id.clone().unwrap_or_else(|| engine.model().name().to_owned());
         let given = options.template()?;
         let source = given.as_deref().or(engine.model().tokenizer().chat_template());
@@ -50,6 +56,7 @@ impl App {
             tool_format,
             grammars: Grammars::default(),
             engine,
+            adapter,
             model,
             created: now(),
             options,

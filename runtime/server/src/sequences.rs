@@ -81,6 +81,7 @@ impl Sequences {
                 // How fast a prompt is computed must not tell one client what another asked.
                 session: SessionOptions {
                     scope: Some(caller.client.to_string()),
+                    adapter: app.adapter.clone(),
                     ..SessionOptions::default()
                 },
                 client: caller.client.to_string(),

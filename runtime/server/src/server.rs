@@ -11,7 +11,7 @@ use axum::Router;
 use axum_server::Handle;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use hyper_util::rt::TokioTimer;
-use ruvllm_engine::Engine;
+use ruvllm_engine::{Adapter, Engine};
 
 use crate::app::{App, routes};
 use crate::error::ServerError;
@@ -33,12 +33,16 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens, and serves from then on.
+    /// Listens, and serves from then on, every text with the adapter if there is one.
     ///
     /// # Errors
     /// What [`ServerOptions::check`] refuses, an address that cannot be had, an unusable certificate or
     /// chat template, and what the scheduler refuses.
-    pub fn start(engine: Engine, options: ServerOptions) -> Result<Server, ServerError> {
+    pub fn start(
+        engine: Engine,
+        adapter: Option<Adapter>,
+        options: ServerOptions,
+    ) -> Result<Server, ServerError> {
         options.check()?;
         let tls = options.tls()?;
         let failed = |source| ServerError::Runtime { source };
@@ -47,7 +51,7 @@ impl Server {
             TcpListener::bind(address).map_err(|source| ServerError::Listen { address, source })?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let app = Arc::new(App::new(engine, options)?);
+        let app = Arc::new(App::new(engine, adapter, options)?);
         if !address.ip().is_loopback() && tls.is_none() {
             tracing::warn!(%address, "keys and texts travel in the clear; use --tls-cert, or HTTPS in front");
         }

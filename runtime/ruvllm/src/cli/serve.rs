@@ -34,7 +34,8 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     }
     let stop = StopFlag::install()?;
     let runtime = setup::runtime(&args.model)?;
-    let server = Server::start(runtime.engine().clone(), args.server.clone())?;
+    let (engine, adapter) = (runtime.engine().clone(), runtime.adapter().cloned());
+    let server = Server::start(engine, adapter, args.server.clone())?;
     let scheme = if args.server.tls_cert.is_some() { "https" } else { "http" };
     let url = format!("{scheme}://{}", server.address());
     tracing::info!(url, model = server.model(), "serving");

@@ -88,7 +88,7 @@ pub(crate) fn agent() -> Agent {
 impl Service {
     /// Starts one with these options over the defaults.
     pub(crate) fn start(args: &[&str]) -> Service {
-        let server = Server::start(engine(), options(args)).expect("a server");
+        let server = Server::start(engine(), None, options(args)).expect("a server");
         Service { server, agent: agent(), key: None }
     }
 
