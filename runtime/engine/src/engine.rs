@@ -214,8 +214,8 @@ impl Engine {
     /// # Errors
     /// [`EngineError::Sealed`] for a file that is damaged or does not open with the key,
     /// [`EngineError::SessionMismatch`] for one of another model, adapter or way of storing keys and
-    /// values, [`EngineError::ForeignAdapter`], [`EngineError::MemoryExhausted`]. Nothing is lost then but the time to compute the
-    /// sequence again.
+    /// values, [`EngineError::ForeignAdapter`], [`EngineError::MemoryExhausted`]. Nothing is lost then
+    /// but the time to compute the sequence again.
     pub fn restore_session(
         &self,
         path: &Path,
@@ -283,11 +283,11 @@ impl Engine {
     /// # Errors
     /// [`EngineError::MemoryExhausted`].
     pub(crate) fn check_fits(&self, tokens: usize) -> Result<(), EngineError> {
-        let usage = self.shared.memory.usage();
         let needed = self.sequence_bytes(tokens);
-        if needed <= usage.budget - usage.reserved() {
+        if needed <= self.block_budget() {
             return Ok(());
         }
+        let usage = self.shared.memory.usage();
         let holders = usage.describe_holders().join(", ");
         Err(EngineError::MemoryExhausted { needed, budget: usage.budget, holders })
     }

@@ -74,8 +74,8 @@ impl Perplexity {
     }
 }
 
-/// Measures a text in chunks of `context` tokens, with an adapter or without; `progress` sees the figure after each chunk and
-/// may break off.
+/// Measures a text in chunks of `context` tokens, with an adapter or without; `progress` sees the
+/// figure after each chunk and may break off.
 ///
 /// # Errors
 /// [`EngineError::TextTooShort`], [`EngineError::InvalidOption`], and what computing can give.

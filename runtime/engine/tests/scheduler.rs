@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
 use common::{
-    Fixture, LLAMA, QWEN2, Sizes, engine, relative_error, repository, some_tokens, two_threads,
+    Fixture, LLAMA, QWEN2, Sizes, engine, relative_error, some_tokens, tales, two_threads,
 };
 use ruvllm_engine::memory::PAGE;
 use ruvllm_engine::scheduler::{
@@ -771,17 +771,7 @@ fn where_every_step_fails_each_request_is_told_why() {
 
 #[test]
 fn tales_read_under_pressure_as_they_do_alone() {
-    let path = repository().join("runtime/ruvllm/demo/tales-q8_0.gguf");
-    let model = Arc::new(Model::open(&path).unwrap());
-    let cases = std::fs::read(repository().join("tests/fixtures/parity/greedy.json")).unwrap();
-    let cases: serde_json::Value = serde_json::from_slice(&cases).unwrap();
-    // Beginnings of texts in which the model is sure of every word.
-    let mut prompts: Vec<Vec<u32>> = Vec::new();
-    for case in cases["cases"].as_array().unwrap().iter().filter(|case| case["format"] == "Q8_0") {
-        let text = [&case["prompt"], &case["text"]].map(|text| text.as_str().unwrap()).concat();
-        let tokens = model.tokenizer().encode(&text, true).unwrap();
-        prompts.extend((0..4).map(|i| tokens[..5 + 11 * i].to_vec()));
-    }
+    let (model, prompts) = tales(4);
     let engine = engine(&model, two_threads());
     let expected: Vec<Vec<u32>> =
         prompts.iter().map(|prompt| alone(&engine, prompt, &greedy(20)).0).collect();

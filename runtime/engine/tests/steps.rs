@@ -9,7 +9,7 @@ use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::Value;
 use common::{
     Fixture, LLAMA, QWEN2, best, core_pack_host, engine, families, native_host, relative_error,
-    repository, some_tokens, two_threads,
+    some_tokens, tales, two_threads,
 };
 use ruvllm_engine::{Engine, EngineConfig, EngineError, KvCodec, KvPolicy, Model, Part, Session};
 use ruvllm_host::{Host, HostConfig};
@@ -142,18 +142,8 @@ fn sequences_of_every_family_read_the_same_in_common_steps() {
 
 #[test]
 fn tales_read_the_same_in_common_steps() {
-    let path = repository().join("runtime/ruvllm/demo/tales-q8_0.gguf");
-    let model = Arc::new(Model::open(&path).unwrap());
-    let texts = std::fs::read(repository().join("tests/fixtures/parity/greedy.json")).unwrap();
-    let texts: serde_json::Value = serde_json::from_slice(&texts).unwrap();
-    // Beginnings of texts in which the model is sure of every word, so many that products of all
-    // rows take another way than those of one.
-    let mut prompts: Vec<Vec<u32>> = Vec::new();
-    for case in texts["cases"].as_array().unwrap().iter().filter(|case| case["format"] == "Q8_0") {
-        let text = [&case["prompt"], &case["text"]].map(|text| text.as_str().unwrap()).concat();
-        let tokens = model.tokenizer().encode(&text, true).unwrap();
-        prompts.extend((0..6).map(|i| tokens[..5 + 11 * i].to_vec()));
-    }
+    // So many that products of all rows take another way than those of one.
+    let (model, prompts) = tales(6);
     assert_eq!(prompts.len(), 18);
     for host in [native_host(), core_pack_host()] {
         for engine in engines(&model, &host) {

@@ -9,6 +9,7 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::http::{Method, header};
 use axum::response::IntoResponse;
+use ruvllm_engine::memory::{Holder, Use};
 use ruvllm_engine::scheduler::{SchedulerStats, Update};
 use ruvllm_engine::{KvCodec, MemoryReport};
 use ruvllm_host::OpStats;
@@ -197,6 +198,16 @@ fn write_memory(MemoryReport { pool, kv }: &MemoryReport, text: &mut Text) {
     for (name, help, value) in gauges {
         text.single(name, Kind::Gauge, help, value as f64);
     }
+    // Owners can have several reservations, and a series must be alone with its labels.
+    let mut held = BTreeMap::from([((Use::Kv.name(), "kv cache".to_owned()), pool.kv_pages)]);
+    for Holder { kind, owner, bytes, .. } in &pool.holders {
+        *held.entry((kind.name(), owner.clone())).or_default() += bytes;
+    }
+    let held = held
+        .into_iter()
+        .map(|((kind, owner), bytes)| ([("use", kind.to_owned()), ("owner", owner)], bytes as f64));
+    let help = "What is in use, by what for and by whom; keys and values in whole pages.";
+    text.metric("ruvllm_memory_held_bytes", Kind::Gauge, help, held);
     let tiers = KvCodec::ALL.into_iter().zip(kv.bytes);
     let tiers = tiers.map(|(codec, bytes)| ([("codec", codec.name().to_owned())], bytes as f64));
     text.metric("ruvllm_kv_bytes", Kind::Gauge, "Keys and values in memory, by tier.", tiers);
@@ -212,6 +223,11 @@ fn write_memory(MemoryReport { pool, kv }: &MemoryReport, text: &mut Text) {
     text.metric("ruvllm_kv_blocks", Kind::Gauge, help, blocks);
     let counters = [
         ("ruvllm_kv_migrations_total", "Blocks written anew in a smaller codec.", kv.migrations),
+        (
+            "ruvllm_kv_migrations_ahead_total",
+            "Those of them that were written before their step.",
+            kv.migrations_ahead,
+        ),
         ("ruvllm_kv_spills_total", "Blocks written to disk.", kv.spills),
         ("ruvllm_kv_spill_failures_total", "Spills that failed.", kv.spill_failures),
         ("ruvllm_kv_restores_total", "Blocks read back from disk.", kv.restores),

@@ -44,6 +44,30 @@ fn what_happened_is_counted() {
 }
 
 #[test]
+fn memory_is_told_by_owner_and_by_tier() {
+    let service = served();
+    // Long enough for whole blocks, which are kept for requests that begin alike.
+    let body = json!({"prompt": "Once upon a time", "max_tokens": 90, "ignore_eos": true});
+    service.ok("/v1/completions", &body);
+    let metric = |name: &str| service.metric(name);
+    let held = |line: &&str| line.starts_with("ruvllm_memory_held_bytes{");
+    let text = service.get("/metrics").text;
+    let held = text.lines().filter(held).map(|line| line.rsplit(' ').next().unwrap());
+    let held: f64 = held.map(|bytes| bytes.parse::<f64>().unwrap()).sum();
+    assert!(held > 0.0 && held == metric("ruvllm_memory_used_bytes"), "{text}");
+    let pages = metric("ruvllm_memory_held_bytes{use=\"kv\",owner=\"kv cache\"}");
+    let tiers: f64 = ["f32", "f16", "q8_0", "q4_0"]
+        .map(|codec| metric(&format!("ruvllm_kv_bytes{{codec=\"{codec}\"}}")))
+        .iter()
+        .sum();
+    assert!(0.0 < tiers && tiers <= pages, "{text}");
+    for name in ["migrations_total", "migrations_ahead_total"] {
+        assert!(text.contains(&format!("\nruvllm_kv_{name} ")), "{name}");
+    }
+    assert!(metric("ruvllm_kv_blocks{state=\"cached\"}") > 0.0, "{text}");
+}
+
+#[test]
 fn the_format_is_prometheus() {
     let service = served();
     let answer = service.get("/metrics");
