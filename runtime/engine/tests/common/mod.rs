@@ -2,6 +2,7 @@
 #![allow(missing_docs, dead_code, unreachable_pub)] // Shared by several test programs.
 
 pub mod lora;
+pub mod requests;
 
 use std::collections::BTreeMap;
 use std::io::Cursor;
