@@ -1,9 +1,11 @@
 //! End-to-end tests; helpers shared by the test files live here.
 //!
 //! [`PackBuilder`] assembles a pack, good or malicious, in a temporary directory and signs it with
-//! a key of its own; [`wat`] has kernels to put into it, with places to go wrong.
+//! a key of its own; [`wat`] has kernels to put into it, with places to go wrong, and [`faults`] makes
+//! kernels of real packs go wrong.
 #![forbid(unsafe_code)]
 
+pub mod faults;
 mod pack;
 pub mod wat;
 

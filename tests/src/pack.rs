@@ -94,6 +94,27 @@ impl PackBuilder {
         self.entry(entry, module)
     }
 
+    /// Takes over name, version and the kernels of the pack in a directory that `change` gives a module
+    /// for: their own, which it is shown with their entry, or another in its place.
+    ///
+    /// # Panics
+    /// Where the directory holds no pack.
+    pub fn like(
+        mut self,
+        directory: &Path,
+        mut change: impl FnMut(&KernelEntry, Vec<u8>) -> Option<Vec<u8>>,
+    ) -> Self {
+        let read = |path: &str| fs::read(directory.join(path)).expect("a file of the pack");
+        let model = Manifest::parse(&read(MANIFEST_FILE)).expect("the pack's manifest");
+        (self.manifest.name, self.manifest.version) = (model.name, model.version);
+        for entry in model.kernels {
+            if let Some(module) = change(&entry, read(entry.path.as_str())) {
+                self = self.entry(entry, module);
+            }
+        }
+        self
+    }
+
     /// Adds a kernel with any manifest entry; path, size and hash are filled in where the path is
     /// that of [`custom_entry`] or [`PackBuilder::kernel`].
     pub fn entry(mut self, mut entry: KernelEntry, module: impl Into<Vec<u8>>) -> Self {

@@ -32,6 +32,21 @@ impl Default for Module {
     }
 }
 
+impl Module {
+    /// Traps where a condition on `$calls` holds, the number of the calls of an instance, this one
+    /// among them.
+    pub fn trapping(condition: &str) -> Module {
+        Module {
+            fields: "(global $calls (mut i32) (i32.const 0))".to_owned(),
+            prologue: format!(
+                "(global.set $calls (i32.add (global.get $calls) (i32.const 1)))
+                 (if ({condition}) (then unreachable))"
+            ),
+            ..Module::default()
+        }
+    }
+}
+
 /// A correct scalar `rmsnorm(f32, f32) -> f32`, summed in f64, with the module's places filled in.
 ///
 /// With [`Module::default`] it is a good kernel that admission takes.

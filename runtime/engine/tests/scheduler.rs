@@ -5,22 +5,19 @@
 mod common;
 
 use std::ops::ControlFlow;
-use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
-use common::{
-    Fixture, LLAMA, QWEN2, Sizes, engine, relative_error, some_tokens, tales, two_threads,
-};
+use common::requests::{Answer, LONG, alone, ask, greedy, sink, tales};
+use common::{Fixture, LLAMA, QWEN2, Sizes, engine, relative_error, some_tokens, two_threads};
 use ruvllm_engine::memory::PAGE;
 use ruvllm_engine::scheduler::{
-    Finished, Kind, Rejected, Request, Scheduler, SchedulerConfig, SchedulerStats, Sink, Ticket,
-    Token, Update,
+    Finished, Kind, Rejected, Request, Scheduler, SchedulerConfig, SchedulerStats, Ticket, Update,
 };
 use ruvllm_engine::{
-    Engine, EngineConfig, Event, FinishReason, GenerateOptions, Logprobs, Model, SamplingOptions,
+    Engine, EngineConfig, FinishReason, GenerateOptions, Logprobs, Model, SamplingOptions,
     SessionOptions, TokenConstraint, TokenMask, Use,
 };
 use ruvllm_host::{Host, HostConfig};
@@ -45,76 +42,8 @@ fn text(number: u32, tokens: usize) -> Vec<u32> {
     some_tokens(tokens).into_iter().map(|token| 3 + (token + 31 * number) % 280).collect()
 }
 
-fn greedy(max_tokens: usize) -> GenerateOptions {
-    let sampling = SamplingOptions::greedy();
-    GenerateOptions { max_tokens, sampling, ignore_eos: true, ..GenerateOptions::default() }
-}
-
 fn request(number: u32, prompt: usize, tokens: usize) -> Request {
     Request::new(text(number, prompt), greedy(tokens))
-}
-
-/// What a request was told, with the time of each update.
-struct Answer {
-    updates: Receiver<(Instant, Update)>,
-    ticket: Option<Ticket>,
-}
-
-fn sink() -> (Sink, Receiver<(Instant, Update)>) {
-    let (sender, receiver) = channel();
-    let sink = move |update| match sender.send((Instant::now(), update)) {
-        Ok(()) => ControlFlow::Continue(()),
-        Err(_) => ControlFlow::Break(()),
-    };
-    (Box::new(sink), receiver)
-}
-
-fn ask(scheduler: &Scheduler, request: Request) -> Answer {
-    let (sink, updates) = sink();
-    Answer { updates, ticket: Some(scheduler.submit(request, sink).unwrap()) }
-}
-
-/// How long anything here may take.
-const LONG: Duration = Duration::from_secs(120);
-
-impl Answer {
-    fn next(&self) -> Update {
-        self.updates.recv_timeout(LONG).expect("no update").1
-    }
-
-    /// The tokens with their text, and the end.
-    fn all(self) -> (Vec<Token>, Finished) {
-        let mut tokens = Vec::new();
-        loop {
-            match self.next() {
-                Update::Started(_) => {}
-                Update::Token(token) => tokens.push(token),
-                Update::Done(finished) => return (tokens, finished),
-                other => panic!("{other:?}"),
-            }
-        }
-    }
-
-    fn tokens(self) -> Vec<u32> {
-        self.all().0.into_iter().map(|token| token.token).collect()
-    }
-}
-
-/// The tokens and the text of a request that has an engine for itself.
-fn alone(engine: &Engine, prompt: &[u32], options: &GenerateOptions) -> (Vec<u32>, String) {
-    let (mut tokens, mut text) = (Vec::new(), String::new());
-    let options_of_session = SessionOptions { scope: None, ..SessionOptions::default() };
-    let mut session = engine.session_with(&options_of_session);
-    let on_event = &mut |event| {
-        match event {
-            Event::Token(token) => tokens.push(token),
-            Event::Text(piece) => text.push_str(&piece),
-            _ => {}
-        }
-        ControlFlow::Continue(())
-    };
-    session.generate(prompt, options, on_event).unwrap();
-    (tokens, text)
 }
 
 /// Holds a greedy text against the model: each token is the likeliest of all behind those before it, or
@@ -720,17 +649,10 @@ fn the_same_seed_draws_the_same_whatever_else_runs() {
 
 /// A strict host whose RMSNorm traps where a condition on the number of an instance's calls holds.
 fn trapping(condition: &str) -> Host {
-    let module = Module {
-        fields: "(global $calls (mut i32) (i32.const 0))".into(),
-        prologue: format!(
-            "(global.set $calls (i32.add (global.get $calls) (i32.const 1)))
-             (if ({condition}) (then unreachable))"
-        ),
-        ..Module::default()
-    };
     let config = HostConfig { strict: true, quarantine_after: u32::MAX, ..HostConfig::default() };
     let host = Host::new(config).unwrap();
-    let pack = PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&module)).build();
+    let pack =
+        PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&Module::trapping(condition))).build();
     host.install(pack.verify().unwrap()).unwrap();
     host
 }
@@ -771,7 +693,7 @@ fn where_every_step_fails_each_request_is_told_why() {
 
 #[test]
 fn tales_read_under_pressure_as_they_do_alone() {
-    let (model, prompts) = tales(4);
+    let (model, prompts) = tales(4, 11);
     let engine = engine(&model, two_threads());
     let expected: Vec<Vec<u32>> =
         prompts.iter().map(|prompt| alone(&engine, prompt, &greedy(20)).0).collect();

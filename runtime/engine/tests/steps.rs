@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::Value;
+use common::requests::tales;
 use common::{
     Fixture, LLAMA, QWEN2, best, core_pack_host, engine, families, native_host, relative_error,
-    some_tokens, tales, two_threads,
+    some_tokens, two_threads,
 };
 use ruvllm_engine::{Engine, EngineConfig, EngineError, KvCodec, KvPolicy, Model, Part, Session};
 use ruvllm_host::{Host, HostConfig};
@@ -143,7 +144,7 @@ fn sequences_of_every_family_read_the_same_in_common_steps() {
 #[test]
 fn tales_read_the_same_in_common_steps() {
     // So many that products of all rows take another way than those of one.
-    let (model, prompts) = tales(6);
+    let (model, prompts) = tales(6, 11);
     assert_eq!(prompts.len(), 18);
     for host in [native_host(), core_pack_host()] {
         for engine in engines(&model, &host) {

@@ -2,6 +2,7 @@
 #![allow(missing_docs, dead_code, unreachable_pub)] // Shared by several test programs.
 
 pub mod lora;
+pub mod requests;
 
 use std::collections::BTreeMap;
 use std::io::Cursor;
@@ -223,22 +224,6 @@ pub fn families() -> Vec<PathBuf> {
     all.sort();
     assert!(!all.is_empty(), "no fixtures under {}", root.display());
     all
-}
-
-/// The demo model, and beginnings of texts in which it is sure of every word: of each of three texts
-/// `n`, each 11 tokens longer than the one before.
-pub fn tales(n: usize) -> (Arc<Model>, Vec<Vec<u32>>) {
-    let path = repository().join("runtime/ruvllm/demo/tales-q8_0.gguf");
-    let model = Arc::new(Model::open(&path).unwrap());
-    let cases = std::fs::read(repository().join("tests/fixtures/parity/greedy.json")).unwrap();
-    let cases: serde_json::Value = serde_json::from_slice(&cases).unwrap();
-    let mut prompts = Vec::new();
-    for case in cases["cases"].as_array().unwrap().iter().filter(|case| case["format"] == "Q8_0") {
-        let text = [&case["prompt"], &case["text"]].map(|text| text.as_str().unwrap()).concat();
-        let tokens = model.tokenizer().encode(&text, true).unwrap();
-        prompts.extend((0..n).map(|i| tokens[..5 + 11 * i].to_vec()));
-    }
-    (model, prompts)
 }
 
 pub fn engine(model: &Arc<Model>, config: EngineConfig) -> Engine {
