@@ -2,7 +2,6 @@
 
 use super::args::{KernelsAction, KernelsArgs};
 use super::{Ended, Failure, setup};
-use ruvllm::host::OpKey;
 
 pub(crate) fn main(args: &KernelsArgs) -> Result<Ended, Failure> {
     match &args.action {
@@ -29,19 +28,15 @@ pub(crate) fn main(args: &KernelsArgs) -> Result<Ended, Failure> {
             let set = setup::kernel_set(kernels)?.build()?;
             setup::warn_of_cache(set.installed());
             let host = set.host();
-            let mut keys: Vec<OpKey> = host.kernels().into_iter().map(|kernel| kernel.op).collect();
-            keys.sort();
-            keys.dedup();
-            let named: Vec<&OpKey> =
-                keys.iter().filter(|key| key.op == *op || key.to_string() == *op).collect();
-            if named.is_empty() {
-                let mut names: Vec<&str> = keys.iter().map(|key| key.op.as_str()).collect();
+            let explanations = host.explain_named(Some(op));
+            if explanations.is_empty() {
+                let all = host.explain_named(None).into_iter();
+                let mut names: Vec<String> = all.map(|explanation| explanation.op.op).collect();
                 names.dedup();
                 return Err(
                     format!("no kernel does `{op}`; there are: {}", names.join(", ")).into()
                 );
             }
-            let explanations: Vec<_> = named.into_iter().map(|key| host.explain(key)).collect();
             if *json {
                 println!("{}", serde_json::to_string_pretty(&explanations)?);
             } else {

@@ -6,19 +6,19 @@ use std::process::{Command, Stdio};
 
 use serde_json::json;
 
+use crate::admin::Place;
 use crate::common::Service;
 
-fn served() -> Service {
-    let service = Service::start(&[]);
+fn ask(service: &Service) {
     let body = json!({"prompt": "Once upon a time", "max_tokens": 20, "ignore_eos": true});
     service.ok("/v1/completions", &body);
     service.get("/v1/models/none");
-    service
 }
 
 #[test]
 fn what_happened_is_counted() {
-    let service = served();
+    let service = Service::start(&[]);
+    ask(&service);
     let figures = [
         (
             "ruvllm_http_requests_total{path=\"/v1/completions\",method=\"POST\",status=\"200\"}",
@@ -69,7 +69,9 @@ fn memory_is_told_by_owner_and_by_tier() {
 
 #[test]
 fn the_format_is_prometheus() {
-    let service = served();
+    let place = Place::new();
+    let service = place.serve(&[]).service;
+    ask(&service);
     let answer = service.get("/metrics");
     assert!(answer.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
     check(&answer.text);
