@@ -15,7 +15,7 @@ use ruvllm_host::OpStats;
 
 use crate::app::{App, aside};
 use crate::error::ApiError;
-use text::{Histogram, Kind, Text};
+use text::{Durations, Kind, Text};
 
 /// Upper bounds of buckets in seconds: of what a person waits for, and of what a token takes.
 const WAITS: &[f64] =
@@ -32,10 +32,10 @@ pub(crate) struct Metrics {
 
 /// How long sequences take.
 struct Latency {
-    queue: Histogram,
-    first_token: Histogram,
-    between_tokens: Histogram,
-    total: Histogram,
+    queue: Durations,
+    first_token: Durations,
+    between_tokens: Durations,
+    total: Durations,
 }
 
 /// Measures one sequence.
@@ -48,10 +48,10 @@ pub(crate) struct Watch {
 impl Default for Metrics {
     fn default() -> Metrics {
         let latency = Latency {
-            queue: Histogram::new(WAITS),
-            first_token: Histogram::new(WAITS),
-            between_tokens: Histogram::new(GAPS),
-            total: Histogram::new(WAITS),
+            queue: Durations::new(WAITS),
+            first_token: Durations::new(WAITS),
+            between_tokens: Durations::new(GAPS),
+            total: Durations::new(WAITS),
         };
         Metrics { requests: Mutex::default(), latency: Arc::new(latency) }
     }
@@ -105,7 +105,7 @@ impl Metrics {
             samples,
         );
         let Latency { queue, first_token, between_tokens, total } = &*self.latency;
-        for (name, help, histogram) in [
+        for (name, help, durations) in [
             ("ruvllm_queue_seconds", "From a sequence's submission to its first step.", queue),
             (
                 "ruvllm_time_to_first_token_seconds",
@@ -115,7 +115,7 @@ impl Metrics {
             ("ruvllm_inter_token_seconds", "From a token to the next.", between_tokens),
             ("ruvllm_sequence_seconds", "From submission to the end.", total),
         ] {
-            text.histogram(name, help, histogram);
+            text.histogram(name, help, durations.buckets(), durations.sum());
         }
     }
 }
@@ -130,7 +130,9 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResp
         let help = "The version that runs and the model that it serves; always 1.";
         text.metric("ruvllm_build_info", Kind::Gauge, help, [(labels, 1.0)]);
         app.metrics.write(&mut text);
-        write_scheduler(&app.scheduler.stats(), &mut text);
+        let stats = app.scheduler.stats();
+        write_scheduler(&stats, &mut text);
+        write_steps(&stats, &mut text);
         write_memory(&app.engine.memory(), &mut text);
         write_kernels(&app.engine.host().stats(), &mut text);
         let help = "The newest generation of kernels.";
@@ -182,6 +184,16 @@ fn write_scheduler(stats: &SchedulerStats, text: &mut Text) {
         ("ruvllm_batch_tokens", Kind::Gauge, "Tokens in the last step.", stats.batch_tokens as u64),
     ] {
         text.single(name, kind, help, value as f64);
+    }
+}
+
+fn write_steps(stats: &SchedulerStats, text: &mut Text) {
+    for (name, help, sizes) in [
+        ("ruvllm_step_sequences", "Computed steps by their sequences.", &stats.step_sequences),
+        ("ruvllm_step_tokens", "Computed steps by their tokens.", &stats.step_tokens),
+    ] {
+        let buckets = sizes.classes().map(|(bound, steps)| (bound.map(|n| n as f64), steps));
+        text.histogram(name, help, buckets, sizes.sum as f64);
     }
 }
 
