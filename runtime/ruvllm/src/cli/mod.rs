@@ -15,7 +15,6 @@ mod stop;
 mod tokenize;
 
 use args::{Cli, Command, LogFormat, LogLevel};
-use clap::Parser as _;
 use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
@@ -35,16 +34,11 @@ pub(crate) enum Ended {
 }
 
 pub(crate) fn main() -> ExitCode {
-    let Cli { log, mut command } = Cli::parse();
-    if let Command::Serve(args) = &mut command
-        && let Some(path) = &args.config
-    {
-        let given: Vec<OsString> = std::env::args_os().skip_while(|arg| arg != "serve").collect();
-        match config_file::merge(path, &given[1..]) {
-            Ok(merged) => *args = merged,
-            Err(failure) => return fail(&failure),
-        }
-    }
+    let line: Vec<OsString> = std::env::args_os().collect();
+    let Cli { log, command } = match config_file::parse(&line) {
+        Ok(cli) => cli,
+        Err(failure) => return fail(&failure),
+    };
     let (level, format) = match &command {
         Command::Serve(args) => (Some(log.unwrap_or(LogLevel::Info)), args.log_format),
         _ => (log, LogFormat::Text),
