@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use axum::extract::State;
-use axum::http::{Method, header};
+use axum::http::header;
 use axum::response::IntoResponse;
 use ruvllm_engine::scheduler::{SchedulerStats, Update};
 use ruvllm_engine::{KvCodec, MemoryReport};
@@ -26,7 +26,7 @@ const GAPS: &[f64] =
 /// What the server counts itself.
 pub(crate) struct Metrics {
     /// Answered requests by route, method and status.
-    requests: Mutex<BTreeMap<(String, Method, u16), u64>>,
+    requests: Mutex<BTreeMap<(String, &'static str, u16), u64>>,
     latency: Arc<Latency>,
 }
 
@@ -77,9 +77,9 @@ impl Watch {
 
 impl Metrics {
     /// Counts an answered request; `path` is a route, not what the client wrote.
-    pub(crate) fn request(&self, path: &str, method: &Method, status: u16) {
+    pub(crate) fn request(&self, path: &str, method: &'static str, status: u16) {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        *requests.entry((path.to_owned(), method.clone(), status)).or_default() += 1;
+        *requests.entry((path.to_owned(), method, status)).or_default() += 1;
     }
 
     /// For a sequence that is submitted at this moment.
@@ -93,7 +93,7 @@ impl Metrics {
         let samples = requests.iter().map(|((path, method, status), &count)| {
             let labels = [
                 ("path", path.clone()),
-                ("method", method.to_string()),
+                ("method", (*method).to_owned()),
                 ("status", status.to_string()),
             ];
             (labels, count as f64)
