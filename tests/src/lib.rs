@@ -1,9 +1,12 @@
 //! End-to-end tests; helpers shared by the test files live here.
 //!
 //! [`PackBuilder`] assembles a pack, good or malicious, in a temporary directory and signs it with
-//! a key of its own; [`wat`] has kernels to put into it, with places to go wrong.
+//! a key of its own; [`wat`] has kernels to put into it, with places to go wrong. With the feature
+//! `otel`, `collector` is where traces can be sent.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "otel")]
+pub mod collector;
 mod pack;
 pub mod wat;
 

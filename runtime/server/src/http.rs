@@ -1,5 +1,6 @@
 //! What all requests go through: an id, the key, a line in the log, and bodies read under a limit.
 
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,11 +11,12 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header}
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Map, Value};
+use tracing::Span;
 
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::keys;
+use crate::{keys, spans};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -25,6 +27,19 @@ pub(crate) struct Caller {
     pub(crate) client: Arc<str>,
     /// The id in the log and in the answer's `x-request-id`.
     pub(crate) request: Arc<str>,
+    /// The request in traces.
+    pub(crate) span: Span,
+}
+
+impl Caller {
+    /// Writes a prompt to the log and to the trace, where the operator wants that.
+    pub(crate) fn log_prompt(&self, app: &App, prompt: &dyn Display) {
+        if app.options.log_prompts {
+            let prompt = prompt.to_string();
+            tracing::info!(request = &*self.request, prompt, "prompt");
+            self.span.record("ruvllm.prompt", prompt);
+        }
+    }
 }
 
 /// Gives a request its id, checks who asks, and logs and counts the answer.
@@ -38,14 +53,25 @@ pub(crate) async fn around(
         Ok(id) => id,
         Err(error) => return error.into_response(),
     };
-    let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    let (method, path) = (method(request.method()), path.unwrap_or_else(|| "unknown".to_owned()));
+    let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let method = method(request.method());
+    // Probes come every few seconds and tell nothing while they succeed.
+    let open = matches!(route.as_deref(), Some("/health" | "/ready"));
+    let span = match open {
+        true => Span::none(),
+        false => spans::request(method, route.as_deref()),
+    };
+    #[cfg(feature = "otel")]
+    crate::otlp::continue_trace(&span, request.headers());
+    span.record("ruvllm.request", &*id);
+    let path = route.unwrap_or_else(|| "unknown".to_owned());
     let mut client = Arc::from("");
-    let open = matches!(path.as_str(), "/health" | "/ready");
     let mut response = match if open { Ok("") } else { admit(&app, request.headers()) } {
         Ok(name) => {
             client = Arc::from(name);
-            let caller = Caller { client: Arc::clone(&client), request: Arc::clone(&id) };
+            span.record("ruvllm.client", &*client);
+            let (client, id) = (Arc::clone(&client), Arc::clone(&id));
+            let caller = Caller { client, request: id, span: span.clone() };
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
@@ -56,7 +82,10 @@ pub(crate) async fn around(
     }
     let (status, seconds) = (response.status().as_u16(), start.elapsed().as_secs_f64());
     app.metrics.request(&path, method, status);
-    // Probes come every few seconds and tell nothing while they succeed.
+    span.record("http.response.status_code", status);
+    if status >= 500 {
+        span.record("otel.status_code", "error");
+    }
     if !open || status != 200 {
         tracing::info!(request = &*id, client = &*client, %method, path, status, seconds, "request");
     }

@@ -27,9 +27,12 @@ mod messages;
 mod metrics;
 mod models;
 mod options;
+#[cfg(feature = "otel")]
+mod otlp;
 mod params;
 mod sequences;
 mod server;
+mod spans;
 mod tls;
 mod tokens;
 mod tools;
@@ -37,4 +40,6 @@ mod tools;
 pub use error::ServerError;
 pub use keys::ApiKey;
 pub use options::{Limits, ServerOptions};
+#[cfg(feature = "otel")]
+pub use otlp::TraceExport;
 pub use server::Server;

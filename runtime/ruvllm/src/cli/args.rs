@@ -381,6 +381,11 @@ pub(crate) struct ServeArgs {
     pub(crate) log_format: LogFormat,
     #[command(flatten)]
     pub(crate) model: ModelOptions,
+    /// Send traces of requests, sequences and changes of kernels to the OpenTelemetry collector at this
+    /// base URL, as http://127.0.0.1:4318, by OTLP over HTTP; to nobody when absent.
+    #[cfg(feature = "otel")]
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT", help_heading = "Traces")]
+    pub(crate) otlp_endpoint: Option<String>,
 }
 
 /// How a log is written.

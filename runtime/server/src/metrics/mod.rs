@@ -133,6 +133,8 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResp
         let stats = app.scheduler.stats();
         write_scheduler(&stats, &mut text);
         write_steps(&stats, &mut text);
+        #[cfg(feature = "otel")]
+        write_spans(&mut text);
         write_memory(&app.engine.memory(), &mut text);
         write_kernels(&app.engine.host().stats(), &mut text);
         let help = "The newest generation of kernels.";
@@ -195,6 +197,14 @@ fn write_steps(stats: &SchedulerStats, text: &mut Text) {
         let buckets = sizes.classes().map(|(bound, steps)| (bound.map(|n| n as f64), steps));
         text.histogram(name, help, buckets, sizes.sum as f64);
     }
+}
+
+#[cfg(feature = "otel")]
+fn write_spans(text: &mut Text) {
+    let help = "Spans for the collector of traces: sent, not taken by it, or too many to be held.";
+    let counts = crate::otlp::counts();
+    let counts = counts.map(|(how, count)| ([("outcome", how.to_owned())], count as f64));
+    text.metric("ruvllm_trace_spans_total", Kind::Counter, help, counts);
 }
 
 fn write_memory(MemoryReport { pool, kv }: &MemoryReport, text: &mut Text) {

@@ -8,3 +8,5 @@ mod limits;
 mod metrics;
 mod streaming;
 mod structured;
+#[cfg(feature = "otel")]
+mod traces;
