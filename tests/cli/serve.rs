@@ -11,6 +11,9 @@ const REFERENCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../server/ruvllm.t
 fn the_reference_of_the_configuration_is_what_the_program_prints() {
     let written = std::fs::read_to_string(REFERENCE).unwrap();
     let printed = ruvllm(&["serve", "--print-config"]).stdout;
+    // The reference is of a program without optional features; what these add comes last.
+    let (printed, traces) = printed.split_once("\n[traces]\n").unwrap_or((&printed, ""));
+    assert_eq!(traces.contains("# otlp-endpoint = "), cfg!(feature = "otel"));
     assert_eq!(
         written, printed,
         "stale: run `ruvllm serve --print-config > runtime/server/ruvllm.toml`"
@@ -148,4 +151,20 @@ fn one_server_at_a_time_keeps_the_history_of_its_kernels() {
     let _serving = Serving::start(&admin);
     let second = ["serve", "--listen", "127.0.0.1:0", "--no-cache", "--kernels", "native"];
     ruvllm(&[&second[..], &admin].concat()).refused(&["in use by another process"]);
+}
+
+#[cfg(all(unix, feature = "otel"))]
+#[test]
+fn a_server_that_ends_has_sent_its_traces_without_prompts() {
+    let collector = ruvllm_tests::collector::Collector::start().unwrap();
+    let mut serving = Serving::start(&["--otlp-endpoint", collector.url()]);
+    serving.complete(r#"{"prompt": "Once upon a secret", "max_tokens": 3}"#);
+    let killed = Command::new("kill").arg(serving.child.id().to_string()).status().unwrap();
+    assert!(killed.success());
+    assert_eq!(serving.child.wait().unwrap().code(), Some(0));
+    let spans = collector.wait_for(|spans| spans.len() >= 5);
+    let request = spans.iter().find(|span| span.name == "POST /v1/completions").unwrap();
+    assert!(spans.iter().any(|span| span.parent == request.id));
+    assert!(!collector.has_received(b"secret"));
+    ruvllm(&["serve", "--check", "--otlp-endpoint", "localhost"]).refused(&["http://"]);
 }

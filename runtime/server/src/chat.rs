@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use ruvllm_engine::scheduler::{Finished, Kind, Token};
+use ruvllm_engine::scheduler::{Finished, Token};
 use serde_json::{Value, json};
 
 use crate::answer::{self, Shape, reason};
@@ -17,7 +17,7 @@ use crate::http::Caller;
 use crate::logprobs::{self, TOP};
 use crate::messages;
 use crate::params::Params;
-use crate::sequences::{Sequences, Work};
+use crate::sequences::{Operation, Sequences, Work};
 use crate::tools::{ToolText, Tools};
 
 /// The handler.
@@ -41,13 +41,11 @@ pub(crate) async fn completions(
         };
         let list = tools.as_ref().map(|tools| &tools.tools);
         let text = template.render_with_tools(&messages, list, true)?;
-        if app.options.log_prompts {
-            tracing::info!(request = &*caller.request, prompt = text, "prompt");
-        }
+        caller.log_prompt(&app, &text);
         let prompt = app.engine.model().tokenizer().encode_chat(&text)?;
         let (n, options) = (params.n, params.options.clone());
-        let (prompts, param, kind) = (vec![prompt], "messages", Kind::Generate);
-        let work = Work { prompts, param, n, kind, options, logprobs, grammar };
+        let (operation, prompts) = (Operation::Chat, vec![prompt]);
+        let work = Work { operation, prompts, n, options, logprobs, grammar };
         Ok((Sequences::start(&app, caller, work)?, params, tools))
     })
     .await?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use ruvllm_engine::scheduler::{Finished, Kind, Token};
+use ruvllm_engine::scheduler::{Finished, Token};
 use serde_json::{Value, json};
 
 use crate::answer::{self, Shape, reason};
@@ -15,7 +15,7 @@ use crate::fields::{Fields, parse};
 use crate::http::Caller;
 use crate::logprobs::{TOP, TextLogprobs};
 use crate::params::Params;
-use crate::sequences::{Sequences, Work};
+use crate::sequences::{Operation, Sequences, Work};
 use crate::tokens::check_tokens;
 
 /// Tokens of an answer where the request does not say, as with OpenAI.
@@ -37,13 +37,11 @@ pub(crate) async fn completions(
         }
         let prompt = fields.require("prompt")?;
         fields.finish()?;
-        if app.options.log_prompts {
-            tracing::info!(request = &*caller.request, %prompt, "prompt");
-        }
+        caller.log_prompt(&app, &prompt);
         let prompts = prompts(&app, prompt, "prompt")?;
         let (n, options) = (params.n, params.options.clone());
-        let kind = Kind::Generate;
-        let work = Work { prompts, param: "prompt", n, kind, options, logprobs, grammar: None };
+        let operation = Operation::Completion;
+        let work = Work { operation, prompts, n, options, logprobs, grammar: None };
         Ok((Sequences::start(&app, caller, work)?, params))
     })
     .await?;

@@ -10,7 +10,6 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use base64::Engine as _;
 use ruvllm_engine::GenerateOptions;
-use ruvllm_engine::scheduler::Kind;
 use serde_json::{Value, json};
 
 use crate::app::{App, aside};
@@ -19,7 +18,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::http::Caller;
 use crate::params::check_model;
-use crate::sequences::{Sequences, Step, Work};
+use crate::sequences::{Operation, Sequences, Step, Work};
 
 /// The handler.
 pub(crate) async fn embeddings(
@@ -42,13 +41,10 @@ pub(crate) async fn embeddings(
         };
         let input = fields.require("input")?;
         fields.finish()?;
-        if app.options.log_prompts {
-            tracing::info!(request = &*caller.request, %input, "prompt");
-        }
+        caller.log_prompt(&app, &input);
         let prompts = prompts(&app, input, "input")?;
-        let (kind, options) = (Kind::Embed, GenerateOptions::default());
-        let work =
-            Work { prompts, param: "input", n: 1, kind, options, logprobs: None, grammar: None };
+        let (operation, options) = (Operation::Embeddings, GenerateOptions::default());
+        let work = Work { operation, prompts, n: 1, options, logprobs: None, grammar: None };
         Ok((Sequences::start(&app, caller, work)?, base64))
     })
     .await?;

@@ -120,6 +120,17 @@ pub enum ServerError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Traces cannot be sent there.
+    #[cfg(feature = "otel")]
+    #[error(
+        "traces cannot be sent to `{endpoint}`: {reason}; give a collector's address, as http://127.0.0.1:4318"
+    )]
+    TraceEndpoint {
+        /// The address that was given.
+        endpoint: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The chat template is broken.
     #[error(transparent)]
     Chat(#[from] ChatError),
@@ -147,6 +158,8 @@ impl ServerError {
             ServerError::Runtime { .. } => "event_loop",
             ServerError::Entropy { .. } => "entropy",
             ServerError::ChatTemplate { .. } => "chat_template",
+            #[cfg(feature = "otel")]
+            ServerError::TraceEndpoint { .. } => "trace_endpoint",
             ServerError::Chat(e) => e.code(),
             ServerError::Engine(e) => e.code(),
         }

@@ -1,20 +1,22 @@
 //! What all requests go through: an id, the key, a line in the log, and bodies read under a limit.
 
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Bytes;
 use axum::extract::{FromRef, FromRequest, MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Map, Value};
+use tracing::Span;
 
 use crate::app::{App, Listener};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::keys;
+use crate::{keys, spans};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -26,6 +28,19 @@ pub(crate) struct Caller {
     /// The id in the log and in the answer's `x-request-id`.
     pub(crate) request: Arc<str>,
     pub(crate) listener: Listener,
+    /// The request in traces.
+    pub(crate) span: Span,
+}
+
+impl Caller {
+    /// Writes a prompt to the log and to the trace, where the operator wants that.
+    pub(crate) fn log_prompt(&self, app: &App, prompt: &dyn Display) {
+        if app.options.log_prompts {
+            let prompt = prompt.to_string();
+            tracing::info!(request = &*self.request, prompt, "prompt");
+            self.span.record("ruvllm.prompt", prompt);
+        }
+    }
 }
 
 /// Addresses that need no key.
@@ -44,14 +59,25 @@ pub(crate) async fn around(
         Ok(id) => id,
         Err(error) => return error.into_response(),
     };
-    let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    let (method, path) = (request.method().clone(), path.unwrap_or_else(|| "unknown".to_owned()));
+    let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let method = method(request.method());
+    let is_in = |paths: &[&str]| route.as_deref().is_some_and(|path| paths.contains(&path));
+    let (open, polled) = (is_in(OPEN), is_in(POLLED));
+    let span = match polled {
+        true => Span::none(),
+        false => spans::request(method, route.as_deref()),
+    };
+    #[cfg(feature = "otel")]
+    crate::otlp::continue_trace(&span, request.headers());
+    span.record("ruvllm.request", &*id);
+    let path = route.unwrap_or_else(|| "unknown".to_owned());
     let mut client = Arc::from("");
-    let open = OPEN.contains(&path.as_str());
     let mut response = match if open { Ok("") } else { admit(&app, listener, request.headers()) } {
         Ok(name) => {
             client = Arc::from(name);
-            let caller = Caller { client: Arc::clone(&client), request: Arc::clone(&id), listener };
+            span.record("ruvllm.client", &*client);
+            let (client, id) = (Arc::clone(&client), Arc::clone(&id));
+            let caller = Caller { client, request: id, listener, span: span.clone() };
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
@@ -61,11 +87,21 @@ pub(crate) async fn around(
         response.headers_mut().insert(REQUEST_ID, id);
     }
     let (status, seconds) = (response.status().as_u16(), start.elapsed().as_secs_f64());
-    app.metrics.request(&path, &method, status);
-    if status != 200 || !POLLED.contains(&path.as_str()) {
+    app.metrics.request(&path, method, status);
+    span.record("http.response.status_code", status);
+    if status >= 500 {
+        span.record("otel.status_code", "error");
+    }
+    if status != 200 || !polled {
         tracing::info!(request = &*id, client = &*client, %method, path, status, seconds, "request");
     }
     response
+}
+
+/// The name of a method of HTTP; whatever else clients make up must not become a new series of a metric.
+fn method(given: &Method) -> &'static str {
+    let known = ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
+    known.into_iter().find(|&name| name == given.as_str()).unwrap_or("_OTHER")
 }
 
 /// The id that the client chose, or a new one.

@@ -29,9 +29,12 @@ mod messages;
 mod metrics;
 mod models;
 mod options;
+#[cfg(feature = "otel")]
+mod otlp;
 mod params;
 mod sequences;
 mod server;
+mod spans;
 mod status;
 mod tls;
 mod tokens;
@@ -41,4 +44,6 @@ pub use admin::AdminOptions;
 pub use error::ServerError;
 pub use keys::ApiKey;
 pub use options::{Limits, ServerOptions};
+#[cfg(feature = "otel")]
+pub use otlp::TraceExport;
 pub use server::{Served, Server};

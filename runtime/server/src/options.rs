@@ -37,7 +37,7 @@ pub struct ServerOptions {
     /// Put conversations into this chat template (Jinja) instead of the model's own.
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
-    /// Write prompts to the log.
+    /// Write prompts to the log, and into traces.
     #[arg(long)]
     pub log_prompts: bool,
     /// Limits.

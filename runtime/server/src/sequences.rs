@@ -11,18 +11,52 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::grammar::Grammar;
 use crate::http::Caller;
+use crate::spans::{self, SequenceSpans};
 
 /// What to compute.
 pub(crate) struct Work {
-    /// Prompts, and the parameter that they came in.
+    pub(crate) operation: Operation,
     pub(crate) prompts: Vec<Vec<u32>>,
-    pub(crate) param: &'static str,
     /// Sequences for each prompt.
     pub(crate) n: usize,
-    pub(crate) kind: Kind,
     pub(crate) options: GenerateOptions,
     pub(crate) logprobs: Option<usize>,
     pub(crate) grammar: Option<Grammar>,
+}
+
+/// What is made of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Chat,
+    Completion,
+    Embeddings,
+}
+
+impl Operation {
+    /// The name that it has in traces.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Operation::Chat => "chat",
+            Operation::Completion => "text_completion",
+            Operation::Embeddings => "embeddings",
+        }
+    }
+
+    /// The parameter of a request that the prompt comes in.
+    fn param(self) -> &'static str {
+        match self {
+            Operation::Chat => "messages",
+            Operation::Completion => "prompt",
+            Operation::Embeddings => "input",
+        }
+    }
+
+    fn kind(self) -> Kind {
+        match self {
+            Operation::Chat | Operation::Completion => Kind::Generate,
+            Operation::Embeddings => Kind::Embed,
+        }
+    }
 }
 
 /// What became of a sequence.
@@ -58,7 +92,7 @@ impl Sequences {
     /// # Errors
     /// Too many sequences, a full queue, a server that is about to stop, a prompt that cannot be computed.
     pub(crate) fn start(app: &App, caller: Caller, work: Work) -> Result<Sequences, ApiError> {
-        let Work { prompts, param, n, kind, options, logprobs, grammar } = work;
+        let Work { operation, prompts, n, options, logprobs, grammar } = work;
         if app.is_draining() {
             return Err(ApiError::draining());
         }
@@ -66,7 +100,8 @@ impl Sequences {
         if count > most {
             let message =
                 format!("a request may have {most} sequences, prompts times `n`; this has {count}");
-            return Err(ApiError::invalid(if n > 1 { "n" } else { param }, message));
+            let param = if n > 1 { "n" } else { operation.param() };
+            return Err(ApiError::invalid(param, message));
         }
         let (sender, updates) = unbounded_channel();
         let mut tickets = Vec::with_capacity(count);
@@ -74,9 +109,15 @@ impl Sequences {
             let mut options = options.clone();
             options.sampling.seed = options.sampling.seed.wrapping_add(index as u64);
             let constraint = grammar.as_ref().map(Grammar::constraint);
+            let prompt = prompts[index / n].clone();
+            let mut watch = app.metrics.watch();
+            let tokens = prompt.len();
+            let mut spans =
+                SequenceSpans::new(&caller.span, &app.model, operation, tokens, &options);
+            let span = spans.whole().clone();
             let request = Request {
-                prompt: prompts[index / n].clone(),
-                kind,
+                prompt,
+                kind: operation.kind(),
                 options,
                 // How fast a prompt is computed must not tell one client what another asked.
                 session: SessionOptions {
@@ -88,22 +129,22 @@ impl Sequences {
                 logprobs,
                 constraint: constraint.map(|rules| Box::new(rules) as Box<dyn TokenConstraint>),
             };
-            let mut watch = app.metrics.watch();
             let sender = sender.clone();
             let sink = Box::new(move |update| {
                 watch.see(&update);
+                spans.see(&update);
                 match sender.send((index, update)) {
                     Ok(()) => ControlFlow::Continue(()),
                     Err(_) => ControlFlow::Break(()),
                 }
             });
-            tickets.push(app.scheduler.submit(request, sink).map_err(
-                |rejected| match rejected {
+            let submitted =
+                app.scheduler.submit(request, sink).map_err(|rejected| match rejected {
                     Rejected::QueueFull { retry_after } => ApiError::queue_full(retry_after),
                     Rejected::Draining => ApiError::draining(),
-                    Rejected::Invalid(error) => ApiError::from(error).of(param),
-                },
-            )?);
+                    Rejected::Invalid(error) => ApiError::from(error).of(operation.param()),
+                });
+            tickets.push(submitted.inspect_err(|error| spans::failed(&span, error.code()))?);
         }
         let usage = Usage { prompt: prompts.iter().map(Vec::len).sum(), ..Usage::default() };
         Ok(Sequences {
@@ -162,6 +203,7 @@ impl Sequences {
         if let Err(error) = &step {
             self.open = 0;
             self.updates.close();
+            spans::failed(&self.caller.span, error.code());
             self.log(error.code());
         } else if self.open == 0 {
             self.log("done");
@@ -189,6 +231,7 @@ impl Sequences {
 impl Drop for Sequences {
     fn drop(&mut self) {
         if self.open > 0 {
+            self.caller.span.record("error.type", "cancelled");
             self.log("cancelled");
         }
     }

@@ -112,6 +112,13 @@ impl Server {
         &self.app.model
     }
 
+    /// Whether requests can be computed and answered. Once they cannot, after a panic, they never can
+    /// again: the process should end, so that whoever supervises it starts it anew.
+    pub fn is_alive(&self) -> bool {
+        let serving = self.thread.as_ref().is_some_and(|thread| !thread.is_finished());
+        serving && self.app.scheduler.is_alive()
+    }
+
     /// Refuses new requests, lets those that are being answered finish within
     /// [`Limits::drain_timeout`](crate::Limits::drain_timeout), and stops listening.
     ///
@@ -172,5 +179,53 @@ async fn serve(
             server.map(tls).serve(service).await
         }
         None => server.serve(service).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+
+    use clap::{Args as _, Command, FromArgMatches as _};
+    use ruvllm_engine::scheduler::Request;
+    use ruvllm_engine::{EngineConfig, Model};
+    use ruvllm_host::{Host, HostConfig};
+
+    use super::*;
+
+    /// A sink that is dropped outside of what the scheduler catches.
+    struct PanicsWhenDropped;
+
+    impl Drop for PanicsWhenDropped {
+        fn drop(&mut self) {
+            panic!("a sink of a test panics when it is dropped, as it should");
+        }
+    }
+
+    #[test]
+    fn a_server_whose_scheduler_panicked_is_not_alive_and_stops_at_once() {
+        let command = ServerOptions::augment_args(Command::new("test"));
+        let given = command.get_matches_from(["test", "--listen", "127.0.0.1:0"]);
+        let options = ServerOptions::from_arg_matches(&given).unwrap();
+        let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../ruvllm/demo/tales-q8_0.gguf");
+        let model = Arc::new(Model::open(demo.as_ref()).unwrap());
+        let config =
+            EngineConfig { threads: 1, memory: Some(256 << 20), ..EngineConfig::default() };
+        let engine = Engine::new(model, Host::new(HostConfig::default()).unwrap(), config).unwrap();
+        let server = Server::start(engine.into(), options).unwrap();
+        assert!(server.is_alive());
+        let bomb = PanicsWhenDropped;
+        let sink = Box::new(move |_| {
+            let _ = &bomb;
+            ControlFlow::Continue(())
+        });
+        let request = Request::new(vec![1], Default::default());
+        let _ticket = server.app.scheduler.submit(request, sink).unwrap();
+        while server.is_alive() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let begun = std::time::Instant::now();
+        server.stop().unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(10));
     }
 }

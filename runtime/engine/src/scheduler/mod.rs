@@ -50,7 +50,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 pub use request::{Finished, Kind, Latency, Rejected, Request, Sink, Started, Token, Update};
-pub use stats::SchedulerStats;
+pub use stats::{SchedulerStats, StepSizes};
 
 use crate::engine::Engine;
 use crate::error::EngineError;

@@ -134,6 +134,8 @@ impl Runner {
             }
             sequence.advance();
         }
+        self.stats.step_sequences.record(self.stats.batch_sequences);
+        self.stats.step_tokens.record(self.stats.batch_tokens);
     }
 
     /// Ends the sequence of a part of the step with an error.

@@ -19,6 +19,10 @@ pub struct SchedulerStats {
     pub batch_tokens: usize,
     /// Steps.
     pub steps: u64,
+    /// Computed steps by their sequences.
+    pub step_sequences: StepSizes,
+    /// Computed steps by their tokens.
+    pub step_tokens: StepSizes,
     /// Tokens of prompts that were computed, and of texts that were computed again.
     pub prompt_tokens: u64,
     /// Tokens of prompts that others had computed.
@@ -41,6 +45,33 @@ pub struct SchedulerStats {
     pub rejected: u64,
     /// Steps that failed, whether or not a second try did.
     pub failed_steps: u64,
+}
+
+/// How many steps had which size, in classes up to powers of two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StepSizes {
+    /// Steps of each class: at 0 those of size 1, at `i` those above `2^(i - 1)` and up to `2^i`, at the
+    /// last those above [`StepSizes::LARGEST`].
+    pub counts: [u64; 15],
+    /// All sizes, added up.
+    pub sum: u64,
+}
+
+impl StepSizes {
+    /// The largest bound of a class.
+    pub const LARGEST: usize = 1 << 13;
+
+    pub(super) fn record(&mut self, size: usize) {
+        let class = size.max(1).next_power_of_two().trailing_zeros() as usize;
+        self.counts[class.min(self.counts.len() - 1)] += 1;
+        self.sum += size as u64;
+    }
+
+    /// The classes in rising order: the largest size, `None` for the last, and the number of steps.
+    pub fn classes(&self) -> impl Iterator<Item = (Option<usize>, u64)> {
+        let bound = |class: usize| Some(1 << class).filter(|&bound| bound <= Self::LARGEST);
+        self.counts.iter().enumerate().map(move |(class, &count)| (bound(class), count))
+    }
 }
 
 /// How fast requests begin.
@@ -79,6 +110,19 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steps_are_counted_up_to_the_bound_of_their_class() {
+        let mut sizes = StepSizes::default();
+        for size in [1, 2, 3, 4, 5, StepSizes::LARGEST, StepSizes::LARGEST + 1, 1 << 20] {
+            sizes.record(size);
+        }
+        let counted: Vec<_> = sizes.classes().filter(|&(_, count)| count > 0).collect();
+        let expected = [(1, 1), (2, 1), (4, 2), (8, 1), (StepSizes::LARGEST, 1)];
+        let expected = expected.map(|(bound, count)| (Some(bound), count));
+        assert_eq!(counted, [&expected[..], &[(None, 2)]].concat());
+        assert_eq!(sizes.sum as usize, 15 + 2 * StepSizes::LARGEST + 1 + (1 << 20));
+    }
 
     #[test]
     fn the_wait_follows_the_recent_pace() {

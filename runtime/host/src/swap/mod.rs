@@ -21,6 +21,8 @@ pub(crate) mod health;
 #[cfg(feature = "supervisor")]
 pub(crate) mod history;
 pub(crate) mod shapes;
+#[cfg(feature = "supervisor")]
+mod spans;
 pub(crate) mod stage;
 #[cfg(feature = "supervisor")]
 mod store;

@@ -9,6 +9,7 @@
 use super::generations::{GenerationReport, GenerationState};
 use super::health::HealthLimits;
 use super::history::{History, HistoryEntry, HistoryError, HistoryEvent, Record};
+use super::spans;
 use super::stage::{InstallReport, StageReport};
 use super::store::PackStore;
 use super::watched::Watched;
@@ -24,6 +25,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use thiserror::Error;
+use tracing::Span;
 
 /// Under which activations (info) and what is taken back (error) are logged.
 pub(super) const LOG: &str = "ruvllm::swap";
@@ -229,17 +231,20 @@ impl Supervisor {
         pack: UnverifiedPack,
         operator: &str,
     ) -> Result<StageReport, SupervisorError> {
+        let span = spans::change("stage", operator);
         let mut id = None;
         let mut staged = || -> Result<StageReport, SupervisorError> {
             let verified = self.config.verify(pack.clone(), self.config.floor.as_ref())?;
             let pack_id = id.insert(PackId::of(&verified)).clone();
+            spans::note_pack(&span, &pack_id);
             let report = self.host.stage(verified)?;
             self.store.put(&pack_id.digest, &pack).inspect_err(|_| {
                 self.host.discard(report.id);
             })?;
             Ok(report)
         };
-        let report = staged().inspect_err(|error| self.refused(id.take(), operator, error))?;
+        let report = staged();
+        let report = report.inspect_err(|error| self.refused(&span, id.take(), operator, error))?;
         let pack = Some(report.pack.clone());
         self.history.write(Record { pack, ..Record::new(HistoryEvent::Staged, operator) })?;
         lock(&self.counters).staged += 1;
@@ -267,7 +272,7 @@ impl Supervisor {
     /// As for [`Host::activate`], and [`SupervisorError::History`]: where it cannot be written down,
     /// the earlier generation stays or comes back.
     pub fn activate(&self, id: u64, operator: &str) -> Result<InstallReport, SupervisorError> {
-        let act = Act { intent: HistoryEvent::Activating, done: HistoryEvent::Activated, operator };
+        let act = Act::activate(operator);
         let pack = self.staged_pack(id)?;
         let state = &mut *lock(&self.state);
         let report =
@@ -286,7 +291,7 @@ impl Supervisor {
         share: f64,
         operator: &str,
     ) -> Result<InstallReport, SupervisorError> {
-        let act = Act { intent: HistoryEvent::Trying, done: HistoryEvent::OnTrial, operator };
+        let act = Act::try_out(operator);
         let pack = self.staged_pack(id)?;
         let start = || self.host.start_canary(id, share);
         self.publish(&mut lock(&self.state), &act, pack, start, |r| r.generation)
@@ -297,7 +302,7 @@ impl Supervisor {
     /// # Errors
     /// As for [`Host::promote_canary`], and [`SupervisorError::History`].
     pub fn promote_canary(&self, operator: &str) -> Result<u64, SupervisorError> {
-        let act = Act { intent: HistoryEvent::Activating, done: HistoryEvent::Activated, operator };
+        let act = Act::activate(operator);
         let pack = self.canary()?.packs.first().cloned().ok_or(HostError::NoCanary)?;
         let state = &mut *lock(&self.state);
         let number = self.publish(state, &act, pack, || self.host.promote_canary(), |n| *n)?;
@@ -330,6 +335,7 @@ impl Supervisor {
         to: Option<u64>,
         operator: &str,
     ) -> Result<GenerationReport, SupervisorError> {
+        let span = spans::change("roll back", operator);
         let state = &mut *lock(&self.state);
         let target = to.or_else(|| self.host.previous_generation());
         let target = target.ok_or(SupervisorError::NoEarlier)?;
@@ -339,8 +345,9 @@ impl Supervisor {
         let old = self.host.snapshot();
         let done = self.host.roll_back(target);
         let report = done.map_err(SupervisorError::from);
-        let report = report.inspect_err(|error| self.refused(None, operator, error))?;
+        let report = report.inspect_err(|error| self.refused(&span, None, operator, error))?;
         let generation = report.generation;
+        span.record("ruvllm.generation", generation);
         let confirmed = state.confirmed.contains(&target);
         let reason = format!("to generation {target}");
         self.history.write(Record {
@@ -396,6 +403,8 @@ impl Supervisor {
         publish: impl FnOnce() -> Result<T, HostError>,
         generation: impl FnOnce(&T) -> u64,
     ) -> Result<T, SupervisorError> {
+        let span = spans::change(act.name, act.operator);
+        spans::note_pack(&span, &pack);
         let old = self.host.snapshot();
         let loss = self.config.probe.as_ref().and_then(|probe| match probe() {
             Ok(loss) => Some(loss),
@@ -408,8 +417,10 @@ impl Supervisor {
         self.history
             .write(Record { pack: pack.clone(), ..Record::new(act.intent, act.operator) })?;
         let done = publish().map_err(SupervisorError::from);
-        let done = done.inspect_err(|error| self.refused(pack.clone(), act.operator, error))?;
+        let done =
+            done.inspect_err(|error| self.refused(&span, pack.clone(), act.operator, error))?;
         let generation = generation(&done);
+        span.record("ruvllm.generation", generation);
         let number = Some(generation);
         let confirmation =
             Record { pack, generation: number, ..Record::new(act.done, act.operator) };
@@ -429,8 +440,9 @@ impl Supervisor {
         Ok(done)
     }
 
-    fn refused(&self, pack: Option<PackId>, operator: &str, error: &SupervisorError) {
+    fn refused(&self, span: &Span, pack: Option<PackId>, operator: &str, error: &SupervisorError) {
         lock(&self.counters).refused += 1;
+        spans::failed(span, error.code());
         let reason = error.to_string();
         let name = pack.as_ref().map(named);
         tracing::warn!(target: LOG, operator, pack = name, "refused: {}", escape_untrusted(&reason));
@@ -482,7 +494,20 @@ fn named(pack: &PackId) -> String {
 
 /// What is being published: the events before and after, and who asks.
 struct Act<'a> {
+    name: &'static str,
     intent: HistoryEvent,
     done: HistoryEvent,
     operator: &'a str,
+}
+
+impl<'a> Act<'a> {
+    fn activate(operator: &'a str) -> Self {
+        let (intent, done) = (HistoryEvent::Activating, HistoryEvent::Activated);
+        Self { name: "activate", intent, done, operator }
+    }
+
+    fn try_out(operator: &'a str) -> Self {
+        let (intent, done) = (HistoryEvent::Trying, HistoryEvent::OnTrial);
+        Self { name: "try", intent, done, operator }
+    }
 }

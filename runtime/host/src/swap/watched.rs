@@ -3,6 +3,7 @@
 
 use super::health::{Comparison, Health, HealthWindow, Losses, Sickness, Vitals};
 use super::history::{HistoryEvent, Record};
+use super::spans;
 use super::supervisor::{LOG, State, Supervisor};
 use crate::host::lock;
 use crate::registry::{PackId, RegistrySnapshot};
@@ -171,6 +172,9 @@ impl Supervisor {
     fn take_back(&self, state: &mut State, watched: &Watched, sickness: &Sickness) {
         *lock(&self.counters).taken_back.entry(sickness.code).or_default() += 1;
         let reason = sickness.to_string();
+        let span = spans::change("take back", "");
+        span.record("ruvllm.reason", sickness.code);
+        watched.packs.first().inspect(|pack| spans::note_pack(&span, pack));
         tracing::error!(
             target: LOG,
             generation = watched.generation,
@@ -201,13 +205,17 @@ impl Supervisor {
         };
         match back {
             Ok(generation) => {
+                span.record("ruvllm.generation", generation);
                 if !watched.canary {
                     self.found_healthy(state, generation);
                 }
                 let generation = Some(generation);
                 write(Record { pack, generation, ..Record::new(HistoryEvent::RolledBack, "") });
             }
-            Err(error) => tracing::error!(target: LOG, "{error}"),
+            Err(error) => {
+                spans::failed(&span, error.code());
+                tracing::error!(target: LOG, "{error}");
+            }
         }
     }
 

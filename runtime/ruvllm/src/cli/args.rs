@@ -46,7 +46,7 @@ pub(crate) enum Command {
     /// Measure prompt processing and generation, in tokens per second.
     Bench(BenchArgs),
     /// Answer requests over HTTP, in the form of OpenAI's API.
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Show the kernels in use and why each was chosen.
     Kernels(KernelsArgs),
     /// Say what this machine is, which code runs on it, and what its memory gives.
@@ -384,6 +384,11 @@ pub(crate) struct ServeArgs {
     pub(crate) log_format: LogFormat,
     #[command(flatten)]
     pub(crate) model: ModelOptions,
+    /// Send traces of requests, sequences and changes of kernels to the OpenTelemetry collector at this
+    /// base URL, as http://127.0.0.1:4318, by OTLP over HTTP; to nobody when absent.
+    #[cfg(feature = "otel")]
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT", help_heading = "Traces")]
+    pub(crate) otlp_endpoint: Option<String>,
 }
 
 /// How a log is written.

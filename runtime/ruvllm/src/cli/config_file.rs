@@ -5,30 +5,48 @@
 //! file knows no option that the command line does not, and both mean the same.
 
 use super::Failure;
-use super::args::ServeArgs;
+use super::args::{Cli, ServeArgs};
+use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, Args as _, Command, FromArgMatches as _};
+use clap::{Arg, ArgAction, ArgMatches, Args as _, Command, CommandFactory as _, Parser as _};
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::PathBuf;
 use toml::{Table, Value};
+
+/// The command that has the options.
+const SERVE: &str = "serve";
 
 /// Where the text of a comment wraps.
 const WIDTH: usize = 98;
 
-/// The options of the file, and over them those of the command line, `given` to `serve`.
-pub(crate) fn merge(path: &Path, given: &[OsString]) -> Result<ServeArgs, Failure> {
+/// Reads the command line, which begins with the program's name, and under its options those of the
+/// file that it names. Ends the process where the line asks for help or is wrong by itself.
+pub(crate) fn parse(line: &[OsString]) -> Result<Cli, Failure> {
+    let alone = Cli::try_parse_from(line);
+    // What an option requires may be in the file.
+    let lacking = |error: &clap::Error| error.kind() == ErrorKind::MissingRequiredArgument;
+    let given = match &alone {
+        Err(error) if !lacking(error) => None,
+        _ => given(line)?,
+    };
+    let file = given.as_ref().and_then(|serve| Some((serve, serve.get_one::<PathBuf>("config")?)));
+    let Some((given, path)) = file else { return Ok(alone.unwrap_or_else(|error| error.exit())) };
     let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
-    let merged = merge_text(&text, given);
-    merged.map_err(|error| format!("{}: {error}", path.display()).into())
+    merge(&text, line, given).map_err(|error| format!("{}: {error}", path.display()).into())
 }
 
-fn merge_text(text: &str, given: &[OsString]) -> Result<ServeArgs, Failure> {
-    let command = command();
-    let program = || std::iter::once(OsString::from("serve"));
-    let wins = command.clone().try_get_matches_from(program().chain(given.iter().cloned()))?;
-    let file = arguments(&command, &text.parse()?, &wins)?;
-    let all = program().chain(file).chain(given.iter().cloned());
-    Ok(ServeArgs::from_arg_matches(&command.try_get_matches_from(all)?)?)
+/// What the command line gives to `serve`, whether or not it is complete; `None` for other commands.
+fn given(line: &[OsString]) -> Result<Option<ArgMatches>, clap::Error> {
+    let mut matches = Cli::command().ignore_errors(true).try_get_matches_from(line)?;
+    Ok(matches.remove_subcommand().and_then(|(name, matches)| (name == SERVE).then_some(matches)))
+}
+
+/// The options of the command line, which gives these to `serve`, and under them those of a file.
+fn merge(file: &str, line: &[OsString], given: &ArgMatches) -> Result<Cli, Failure> {
+    let file = arguments(&command(), &file.parse()?, given)?;
+    let serve = line.iter().position(|arg| arg == SERVE).map_or(line.len(), |at| at + 1);
+    let (before, after) = line.split_at(serve);
+    Ok(Cli::try_parse_from([before, &file, after].concat())?)
 }
 
 /// A file with every option: what it does, and its default, as a comment.
@@ -47,7 +65,7 @@ pub(crate) fn template() -> String {
 }
 
 fn command() -> Command {
-    let mut command = ServeArgs::augment_args(Command::new("serve"));
+    let mut command = ServeArgs::augment_args(Command::new(SERVE));
     command.build();
     command
 }
@@ -190,11 +208,26 @@ fn default(arg: &Arg) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::args;
     use super::*;
+    use std::path::Path;
+
+    fn merged_line(
+        file: &str,
+        line: &[&str],
+    ) -> Result<(Option<args::LogLevel>, ServeArgs), String> {
+        let line: Vec<OsString> = line.iter().map(OsString::from).collect();
+        let given = given(&line).map_err(|error| error.to_string())?.expect("`serve`");
+        let Cli { log, command } = merge(file, &line, &given).map_err(|e| e.to_string())?;
+        match command {
+            args::Command::Serve(args) => Ok((log, args)),
+            other => Err(format!("{other:?}")),
+        }
+    }
 
     fn merged(file: &str, given: &[&str]) -> Result<ServeArgs, String> {
-        let given: Vec<OsString> = given.iter().map(OsString::from).collect();
-        merge_text(file, &given).map_err(|error| error.to_string())
+        let line = [&["ruvllm", "serve"], given].concat();
+        merged_line(file, &line).map(|(_, args)| args)
     }
 
     #[test]
@@ -207,6 +240,27 @@ mod tests {
         assert!(args.model.kernels.strict);
         assert_eq!(args.model.kernels.pack, [Path::new("c")]);
         assert_eq!(args.model.kv.policy.to_string(), "q8_0");
+    }
+
+    #[test]
+    fn what_an_option_requires_may_be_in_the_file() {
+        let file = "[server]\ntls-key = 'key.pem'";
+        let args = merged(file, &["--tls-cert", "cert.pem"]).unwrap();
+        assert_eq!(args.server.tls_cert.as_deref(), Some(Path::new("cert.pem")));
+        assert_eq!(args.server.tls_key.as_deref(), Some(Path::new("key.pem")));
+        let error = merged("", &["--tls-cert", "cert.pem"]).unwrap_err();
+        assert!(error.contains("--tls-key"), "{error}");
+        let line = ["ruvllm", "serve", "--tls-cert", "c", "--config", "server.toml"];
+        let given = given(&line.map(OsString::from)).unwrap().unwrap();
+        assert_eq!(given.get_one::<PathBuf>("config").unwrap(), Path::new("server.toml"));
+    }
+
+    #[test]
+    fn options_of_the_program_stay_beside_those_of_the_file() {
+        for line in [["ruvllm", "--log", "debug", "serve"], ["ruvllm", "serve", "--log", "debug"]] {
+            let (log, args) = merged_line("[limits]\nqueue = 6", &line).unwrap();
+            assert_eq!((log, args.server.limits.queue), (Some(args::LogLevel::Debug), 6));
+        }
     }
 
     #[test]

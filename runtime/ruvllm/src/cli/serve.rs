@@ -47,9 +47,17 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     let url = |address| format!("{scheme}://{address}");
     let admin = server.admin_address().map(url);
     tracing::info!(url = url(server.address()), admin, model = server.model(), "serving");
-    stop.wait();
-    tracing::info!("finishing what was begun; a second signal ends at once");
+    let asked = stop.wait_while(|| server.is_alive());
+    if asked {
+        tracing::info!("finishing what was begun; a second signal ends at once");
+    }
     server.stop()?;
     setup::report_incidents(&runtime);
+    if !asked {
+        // Who supervises the process starts it anew; waiting for a probe to fail would take longer.
+        let reason = "a thread of the server panicked, so nothing can be computed any more; start the server again";
+        tracing::error!("{reason}");
+        return Err(reason.into());
+    }
     Ok(Ended::Done)
 }

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, Thread};
+use std::time::Duration;
 
 /// Whether somebody asked to stop.
 #[derive(Clone)]
@@ -32,11 +33,13 @@ impl StopFlag {
         self.asked.load(Ordering::Relaxed)
     }
 
-    /// Waits until somebody asks; for the thread that installed it.
-    pub(crate) fn wait(&self) {
-        while !self.is_set() {
-            thread::park();
+    /// Waits until somebody asks, and no longer than `goes_on`, which is looked at every second; for the
+    /// thread that installed it. Gives whether somebody asked.
+    pub(crate) fn wait_while(&self, goes_on: impl Fn() -> bool) -> bool {
+        while !self.is_set() && goes_on() {
+            thread::park_timeout(Duration::from_secs(1));
         }
+        self.is_set()
     }
 
     /// Forgets an earlier request, for a command that goes on after it.

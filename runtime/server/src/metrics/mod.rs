@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use axum::extract::State;
-use axum::http::{Method, header};
+use axum::http::header;
 use axum::response::IntoResponse;
 use ruvllm_engine::memory::{Holder, Use};
 use ruvllm_engine::scheduler::{SchedulerStats, Update};
@@ -17,7 +17,7 @@ use ruvllm_host::{OpStats, Supervisor};
 
 use crate::app::{App, aside};
 use crate::error::ApiError;
-use text::{Histogram, Kind, Text};
+use text::{Durations, Kind, Text};
 
 /// Upper bounds of buckets in seconds: of what a person waits for, and of what a token takes.
 const WAITS: &[f64] =
@@ -28,16 +28,16 @@ const GAPS: &[f64] =
 /// What the server counts itself.
 pub(crate) struct Metrics {
     /// Answered requests by route, method and status.
-    requests: Mutex<BTreeMap<(String, Method, u16), u64>>,
+    requests: Mutex<BTreeMap<(String, &'static str, u16), u64>>,
     latency: Arc<Latency>,
 }
 
 /// How long sequences take.
 struct Latency {
-    queue: Histogram,
-    first_token: Histogram,
-    between_tokens: Histogram,
-    total: Histogram,
+    queue: Durations,
+    first_token: Durations,
+    between_tokens: Durations,
+    total: Durations,
 }
 
 /// Measures one sequence.
@@ -50,10 +50,10 @@ pub(crate) struct Watch {
 impl Default for Metrics {
     fn default() -> Metrics {
         let latency = Latency {
-            queue: Histogram::new(WAITS),
-            first_token: Histogram::new(WAITS),
-            between_tokens: Histogram::new(GAPS),
-            total: Histogram::new(WAITS),
+            queue: Durations::new(WAITS),
+            first_token: Durations::new(WAITS),
+            between_tokens: Durations::new(GAPS),
+            total: Durations::new(WAITS),
         };
         Metrics { requests: Mutex::default(), latency: Arc::new(latency) }
     }
@@ -79,9 +79,9 @@ impl Watch {
 
 impl Metrics {
     /// Counts an answered request; `path` is a route, not what the client wrote.
-    pub(crate) fn request(&self, path: &str, method: &Method, status: u16) {
+    pub(crate) fn request(&self, path: &str, method: &'static str, status: u16) {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        *requests.entry((path.to_owned(), method.clone(), status)).or_default() += 1;
+        *requests.entry((path.to_owned(), method, status)).or_default() += 1;
     }
 
     /// For a sequence that is submitted at this moment.
@@ -95,7 +95,7 @@ impl Metrics {
         let samples = requests.iter().map(|((path, method, status), &count)| {
             let labels = [
                 ("path", path.clone()),
-                ("method", method.to_string()),
+                ("method", (*method).to_owned()),
                 ("status", status.to_string()),
             ];
             (labels, count as f64)
@@ -107,7 +107,7 @@ impl Metrics {
             samples,
         );
         let Latency { queue, first_token, between_tokens, total } = &*self.latency;
-        for (name, help, histogram) in [
+        for (name, help, durations) in [
             ("ruvllm_queue_seconds", "From a sequence's submission to its first step.", queue),
             (
                 "ruvllm_time_to_first_token_seconds",
@@ -117,7 +117,7 @@ impl Metrics {
             ("ruvllm_inter_token_seconds", "From a token to the next.", between_tokens),
             ("ruvllm_sequence_seconds", "From submission to the end.", total),
         ] {
-            text.histogram(name, help, histogram);
+            text.histogram(name, help, durations.buckets(), durations.sum());
         }
     }
 }
@@ -139,7 +139,11 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResp
         let help = "The version that runs and the model that it serves; always 1.";
         text.metric("ruvllm_build_info", Kind::Gauge, help, [(labels, 1.0)]);
         app.metrics.write(&mut text);
-        write_scheduler(&app.scheduler.stats(), &mut text);
+        let stats = app.scheduler.stats();
+        write_scheduler(&stats, &mut text);
+        write_steps(&stats, &mut text);
+        #[cfg(feature = "otel")]
+        write_spans(&mut text);
         write_memory(&app.engine.memory(), &mut text);
         write_kernels(&app.engine.host().stats(), &mut text);
         let help = "The newest generation of kernels.";
@@ -192,6 +196,24 @@ fn write_scheduler(stats: &SchedulerStats, text: &mut Text) {
     ] {
         text.single(name, kind, help, value as f64);
     }
+}
+
+fn write_steps(stats: &SchedulerStats, text: &mut Text) {
+    for (name, help, sizes) in [
+        ("ruvllm_step_sequences", "Computed steps by their sequences.", &stats.step_sequences),
+        ("ruvllm_step_tokens", "Computed steps by their tokens.", &stats.step_tokens),
+    ] {
+        let buckets = sizes.classes().map(|(bound, steps)| (bound.map(|n| n as f64), steps));
+        text.histogram(name, help, buckets, sizes.sum as f64);
+    }
+}
+
+#[cfg(feature = "otel")]
+fn write_spans(text: &mut Text) {
+    let help = "Spans for the collector of traces: sent, not taken by it, or too many to be held.";
+    let counts = crate::otlp::counts();
+    let counts = counts.map(|(how, count)| ([("outcome", how.to_owned())], count as f64));
+    text.metric("ruvllm_trace_spans_total", Kind::Counter, help, counts);
 }
 
 fn write_memory(MemoryReport { pool, kv }: &MemoryReport, text: &mut Text) {

@@ -45,18 +45,24 @@ impl Text {
         self.metric(name, kind, help, [([], value)]);
     }
 
-    /// One histogram.
-    pub(super) fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
+    /// One histogram: how many values are in each bucket alone, by its upper bound, rising; the last has
+    /// none. `sum` is that of all values.
+    pub(super) fn histogram(
+        &mut self,
+        name: &str,
+        help: &str,
+        buckets: impl IntoIterator<Item = (Option<f64>, u64)>,
+        sum: f64,
+    ) {
         self.head(name, "histogram", help);
         let bucket = format!("{name}_bucket");
         let mut count = 0;
-        for (bound, bucket_count) in histogram.bounds.iter().zip(&histogram.counts) {
-            count += bucket_count.load(Relaxed);
-            self.sample(&bucket, &[("le", bound.to_string())], count as f64);
+        for (bound, in_bucket) in buckets {
+            count += in_bucket;
+            let bound = bound.map_or_else(|| "+Inf".to_owned(), |bound| bound.to_string());
+            self.sample(&bucket, &[("le", bound)], count as f64);
         }
-        count += histogram.above.load(Relaxed);
-        self.sample(&bucket, &[("le", "+Inf".to_owned())], count as f64);
-        self.sample(&format!("{name}_sum"), &[], histogram.nanos.load(Relaxed) as f64 / 1e9);
+        self.sample(&format!("{name}_sum"), &[], sum);
         self.sample(&format!("{name}_count"), &[], count as f64);
     }
 
@@ -84,18 +90,18 @@ impl Text {
 }
 
 /// Durations, counted in buckets of seconds.
-pub(super) struct Histogram {
+pub(super) struct Durations {
     bounds: &'static [f64],
     counts: Vec<AtomicU64>,
     above: AtomicU64,
     nanos: AtomicU64,
 }
 
-impl Histogram {
-    /// An empty one; `bounds` are upper bounds of buckets in seconds, rising.
-    pub(super) fn new(bounds: &'static [f64]) -> Histogram {
+impl Durations {
+    /// None yet; `bounds` are upper bounds of buckets in seconds, rising.
+    pub(super) fn new(bounds: &'static [f64]) -> Durations {
         let counts = bounds.iter().map(|_| AtomicU64::new(0)).collect();
-        Histogram { bounds, counts, above: AtomicU64::new(0), nanos: AtomicU64::new(0) }
+        Durations { bounds, counts, above: AtomicU64::new(0), nanos: AtomicU64::new(0) }
     }
 
     pub(super) fn record(&self, took: Duration) {
@@ -103,6 +109,18 @@ impl Histogram {
         let bucket = self.bounds.iter().position(|&bound| seconds <= bound);
         bucket.map_or(&self.above, |at| &self.counts[at]).fetch_add(1, Relaxed);
         self.nanos.fetch_add(took.as_nanos() as u64, Relaxed);
+    }
+
+    /// As [`Text::histogram`] takes them.
+    pub(super) fn buckets(&self) -> impl Iterator<Item = (Option<f64>, u64)> {
+        let bounds = self.bounds.iter().copied().map(Some).chain([None]);
+        let counts = self.counts.iter().chain([&self.above]);
+        bounds.zip(counts.map(|count| count.load(Relaxed)))
+    }
+
+    /// All of them, added up, in seconds.
+    pub(super) fn sum(&self) -> f64 {
+        self.nanos.load(Relaxed) as f64 / 1e9
     }
 }
 
@@ -115,11 +133,11 @@ mod tests {
         let mut text = Text::default();
         text.metric("a_total", Kind::Counter, "As.", [([("b", "\"\\\n".to_owned())], 1.5)]);
         text.metric("none", Kind::Gauge, "Nothing.", Vec::<([(&str, String); 1], f64)>::new());
-        let histogram = Histogram::new(&[0.1, 1.0]);
+        let durations = Durations::new(&[0.1, 1.0]);
         for millis in [50, 100, 500, 2000] {
-            histogram.record(Duration::from_millis(millis));
+            durations.record(Duration::from_millis(millis));
         }
-        text.histogram("h_seconds", "Times.", &histogram);
+        text.histogram("h_seconds", "Times.", durations.buckets(), durations.sum());
         let expected = "\
 # HELP a_total As.
 # TYPE a_total counter

@@ -9,3 +9,5 @@ mod limits;
 mod metrics;
 mod streaming;
 mod structured;
+#[cfg(feature = "otel")]
+mod traces;

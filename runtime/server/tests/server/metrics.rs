@@ -32,6 +32,10 @@ fn what_happened_is_counted() {
         ("ruvllm_time_to_first_token_seconds_count", 1.0),
         ("ruvllm_inter_token_seconds_count", 19.0),
         ("ruvllm_sequences_total{outcome=\"finished\"}", 1.0),
+        ("ruvllm_step_sequences_bucket{le=\"1\"}", 20.0),
+        ("ruvllm_step_sequences_sum", 20.0),
+        ("ruvllm_step_tokens_bucket{le=\"1\"}", 19.0),
+        ("ruvllm_step_tokens_count", 20.0),
     ];
     for (sample, value) in figures {
         assert_eq!(service.metric(sample), value, "{sample}\n{}", service.get("/metrics").text);
@@ -45,7 +49,7 @@ fn what_happened_is_counted() {
 
 #[test]
 fn memory_is_told_by_owner_and_by_tier() {
-    let service = served();
+    let service = Service::start(&[]);
     // Long enough for whole blocks, which are kept for requests that begin alike.
     let body = json!({"prompt": "Once upon a time", "max_tokens": 90, "ignore_eos": true});
     service.ok("/v1/completions", &body);
