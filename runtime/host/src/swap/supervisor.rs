@@ -404,7 +404,8 @@ impl Supervisor {
         Ok(done)
     }
 
-    fn refused(&self, pack: Option<PackId>, operator: &str, error: &SupervisorError) {
+    /// Counts a refusal and writes it down.
+    pub(super) fn refused(&self, pack: Option<PackId>, operator: &str, error: &SupervisorError) {
         lock(&self.counters).refused += 1;
         let reason = error.to_string();
         let record = Record::new(HistoryEvent::Refused, operator);
@@ -418,7 +419,8 @@ impl Supervisor {
         staged.map(|staged| staged.pack).ok_or(HostError::NotStaged { id })
     }
 
-    fn canary(&self) -> Result<GenerationReport, HostError> {
+    /// The generation on trial.
+    pub(super) fn canary(&self) -> Result<GenerationReport, HostError> {
         let is_canary = |g: &GenerationReport| matches!(g.state, GenerationState::Canary { .. });
         self.host.generations().into_iter().find(is_canary).ok_or(HostError::NoCanary)
     }
