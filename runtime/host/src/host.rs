@@ -16,7 +16,7 @@ use arc_swap::ArcSwap;
 use ruvllm_abi::Op;
 use ruvllm_native::twin;
 use ruvllm_signing::escape_untrusted;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -60,7 +60,7 @@ struct Incidents {
 }
 
 /// One kernel of the newest generation.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct KernelSummary {
     /// Its id; `native:` and the catalogue's id for a native twin.
@@ -72,7 +72,7 @@ pub struct KernelSummary {
     /// Version of the pack.
     pub pack_version: String,
     /// What runs it: `wasmtime` or `native`.
-    pub executor: &'static str,
+    pub executor: String,
     /// The generation that published it.
     pub generation: u64,
     /// Whether it is asked first.
@@ -157,6 +157,17 @@ impl Host {
         self.snapshot().explain(key)
     }
 
+    /// As [`Host::explain`], for every operation of this name (`rmsnorm`, or with its types
+    /// `rmsnorm(f32,f32)->f32`), or for all; empty where there is none of that name.
+    pub fn explain_named(&self, op: Option<&str>) -> Vec<Explanation> {
+        let mut keys: Vec<OpKey> = self.kernels().into_iter().map(|kernel| kernel.op).collect();
+        keys.sort();
+        keys.dedup();
+        keys.retain(|key| op.is_none_or(|op| key.op == op || key.to_string() == op));
+        let snapshot = self.snapshot();
+        keys.iter().map(|key| snapshot.explain(key)).collect()
+    }
+
     /// Every kernel of the newest generation.
     pub fn kernels(&self) -> Vec<KernelSummary> {
         let snapshot = self.snapshot();
@@ -173,7 +184,7 @@ impl Host {
                 op: kernel.key.clone(),
                 pack: kernel.pack().to_owned(),
                 pack_version: kernel.ledger.pack_version.clone(),
-                executor: kernel.ledger.executor,
+                executor: kernel.ledger.executor.to_owned(),
                 generation: kernel.generation(),
                 selected: selected.contains(&kernel.uid),
                 quarantined: kernel.ledger.quarantined(),

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 /// Whether somebody asked to stop.
 #[derive(Clone)]
@@ -37,6 +38,15 @@ impl StopFlag {
         while !self.is_set() {
             thread::park();
         }
+    }
+
+    /// As [`StopFlag::wait`], at most for a time; gives whether somebody asked.
+    pub(crate) fn wait_for(&self, time: Duration) -> bool {
+        let end = Instant::now() + time;
+        while !self.is_set() && Instant::now() < end {
+            thread::park_timeout(end.saturating_duration_since(Instant::now()));
+        }
+        self.is_set()
     }
 
     /// Forgets an earlier request, for a command that goes on after it.
