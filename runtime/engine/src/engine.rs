@@ -392,10 +392,7 @@ impl Engine {
 
     /// The decoder with the kernels of this moment, once no step is computed, and what it computes
     /// with; `steady` never has it be a trial's turn.
-    fn pinned(
-        &self,
-        steady: bool,
-    ) -> Result<(MutexGuard<'_, Decoder>, Machine<'_>), EngineError> {
+    fn pinned(&self, steady: bool) -> Result<(MutexGuard<'_, Decoder>, Machine<'_>), EngineError> {
         let shared = &*self.shared;
         let mut decoder = self.decoder();
         decoder.kernels.pin(&shared.host, steady)?;

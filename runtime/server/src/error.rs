@@ -9,7 +9,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use ruvllm_engine::chat::ChatError;
 use ruvllm_engine::{EngineError, tokenizer::TokenizerError};
-use ruvllm_host::{HostError, HistoryError, SupervisorError};
+use ruvllm_host::{HistoryError, HostError, SupervisorError};
 use ruvllm_signing::PackError;
 use serde_json::{Value, json};
 
@@ -329,8 +329,9 @@ impl From<SupervisorError> for ApiError {
         let status = match error {
             SupervisorError::Host(error) => return error.into(),
             SupervisorError::Pack(error) => return error.into(),
-            SupervisorError::NoEarlier
-            | SupervisorError::History(HistoryError::Locked { .. }) => StatusCode::CONFLICT,
+            SupervisorError::NoEarlier | SupervisorError::History(HistoryError::Locked { .. }) => {
+                StatusCode::CONFLICT
+            }
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         ApiError::new(status, code, message)

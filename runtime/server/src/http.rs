@@ -77,11 +77,7 @@ fn request_id(headers: &HeaderMap) -> Result<Arc<str>, ApiError> {
 }
 
 /// Who asks, if they may.
-fn admit<'a>(
-    app: &'a App,
-    listener: Listener,
-    headers: &HeaderMap,
-) -> Result<&'a str, ApiError> {
+fn admit<'a>(app: &'a App, listener: Listener, headers: &HeaderMap) -> Result<&'a str, ApiError> {
     let keys = match listener {
         Listener::Client => &app.options.api_key,
         // There is at least one.

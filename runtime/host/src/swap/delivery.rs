@@ -167,20 +167,18 @@ impl Delivery {
             return;
         }
         entry.content = content;
-        let trust = &self.supervisor.config.trust;
         // Against the floor when it is staged: what is older than the active one may lie here.
-        match read.and_then(|(pack, _)| pack.verify(trust, None)) {
+        match read.and_then(|(pack, _)| self.supervisor.config.verify(pack, None)) {
             Ok(pack) => {
                 let (id, version) = (PackId::of(&pack), pack.manifest().version.clone());
                 entry.pack = Some(Delivered { id, version, settled: false, failures: 0, wait: 0 });
             }
             Err(error) => {
                 entry.pack = None;
-                let refused = format!("{shown} is not delivered: {error}");
-                if refused != entry.notice.0 {
+                if entry.notice.is_new(error.to_string()) {
+                    tracing::warn!(target: LOG, "{shown} is not delivered");
                     self.supervisor.refused(None, OPERATOR, &error.into());
                 }
-                entry.notice.warn(refused);
             }
         }
     }
@@ -271,7 +269,9 @@ impl Delivery {
                 pack.settled = is_verdict(&error);
                 pack.failures += 1;
                 pack.wait = 1 << pack.failures.min(DOUBLINGS);
-                entry.notice.warn(format!("{name} in {shown} is not delivered: {error}"));
+                if entry.notice.is_new(error.to_string()) {
+                    tracing::warn!(target: LOG, "{name} in {shown} is not delivered");
+                }
             }
         }
     }
@@ -317,10 +317,16 @@ impl Entry {
 
 impl Notice {
     fn warn(&mut self, message: String) {
-        if self.0 != message {
-            tracing::warn!(target: LOG, "{message}");
-            self.0 = message;
+        if self.is_new(message) {
+            tracing::warn!(target: LOG, "{}", self.0);
         }
+    }
+
+    /// Whether something else was said last; from here on it is this.
+    fn is_new(&mut self, message: String) -> bool {
+        let new = self.0 != message;
+        self.0 = message;
+        new
     }
 }
 

@@ -464,7 +464,7 @@ impl Supervisor {
 }
 
 impl SupervisorConfig {
-    fn verify(
+    pub(super) fn verify(
         &self,
         pack: UnverifiedPack,
         floor: Option<&VersionFloor>,

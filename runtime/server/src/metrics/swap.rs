@@ -52,7 +52,8 @@ pub(super) fn write(supervisor: &Supervisor, text: &mut Text) {
         ("rolled_back", counters.rolled_back),
     ];
     let events = events.map(|(event, count)| ([("event", event.to_owned())], count as f64));
-    let help = "Packs staged, refused and activated, and returns to earlier generations by operators.";
+    let help =
+        "Packs staged, refused and activated, and returns to earlier generations by operators.";
     text.metric("ruvllm_kernel_swaps_total", Kind::Counter, help, events);
     let reasons = Sickness::CODES.map(|code| {
         let count = counters.taken_back.get(code).copied().unwrap_or_default();

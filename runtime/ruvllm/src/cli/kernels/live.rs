@@ -69,11 +69,11 @@ struct Numbered {
 
 pub(super) fn list(client: &Client, json: bool) -> Result<(), Failure> {
     show(client, json, client.get("kernels", &[])?, |report: Report| {
-        println!("generation {} is active", report.generation);
-        println!();
+        say(&format!("generation {} is active", report.generation));
+        say("");
         table(["generation", "state", "packs"], report.generations.iter().map(generation_row));
         if !report.staged.is_empty() {
-            println!();
+            say("");
             let row = |staged: &StageReport| {
                 let PackId { name, version, digest } = &staged.pack;
                 [staged.id.to_string(), format!("{name} {version}"), digest.clone()]
@@ -81,15 +81,15 @@ pub(super) fn list(client: &Client, json: bool) -> Result<(), Failure> {
             table(["staged", "pack", "digest"], report.staged.iter().map(row));
         }
         if !report.health.is_empty() {
-            println!();
+            say("");
             report.health.iter().for_each(|window| say(&window.status()));
         }
         if !report.barred.is_empty() {
-            println!();
+            say("");
             let row = |barred: &Barred| [barred.digest.clone(), barred.reason.clone()];
             table(["barred", "because"], report.barred.iter().map(row));
         }
-        println!();
+        say("");
         tables::kernels(&report.kernels);
     })
 }
@@ -116,7 +116,7 @@ pub(super) fn stage(live: &Live, pack: &Path) -> Result<(), Failure> {
         for (kernel, reasons) in skipped {
             say(&format!("{kernel} does not run there: {}", reasons.join("; ")));
         }
-        println!("to activate it: ruvllm kernels activate {id}");
+        say(&format!("to activate it: ruvllm kernels activate {id}"));
     })
 }
 
@@ -140,21 +140,21 @@ pub(super) fn activate(live: &Live, id: u64, share: Option<f64>) -> Result<(), F
             }
             (None, None) => say(&format!("{pack} {version} is active, as generation {generation}")),
         }
-        println!("to follow how it does: ruvllm kernels watch");
+        say("to follow how it does: ruvllm kernels watch");
     })
 }
 
 pub(super) fn promote(live: &Live) -> Result<(), Failure> {
     let client = Client::of(live)?;
     show(&client, live.json, client.post("trial/promote", &json!({}))?, |answer: Numbered| {
-        println!("generation {} is active", answer.generation);
+        say(&format!("generation {} is active", answer.generation));
     })
 }
 
 pub(super) fn end_trial(live: &Live) -> Result<(), Failure> {
     let client = Client::of(live)?;
     show(&client, live.json, client.delete("trial")?, |answer: Numbered| {
-        println!("the trial of generation {} has ended", answer.generation);
+        say(&format!("the trial of generation {} has ended", answer.generation));
     })
 }
 
@@ -172,13 +172,13 @@ pub(super) fn roll_back(live: &Live, generation: Option<u64>) -> Result<(), Fail
 pub(super) fn discard(live: &Live, id: u64) -> Result<(), Failure> {
     let client = Client::of(live)?;
     let answer = client.delete(&format!("packs/{id}"))?;
-    show(&client, live.json, answer, |_: Value| println!("{id} is staged no longer"))
+    show(&client, live.json, answer, |_: Value| say(&format!("{id} is staged no longer")))
 }
 
 pub(super) fn clear(live: &Live, digest: &Sha256Hex) -> Result<(), Failure> {
     let client = Client::of(live)?;
     let answer = client.delete(&format!("barred/{digest}"))?;
-    show(&client, live.json, answer, |_: Value| println!("{digest} may be staged again"))
+    show(&client, live.json, answer, |_: Value| say(&format!("{digest} may be staged again")))
 }
 
 pub(super) fn history(live: &Live, limit: usize) -> Result<(), Failure> {
@@ -272,9 +272,8 @@ fn show<T: DeserializeOwned>(
     print: impl FnOnce(T),
 ) -> Result<(), Failure> {
     if json {
-        println!("{answer:#}");
-    } else {
-        print(client.read(answer)?);
+        return tables::json(&answer);
     }
+    print(client.read(answer)?);
     Ok(())
 }

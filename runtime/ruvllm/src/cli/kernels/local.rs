@@ -8,10 +8,9 @@ use ruvllm::host::Host;
 pub(crate) fn list(options: &KernelOptions, json: bool) -> Result<(), Failure> {
     let kernels = host(options)?.kernels();
     if json {
-        println!("{}", serde_json::to_string_pretty(&kernels)?);
-    } else {
-        tables::kernels(&kernels);
+        return tables::json(&kernels);
     }
+    tables::kernels(&kernels);
     Ok(())
 }
 
@@ -25,10 +24,9 @@ pub(crate) fn explain(options: &KernelOptions, op: &str, json: bool) -> Result<(
         return Err(format!("no kernel does `{op}`; there are: {}", names.join(", ")).into());
     }
     if json {
-        println!("{}", serde_json::to_string_pretty(&explanations)?);
-    } else {
-        tables::explanations(&explanations);
+        return tables::json(&explanations);
     }
+    tables::explanations(&explanations);
     Ok(())
 }
 

@@ -1,11 +1,24 @@
 //! What the commands print for people. Text that a pack or a server chose is escaped.
 
+use crate::cli::{Failure, setup};
 use ruvllm::host::{Explanation, KernelSummary, PackId};
 use ruvllm::signing::{Timestamp, escape_untrusted};
+use serde::Serialize;
 
 /// One line.
 pub(crate) fn say(line: &str) {
-    println!("{}", escape_untrusted(line));
+    put(&escape_untrusted(line));
+}
+
+/// An answer as it is.
+pub(crate) fn json(answer: &impl Serialize) -> Result<(), Failure> {
+    put(&serde_json::to_string_pretty(answer)?);
+    Ok(())
+}
+
+/// Lines. A reader who went away wants no more of them, which is no failure.
+fn put(lines: &str) {
+    let _ = setup::emit(&format!("{lines}\n"));
 }
 
 /// Rows under a head, in columns as wide as they have to be.
@@ -16,7 +29,7 @@ pub(crate) fn table<const N: usize>(head: [&str; N], rows: impl IntoIterator<Ite
     let widths: [usize; N] = std::array::from_fn(width);
     for line in &lines {
         let cells = line.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
-        println!("{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+        put(cells.collect::<Vec<_>>().join("  ").trim_end());
     }
 }
 
@@ -36,7 +49,7 @@ pub(crate) fn kernels(kernels: &[KernelSummary]) {
 pub(crate) fn explanations(explanations: &[Explanation]) {
     for explanation in explanations {
         explanation.to_string().lines().for_each(say);
-        println!();
+        say("");
     }
 }
 
