@@ -1,9 +1,8 @@
 //! `ruvllm serve` as an operator starts and stops it.
 
-use crate::program::{caches, ruvllm};
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use crate::program::ruvllm;
+use crate::serving::Serving;
+use std::process::Command;
 
 const REFERENCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../server/ruvllm.toml");
 
@@ -53,67 +52,10 @@ fn a_configuration_is_checked_without_serving() {
     check(&probed).text();
 }
 
-/// A server that ends with its test.
-struct Serving {
-    child: Child,
-    log: BufReader<ChildStderr>,
-    address: String,
-}
-
-impl Serving {
-    /// Starts a server on native kernels, and waits until it listens.
-    fn start(args: &[&str]) -> Serving {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
-            .args(["serve", "--listen", "127.0.0.1:0", "--log-format", "json"])
-            .args(["--kernels", "native"])
-            .args(args)
-            .arg("--cache-dir")
-            .arg(caches())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap());
-        // Warnings that are no log may come first.
-        let serving = loop {
-            let mut line = String::new();
-            assert!(log.read_line(&mut line).unwrap() > 0, "the program ended");
-            match serde_json::from_str::<serde_json::Value>(&line) {
-                Ok(event) if event["message"] == "serving" => break event,
-                _ => eprint!("{line}"),
-            }
-        };
-        let address = serving["url"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned();
-        Serving { child, log, address }
-    }
-
-    /// The answer to a request of `/v1/completions`.
-    fn complete(&self, body: &str) -> String {
-        let address = &self.address;
-        let mut stream = TcpStream::connect(address).unwrap();
-        write!(
-            stream,
-            "POST /v1/completions HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\nx-request-id: mine\r\n\
-             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        )
-        .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        answer
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-    }
-}
-
 #[test]
 fn a_server_answers_with_the_adapter() {
     let adapter = concat!(env!("CARGO_MANIFEST_DIR"), "/demo/adapters/pirate");
-    let serving = Serving::start(&["--lora", adapter]);
+    let serving = Serving::start(&["--kernels", "native", "--lora", adapter]);
     let body = r#"{"prompt": "Once upon a time", "max_tokens": 20, "temperature": 0}"#;
     let answer = serving.complete(body);
     assert!(answer.contains("salty sea"), "{answer}");
@@ -122,13 +64,12 @@ fn a_server_answers_with_the_adapter() {
 #[cfg(unix)]
 #[test]
 fn a_server_logs_requests_without_prompts_and_ends_at_a_signal() {
-    let mut serving = Serving::start(&[]);
+    let mut serving = Serving::start(&["--kernels", "native"]);
     serving.complete(r#"{"prompt": "Once upon a secret", "max_tokens": 3}"#);
     let killed = Command::new("kill").arg(serving.child.id().to_string()).status().unwrap();
     assert!(killed.success());
     assert_eq!(serving.child.wait().unwrap().code(), Some(0));
-    let mut rest = String::new();
-    serving.log.read_to_string(&mut rest).unwrap();
+    let rest = serving.log.iter().collect::<Vec<_>>().join("\n");
     let lines: Vec<serde_json::Value> =
         rest.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let answered =

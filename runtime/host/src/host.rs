@@ -16,7 +16,7 @@ use arc_swap::ArcSwap;
 use ruvllm_abi::Op;
 use ruvllm_native::twin;
 use ruvllm_signing::escape_untrusted;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -60,7 +60,7 @@ struct Incidents {
 }
 
 /// One kernel of the newest generation.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct KernelSummary {
     /// Its id; `native:` and the catalogue's id for a native twin.
@@ -72,7 +72,7 @@ pub struct KernelSummary {
     /// Version of the pack.
     pub pack_version: String,
     /// What runs it: `wasmtime` or `native`.
-    pub executor: &'static str,
+    pub executor: String,
     /// The generation that published it.
     pub generation: u64,
     /// Whether it is asked first.
@@ -184,7 +184,7 @@ impl Host {
                 op: kernel.key.clone(),
                 pack: kernel.pack().to_owned(),
                 pack_version: kernel.ledger.pack_version.clone(),
-                executor: kernel.ledger.executor,
+                executor: kernel.ledger.executor.to_owned(),
                 generation: kernel.generation(),
                 selected: selected.contains(&kernel.uid),
                 quarantined: kernel.ledger.quarantined(),

@@ -2,8 +2,9 @@
 
 use ruvllm_abi::contract::Variant;
 use ruvllm_abi::{DType, Op};
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
+use std::str::FromStr;
 
 /// An operation with the element types of its inputs and output. Kernels with the same key
 /// compute the same function and can stand in for each other.
@@ -76,6 +77,29 @@ impl fmt::Display for OpKey {
     }
 }
 
+/// Reads the [`fmt::Display`] form.
+impl FromStr for OpKey {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let read = || {
+            let (op, types) = text.split_once('(')?;
+            let (inputs, output) = types.split_once(")->")?;
+            let inputs = inputs.split(',').filter(|name| !name.is_empty());
+            let inputs: Result<Vec<DType>, _> = inputs.map(str::parse).collect();
+            Some(Self::new(op, inputs.ok()?, output.parse().ok()?))
+        };
+        read().ok_or_else(|| format!("`{text}` is not of the form rope(f32,f32)->f32"))
+    }
+}
+
+/// As its [`fmt::Display`] form.
+impl<'de> Deserialize<'de> for OpKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
 /// As its [`fmt::Display`] form.
 impl Serialize for OpKey {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -94,5 +118,16 @@ mod tests {
         assert_eq!((op, variant.kernel), (Op::KvPack, "kv_pack_q8"));
         assert_eq!(OpKey::kv_pack(DType::Q6_K).known(), None);
         assert_eq!(OpKey::new("softcap", [DType::F32], DType::F32).known(), None);
+    }
+
+    #[test]
+    fn a_key_is_read_as_it_is_written() {
+        let none = OpKey::new("noise", [], DType::F32);
+        for key in [OpKey::rope_f32(), OpKey::kv_pack(DType::Q8_0), none] {
+            assert_eq!(key.to_string().parse(), Ok(key));
+        }
+        for text in ["rope", "rope(f32)", "rope(f33)->f32", "rope(f32)->f32 "] {
+            assert!(text.parse::<OpKey>().is_err(), "{text}");
+        }
     }
 }

@@ -57,6 +57,8 @@ pub use registry::{OpSlot, PackId, RegistrySnapshot};
 pub use ruvllm_manifest::ParamValue;
 pub use select::{Candidate, Explanation, Verdict};
 pub use stats::OpStats;
+#[cfg(feature = "supervisor")]
+pub use swap::delivery::Delivery;
 pub use swap::generations::{GenerationReport, GenerationState};
 pub use swap::health::{
     Comparison, Health, HealthLimits, HealthWindow, Latency, Losses, Sickness, Vitals,

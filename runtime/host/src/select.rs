@@ -3,7 +3,7 @@
 use crate::gate::Skipped;
 use crate::kernel::{Body, Kernel};
 use crate::{OpKey, Policy};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub(crate) fn choose(policy: &Policy, field: &Field<'_>) -> Choice {
             kernel: skipped.kernel.clone(),
             pack: (*pack).to_owned(),
             pack_version: String::new(),
-            executor: "wasmtime",
+            executor: "wasmtime".to_owned(),
             generation: 0,
             verdict: Verdict::Rejected,
             reasons: skipped.reasons.clone(),
@@ -130,7 +130,7 @@ fn by_fallbacks<'a>(field: &Field<'a>) -> Vec<&'a Arc<Kernel>> {
 }
 
 /// Why an operation is answered by the kernel that answers it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Explanation {
     /// The operation.
@@ -148,7 +148,7 @@ pub struct Explanation {
 }
 
 /// One candidate of an operation.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Candidate {
     /// The kernel's id.
@@ -158,7 +158,7 @@ pub struct Candidate {
     /// Version of the pack; empty where the kernel was not published.
     pub pack_version: String,
     /// What runs it: `wasmtime` or `native`.
-    pub executor: &'static str,
+    pub executor: String,
     /// The generation that published it; 0 where none did.
     pub generation: u64,
     /// What became of it.
@@ -168,7 +168,7 @@ pub struct Candidate {
 }
 
 /// What became of a candidate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// It is asked first.
@@ -198,7 +198,7 @@ impl Candidate {
             kernel: kernel.id().to_owned(),
             pack: kernel.pack().to_owned(),
             pack_version: kernel.ledger.pack_version.clone(),
-            executor: kernel.ledger.executor,
+            executor: kernel.ledger.executor.to_owned(),
             generation: kernel.generation(),
             verdict,
             reasons,

@@ -5,7 +5,7 @@ use super::stage::{InstallReport, Staged};
 use crate::error::HostError;
 use crate::host::{Host, Shared, lock, log};
 use crate::registry::{PackCode, PackId, RegistrySnapshot};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
 
@@ -36,7 +36,7 @@ struct Kept {
 }
 
 /// One generation, as [`Host::generations`] lists it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct GenerationReport {
     /// Its number.
@@ -52,7 +52,7 @@ pub struct GenerationReport {
 }
 
 /// What a generation is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GenerationState {
     /// Steps run on it.

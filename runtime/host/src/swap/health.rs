@@ -8,7 +8,7 @@ use crate::latency::{SIZES, Times, below};
 use crate::registry::RegistrySnapshot;
 use crate::stats::Ledger;
 use crate::{Host, OpKey};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -53,7 +53,7 @@ impl Default for HealthLimits {
 }
 
 /// Figures of the kernels that are new in a generation, since it was published.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Vitals {
     /// Calls that trapped, returned a status, or found no instance.
     pub traps: u64,
@@ -70,7 +70,7 @@ pub struct Vitals {
 }
 
 /// How long the median call of an operation takes in two generations.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
     /// The operation.
     pub op: OpKey,
@@ -86,7 +86,7 @@ pub struct Latency {
 }
 
 /// The loss on the probe text in two generations, in nats per token.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Losses {
     /// In the old generation.
     pub old: f64,

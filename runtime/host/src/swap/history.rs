@@ -252,6 +252,16 @@ impl History {
         entries.iter().map(|json| self.parse(json)).collect()
     }
 
+    /// Whether a pack was ever active or on trial, or may have been: as far back as entries are kept.
+    pub(crate) fn was_published(&self, digest: &str) -> Result<bool, HistoryError> {
+        use HistoryEvent::{Activated, Interrupted, OnTrial};
+        let entries = self.entries(usize::MAX)?;
+        Ok(entries.iter().any(|entry| {
+            let pack = entry.pack.as_ref().is_some_and(|pack| pack.digest == digest);
+            pack && matches!(entry.event, Activated | OnTrial | Interrupted)
+        }))
+    }
+
     /// The set of packs that was last found healthy, newest first; `None` before the first.
     pub(crate) fn healthy(&self) -> Result<Option<Vec<PackId>>, HistoryError> {
         self.state(HEALTHY)

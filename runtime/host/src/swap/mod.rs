@@ -16,6 +16,8 @@
 //! atomics of their own; nothing here is a lock-free protocol that would have to be model-checked.
 
 pub(crate) mod canary;
+#[cfg(feature = "supervisor")]
+pub(crate) mod delivery;
 pub(crate) mod generations;
 pub(crate) mod health;
 #[cfg(feature = "supervisor")]

@@ -9,7 +9,7 @@ use crate::host::{Host, Shared, lock};
 use crate::kernel::KernelCode;
 use crate::registry::{PackCode, PackId};
 use ruvllm_signing::VerifiedPack;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -26,7 +26,7 @@ pub(crate) struct Staged {
 }
 
 /// A pack that is staged: compiled, proved and rehearsed, and published by nobody yet.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StageReport {
     /// The number under which it can be activated or discarded.
@@ -46,7 +46,7 @@ pub struct StageReport {
 }
 
 /// What became of a pack that was installed.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct InstallReport {
     /// Its name.
@@ -70,7 +70,7 @@ pub struct InstallReport {
 }
 
 /// What the cache of machine code did for a pack.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CacheUse {
     /// Kernels that were compiled and admitted at an earlier time.

@@ -440,7 +440,14 @@ impl Supervisor {
         Ok(done)
     }
 
-    fn refused(&self, span: &Span, pack: Option<PackId>, operator: &str, error: &SupervisorError) {
+    /// Counts a refusal and writes it down; `span` is the change that is refused.
+    pub(super) fn refused(
+        &self,
+        span: &Span,
+        pack: Option<PackId>,
+        operator: &str,
+        error: &SupervisorError,
+    ) {
         lock(&self.counters).refused += 1;
         spans::failed(span, error.code());
         let reason = error.to_string();
@@ -457,7 +464,8 @@ impl Supervisor {
         staged.map(|staged| staged.pack).ok_or(HostError::NotStaged { id })
     }
 
-    fn canary(&self) -> Result<GenerationReport, HostError> {
+    /// The generation on trial.
+    pub(super) fn canary(&self) -> Result<GenerationReport, HostError> {
         let is_canary = |g: &GenerationReport| matches!(g.state, GenerationState::Canary { .. });
         self.host.generations().into_iter().find(is_canary).ok_or(HostError::NoCanary)
     }
@@ -474,7 +482,7 @@ impl Supervisor {
 }
 
 impl SupervisorConfig {
-    fn verify(
+    pub(super) fn verify(
         &self,
         pack: UnverifiedPack,
         floor: Option<&VersionFloor>,

@@ -42,9 +42,9 @@ pub(super) struct Watched {
     losses: Option<Losses>,
 }
 
-/// Ticks a supervisor on a thread of its own until it is dropped.
+/// Ticks a supervisor, or delivers packs, on a thread of its own until it is dropped.
 pub struct Watchdog {
-    _ticker: Ticker,
+    pub(super) _ticker: Ticker,
 }
 
 impl Supervisor {

@@ -4,6 +4,8 @@ mod admission;
 mod caching;
 #[cfg(feature = "supervisor")]
 mod crashing;
+#[cfg(feature = "supervisor")]
+mod delivering;
 mod faults;
 mod generic;
 mod model;

@@ -9,35 +9,39 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// One publisher's packs, a directory, and a clock that stands still unless it is told.
-struct Place {
+pub(super) struct Place {
     dir: tempfile::TempDir,
     key: SecretKey,
     seconds: Arc<AtomicU64>,
 }
 
 impl Place {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         Self { dir, key: SecretKey::generate().unwrap(), seconds: Arc::default() }
     }
 
-    fn dir(&self) -> &Path {
+    pub(super) fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    fn build(&self, n: u64, kernel: Vec<u8>, ticks: u64) -> TestPack {
-        let key = SecretKey::parse(self.key.to_pem().unwrap().as_bytes()).unwrap();
+    pub(super) fn build(&self, n: u64, kernel: Vec<u8>, ticks: u64) -> TestPack {
         PackBuilder::new()
             .kernel("rmsnorm_f32", kernel)
             .manifest(|m| {
                 m.version = semver::Version::new(n, 0, 0);
                 m.kernels[0].resource_limits.max_epoch_ticks = ticks;
             })
-            .key(key)
+            .key(self.key())
             .build()
     }
 
-    fn pack(&self, n: u64, module: &Module) -> TestPack {
+    /// The publisher's key.
+    pub(super) fn key(&self) -> SecretKey {
+        SecretKey::parse(self.key.to_pem().unwrap().as_bytes()).unwrap()
+    }
+
+    pub(super) fn pack(&self, n: u64, module: &Module) -> TestPack {
         self.build(n, rmsnorm_f32(module), 1000)
     }
 
@@ -55,31 +59,37 @@ impl Place {
         Host::new(config).unwrap()
     }
 
-    fn open(&self, trusts: &TestPack) -> Supervisor {
+    pub(super) fn open(&self, trusts: &TestPack) -> Supervisor {
         Supervisor::open(self.host(), self.config(trusts)).unwrap()
     }
 
     fn pass(&self, seconds: u64) {
         self.seconds.fetch_add(seconds, Relaxed);
     }
+
+    /// Lets the time of a whole health window pass.
+    pub(super) fn end_window(&self, supervisor: &Supervisor) {
+        self.pass(300);
+        supervisor.tick();
+    }
 }
 
-fn activate(supervisor: &Supervisor, pack: &TestPack) -> Result<u64, SupervisorError> {
+pub(super) fn activate(supervisor: &Supervisor, pack: &TestPack) -> Result<u64, SupervisorError> {
     let staged = supervisor.stage(pack.read().unwrap(), "me")?;
     Ok(supervisor.activate(staged.id, "me")?.generation)
 }
 
-fn active(supervisor: &Supervisor) -> Vec<String> {
+pub(super) fn active(supervisor: &Supervisor) -> Vec<String> {
     supervisor.host().snapshot().pack_ids().into_iter().map(|pack| pack.version).collect()
 }
 
-fn events(supervisor: &Supervisor) -> Vec<HistoryEvent> {
+pub(super) fn events(supervisor: &Supervisor) -> Vec<HistoryEvent> {
     let mut entries = supervisor.history(100).unwrap();
     entries.reverse();
     entries.into_iter().map(|entry| entry.event).collect()
 }
 
-fn digest(pack: &TestPack) -> String {
+pub(super) fn digest(pack: &TestPack) -> String {
     pack.verify().unwrap().digest().to_string()
 }
 
@@ -93,8 +103,7 @@ fn taken_back(
     let first = place.pack(1, &Module::default());
     let supervisor = place.open(&first);
     activate(&supervisor, &first).unwrap();
-    place.pass(300);
-    supervisor.tick();
+    place.end_window(&supervisor);
     activate(&supervisor, second).unwrap();
     supervisor.tick();
     assert_eq!(active(&supervisor), ["2.0.0"]);
@@ -193,8 +202,7 @@ fn a_generation_that_is_slower_is_taken_back() {
     };
     activate(&supervisor, &first).unwrap();
     calls(600);
-    place.pass(300);
-    supervisor.tick();
+    place.end_window(&supervisor);
     assert_eq!(active(&supervisor), ["1.0.0"], "{:?}", supervisor.counters());
     activate(&supervisor, &second).unwrap();
     calls(500);
@@ -263,13 +271,11 @@ fn a_trial_that_goes_wrong_ends_by_itself_and_one_that_goes_well_is_promoted() {
     let good = place.pack(3, &Module::default());
     let staged = supervisor.stage(good.read().unwrap(), "me").unwrap();
     let canary = supervisor.start_canary(staged.id, 0.5, "me").unwrap().generation;
-    place.pass(300);
-    supervisor.tick();
+    place.end_window(&supervisor);
     assert!(supervisor.health().is_empty() && supervisor.host().serves(canary));
     assert_eq!(supervisor.promote_canary("me").unwrap(), canary);
     assert_eq!(supervisor.health()[0].generation, canary);
-    place.pass(300);
-    supervisor.tick();
+    place.end_window(&supervisor);
     drop(supervisor);
     assert_eq!(active(&place.open(&good)), ["3.0.0"]);
 }
@@ -279,11 +285,10 @@ fn packs_are_watched_one_by_one_and_booked_together() {
     let place = Place::new();
     let one = place.pack(1, &Module::default());
     let other = |module: &Module| {
-        let key = SecretKey::parse(place.key.to_pem().unwrap().as_bytes()).unwrap();
         PackBuilder::new()
             .kernel("rmsnorm_f32", rmsnorm_f32(module))
             .manifest(|m| m.name = "other".parse().unwrap())
-            .key(key)
+            .key(place.key())
             .build()
     };
     let good = other(&Module::default());
@@ -316,8 +321,7 @@ fn the_healthy_generation_is_kept_however_many_come_after_it() {
     let one = place.pack(1, &Module::default());
     let supervisor = place.open(&one);
     activate(&supervisor, &one).unwrap();
-    place.pass(300);
-    supervisor.tick();
+    place.end_window(&supervisor);
     for n in 2..14 {
         activate(&supervisor, &place.pack(n, &Module::default())).unwrap();
         assert_eq!(supervisor.health().len(), 1, "what was replaced is watched no longer");
@@ -336,8 +340,7 @@ fn an_operators_way_back_outlives_a_restart() {
     let supervisor = place.open(&one);
     for pack in [&one, &two] {
         activate(&supervisor, pack).unwrap();
-        place.pass(300);
-        supervisor.tick();
+        place.end_window(&supervisor);
     }
     let report = supervisor.roll_back(None, "me").unwrap();
     assert_eq!(report.packs[0].version, "1.0.0");
@@ -367,8 +370,7 @@ fn what_the_program_brings_along_stays_beside_what_the_history_knows() {
         let supervisor = Supervisor::open(host, place.config(&one)).unwrap();
         if active(&supervisor).len() == 1 {
             activate(&supervisor, &one).unwrap();
-            place.pass(300);
-            supervisor.tick();
+            place.end_window(&supervisor);
         }
         let names: Vec<_> = supervisor.host().snapshot().pack_ids();
         let names: Vec<_> = names.iter().map(|pack| pack.name.as_str()).collect();
@@ -382,8 +384,7 @@ fn packs_that_cannot_be_trusted_any_more_are_not_brought_back() {
     let one = place.pack(1, &Module::default());
     let supervisor = place.open(&one);
     activate(&supervisor, &one).unwrap();
-    place.pass(300);
-    supervisor.tick();
+    place.end_window(&supervisor);
     drop(supervisor);
     let revoked = one.policy().with_revoked([one.key().public_key()]);
     let config = SupervisorConfig { trust: revoked, ..place.config(&one) };
@@ -427,8 +428,7 @@ fn the_floor_rises_when_a_generation_is_found_healthy_and_not_before() {
     let supervisor = Supervisor::open(place.host(), config).unwrap();
     activate(&supervisor, &two).unwrap();
     supervisor.discard(supervisor.stage(one.read().unwrap(), "me").unwrap().id, "me").unwrap();
-    place.pass(300);
-    supervisor.tick();
+    place.end_window(&supervisor);
     assert_eq!(supervisor.stage(one.read().unwrap(), "me").unwrap_err().code(), "pack_rejected");
 }
 

@@ -1,5 +1,6 @@
 //! The command line, as types.
 
+use super::kernels::KernelsArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ruvllm::KvPolicy;
 use ruvllm::engine::memory::parse_size;
@@ -47,7 +48,7 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Answer requests over HTTP, in the form of OpenAI's API.
     Serve(Box<ServeArgs>),
-    /// Show the kernels in use and why each was chosen.
+    /// Show the kernels in use and why each was chosen; change those of a live server.
     Kernels(KernelsArgs),
     /// Say what this machine is, which code runs on it, and what its memory gives.
     Doctor(DoctorArgs),
@@ -401,12 +402,6 @@ pub(crate) enum LogFormat {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct KernelsArgs {
-    #[command(subcommand)]
-    pub(crate) action: KernelsAction,
-}
-
-#[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     pub(crate) kernels: KernelOptions,
@@ -419,28 +414,6 @@ pub(crate) struct DoctorArgs {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum KernelsAction {
-    /// List every kernel that this host has admitted.
-    List {
-        #[command(flatten)]
-        kernels: KernelOptions,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Say which kernel runs an operation, and why not the others.
-    Explain {
-        /// The operation, such as `rmsnorm`.
-        op: String,
-        #[command(flatten)]
-        kernels: KernelOptions,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
 }
 
 fn pin(text: &str) -> Result<(String, String), String> {

@@ -220,7 +220,7 @@ mod tests {
         let given = given(&line).map_err(|error| error.to_string())?.expect("`serve`");
         let Cli { log, command } = merge(file, &line, &given).map_err(|e| e.to_string())?;
         match command {
-            args::Command::Serve(args) => Ok((log, args)),
+            args::Command::Serve(args) => Ok((log, *args)),
             other => Err(format!("{other:?}")),
         }
     }

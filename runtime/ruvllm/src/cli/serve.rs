@@ -41,6 +41,7 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     let supervisor = supervise::open(admin, &options.kernels, &runtime)?;
     let watchdog = supervisor.as_ref().map(|supervisor| supervisor.watch(supervise::PERIOD));
     let _watchdog = watchdog.transpose()?;
+    let _delivery = supervise::deliver(admin, supervisor.as_ref())?;
     let (engine, adapter) = (runtime.engine().clone(), runtime.adapter().cloned());
     let server = Server::start(Served { engine, adapter, supervisor }, args.server.clone())?;
     let scheme = if args.server.tls_cert.is_some() { "https" } else { "http" };

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Whether somebody asked to stop.
 #[derive(Clone)]
@@ -38,6 +38,16 @@ impl StopFlag {
     pub(crate) fn wait_while(&self, goes_on: impl Fn() -> bool) -> bool {
         while !self.is_set() && goes_on() {
             thread::park_timeout(Duration::from_secs(1));
+        }
+        self.is_set()
+    }
+
+    /// Waits until somebody asks, at most for a time; for the thread that installed it. Gives whether
+    /// somebody asked.
+    pub(crate) fn wait_for(&self, time: Duration) -> bool {
+        let end = Instant::now() + time;
+        while !self.is_set() && Instant::now() < end {
+            thread::park_timeout(end.saturating_duration_since(Instant::now()));
         }
         self.is_set()
     }

@@ -4,13 +4,16 @@ use super::args::KernelOptions;
 use super::{Failure, setup};
 use ruvllm::Runtime;
 use ruvllm::engine::{Model, ProbeText};
-use ruvllm::host::{Probe, Supervisor};
+use ruvllm::host::{Delivery, Probe, Supervisor, Watchdog};
 use ruvllm::server::AdminOptions;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How often new kernels are looked at.
 pub(crate) const PERIOD: Duration = Duration::from_secs(1);
+
+/// How often the directory of packs is looked at.
+const DELIVERY_PERIOD: Duration = Duration::from_secs(2);
 
 /// The supervisor that the options ask for, with the packs that were last found healthy active.
 pub(crate) fn open(
@@ -27,6 +30,17 @@ pub(crate) fn open(
     config.limits = options.health_limits();
     config.probe = probe_text(options, runtime.model())?.map(|text| probe(text, runtime));
     Ok(Some(Arc::new(Supervisor::open(runtime.host().clone(), config)?)))
+}
+
+/// Delivers packs from the directory of `--watch-packs` until it is dropped.
+pub(crate) fn deliver(
+    options: &AdminOptions,
+    supervisor: Option<&Arc<Supervisor>>,
+) -> Result<Option<Watchdog>, Failure> {
+    let given = supervisor.zip(options.watch_packs.clone());
+    let Some((supervisor, directory)) = given else { return Ok(None) };
+    let delivery = Delivery::new(supervisor.clone(), directory, options.watch_share);
+    Ok(Some(delivery.watch(DELIVERY_PERIOD)?))
 }
 
 /// The text of `--probe-text`, in the model's tokens.

@@ -1,0 +1,279 @@
+//! Asking a live server, and changing its kernels.
+
+use super::args::Live;
+use super::client::Client;
+use super::tables::{self, packs, say, table};
+use crate::cli::Failure;
+use ruvllm::host::{
+    Explanation, GenerationReport, GenerationState, InstallReport, KernelSummary, PackId,
+    StageReport, Vitals,
+};
+use ruvllm::signing::{PackLimits, UnverifiedPack};
+use ruvllm_manifest::Sha256Hex;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::Duration;
+
+/// What is printed of the answer to `GET kernels`.
+#[derive(Deserialize)]
+struct Report {
+    generation: u64,
+    generations: Vec<GenerationReport>,
+    staged: Vec<StageReport>,
+    health: Vec<Window>,
+    barred: Vec<Barred>,
+    kernels: Vec<KernelSummary>,
+}
+
+/// Packs that are being watched.
+#[derive(Deserialize)]
+pub(super) struct Window {
+    pub(super) generation: u64,
+    pub(super) packs: Vec<PackId>,
+    pub(super) canary: bool,
+    /// What the window says of them; more than is printed.
+    health: Value,
+    pub(super) vitals: Vitals,
+}
+
+#[derive(Deserialize)]
+struct Barred {
+    digest: String,
+    reason: String,
+}
+
+#[derive(Deserialize)]
+struct History {
+    entries: Vec<Entry>,
+}
+
+/// Something that was done, as far as it is printed.
+#[derive(Deserialize)]
+pub(super) struct Entry {
+    pub(super) number: u64,
+    time: u64,
+    event: String,
+    operator: String,
+    pack: Option<PackId>,
+    generation: Option<u64>,
+    reason: String,
+}
+
+/// The answer where a generation alone is said.
+#[derive(Deserialize)]
+struct Numbered {
+    generation: u64,
+}
+
+pub(super) fn list(client: &Client, json: bool) -> Result<(), Failure> {
+    show(client, json, client.get("kernels", &[])?, |report: Report| {
+        say(&format!("generation {} is active", report.generation));
+        say("");
+        table(["generation", "state", "packs"], report.generations.iter().map(generation_row));
+        if !report.staged.is_empty() {
+            say("");
+            let row = |staged: &StageReport| {
+                let PackId { name, version, digest } = &staged.pack;
+                [staged.id.to_string(), format!("{name} {version}"), digest.clone()]
+            };
+            table(["staged", "pack", "digest"], report.staged.iter().map(row));
+        }
+        if !report.health.is_empty() {
+            say("");
+            report.health.iter().for_each(|window| say(&window.status()));
+        }
+        if !report.barred.is_empty() {
+            say("");
+            let row = |barred: &Barred| [barred.digest.clone(), barred.reason.clone()];
+            table(["barred", "because"], report.barred.iter().map(row));
+        }
+        say("");
+        tables::kernels(&report.kernels);
+    })
+}
+
+pub(super) fn explain(client: &Client, op: &str, json: bool) -> Result<(), Failure> {
+    let answer = client.get("kernels/explain", &[("op", op)])?;
+    show(client, json, answer, |answer: Vec<Explanation>| tables::explanations(&answer))
+}
+
+pub(super) fn stage(live: &Live, pack: &Path) -> Result<(), Failure> {
+    let mut archive = Vec::new();
+    UnverifiedPack::read(pack, &PackLimits::default())?.write_archive(&mut archive)?;
+    let client = Client::of(live)?;
+    show(&client, live.json, client.post_archive("packs", &archive)?, |staged: StageReport| {
+        let StageReport { id, pack, kernels, skipped, cache, rehearsed, .. } = &staged;
+        say(&format!(
+            "{} {} is staged as {id}: {} kernels, {} of them compiled just now, right on {rehearsed} \
+             calls of the server's own shapes",
+            pack.name,
+            pack.version,
+            kernels.len(),
+            cache.misses
+        ));
+        for (kernel, reasons) in skipped {
+            say(&format!("{kernel} does not run there: {}", reasons.join("; ")));
+        }
+        say(&format!("to activate it: ruvllm kernels activate {id}"));
+    })
+}
+
+pub(super) fn activate(live: &Live, id: u64, share: Option<f64>) -> Result<(), Failure> {
+    let body = share.map_or_else(|| json!({}), |share| json!({ "share": share }));
+    let client = Client::of(live)?;
+    let answer = client.post(&format!("packs/{id}/activate"), &body)?;
+    show(&client, live.json, answer, |report: InstallReport| {
+        let InstallReport { pack, version, generation, replaced, .. } = report;
+        match (share, replaced) {
+            (Some(share), _) => {
+                let percent = 100.0 * share;
+                say(&format!(
+                    "{pack} {version} is on trial: {percent} % of the steps run on generation {generation}"
+                ));
+            }
+            (None, Some(old)) => {
+                say(&format!(
+                    "{pack} {version} is active in place of {old}, as generation {generation}"
+                ));
+            }
+            (None, None) => say(&format!("{pack} {version} is active, as generation {generation}")),
+        }
+        say("to follow how it does: ruvllm kernels watch");
+    })
+}
+
+pub(super) fn promote(live: &Live) -> Result<(), Failure> {
+    let client = Client::of(live)?;
+    show(&client, live.json, client.post("trial/promote", &json!({}))?, |answer: Numbered| {
+        say(&format!("generation {} is active", answer.generation));
+    })
+}
+
+pub(super) fn end_trial(live: &Live) -> Result<(), Failure> {
+    let client = Client::of(live)?;
+    show(&client, live.json, client.delete("trial")?, |answer: Numbered| {
+        say(&format!("the trial of generation {} has ended", answer.generation));
+    })
+}
+
+pub(super) fn roll_back(live: &Live, generation: Option<u64>) -> Result<(), Failure> {
+    let body = generation.map_or_else(|| json!({}), |to| json!({ "to": to }));
+    let client = Client::of(live)?;
+    show(&client, live.json, client.post("rollback", &body)?, |report: GenerationReport| {
+        let GenerationReport { generation, packs: restored, restores, .. } = report;
+        let of = restores.map(|old| format!(", with the packs of generation {old}"));
+        let of = of.unwrap_or_default();
+        say(&format!("generation {generation} is active{of}: {}", packs(&restored)));
+    })
+}
+
+pub(super) fn discard(live: &Live, id: u64) -> Result<(), Failure> {
+    let client = Client::of(live)?;
+    let answer = client.delete(&format!("packs/{id}"))?;
+    show(&client, live.json, answer, |_: Value| say(&format!("{id} is staged no longer")))
+}
+
+pub(super) fn clear(live: &Live, digest: &Sha256Hex) -> Result<(), Failure> {
+    let client = Client::of(live)?;
+    let answer = client.delete(&format!("barred/{digest}"))?;
+    show(&client, live.json, answer, |_: Value| say(&format!("{digest} may be staged again")))
+}
+
+pub(super) fn history(live: &Live, limit: usize) -> Result<(), Failure> {
+    let client = Client::of(live)?;
+    let answer = client.get("history", &[("limit", &limit.to_string())])?;
+    show(&client, live.json, answer, |history: History| {
+        let head = ["number", "time", "what", "who", "generation", "pack", "why"];
+        table(head, history.entries.iter().map(Entry::row));
+    })
+}
+
+impl Entry {
+    fn row(&self) -> [String; 7] {
+        [
+            self.number.to_string(),
+            tables::time(self.time),
+            self.what(),
+            self.operator.clone(),
+            self.generation.map(|number| number.to_string()).unwrap_or_default(),
+            packs(self.pack.as_slice()),
+            // A refusal may give a reason for every rule that is broken.
+            self.reason.split_whitespace().collect::<Vec<_>>().join(" "),
+        ]
+    }
+
+    fn what(&self) -> String {
+        self.event.replace('_', " ")
+    }
+
+    /// One line, without what is empty.
+    pub(super) fn line(&self) -> String {
+        let [_, time, what, who, generation, pack, why] = self.row();
+        let mut line = format!("{time}  {what}");
+        for (before, text) in [("by ", who), ("generation ", generation), ("", pack), ("", why)] {
+            if !text.is_empty() {
+                line += &format!(", {before}{text}");
+            }
+        }
+        line
+    }
+}
+
+impl Window {
+    /// What is left of it, where it goes on.
+    fn left(&self) -> Option<Duration> {
+        serde_json::from_value(self.health["watching"]["left"].clone()).ok()
+    }
+
+    /// One line: which generation, what is left, and how it does.
+    pub(super) fn status(&self) -> String {
+        let trial = if self.canary { " on trial" } else { "" };
+        let left = self.left().map(|left| format!(", {:.0} s left", left.as_secs_f64()));
+        let Vitals { traps, deadlines, wrong_numbers, quarantines, latencies, losses, .. } =
+            &self.vitals;
+        let slowest = latencies
+            .iter()
+            .filter(|latency| latency.old_nanos > 0.0)
+            .map(|latency| (latency.new_nanos / latency.old_nanos, latency))
+            .max_by(|a, b| a.0.total_cmp(&b.0));
+        let slowest = slowest.map(|(ratio, latency)| {
+            format!("; at worst {ratio:.2} times as long ({}, {} calls)", latency.op, latency.calls)
+        });
+        let loss = losses.map(|l| format!("; loss {:.4}, before {:.4}", l.new, l.old));
+        format!(
+            "watching generation {}{trial} ({}){}: {traps} traps, {deadlines} deadlines, \
+             {wrong_numbers} wrong numbers, {quarantines} quarantines{}{}",
+            self.generation,
+            packs(&self.packs),
+            left.unwrap_or_default(),
+            slowest.unwrap_or_default(),
+            loss.unwrap_or_default()
+        )
+    }
+}
+
+fn generation_row(report: &GenerationReport) -> [String; 3] {
+    let state = match report.state {
+        GenerationState::Active => "active".to_owned(),
+        GenerationState::Canary { share } => format!("trial, {} %", 100.0 * share),
+        GenerationState::Draining => format!("draining, {} steps", report.holders),
+        GenerationState::Drained => "kept".to_owned(),
+    };
+    [report.generation.to_string(), state, packs(&report.packs)]
+}
+
+/// Prints an answer, as it came or for people.
+fn show<T: DeserializeOwned>(
+    client: &Client,
+    json: bool,
+    answer: Value,
+    print: impl FnOnce(T),
+) -> Result<(), Failure> {
+    if json {
+        return tables::json(&answer);
+    }
+    print(client.read(answer)?);
+    Ok(())
+}

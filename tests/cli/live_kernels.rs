@@ -1,0 +1,332 @@
+//! Changing the kernels of a live server, as an operator does it.
+
+use crate::program::{Run, caches, ruvllm};
+use crate::serving::Serving;
+use ruvllm::signing::SecretKey;
+use ruvllm_tests::wat::{Module, rmsnorm_f32};
+use ruvllm_tests::{PackBuilder, TestPack};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// An operator: the key of an administrator, the key of a publisher, and a place for a server's state.
+struct Operator {
+    dir: TempDir,
+    publisher: SecretKey,
+    /// What the server knows of the administrator's key.
+    entry: String,
+}
+
+/// A server that the operator has started.
+struct Live<'o> {
+    operator: &'o Operator,
+    serving: Serving,
+}
+
+impl Operator {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let made = ruvllm(&["serve", "--new-key", "me"]);
+        let (secret, entry) = made.text().split_once('\n').unwrap();
+        let operator =
+            Self { publisher: SecretKey::generate().unwrap(), entry: entry.to_owned(), dir };
+        operator.write_key("admin.key", secret);
+        fs::copy(operator.pack(1).policy_file(), operator.path("trust.toml")).unwrap();
+        fs::create_dir(operator.path("packs")).unwrap();
+        operator
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn write_key(&self, name: &str, secret: &str) {
+        fs::write(self.path(name), secret).unwrap();
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt as _;
+            fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o600)).unwrap();
+        }
+    }
+
+    /// A good pack of this version.
+    fn pack(&self, version: u64) -> TestPack {
+        let key = SecretKey::parse(self.publisher.to_pem().unwrap().as_bytes()).unwrap();
+        PackBuilder::new()
+            .kernel("rmsnorm_f32", rmsnorm_f32(&Module::default()))
+            .manifest(|manifest| manifest.version = format!("{version}.0.0").parse().unwrap())
+            .key(key)
+            .build()
+    }
+
+    /// A server whose health windows last so long, with further options.
+    fn serve(&self, window: &str, options: &[&str]) -> Live<'_> {
+        let (state, trust) = (self.path("state"), self.path("trust.toml"));
+        let mut args = vec!["--admin-listen", "127.0.0.1:0", "--admin-key", &self.entry];
+        args.extend(["--state-dir", state.to_str().unwrap(), "--trust", trust.to_str().unwrap()]);
+        args.extend(["--health-window", window]);
+        args.extend(options);
+        Live { operator: self, serving: Serving::start(&args) }
+    }
+}
+
+impl Live<'_> {
+    fn url(&self) -> String {
+        format!("http://{}", self.serving.admin.as_deref().expect("an admin listener"))
+    }
+
+    /// Runs `ruvllm kernels` with these arguments and the administrator's key.
+    fn kernels<S: AsRef<Path>>(&self, args: &[S]) -> Run {
+        self.kernels_with_key(args, "admin.key")
+    }
+
+    fn kernels_with_key<S: AsRef<Path>>(&self, args: &[S], key: &str) -> Run {
+        let mut all = vec![PathBuf::from("kernels")];
+        all.extend(args.iter().map(|arg| arg.as_ref().to_owned()));
+        all.extend(["--server".into(), self.url().into(), "--key-file".into()]);
+        all.push(self.operator.path(key));
+        ruvllm(&all)
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        let args: Vec<&str> = args.iter().copied().chain(["--json"]).collect();
+        serde_json::from_str(self.kernels(&args).text()).unwrap()
+    }
+
+    /// Stages a pack, as an archive, and activates it.
+    fn activate(&self, pack: &TestPack) {
+        let archive = self.operator.path("pack.rkp");
+        pack.read().unwrap().write_archive(File::create(&archive).unwrap()).unwrap();
+        let staged = self.kernels(&[Path::new("stage"), &archive, Path::new("--json")]);
+        let staged: Value = serde_json::from_str(staged.text()).unwrap();
+        self.json(&["activate", &staged["id"].to_string()]);
+    }
+
+    /// The versions of the test's packs that are active.
+    fn active(&self) -> Vec<String> {
+        let report = self.json(&["list"]);
+        let generations = report["generations"].as_array().unwrap().iter();
+        let active = generations.filter(|generation| generation["state"] == "active");
+        let packs = active.flat_map(|generation| generation["packs"].as_array().unwrap());
+        let ours = packs.filter(|pack| pack["name"] == "test-kernels");
+        ours.map(|pack| pack["version"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// What was done, oldest first.
+    fn events(&self) -> Vec<String> {
+        let history = self.json(&["history", "--limit", "1000"]);
+        let entries = history["entries"].as_array().unwrap().iter().rev();
+        entries.map(|entry| entry["event"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// Waits until the history ends with an event.
+    fn wait_for(&self, event: &str) {
+        soon(event, || self.events().last().is_some_and(|last| last == event));
+    }
+}
+
+/// Waits for something that must happen soon.
+fn soon(what: &str, mut happened: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !happened() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn packs_are_staged_activated_explained_and_gone_back_from() {
+    let operator = Operator::new();
+    let live = operator.serve("300", &[]);
+    let (one, two) = (operator.pack(1), operator.pack(2));
+    let staged = live.kernels(&[Path::new("stage"), &one.path()]);
+    let said = staged.text();
+    assert!(said.contains("test-kernels 1.0.0 is staged as 1"), "{said}");
+    assert!(said.contains("ruvllm kernels activate 1"), "{said}");
+    let listed = live.kernels(&["list"]);
+    assert!(listed.text().contains(&one.verify().unwrap().digest().to_string()));
+    let activated = live.kernels(&["activate", "1"]);
+    assert!(activated.text().contains("test-kernels 1.0.0 is active"), "{}", activated.stdout);
+    live.serving.complete(r#"{"prompt": "Once", "max_tokens": 3}"#);
+    let explained = live.kernels(&["explain", "rmsnorm"]);
+    let selected = explained.text().lines().find(|line| line.contains("selected")).unwrap();
+    assert!(selected.contains("test-kernels 1.0.0, wasmtime"), "{selected}");
+    let listed = live.kernels(&["list"]);
+    assert!(listed.text().contains("watching generation"), "{}", listed.stdout);
+    live.activate(&two);
+    assert_eq!(live.active(), ["2.0.0"]);
+    let back = live.kernels(&["rollback"]);
+    assert!(back.text().contains("with the packs of generation"), "{}", back.stdout);
+    assert_eq!(live.active(), ["1.0.0"]);
+    let history = live.kernels(&["history"]);
+    let rolled_back = history.text().lines().find(|line| line.contains("rolled back")).unwrap();
+    let year = rolled_back.split_whitespace().nth(1).unwrap();
+    assert!(rolled_back.contains("  me  ") && year.ends_with('Z'), "{rolled_back}");
+    let expected = ["started", "staged", "activating", "activated", "staged", "activating"];
+    assert_eq!(live.events()[..6], expected);
+    // Through a trial, and out of the waiting room.
+    live.kernels(&[Path::new("stage"), &two.path()]).text();
+    let tried = live.kernels(&["activate", "3", "--share", "0.25"]);
+    assert!(tried.text().contains("on trial: 25 % of the steps"), "{}", tried.stdout);
+    let listed = live.kernels(&["list"]);
+    assert!(listed.text().contains("trial, 25 %"), "{}", listed.stdout);
+    live.kernels(&["end-trial"]).text();
+    live.kernels(&[Path::new("stage"), &two.path()]).text();
+    live.kernels(&["activate", "4", "--share", "1"]).text();
+    live.kernels(&["promote"]).text();
+    assert_eq!(live.active(), ["2.0.0"]);
+    live.kernels(&[Path::new("stage"), &operator.pack(3).path()]).text();
+    assert_eq!(live.kernels(&["discard", "5"]).text(), "5 is staged no longer");
+}
+
+#[test]
+fn refusals_are_the_servers_own_words_and_change_nothing() {
+    let operator = Operator::new();
+    let live = operator.serve("300", &[]);
+    live.kernels(&["activate", "7"]).refused(&["[not_staged]"]);
+    live.kernels(&["rollback", "7"]).refused(&["[generation_not_kept]"]);
+    live.kernels(&["promote"]).refused(&["[no_canary]"]);
+    live.kernels(&["explain", "nonsense"]).refused(&["nonsense"]);
+    let digest = format!("sha256:{}", "0".repeat(64));
+    live.kernels(&["clear", &digest]).refused(&[&digest]);
+    let stranger =
+        PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&Module::default())).build();
+    live.kernels(&[Path::new("stage"), &stranger.path()]).refused(&["signature_unknown_key"]);
+    let history = live.kernels(&["history", "--limit", "1"]);
+    assert!(history.text().contains("refused"), "{}", history.stdout);
+    operator.write_key("other.key", "sk-nobodys");
+    live.kernels_with_key(&["list"], "other.key").refused(&["unknown"]);
+    // The other listener has no such API, and says so to whoever tries.
+    let client = format!("http://{}", live.serving.address);
+    let key = operator.path("admin.key");
+    let key = key.to_str().unwrap();
+    ruvllm(&["kernels", "list", "--server", &client, "--key-file", key]).refused(&[]);
+    let gone = live.url();
+    drop(live);
+    ruvllm(&["kernels", "list", "--server", &gone, "--key-file", key])
+        .refused(&["no answer from", "--admin-listen"]);
+    ruvllm(&["kernels", "list", "--server", "http://192.0.2.1:1", "--key-file", key])
+        .refused(&["use https"]);
+    ruvllm(&["kernels", "promote", "--server", &gone]).refused(&["RUVLLM_ADMIN_KEY"]);
+    for wrong in [
+        &["kernels", "list", "--server", &gone, "--kernels", "native"][..],
+        &["kernels", "clear", "sha256:0"],
+        &["kernels", "stage"],
+    ] {
+        assert_eq!(ruvllm(wrong).code, Some(2), "{wrong:?}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_key_that_others_can_read_is_not_sent() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let operator = Operator::new();
+    let key = operator.path("admin.key");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
+    ruvllm(&["kernels", "history", "--key-file", key.to_str().unwrap()]).refused(&["chmod 600"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn after_kill_9_the_last_healthy_generation_is_active() {
+    let operator = Operator::new();
+    let live = operator.serve("0.1", &[]);
+    live.activate(&operator.pack(1));
+    live.wait_for("healthy");
+    drop(live);
+    let live = operator.serve("300", &[]);
+    assert_eq!(live.active(), ["1.0.0"]);
+    live.activate(&operator.pack(2));
+    assert_eq!(live.active(), ["2.0.0"]);
+    // Dropping sends SIGKILL.
+    drop(live);
+    let live = operator.serve("300", &[]);
+    assert_eq!(live.active(), ["1.0.0"]);
+    let answer = live.serving.complete(r#"{"prompt": "Once", "max_tokens": 3}"#);
+    assert!(answer.contains("\"completion_tokens\":3"), "{answer}");
+}
+
+#[test]
+fn a_pack_that_does_harm_is_taken_back_barred_and_cleared() {
+    let operator = Operator::new();
+    let live = operator.serve("300", &[]);
+    let key = SecretKey::parse(operator.publisher.to_pem().unwrap().as_bytes()).unwrap();
+    // Right in more calls than staging makes, then never again.
+    let module = Module {
+        fields: "(global $calls (mut i32) (i32.const 0))".into(),
+        prologue: "(global.set $calls (i32.add (global.get $calls) (i32.const 1)))
+                   (if (i32.gt_u (global.get $calls) (i32.const 300)) (then unreachable))"
+            .into(),
+        ..Module::default()
+    };
+    let bad = PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&module)).key(key).build();
+    live.activate(&bad);
+    live.serving.complete(r#"{"prompt": "Once", "max_tokens": 96, "ignore_eos": true}"#);
+    live.wait_for("rolled_back");
+    assert!(live.active().is_empty());
+    let digest = bad.verify().unwrap().digest().to_string();
+    let listed = live.kernels(&["list"]);
+    assert!(
+        listed.text().contains(&digest) && listed.stdout.contains("trapped"),
+        "{}",
+        listed.stdout
+    );
+    live.kernels(&[Path::new("stage"), &bad.path()]).refused(&["[pack_barred]", "trapped"]);
+    assert!(live.kernels(&["clear", &digest]).text().contains("may be staged again"));
+    live.kernels(&[Path::new("stage"), &bad.path()]).text();
+}
+
+#[cfg(unix)]
+#[test]
+fn watching_shows_what_happens_and_how_new_packs_do() {
+    let operator = Operator::new();
+    let live = operator.serve("300", &[]);
+    let mut watch = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
+        .args(["kernels", "watch"])
+        .env("RUVLLM_ADMIN_URL", live.url())
+        .env("RUVLLM_ADMIN_KEY", fs::read_to_string(operator.path("admin.key")).unwrap())
+        .env("XDG_CACHE_HOME", caches())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.next().unwrap().contains("started"));
+    live.activate(&operator.pack(1));
+    let mut expected =
+        ["staged, by me", "activating, by me", "activated, by me", "s left: 0 traps"];
+    for (part, line) in expected.iter_mut().zip(&mut lines) {
+        assert!(line.contains(*part) && line.contains("test-kernels 1.0.0"), "{line}");
+    }
+    let interrupted = Command::new("kill").args(["-INT", &watch.id().to_string()]).status();
+    assert!(interrupted.unwrap().success());
+    assert_eq!(watch.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn packs_that_appear_in_a_watched_directory_become_active() {
+    let operator = Operator::new();
+    let packs = operator.path("packs");
+    let live = operator.serve("300", &["--watch-packs", packs.to_str().unwrap()]);
+    let put = |version| {
+        let pack = operator.pack(version).read().unwrap();
+        pack.write_archive(File::create(packs.join("pack.rkp")).unwrap()).unwrap();
+    };
+    put(1);
+    soon("the first pack", || live.active() == ["1.0.0"]);
+    put(2);
+    soon("the second pack", || live.active() == ["2.0.0"]);
+    let history = live.json(&["history", "--limit", "1"]);
+    assert_eq!(history["entries"][0]["operator"], "directory");
+    // Of its own accord it comes no more once an operator has gone back.
+    live.kernels(&["rollback"]).text();
+    let before = live.events();
+    thread::sleep(Duration::from_secs(5));
+    assert_eq!(live.active(), ["1.0.0"]);
+    assert_eq!(live.events(), before);
+}

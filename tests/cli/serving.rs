@@ -1,0 +1,74 @@
+//! A server that ends with its test.
+
+use crate::program::caches;
+use serde_json::Value;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+
+pub(crate) struct Serving {
+    pub(crate) child: Child,
+    /// The lines that it logs from here on.
+    pub(crate) log: Receiver<String>,
+    pub(crate) address: String,
+    /// Where it listens for administrators.
+    pub(crate) admin: Option<String>,
+}
+
+impl Serving {
+    /// Starts a server, and waits until it listens.
+    pub(crate) fn start(args: &[&str]) -> Serving {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
+            .args(["serve", "--listen", "127.0.0.1:0", "--log-format", "json"])
+            .args(args)
+            .arg("--cache-dir")
+            .arg(caches())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let (send, log) = mpsc::channel();
+        // Read to the end, so that the server never waits for its reader.
+        thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).all(|line| send.send(line).is_ok())
+        });
+        // Warnings that are no log may come first.
+        let serving = loop {
+            let line = log.recv().expect("the program goes on");
+            match serde_json::from_str::<Value>(&line) {
+                Ok(event) if event["message"] == "serving" => break event,
+                _ => eprintln!("{line}"),
+            }
+        };
+        let address = |url: &Value| Some(url.as_str()?.strip_prefix("http://")?.to_owned());
+        let (address, admin) = (address(&serving["url"]).unwrap(), address(&serving["admin"]));
+        Serving { child, log, address, admin }
+    }
+
+    /// The answer to a request of `/v1/completions`.
+    pub(crate) fn complete(&self, body: &str) -> String {
+        let address = &self.address;
+        let mut stream = TcpStream::connect(address).unwrap();
+        write!(
+            stream,
+            "POST /v1/completions HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\nx-request-id: mine\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        answer
+    }
+}
+
+impl Drop for Serving {
+    /// As `kill -9`.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
