@@ -71,7 +71,7 @@ pub enum ServerError {
     },
     /// An entry that is none.
     #[error(
-        "an API key is given as NAME=sha256:HEX, with 64 hexadecimal digits of its hash, as `ruvllm serve --new-key NAME` prints it; the key itself is for the client alone"
+        "an API key is given as NAME=sha256:HEX, with 64 hexadecimal digits of its hash, as `ruvllm serve --new-key NAME` prints it, and may be followed by ,priority=N from 0 to 255; the key itself is for the client alone"
     )]
     KeyEntry,
     /// A limit that lets nothing through.

@@ -16,7 +16,8 @@ use tracing::Span;
 use crate::app::{App, Listener};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::{keys, spans};
+use crate::keys::{self, ApiKey};
+use crate::spans;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -25,6 +26,8 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 pub(crate) struct Caller {
     /// The name of the key; empty where there are none.
     pub(crate) client: Arc<str>,
+    /// How much its requests matter.
+    pub(crate) priority: u8,
     /// The id in the log and in the answer's `x-request-id`.
     pub(crate) request: Arc<str>,
     pub(crate) listener: Listener,
@@ -72,12 +75,14 @@ pub(crate) async fn around(
     span.record("ruvllm.request", &*id);
     let path = route.unwrap_or_else(|| "unknown".to_owned());
     let mut client = Arc::from("");
-    let mut response = match if open { Ok("") } else { admit(&app, listener, request.headers()) } {
-        Ok(name) => {
-            client = Arc::from(name);
+    let mut response = match if open { Ok(None) } else { admit(&app, listener, request.headers()) }
+    {
+        Ok(key) => {
+            client = Arc::from(key.map_or("", |key| &key.name));
             span.record("ruvllm.client", &*client);
             let (client, id) = (Arc::clone(&client), Arc::clone(&id));
-            let caller = Caller { client, request: id, listener, span: span.clone() };
+            let priority = key.map_or(0, |key| key.priority);
+            let caller = Caller { client, priority, request: id, listener, span: span.clone() };
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
@@ -114,7 +119,11 @@ fn request_id(headers: &HeaderMap) -> Result<Arc<str>, ApiError> {
 }
 
 /// Who asks, if they may.
-fn admit<'a>(app: &'a App, listener: Listener, headers: &HeaderMap) -> Result<&'a str, ApiError> {
+fn admit<'a>(
+    app: &'a App,
+    listener: Listener,
+    headers: &HeaderMap,
+) -> Result<Option<&'a ApiKey>, ApiError> {
     let keys = match listener {
         Listener::Client => &app.options.api_key,
         // There is at least one, so that the host's name does not matter.

@@ -13,12 +13,16 @@ use subtle::ConstantTimeEq as _;
 
 use crate::error::{ApiError, ServerError};
 
-/// A client's name and the hash of its key; written `NAME=sha256:HEX`.
+/// A client's name, the hash of its key and its priority; written `NAME=sha256:HEX`, and with a priority
+/// `NAME=sha256:HEX,priority=N`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiKey {
     /// Who holds the key: shares of the machine are per name, and logs show it.
     pub name: String,
     hash: [u8; 32],
+    /// How much its requests matter: those of higher ones go first, and the others rest for them where
+    /// there is no room for all.
+    pub priority: u8,
 }
 
 impl ApiKey {
@@ -31,7 +35,7 @@ impl ApiKey {
         let name = checked_name(name)?;
         let secret = format!("sk-{}", random_hex::<32>()?);
         let hash = Sha256::digest(&secret).into();
-        Ok((secret, ApiKey { name, hash }))
+        Ok((secret, ApiKey { name, hash, priority: 0 }))
     }
 
     /// Whether both have the same secret.
@@ -39,6 +43,9 @@ impl ApiKey {
         self.hash == other.hash
     }
 }
+
+/// What stands before a priority in an entry.
+const PRIORITY: &str = ",priority=";
 
 fn checked_name(name: &str) -> Result<String, ServerError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.@".contains(c);
@@ -50,7 +57,8 @@ fn checked_name(name: &str) -> Result<String, ServerError> {
 
 impl fmt::Display for ApiKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}=sha256:{}", self.name, hex(&self.hash))
+        write!(f, "{}=sha256:{}", self.name, hex(&self.hash))?;
+        if self.priority == 0 { Ok(()) } else { write!(f, "{PRIORITY}{}", self.priority) }
     }
 }
 
@@ -60,16 +68,21 @@ impl FromStr for ApiKey {
     fn from_str(text: &str) -> Result<ApiKey, ServerError> {
         // The text itself stays out of the message: it may be a key that somebody put here.
         let (name, hash) = text.split_once("=sha256:").ok_or(ServerError::KeyEntry)?;
+        let (hash, priority) = hash.split_once(PRIORITY).unwrap_or((hash, "0"));
         let hash = unhex(hash).ok_or(ServerError::KeyEntry)?;
-        Ok(ApiKey { name: checked_name(name)?, hash })
+        let priority = priority.parse().map_err(|_| ServerError::KeyEntry)?;
+        Ok(ApiKey { name: checked_name(name)?, hash, priority })
     }
 }
 
 /// Who asks: the holder of the key that the request carries, nobody in particular where the server
 /// has no keys.
-pub(crate) fn client<'k>(keys: &'k [ApiKey], headers: &HeaderMap) -> Result<&'k str, ApiError> {
+pub(crate) fn client<'k>(
+    keys: &'k [ApiKey],
+    headers: &HeaderMap,
+) -> Result<Option<&'k ApiKey>, ApiError> {
     if keys.is_empty() {
-        return Ok("");
+        return Ok(None);
     }
     let value = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let secret = value.and_then(|value| {
@@ -86,7 +99,7 @@ pub(crate) fn client<'k>(keys: &'k [ApiKey], headers: &HeaderMap) -> Result<&'k 
     let found = keys.iter().fold(None, |found, key| {
         if bool::from(key.hash[..].ct_eq(&hash[..])) { Some(key) } else { found }
     });
-    found.map(|key| key.name.as_str()).ok_or_else(|| ApiError::unauthorized("unknown API key"))
+    found.map(Some).ok_or_else(|| ApiError::unauthorized("unknown API key"))
 }
 
 /// `N` random bytes in hexadecimal.
@@ -120,11 +133,18 @@ mod tests {
         let (secret, key) = ApiKey::generate("alice").unwrap();
         assert_eq!(key.to_string().parse::<ApiKey>().unwrap(), key);
         assert!(!key.to_string().contains(&secret[3..]));
+        let urgent = ApiKey { priority: 7, ..key.clone() };
+        assert_eq!(urgent.to_string(), format!("{key},priority=7"));
+        assert_eq!(urgent.to_string().parse::<ApiKey>().unwrap(), urgent);
+        assert!(format!("{key},priority=256").parse::<ApiKey>().is_err());
         let mut headers = HeaderMap::new();
         headers.insert(AUTHORIZATION, format!("Bearer {secret}").parse().unwrap());
         let (_, other) = ApiKey::generate("bob").unwrap();
-        assert_eq!(client(&[other.clone(), key.clone()], &headers).unwrap(), "alice");
-        assert_eq!(client(&[key, other.clone()], &headers).unwrap(), "alice");
+        let keys = [other.clone(), key.clone()];
+        assert_eq!(client(&keys, &headers).unwrap(), Some(&key));
+        let keys = [key.clone(), other.clone()];
+        assert_eq!(client(&keys, &headers).unwrap(), Some(&key));
+        assert_eq!(client(&[], &headers).unwrap(), None);
         assert!(client(&[other], &headers).is_err());
     }
 

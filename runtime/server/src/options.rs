@@ -22,7 +22,8 @@ pub struct ServerOptions {
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
     /// A client's API key, as `ruvllm serve --new-key NAME` prints it; may be given several times.
-    /// With any, requests without one of them are refused.
+    /// With any, requests without one of them are refused. With `,priority=N` behind it (to 255; 0 when
+    /// absent), its requests go before those of lower ones.
     #[arg(long, value_name = "NAME=sha256:HEX")]
     pub api_key: Vec<ApiKey>,
     /// Serve HTTPS with this certificate chain (PEM).

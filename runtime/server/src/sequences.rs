@@ -121,6 +121,7 @@ impl Sequences {
                 options,
                 // How fast a prompt is computed must not tell one client what another asked.
                 session: SessionOptions {
+                    priority: caller.priority,
                     scope: Some(caller.client.to_string()),
                     adapter: app.adapter.clone(),
                     ..SessionOptions::default()

@@ -137,6 +137,24 @@ fn keys_are_asked_for_and_their_holders_told_apart() {
 }
 
 #[test]
+fn a_key_of_a_higher_priority_goes_first() {
+    let (alice, entry) = ApiKey::generate("alice").unwrap();
+    let (bob, urgent) = ApiKey::generate("bob").unwrap();
+    let args = [format!("--api-key={entry}"), format!("--api-key={urgent},priority=9")];
+    let [alice_entry, bob_entry] = args.each_ref().map(String::as_str);
+    let mut service = Service::start(&["--parallel", "1", alice_entry, bob_entry]);
+    service.key = Some(alice);
+    let long =
+        json!({"prompt": "Once", "max_tokens": 400, "n": 16, "ignore_eos": true, "stream": true});
+    let held = service.send("/v1/completions", &long.to_string());
+    service.key = Some(bob);
+    service.ok("/v1/completions", &json!({"prompt": "a", "max_tokens": 1, "ignore_eos": true}));
+    assert_eq!(service.metric("ruvllm_sequences_total{outcome=\"finished\"}"), 1.0);
+    assert_eq!(service.metric("ruvllm_preemptions_total{reason=\"priority\"}"), 1.0);
+    drop(held);
+}
+
+#[test]
 fn other_machines_are_served_with_keys_alone() {
     let error = Server::start(engine().into(), options(&["--listen", "0.0.0.0:0"])).err().unwrap();
     assert_eq!(error.code(), "api_keys_required");
