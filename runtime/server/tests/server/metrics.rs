@@ -7,12 +7,15 @@ use std::process::{Command, Stdio};
 use serde_json::json;
 
 use crate::admin::Place;
-use crate::common::Service;
+use crate::common::{Service, soon};
 
 fn ask(service: &Service) {
     let body = json!({"prompt": "Once upon a time", "max_tokens": 20, "ignore_eos": true});
     service.ok("/v1/completions", &body);
     service.get("/v1/models/none");
+    // The scheduler tells its figures when the step is over, which may be after the answer.
+    let finished = "ruvllm_sequences_total{outcome=\"finished\"}";
+    soon("the sequence is counted", || service.metric(finished) == 1.0);
 }
 
 #[test]
