@@ -205,7 +205,8 @@ fn refusals_are_the_servers_own_words_and_change_nothing() {
     let client = format!("http://{}", live.serving.address);
     let key = operator.path("admin.key");
     let key = key.to_str().unwrap();
-    ruvllm(&["kernels", "list", "--server", &client, "--key-file", key]).refused(&[]);
+    ruvllm(&["kernels", "list", "--server", &client, "--key-file", key])
+        .refused(&["is not the admin API"]);
     let gone = live.url();
     drop(live);
     ruvllm(&["kernels", "list", "--server", &gone, "--key-file", key])
@@ -230,6 +231,25 @@ fn a_key_that_others_can_read_is_not_sent() {
     let key = operator.path("admin.key");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
     ruvllm(&["kernels", "history", "--key-file", key.to_str().unwrap()]).refused(&["chmod 600"]);
+}
+
+#[test]
+fn certificates_are_checked() {
+    let operator = Operator::new();
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (cert, key) = (operator.path("cert.pem"), operator.path("key.pem"));
+    fs::write(&cert, made.cert.pem()).unwrap();
+    fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let (cert, key) = (cert.to_str().unwrap(), key.to_str().unwrap());
+    let live = operator.serve("300", &["--tls-cert", cert, "--tls-key", key]);
+    let port = live.serving.admin.as_ref().unwrap().rsplit_once(':').unwrap().1;
+    let url = format!("https://localhost:{port}");
+    let admin = operator.path("admin.key");
+    let args = ["kernels", "list", "--server", &url, "--key-file", admin.to_str().unwrap()];
+    let known = ruvllm(&[&args[..], &["--ca", cert]].concat());
+    assert!(known.text().contains("is active"), "{}", known.stdout);
+    ruvllm(&args).refused(&["certificate"]);
+    ruvllm(&[&args[..], &["--ca", key]].concat()).refused(&["no certificate in it"]);
 }
 
 #[cfg(unix)]
