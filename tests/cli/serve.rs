@@ -36,6 +36,17 @@ fn a_configuration_is_checked_without_serving() {
     check("[server]\nport = 80").refused(&["[server] has no option `port`", "listen"]);
     check("[server]\ntls-cert = 'none'\ntls-key = 'none'").refused(&["certificate"]);
     check("[model]\nmodel = 'none.gguf'").refused(&["none.gguf"]);
+    let admin =
+        format!("[admin]\nadmin-listen = '127.0.0.1:0'\nadmin-key = ['{}']\n", entry.trim());
+    check(&admin).text();
+    check("[admin]\nadmin-listen = '127.0.0.1:0'").refused(&["--admin-key", "--new-key"]);
+    let probe = dir.path().join("probe.txt");
+    let probed = format!("{admin}probe-text = '{}'", probe.display());
+    check(&probed).refused(&["probe.txt"]);
+    std::fs::write(&probe, "Once upon a time").unwrap();
+    check(&probed).refused(&["probe.txt", "needs at least 64"]);
+    std::fs::write(&probe, "Once upon a time there was a cat. ".repeat(20)).unwrap();
+    check(&probed).text();
 }
 
 #[test]
@@ -66,4 +77,16 @@ fn a_server_logs_requests_without_prompts_and_ends_at_a_signal() {
         "{rest}"
     );
     assert!(!rest.contains("secret"), "{rest}");
+}
+
+#[test]
+fn one_server_at_a_time_keeps_the_history_of_its_kernels() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = ruvllm(&["serve", "--new-key", "root"]);
+    let entry = made.stdout.lines().nth(1).unwrap();
+    let state = dir.path().to_str().unwrap();
+    let admin = ["--admin-listen", "127.0.0.1:0", "--admin-key", entry, "--state-dir", state];
+    let _serving = Serving::start(&admin);
+    let second = ["serve", "--listen", "127.0.0.1:0", "--no-cache", "--kernels", "native"];
+    ruvllm(&[&second[..], &admin].concat()).refused(&["in use by another process"]);
 }

@@ -11,8 +11,10 @@ use common::{
     Fixture, LLAMA, QWEN2, best, core_pack_host, engine, families, native_host, relative_error,
     repository, some_tokens, two_threads,
 };
-use ruvllm_engine::{Engine, EngineConfig, EngineError, KvCodec, KvPolicy, Model, Part, Session};
-use ruvllm_host::{Host, HostConfig};
+use ruvllm_engine::{
+    Engine, EngineConfig, EngineError, KvCodec, KvPolicy, Model, Part, ProbeText, Session,
+};
+use ruvllm_host::{HealthLimits, Host, HostConfig};
 use ruvllm_tests::PackBuilder;
 use ruvllm_tests::wat::{Module, rmsnorm_f32};
 
@@ -325,4 +327,44 @@ fn steps_go_to_and_fro_while_a_generation_is_on_trial_and_it_drains_after() {
     host.end_canary().unwrap();
     session.decode(1).unwrap();
     assert!(host.generations().iter().all(|generation| generation.generation != canary));
+}
+
+#[test]
+fn a_probe_text_is_told_by_the_active_generation_whatever_is_on_trial() {
+    let path = repository().join("runtime/ruvllm/demo/tales-q8_0.gguf");
+    let model = Arc::new(Model::open(&path).unwrap());
+    let host = native_host();
+    let engine = Engine::new(Arc::clone(&model), host.clone(), two_threads()).unwrap();
+    let text = "Once upon a time there was a little girl who lived by the sea. ".repeat(30);
+    let probe = ProbeText::new(&model, &text).unwrap();
+    let loss = probe.loss(&engine, None).unwrap();
+    let tokens = &model.tokenizer().encode(&text, true).unwrap()[..ProbeText::MOST];
+    let last = tokens.len() - 1;
+    // In steps as short as the probe's, so that nothing is rounded in another way.
+    let mut session = engine.session();
+    let steps = tokens[..last].chunks(32).map(|step| session.prefill_all(step).unwrap());
+    let all: Vec<f32> = steps.flatten().collect();
+    let losses = all.chunks(model.vocab()).zip(&tokens[1..]).map(|(logits, &token)| {
+        let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+        sum.ln() - f64::from(logits[token as usize])
+    });
+    let expected = losses.sum::<f64>() / last as f64;
+    assert!((loss - expected).abs() < 1e-5, "{loss} instead of {expected}");
+
+    let pack = PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&Module::default())).build();
+    let staged = host.stage(pack.verify().unwrap()).unwrap();
+    host.start_canary(staged.id, 1.0).unwrap();
+    let calls = || host.stats().iter().find(|op| op.kernel == "rmsnorm_f32").unwrap().calls;
+    assert_eq!(probe.loss(&engine, None).unwrap(), loss);
+    assert_eq!(calls(), 0);
+    engine.session().prefill(&tokens[..8]).unwrap();
+    assert!(calls() > 0);
+    host.promote_canary().unwrap();
+    let before = calls();
+    let margin = HealthLimits::default().loss_margin;
+    assert!((probe.loss(&engine, None).unwrap() - loss).abs() < margin);
+    assert!(calls() > before);
+
+    let short = ProbeText::new(&model, "Once upon a time").unwrap_err();
+    assert_eq!(short.code(), "probe_too_short");
 }

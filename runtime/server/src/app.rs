@@ -112,10 +112,10 @@ pub(crate) fn routes(app: &Arc<App>, listener: Listener) -> Router {
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
-        .fallback(|request: Request| async move { ApiError::not_found(request.uri().path()) })
-        .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
         .with_state(Arc::clone(app))
         .merge(administration)
+        .fallback(|request: Request| async move { ApiError::not_found(request.uri().path()) })
+        .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
         .layer(DefaultBodyLimit::max(app.options.limits.max_body))
         .layer(middleware::from_fn_with_state((Arc::clone(app), listener), http::around))
 }

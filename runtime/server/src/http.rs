@@ -30,6 +30,8 @@ pub(crate) struct Caller {
 
 /// Addresses that need no key.
 const OPEN: &[&str] = &["/health", "/ready"];
+/// Addresses that somebody asks every few seconds, which tells nothing while it succeeds.
+const POLLED: &[&str] = &["/health", "/ready", "/metrics", "/status", "/admin/v1/kernels"];
 
 /// Gives a request its id, checks who asks, and logs and counts the answer.
 pub(crate) async fn around(
@@ -60,8 +62,7 @@ pub(crate) async fn around(
     }
     let (status, seconds) = (response.status().as_u16(), start.elapsed().as_secs_f64());
     app.metrics.request(&path, &method, status);
-    // Probes come every few seconds and tell nothing while they succeed.
-    if !open || status != 200 {
+    if status != 200 || !POLLED.contains(&path.as_str()) {
         tracing::info!(request = &*id, client = &*client, %method, path, status, seconds, "request");
     }
     response
@@ -80,7 +81,7 @@ fn request_id(headers: &HeaderMap) -> Result<Arc<str>, ApiError> {
 fn admit<'a>(app: &'a App, listener: Listener, headers: &HeaderMap) -> Result<&'a str, ApiError> {
     let keys = match listener {
         Listener::Client => &app.options.api_key,
-        // There is at least one.
+        // There is at least one, so that the host's name does not matter.
         Listener::Admin => &app.options.admin.admin_key,
     };
     // Without keys, a name that a page in a browser resolves to this machine must not open the

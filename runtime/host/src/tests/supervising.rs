@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{Health, HealthLimits, HistoryEvent, Supervisor, SupervisorConfig, SupervisorError};
-use ruvllm_signing::{SecretKey, VersionFloor};
+use ruvllm_signing::{PackLock, SecretKey, VersionFloor};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -453,4 +453,59 @@ fn a_watchdog_ticks_by_itself() {
         std::thread::sleep(Duration::from_millis(1));
     }
     drop(watchdog);
+}
+
+/// A supervisor over a host that the program has given this pack.
+fn beside(own: &TestPack, place: &Place) -> Supervisor {
+    let host = place.host();
+    host.install(own.verify().unwrap()).unwrap();
+    Supervisor::open(host, place.config(own)).unwrap()
+}
+
+#[test]
+fn of_what_the_program_brings_along_and_what_was_healthy_the_newer_is_active() {
+    let place = Place::new();
+    let pack = |n| place.pack(n, &Module::default());
+    let supervisor = place.open(&pack(2));
+    activate(&supervisor, &pack(2)).unwrap();
+    place.end_window(&supervisor);
+    drop(supervisor);
+    assert_eq!(active(&beside(&pack(1), &place)), ["2.0.0"]);
+    let supervisor = beside(&pack(3), &place);
+    assert_eq!(active(&supervisor), ["3.0.0"]);
+    let entry = &supervisor.history(1).unwrap()[0];
+    let reason = "test-kernels 3.0.0 in place of 2.0.0";
+    assert_eq!((entry.event, entry.reason.as_str()), (HistoryEvent::Started, reason));
+    assert!(!events(&supervisor).contains(&HistoryEvent::Refused));
+    // Not one that did harm here, however new.
+    let bad = place.pack(4, &but_for(100, "(unreachable)"));
+    activate(&supervisor, &bad).unwrap();
+    let mut worker = supervisor.host().worker().unwrap();
+    rmsnorm(&mut worker, &supervisor.host().pin(), 1, 100).unwrap();
+    supervisor.tick();
+    drop(supervisor);
+    assert_eq!(active(&beside(&bad, &place)), ["2.0.0"]);
+}
+
+#[test]
+fn a_pack_of_an_earlier_program_gives_way_to_that_of_this_one() {
+    let place = Place::new();
+    drop(beside(&place.pack(1, &Module::default()), &place));
+    let rebuilt = place.pack(1, &spoiled_for(7, "(nop)"));
+    let supervisor = beside(&rebuilt, &place);
+    assert_eq!(supervisor.host().snapshot().pack_ids()[0].digest, digest(&rebuilt));
+    assert_eq!(events(&supervisor), [HistoryEvent::Started; 2]);
+}
+
+#[test]
+fn a_lock_holds_for_packs_that_come_later() {
+    let place = Place::new();
+    let (one, two) = (place.pack(1, &Module::default()), place.pack(2, &Module::default()));
+    let mut lock = PackLock::new();
+    lock.insert(&one.verify().unwrap());
+    let config = SupervisorConfig { lock: Some(lock), ..place.config(&one) };
+    let supervisor = Supervisor::open(place.host(), config).unwrap();
+    let error = supervisor.stage(two.read().unwrap(), "me").unwrap_err();
+    assert!(error.to_string().contains("lock_mismatch"), "{error}");
+    activate(&supervisor, &one).unwrap();
 }

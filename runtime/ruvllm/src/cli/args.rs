@@ -47,7 +47,7 @@ pub(crate) enum Command {
     /// Measure prompt processing and generation, in tokens per second.
     Bench(BenchArgs),
     /// Answer requests over HTTP, in the form of OpenAI's API.
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Show the kernels in use and why each was chosen; change those of a live server.
     Kernels(KernelsArgs),
     /// Say what this machine is, which code runs on it, and what its memory gives.

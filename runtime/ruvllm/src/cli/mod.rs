@@ -42,7 +42,7 @@ pub(crate) fn main() -> ExitCode {
     {
         let given: Vec<OsString> = std::env::args_os().skip_while(|arg| arg != "serve").collect();
         match config_file::merge(path, &given[1..]) {
-            Ok(merged) => *args = merged,
+            Ok(merged) => **args = merged,
             Err(failure) => return fail(&failure),
         }
     }

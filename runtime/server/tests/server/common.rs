@@ -3,7 +3,8 @@
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use ruvllm_engine::{Engine, EngineConfig, Model};
@@ -134,6 +135,15 @@ impl Service {
         let text = self.get("/metrics").text;
         let line = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
         line.map_or(0.0, |value| value.parse().expect("a number"))
+    }
+}
+
+/// Waits for something that must happen soon.
+pub(crate) fn soon(what: &str, mut happened: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !happened() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+        thread::sleep(Duration::from_millis(5));
     }
 }
 

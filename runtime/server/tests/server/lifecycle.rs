@@ -3,25 +3,16 @@
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
-use crate::common::{Service, agent, engine, events, options, read};
+use crate::common::{Service, agent, engine, events, options, read, soon};
 
 /// A few seconds of work.
 fn long(stream: bool) -> Value {
     json!({"prompt": "Once", "max_tokens": 450, "n": 16, "ignore_eos": true, "stream": stream})
-}
-
-/// Waits for something that must happen soon.
-fn soon(what: &str, mut happened: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !happened() {
-        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 const RUNNING: &str = "ruvllm_sequences{state=\"running\"}";

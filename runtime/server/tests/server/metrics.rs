@@ -6,19 +6,22 @@ use std::process::{Command, Stdio};
 
 use serde_json::json;
 
-use crate::common::Service;
+use crate::admin::Place;
+use crate::common::{Service, soon};
 
-fn served() -> Service {
-    let service = Service::start(&[]);
+fn ask(service: &Service) {
     let body = json!({"prompt": "Once upon a time", "max_tokens": 20, "ignore_eos": true});
     service.ok("/v1/completions", &body);
     service.get("/v1/models/none");
-    service
+    // The scheduler tells its figures when the step is over, which may be after the answer.
+    let finished = "ruvllm_sequences_total{outcome=\"finished\"}";
+    soon("the sequence is counted", || service.metric(finished) == 1.0);
 }
 
 #[test]
 fn what_happened_is_counted() {
-    let service = served();
+    let service = Service::start(&[]);
+    ask(&service);
     let figures = [
         (
             "ruvllm_http_requests_total{path=\"/v1/completions\",method=\"POST\",status=\"200\"}",
@@ -45,7 +48,9 @@ fn what_happened_is_counted() {
 
 #[test]
 fn the_format_is_prometheus() {
-    let service = served();
+    let place = Place::new();
+    let service = place.serve(&[]).service;
+    ask(&service);
     let answer = service.get("/metrics");
     assert!(answer.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
     check(&answer.text);
