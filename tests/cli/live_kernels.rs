@@ -165,8 +165,8 @@ fn packs_are_staged_activated_explained_and_gone_back_from() {
     assert_eq!(live.active(), ["1.0.0"]);
     let history = live.kernels(&["history"]);
     let rolled_back = history.text().lines().find(|line| line.contains("rolled back")).unwrap();
-    let year = rolled_back.split_whitespace().nth(1).unwrap();
-    assert!(rolled_back.contains("  me  ") && year.ends_with('Z'), "{rolled_back}");
+    let time = rolled_back.split_whitespace().nth(1).unwrap();
+    assert!(rolled_back.contains("  me  ") && time.ends_with('Z'), "{rolled_back}");
     let expected = ["started", "staged", "activating", "activated", "staged", "activating"];
     assert_eq!(live.events()[..6], expected);
     // Through a trial, and out of the waiting room.
@@ -318,10 +318,9 @@ fn watching_shows_what_happens_and_how_new_packs_do() {
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.next().unwrap().contains("started"));
     live.activate(&operator.pack(1));
-    let mut expected =
-        ["staged, by me", "activating, by me", "activated, by me", "s left: 0 traps"];
-    for (part, line) in expected.iter_mut().zip(&mut lines) {
-        assert!(line.contains(&*part) && line.contains("test-kernels 1.0.0"), "{line}");
+    let expected = ["staged, by me", "activating, by me", "activated, by me", "s left: 0 traps"];
+    for (part, line) in expected.into_iter().zip(&mut lines) {
+        assert!(line.contains(part) && line.contains("test-kernels 1.0.0"), "{line}");
     }
     let interrupted = Command::new("kill").args(["-INT", &watch.id().to_string()]).status();
     assert!(interrupted.unwrap().success());
