@@ -165,8 +165,8 @@ fn packs_are_staged_activated_explained_and_gone_back_from() {
     assert_eq!(live.active(), ["1.0.0"]);
     let history = live.kernels(&["history"]);
     let rolled_back = history.text().lines().find(|line| line.contains("rolled back")).unwrap();
-    let year = rolled_back.split_whitespace().nth(1).unwrap();
-    assert!(rolled_back.contains("  me  ") && year.ends_with('Z'), "{rolled_back}");
+    let time = rolled_back.split_whitespace().nth(1).unwrap();
+    assert!(rolled_back.contains("  me  ") && time.ends_with('Z'), "{rolled_back}");
     let expected = ["started", "staged", "activating", "activated", "staged", "activating"];
     assert_eq!(live.events()[..6], expected);
     // Through a trial, and out of the waiting room.
@@ -205,7 +205,8 @@ fn refusals_are_the_servers_own_words_and_change_nothing() {
     let client = format!("http://{}", live.serving.address);
     let key = operator.path("admin.key");
     let key = key.to_str().unwrap();
-    ruvllm(&["kernels", "list", "--server", &client, "--key-file", key]).refused(&[]);
+    ruvllm(&["kernels", "list", "--server", &client, "--key-file", key])
+        .refused(&["is not the admin API"]);
     let gone = live.url();
     drop(live);
     ruvllm(&["kernels", "list", "--server", &gone, "--key-file", key])
@@ -230,6 +231,25 @@ fn a_key_that_others_can_read_is_not_sent() {
     let key = operator.path("admin.key");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
     ruvllm(&["kernels", "history", "--key-file", key.to_str().unwrap()]).refused(&["chmod 600"]);
+}
+
+#[test]
+fn certificates_are_checked() {
+    let operator = Operator::new();
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (cert, key) = (operator.path("cert.pem"), operator.path("key.pem"));
+    fs::write(&cert, made.cert.pem()).unwrap();
+    fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let (cert, key) = (cert.to_str().unwrap(), key.to_str().unwrap());
+    let live = operator.serve("300", &["--tls-cert", cert, "--tls-key", key]);
+    let port = live.serving.admin.as_ref().unwrap().rsplit_once(':').unwrap().1;
+    let url = format!("https://localhost:{port}");
+    let admin = operator.path("admin.key");
+    let args = ["kernels", "list", "--server", &url, "--key-file", admin.to_str().unwrap()];
+    let known = ruvllm(&[&args[..], &["--ca", cert]].concat());
+    assert!(known.text().contains("is active"), "{}", known.stdout);
+    ruvllm(&args).refused(&["certificate"]);
+    ruvllm(&[&args[..], &["--ca", key]].concat()).refused(&["no certificate in it"]);
 }
 
 #[cfg(unix)]
@@ -298,10 +318,9 @@ fn watching_shows_what_happens_and_how_new_packs_do() {
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.next().unwrap().contains("started"));
     live.activate(&operator.pack(1));
-    let mut expected =
-        ["staged, by me", "activating, by me", "activated, by me", "s left: 0 traps"];
-    for (part, line) in expected.iter_mut().zip(&mut lines) {
-        assert!(line.contains(*part) && line.contains("test-kernels 1.0.0"), "{line}");
+    let expected = ["staged, by me", "activating, by me", "activated, by me", "s left: 0 traps"];
+    for (part, line) in expected.into_iter().zip(&mut lines) {
+        assert!(line.contains(part) && line.contains("test-kernels 1.0.0"), "{line}");
     }
     let interrupted = Command::new("kill").args(["-INT", &watch.id().to_string()]).status();
     assert!(interrupted.unwrap().success());

@@ -42,7 +42,7 @@ impl Serving {
                 _ => eprintln!("{line}"),
             }
         };
-        let address = |url: &Value| Some(url.as_str()?.strip_prefix("http://")?.to_owned());
+        let address = |url: &Value| Some(url.as_str()?.split_once("://")?.1.to_owned());
         let (address, admin) = (address(&serving["url"]).unwrap(), address(&serving["admin"]));
         Serving { child, log, address, admin }
     }

@@ -230,8 +230,8 @@ impl Delivery {
                 let digest = &pack.id.digest;
                 let reason = escape_untrusted(&reason);
                 return entry.notice.warn(format!(
-                    "{name} in {shown} is barred ({reason}); to let it in: `ruvllm kernels clear \
-                     {digest}`"
+                    "{name} in {shown} is barred ({reason}); to try it again: `ruvllm kernels \
+                     clear {digest}`, then `ruvllm kernels stage {shown}`"
                 ));
             }
             Ok(Standing::Older(active)) => {

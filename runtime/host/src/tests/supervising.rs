@@ -468,8 +468,7 @@ fn of_what_the_program_brings_along_and_what_was_healthy_the_newer_is_active() {
     let pack = |n| place.pack(n, &Module::default());
     let supervisor = place.open(&pack(2));
     activate(&supervisor, &pack(2)).unwrap();
-    place.pass(300);
-    supervisor.tick();
+    place.end_window(&supervisor);
     drop(supervisor);
     assert_eq!(active(&beside(&pack(1), &place)), ["2.0.0"]);
     let supervisor = beside(&pack(3), &place);

@@ -132,14 +132,19 @@ impl Client {
             return Ok(answer);
         }
         let error = &answer["error"];
-        let Some(message) = error["message"].as_str() else {
+        let (message, code) = (error["message"].as_str(), error["code"].as_str());
+        let Some(message) = message else {
             return Err(self.foreign(format!("it answers with status {}", status.as_u16())));
         };
         // Of several lines where a pack breaks several rules.
         let lines: Vec<String> = message.lines().map(escape_untrusted).collect();
-        let code = error["code"].as_str().map(|code| format!(" [{}]", escape_untrusted(code)));
-        let message = lines.join("\n") + &code.unwrap_or_default();
-        Err(ClientError::Refused { message })
+        let message = lines.join("\n");
+        // As the listener for clients answers.
+        if code == Some("unknown_url") {
+            return Err(self.foreign(message));
+        }
+        let code = code.map(|code| format!(" [{}]", escape_untrusted(code))).unwrap_or_default();
+        Err(ClientError::Refused { message: message + &code })
     }
 
     fn foreign(&self, reason: String) -> ClientError {

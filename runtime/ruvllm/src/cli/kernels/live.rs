@@ -2,7 +2,7 @@
 
 use super::args::Live;
 use super::client::Client;
-use super::tables::{self, packs, say, table};
+use super::tables::{self, pack, packs, say, table};
 use crate::cli::Failure;
 use ruvllm::host::{
     Explanation, GenerationReport, GenerationState, InstallReport, KernelSummary, PackId,
@@ -13,6 +13,7 @@ use ruvllm_manifest::Sha256Hex;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -75,8 +76,7 @@ pub(super) fn list(client: &Client, json: bool) -> Result<(), Failure> {
         if !report.staged.is_empty() {
             say("");
             let row = |staged: &StageReport| {
-                let PackId { name, version, digest } = &staged.pack;
-                [staged.id.to_string(), format!("{name} {version}"), digest.clone()]
+                [staged.id.to_string(), pack(&staged.pack), staged.pack.digest.clone()]
             };
             table(["staged", "pack", "digest"], report.staged.iter().map(row));
         }
@@ -99,22 +99,25 @@ pub(super) fn explain(client: &Client, op: &str, json: bool) -> Result<(), Failu
     show(client, json, answer, |answer: Vec<Explanation>| tables::explanations(&answer))
 }
 
-pub(super) fn stage(live: &Live, pack: &Path) -> Result<(), Failure> {
+pub(super) fn stage(live: &Live, path: &Path) -> Result<(), Failure> {
     let mut archive = Vec::new();
-    UnverifiedPack::read(pack, &PackLimits::default())?.write_archive(&mut archive)?;
+    UnverifiedPack::read(path, &PackLimits::default())?.write_archive(&mut archive)?;
     let client = Client::of(live)?;
     show(&client, live.json, client.post_archive("packs", &archive)?, |staged: StageReport| {
-        let StageReport { id, pack, kernels, skipped, cache, rehearsed, .. } = &staged;
+        let StageReport { id, pack: staged, kernels, skipped, cache, rehearsed, .. } = &staged;
         say(&format!(
-            "{} {} is staged as {id}: {} kernels, {} of them compiled just now, right on {rehearsed} \
+            "{} is staged as {id}: {} kernels, {} of them compiled just now, right on {rehearsed} \
              calls of the server's own shapes",
-            pack.name,
-            pack.version,
+            pack(staged),
             kernels.len(),
             cache.misses
         ));
+        let mut left_out: BTreeMap<String, Vec<&str>> = BTreeMap::new();
         for (kernel, reasons) in skipped {
-            say(&format!("{kernel} does not run there: {}", reasons.join("; ")));
+            left_out.entry(reasons.join("; ")).or_default().push(kernel);
+        }
+        for (reasons, kernels) in left_out {
+            say(&format!("left out there: {} ({reasons})", kernels.join(", ")));
         }
         say(&format!("to activate it: ruvllm kernels activate {id}"));
     })
@@ -198,7 +201,7 @@ impl Entry {
             self.what(),
             self.operator.clone(),
             self.generation.map(|number| number.to_string()).unwrap_or_default(),
-            packs(self.pack.as_slice()),
+            self.pack.as_ref().map(pack).unwrap_or_default(),
             // A refusal may give a reason for every rule that is broken.
             self.reason.split_whitespace().collect::<Vec<_>>().join(" "),
         ]

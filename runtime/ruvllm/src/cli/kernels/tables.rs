@@ -55,8 +55,15 @@ pub(crate) fn explanations(explanations: &[Explanation]) {
 
 /// Names and versions.
 pub(crate) fn packs(packs: &[PackId]) -> String {
-    let names = packs.iter().map(|pack| format!("{} {}", pack.name, pack.version));
-    names.collect::<Vec<_>>().join(", ")
+    match packs {
+        [] => "no packs".to_owned(),
+        packs => packs.iter().map(pack).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// Name and version.
+pub(crate) fn pack(pack: &PackId) -> String {
+    format!("{} {}", pack.name, pack.version)
 }
 
 /// A time in milliseconds since 1970, to the second, in UTC.
