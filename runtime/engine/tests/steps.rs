@@ -10,7 +10,7 @@ use candle_core::quantized::gguf_file::Value;
 use common::requests::tales;
 use common::{
     Fixture, LLAMA, QWEN2, best, core_pack_host, engine, families, native_host, relative_error,
-    some_tokens, two_threads,
+    repository, some_tokens, two_threads,
 };
 use ruvllm_engine::{
     Engine, EngineConfig, EngineError, KvCodec, KvPolicy, Model, Part, ProbeText, Session,

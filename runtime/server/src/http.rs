@@ -49,7 +49,8 @@ impl Caller {
 /// Addresses that need no key.
 const OPEN: &[&str] = &["/health", "/ready"];
 /// Addresses that somebody asks every few seconds, which tells nothing while it succeeds.
-const POLLED: &[&str] = &["/health", "/ready", "/metrics", "/status", "/admin/v1/kernels"];
+const POLLED: &[&str] =
+    &["/health", "/ready", "/metrics", "/status", "/admin/v1/kernels", "/admin/v1/history"];
 
 /// Gives a request its id, checks who asks, and logs and counts the answer.
 pub(crate) async fn around(

@@ -124,6 +124,8 @@ pub struct Supervisor {
     pub(super) config: SupervisorConfig,
     pub(super) history: History,
     store: PackStore,
+    /// The generation of the program's own packs. Those before it were still without some of them.
+    first: u64,
     pub(super) state: Mutex<State>,
     pub(super) counters: Mutex<SwapCounters>,
 }
@@ -151,6 +153,7 @@ impl Supervisor {
     /// [`SupervisorError::History`], where another process has the history open above all. A pack that
     /// cannot be brought back is left out, and the history says why.
     pub fn open(host: Host, config: SupervisorConfig) -> Result<Self, SupervisorError> {
+        let first = host.generation();
         let not_private = |what| HistoryError::NotPrivate { what };
         crate::files::private_directory(&config.directory).map_err(not_private)?;
         let history = History::open(&config.directory)?;
@@ -206,7 +209,7 @@ impl Supervisor {
             watched: Vec::new(),
         };
         let (state, counters) = (Mutex::new(state), Mutex::default());
-        let supervisor = Self { host, config, history, store, state, counters };
+        let supervisor = Self { host, config, history, store, first, state, counters };
         supervisor.host.set_refuge(active.generation());
         supervisor.prune();
         Ok(supervisor)
@@ -337,7 +340,8 @@ impl Supervisor {
     ) -> Result<GenerationReport, SupervisorError> {
         let span = spans::change("roll back", operator);
         let state = &mut *lock(&self.state);
-        let target = to.or_else(|| self.host.previous_generation());
+        let previous = || self.host.previous_generation().filter(|&number| number >= self.first);
+        let target = to.or_else(previous);
         let target = target.ok_or(SupervisorError::NoEarlier)?;
         let intent =
             Record { generation: Some(target), ..Record::new(HistoryEvent::RollingBack, operator) };

@@ -334,6 +334,21 @@ fn the_healthy_generation_is_kept_however_many_come_after_it() {
 }
 
 #[test]
+fn nobody_goes_back_to_less_than_the_program_brings_unless_he_says_so() {
+    let place = Place::new();
+    let (own, new) = (place.pack(1, &Module::default()), place.pack(2, &Module::default()));
+    let host = place.host();
+    host.install(own.verify().unwrap()).unwrap();
+    let supervisor = Supervisor::open(host, place.config(&own)).unwrap();
+    let back = |to| supervisor.roll_back(to, "me").map(|report| report.packs);
+    assert_eq!(back(None).unwrap_err().code(), "no_earlier_generation");
+    activate(&supervisor, &new).unwrap();
+    assert_eq!(back(None).unwrap()[0].version, "1.0.0");
+    assert_eq!(back(None).unwrap_err().code(), "no_earlier_generation");
+    assert_eq!(back(Some(1)).unwrap(), []);
+}
+
+#[test]
 fn an_operators_way_back_outlives_a_restart() {
     let place = Place::new();
     let (one, two) = (place.pack(1, &Module::default()), place.pack(2, &Module::default()));
