@@ -12,6 +12,7 @@ use axum::response::{IntoResponse as _, Response};
 use serde_json::{Map, Value};
 
 use crate::app::{App, Listener};
+use crate::dashboard;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::keys;
@@ -28,10 +29,11 @@ pub(crate) struct Caller {
     pub(crate) listener: Listener,
 }
 
-/// Addresses that need no key.
+/// Addresses that need no key, beside the page.
 const OPEN: &[&str] = &["/health", "/ready"];
 /// Addresses that somebody asks every few seconds, which tells nothing while it succeeds.
-const POLLED: &[&str] = &["/health", "/ready", "/metrics", "/status", "/admin/v1/kernels"];
+const POLLED: &[&str] =
+    &["/health", "/ready", "/metrics", "/status", "/admin/v1/kernels", "/admin/v1/history"];
 
 /// Gives a request its id, checks who asks, and logs and counts the answer.
 pub(crate) async fn around(
@@ -47,7 +49,7 @@ pub(crate) async fn around(
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let (method, path) = (request.method().clone(), path.unwrap_or_else(|| "unknown".to_owned()));
     let mut client = Arc::from("");
-    let open = OPEN.contains(&path.as_str());
+    let open = OPEN.contains(&path.as_str()) || dashboard::ROUTES.contains(&path.as_str());
     let mut response = match if open { Ok("") } else { admit(&app, listener, request.headers()) } {
         Ok(name) => {
             client = Arc::from(name);

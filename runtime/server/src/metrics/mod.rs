@@ -13,10 +13,11 @@ use axum::response::IntoResponse;
 use ruvllm_engine::scheduler::{SchedulerStats, Update};
 use ruvllm_engine::{KvCodec, MemoryReport};
 use ruvllm_host::{OpStats, Supervisor};
+use serde::Serialize;
 
 use crate::app::{App, aside};
 use crate::error::ApiError;
-use text::{Histogram, Kind, Text};
+use text::{Buckets, Histogram, Kind, Text};
 
 /// Upper bounds of buckets in seconds: of what a person waits for, and of what a token takes.
 const WAITS: &[f64] =
@@ -37,6 +38,13 @@ struct Latency {
     first_token: Histogram,
     between_tokens: Histogram,
     total: Histogram,
+}
+
+/// How long clients waited for tokens, since the server began.
+#[derive(Serialize)]
+pub(crate) struct TokenTimes {
+    first_token: Buckets,
+    between_tokens: Buckets,
 }
 
 /// Measures one sequence.
@@ -81,6 +89,11 @@ impl Metrics {
     pub(crate) fn request(&self, path: &str, method: &Method, status: u16) {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         *requests.entry((path.to_owned(), method.clone(), status)).or_default() += 1;
+    }
+
+    pub(crate) fn token_times(&self) -> TokenTimes {
+        let Latency { first_token, between_tokens, .. } = &*self.latency;
+        TokenTimes { first_token: first_token.buckets(), between_tokens: between_tokens.buckets() }
     }
 
     /// For a sequence that is submitted at this moment.

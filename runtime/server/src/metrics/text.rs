@@ -7,6 +7,8 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use serde::Serialize;
+
 /// What Prometheus does with a metric.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
@@ -104,6 +106,20 @@ impl Histogram {
         bucket.map_or(&self.above, |at| &self.counts[at]).fetch_add(1, Relaxed);
         self.nanos.fetch_add(took.as_nanos() as u64, Relaxed);
     }
+
+    pub(super) fn buckets(&self) -> Buckets {
+        let counts = self.counts.iter().chain([&self.above]);
+        Buckets { bounds: self.bounds, counts: counts.map(|count| count.load(Relaxed)).collect() }
+    }
+}
+
+/// How many durations lay in which bucket.
+#[derive(Serialize)]
+pub(crate) struct Buckets {
+    /// Upper bounds in seconds, rising.
+    bounds: &'static [f64],
+    /// One count for each bound, without those of the bounds before, and one for what lay above all.
+    counts: Vec<u64>,
 }
 
 #[cfg(test)]
@@ -120,6 +136,7 @@ mod tests {
             histogram.record(Duration::from_millis(millis));
         }
         text.histogram("h_seconds", "Times.", &histogram);
+        assert_eq!(histogram.buckets().counts, [2, 1, 1]);
         let expected = "\
 # HELP a_total As.
 # TYPE a_total counter
