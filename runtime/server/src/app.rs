@@ -18,7 +18,7 @@ use crate::metrics::Metrics;
 use crate::options::{Limits, ServerOptions};
 use crate::server::Served;
 use crate::tools::Format;
-use crate::{chat, completions, embeddings, http, metrics, models, status, tokens};
+use crate::{chat, completions, dashboard, embeddings, http, metrics, models, status, tokens};
 
 /// Where a request came in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +112,7 @@ pub(crate) fn routes(app: &Arc<App>, listener: Listener) -> Router {
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
+        .merge(dashboard::routes())
         .with_state(Arc::clone(app))
         .merge(administration)
         .fallback(|request: Request| async move { ApiError::not_found(request.uri().path()) })

@@ -14,6 +14,7 @@ use serde_json::{Map, Value};
 use tracing::Span;
 
 use crate::app::{App, Listener};
+use crate::dashboard;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::keys::{self, ApiKey};
@@ -46,7 +47,7 @@ impl Caller {
     }
 }
 
-/// Addresses that need no key.
+/// Addresses that need no key, beside the page.
 const OPEN: &[&str] = &["/health", "/ready"];
 /// Addresses that somebody asks every few seconds, which tells nothing while it succeeds.
 const POLLED: &[&str] =
@@ -66,7 +67,7 @@ pub(crate) async fn around(
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let method = method(request.method());
     let is_in = |paths: &[&str]| route.as_deref().is_some_and(|path| paths.contains(&path));
-    let (open, polled) = (is_in(OPEN), is_in(POLLED));
+    let (open, polled) = (is_in(OPEN) || is_in(&dashboard::ROUTES), is_in(POLLED));
     let span = match polled {
         true => Span::none(),
         false => spans::request(method, route.as_deref()),

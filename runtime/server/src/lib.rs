@@ -18,6 +18,7 @@ mod answer;
 mod app;
 mod chat;
 mod completions;
+mod dashboard;
 mod embeddings;
 mod error;
 mod fields;

@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::app::{App, Listener, aside, now};
 use crate::error::ApiError;
 use crate::http::Caller;
+use crate::metrics::TokenTimes;
 
 /// What is told, read at one moment after another.
 #[derive(Serialize)]
@@ -22,6 +23,7 @@ pub(crate) struct Status {
     /// The active generation of kernels.
     generation: u64,
     kernels: Vec<OpStats>,
+    latency: TokenTimes,
 }
 
 #[derive(Serialize)]
@@ -54,6 +56,7 @@ pub(crate) async fn status(
             memory: app.engine.memory(),
             generation: host.generation(),
             kernels: host.stats(),
+            latency: app.metrics.token_times(),
         }))
     })
     .await

@@ -14,10 +14,11 @@ use ruvllm_engine::memory::{Holder, Use};
 use ruvllm_engine::scheduler::{SchedulerStats, Update};
 use ruvllm_engine::{KvCodec, MemoryReport};
 use ruvllm_host::{OpStats, Supervisor};
+use serde::Serialize;
 
 use crate::app::{App, aside};
 use crate::error::ApiError;
-use text::{Durations, Kind, Text};
+use text::{Buckets, Durations, Kind, Text};
 
 /// Upper bounds of buckets in seconds: of what a person waits for, and of what a token takes.
 const WAITS: &[f64] =
@@ -38,6 +39,13 @@ struct Latency {
     first_token: Durations,
     between_tokens: Durations,
     total: Durations,
+}
+
+/// How long clients waited for tokens, since the server began.
+#[derive(Serialize)]
+pub(crate) struct TokenTimes {
+    first_token: Buckets,
+    between_tokens: Buckets,
 }
 
 /// Measures one sequence.
@@ -84,6 +92,11 @@ impl Metrics {
         *requests.entry((path.to_owned(), method, status)).or_default() += 1;
     }
 
+    pub(crate) fn token_times(&self) -> TokenTimes {
+        let Latency { first_token, between_tokens, .. } = &*self.latency;
+        TokenTimes { first_token: first_token.buckets(), between_tokens: between_tokens.buckets() }
+    }
+
     /// For a sequence that is submitted at this moment.
     pub(crate) fn watch(&self) -> Watch {
         let latency = Arc::clone(&self.latency);
@@ -117,7 +130,7 @@ impl Metrics {
             ("ruvllm_inter_token_seconds", "From a token to the next.", between_tokens),
             ("ruvllm_sequence_seconds", "From submission to the end.", total),
         ] {
-            text.histogram(name, help, durations.buckets(), durations.sum());
+            text.histogram(name, help, durations.buckets().iter(), durations.sum());
         }
     }
 }

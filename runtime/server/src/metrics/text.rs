@@ -7,6 +7,8 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use serde::Serialize;
+
 /// What Prometheus does with a metric.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
@@ -111,16 +113,32 @@ impl Durations {
         self.nanos.fetch_add(took.as_nanos() as u64, Relaxed);
     }
 
-    /// As [`Text::histogram`] takes them.
-    pub(super) fn buckets(&self) -> impl Iterator<Item = (Option<f64>, u64)> {
-        let bounds = self.bounds.iter().copied().map(Some).chain([None]);
+    /// How many there are in each bucket.
+    pub(super) fn buckets(&self) -> Buckets {
         let counts = self.counts.iter().chain([&self.above]);
-        bounds.zip(counts.map(|count| count.load(Relaxed)))
+        Buckets { bounds: self.bounds, counts: counts.map(|count| count.load(Relaxed)).collect() }
     }
 
     /// All of them, added up, in seconds.
     pub(super) fn sum(&self) -> f64 {
         self.nanos.load(Relaxed) as f64 / 1e9
+    }
+}
+
+/// How many durations lay in which bucket.
+#[derive(Serialize)]
+pub(crate) struct Buckets {
+    /// Upper bounds in seconds, rising.
+    bounds: &'static [f64],
+    /// One count for each bound, without those of the bounds before, and one for what lay above all.
+    counts: Vec<u64>,
+}
+
+impl Buckets {
+    /// As [`Text::histogram`] takes them.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Option<f64>, u64)> {
+        let bounds = self.bounds.iter().copied().map(Some).chain([None]);
+        bounds.zip(self.counts.iter().copied())
     }
 }
 
@@ -137,7 +155,7 @@ mod tests {
         for millis in [50, 100, 500, 2000] {
             durations.record(Duration::from_millis(millis));
         }
-        text.histogram("h_seconds", "Times.", durations.buckets(), durations.sum());
+        text.histogram("h_seconds", "Times.", durations.buckets().iter(), durations.sum());
         let expected = "\
 # HELP a_total As.
 # TYPE a_total counter

@@ -19,7 +19,7 @@ pub(crate) struct Place {
     dir: tempfile::TempDir,
     publisher: SecretKey,
     seconds: Arc<AtomicU64>,
-    secret: String,
+    pub(crate) secret: String,
     entry: String,
 }
 
@@ -77,7 +77,7 @@ impl Place {
 }
 
 impl Console {
-    fn url(&self, path: &str) -> String {
+    pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.service.server.admin_address().unwrap())
     }
 

@@ -21,8 +21,15 @@ fn run(mut client: Command, script: &str) {
     assert!(status.success(), "{stdout}\n{stderr}");
 }
 
-fn works(client: &mut Command) -> bool {
+pub(crate) fn works(client: &mut Command) -> bool {
     client.output().is_ok_and(|output| output.status.success())
+}
+
+/// Node with the packages of `tests/clients/package.json`.
+pub(crate) fn node() -> Command {
+    let mut node = Command::new("node");
+    node.env("NODE_PATH", repository().join("target/clients/node_modules"));
+    node
 }
 
 #[test]
@@ -38,13 +45,9 @@ fn the_official_python_client_works() {
 
 #[test]
 fn the_official_node_client_works() {
-    let mut node = Command::new("node");
-    node.env("NODE_PATH", repository().join("target/clients/node_modules"));
-    if !works(node.args(["-e", "require('openai')"])) {
+    if !works(node().args(["-e", "require('openai')"])) {
         eprintln!("skipped: no Node with the openai package (tests/clients/package.json)");
         return;
     }
-    let mut node = Command::new("node");
-    node.env("NODE_PATH", repository().join("target/clients/node_modules"));
-    run(node, "client.cjs");
+    run(node(), "client.cjs");
 }

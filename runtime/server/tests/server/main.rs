@@ -4,6 +4,7 @@ mod admin;
 mod api;
 mod clients;
 mod common;
+mod dashboard;
 mod lifecycle;
 mod limits;
 mod metrics;
