@@ -101,6 +101,9 @@ pub struct SessionOptions {
     /// What the session adds to the model's projections. Sessions share beginnings only with those of
     /// the same adapter, or that have none either.
     pub adapter: Option<Adapter>,
+    /// Keeps to the active generation of kernels while another is on trial, for measurements. Whatever
+    /// is in a step with it does, too.
+    pub steady: bool,
 }
 
 impl SessionOptions {
@@ -111,14 +114,16 @@ impl SessionOptions {
             sinks: self.sinks.map(|sinks| sinks.min(context / 4)),
             scope: self.scope.as_deref().map(|name| scope(name, adapter.as_ref())),
             adapter: self.adapter.clone(),
+            steady: self.steady,
         }
     }
 }
 
 impl Default for SessionOptions {
-    /// No priority, the common scope, an end, and no adapter.
+    /// No priority, the common scope, an end, no adapter, and a share in trials.
     fn default() -> Self {
-        Self { priority: 0, scope: Some(String::new()), sinks: None, adapter: None }
+        let scope = Some(String::new());
+        Self { priority: 0, scope, sinks: None, adapter: None, steady: false }
     }
 }
 
@@ -226,7 +231,7 @@ impl Engine {
             self.check_adapter(adapter)?;
         }
         let limits = (self.context(), self.model().vocab());
-        let (mut decoder, _) = self.pinned()?;
+        let (mut decoder, _) = self.pinned(options.steady)?;
         let Decoder { kernels, kv, .. } = &mut *decoder;
         kv.begin(kernels);
         let mut means = Means { kernels, pool: &self.shared.pool };
@@ -295,7 +300,7 @@ impl Engine {
     /// Attaches to a sequence what others have computed of `tokens`, with which it goes on, and gives how
     /// many of them that holds.
     pub(crate) fn adopt(&self, table: &mut KvTable, tokens: &[u32]) -> Result<usize, EngineError> {
-        let (mut decoder, machine) = self.pinned()?;
+        let (mut decoder, machine) = self.pinned(table.standing.steady)?;
         Ok(decoder.adopt(machine, table, tokens))
     }
 
@@ -334,7 +339,7 @@ impl Engine {
     /// # Errors
     /// [`EngineError::OpUnavailable`].
     pub(crate) fn require_lora(&self) -> Result<(), EngineError> {
-        let (decoder, _) = self.pinned()?;
+        let (decoder, _) = self.pinned(false)?;
         decoder.kernels.require_lora()
     }
 
@@ -386,11 +391,14 @@ impl Engine {
     }
 
     /// The decoder with the kernels of this moment, once no step is computed, and what it computes
-    /// with.
-    fn pinned(&self) -> Result<(MutexGuard<'_, Decoder>, Machine<'_>), EngineError> {
+    /// with; `steady` never has it be a trial's turn.
+    fn pinned(
+        &self,
+        steady: bool,
+    ) -> Result<(MutexGuard<'_, Decoder>, Machine<'_>), EngineError> {
         let shared = &*self.shared;
         let mut decoder = self.decoder();
-        decoder.kernels.pin(&shared.host)?;
+        decoder.kernels.pin(&shared.host, steady)?;
         Ok((decoder, Machine { pool: &shared.pool, isa: shared.isa }))
     }
 
@@ -401,7 +409,7 @@ impl Engine {
         use_them: impl FnOnce(&KvStore, &KvTable) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let shared = &*self.shared;
-        let (mut decoder, machine) = self.pinned()?;
+        let (mut decoder, machine) = self.pinned(table.standing.steady)?;
         decoder.ready(machine, &shared.model, table, shared.config.batch)?;
         use_them(&decoder.kv, table)
     }
@@ -413,7 +421,8 @@ impl Engine {
         each: &mut EachLogits<'_>,
     ) -> Result<(), EngineError> {
         let shared = &*self.shared;
-        let (mut decoder, machine) = self.pinned()?;
+        let steady = chunks.iter().any(|chunk| chunk.table.standing.steady);
+        let (mut decoder, machine) = self.pinned(steady)?;
         decoder.run(machine, &shared.model, chunks, shared.config.batch, each)
     }
 }

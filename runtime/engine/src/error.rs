@@ -336,6 +336,14 @@ pub enum EngineError {
         /// Tokens that are needed.
         needed: usize,
     },
+    /// A probe text is too short to tell anything.
+    #[error("the probe text has {tokens} tokens and needs at least {needed}; give a longer one")]
+    ProbeTooShort {
+        /// Tokens of the text.
+        tokens: usize,
+        /// Tokens that are needed.
+        needed: usize,
+    },
     /// No candidate, not even a native one, implements an operation that the decoder needs.
     #[error("no kernel for {op}; the host has neither a pack kernel nor a native one for it")]
     OpUnavailable {
@@ -426,6 +434,7 @@ impl EngineError {
             EngineError::NonFiniteLogits => "non_finite_logits",
             EngineError::Constraint { .. } => "constraint",
             EngineError::TextTooShort { .. } => "text_too_short",
+            EngineError::ProbeTooShort { .. } => "probe_too_short",
             EngineError::OpUnavailable { .. } => "op_unavailable",
             EngineError::Sealed { source, .. } => source.code(),
             EngineError::KeyInvalid { .. } => "key_invalid",

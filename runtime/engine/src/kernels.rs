@@ -121,12 +121,13 @@ impl Kernels {
         Ok(Kernels { workers, packed, pinned, resting: None, deltas })
     }
 
-    /// Pins the snapshot that the host has chosen for the next step.
+    /// Pins the snapshot that the host has chosen for the next step, or the active one for a `steady`
+    /// step.
     ///
     /// # Errors
     /// [`EngineError::OpUnavailable`]; the earlier snapshot then stays pinned.
-    pub(crate) fn pin(&mut self, host: &Host) -> Result<(), EngineError> {
-        let chosen = host.pin();
+    pub(crate) fn pin(&mut self, host: &Host, steady: bool) -> Result<(), EngineError> {
+        let chosen = if steady { host.snapshot() } else { host.pin() };
         let generation = chosen.generation();
         let is_chosen = |pinned: &Pinned| pinned.snapshot.generation() == generation;
         if !is_chosen(&self.pinned) {

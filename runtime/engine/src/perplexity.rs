@@ -180,7 +180,7 @@ impl Mean {
 }
 
 /// `-log softmax(logits)[token]`; infinite for a token without a logit.
-fn negative_log_likelihood(logits: &[f32], token: u32) -> f64 {
+pub(crate) fn negative_log_likelihood(logits: &[f32], token: u32) -> f64 {
     let Some(&logit) = logits.get(token as usize) else { return f64::INFINITY };
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&x| f64::from((x - max).exp())).sum();

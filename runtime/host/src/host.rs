@@ -157,6 +157,17 @@ impl Host {
         self.snapshot().explain(key)
     }
 
+    /// As [`Host::explain`], for every operation of this name (`rmsnorm`, or with its types
+    /// `rmsnorm(f32,f32)->f32`), or for all; empty where there is none of that name.
+    pub fn explain_named(&self, op: Option<&str>) -> Vec<Explanation> {
+        let mut keys: Vec<OpKey> = self.kernels().into_iter().map(|kernel| kernel.op).collect();
+        keys.sort();
+        keys.dedup();
+        keys.retain(|key| op.is_none_or(|op| key.op == op || key.to_string() == op));
+        let snapshot = self.snapshot();
+        keys.iter().map(|key| snapshot.explain(key)).collect()
+    }
+
     /// Every kernel of the newest generation.
     pub fn kernels(&self) -> Vec<KernelSummary> {
         let snapshot = self.snapshot();

@@ -1,7 +1,7 @@
 //! Packs, trust and policy brought together into a host that is ready to run kernels.
 
 use crate::{Error, embedded};
-use ruvllm_host::{Host, HostConfig, InstallReport};
+use ruvllm_host::{Host, HostConfig, InstallReport, SupervisorConfig};
 use ruvllm_signing::{Clock, PackLimits, PackLock, TrustPolicy, UnverifiedPack, VersionFloor};
 use std::path::{Path, PathBuf};
 
@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 pub struct KernelSet {
     host: Host,
     installed: Vec<InstallReport>,
+    trust: TrustPolicy,
+    floor: Option<VersionFloor>,
+    lock: Option<PackLock>,
 }
 
 /// Chooses packs and the publishers they may come from; made by [`KernelSet::builder`].
@@ -44,6 +47,17 @@ impl KernelSet {
     /// What was installed, in order.
     pub fn installed(&self) -> &[InstallReport] {
         &self.installed
+    }
+
+    /// What a [`ruvllm_host::Supervisor`] over the host needs to hold packs that come later to the same
+    /// trust policy, version floor and lock as those that were added; history and packs are kept in
+    /// `directory`.
+    pub fn supervisor_config(&self, directory: impl Into<PathBuf>) -> SupervisorConfig {
+        SupervisorConfig {
+            floor: self.floor.clone(),
+            lock: self.lock.clone(),
+            ..SupervisorConfig::new(directory, self.trust.clone())
+        }
     }
 }
 
@@ -103,14 +117,14 @@ impl KernelSetBuilder {
                 .map_err(|source| Error::Pack { pack: "(built in)".into(), source })?;
             installed.push(host.install_embedded(verified)?);
         }
-        let floor = self.floor.as_ref();
+        let KernelSetBuilder { trust, floor, lock, .. } = self;
         let mut active = Vec::new();
         for path in &self.packs {
             let named = |source| Error::Pack { pack: path.display().to_string(), source };
             let verified = UnverifiedPack::read(path, &limits)
-                .and_then(|pack| pack.verify(&self.trust, floor))
+                .and_then(|pack| pack.verify(&trust, floor.as_ref()))
                 .map_err(named)?;
-            if let Some(lock) = &self.lock {
+            if let Some(lock) = &lock {
                 lock.check(&verified).map_err(named)?;
             }
             let manifest = verified.manifest();
@@ -118,13 +132,13 @@ impl KernelSetBuilder {
             installed.push(host.install(verified)?);
         }
         // Only what is active in the end raises its floor: a set that fails leaves all as it was.
-        if let Some(floor) = floor {
+        if let Some(floor) = &floor {
             for (path, name, version) in active {
                 let named = |source| Error::Pack { pack: path.display().to_string(), source };
                 floor.raise_to(&name, &version).map_err(named)?;
             }
         }
-        Ok(KernelSet { host, installed })
+        Ok(KernelSet { host, installed, trust, floor, lock })
     }
 }
 

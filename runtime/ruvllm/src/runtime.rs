@@ -190,6 +190,11 @@ impl Runtime {
         self.kernels.host()
     }
 
+    /// The host with its packs, and on whose word those are taken.
+    pub fn kernels(&self) -> &KernelSet {
+        &self.kernels
+    }
+
     /// The packs that were installed.
     pub fn installed(&self) -> &[InstallReport] {
         self.kernels.installed()

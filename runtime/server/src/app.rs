@@ -11,18 +11,29 @@ use axum::routing::{get, post};
 use ruvllm_engine::chat::ChatTemplate;
 use ruvllm_engine::{Adapter, Engine, Scheduler, SchedulerConfig};
 
+use crate::admin::{self, Supervised};
 use crate::error::{ApiError, ServerError};
 use crate::grammar::Grammars;
 use crate::metrics::Metrics;
 use crate::options::{Limits, ServerOptions};
+use crate::server::Served;
 use crate::tools::Format;
-use crate::{chat, completions, embeddings, http, metrics, models, tokens};
+use crate::{chat, completions, embeddings, http, metrics, models, status, tokens};
+
+/// Where a request came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listener {
+    Client,
+    Admin,
+}
 
 /// What handlers share.
 pub(crate) struct App {
     pub(crate) engine: Engine,
     /// What every sequence adds to the model's projections.
     pub(crate) adapter: Option<Adapter>,
+    /// Who changes the kernels, where somebody may.
+    pub(crate) supervised: Option<Supervised>,
     pub(crate) scheduler: Scheduler,
     pub(crate) template: Option<ChatTemplate>,
     /// How the template lets the model call tools, if it does.
@@ -38,11 +49,8 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(
-        engine: Engine,
-        adapter: Option<Adapter>,
-        options: ServerOptions,
-    ) -> Result<App, ServerError> {
+    pub(crate) fn new(served: Served, options: ServerOptions) -> Result<App, ServerError> {
+        let Served { engine, adapter, supervisor } = served;
         let model = options.model_id.clone().unwrap_or_else(|| engine.model().name().to_owned());
         let given = options.template()?;
         let source = given.as_deref().or(engine.model().tokenizer().chat_template());
@@ -57,6 +65,7 @@ impl App {
             grammars: Grammars::default(),
             engine,
             adapter,
+            supervised: supervisor.map(Supervised::new),
             model,
             created: now(),
             options,
@@ -85,12 +94,17 @@ pub(crate) async fn aside<T: Send + 'static>(
         .unwrap_or_else(|error| Err(ApiError::internal(error.to_string())))
 }
 
-/// The addresses that clients use.
-pub(crate) fn routes(app: Arc<App>) -> Router {
+/// The addresses that a listener has.
+pub(crate) fn routes(app: &Arc<App>, listener: Listener) -> Router {
+    let administration = match (listener, &app.supervised) {
+        (Listener::Admin, Some(kernels)) => admin::routes(Arc::clone(app), kernels.clone()),
+        _ => Router::new(),
+    };
     Router::new()
         .route("/health", get(models::health))
         .route("/ready", get(models::ready))
         .route("/metrics", get(metrics::metrics))
+        .route("/status", get(status::status))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/chat/completions", post(chat::completions))
@@ -100,7 +114,8 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/detokenize", post(tokens::detokenize))
         .fallback(|request: Request| async move { ApiError::not_found(request.uri().path()) })
         .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
+        .with_state(Arc::clone(app))
+        .merge(administration)
         .layer(DefaultBodyLimit::max(app.options.limits.max_body))
-        .layer(middleware::from_fn_with_state(Arc::clone(&app), http::around))
-        .with_state(app)
+        .layer(middleware::from_fn_with_state((Arc::clone(app), listener), http::around))
 }

@@ -9,6 +9,8 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use ruvllm_engine::chat::ChatError;
 use ruvllm_engine::{EngineError, tokenizer::TokenizerError};
+use ruvllm_host::{HostError, HistoryError, SupervisorError};
+use ruvllm_signing::PackError;
 use serde_json::{Value, json};
 
 /// Why a server does not start. [`ServerError::code`] is stable; messages say what to do.
@@ -23,6 +25,38 @@ pub enum ServerError {
         /// The address.
         address: SocketAddr,
     },
+    /// There is an admin listener, and nobody could use it.
+    #[error(
+        "--admin-listen needs a key for each administrator: make one with `ruvllm serve --new-key NAME` and give its entry with --admin-key"
+    )]
+    AdminKeysRequired,
+    /// Others can reach the admin listener, and could read along.
+    #[error(
+        "{address} can be reached from other machines, so administrators need HTTPS there: give --tls-cert and --tls-key, or listen on 127.0.0.1"
+    )]
+    AdminTlsRequired {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// Clients and administrators have a key in common.
+    #[error(
+        "the API key of `{client}` is an admin key, too; give every administrator a key of its own"
+    )]
+    KeyShared {
+        /// The client.
+        client: String,
+    },
+    /// An option that has no effect.
+    #[error("--{option} does nothing without --{without}")]
+    Pointless {
+        /// The option.
+        option: &'static str,
+        /// What it needs.
+        without: &'static str,
+    },
+    /// The options ask for administration, and the caller brought nothing to administer.
+    #[error("an admin listener needs a supervisor over the engine's host")]
+    SupervisorRequired,
     /// Two keys have the same name.
     #[error("two API keys are named `{name}`; give every key a name of its own")]
     KeyTwice {
@@ -47,8 +81,10 @@ pub enum ServerError {
         option: &'static str,
     },
     /// The address is taken, or is not this machine's.
-    #[error("cannot listen on {address}: {source}; choose another address with --listen")]
+    #[error("cannot listen on {address}: {source}; choose another address with --{option}")]
     Listen {
+        /// The option that gave it.
+        option: &'static str,
         /// The address.
         address: SocketAddr,
         /// What the system said.
@@ -97,6 +133,11 @@ impl ServerError {
     pub fn code(&self) -> &'static str {
         match self {
             ServerError::KeysRequired { .. } => "api_keys_required",
+            ServerError::AdminKeysRequired => "admin_keys_required",
+            ServerError::AdminTlsRequired { .. } => "admin_tls_required",
+            ServerError::KeyShared { .. } => "api_key_shared",
+            ServerError::Pointless { .. } => "pointless_option",
+            ServerError::SupervisorRequired => "supervisor_required",
             ServerError::KeyTwice { .. } => "api_key_twice",
             ServerError::KeyName { .. } => "api_key_name",
             ServerError::KeyEntry => "api_key_entry",
@@ -170,6 +211,21 @@ impl ApiError {
     pub(crate) fn not_json() -> ApiError {
         let message = "send the body as JSON, with `Content-Type: application/json`";
         ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+    }
+
+    pub(crate) fn not_an_archive() -> ApiError {
+        let message = "send the pack as an .rkp archive (`ruvllm-pack archive` writes one), with `Content-Type: application/octet-stream`";
+        ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+    }
+
+    pub(crate) fn unknown_op(op: &str) -> ApiError {
+        let message = format!("no kernel does `{op}`");
+        ApiError::new(StatusCode::NOT_FOUND, "unknown_op", message).of("op")
+    }
+
+    pub(crate) fn not_barred(digest: &str) -> ApiError {
+        let message = format!("no pack with the digest {digest} is barred");
+        ApiError::new(StatusCode::NOT_FOUND, "not_barred", message)
     }
 
     pub(crate) fn too_large(limit: usize) -> ApiError {
@@ -264,6 +320,50 @@ impl From<EngineError> for ApiError {
             }
             _ => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.code(), message),
         }
+    }
+}
+
+impl From<SupervisorError> for ApiError {
+    fn from(error: SupervisorError) -> ApiError {
+        let (code, message) = (error.code(), error.to_string());
+        let status = match error {
+            SupervisorError::Host(error) => return error.into(),
+            SupervisorError::Pack(error) => return error.into(),
+            SupervisorError::NoEarlier
+            | SupervisorError::History(HistoryError::Locked { .. }) => StatusCode::CONFLICT,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        ApiError::new(status, code, message)
+    }
+}
+
+impl From<HostError> for ApiError {
+    fn from(error: HostError) -> ApiError {
+        let status = match error {
+            HostError::Refused { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+            HostError::NotStaged { .. } | HostError::NotKept { .. } | HostError::NoCanary => {
+                StatusCode::NOT_FOUND
+            }
+            HostError::Barred { .. }
+            | HostError::StageFull { .. }
+            | HostError::CanaryRunning { .. } => StatusCode::CONFLICT,
+            HostError::CanaryShare { .. } => StatusCode::BAD_REQUEST,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        ApiError::new(status, error.code(), error.to_string())
+    }
+}
+
+impl From<PackError> for ApiError {
+    fn from(error: PackError) -> ApiError {
+        let status = match error {
+            // The disk's fault or the operator's, not the pack's.
+            PackError::Io { .. } | PackError::FloorDamaged { .. } => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
+            _ => StatusCode::UNPROCESSABLE_ENTITY,
+        };
+        ApiError::new(status, error.code(), error.to_string())
     }
 }
 

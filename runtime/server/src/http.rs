@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Bytes;
-use axum::extract::{FromRequest, MatchedPath, Request, State};
+use axum::extract::{FromRef, FromRequest, MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Map, Value};
 
-use crate::app::App;
+use crate::app::{App, Listener};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::keys;
@@ -21,15 +21,19 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Who asks, and under which id; every handler can take it from the request.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
-    /// The name of the API key; empty where there are none.
+    /// The name of the key; empty where there are none.
     pub(crate) client: Arc<str>,
     /// The id in the log and in the answer's `x-request-id`.
     pub(crate) request: Arc<str>,
+    pub(crate) listener: Listener,
 }
+
+/// Addresses that need no key.
+const OPEN: &[&str] = &["/health", "/ready"];
 
 /// Gives a request its id, checks who asks, and logs and counts the answer.
 pub(crate) async fn around(
-    State(app): State<Arc<App>>,
+    State((app, listener)): State<(Arc<App>, Listener)>,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -41,11 +45,11 @@ pub(crate) async fn around(
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let (method, path) = (request.method().clone(), path.unwrap_or_else(|| "unknown".to_owned()));
     let mut client = Arc::from("");
-    let open = matches!(path.as_str(), "/health" | "/ready");
-    let mut response = match if open { Ok("") } else { admit(&app, request.headers()) } {
+    let open = OPEN.contains(&path.as_str());
+    let mut response = match if open { Ok("") } else { admit(&app, listener, request.headers()) } {
         Ok(name) => {
             client = Arc::from(name);
-            let caller = Caller { client: Arc::clone(&client), request: Arc::clone(&id) };
+            let caller = Caller { client: Arc::clone(&client), request: Arc::clone(&id), listener };
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
@@ -73,8 +77,16 @@ fn request_id(headers: &HeaderMap) -> Result<Arc<str>, ApiError> {
 }
 
 /// Who asks, if they may.
-fn admit<'a>(app: &'a App, headers: &HeaderMap) -> Result<&'a str, ApiError> {
-    let keys = &app.options.api_key;
+fn admit<'a>(
+    app: &'a App,
+    listener: Listener,
+    headers: &HeaderMap,
+) -> Result<&'a str, ApiError> {
+    let keys = match listener {
+        Listener::Client => &app.options.api_key,
+        // There is at least one.
+        Listener::Admin => &app.options.admin.admin_key,
+    };
     // Without keys, a name that a page in a browser resolves to this machine must not open the
     // server to that page.
     if keys.is_empty() && !headers.get(header::HOST).is_none_or(is_loopback) {
@@ -93,26 +105,43 @@ fn is_loopback(host: &HeaderValue) -> bool {
     name == "localhost" || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
+/// The type of the body, without its parameters.
+pub(crate) fn content_type(request: &Request) -> &str {
+    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    kind.unwrap_or_default().split(';').next().unwrap_or_default().trim()
+}
+
+/// Reads the body, whose route takes at most `limit` bytes.
+pub(crate) async fn read_body(
+    request: Request,
+    app: &App,
+    limit: usize,
+) -> Result<Bytes, ApiError> {
+    let patience = app.options.limits.request_timeout;
+    let bytes = tokio::time::timeout(patience, Bytes::from_request(request, &()));
+    let bytes = bytes.await.map_err(|_| ApiError::timeout(patience))?;
+    bytes.map_err(|rejection| {
+        if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+            return ApiError::too_large(limit);
+        }
+        ApiError::bad_request("unreadable_body", rejection.body_text())
+    })
+}
+
 /// A JSON object as the body of a request.
-impl FromRequest<Arc<App>> for Fields {
+impl<S: Sync> FromRequest<S> for Fields
+where
+    Arc<App>: FromRef<S>,
+{
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, app: &Arc<App>) -> Result<Fields, ApiError> {
+    async fn from_request(request: Request, state: &S) -> Result<Fields, ApiError> {
         // Pages of other origins can send bodies of other types without asking.
-        let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
-        let kind = kind.unwrap_or_default().split(';').next().unwrap_or_default().trim();
-        if !kind.eq_ignore_ascii_case("application/json") {
+        if !content_type(&request).eq_ignore_ascii_case("application/json") {
             return Err(ApiError::not_json());
         }
-        let limits = &app.options.limits;
-        let bytes = tokio::time::timeout(limits.request_timeout, Bytes::from_request(request, app));
-        let bytes = bytes.await.map_err(|_| ApiError::timeout(limits.request_timeout))?;
-        let bytes = bytes.map_err(|rejection| {
-            if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-                return ApiError::too_large(limits.max_body);
-            }
-            ApiError::bad_request("unreadable_body", rejection.body_text())
-        })?;
+        let app = Arc::from_ref(state);
+        let bytes = read_body(request, &app, app.options.limits.max_body).await?;
         let fields: Map<String, Value> = serde_json::from_slice(&bytes).map_err(|error| {
             ApiError::bad_request("invalid_json", format!("the body is no JSON object: {error}"))
         })?;

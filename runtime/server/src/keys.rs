@@ -33,6 +33,11 @@ impl ApiKey {
         let hash = Sha256::digest(&secret).into();
         Ok((secret, ApiKey { name, hash }))
     }
+
+    /// Whether both have the same secret.
+    pub(crate) fn opens_as(&self, other: &ApiKey) -> bool {
+        self.hash == other.hash
+    }
 }
 
 fn checked_name(name: &str) -> Result<String, ServerError> {

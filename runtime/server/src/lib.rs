@@ -1,6 +1,6 @@
 //! An OpenAI-compatible HTTP server over one engine.
 //!
-//! [`Server::start`] takes an engine and [`ServerOptions`]. One thread of its own serves HTTP; what
+//! [`Server::start`] takes what is [`Served`] and [`ServerOptions`]. One thread of its own serves HTTP; what
 //! takes longer than a glance (templates, tokens, grammars) goes to helper threads, and what is
 //! computed goes to the engine's [scheduler](ruvllm_engine::scheduler), so that the engine's threads
 //! keep their processors.
@@ -8,10 +8,12 @@
 //! Invariants: a request that is accepted is answered, or ends with an error that says why, within its
 //! time limit; a client that goes away takes its sequences with it; a parameter that would change the
 //! answer is obeyed or refused, never ignored; prompts are not logged unless the operator says so.
-//! Only loopback addresses are served without keys. Not protected against: a client that holds a key
+//! Only loopback addresses are served without keys. Kernels are changed on a listener of its own alone,
+//! by holders of keys that open nothing else. Not protected against: a client that holds a key
 //! and asks for as much as its limits allow.
 #![forbid(unsafe_code)]
 
+mod admin;
 mod answer;
 mod app;
 mod chat;
@@ -30,11 +32,13 @@ mod options;
 mod params;
 mod sequences;
 mod server;
+mod status;
 mod tls;
 mod tokens;
 mod tools;
 
+pub use admin::AdminOptions;
 pub use error::ServerError;
 pub use keys::ApiKey;
 pub use options::{Limits, ServerOptions};
-pub use server::Server;
+pub use server::{Served, Server};

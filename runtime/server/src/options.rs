@@ -9,6 +9,7 @@ use axum_server::tls_rustls::RustlsConfig;
 use clap::Args;
 use ruvllm_engine::memory::parse_size;
 
+use crate::admin::AdminOptions;
 use crate::error::ServerError;
 use crate::keys::ApiKey;
 use crate::tls;
@@ -42,6 +43,9 @@ pub struct ServerOptions {
     /// Limits.
     #[command(flatten)]
     pub limits: Limits,
+    /// Administration.
+    #[command(flatten)]
+    pub admin: AdminOptions,
 }
 
 /// How much a request, and all of them together, may take.
@@ -79,15 +83,24 @@ impl ServerOptions {
     ///
     /// # Errors
     /// [`ServerError::KeysRequired`] for an open address without keys, [`ServerError::KeyTwice`],
-    /// [`ServerError::Limit`], [`ServerError::ChatTemplate`], [`ServerError::Tls`].
+    /// [`ServerError::KeyShared`], [`ServerError::AdminKeysRequired`],
+    /// [`ServerError::AdminTlsRequired`], [`ServerError::Pointless`], [`ServerError::Limit`],
+    /// [`ServerError::ChatTemplate`], [`ServerError::Tls`].
     pub fn check(&self) -> Result<(), ServerError> {
         if !self.listen.ip().is_loopback() && self.api_key.is_empty() {
             return Err(ServerError::KeysRequired { address: self.listen });
         }
-        for (i, key) in self.api_key.iter().enumerate() {
-            if self.api_key[..i].iter().any(|other| other.name == key.name) {
-                return Err(ServerError::KeyTwice { name: key.name.clone() });
+        self.admin.check(self.tls_cert.is_some())?;
+        for keys in [&self.api_key, &self.admin.admin_key] {
+            for (i, key) in keys.iter().enumerate() {
+                if keys[..i].iter().any(|other| other.name == key.name) {
+                    return Err(ServerError::KeyTwice { name: key.name.clone() });
+                }
             }
+        }
+        let is_admin = |key: &&ApiKey| self.admin.admin_key.iter().any(|admin| admin.opens_as(key));
+        if let Some(key) = self.api_key.iter().find(is_admin) {
+            return Err(ServerError::KeyShared { client: key.name.clone() });
         }
         let Limits { parallel, queue, prompt_chunk, max_body, max_choices, max_tokens, .. } =
             self.limits;
@@ -123,7 +136,7 @@ impl ServerOptions {
     }
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().and_then(|n| Duration::try_from_secs_f64(n).ok());
     seconds.ok_or_else(|| "give a number of seconds".to_owned())
 }

@@ -170,7 +170,7 @@ impl Sequences {
     }
 
     fn log(&self, outcome: &str) {
-        let Caller { client, request } = &self.caller;
+        let Caller { client, request, .. } = &self.caller;
         let Usage { prompt, cached, completion } = self.usage;
         let seconds = self.begun.elapsed().as_secs_f64();
         tracing::info!(

@@ -10,10 +10,12 @@ use std::time::Duration;
 use axum::Router;
 use axum_server::Handle;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
+use futures_util::future::try_join_all;
 use hyper_util::rt::TokioTimer;
 use ruvllm_engine::{Adapter, Engine};
+use ruvllm_host::Supervisor;
 
-use crate::app::{App, routes};
+use crate::app::{App, Listener, routes};
 use crate::error::ServerError;
 use crate::options::ServerOptions;
 
@@ -24,34 +26,51 @@ const HEAD: Duration = Duration::from_secs(15);
 /// Time for the last answers to be written once nothing is computed any more.
 const CLOSE: Duration = Duration::from_secs(2);
 
+/// What a server serves; an engine alone becomes one by [`From`].
+#[derive(Clone)]
+pub struct Served {
+    /// What computes.
+    pub engine: Engine,
+    /// What every text is computed with beside the model.
+    pub adapter: Option<Adapter>,
+    /// What changes the kernels of the engine's host. An admin listener needs one; without such a
+    /// listener its figures are shown all the same.
+    pub supervisor: Option<Arc<Supervisor>>,
+}
+
+impl From<Engine> for Served {
+    fn from(engine: Engine) -> Served {
+        Served { engine, adapter: None, supervisor: None }
+    }
+}
+
 /// A running server. [`Server::stop`] ends it in peace; dropped, it ends at once.
 pub struct Server {
     app: Arc<App>,
     address: SocketAddr,
+    admin_address: Option<SocketAddr>,
     handle: Handle<SocketAddr>,
     thread: Option<JoinHandle<io::Result<()>>>,
 }
 
 impl Server {
-    /// Listens, and serves from then on, every text with the adapter if there is one.
+    /// Listens, and serves from then on.
     ///
     /// # Errors
-    /// What [`ServerOptions::check`] refuses, an address that cannot be had, an unusable certificate or
-    /// chat template, and what the scheduler refuses.
-    pub fn start(
-        engine: Engine,
-        adapter: Option<Adapter>,
-        options: ServerOptions,
-    ) -> Result<Server, ServerError> {
+    /// What [`ServerOptions::check`] refuses, [`ServerError::SupervisorRequired`], an address that
+    /// cannot be had, an unusable certificate or chat template, and what the scheduler refuses.
+    pub fn start(served: Served, options: ServerOptions) -> Result<Server, ServerError> {
         options.check()?;
+        if options.admin.admin_listen.is_some() && served.supervisor.is_none() {
+            return Err(ServerError::SupervisorRequired);
+        }
         let tls = options.tls()?;
         let failed = |source| ServerError::Runtime { source };
-        let address = options.listen;
-        let listener =
-            TcpListener::bind(address).map_err(|source| ServerError::Listen { address, source })?;
-        listener.set_nonblocking(true).map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
-        let app = Arc::new(App::new(engine, adapter, options)?);
+        let (listener, address) = listen("listen", options.listen)?;
+        let admin = options.admin.admin_listen.map(|address| listen("admin-listen", address));
+        let admin = admin.transpose()?;
+        let admin_address = admin.as_ref().map(|(_, address)| *address);
+        let app = Arc::new(App::new(served, options)?);
         if !address.ip().is_loopback() && tls.is_none() {
             tracing::warn!(%address, "keys and texts travel in the clear; use --tls-cert, or HTTPS in front");
         }
@@ -61,17 +80,31 @@ impl Server {
             .build()
             .map_err(failed)?;
         let handle = Handle::new();
-        let serving = serve(listener, tls, routes(Arc::clone(&app)), handle.clone());
-        let thread = std::thread::Builder::new()
-            .name("ruvllm-http".to_owned())
-            .spawn(move || runtime.block_on(serving))
-            .map_err(failed)?;
-        Ok(Server { app, address, handle, thread: Some(thread) })
+        let clients = routes(&app, Listener::Client);
+        let mut serving = vec![serve(listener, tls.clone(), clients, handle.clone())];
+        if let Some((listener, _)) = admin {
+            let admins = routes(&app, Listener::Admin);
+            serving.push(serve(listener, tls, admins, handle.clone()));
+        }
+        let serve = move || {
+            let ended = runtime.block_on(try_join_all(serving)).map(drop);
+            // A pack that is being compiled for nobody any more is not waited for.
+            runtime.shutdown_timeout(CLOSE);
+            ended
+        };
+        let thread = std::thread::Builder::new().name("ruvllm-http".to_owned()).spawn(serve);
+        let thread = Some(thread.map_err(failed)?);
+        Ok(Server { app, address, admin_address, handle, thread })
     }
 
     /// Where it listens; the port that was found where none was given.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where administrators connect, if they may.
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin_address
     }
 
     /// The model's name in requests and answers.
@@ -107,6 +140,20 @@ impl Drop for Server {
         // Nobody is left to tell.
         let _ = self.join();
     }
+}
+
+/// Listens on the address that `option` gave; gives the one that was found where it names no port.
+fn listen(
+    option: &'static str,
+    address: SocketAddr,
+) -> Result<(TcpListener, SocketAddr), ServerError> {
+    let bind = || {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        Ok((listener, address))
+    };
+    bind().map_err(|source| ServerError::Listen { option, address, source })
 }
 
 /// Serves `routes` on one listener until its handle says otherwise.

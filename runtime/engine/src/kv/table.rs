@@ -57,6 +57,8 @@ pub(crate) struct Standing {
     pub(crate) scope: Option<PrefixKey>,
     /// What is added to the model's projections; the scope stands for it too.
     pub(crate) adapter: Option<Adapter>,
+    /// Whether it keeps to the active generation of kernels.
+    pub(crate) steady: bool,
 }
 
 /// Where an endless sequence has forgotten tokens: `len` of them, before the token that is at position

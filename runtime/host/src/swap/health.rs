@@ -112,10 +112,16 @@ pub enum Health {
 /// Why a generation is taken back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Sickness {
-    /// A stable code: `traps`, `deadlines`, `wrong_numbers`, `quarantine`, `latency` or `quality`.
+    /// One of [`Sickness::CODES`], which are stable.
     pub code: &'static str,
     /// What was seen.
     pub detail: String,
+}
+
+impl Sickness {
+    /// Every code.
+    pub const CODES: [&str; 6] =
+        ["traps", "deadlines", "wrong_numbers", "quarantine", "latency", "quality"];
 }
 
 impl fmt::Display for Sickness {

@@ -209,22 +209,30 @@ impl Host {
 #[cfg(feature = "supervisor")]
 impl Host {
     /// Publishes these packs, newest first, and behind them those that are active now and have none of
-    /// their names. What is not active is loaded. Gives the packs that could not be, with the reasons;
-    /// barred ones are among them.
+    /// their names. What is not active is loaded; an active pack of the same name that is newer, or
+    /// where there is nothing to load, stands in. Gives the packs that could not be brought back, with
+    /// the reasons; barred ones are among them.
     pub(super) fn restore(
         &self,
         packs: &[PackId],
-        load: impl Fn(&PackId) -> Result<VerifiedPack, String>,
+        load: impl Fn(&PackId) -> Result<Option<VerifiedPack>, String>,
     ) -> Vec<(PackId, String)> {
         let shared = &self.shared;
         let active = shared.active_packs();
         let mut left_out = Vec::new();
         let mut restored: Vec<Arc<PackCode>> = Vec::new();
         for id in packs {
-            let code = match active.iter().find(|code| code.id == *id) {
-                Some(code) => Ok(code.clone()),
+            let admits =
+                |id: &PackId| lock(&shared.generations).admits(id).map_err(|e| e.to_string());
+            let own = active.iter().find(|code| code.id.name == id.name);
+            let newer = |own: &&Arc<PackCode>| own.id.is_newer(id) && admits(&own.id).is_ok();
+            let code = match own.filter(|own| own.id == *id || newer(own)) {
+                Some(own) => Ok(own.clone()),
                 None => load(id).and_then(|pack| {
-                    lock(&shared.generations).admits(id).map_err(|e| e.to_string())?;
+                    let Some(pack) = pack else {
+                        return own.cloned().ok_or_else(|| "its bytes are not kept".to_owned());
+                    };
+                    admits(id)?;
                     let staged = shared.prepare(&pack, &shared.config.compiler, cores());
                     staged.map(|staged| staged.code).map_err(|e| e.to_string())
                 }),
@@ -366,6 +374,14 @@ impl PackId {
             version: manifest.version.to_string(),
             digest: pack.digest().to_string(),
         }
+    }
+
+    /// Whether its version comes after that of another.
+    #[cfg(feature = "supervisor")]
+    fn is_newer(&self, other: &Self) -> bool {
+        let version = |pack: &Self| semver::Version::parse(&pack.version).ok();
+        let versions = version(self).zip(version(other));
+        versions.is_some_and(|(mine, theirs)| mine.cmp_precedence(&theirs).is_gt())
     }
 }
 

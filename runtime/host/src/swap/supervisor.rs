@@ -15,7 +15,9 @@ use super::watched::Watched;
 use crate::error::HostError;
 use crate::host::{Host, lock};
 use crate::registry::PackId;
-use ruvllm_signing::{PackError, TrustPolicy, UnverifiedPack, VersionFloor, escape_untrusted};
+use ruvllm_signing::{
+    PackError, PackLock, TrustPolicy, UnverifiedPack, VerifiedPack, VersionFloor, escape_untrusted,
+};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -41,6 +43,8 @@ pub struct SupervisorConfig {
     pub trust: TrustPolicy,
     /// Refuses packs that are older than what was found healthy here.
     pub floor: Option<VersionFloor>,
+    /// Refuses packs that it does not pin by digest.
+    pub lock: Option<PackLock>,
     /// What a new generation is allowed.
     pub limits: HealthLimits,
     /// Measures the quality of text before and after an activation. It runs on the thread that
@@ -51,13 +55,14 @@ pub struct SupervisorConfig {
 }
 
 impl SupervisorConfig {
-    /// The default limits and the system's clock, without a floor or a probe.
+    /// The default limits and the system's clock, without a floor, a lock or a probe.
     pub fn new(directory: impl Into<PathBuf>, trust: TrustPolicy) -> Self {
         let start = Instant::now();
         Self {
             directory: directory.into(),
             trust,
             floor: None,
+            lock: None,
             limits: HealthLimits::default(),
             probe: None,
             clock: Arc::new(move || start.elapsed()),
@@ -133,8 +138,12 @@ pub(super) struct State {
 
 impl Supervisor {
     /// Takes charge of a host: bars what was barred, books what an earlier process left open, and
-    /// publishes the packs that were last found healthy, in place of those of their names. Packs that
-    /// the host has and the history does not know of stay.
+    /// publishes the packs that were last found healthy, in place of those of their names.
+    ///
+    /// Packs that the host has already, from the program and its options, stay where the history knows
+    /// none of their name, where they are newer than the one that it knows and not barred, and where
+    /// the bytes of that one were never kept, because it came with an earlier program. So a newer
+    /// program is not held back by what an older one was found healthy with.
     ///
     /// # Errors
     /// [`SupervisorError::History`], where another process has the history open above all. A pack that
@@ -159,11 +168,15 @@ impl Supervisor {
         }
         let healthy = history.healthy()?;
         let load = |id: &PackId| -> Result<_, String> {
-            let pack = store.get(&id.digest).map_err(|e| e.to_string())?;
-            let pack = pack.ok_or_else(|| "its bytes are not kept".to_owned())?;
+            let Some(pack) = store.get(&id.digest).map_err(|e| e.to_string())? else {
+                return Ok(None);
+            };
             // Not against the floor: this version was active here.
-            let pack = pack.verify(&config.trust, None).map_err(|e| e.to_string())?;
-            if PackId::of(&pack) == *id { Ok(pack) } else { Err("it is another pack".to_owned()) }
+            let pack = config.verify(pack, None).map_err(|e| e.to_string())?;
+            match PackId::of(&pack) == *id {
+                true => Ok(Some(pack)),
+                false => Err("it is another pack".to_owned()),
+            }
         };
         for (id, reason) in host.restore(healthy.as_deref().unwrap_or_default(), load) {
             history.write(Record {
@@ -173,10 +186,16 @@ impl Supervisor {
             })?;
         }
         let active = host.snapshot();
+        let packs = active.pack_ids();
+        let instead = healthy.iter().flatten().filter_map(|old| {
+            let new = packs.iter().find(|new| new.name == old.name && new.digest != old.digest)?;
+            Some(format!("{} {} in place of {}", new.name, new.version, old.version))
+        });
         history.write(Record {
             generation: Some(active.generation()),
+            reason: &instead.collect::<Vec<_>>().join(", "),
             // What could not be brought back today may be tomorrow.
-            healthy: healthy.is_none().then_some(&active.pack_ids()),
+            healthy: healthy.is_none().then_some(&packs),
             ..Record::new(HistoryEvent::Started, "")
         })?;
         let state = State {
@@ -196,6 +215,11 @@ impl Supervisor {
         &self.host
     }
 
+    /// What a new generation is allowed.
+    pub fn limits(&self) -> &HealthLimits {
+        &self.config.limits
+    }
+
     /// Verifies a pack, makes it ready as [`Host::stage`] does, and keeps its bytes.
     ///
     /// # Errors
@@ -207,7 +231,7 @@ impl Supervisor {
     ) -> Result<StageReport, SupervisorError> {
         let mut id = None;
         let mut staged = || -> Result<StageReport, SupervisorError> {
-            let verified = pack.clone().verify(&self.config.trust, self.config.floor.as_ref())?;
+            let verified = self.config.verify(pack.clone(), self.config.floor.as_ref())?;
             let pack_id = id.insert(PackId::of(&verified)).clone();
             let report = self.host.stage(verified)?;
             self.store.put(&pack_id.digest, &pack).inspect_err(|_| {
@@ -219,6 +243,7 @@ impl Supervisor {
         let pack = Some(report.pack.clone());
         self.history.write(Record { pack, ..Record::new(HistoryEvent::Staged, operator) })?;
         lock(&self.counters).staged += 1;
+        tracing::info!(target: LOG, operator, pack = named(&report.pack), id = report.id, "staged");
         Ok(report)
     }
 
@@ -331,7 +356,7 @@ impl Supervisor {
         } else {
             state.watched.push(self.watch_over(&old, generation, None));
         }
-        tracing::info!(target: LOG, generation, restores = target, "went back");
+        tracing::info!(target: LOG, operator, generation, restores = target, "went back");
         Ok(report)
     }
 
@@ -379,8 +404,7 @@ impl Supervisor {
                 None
             }
         });
-        let name = format!("{} {}", pack.name, pack.version);
-        let pack = Some(pack);
+        let (name, pack) = (named(&pack), Some(pack));
         self.history
             .write(Record { pack: pack.clone(), ..Record::new(act.intent, act.operator) })?;
         let done = publish().map_err(SupervisorError::from);
@@ -400,13 +424,16 @@ impl Supervisor {
         // What was on trial is either active or not on trial any more.
         state.watched.retain(|earlier| !earlier.canary && self.is_active(earlier));
         state.watched.push(watched);
-        tracing::info!(target: LOG, generation, "{}", escape_untrusted(&name));
+        let what = if act.done == HistoryEvent::OnTrial { "on trial" } else { "activated" };
+        tracing::info!(target: LOG, operator = act.operator, pack = name, generation, "{what}");
         Ok(done)
     }
 
     fn refused(&self, pack: Option<PackId>, operator: &str, error: &SupervisorError) {
         lock(&self.counters).refused += 1;
         let reason = error.to_string();
+        let name = pack.as_ref().map(named);
+        tracing::warn!(target: LOG, operator, pack = name, "refused: {}", escape_untrusted(&reason));
         let record = Record::new(HistoryEvent::Refused, operator);
         if let Err(error) = self.history.write(Record { pack, reason: &reason, ..record }) {
             tracing::error!(target: LOG, "{error}");
@@ -432,6 +459,25 @@ impl Supervisor {
         let kept = kept.chain(healthy.unwrap_or_default()).map(|pack| pack.digest);
         self.store.retain(&staged.chain(kept).collect());
     }
+}
+
+impl SupervisorConfig {
+    fn verify(
+        &self,
+        pack: UnverifiedPack,
+        floor: Option<&VersionFloor>,
+    ) -> Result<VerifiedPack, PackError> {
+        let verified = pack.verify(&self.trust, floor)?;
+        if let Some(lock) = &self.lock {
+            lock.check(&verified)?;
+        }
+        Ok(verified)
+    }
+}
+
+/// Name and version, for the log.
+fn named(pack: &PackId) -> String {
+    escape_untrusted(&format!("{} {}", pack.name, pack.version))
 }
 
 /// What is being published: the events before and after, and who asks.

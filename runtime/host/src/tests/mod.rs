@@ -17,21 +17,12 @@ use crate::{
 };
 use ruvllm_abi::{DType, Op};
 use ruvllm_native::{Isa, twin};
-use ruvllm_tests::wat::{Module, rmsnorm_f32};
+use ruvllm_tests::wat::{Module, but_for, rmsnorm_f32};
 use ruvllm_tests::{PackBuilder, TestPack};
 
 /// A pack with one kernel `rmsnorm_f32`.
 fn pack(module: &Module) -> TestPack {
     PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(module)).build()
-}
-
-/// A kernel that is right, but for calls of `dim` columns, where it does something first.
-fn but_for(dim: u32, instructions: &str) -> Module {
-    let prologue = format!(
-        "(if (i32.eq (i32.load offset=4 (i32.load offset=32 (local.get $desc))) (i32.const {dim}))
-          (then {instructions}))"
-    );
-    Module { prologue, ..Module::default() }
 }
 
 /// A kernel that is right, but for calls of `dim` columns, where it does something in the end.

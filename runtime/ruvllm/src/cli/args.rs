@@ -67,14 +67,17 @@ pub(crate) struct KernelOptions {
     /// be given several times.
     #[arg(long, value_name = "DIR|FILE")]
     pub(crate) pack: Vec<PathBuf>,
+    /// Whether further packs may come later; `serve` knows.
+    #[arg(skip)]
+    pub(crate) later: bool,
     /// Trust policy (TOML) that names the publishers to accept, instead of the built-in one.
     #[arg(long, value_name = "FILE")]
     pub(crate) trust: Option<PathBuf>,
     /// A lock file: packs that it does not pin by digest are refused.
     #[arg(long, value_name = "FILE")]
     pub(crate) lock: Option<PathBuf>,
-    /// Where the newest versions of packs that were active are remembered, older ones being refused;
-    /// the user's state directory when absent.
+    /// Where the newest versions of packs that were active are remembered, older ones being refused,
+    /// and what was changed on a live server; the user's state directory when absent.
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
     /// Let this kernel answer an operation, as OP=KERNEL; may be given several times.

@@ -181,9 +181,10 @@ fn default(arg: &Arg) -> String {
     }
     let default = arg.get_default_values().first().map(|value| value.to_string_lossy());
     let default = default.unwrap_or_default();
-    match default.parse::<i64>() {
-        Ok(number) => number.to_string(),
-        Err(_) => Value::String(default.into_owned()).to_string(),
+    match (default.parse::<i64>(), default.parse::<f64>()) {
+        (Ok(number), _) => number.to_string(),
+        (_, Ok(number)) => Value::Float(number).to_string(),
+        _ => Value::String(default.into_owned()).to_string(),
     }
 }
 

@@ -12,6 +12,7 @@ mod run;
 mod serve;
 mod setup;
 mod stop;
+mod supervise;
 mod tokenize;
 
 use args::{Cli, Command, LogFormat, LogLevel};

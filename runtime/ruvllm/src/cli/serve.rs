@@ -2,10 +2,10 @@
 
 use super::args::ServeArgs;
 use super::stop::StopFlag;
-use super::{Ended, Failure, config_file, setup};
+use super::{Ended, Failure, config_file, setup, supervise};
 use ruvllm::embedded;
 use ruvllm::engine::Model;
-use ruvllm::server::{ApiKey, Server};
+use ruvllm::server::{ApiKey, Served, Server};
 
 pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     if args.print_config {
@@ -21,24 +21,32 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
         return Ok(Ended::Done);
     }
     args.server.check()?;
+    let admin = &args.server.admin;
+    let mut options = args.model.clone();
+    options.kernels.later = admin.supervised();
     if args.check {
-        let kernels = setup::kernel_set(&args.model.kernels)?.build()?;
+        let kernels = setup::kernel_set(&options.kernels)?.build()?;
         let model = match &args.model.model {
             Some(path) => Model::open(path)?,
             None => Model::from_static(embedded::demo_model(), embedded::DEMO_MODEL_NAME)?,
         };
         model.chat_template()?;
+        supervise::probe_text(admin, &model)?;
         let packs = kernels.installed().len();
         println!("in order: {}, packs of kernels: {packs}", model.name());
         return Ok(Ended::Done);
     }
     let stop = StopFlag::install()?;
-    let runtime = setup::runtime(&args.model)?;
+    let runtime = setup::runtime(&options)?;
+    let supervisor = supervise::open(admin, &options.kernels, &runtime)?;
+    let watchdog = supervisor.as_ref().map(|supervisor| supervisor.watch(supervise::PERIOD));
+    let _watchdog = watchdog.transpose()?;
     let (engine, adapter) = (runtime.engine().clone(), runtime.adapter().cloned());
-    let server = Server::start(engine, adapter, args.server.clone())?;
+    let server = Server::start(Served { engine, adapter, supervisor }, args.server.clone())?;
     let scheme = if args.server.tls_cert.is_some() { "https" } else { "http" };
-    let url = format!("{scheme}://{}", server.address());
-    tracing::info!(url, model = server.model(), "serving");
+    let url = |address| format!("{scheme}://{address}");
+    let admin = server.admin_address().map(url);
+    tracing::info!(url = url(server.address()), admin, model = server.model(), "serving");
     stop.wait();
     tracing::info!("finishing what was begun; a second signal ends at once");
     server.stop()?;

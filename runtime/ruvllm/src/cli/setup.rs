@@ -11,6 +11,7 @@ use ruvllm::{
 };
 use std::io::{self, Write as _};
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 
 /// The packs and the policy that the options ask for.
 pub(crate) fn kernel_set(options: &KernelOptions) -> Result<KernelSetBuilder, Failure> {
@@ -37,10 +38,11 @@ pub(crate) fn kernel_set(options: &KernelOptions) -> Result<KernelSetBuilder, Fa
         ..HostConfig::default()
     };
     let mut builder = KernelSet::builder().config(config);
-    let state_dir = options.state_dir.clone().or_else(ruvllm::default_state_dir);
-    let floor = match state_dir {
+    let floor = match state_dir(options) {
         // Without packs there is nothing that could be too old, and nothing to remember.
-        Some(dir) if !options.pack.is_empty() => Some(VersionFloor::open(dir.join("floors"))?),
+        Some(dir) if options.later || !options.pack.is_empty() => {
+            Some(VersionFloor::open(dir.join("floors"))?)
+        }
         _ => None,
     };
     if let Some(path) = &options.trust {
@@ -56,6 +58,11 @@ pub(crate) fn kernel_set(options: &KernelOptions) -> Result<KernelSetBuilder, Fa
         builder = builder.pack(path);
     }
     Ok(builder)
+}
+
+/// Where the options have things remembered; `None` for a user without a home.
+pub(crate) fn state_dir(options: &KernelOptions) -> Option<PathBuf> {
+    options.state_dir.clone().or_else(ruvllm::default_state_dir)
 }
 
 /// The model and its kernels, loaded.

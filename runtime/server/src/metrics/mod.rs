@@ -1,5 +1,6 @@
 //! `/metrics`: what the server, the scheduler, the KV cache and the kernels count, for Prometheus.
 
+mod swap;
 mod text;
 
 use std::collections::BTreeMap;
@@ -11,7 +12,7 @@ use axum::http::{Method, header};
 use axum::response::IntoResponse;
 use ruvllm_engine::scheduler::{SchedulerStats, Update};
 use ruvllm_engine::{KvCodec, MemoryReport};
-use ruvllm_host::OpStats;
+use ruvllm_host::{OpStats, Supervisor};
 
 use crate::app::{App, aside};
 use crate::error::ApiError;
@@ -122,9 +123,16 @@ impl Metrics {
 
 /// `GET /metrics`.
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResponse, ApiError> {
+    let mut text = Text::default();
+    if let Some(kernels) = &app.supervised {
+        let write = move |supervisor: &Supervisor| {
+            swap::write(supervisor, &mut text);
+            Ok(text)
+        };
+        text = kernels.read(write).await?;
+    }
     // The figures of the memory are there once no step is computed.
     let body = aside(move || {
-        let mut text = Text::default();
         let labels =
             [("version", env!("CARGO_PKG_VERSION").to_owned()), ("model", app.model.clone())];
         let help = "The version that runs and the model that it serves; always 1.";

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Parser;
 use ruvllm_engine::{Engine, EngineConfig, Model};
 use ruvllm_host::{Host, HostConfig};
-use ruvllm_server::{Server, ServerOptions};
+use ruvllm_server::{Served, Server, ServerOptions};
 use serde_json::Value;
 use ureq::Agent;
 use ureq::http::Response;
@@ -88,7 +88,12 @@ pub(crate) fn agent() -> Agent {
 impl Service {
     /// Starts one with these options over the defaults.
     pub(crate) fn start(args: &[&str]) -> Service {
-        let server = Server::start(engine(), None, options(args)).expect("a server");
+        Service::of(engine().into(), args)
+    }
+
+    /// Starts one that serves this.
+    pub(crate) fn of(served: Served, args: &[&str]) -> Service {
+        let server = Server::start(served, options(args)).expect("a server");
         Service { server, agent: agent(), key: None }
     }
 

@@ -117,5 +117,5 @@ fn https_is_served_with_the_operators_certificate() {
     assert!(service.agent.get(service.url("/health")).call().is_err());
     // The certificate in place of the key.
     let wrong = options(&["--tls-cert", cert, "--tls-key", cert]);
-    assert_eq!(ruvllm_server::Server::start(engine(), None, wrong).err().unwrap().code(), "tls");
+    assert_eq!(ruvllm_server::Server::start(engine().into(), wrong).err().unwrap().code(), "tls");
 }

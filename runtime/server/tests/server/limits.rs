@@ -138,11 +138,11 @@ fn keys_are_asked_for_and_their_holders_told_apart() {
 
 #[test]
 fn other_machines_are_served_with_keys_alone() {
-    let error = Server::start(engine(), None, options(&["--listen", "0.0.0.0:0"])).err().unwrap();
+    let error = Server::start(engine().into(), options(&["--listen", "0.0.0.0:0"])).err().unwrap();
     assert_eq!(error.code(), "api_keys_required");
     let (_, entry) = ApiKey::generate("alice").unwrap();
     let args = ["--listen", "0.0.0.0:0", "--api-key", &entry.to_string()];
-    Server::start(engine(), None, options(&args)).unwrap().stop().unwrap();
+    Server::start(engine().into(), options(&args)).unwrap().stop().unwrap();
 }
 
 #[test]

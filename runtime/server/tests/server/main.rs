@@ -1,5 +1,6 @@
 //! The server over HTTP, with the demo model and native kernels.
 
+mod admin;
 mod api;
 mod clients;
 mod common;

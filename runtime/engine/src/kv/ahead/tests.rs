@@ -43,7 +43,7 @@ impl Stage {
     }
 
     fn step<T>(&mut self, work: impl FnOnce(&mut KvStore, &mut Means<'_>) -> T) -> T {
-        self.kernels.pin(&self.host).unwrap();
+        self.kernels.pin(&self.host, false).unwrap();
         self.store.begin(&self.kernels);
         work(&mut self.store, &mut Means { kernels: &mut self.kernels, pool: &self.threads })
     }

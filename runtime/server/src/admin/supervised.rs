@@ -1,0 +1,71 @@
+//! Turns with the supervisor.
+//!
+//! Whoever asks it may have to wait: for a pack to be compiled, or for a probe text to be computed.
+//! There is one turn for staging, one for other changes and one for reading, so that all of it takes
+//! three helper threads at most and leaves the others to requests. A turn that was begun is finished,
+//! whether or not its client is still there.
+
+use std::sync::Arc;
+
+use ruvllm_host::Supervisor;
+use tokio::sync::Mutex;
+
+use crate::app::aside;
+use crate::error::ApiError;
+
+type Turn = Arc<Mutex<()>>;
+
+/// A supervisor, asked in turns.
+#[derive(Clone)]
+pub(crate) struct Supervised {
+    supervisor: Arc<Supervisor>,
+    staging: Turn,
+    changing: Turn,
+    reading: Turn,
+}
+
+impl Supervised {
+    pub(crate) fn new(supervisor: Arc<Supervisor>) -> Supervised {
+        let (staging, changing, reading) = Default::default();
+        Supervised { supervisor, staging, changing, reading }
+    }
+
+    /// Compiles and proves.
+    pub(super) async fn stage<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Supervisor) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.take(&self.staging, work).await
+    }
+
+    /// Changes what is active, staged or barred.
+    pub(super) async fn change<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Supervisor) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.take(&self.changing, work).await
+    }
+
+    /// Changes nothing.
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Supervisor) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.take(&self.reading, work).await
+    }
+
+    async fn take<T: Send + 'static>(
+        &self,
+        turn: &Turn,
+        work: impl FnOnce(&Supervisor) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let turn = Arc::clone(turn).lock_owned().await;
+        let supervisor = Arc::clone(&self.supervisor);
+        aside(move || {
+            let result = work(&supervisor);
+            drop(turn);
+            result
+        })
+        .await
+    }
+}
