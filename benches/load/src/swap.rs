@@ -3,6 +3,7 @@
 //! A step that runs while an activation is published ends on the old generation, and the next is the
 //! first on the new one, which has to make instances of its kernels. So of each stream the time
 //! between tokens during which the activation was asked for crosses it, and so does the one after.
+//! Times during which a prompt was computed for somebody, or a pack was staged, count for neither side.
 
 use crate::client::{Answer, Client};
 use crate::load::during;
@@ -88,15 +89,16 @@ fn timed<T>(work: impl FnOnce() -> T) -> (Span, T) {
 fn report(done: &Done, answers: &[Answer]) -> Report {
     let mut report = Report::default();
     report.rows.push(Row::of(format!("{} activations", done.activating.len()), answers));
+    let prompts: Vec<Span> =
+        answers.iter().filter_map(|a| Some((a.asked, *a.events.first()?))).collect();
     let (mut crossing, mut others) = (Vec::new(), Vec::new());
     for answer in answers {
         let mut before = false;
-        for (from, to) in answer.gaps() {
-            let now = done.activating.iter().any(|(start, end)| from <= *end && *start <= to);
-            if now || before {
-                crossing.push(to - from);
-            } else if !done.staging.iter().any(|(start, end)| from <= *end && *start <= to) {
-                others.push(to - from);
+        for gap in answer.gaps() {
+            let now = meets(gap, &done.activating);
+            if !meets(gap, &prompts) && !meets(gap, &done.staging) {
+                let side = if now || before { &mut crossing } else { &mut others };
+                side.push(gap.1 - gap.0);
             }
             before = now;
         }
@@ -120,6 +122,11 @@ fn report(done: &Done, answers: &[Answer]) -> Report {
     let staging: Duration = done.staging.iter().map(|(start, end)| *end - *start).sum();
     report.find("staging", staging.as_secs_f64() / done.staging.len() as f64, "s each");
     report
+}
+
+/// Whether some time overlaps one of others.
+fn meets((from, to): Span, spans: &[Span]) -> bool {
+    spans.iter().any(|(start, end)| from <= *end && *start <= to)
 }
 
 /// Tokens that came in those times, of all streams, in a second.

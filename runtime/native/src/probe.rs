@@ -67,22 +67,22 @@ fn sum(words: &[u64]) -> u64 {
     sums.iter().fold(0, |all, sum| all.wrapping_add(*sum))
 }
 
-/// Asks for the cache line at `word`, which need not be there.
+/// Asks for the cache line at an address, which need not be there.
 #[inline(always)]
-fn prefetch(word: *const u64) {
+pub(crate) fn prefetch<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch faults on no address.
     unsafe {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(word.cast());
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
     }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: a prefetch faults on no address.
     unsafe {
-        core::arch::asm!("prfm pldl1keep, [{}]", in(reg) word, options(nostack, readonly));
+        core::arch::asm!("prfm pldl1keep, [{}]", in(reg) address, options(nostack, readonly));
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let _ = word;
+    let _ = address;
 }
 
 #[cfg(test)]

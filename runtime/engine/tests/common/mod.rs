@@ -3,6 +3,7 @@
 
 pub mod lora;
 pub mod requests;
+pub mod swapping;
 
 use std::collections::BTreeMap;
 use std::io::Cursor;

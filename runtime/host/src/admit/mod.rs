@@ -52,8 +52,16 @@ pub(crate) struct Means<'a> {
     pub(crate) executor: &'a dyn Executor,
     pub(crate) compiler: &'a Compiler,
     pub(crate) cache: Option<&'a AotCache>,
+    pub(crate) pace: Pace,
+}
+
+/// How hard to work on a pack.
+#[derive(Clone, Copy)]
+pub(crate) struct Pace {
     /// How many threads may compile and prove at once.
     pub(crate) threads: usize,
+    /// How many times as long as a kernel took to compile and prove a thread rests before the next.
+    pub(crate) rest: u32,
 }
 
 /// A kernel that this host admitted at an earlier time, loaded again.
@@ -94,7 +102,7 @@ pub(crate) fn admit(
     let id = gated.id.clone();
     let artifact = means
         .executor
-        .compile(wasm, means.compiler, means.threads == 1)
+        .compile(wasm, means.compiler, means.pace.threads == 1)
         .map_err(|e| Refusal::new(&id, e.code, e.detail))?;
     let prepared = means
         .executor

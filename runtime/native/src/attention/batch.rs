@@ -61,15 +61,19 @@ pub fn attention_batch(
         lane.first = own.start;
         lane.ends.clear();
         let mut at = 0;
-        for number in own {
+        let call = |number: usize| {
             let AttnSequence { q, q_pos, kv, y } = &all[number];
-            let call = Call::checked(shape, q, row, *q_pos, kv, y.len() / row);
+            Call::checked(shape, q, row, *q_pos, kv, y.len() / row)
+        };
+        for number in own.clone() {
+            let then = own.contains(&(number + 1)).then(|| call(number + 1));
+            let (call, then) = (call(number), then.as_ref());
             let Range { start, end } = cuts.keys(index, number);
             if start < end {
                 let (heads, tiles) = (0..shape.kv_heads, 0..call.tiles());
                 let units = heads.len() * tiles.len();
                 let share = Share::Run { start, end };
-                dispatch(isa, Work { call: &call, lane, at, heads, tiles, share });
+                dispatch(isa, Work { call: &call, then, lane, at, heads, tiles, share });
                 at += units;
             }
             lane.ends.push(at);

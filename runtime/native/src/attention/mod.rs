@@ -13,6 +13,10 @@
 //! Several sequences that are decoded together are shared out as if their caches were one
 //! ([`attention_batch`]).
 //!
+//! Caches of many sequences do not fit a core's, and heads are read from rows that hold all of them, a
+//! step that processors do not see through. So while a tile is computed, memory is asked for the next,
+//! be it of the next sequence.
+//!
 //! Rows are summed with vectors across rows (`wide`) where there are enough to fill them, else
 //! across the elements of a head (`narrow`).
 
@@ -78,8 +82,9 @@ impl AttnScratch {
 /// The working memory of one thread.
 #[derive(Debug, Default)]
 struct Lane {
-    /// Where the keys of the tile are.
+    /// Where the keys of the tile are, and those of the next.
     pieces: Vec<Piece>,
+    ahead: Vec<Piece>,
     tile: Tile,
     /// For each KV head in hand, and each tile of queries, the state of their rows.
     units: Vec<Unit>,
@@ -164,7 +169,7 @@ fn by_queries(pool: &ThreadPool, isa: Isa, call: &Call<'_>, lanes: &mut [Lane], 
             for head in 0..call.shape.kv_heads {
                 let share = Share::All;
                 let (heads, tiles) = (head..head + 1, tile..tile + 1);
-                dispatch(isa, Work { call, lane, at: 0, heads, tiles, share });
+                dispatch(isa, Work { call, then: None, lane, at: 0, heads, tiles, share });
                 let columns = head * call.group * head_dim..(head + 1) * call.group * head_dim;
                 for (query, y) in y.chunks_exact_mut(row).enumerate() {
                     let outs = y[columns.clone()].chunks_exact_mut(head_dim);
@@ -191,7 +196,7 @@ fn by_keys(pool: &ThreadPool, isa: Isa, call: &Call<'_>, lanes: &mut [Lane], y: 
             Share::Turns { index, of: threads }
         };
         let heads = 0..call.shape.kv_heads;
-        dispatch(isa, Work { call, lane, at: 0, heads, tiles: 0..tiles, share });
+        dispatch(isa, Work { call, then: None, lane, at: 0, heads, tiles: 0..tiles, share });
     });
     let lanes = &*lanes;
     pool.for_chunks(y, call.shape.head_dim, &|i, out| {
@@ -278,6 +283,13 @@ impl<'a> Call<'a> {
         plan::count(self.kv, self.shape.window, self.q_pos, last)
     }
 
+    /// Writes the pieces of the first tile that any of the queries sees, and gives their segments.
+    fn first_tile(&self, pieces: &mut Vec<Piece>) -> &'a [KvSegment<'a>] {
+        let last = self.q_pos + self.m.max(1) - 1;
+        Plan::new(self.kv, self.shape.window, self.q_pos, last, Share::All).next(pieces);
+        self.kv
+    }
+
     /// Writes output head `i` of `[m, heads]` from parts that hold units of all heads and tiles.
     fn merge<'p>(&self, parts: impl Iterator<Item = &'p [Unit]> + Clone, i: usize, y: &mut [f32]) {
         let (query, head) = (i / self.shape.heads, i % self.shape.heads);
@@ -290,6 +302,8 @@ impl<'a> Call<'a> {
 /// Sums up a share of the keys for some KV heads and tiles of queries into `lane.units`.
 struct Work<'a> {
     call: &'a Call<'a>,
+    /// What the thread computes next, from its first key on.
+    then: Option<&'a Call<'a>>,
     lane: &'a mut Lane,
     /// The first of the units.
     at: usize,
@@ -303,7 +317,7 @@ impl Kernel for Work<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Work { call, lane, at, heads, tiles, share } = self;
+        let Work { call, then, lane, at, heads, tiles, share } = self;
         let end = at + heads.len() * tiles.len();
         if lane.units.len() < end {
             lane.units.resize_with(end, Unit::default);
@@ -316,9 +330,20 @@ impl Kernel for Work<'_> {
         let last = call.q_pos + call.m.min(tiles.end * call.tile_queries) - 1;
         let mut plan = Plan::new(call.kv, call.shape.window, first, last, share);
         lane.tile.resize(call.stride);
-        while plan.next(&mut lane.pieces) {
+        let mut more = plan.next(&mut lane.ahead);
+        while more {
+            std::mem::swap(&mut lane.pieces, &mut lane.ahead);
+            more = plan.next(&mut lane.ahead);
+            let ahead = match then {
+                Some(then) if !more => then.first_tile(&mut lane.ahead),
+                _ => call.kv,
+            };
             lane.tile.place(call.kv, &lane.pieces);
             for (i, head) in heads.clone().enumerate() {
+                for piece in &lane.ahead {
+                    let rows = piece.row..piece.row + piece.len;
+                    ahead[piece.segment].prefetch(rows, head, call.shape.kv_heads);
+                }
                 lane.tile.load(s, call, &lane.pieces, head);
                 for unit in &mut units[i * tiles.len()..][..tiles.len()] {
                     unit.add(s, call, &lane.tile, &mut lane.scores);

@@ -3,7 +3,9 @@
 use super::plan::LAST_POSITION;
 use crate::NativeError;
 use crate::ops::product;
+use crate::probe::prefetch;
 use ruvllm_abi::DType;
+use std::ops::Range;
 
 /// How the keys or the values of a segment lie. Every row is in the elements or blocks of its type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +40,25 @@ pub struct KvSegment<'a> {
     pub k: &'a [u8],
     /// Values.
     pub v: &'a [u8],
+}
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+impl KvSegment<'_> {
+    /// Asks memory for one of `parts` equal parts of some rows. Of rows that lie by channels it is as
+    /// many bytes, which is right where they are all.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, rows: Range<usize>, part: usize, parts: usize) {
+        for data in [self.k, self.v] {
+            let row = data.len() / self.len.max(1);
+            let (start, bytes) = (rows.start * row, rows.len() * row);
+            let part = start + bytes * part / parts..start + bytes * (part + 1) / parts;
+            for at in part.step_by(LINE) {
+                prefetch(data.as_ptr().wrapping_add(at));
+            }
+        }
+    }
 }
 
 /// Checks the size of every segment.

@@ -1,0 +1,63 @@
+//! The first step on a generation, which makes instances of its kernels, against others.
+//!
+//! The built-in model: its steps take a hundredth of a large model's, and instances cost nearly as
+//! much. `ruvllm-load swap` measures a server, with any model.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use ruvllm::{Runtime, Session, SessionOptions};
+use std::time::{Duration, Instant};
+
+/// Tokens before those that are measured.
+const DEPTH: usize = 32;
+
+fn sessions(runtime: &Runtime, count: usize) -> Vec<Session> {
+    let options = SessionOptions { scope: None, ..SessionOptions::default() };
+    let begin = |number: usize| {
+        let mut session = runtime.engine().session_with(&options);
+        let tokens: Vec<u32> = (0..DEPTH).map(|i| (300 + 97 * i + 31 * number) as u32).collect();
+        session.prefill(&tokens).expect("it computes");
+        session
+    };
+    (0..count).map(begin).collect()
+}
+
+/// A step of all sessions, and what it takes; they stay as they were.
+fn step(runtime: &Runtime, sessions: &mut [Session]) -> Duration {
+    let begin = Instant::now();
+    let next = sessions.iter_mut().map(|session| (session, 5));
+    runtime.engine().decode_batch(next).expect("it computes");
+    let took = begin.elapsed();
+    for session in sessions {
+        session.truncate(DEPTH);
+    }
+    took
+}
+
+fn crossing(c: &mut Criterion) {
+    let runtime = Runtime::builder().build().expect("the built-in model");
+    for streams in [1, 8] {
+        let mut group = c.benchmark_group(format!("a step of {streams}"));
+        let mut sessions = sessions(&runtime, streams);
+        group.bench_function("on the same generation", |b| {
+            b.iter_custom(|n| (0..n).map(|_| step(&runtime, &mut sessions)).sum());
+        });
+        group.bench_function("first of a generation", |b| {
+            b.iter_custom(|n| {
+                let each = |_| {
+                    let host = runtime.host();
+                    let packs = host.generation();
+                    // The native twins were before the packs. A step on them lets go of all instances.
+                    host.roll_back(packs - 1).expect("it is kept");
+                    step(&runtime, &mut sessions);
+                    host.roll_back(packs).expect("it is kept");
+                    step(&runtime, &mut sessions)
+                };
+                (0..n).map(each).sum()
+            });
+        });
+        group.finish();
+    }
+}
+
+criterion_group!(benches, crossing);
+criterion_main!(benches);

@@ -1,0 +1,77 @@
+//! Streams, swaps and readers who leave, for a minute: the process holds no more at the end than in the
+//! middle. For longer, and over HTTP: `ruvllm-load soak`.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs)]
+
+mod common;
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use common::requests::{ask, greedy};
+use common::swapping::{Publisher, Tales, engine, host, next_step, start};
+use ruvllm_engine::scheduler::Request;
+use ruvllm_host::HostConfig;
+
+const WARM_UP: Duration = Duration::from_secs(20);
+const TIME: Duration = Duration::from_secs(50);
+
+/// Memory that may come and go: a few pages of the allocator's.
+const SLACK: u64 = 1 << 20;
+
+/// What this process holds: resident bytes, handles, threads.
+#[derive(Clone, Copy, Debug)]
+struct Holds {
+    memory: u64,
+    handles: usize,
+    threads: u64,
+}
+
+fn holds() -> Holds {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let field = |name: &str| -> u64 {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    let handles = fs::read_dir("/proc/self/fd").unwrap().count();
+    Holds { memory: field("VmRSS:") << 10, handles, threads: field("Threads:") }
+}
+
+#[test]
+fn a_minute_of_streams_and_swaps_holds_on_to_nothing() {
+    let (tales, publisher) = (Tales::new(), Publisher::new());
+    let packs = [publisher.relaxed(0), publisher.plain(1)];
+    let cache = tempfile::tempdir().unwrap();
+    let config = HostConfig { cache_dir: Some(cache.path().join("c")), ..HostConfig::default() };
+    let host = host(config, &[&packs[1]]);
+    let scheduler = start(&engine(&tales.model, host.clone()));
+    let (mut seen, begin) = (Vec::new(), Instant::now());
+    tales.read_during(&scheduler, || {
+        for pack in packs.iter().cycle() {
+            let staged = host.stage(pack.verify().unwrap()).unwrap();
+            host.activate(staged.id).unwrap();
+            next_step(&scheduler);
+            // A reader who leaves.
+            drop(ask(&scheduler, Request::new(tales.prompts[0].clone(), greedy(400))));
+            if begin.elapsed() > WARM_UP {
+                seen.push(holds());
+            }
+            if begin.elapsed() > TIME {
+                break;
+            }
+        }
+    });
+    // Medians of what is seen many times, so that the moments do not matter.
+    let (middle, end) = seen.split_at(seen.len() / 2);
+    let median = |seen: &[Holds]| {
+        let mut memory: Vec<u64> = seen.iter().map(|holds| holds.memory).collect();
+        memory.sort_unstable();
+        let most = |of: fn(&Holds) -> u64| seen.iter().map(of).max().unwrap();
+        let handles = most(|holds| holds.handles as u64);
+        (memory[memory.len() / 2], handles, most(|holds| holds.threads))
+    };
+    let (middle, end) = (median(middle), median(end));
+    println!("{} activations; {middle:?}, then {end:?}", host.generation());
+    assert!(end.0 <= middle.0 + SLACK, "memory: {middle:?}, then {end:?}");
+    assert!(end.1 <= middle.1 && end.2 <= middle.2, "{middle:?}, then {end:?}");
+}
