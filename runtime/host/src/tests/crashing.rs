@@ -19,8 +19,13 @@ use std::time::Duration;
 
 const DIRECTORY: &str = "RUVLLM_TEST_CRASH_DIR";
 const SEED: &str = "RUVLLM_TEST_CRASH_SEED";
+/// What a victim prints when it has looked around, and after each step of its work.
+const OPEN: &str = "open";
+const STEP: &str = "step";
 const KILLS: u64 = 200;
 const LANES: u64 = 4;
+/// Steps that a victim takes at most before the one in which it is killed, if that is long enough.
+const STEPS: u64 = 24;
 
 /// Columns for which the last pack traps.
 const BAD: u32 = 100;
@@ -212,9 +217,10 @@ fn victim() {
     victim.check();
     if let Some(seed) = std::env::var(SEED).ok().and_then(|seed| seed.parse().ok()) {
         let mut state: u64 = seed;
-        println!("open");
+        println!("{OPEN}");
         loop {
             victim.step(&mut state);
+            println!("{STEP}");
         }
     }
 }
@@ -240,14 +246,18 @@ fn kill(dir: PathBuf, seed: u64) -> String {
             .stderr(errors)
             .spawn()
             .unwrap();
-        // Some while they start and look around, most at work.
+        // Some while they start and look around, most at work: in a step of their own, however fast
+        // the machine is.
         let early = random(&mut state).is_multiple_of(8);
         if !early {
-            let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-            let opened = lines.map_while(Result::ok).any(|line| line.ends_with("open"));
+            let mut lines =
+                BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+            let opened = lines.any(|line| line.ends_with(OPEN));
             assert!(opened, "{}", fs::read_to_string(&log).unwrap());
+            let steps = random(&mut state) % STEPS;
+            lines.filter(|line| line == STEP).take(steps as usize).for_each(drop);
         }
-        std::thread::sleep(Duration::from_micros(random(&mut state) % 60_000));
+        std::thread::sleep(Duration::from_micros(random(&mut state) % 5_000));
         let ended = child.try_wait().unwrap();
         assert!(ended.is_none(), "{ended:?}: {}", fs::read_to_string(&log).unwrap());
         child.kill().unwrap();
