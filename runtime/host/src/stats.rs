@@ -6,7 +6,7 @@
 
 use crate::OpKey;
 use crate::error::Failure;
-use crate::latency::{SIZES, Tally, Times};
+use crate::latency::{SIZES, Tally, Times, scaled};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -38,15 +38,19 @@ pub(crate) enum Timing {
 
 impl Counters {
     #[inline]
-    pub(crate) fn answered(&self, size: usize, timing: Timing) {
+    pub(crate) fn answered(&self, bytes: usize, timing: Timing) {
         // One thread writes, so nothing is lost between load and store.
         let add = |counter: &AtomicU64, n: u64| counter.store(counter.load(Relaxed) + n, Relaxed);
         add(&self.calls, 1);
+        let tally = |nanos: u64| {
+            let (class, nanos) = scaled(bytes, nanos);
+            self.times[class].add(nanos);
+        };
         match timing {
             Timing::Each(took) => {
                 let nanos = took.as_nanos() as u64;
                 add(&self.nanos, nanos);
-                self.times[size].add(nanos);
+                tally(nanos);
             }
             Timing::Sampled(took) => {
                 add(&self.brief, 1);
@@ -54,7 +58,7 @@ impl Counters {
                     let nanos = took.as_nanos() as u64;
                     add(&self.timed, 1);
                     add(&self.timed_nanos, nanos);
-                    self.times[size].add(nanos);
+                    tally(nanos);
                 }
             }
         }

@@ -10,7 +10,6 @@ use crate::error::{Failure, Incident};
 use crate::exec::window::Bench;
 use crate::host::Shared;
 use crate::kernel::{Body, Kernel};
-use crate::latency::size;
 use crate::plan::{CallBytes, CallPlan};
 use crate::race::{Race, class};
 use crate::registry::{OpSlot, RegistrySnapshot, Slot};
@@ -274,7 +273,7 @@ impl Worker {
         self.attempt(kernel, target, call, bytes, out)?;
         if let Some(open) = &self.lanes[kernel.uid].open {
             open.counters.answered(
-                size(bytes.total()),
+                bytes.total(),
                 match started.map(|started| started.elapsed()) {
                     Some(took) if !brief => Timing::Each(took),
                     took => Timing::Sampled(took),

@@ -69,7 +69,8 @@ pub struct Vitals {
     pub losses: Option<Losses>,
 }
 
-/// How long the median call of an operation takes in two generations.
+/// How long the median call of an operation takes in two generations, were it of the least size of its
+/// class.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
     /// The operation.
@@ -185,8 +186,9 @@ impl HealthLimits {
             vitals.latencies.iter().find(slow)
         {
             let size = match below {
-                Some(bytes) => format!("of less than {} KiB", bytes >> 10),
-                None => "of the largest class".to_owned(),
+                Some(4096) => "of less than 4 KiB".to_owned(),
+                Some(bytes) => format!("of {} KiB", bytes >> 12),
+                None => "of 16 MiB".to_owned(),
             };
             let detail = format!(
                 "{op} takes {new_nanos:.0} ns a call {size} instead of {old_nanos:.0} ns, over \
