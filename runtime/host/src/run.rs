@@ -152,7 +152,13 @@ pub(crate) fn answer(
 ///
 /// # Errors
 /// [`Failure::Native`].
-fn native(isa: Isa, op: Op, key: &OpKey, call: &OpCall<'_>, out: &mut [u8]) -> Result<(), Failure> {
+pub(crate) fn native(
+    isa: Isa,
+    op: Op,
+    key: &OpKey,
+    call: &OpCall<'_>,
+    out: &mut [u8],
+) -> Result<(), Failure> {
     // The operands' ranges have been checked with the call.
     let a = call.a.bytes().unwrap_or(&[]);
     let b = call.b.bytes().unwrap_or(&[]);

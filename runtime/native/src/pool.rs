@@ -143,7 +143,7 @@ impl ThreadPool {
         // SAFETY: `region` is held and `pending` is 0, so no other thread touches `job`.
         unsafe { *shared.job.get() = Some(job) };
         shared.pending.0.store(self.workers.len(), Ordering::Relaxed);
-        // SeqCst pairs with the worker's: it stores `parked` and then loads `generation`, we store
+        // SeqCst pairs with the worker's: it sets `parked` and then loads `generation`, we store
         // `generation` and then load `parked`, so one of the two sees the other.
         shared.generation.0.fetch_add(1, Ordering::SeqCst);
         for (parked, worker) in shared.parked.iter().zip(&self.workers) {
@@ -243,8 +243,9 @@ impl Shared {
             return;
         }
         *lock(&self.waiter) = Some(thread::current());
-        // SeqCst pairs with the last worker's decrement and load, as in `run`.
-        self.caller_waits.store(true, Ordering::SeqCst);
+        // SeqCst pairs with the last worker's decrement and load, as in `run`. A swap, since emulated
+        // processors may let a load overtake a plain store, whatever its ordering.
+        self.caller_waits.swap(true, Ordering::SeqCst);
         while self.pending.0.load(Ordering::SeqCst) != 0 {
             thread::park();
         }
@@ -255,7 +256,8 @@ impl Shared {
     fn wait_for_region(&self, seen: u32, parked: &AtomicBool) -> u32 {
         let next = || self.generation.0.load(Ordering::Acquire);
         if !spin_until(self.spin, || next() != seen) {
-            parked.store(true, Ordering::SeqCst);
+            // A swap for the reason that `wait_for_workers` has.
+            parked.swap(true, Ordering::SeqCst);
             while self.generation.0.load(Ordering::SeqCst) == seen {
                 thread::park();
             }

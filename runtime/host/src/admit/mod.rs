@@ -8,6 +8,8 @@
 
 mod golden;
 
+pub(crate) use golden::{Case, live_case};
+
 use crate::OpKey;
 use crate::call::Words;
 use crate::compare::{Judge, decode, exact_blocks, host_tolerance};
@@ -18,7 +20,6 @@ use crate::exec::window::{Bench, GUARD_BYTES, check_info};
 use crate::exec::{Executor, KernelSpec, PreparedKernel};
 use crate::gate::GatedKernel;
 use crate::run::TILE_BYTES;
-use golden::Case;
 use ruvllm_abi::{Op, Status};
 use ruvllm_native::{Isa, oracle, twin};
 use std::sync::Arc;

@@ -4,8 +4,10 @@
 //! [`Comparison`] reads figures, [`HealthWindow`] judges them. The window is a state machine without a
 //! clock or threads of its own: whoever drives it says what time it is.
 
+use super::duel;
+use crate::kernel::KernelCode;
 use crate::latency::{SIZES, Times, below};
-use crate::registry::RegistrySnapshot;
+use crate::registry::{RegistrySnapshot, Slot};
 use crate::stats::Ledger;
 use crate::{Host, OpKey};
 use serde::{Deserialize, Serialize};
@@ -28,7 +30,8 @@ pub struct HealthLimits {
     /// Kernels that are taken out of service.
     pub quarantines: u64,
     /// How many times as long as in the old generation the median call of an operation may take, in
-    /// any class of sizes.
+    /// any class of sizes. One that takes longer, and not twice as long as that, counts only if it also
+    /// does where both generations' kernels compute the same calls in turns ([`Comparison::is_slower`]).
     pub latency_ratio: f64,
     /// Calls that must have been timed on both sides before their medians are compared. Of calls that
     /// move less than 4 KiB one in 64 is timed.
@@ -166,6 +169,12 @@ impl HealthWindow {
 }
 
 impl HealthLimits {
+    /// How many times as long as it may an operation takes; 0 where too few calls were timed.
+    pub(super) fn excess(&self, latency: &Latency) -> f64 {
+        let Latency { calls, old_nanos, new_nanos, .. } = *latency;
+        if calls < self.latency_calls { 0.0 } else { new_nanos / (old_nanos * self.latency_ratio) }
+    }
+
     /// The first limit that the figures exceed.
     fn objection(&self, vitals: &Vitals) -> Option<Sickness> {
         let counts = [
@@ -178,13 +187,8 @@ impl HealthLimits {
         if let Some((code, seen, allowed, what)) = exceeded {
             return Some(Sickness { code, detail: format!("{seen} {what}; {allowed} may") });
         }
-        let slow = |latency: &&Latency| {
-            latency.calls >= self.latency_calls
-                && latency.new_nanos > latency.old_nanos * self.latency_ratio
-        };
-        if let Some(Latency { op, below, calls, old_nanos, new_nanos }) =
-            vitals.latencies.iter().find(slow)
-        {
+        let slow = vitals.latencies.iter().find(|latency| self.excess(latency) > 1.0);
+        if let Some(Latency { op, below, calls, old_nanos, new_nanos }) = slow {
             let size = match below {
                 Some(4096) => "of less than 4 KiB".to_owned(),
                 Some(bytes) => format!("of {} KiB", bytes >> 12),
@@ -211,7 +215,7 @@ impl HealthLimits {
     }
 }
 
-/// Reads figures of two generations side by side. It holds neither of them.
+/// Reads figures of two generations side by side. It holds neither of them, but the code of kernels.
 pub struct Comparison {
     ops: Vec<Compared>,
     marks: Vec<(Arc<Ledger>, Vitals)>,
@@ -220,6 +224,8 @@ pub struct Comparison {
 /// An operation that kernels of the new generation answer.
 struct Compared {
     op: OpKey,
+    /// Those that are asked first, in the old generation and in the new one.
+    firsts: [KernelCode; 2],
     old: Vec<Arc<Ledger>>,
     new: Vec<(Arc<Ledger>, [Times; SIZES])>,
 }
@@ -241,15 +247,28 @@ impl Host {
             };
             let mine: Vec<_> = mine.map(|ledger| (ledger.clone(), times(ledger))).collect();
             let theirs = old.slots().iter().find(|other| other.key == slot.key)?;
+            let first =
+                |slot: &Slot| slot.choice.chain.first().map(|kernel| KernelCode::clone(kernel));
+            let firsts = [first(theirs)?, first(slot)?];
             let theirs = theirs.choice.chain.iter().map(|kernel| kernel.ledger.clone());
             let op = slot.key.clone();
-            (!mine.is_empty()).then(|| Compared { op, old: theirs.collect(), new: mine })
+            (!mine.is_empty()).then(|| Compared { op, firsts, old: theirs.collect(), new: mine })
         });
         Comparison { ops: ops.collect(), marks }
     }
 }
 
 impl Comparison {
+    /// Whether an operation takes more than `ratio` times as long in the new generation, where both
+    /// compute the same calls in turns, of the shapes that the host has seen. Also where that cannot
+    /// be found out. Takes a second at most, and a few milliseconds mostly.
+    pub fn is_slower(&self, host: &Host, op: &OpKey, ratio: f64) -> bool {
+        let compared = self.ops.iter().find(|compared| compared.op == *op);
+        compared.is_none_or(|Compared { firsts: [old, new], .. }| {
+            duel::is_slower(old, new, &host.shared.shapes.of(op), ratio)
+        })
+    }
+
     /// The figures of the new generation since then, and those of the old one.
     pub fn vitals(&self) -> Vitals {
         let mut vitals = Vitals::default();
@@ -260,7 +279,7 @@ impl Comparison {
             vitals.wrong_numbers += now.wrong_numbers - mark.wrong_numbers;
             vitals.quarantines += now.quarantines - mark.quarantines;
         }
-        for Compared { op, old, new } in &self.ops {
+        for Compared { op, old, new, .. } in &self.ops {
             let (mut before, mut after): ([Times; SIZES], [Times; SIZES]) = Default::default();
             for ledger in old {
                 before.iter_mut().zip(&ledger.times()).for_each(|(sum, times)| sum.add(times));

@@ -18,6 +18,7 @@
 pub(crate) mod canary;
 #[cfg(feature = "supervisor")]
 pub(crate) mod delivery;
+mod duel;
 pub(crate) mod generations;
 pub(crate) mod health;
 #[cfg(feature = "supervisor")]

@@ -1,15 +1,17 @@
 //! Packs that are being watched: booked as healthy when their windows are over, taken back where they
 //! do harm.
 
-use super::health::{Comparison, Health, HealthWindow, Losses, Sickness, Vitals};
+use super::health::{Comparison, Health, HealthWindow, Latency, Losses, Sickness, Vitals};
 use super::history::{HistoryEvent, Record};
 use super::spans;
 use super::supervisor::{LOG, State, Supervisor};
+use crate::OpKey;
 use crate::host::lock;
 use crate::registry::{PackId, RegistrySnapshot};
 use crate::ticker::Ticker;
 use ruvllm_signing::escape_untrusted;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,7 +42,13 @@ pub(super) struct Watched {
     /// The loss on the probe text before, where there is a probe.
     loss: Option<f64>,
     losses: Option<Losses>,
+    /// How many calls of an operation and a class of sizes had been timed when it was found not to be
+    /// slow after all.
+    acquitted: BTreeMap<(OpKey, Option<u64>), u64>,
 }
+
+/// How many times as long as it may an operation must take to be too slow without another proof.
+const SUSPICION: f64 = 2.0;
 
 /// Ticks a supervisor, or delivers packs, on a thread of its own until it is dropped.
 pub struct Watchdog {
@@ -88,8 +96,25 @@ impl Supervisor {
         {
             watched.losses = Some(Losses { old, new: probe().unwrap_or(f64::NAN) });
         }
-        let vitals = watched.vitals();
+        let mut vitals = watched.vitals();
+        vitals.latencies.retain(|latency| self.is_slow(watched, latency));
         watched.window.observe((self.config.clock)(), &vitals).clone()
+    }
+
+    /// Whether an operation is too slow beyond doubt. Who was acquitted is not asked again before
+    /// twice as many calls were timed.
+    fn is_slow(&self, watched: &mut Watched, latency: &Latency) -> bool {
+        let limits = &self.config.limits;
+        let excess = limits.excess(latency);
+        if !(excess > 1.0 && excess <= SUSPICION) {
+            return excess > 1.0;
+        }
+        let acquitted = watched.acquitted.entry((latency.op.clone(), latency.below)).or_default();
+        if latency.calls < 2 * *acquitted {
+            return false;
+        }
+        *acquitted = latency.calls;
+        watched.comparison.is_slower(&self.host, &latency.op, limits.latency_ratio)
     }
 
     /// Whether the packs that are watched are active.
@@ -138,6 +163,7 @@ impl Supervisor {
             window: HealthWindow::open(self.config.limits.clone(), (self.config.clock)()),
             loss,
             losses: None,
+            acquitted: BTreeMap::new(),
         }
     }
 

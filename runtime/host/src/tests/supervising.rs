@@ -183,14 +183,39 @@ fn traps_deadlines_and_wrong_numbers_take_a_generation_back() {
     );
 }
 
-#[test]
-fn a_generation_that_is_slower_is_taken_back() {
-    // Some hundred thousand rounds of nothing, for sizes that are timed each.
-    let slow = but_for(
+/// Does nothing some hundred thousand times first, for a size that is timed each time.
+fn slow() -> Module {
+    but_for(
         2000,
         "(local.set $i (i32.const 100000)) (loop $l (br_if $l (local.tee $i
            (i32.sub (local.get $i) (i32.const 1)))))",
-    );
+    )
+}
+
+#[test]
+fn the_same_calls_in_turns_tell_who_is_slow() {
+    let place = Place::new();
+    let other =
+        Module { fields: "(global $unused i32 (i32.const 1))".to_owned(), ..Module::default() };
+    let host = place.host();
+    let key = OpKey::rmsnorm_f32();
+    let install = |version, module: &Module| {
+        host.install(place.pack(version, module).verify().unwrap()).unwrap();
+        host.snapshot()
+    };
+    let [first, second] = [install(1, &Module::default()), install(2, &other)];
+    let is_slower = |old, new| host.compare(old, new).is_slower(&host, &key, 3.0);
+    assert!(is_slower(&first, &second), "nobody has called, so there is nothing to compute");
+    rmsnorm(&mut host.worker().unwrap(), &host.pin(), 1, 2000).unwrap();
+    assert!(!is_slower(&first, &second));
+    let third = install(3, &slow());
+    assert!(is_slower(&second, &third));
+    assert!(!is_slower(&third, &second));
+}
+
+#[test]
+fn a_generation_that_is_slower_is_taken_back() {
+    let slow = slow();
     let place = Place::new();
     let (first, second) = (place.pack(1, &Module::default()), place.pack(2, &slow));
     let supervisor = place.open(&first);

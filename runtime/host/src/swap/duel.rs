@@ -1,0 +1,101 @@
+//! Whether a kernel is slower than another: both compute the same calls, in turns.
+//!
+//! Times that were counted while others were served suggest that, and cannot prove it: the calls of
+//! two generations differ in their sizes and in what is in the processor's caches when they come, and
+//! the machine may have been busier. In a duel all of that is the same for both.
+
+use crate::admit::{Case, live_case};
+use crate::call::Words;
+use crate::exec::window::Bench;
+use crate::kernel::{Body, KernelCode};
+use crate::plan::CallBytes;
+use crate::run::{TILE_BYTES, native};
+use ruvllm_abi::Op;
+use ruvllm_native::Isa;
+use std::time::{Duration, Instant};
+
+/// Calls of each shape, for each of the two.
+const CALLS: usize = 65;
+
+/// Whether `new` takes more than `ratio` times as long as `old` for calls of any of the shapes. Also
+/// where that cannot be found out: whoever asks has a suspicion.
+pub(super) fn is_slower(old: &KernelCode, new: &KernelCode, shapes: &[Words], ratio: f64) -> bool {
+    if old.hash == new.hash {
+        return false;
+    }
+    let (Some(mut old), Some(mut new)) = (Duellist::new(old), Duellist::new(new)) else {
+        return true;
+    };
+    let room = old.room().min(new.room()).min(TILE_BYTES);
+    let mut fought = false;
+    for &words in shapes {
+        // Longer calls are cut into such runs of rows.
+        let Some(words) = new.code.plan.within(words, room) else { continue };
+        let Some(case) = new.case(words) else { continue };
+        let mut times = [[Duration::ZERO; CALLS]; 2];
+        for i in 0..CALLS {
+            for (duellist, times) in [&mut old, &mut new].into_iter().zip(&mut times) {
+                match duellist.call(&case) {
+                    Some(took) => times[i] = took,
+                    None => return true,
+                }
+            }
+        }
+        let [old, new] = times.map(|mut times| {
+            times.sort_unstable();
+            times[CALLS / 2].as_secs_f64()
+        });
+        if new > old * ratio {
+            return true;
+        }
+        fought = true;
+    }
+    !fought
+}
+
+/// A kernel with an instance of its own.
+struct Duellist<'a> {
+    code: &'a KernelCode,
+    op: Op,
+    /// `None` for the host's own code.
+    bench: Option<Bench>,
+    isa: Isa,
+    out: Vec<u8>,
+}
+
+impl<'a> Duellist<'a> {
+    /// `None` for a custom operation, whose calls cannot be made up, and where there is no instance.
+    fn new(code: &'a KernelCode) -> Option<Self> {
+        let (op, _) = code.key.known()?;
+        let bench = match &code.body {
+            Body::Native { .. } => None,
+            Body::Sandbox { prepared, defaults, .. } => {
+                Some(Bench::new(&**prepared, defaults).ok()?)
+            }
+        };
+        Some(Self { code, op, bench, isa: Isa::detect(), out: Vec::new() })
+    }
+
+    /// Bytes that a call may move.
+    fn room(&self) -> usize {
+        self.bench.as_ref().map_or(usize::MAX, Bench::room)
+    }
+
+    fn case(&self, words: Words) -> Option<Case> {
+        let key = &self.code.key;
+        live_case((self.op, &self.code.plan), &key.inputs, key.output, words)
+    }
+
+    /// How long a call takes, its operands' way into the sandbox with it; `None` where it fails.
+    fn call(&mut self, case: &Case) -> Option<Duration> {
+        let call = case.call();
+        let bytes: CallBytes = self.code.plan.bytes(case.words.as_slice()).ok()?;
+        self.out.resize(bytes.out, 0);
+        let begun = Instant::now();
+        match &mut self.bench {
+            Some(bench) => drop(bench.call(&call, &bytes).ok()?),
+            None => native(self.isa, self.op, &self.code.key, &call, &mut self.out).ok()?,
+        }
+        Some(begun.elapsed())
+    }
+}
