@@ -240,6 +240,26 @@ fn a_generation_that_is_slower_is_taken_back() {
 }
 
 #[test]
+fn who_only_seems_slower_is_acquitted() {
+    let place = Place::new();
+    let (first, second) = (place.pack(1, &Module::default()), place.pack(2, &Module::default()));
+    // The same code takes 1.25 times as long as it may.
+    let limits = HealthLimits { latency_ratio: 0.8, ..HealthLimits::default() };
+    let config = SupervisorConfig { limits, ..place.config(&first) };
+    let supervisor = Supervisor::open(place.host(), config).unwrap();
+    let mut worker = supervisor.host().worker().unwrap();
+    for pack in [&first, &second] {
+        activate(&supervisor, pack).unwrap();
+        for _ in 0..600 {
+            rmsnorm(&mut worker, &supervisor.host().pin(), 1, 2000).unwrap();
+        }
+        supervisor.tick();
+        place.end_window(&supervisor);
+    }
+    assert_eq!(active(&supervisor), ["2.0.0"], "{:?}", supervisor.counters());
+}
+
+#[test]
 fn a_probe_text_that_is_told_worse_takes_a_generation_back() {
     let run = |losses: [Result<f64, String>; 2]| {
         let place = Place::new();
