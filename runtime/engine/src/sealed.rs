@@ -61,6 +61,10 @@ const ENDED: u32 = u32::MAX;
 /// The most bytes of a header or of a chunk.
 pub const MAX_CHUNK: usize = 8 << 20;
 
+/// Bytes that several threads open together, if chunks are not longer: few enough to stay in the
+/// processor's cache, in buffers that are used again.
+const AHEAD: usize = 2 << 20;
+
 /// Why state was not sealed or not opened; [`crate::EngineError::Sealed`] adds the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -347,7 +351,7 @@ impl<R: Read> SealedReader<R> {
             }
             bytes += chunk.len();
             sealed.push(chunk);
-            if self.threads == 1 || bytes >= MAX_CHUNK {
+            if self.threads == 1 || bytes >= AHEAD {
                 break None;
             }
         };
@@ -363,20 +367,19 @@ impl<R: Read> SealedReader<R> {
             sealed.iter_mut().try_for_each(|chunk| open(first, false, chunk))?;
         } else {
             std::thread::scope(|scope| {
-                let shares = sealed.chunks_mut(share).zip((first..).step_by(share));
-                let threads: Vec<_> = shares
-                    .map(|(chunks, at)| {
-                        let open = &open;
-                        scope.spawn(move || {
-                            let mut numbered = chunks.iter_mut().zip(at..);
-                            numbered.try_for_each(|(chunk, at)| open(at, false, chunk))
-                        })
-                    })
-                    .collect();
+                let open_all = |(chunks, at): (&mut [Vec<u8>], u32)| {
+                    let mut numbered = chunks.iter_mut().zip(at..);
+                    numbered.try_for_each(|(chunk, at)| open(at, false, chunk))
+                };
+                let mut shares = sealed.chunks_mut(share).zip((first..).step_by(share));
+                let own = shares.next();
+                let threads: Vec<_> =
+                    shares.map(|share| scope.spawn(move || open_all(share))).collect();
+                let own = own.map_or(Ok(()), open_all);
                 let joined = threads.into_iter().map(|thread| {
                     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
                 });
-                joined.fold(Ok(()), Result::and)
+                joined.fold(own, Result::and)
             })?;
         }
         self.position = after;
