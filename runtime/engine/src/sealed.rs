@@ -363,25 +363,21 @@ impl<R: Read> SealedReader<R> {
             stream.decrypt_in_place(at, last, &[], chunk).map_err(|_| SealedError::Damaged)
         };
         let share = sealed.len().div_ceil(self.threads).max(1);
-        if sealed.len() <= 1 {
-            sealed.iter_mut().try_for_each(|chunk| open(first, false, chunk))?;
-        } else {
-            std::thread::scope(|scope| {
-                let open_all = |(chunks, at): (&mut [Vec<u8>], u32)| {
-                    let mut numbered = chunks.iter_mut().zip(at..);
-                    numbered.try_for_each(|(chunk, at)| open(at, false, chunk))
-                };
-                let mut shares = sealed.chunks_mut(share).zip((first..).step_by(share));
-                let own = shares.next();
-                let threads: Vec<_> =
-                    shares.map(|share| scope.spawn(move || open_all(share))).collect();
-                let own = own.map_or(Ok(()), open_all);
-                let joined = threads.into_iter().map(|thread| {
-                    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-                });
-                joined.fold(own, Result::and)
-            })?;
-        }
+        std::thread::scope(|scope| {
+            let open_all = |(chunks, at): (&mut [Vec<u8>], u32)| {
+                let mut numbered = chunks.iter_mut().zip(at..);
+                numbered.try_for_each(|(chunk, at)| open(at, false, chunk))
+            };
+            let mut shares = sealed.chunks_mut(share).zip((first..).step_by(share));
+            let own = shares.next();
+            let threads: Vec<_> =
+                shares.map(|share| scope.spawn(move || open_all(share))).collect();
+            let own = own.map_or(Ok(()), open_all);
+            let joined = threads.into_iter().map(|thread| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            });
+            joined.fold(own, Result::and)
+        })?;
         self.position = after;
         self.ready.extend(sealed);
         let Some(mut end) = end else { return Ok(Some(stream)) };
