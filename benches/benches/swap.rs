@@ -5,6 +5,7 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use ruvllm::{Runtime, Session, SessionOptions};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// Tokens before those that are measured.
@@ -44,16 +45,28 @@ fn crossing(c: &mut Criterion) {
         });
         group.bench_function("first of a generation", |b| {
             b.iter_custom(|n| {
-                let each = |_| {
+                // As in a server, another thread publishes while steps go on.
+                let (publish, asked) = mpsc::channel::<()>();
+                std::thread::scope(|scope| {
                     let host = runtime.host();
-                    let packs = host.generation();
-                    // The native twins were before the packs. A step on them lets go of all instances.
-                    host.roll_back(packs - 1).expect("it is kept");
-                    step(&runtime, &mut sessions);
-                    host.roll_back(packs).expect("it is kept");
-                    step(&runtime, &mut sessions)
-                };
-                (0..n).map(each).sum()
+                    scope.spawn(move || {
+                        for () in asked {
+                            // Now the native twins, now the packs: each was there before the other.
+                            host.roll_back(host.generation() - 1).expect("it is kept");
+                        }
+                    });
+                    let mut crossing = || {
+                        let before = host.generation();
+                        publish.send(()).expect("it listens");
+                        while host.generation() == before {
+                            step(&runtime, &mut sessions);
+                        }
+                        step(&runtime, &mut sessions)
+                    };
+                    let took = (0..n).map(|_| crossing()).sum();
+                    drop(publish);
+                    took
+                })
             });
         });
         group.finish();

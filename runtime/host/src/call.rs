@@ -69,6 +69,11 @@ impl Resident {
         self.0.id
     }
 
+    /// Inverse of [`Resident::downgrade`], while any clone lives.
+    pub(crate) fn upgrade(weak: &Weak<ResidentBytes>) -> Option<Self> {
+        weak.upgrade().map(Self)
+    }
+
     pub(crate) fn downgrade(&self) -> Weak<ResidentBytes> {
         Arc::downgrade(&self.0)
     }

@@ -10,7 +10,8 @@ use crate::select::{Candidate, Explanation};
 use crate::stats::{Ledger, OpStats};
 use crate::swap::canary::Published;
 use crate::swap::generations::Generations;
-use crate::swap::shapes::Shapes;
+use crate::swap::ready::Reaper;
+use crate::swap::seen::AllSeen;
 use crate::{HostConfig, OpKey, Policy, Worker};
 use arc_swap::ArcSwap;
 use ruvllm_abi::Op;
@@ -42,7 +43,9 @@ pub(crate) struct Shared {
     pub(crate) config: HostConfig,
     pub(crate) uids: Arc<Uids>,
     /// Calls that workers have seen.
-    pub(crate) shapes: Shapes,
+    pub(crate) seen: AllSeen,
+    /// Drops what they let go of.
+    pub(crate) reaper: Reaper,
     executor: OnceLock<Result<Arc<dyn Executor>, String>>,
     /// `None` where the configuration wants none.
     pub(crate) cache: Option<Result<AotCache, String>>,
@@ -118,7 +121,8 @@ impl Host {
             id,
             config,
             uids,
-            shapes: Shapes::default(),
+            seen: AllSeen::default(),
+            reaper: Reaper::default(),
             executor: OnceLock::new(),
             cache,
             generations: Mutex::new(Generations::new(&first)),

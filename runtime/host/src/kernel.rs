@@ -10,6 +10,7 @@ use crate::compare::host_tolerance;
 use crate::exec::PreparedKernel;
 use crate::plan::CallPlan;
 use crate::stats::Ledger;
+use crate::swap::ready::Ready;
 use ruvllm_abi::Op;
 use ruvllm_abi::contract::Variant;
 use ruvllm_manifest::Tolerance;
@@ -36,6 +37,8 @@ pub(crate) struct KernelCode {
 pub(crate) struct Kernel {
     /// Dense among kernels that live at one time: workers index their instances by it.
     pub(crate) uid: usize,
+    /// Instances that no worker has yet.
+    pub(crate) ready: Ready,
     code: KernelCode,
     uids: Arc<Uids>,
 }
@@ -121,7 +124,12 @@ impl KernelCode {
 
 impl Kernel {
     pub(crate) fn new(code: KernelCode, uids: &Arc<Uids>) -> Self {
-        Self { uid: uids.take(), code, uids: uids.clone() }
+        Self { uid: uids.take(), ready: Ready::default(), code, uids: uids.clone() }
+    }
+
+    /// Workers that keep something of it: they have called it, and each holds a weak reference.
+    pub(crate) fn workers(self: &Arc<Self>) -> usize {
+        Arc::weak_count(self)
     }
 }
 

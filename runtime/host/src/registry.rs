@@ -190,7 +190,7 @@ impl RegistrySnapshot {
 
     /// Why the operation is answered by the kernel that answers it.
     pub fn explain(&self, key: &OpKey) -> Explanation {
-        let slot = self.index.get(key).map(|&index| &self.slots[index as usize]);
+        let slot = self.slot_of(key);
         let races = match (slot, &self.records) {
             (Some(slot), Some(records)) => records.explain(key, &slot.choice.chain),
             _ => Vec::new(),
@@ -207,7 +207,7 @@ impl RegistrySnapshot {
         };
         for key in keys {
             add(&key.to_string());
-            let slot = self.index.get(key).map(|&index| &self.slots[index as usize]);
+            let slot = self.slot_of(key);
             for kernel in slot.iter().flat_map(|slot| &slot.choice.chain) {
                 add(&kernel.hash);
             }
@@ -227,6 +227,11 @@ impl RegistrySnapshot {
             Some(entry) if slot.generation == self.generation => Ok(entry),
             _ => Err(CallError::StaleSlot { slot: slot.generation, snapshot: self.generation }),
         }
+    }
+
+    /// The operation of this key, answered or not.
+    pub(crate) fn slot_of(&self, key: &OpKey) -> Option<&Slot> {
+        self.index.get(key).map(|&index| &self.slots[index as usize])
     }
 
     pub(crate) fn slots(&self) -> &[Slot] {

@@ -267,7 +267,7 @@ impl Worker {
         let first_of_class = lane.noted & class == 0;
         lane.noted |= class;
         if first_of_class {
-            self.host.shapes.note(&kernel.key, &call.words);
+            self.host.seen.note(&kernel.key, &call.words);
         }
         let started = timed.then(Instant::now);
         self.attempt(kernel, target, call, bytes, out)?;
@@ -305,7 +305,8 @@ impl Worker {
             Some(bench) => bench,
             empty => {
                 lane.until_check = 0;
-                empty.insert(Bench::new(&**prepared, defaults)?)
+                let seen = || self.host.seen.of(&kernel.key);
+                empty.insert(kernel.ready.take(&**prepared, defaults, seen)?)
             }
         };
         let mut run = Run {
@@ -362,10 +363,12 @@ impl Worker {
     #[cold]
     fn sweep(&mut self) {
         self.retired = self.host.uids.retired.load(Relaxed);
-        for lane in &mut self.lanes {
-            if lane.open.as_ref().is_some_and(|open| open.alive.strong_count() == 0) {
-                *lane = Lane::default();
-            }
+        let is_over = |lane: &&mut Lane| {
+            lane.open.as_ref().is_some_and(|open| open.alive.strong_count() == 0)
+        };
+        let over: Vec<Lane> = self.lanes.iter_mut().filter(is_over).map(std::mem::take).collect();
+        if !over.is_empty() {
+            self.host.reaper.take(over);
         }
     }
 

@@ -9,13 +9,17 @@ use super::{Instance, PreparedKernel, Trap};
 use crate::call::{OpCall, Operand, Resident, ResidentBytes, Words};
 use crate::error::Failure;
 use crate::plan::CallBytes;
+use crate::swap::seen::Constants;
 use ruvllm_abi::{ABI_VERSION, KernelDescriptor, KernelInfo, REGION_ALIGN, Region, SCRATCH_BYTES};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 /// Bytes behind the output that a guarded run watches.
 pub(crate) const GUARD_BYTES: usize = 256;
+
+/// Bytes between two that lie in different pages of the machine, on any of them.
+const PAGE: usize = 4 << 10;
 
 const DESCRIPTOR_BYTES: usize = align(KernelDescriptor::SIZE);
 
@@ -39,6 +43,8 @@ pub(crate) struct Bench {
     /// What the last call used, for looking at it afterwards.
     last: KernelDescriptor,
     spoiled: bool,
+    /// Where constants are noted that it takes up.
+    constants: Option<Arc<Constants>>,
 }
 
 struct Uploaded {
@@ -72,6 +78,7 @@ impl Bench {
             clearings: 0,
             last: KernelDescriptor::default(),
             spoiled: false,
+            constants: None,
         };
         bench.reserve(residents_from).map_err(|_| {
             failed(format!(
@@ -85,6 +92,29 @@ impl Bench {
             Ok(None | Some(0)) => Ok(bench),
             Ok(Some(status)) => Err(failed(format!("kernel_init returned status {status}"))),
             Err(trap) => Err(failed(format!("kernel_init: {}", trap.detail))),
+        }
+    }
+
+    /// The same, which from now on notes the constants that it takes up.
+    pub(crate) fn noting(mut self, constants: Arc<Constants>) -> Self {
+        self.constants = Some(constants);
+        self
+    }
+
+    /// Takes constants up and has room for operands and output of so many bytes at hand, as far as its
+    /// limit allows: calls find them there, and no page of it is touched for the first time by one.
+    pub(crate) fn warm(&mut self, constants: &[Resident], window: usize) {
+        for constant in constants {
+            if self.upload(constant).is_none() {
+                break;
+            }
+        }
+        let end = (self.residents_to + window).min(self.limit);
+        if self.reserve(end).is_ok() {
+            // Pages are had by writing to them, what is there already stays.
+            for byte in self.instance.memory()[..end].iter_mut().step_by(PAGE) {
+                *byte = std::hint::black_box(*byte);
+            }
         }
     }
 
@@ -274,6 +304,9 @@ impl Bench {
         let offset = self.residents_to;
         self.instance.memory()[offset..offset + resident.len()].copy_from_slice(resident.bytes());
         self.residents_to = to;
+        if let Some(constants) = &self.constants {
+            constants.note(resident);
+        }
         self.residents.insert(resident.id(), Uploaded { offset, alive: resident.downgrade() });
         Some(offset)
     }

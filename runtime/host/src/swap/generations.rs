@@ -130,6 +130,7 @@ impl Shared {
         let records = packs.iter().map(|pack| pack.publish(&self.uids)).collect();
         let snapshot = self.published.load().active.next(number, records, check_every);
         let snapshot = Arc::new(snapshot);
+        self.make_ready(&snapshot);
         self.keep_ledgers(number, packs.iter().flat_map(|pack| &pack.kernels));
         book.kept.push_back(Kept {
             number,

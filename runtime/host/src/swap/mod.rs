@@ -4,7 +4,8 @@
 //! lets it compute calls of the shapes that this host has seen. *Activating* is one store of a
 //! pointer, which no reader waits for; the order among publishers is kept by a lock that readers
 //! never take. A step of generation pins one snapshot, so it runs wholly on one generation, and the
-//! old one drains by reference count. *Going back* publishes the packs of an earlier generation under
+//! old one drains by reference count; instances are made before that store and dropped after the
+//! draining, beside the steps ([`ready`]). *Going back* publishes the packs of an earlier generation under
 //! a new number and compiles nothing, because their code was kept. On *trial*, a share of the steps
 //! pins the candidate and the others the active generation.
 //!
@@ -23,7 +24,8 @@ pub(crate) mod generations;
 pub(crate) mod health;
 #[cfg(feature = "supervisor")]
 pub(crate) mod history;
-pub(crate) mod shapes;
+pub(crate) mod ready;
+pub(crate) mod seen;
 #[cfg(feature = "supervisor")]
 mod spans;
 pub(crate) mod stage;

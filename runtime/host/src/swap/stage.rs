@@ -342,7 +342,7 @@ impl Shared {
                     let admitted =
                         admit::admit(kernel, wasm, means).and_then(|(kernel, cached)| {
                             let rehearsed =
-                                admit::rehearse(&kernel, &self.shapes.of(kernel.key()))?;
+                                admit::rehearse(&kernel, &self.seen.of(kernel.key()).shapes)?;
                             Ok(Admitted { kernel, cached, rehearsed })
                         });
                     // What comes out of the cache is there at once.
@@ -406,7 +406,7 @@ fn at_once() -> Pace {
 
 /// Lets serving threads go first wherever they want the core that the calling thread runs on, for
 /// good; threads that it starts inherit that.
-fn stand_back() {
+pub(super) fn stand_back() {
     // Elsewhere it would slow the whole process. A system that refuses costs some smoothness.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::nice(NICE);

@@ -1,7 +1,7 @@
 //! Generations, side by side and one after the other.
 
 use super::*;
-use crate::GenerationState;
+use crate::{GenerationState, Resident};
 
 fn version(n: u64, module: &Module) -> TestPack {
     PackBuilder::new()
@@ -31,6 +31,48 @@ fn a_pinned_snapshot_keeps_its_kernels_until_it_goes() {
     rmsnorm(&mut worker, &new, 1, 64).unwrap();
     assert_eq!(worker.instances(), 1, "the drained generation's instance is gone");
     assert_eq!(calls()[0].1, 2, "its figures are not");
+}
+
+#[test]
+fn instances_are_ready_when_a_generation_is_published() {
+    let host = host(HostConfig::default(), &version(1, &Module::default()));
+    let ready = || {
+        let snapshot = host.snapshot();
+        let kernel = snapshot.kernels().find(|kernel| kernel.id() == "rmsnorm_f32");
+        kernel.map_or(0, |kernel| kernel.ready.len())
+    };
+    let (x, weight) = input(3, 48);
+    let (constant, gone) = (Resident::from_f32(&weight), Resident::from_f32(&weight));
+    let call = |worker: &mut Worker, weight: Operand| {
+        let snapshot = host.snapshot();
+        rmsnorm_with(worker, &snapshot, 3, 48, Operand::f32(&x), weight).unwrap();
+    };
+    let mut workers = [host.worker().unwrap(), host.worker().unwrap(), host.worker().unwrap()];
+    let install = |n: u64| {
+        host.install(version(n, &Module::default()).verify().unwrap()).unwrap();
+    };
+    assert_eq!(ready(), 0, "nobody has called anything");
+    for worker in &mut workers[..2] {
+        call(worker, constant.all());
+        call(worker, gone.all());
+    }
+    drop(gone);
+    install(2);
+    assert_eq!(ready(), 2, "one for each that called");
+    call(&mut workers[0], Operand::f32(&weight));
+    assert_eq!(ready(), 1);
+    assert_eq!((workers[0].instances(), workers[0].uploaded()), (1, 1), "what lives is there");
+    // Nor are those forgotten that call nothing between two publications.
+    install(3);
+    assert_eq!(ready(), 2);
+    host.roll_back(3).unwrap();
+    assert_eq!(ready(), 2);
+    for worker in &mut workers {
+        call(worker, constant.all());
+    }
+    assert_eq!(ready(), 0);
+    assert_eq!(workers.each_ref().map(Worker::instances), [1; 3]);
+    assert_eq!(stats(&host, "rmsnorm_f32").fallbacks, 0);
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! What is refused, and how.
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 
 use ruvllm_server::{ApiKey, Server};
 use serde_json::json;
 
-use crate::common::{Service, engine, options, read};
+use crate::common::{Service, engine, options, read, soon};
 
 #[test]
 fn every_bad_parameter_is_named() {
@@ -136,21 +136,36 @@ fn keys_are_asked_for_and_their_holders_told_apart() {
     assert_eq!(service.get("/v1/models").status, 200);
 }
 
+/// 128 sequences, one after the other: seconds of work, on however fast a machine. The first has begun.
+fn hold(service: &Service) -> impl Sized + use<> {
+    let long = json!({
+        "prompt": vec!["Once"; 8], "max_tokens": 450, "n": 16, "ignore_eos": true, "stream": true,
+    });
+    let response = service.send("/v1/completions", &long.to_string());
+    let mut reader = BufReader::new(response.into_body().into_reader());
+    let mut line = String::new();
+    reader.read_line(&mut line).unwrap();
+    assert!(line.starts_with("data: {"), "{line}");
+    reader
+}
+
 #[test]
 fn a_key_of_a_higher_priority_goes_first() {
     let (alice, entry) = ApiKey::generate("alice").unwrap();
     let (bob, urgent) = ApiKey::generate("bob").unwrap();
     let args = [format!("--api-key={entry}"), format!("--api-key={urgent},priority=9")];
     let [alice_entry, bob_entry] = args.each_ref().map(String::as_str);
-    let mut service = Service::start(&["--parallel", "1", alice_entry, bob_entry]);
+    let mut service =
+        Service::start(&["--parallel", "1", "--max-choices", "128", alice_entry, bob_entry]);
     service.key = Some(alice);
-    let long =
-        json!({"prompt": "Once", "max_tokens": 400, "n": 16, "ignore_eos": true, "stream": true});
-    let held = service.send("/v1/completions", &long.to_string());
+    let held = hold(&service);
     service.key = Some(bob);
-    service.ok("/v1/completions", &json!({"prompt": "a", "max_tokens": 1, "ignore_eos": true}));
-    assert_eq!(service.metric("ruvllm_sequences_total{outcome=\"finished\"}"), 1.0);
-    assert_eq!(service.metric("ruvllm_preemptions_total{reason=\"priority\"}"), 1.0);
+    // One that comes between the end of a sequence and the beginning of the next preempts nobody.
+    soon("one of alice's sequences makes room", || {
+        service.ok("/v1/completions", &json!({"prompt": "a", "max_tokens": 1, "ignore_eos": true}));
+        service.metric("ruvllm_preemptions_total{reason=\"priority\"}") >= 1.0
+    });
+    assert!(service.metric("ruvllm_sequences{state=\"waiting\"}") >= 1.0, "alice's still wait");
     drop(held);
 }
 
@@ -186,11 +201,9 @@ fn request_ids_are_taken_or_made() {
 
 #[test]
 fn a_full_queue_says_when_to_come_again() {
-    let service = Service::start(&["--parallel", "1", "--queue", "16"]);
-    let long =
-        json!({"prompt": "Once", "max_tokens": 400, "n": 16, "ignore_eos": true, "stream": true});
-    let held = service.send("/v1/completions", &long.to_string());
-    let more = service.post("/v1/completions", &json!({"prompt": "a", "n": 8}));
+    let service = Service::start(&["--parallel", "1", "--queue", "128", "--max-choices", "128"]);
+    let held = hold(&service);
+    let more = service.post("/v1/completions", &json!({"prompt": vec!["a"; 5], "n": 16}));
     more.refused(429, None, "queue_full");
     assert!(more.header("retry-after").unwrap().parse::<u32>().unwrap() >= 1);
     drop(held);

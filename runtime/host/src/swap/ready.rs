@@ -1,0 +1,123 @@
+//! Instances are made before a generation is published, and dropped after it has drained, by threads
+//! that compute nothing: the step that crosses an activation need not.
+//!
+//! Making one takes system calls, its memory a page fault for every page, and taking up a table of
+//! angles as long as a small model's whole token. Nothing depends on what was made ahead: a worker that
+//! finds no instance makes its own.
+
+use super::seen::Seen;
+use super::stage::stand_back;
+use crate::call::Words;
+use crate::error::Failure;
+use crate::exec::PreparedKernel;
+use crate::exec::window::Bench;
+use crate::host::{Shared, lock};
+use crate::kernel::{Body, Kernel};
+use crate::registry::RegistrySnapshot;
+use crate::run::TILE_BYTES;
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
+
+/// What may wait to be dropped: of a generation, each worker hands over one lot.
+const BACKLOG: usize = 64;
+
+/// Instances of one kernel that no worker has taken yet.
+#[derive(Default)]
+pub(crate) struct Ready(Mutex<Vec<Bench>>);
+
+impl Ready {
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        lock(&self.0).len()
+    }
+
+    /// One that was made ahead, or else a new one.
+    ///
+    /// # Errors
+    /// [`Failure::Instantiate`].
+    #[cold]
+    pub(crate) fn take(
+        &self,
+        prepared: &dyn PreparedKernel,
+        defaults: &[u32],
+        seen: impl FnOnce() -> Seen,
+    ) -> Result<Bench, Failure> {
+        match lock(&self.0).pop() {
+            Some(bench) => Ok(bench),
+            None => Ok(Bench::new(prepared, defaults)?.noting(seen().constants)),
+        }
+    }
+}
+
+impl Shared {
+    /// Makes instances of the kernels of a generation that is about to be published, as many as there
+    /// are workers that call the same operations now, with the constants and the room that those use.
+    pub(super) fn make_ready(&self, next: &RegistrySnapshot) {
+        let published = self.published.load();
+        let active = &published.active;
+        if !active.pack_records().is_empty() {
+            self.reaper.start();
+        }
+        for slot in next.slots() {
+            let Some(now) = active.slot_of(&slot.key) else { continue };
+            // Those that have not come by since the last publication count as well.
+            let wanted = |kernel: &Arc<Kernel>| kernel.workers() + kernel.ready.len();
+            let workers = now.choice.chain.iter().map(wanted).max();
+            // Where kernels race, every one is about to be called.
+            let asked = if slot.race.is_some() { slot.choice.chain.len() } else { 1 };
+            let in_service = slot.choice.chain.iter().filter(|kernel| !kernel.ledger.quarantined());
+            for kernel in in_service.take(asked) {
+                self.make(kernel, workers.unwrap_or(0));
+            }
+        }
+    }
+
+    /// Makes instances of a kernel until so many workers have one, or find one.
+    fn make(&self, kernel: &Arc<Kernel>, workers: usize) {
+        let Body::Sandbox { prepared, defaults, .. } = &kernel.body else { return };
+        // Only publishers add to them, and they go one by one.
+        let missing = workers.saturating_sub(kernel.workers() + kernel.ready.len());
+        if missing == 0 {
+            return;
+        }
+        let seen = self.seen.of(&kernel.key);
+        let constants = seen.constants.living();
+        let total =
+            |words: &Words| kernel.plan.bytes(words.as_slice()).map_or(0, |bytes| bytes.total());
+        let window = seen.shapes.iter().map(total).max().unwrap_or(0).min(TILE_BYTES);
+        for _ in 0..missing {
+            // What is wrong with it, its workers will find and report.
+            let Ok(bench) = Bench::new(&**prepared, defaults) else { return };
+            let mut bench = bench.noting(seen.constants.clone());
+            bench.warm(&constants, window);
+            lock(&kernel.ready.0).push(bench);
+        }
+    }
+}
+
+/// Drops what workers keep of kernels on a thread of its own, which stands back behind theirs: the
+/// instances' memory is unmapped, and their `kernel_cleanup` may
+/// take as long as any call of them.
+#[derive(Default)]
+pub(crate) struct Reaper(OnceLock<Option<mpsc::SyncSender<Box<dyn Send>>>>);
+
+impl Reaper {
+    /// Has the thread at hand from now on; it ends with the host.
+    pub(super) fn start(&self) {
+        self.0.get_or_init(|| {
+            let (sender, things) = mpsc::sync_channel(BACKLOG);
+            let thread = std::thread::Builder::new().name("ruvllm-reaper".into());
+            let work = move || {
+                stand_back();
+                things.into_iter().for_each(drop::<Box<dyn Send>>);
+            };
+            thread.spawn(work).is_ok().then_some(sender)
+        });
+    }
+
+    /// Drops something: at once where there is no thread for it, or that one is far behind.
+    pub(crate) fn take(&self, thing: impl Send + 'static) {
+        if let Some(Some(reaper)) = self.0.get() {
+            let _ = reaper.try_send(Box::new(thing));
+        }
+    }
+}
