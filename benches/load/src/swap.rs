@@ -103,7 +103,8 @@ fn report(done: &Done, answers: &[Answer]) -> Report {
             before = now;
         }
     }
-    let [crossing, others] = [crossing, others].map(Percentiles::of);
+    let sides = [crossing, others];
+    let [crossing, others] = sides.each_ref().map(|side| Percentiles::of(side.iter().copied()));
     for (name, times) in [("crossing an activation", crossing), ("otherwise", others)] {
         for (part, value) in
             [("p50", times.p50), ("p95", times.p95), ("p99", times.p99), ("most", times.max)]
@@ -115,6 +116,12 @@ fn report(done: &Done, answers: &[Answer]) -> Report {
     report.find("what an activation adds to a step, at the median", extra, "of a token's time");
     let extra = (crossing.max - others.p50) / others.p50;
     report.find("what an activation adds to a step, at the most", extra, "of a token's time");
+    // The machine disturbs steps of both sides; the shares tell whether activations add to that.
+    for (name, side) in ["crossing an activation", "otherwise"].into_iter().zip(&sides) {
+        let slow = side.iter().filter(|time| time.as_secs_f64() * 1e3 > 2.0 * others.p50).count();
+        let what = format!("of {} steps {name}, beyond two tokens' time", side.len());
+        report.find(what, 100.0 * slow as f64 / side.len().max(1) as f64, "%");
+    }
     let rates = [&done.staging, &done.pauses].map(|spans| rate(answers, spans));
     report.find("while a pack is staged", rates[0], "tokens/s");
     report.find("while none is", rates[1], "tokens/s");

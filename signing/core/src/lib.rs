@@ -50,5 +50,5 @@ pub use policy::{BUILTIN_PUBLISHER, KeyringUse, TrustPolicy};
 pub use publisher::{PackPattern, Publisher};
 pub use rollback::RollbackEntry;
 pub use ruvllm_manifest::{MANIFEST_FILE, SIGNATURE_FILE, Timestamp, Violation, escape_untrusted};
-pub use secret::SecretKey;
+pub use secret::{SecretKey, read_secret_file};
 pub use verify::{Signer, VerifiedPack};

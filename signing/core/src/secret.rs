@@ -112,20 +112,7 @@ impl SecretKey {
     /// [`PackError::Io`], [`PackError::KeyExposed`] where others than the owner may read or write
     /// the file, or [`PackError::Key`].
     pub fn read_file(path: &Path) -> Result<SecretKey, PackError> {
-        let io = |e| PackError::io("read", path, e);
-        let file = File::open(path).map_err(io)?;
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            let mode = file.metadata().map_err(io)?.permissions().mode() & 0o777;
-            if mode & 0o077 != 0 {
-                return Err(PackError::KeyExposed { path: path.to_owned(), mode });
-            }
-        }
-        // All of the room at once: growing would leave copies behind that are not wiped.
-        let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_KEY_FILE as usize + 1));
-        file.take(MAX_KEY_FILE).read_to_end(&mut bytes).map_err(io)?;
-        SecretKey::parse(&bytes)
+        SecretKey::parse(&read_secret_file(path)?)
     }
 
     /// Writes the key to a new file that only its owner can read.
@@ -158,6 +145,28 @@ impl fmt::Debug for SecretKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SecretKey(of {})", self.public_key())
     }
+}
+
+/// Reads the file of a secret of any kind: at most its first 16 KiB, which are more than any has.
+///
+/// # Errors
+/// [`PackError::Io`], and [`PackError::KeyExposed`] where others than the owner may read or write the
+/// file.
+pub fn read_secret_file(path: &Path) -> Result<Zeroizing<Vec<u8>>, PackError> {
+    let io = |e| PackError::io("read", path, e);
+    let file = File::open(path).map_err(io)?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = file.metadata().map_err(io)?.permissions().mode() & 0o777;
+        if mode & 0o077 != 0 {
+            return Err(PackError::KeyExposed { path: path.to_owned(), mode });
+        }
+    }
+    // All of the room at once: growing would leave copies behind that are not wiped.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_KEY_FILE as usize + 1));
+    file.take(MAX_KEY_FILE).read_to_end(&mut bytes).map_err(io)?;
+    Ok(bytes)
 }
 
 fn encrypted(command: &str) -> PackError {

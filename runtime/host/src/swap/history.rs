@@ -25,7 +25,7 @@ use redb::backends::FileBackend;
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use thiserror::Error;
@@ -41,6 +41,9 @@ const INTENT: &str = "intent";
 
 /// Entries that are kept; older ones go.
 const MAX_ENTRIES: u64 = 10_000;
+
+/// How the names of files begin that are about to become the history.
+const BEGUN: &str = ".history-";
 
 /// Something that was done to the generations, or refused.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -163,6 +166,27 @@ impl HistoryError {
     }
 }
 
+/// Puts an empty history at a path where there is none. The file gets its name when it is whole: a
+/// database of which a crash has left a part opens no more.
+fn begin(path: &Path) -> Result<(), String> {
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let file = tempfile::Builder::new().prefix(BEGUN).tempfile_in(directory);
+    let file = file.map_err(|e| e.to_string())?;
+    let empty = file.reopen().map_err(|e| e.to_string())?;
+    drop(database(empty).map_err(|e| e.to_string())?);
+    file.as_file().sync_all().map_err(|e| e.to_string())?;
+    match file.persist_noclobber(path) {
+        // Another process was faster.
+        Err(_) if path.exists() => Ok(()),
+        result => result.map(drop).map_err(|e| e.to_string()),
+    }
+}
+
+/// The database in a file, which may be empty.
+fn database(file: File) -> Result<Database, DatabaseError> {
+    FileBackend::new(file).and_then(|file| Database::builder().create_with_backend(file))
+}
+
 /// The open file.
 pub(crate) struct History {
     path: PathBuf,
@@ -177,21 +201,25 @@ impl History {
     pub(crate) fn open(directory: &Path) -> Result<Self, HistoryError> {
         let path = directory.join("history.redb");
         let failed = |detail: String| HistoryError::Database { path: path.clone(), detail };
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
-        #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let file = options.open(&path).map_err(|e| failed(e.to_string()))?;
-        let metadata = file.metadata().map_err(|e| failed(e.to_string()))?;
+        let io = |e: std::io::Error| failed(e.to_string());
+        if !path.try_exists().map_err(io)? {
+            begin(&path).map_err(failed)?;
+        }
+        let file = OpenOptions::new().read(true).write(true).open(&path).map_err(io)?;
+        let metadata = file.metadata().map_err(io)?;
         files::owner_only(&metadata).map_err(|what| HistoryError::NotPrivate {
             what: format!("{} {what}", path.display()),
         })?;
-        let backend = FileBackend::new(file);
-        let create = |backend| Database::builder().create_with_backend(backend);
-        let database = backend.and_then(create).map_err(|e| match e {
+        let database = database(file).map_err(|e| match e {
             DatabaseError::DatabaseAlreadyOpen => HistoryError::Locked { path: path.clone() },
             other => failed(other.to_string()),
         })?;
+        // Whoever else would begin one finds this, so what is left was left behind.
+        for entry in directory.read_dir().map_err(io)?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(BEGUN) {
+                std::fs::remove_file(entry.path()).map_err(io)?;
+            }
+        }
         let history = Self { path, database };
         history.transact(|write| {
             write.open_table(ENTRIES)?;
@@ -355,6 +383,20 @@ mod tests {
         history.write(cleared).unwrap();
         assert!(history.barred().unwrap().is_empty());
         assert_eq!(history.entries(1).unwrap()[0].operator, "me");
+    }
+
+    #[test]
+    fn a_beginning_that_a_crash_cut_short_is_begun_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let left = dir.path().join(".history-left");
+        std::fs::write(&left, [0; 4096]).unwrap();
+        let history = History::open(dir.path()).unwrap();
+        history.write(Record::new(HistoryEvent::Started, "")).unwrap();
+        drop(history);
+        let names: Vec<_> =
+            dir.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["history.redb"]);
+        assert_eq!(History::open(dir.path()).unwrap().entries(9).unwrap().len(), 1);
     }
 
     #[test]

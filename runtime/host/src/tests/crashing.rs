@@ -19,10 +19,14 @@ use std::time::Duration;
 
 const DIRECTORY: &str = "RUVLLM_TEST_CRASH_DIR";
 const SEED: &str = "RUVLLM_TEST_CRASH_SEED";
-/// What a victim prints when it has looked around, and after each step of its work.
+/// What a victim prints before it does anything, when it has looked around, and after each step of its
+/// work.
+const BEGIN: &str = "begin";
 const OPEN: &str = "open";
 const STEP: &str = "step";
 const KILLS: u64 = 200;
+/// How many are killed before they have begun a history, or while they do.
+const BEGINNERS: u64 = 80;
 const LANES: u64 = 4;
 /// Steps that a victim takes at most before the one in which it is killed, if that is long enough.
 const STEPS: u64 = 24;
@@ -213,6 +217,7 @@ fn versions(packs: &[crate::PackId]) -> String {
 #[ignore = "run by the test of kills"]
 fn victim() {
     let Some(dir) = std::env::var_os(DIRECTORY) else { return };
+    println!("{BEGIN}");
     let mut victim = Victim::open(Path::new(&dir));
     victim.check();
     if let Some(seed) = std::env::var(SEED).ok().and_then(|seed| seed.parse().ok()) {
@@ -268,8 +273,8 @@ fn kill(dir: PathBuf, seed: u64) -> String {
     fs::read_to_string(dir.join("diary")).unwrap()
 }
 
-#[test]
-fn a_kill_at_any_moment_leaves_what_was_healthy_or_what_was_being_confirmed() {
+/// A directory for each lane, with packs to choose from, the last of which is bad.
+fn lanes(root: &Path) -> Vec<PathBuf> {
     let key = ruvllm_signing::SecretKey::generate().unwrap().to_pem().unwrap();
     let bad = but_for(BAD, "(unreachable)");
     let packs: Vec<TestPack> = [Module::default(), Module::default(), bad]
@@ -283,18 +288,54 @@ fn a_kill_at_any_moment_leaves_what_was_healthy_or_what_was_being_confirmed() {
                 .build()
         })
         .collect();
-    let dir = tempfile::tempdir().unwrap();
+    let lane = |lane: u64| {
+        let dir = root.join(lane.to_string());
+        fs::create_dir(&dir).unwrap();
+        for (n, pack) in packs.iter().enumerate() {
+            pack.read().unwrap().write_dir(&dir.join(format!("pack-{n}"))).unwrap();
+        }
+        fs::copy(packs[0].policy_file(), dir.join("trust.toml")).unwrap();
+        dir
+    };
+    (0..LANES).map(lane).collect()
+}
+
+/// Kills victims that find nothing in their directory yet, each of which is followed by one that has to
+/// find its way.
+fn kill_beginners(dir: &Path, seed: u64) {
+    let mut state = seed;
+    for _ in 0..BEGINNERS / LANES {
+        let mut child = command(dir).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        assert!(lines.any(|line| line.ends_with(BEGIN)));
+        std::thread::sleep(Duration::from_micros(random(&mut state) % 20_000));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let next = command(dir).output().unwrap();
+        assert!(next.status.success(), "{}", String::from_utf8_lossy(&next.stderr));
+        fs::remove_dir_all(dir.join("state")).unwrap();
+        fs::remove_file(dir.join("diary")).unwrap();
+    }
+}
+
+#[test]
+fn a_kill_while_the_history_is_begun_leaves_none_or_a_whole_one() {
+    let root = tempfile::tempdir().unwrap();
+    let lanes = lanes(root.path());
+    std::thread::scope(|scope| {
+        for (dir, seed) in lanes.iter().zip(1..) {
+            scope.spawn(move || kill_beginners(dir, seed));
+        }
+    });
+}
+
+#[test]
+fn a_kill_at_any_moment_leaves_what_was_healthy_or_what_was_being_confirmed() {
+    let root = tempfile::tempdir().unwrap();
+    let lanes = lanes(root.path());
     let diaries: String = std::thread::scope(|scope| {
-        let lane = |lane: u64| {
-            let dir = dir.path().join(lane.to_string());
-            fs::create_dir(&dir).unwrap();
-            for (n, pack) in packs.iter().enumerate() {
-                pack.read().unwrap().write_dir(&dir.join(format!("pack-{n}"))).unwrap();
-            }
-            fs::copy(packs[0].policy_file(), dir.join("trust.toml")).unwrap();
-            scope.spawn(move || kill(dir, 1000 * lane))
-        };
-        let lanes: Vec<_> = (0..LANES).map(lane).collect();
+        let work = |(lane, dir)| scope.spawn(move || kill(dir, 1000 * lane));
+        let lanes: Vec<_> = (0..LANES).zip(lanes).map(work).collect();
         lanes.into_iter().map(|lane| lane.join().unwrap()).collect()
     });
     // They did get somewhere: packs came and went, and were barred and cleared.

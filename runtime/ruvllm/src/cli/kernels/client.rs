@@ -2,7 +2,7 @@
 
 use super::args::{Access, Live};
 use crate::cli::Failure;
-use ruvllm::signing::escape_untrusted;
+use ruvllm::signing::{escape_untrusted, read_secret_file};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::net::IpAddr;
@@ -183,7 +183,10 @@ fn tls(ca: Option<&Path>) -> Result<TlsConfig, Failure> {
 /// The administrator's key. Messages never repeat it.
 fn key(file: Option<&Path>) -> Result<String, Failure> {
     let key = match file {
-        Some(path) => read_key(path).map_err(|why| format!("{}: {why}", path.display()))?,
+        Some(path) => {
+            let bytes = read_secret_file(path)?;
+            std::str::from_utf8(&bytes).unwrap_or_default().to_owned()
+        }
         None => std::env::var("RUVLLM_ADMIN_KEY").map_err(|_| {
             "the server asks for an administrator's key: put it into the environment as \
              RUVLLM_ADMIN_KEY, or name a file with --key-file"
@@ -196,20 +199,6 @@ fn key(file: Option<&Path>) -> Result<String, Failure> {
         );
     }
     Ok(key.to_owned())
-}
-
-fn read_key(path: &Path) -> Result<String, String> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        let mode = std::fs::metadata(path).map_err(|e| e.to_string())?.mode() & 0o777;
-        if mode & 0o077 != 0 {
-            return Err(format!(
-                "the key is open to others (mode {mode:04o}): run `chmod 600` on it"
-            ));
-        }
-    }
-    std::fs::read_to_string(path).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
