@@ -29,6 +29,9 @@ pub(crate) struct Swap {
     /// How many activations.
     #[arg(long, default_value_t = 20)]
     activations: usize,
+    /// How often, after those, to go back to the generation before: activations without a staging.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    roll_backs: usize,
     /// Milliseconds before and after each.
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     pause: u64,
@@ -64,6 +67,7 @@ pub(crate) fn run(load: &Load, client: &Client, swap: &Swap) -> Result<Report, F
 /// Does all of it.
 fn alternate(admin: &Client, packs: &[Vec<u8>], swap: &Swap) -> Result<Done, Failure> {
     let mut done = Done::default();
+    let mut newest = 0;
     for pack in packs.iter().cycle().take(swap.activations) {
         let pause = || timed(|| thread::sleep(Duration::from_millis(swap.pause))).0;
         done.pauses.push(pause());
@@ -74,7 +78,16 @@ fn alternate(admin: &Client, packs: &[Vec<u8>], swap: &Swap) -> Result<Done, Fai
         done.pauses.push(pause());
         let (span, activated) = timed(|| admin.ask(&path, "application/json", b"{}"));
         done.activating.push(span);
-        activated?;
+        newest = activated?["generation"].as_u64().unwrap_or_default();
+    }
+    for _ in 0..swap.roll_backs {
+        thread::sleep(Duration::from_millis(swap.pause));
+        // It is published under a new number, so the one before it is that which was active till now.
+        let body = format!("{{\"to\": {}}}", newest.saturating_sub(1));
+        let ask = || admin.ask("/admin/v1/rollback", "application/json", body.as_bytes());
+        let (span, published) = timed(ask);
+        done.activating.push(span);
+        newest = published?["generation"].as_u64().unwrap_or_default();
     }
     thread::sleep(Duration::from_millis(swap.pause));
     Ok(done)

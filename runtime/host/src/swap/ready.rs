@@ -51,34 +51,45 @@ impl Ready {
 impl Shared {
     /// Makes instances of the kernels of a generation that is about to be published, as many as there
     /// are workers that call the same operations now, with the constants and the room that those use.
+    /// A thread that stands back does it, and this waits for it.
     pub(super) fn make_ready(&self, next: &RegistrySnapshot) {
         let published = self.published.load();
         let active = &published.active;
         if !active.pack_records().is_empty() {
             self.reaper.start();
         }
+        let mut wanted = Vec::new();
         for slot in next.slots() {
             let Some(now) = active.slot_of(&slot.key) else { continue };
             // Those that have not come by since the last publication count as well.
-            let wanted = |kernel: &Arc<Kernel>| kernel.workers() + kernel.ready.len();
-            let workers = now.choice.chain.iter().map(wanted).max();
+            let users = |kernel: &Arc<Kernel>| kernel.workers() + kernel.ready.len();
+            let workers = now.choice.chain.iter().map(users).max().unwrap_or(0);
             // Where kernels race, every one is about to be called.
             let asked = if slot.race.is_some() { slot.choice.chain.len() } else { 1 };
             let in_service = slot.choice.chain.iter().filter(|kernel| !kernel.ledger.quarantined());
             for kernel in in_service.take(asked) {
-                self.make(kernel, workers.unwrap_or(0));
+                // Only publishers add to what is ready, and they go one by one.
+                let missing = workers.saturating_sub(users(kernel));
+                if missing > 0 && !kernel.is_native() {
+                    wanted.push((kernel, missing));
+                }
             }
         }
-    }
-
-    /// Makes instances of a kernel until so many workers have one, or find one.
-    fn make(&self, kernel: &Arc<Kernel>, workers: usize) {
-        let Body::Sandbox { prepared, defaults, .. } = &kernel.body else { return };
-        // Only publishers add to them, and they go one by one.
-        let missing = workers.saturating_sub(kernel.workers() + kernel.ready.len());
-        if missing == 0 {
+        if wanted.is_empty() {
             return;
         }
+        let make = || {
+            stand_back();
+            wanted.iter().for_each(|&(kernel, missing)| self.make(kernel, missing));
+        };
+        // Where no thread can be had, workers make their own.
+        let thread = std::thread::Builder::new().name("ruvllm-ready".into());
+        std::thread::scope(|scope| drop(thread.spawn_scoped(scope, make)));
+    }
+
+    /// Makes so many instances of a kernel.
+    fn make(&self, kernel: &Kernel, missing: usize) {
+        let Body::Sandbox { prepared, defaults, .. } = &kernel.body else { return };
         let seen = self.seen.of(&kernel.key);
         let constants = seen.constants.living();
         let total =
