@@ -5,7 +5,7 @@ use crate::Failure;
 use crate::protocol::{Kv, Request};
 use ruvllm::engine::Session;
 use ruvllm::host::{HostConfig, Policy};
-use ruvllm::{KernelSet, KvCodec, Runtime};
+use ruvllm::{KernelSet, KvCodec, Runtime, SessionOptions};
 
 pub(crate) struct Ruvllm {
     runtime: Runtime,
@@ -35,8 +35,10 @@ impl Peer for Ruvllm {
     fn open(&mut self, sequences: usize, _context: usize) -> Result<(), Failure> {
         // The old caches first: both need not fit.
         self.sessions.clear();
+        // What one has computed, no other may find: everything that is asked for is to be measured.
+        let options = SessionOptions { scope: None, ..SessionOptions::default() };
         for _ in 0..sequences {
-            self.sessions.push(self.runtime.engine().session());
+            self.sessions.push(self.runtime.engine().session_with(&options));
         }
         Ok(())
     }
