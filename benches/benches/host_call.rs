@@ -1,27 +1,59 @@
 //! What a call through the host costs beyond the kernel itself.
 //!
-//! Three measures, warm, on one thread: an entry point that returns at once (the host's own
+//! Four measures, warm, on one thread: an entry point that returns at once (the host's own
 //! overhead: checks, descriptor, copies of 64 bytes, the count; of calls as brief as that one in 64
-//! is timed), RMSNorm of one row of 2048 through the pack's kernel with a resident weight, and the
-//! native twin of the same call, which the policy `native-only` gives. The difference between the
-//! last two is what the sandbox costs.
+//! is timed); the least that the engine needs for the same, which is the floor under it; RMSNorm of
+//! one row of 2048 through the pack's kernel with a resident weight, and the native twin of the same
+//! call, which the policy `native-only` gives. The difference between the last two is what the
+//! sandbox costs.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use ruvllm_abi::DType;
+use ruvllm_abi::{DType, KernelDescriptor, MAX_PARAM_WORDS};
 use ruvllm_host::{Host, HostConfig, OpCall, OpKey, Operand, Policy, Resident, Words};
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
 use ruvllm_tests::{PackBuilder, custom_entry, wat};
+use std::hint::black_box;
 use std::path::Path;
 
 const DIM: usize = 2048;
 
 /// An entry point that does nothing.
+const EMPTY: &str = r#"(module (memory (export "memory") 1 16)
+    (global (export "__heap_base") i32 (i32.const 64))
+    (func (export "run") (param i32) (result i32) (i32.const 0)))"#;
+
+/// The engine alone, with the host's settings: a deadline is set, a descriptor, a params block and an
+/// operand are written, the entry point is called, and the result is copied out.
+fn engine_alone(c: &mut Criterion) {
+    let mut settings = wasmtime::Config::new();
+    settings.concurrency_support(false).epoch_interruption(true);
+    let engine = wasmtime::Engine::new(&settings).expect("an engine");
+    let module = wasmtime::Module::new(&engine, wat::assemble(EMPTY)).expect("a module");
+    let mut store = wasmtime::Store::new(&engine, ());
+    store.set_epoch_deadline(2);
+    let instance = wasmtime::Instance::new(&mut store, &module, &[]).expect("an instance");
+    let memory = instance.get_memory(&mut store, "memory").expect("a memory");
+    let run = instance.get_typed_func::<u32, i32>(&mut store, "run").expect("the entry point");
+    let descriptor = [1u8; KernelDescriptor::SIZE];
+    let (params, x, mut y) = ([0u8; 4 * MAX_PARAM_WORDS], [1u8; 64], [0u8; 64]);
+    c.bench_function("the engine alone, 16 floats", |b| {
+        b.iter(|| {
+            store.set_epoch_deadline(2);
+            let bytes = memory.data_mut(&mut store);
+            bytes[64..64 + descriptor.len()].copy_from_slice(&descriptor);
+            bytes[128..128 + params.len()].copy_from_slice(&params);
+            bytes[1024..1088].copy_from_slice(black_box(&x));
+            let status = run.call(&mut store, 64).expect("it returns");
+            y.copy_from_slice(&memory.data(&store)[2048..2112]);
+            black_box(&mut y);
+            status
+        });
+    });
+}
+
+/// The same through the host.
 fn empty(c: &mut Criterion) {
-    let module = wat::assemble(
-        r#"(module (memory (export "memory") 1 16)
-          (global (export "__heap_base") i32 (i32.const 64))
-          (func (export "run") (param i32) (result i32) (i32.const 0)))"#,
-    );
+    let module = wat::assemble(EMPTY);
     let pack = PackBuilder::new().entry(custom_entry("empty", "empty", "run"), module).build();
     let host = Host::new(HostConfig::default()).expect("a host");
     host.install(pack.verify().expect("a valid pack")).expect("an admissible kernel");
@@ -63,5 +95,5 @@ fn rmsnorm(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, empty, rmsnorm);
+criterion_group!(benches, engine_alone, empty, rmsnorm);
 criterion_main!(benches);
