@@ -37,9 +37,16 @@ pub(crate) fn replace_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)?;
     file.as_file().sync_all()?;
     file.persist(path)?;
-    // The name lies in the directory. Elsewhere directories cannot be opened.
+    sync_names(directory)
+}
+
+/// Sees to it that the names in a directory are still there after the power has failed.
+#[cfg(feature = "supervisor")]
+pub(crate) fn sync_names(directory: &Path) -> io::Result<()> {
     #[cfg(unix)]
     File::open(directory)?.sync_all()?;
+    #[cfg(not(unix))]
+    let _ = directory; // It cannot be opened there.
     Ok(())
 }
 

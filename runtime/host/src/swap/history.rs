@@ -168,17 +168,17 @@ impl HistoryError {
 
 /// Puts an empty history at a path where there is none. The file gets its name when it is whole: a
 /// database of which a crash has left a part opens no more.
-fn begin(path: &Path) -> Result<(), String> {
+fn begin(path: &Path) -> Result<(), DatabaseError> {
+    let io = |e: std::io::Error| DatabaseError::Storage(e.into());
     let directory = path.parent().unwrap_or(Path::new("."));
-    let file = tempfile::Builder::new().prefix(BEGUN).tempfile_in(directory);
-    let file = file.map_err(|e| e.to_string())?;
-    let empty = file.reopen().map_err(|e| e.to_string())?;
-    drop(database(empty).map_err(|e| e.to_string())?);
-    file.as_file().sync_all().map_err(|e| e.to_string())?;
+    let file = tempfile::Builder::new().prefix(BEGUN).tempfile_in(directory).map_err(io)?;
+    drop(database(file.reopen().map_err(io)?)?);
+    file.as_file().sync_all().map_err(io)?;
     match file.persist_noclobber(path) {
         // Another process was faster.
         Err(_) if path.exists() => Ok(()),
-        result => result.map(drop).map_err(|e| e.to_string()),
+        Err(e) => Err(io(e.error)),
+        Ok(_) => files::sync_names(directory).map_err(io),
     }
 }
 
@@ -203,7 +203,7 @@ impl History {
         let failed = |detail: String| HistoryError::Database { path: path.clone(), detail };
         let io = |e: std::io::Error| failed(e.to_string());
         if !path.try_exists().map_err(io)? {
-            begin(&path).map_err(failed)?;
+            begin(&path).map_err(|e| failed(e.to_string()))?;
         }
         let file = OpenOptions::new().read(true).write(true).open(&path).map_err(io)?;
         let metadata = file.metadata().map_err(io)?;

@@ -106,8 +106,7 @@ impl Shared {
 }
 
 /// Drops what workers keep of kernels on a thread of its own, which stands back behind theirs: the
-/// instances' memory is unmapped, and their `kernel_cleanup` may
-/// take as long as any call of them.
+/// instances' memory is unmapped, and their `kernel_cleanup` may take as long as any call of them.
 #[derive(Default)]
 pub(crate) struct Reaper(OnceLock<Option<mpsc::SyncSender<Box<dyn Send>>>>);
 
