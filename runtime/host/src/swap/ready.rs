@@ -15,10 +15,7 @@ use crate::host::{Shared, lock};
 use crate::kernel::{Body, Kernel};
 use crate::registry::RegistrySnapshot;
 use crate::run::TILE_BYTES;
-use std::sync::{Arc, Mutex, OnceLock, mpsc};
-
-/// What may wait to be dropped: of a generation, each worker hands over one lot.
-const BACKLOG: usize = 64;
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 /// Instances of one kernel that no worker has taken yet.
 #[derive(Default)]
@@ -80,6 +77,7 @@ impl Shared {
         }
         let make = || {
             stand_back();
+            self.reaper.help();
             wanted.iter().for_each(|&(kernel, missing)| self.make(kernel, missing));
         };
         // Where no thread can be had, workers make their own.
@@ -108,26 +106,71 @@ impl Shared {
 /// Drops what workers keep of kernels on a thread of its own, which stands back behind theirs: the
 /// instances' memory is unmapped, and their `kernel_cleanup` may take as long as any call of them.
 #[derive(Default)]
-pub(crate) struct Reaper(OnceLock<Option<mpsc::SyncSender<Box<dyn Send>>>>);
+pub(crate) struct Reaper {
+    remains: Arc<Remains>,
+    /// Whether there is the thread.
+    started: OnceLock<bool>,
+}
+
+#[derive(Default)]
+struct Remains {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    things: Vec<Box<dyn Send>>,
+    /// Whether the host is gone.
+    over: bool,
+}
 
 impl Reaper {
     /// Has the thread at hand from now on; it ends with the host.
     pub(super) fn start(&self) {
-        self.0.get_or_init(|| {
-            let (sender, things) = mpsc::sync_channel(BACKLOG);
+        self.started.get_or_init(|| {
+            let remains = self.remains.clone();
             let thread = std::thread::Builder::new().name("ruvllm-reaper".into());
             let work = move || {
                 stand_back();
-                things.into_iter().for_each(drop::<Box<dyn Send>>);
+                while let Some(things) = remains.next() {
+                    drop(things);
+                }
             };
-            thread.spawn(work).is_ok().then_some(sender)
+            thread.spawn(work).is_ok()
         });
     }
 
-    /// Drops something: at once where there is no thread for it, or that one is far behind.
+    /// Drops something: at once where there is no thread for it.
     pub(crate) fn take(&self, thing: impl Send + 'static) {
-        if let Some(Some(reaper)) = self.0.get() {
-            let _ = reaper.try_send(Box::new(thing));
+        if self.started.get() == Some(&true) {
+            lock(&self.remains.waiting).things.push(Box::new(thing));
+            self.remains.changed.notify_one();
         }
+    }
+
+    /// Drops what waits. Publishers do, so that no more than one generation has left something behind
+    /// however fast they follow each other.
+    fn help(&self) {
+        let things = std::mem::take(&mut lock(&self.remains.waiting).things);
+        drop(things);
+    }
+}
+
+impl Remains {
+    /// Waits for something to drop; `None` when the host is gone and nothing is left.
+    fn next(&self) -> Option<Vec<Box<dyn Send>>> {
+        let waiting = lock(&self.waiting);
+        let is_idle = |waiting: &mut Waiting| waiting.things.is_empty() && !waiting.over;
+        let waiting = self.changed.wait_while(waiting, is_idle);
+        let things = std::mem::take(&mut waiting.unwrap_or_else(PoisonError::into_inner).things);
+        (!things.is_empty()).then_some(things)
+    }
+}
+
+impl Drop for Reaper {
+    fn drop(&mut self) {
+        lock(&self.remains.waiting).over = true;
+        self.remains.changed.notify_one();
     }
 }
