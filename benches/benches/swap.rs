@@ -1,4 +1,4 @@
-//! The first step on a generation, which makes instances of its kernels, against others.
+//! The first step on a generation against a later one.
 //!
 //! The built-in model: its steps take a hundredth of a large model's, and instances cost nearly as
 //! much. `ruvllm-load swap` measures a server, with any model.
@@ -10,6 +10,10 @@ use std::time::{Duration, Instant};
 
 /// Tokens before those that are measured.
 const DEPTH: usize = 32;
+
+/// How long steps go on before the next publication, so that nothing is left of the generation before:
+/// what goes back to kernels that are still there would find their instances.
+const SETTLES: Duration = Duration::from_millis(30);
 
 fn sessions(runtime: &Runtime, count: usize) -> Vec<Session> {
     let options = SessionOptions { scope: None, ..SessionOptions::default() };
@@ -45,37 +49,46 @@ fn median(n: u64, mut run: impl FnMut() -> Duration) -> Duration {
 
 fn crossing(c: &mut Criterion) {
     let runtime = Runtime::builder().build().expect("the built-in model");
+    let host = runtime.host();
     for streams in [1, 8] {
         let mut group = c.benchmark_group(format!("a step of {streams}"));
+        group.sample_size(10).measurement_time(Duration::from_secs(10));
         let mut sessions = sessions(&runtime, streams);
-        group.bench_function("on the same generation", |b| {
-            b.iter_custom(|n| median(n, || step(&runtime, &mut sessions)));
-        });
-        group.bench_function("first of a generation", |b| {
-            b.iter_custom(|n| {
-                // As in a server, another thread publishes while steps go on.
-                let (publish, asked) = mpsc::channel::<()>();
-                std::thread::scope(|scope| {
-                    let host = runtime.host();
-                    scope.spawn(move || {
-                        for () in asked {
-                            // Now the native twins, now the packs: each was there before the other.
-                            host.roll_back(host.generation() - 1).expect("it is kept");
-                        }
-                    });
-                    let took = median(n, || {
-                        let before = host.generation();
-                        publish.send(()).expect("it listens");
-                        while host.generation() == before {
-                            step(&runtime, &mut sessions);
-                        }
-                        step(&runtime, &mut sessions)
-                    });
-                    drop(publish);
-                    took
-                })
+        // Both are taken after publications, so that whatever else these bring about meets both.
+        for (name, before) in [("first of a generation", 0), ("third of a generation", 2)] {
+            let mut crossing = |publish: &mpsc::Sender<()>| {
+                let begin = Instant::now();
+                while begin.elapsed() < SETTLES {
+                    step(&runtime, &mut sessions);
+                }
+                let generation = host.generation();
+                publish.send(()).expect("it listens");
+                while host.generation() == generation {
+                    step(&runtime, &mut sessions);
+                }
+                for _ in 0..before {
+                    step(&runtime, &mut sessions);
+                }
+                step(&runtime, &mut sessions)
+            };
+            group.bench_function(name, |b| {
+                b.iter_custom(|n| {
+                    // As in a server, another thread publishes while steps go on.
+                    let (publish, asked) = mpsc::channel::<()>();
+                    std::thread::scope(|scope| {
+                        scope.spawn(move || {
+                            for () in asked {
+                                // Now the native twins, now the packs: each was there before the other.
+                                host.roll_back(host.generation() - 1).expect("it is kept");
+                            }
+                        });
+                        let took = median(n, || crossing(&publish));
+                        drop(publish);
+                        took
+                    })
+                });
             });
-        });
+        }
         group.finish();
     }
 }

@@ -31,8 +31,6 @@ const SUM_BYTES: usize = 64 * 1024;
 /// The workers of all threads, and the snapshot of the current step.
 pub(crate) struct Kernels {
     workers: Vec<Worker>,
-    /// Element types of the KV cache that kernels pack.
-    packed: Vec<DType>,
     pinned: Arc<Pinned>,
     /// The other generation that steps are given to, while one is on trial.
     resting: Option<Arc<Pinned>>,
@@ -42,6 +40,7 @@ pub(crate) struct Kernels {
 
 /// A snapshot with the slots of the decoder's operations in it.
 pub(crate) struct Pinned {
+    keys: Arc<Keys>,
     snapshot: Arc<RegistrySnapshot>,
     rmsnorm: OpSlot,
     rope: OpSlot,
@@ -63,35 +62,53 @@ struct KvOps {
     unpack: OpSlot,
 }
 
+/// Keys of the decoder's operations, made once: a step that crosses an activation looks them all up.
+struct Keys {
+    rmsnorm: OpKey,
+    rope: OpKey,
+    swiglu: OpKey,
+    lora: OpKey,
+    /// Pack and unpack, for each type of the cache that needs it.
+    kv: Vec<(DType, OpKey, OpKey)>,
+}
+
+impl Keys {
+    fn new(kv: &KvPolicy) -> Keys {
+        let mut packed: Vec<_> = kv.packed().collect();
+        packed.sort_unstable_by_key(|dtype| dtype.name());
+        packed.dedup();
+        let kv = |dtype| (dtype, OpKey::kv_pack(dtype), OpKey::kv_unpack(dtype));
+        Keys {
+            rmsnorm: OpKey::rmsnorm_f32(),
+            rope: OpKey::rope_f32(),
+            swiglu: OpKey::swiglu_f32(),
+            lora: OpKey::lora_f32(),
+            kv: packed.into_iter().map(kv).collect(),
+        }
+    }
+}
+
 impl Pinned {
-    fn new(snapshot: Arc<RegistrySnapshot>, packed: &[DType]) -> Result<Pinned, EngineError> {
-        let slot = |key: OpKey| {
-            snapshot.slot(&key).ok_or_else(|| EngineError::OpUnavailable { op: key.to_string() })
+    fn new(snapshot: Arc<RegistrySnapshot>, keys: Arc<Keys>) -> Result<Pinned, EngineError> {
+        let slot = |key: &OpKey| {
+            snapshot.slot(key).ok_or_else(|| EngineError::OpUnavailable { op: key.to_string() })
         };
-        let kv = packed.iter().map(|&dtype| {
-            let (pack, unpack) = (slot(OpKey::kv_pack(dtype))?, slot(OpKey::kv_unpack(dtype))?);
-            Ok(KvOps { dtype, pack, unpack })
+        let (rmsnorm, rope, swiglu) =
+            (slot(&keys.rmsnorm)?, slot(&keys.rope)?, slot(&keys.swiglu)?);
+        let lora = snapshot.slot(&keys.lora);
+        let kv = keys.kv.iter().map(|(dtype, pack, unpack)| {
+            Ok(KvOps { dtype: *dtype, pack: slot(pack)?, unpack: slot(unpack)? })
         });
-        let kv = kv.collect::<Result<_, EngineError>>()?;
+        let kv: Vec<KvOps> = kv.collect::<Result<_, EngineError>>()?;
         // Norms shape keys and values as much as the rotation does.
-        let mut shaping = vec![OpKey::rmsnorm_f32(), OpKey::rope_f32(), OpKey::swiglu_f32()];
-        shaping.extend(packed.iter().map(|&dtype| OpKey::kv_pack(dtype)));
-        let plain = snapshot.fingerprint(&shaping);
-        shaping.push(OpKey::lora_f32());
-        let adapted = snapshot.fingerprint(&shaping);
-        Ok(Pinned {
-            rmsnorm: slot(OpKey::rmsnorm_f32())?,
-            rope: slot(OpKey::rope_f32())?,
-            swiglu: slot(OpKey::swiglu_f32())?,
-            lora: snapshot.slot(&OpKey::lora_f32()),
-            kv,
-            shaping: [plain, adapted],
-            snapshot,
-        })
+        let shaping = [rmsnorm, rope, swiglu].into_iter().chain(kv.iter().map(|kv| kv.pack));
+        let plain = snapshot.fingerprint(shaping.clone())?;
+        let adapted = snapshot.fingerprint(shaping.chain(lora))?;
+        Ok(Pinned { keys, rmsnorm, rope, swiglu, kv, lora, shaping: [plain, adapted], snapshot })
     }
 
     fn lora(&self) -> Result<OpSlot, EngineError> {
-        self.lora.ok_or_else(|| EngineError::OpUnavailable { op: OpKey::lora_f32().to_string() })
+        self.lora.ok_or_else(|| EngineError::OpUnavailable { op: self.keys.lora.to_string() })
     }
 
     fn kv(&self, dtype: DType) -> Result<&KvOps, EngineError> {
@@ -113,12 +130,9 @@ pub(crate) struct RopeRows {
 impl Kernels {
     pub(crate) fn new(host: &Host, threads: usize, kv: &KvPolicy) -> Result<Kernels, EngineError> {
         let workers = (0..threads).map(|_| host.worker()).collect::<Result<_, _>>()?;
-        let mut packed: Vec<_> = kv.packed().collect();
-        packed.sort_unstable_by_key(|dtype| dtype.name());
-        packed.dedup();
-        let pinned = Arc::new(Pinned::new(host.snapshot(), &packed)?);
+        let pinned = Arc::new(Pinned::new(host.snapshot(), Arc::new(Keys::new(kv)))?);
         let deltas = vec![Vec::new(); threads];
-        Ok(Kernels { workers, packed, pinned, resting: None, deltas })
+        Ok(Kernels { workers, pinned, resting: None, deltas })
     }
 
     /// Pins the snapshot that the host has chosen for the next step, or the active one for a `steady`
@@ -134,12 +148,14 @@ impl Kernels {
             // While a generation is on trial, steps go to and fro between two.
             let next = match self.resting.take_if(|resting| is_chosen(resting)) {
                 Some(resting) => resting,
-                None => Arc::new(Pinned::new(chosen, &self.packed)?),
+                None => Arc::new(Pinned::new(chosen, self.pinned.keys.clone())?),
             };
-            self.resting = Some(std::mem::replace(&mut self.pinned, next));
+            let pinned = std::mem::replace(&mut self.pinned, next);
+            self.resting.replace(pinned).into_iter().for_each(|older| host.let_go(older));
         }
         // What gets no more steps is let go, so that it can drain.
-        self.resting.take_if(|resting| !host.serves(resting.snapshot.generation()));
+        let rests = |resting: &mut Arc<Pinned>| !host.serves(resting.snapshot.generation());
+        self.resting.take_if(rests).into_iter().for_each(|resting| host.let_go(resting));
         Ok(())
     }
 
@@ -151,7 +167,7 @@ impl Kernels {
     /// The kernels of another thread's step, on workers of this one, to pack and unpack blocks with. They
     /// stay pinned: there is no host to follow.
     pub(crate) fn of(pinned: Arc<Pinned>, workers: Vec<Worker>) -> Kernels {
-        Kernels { workers, packed: Vec::new(), pinned, resting: None, deltas: Vec::new() }
+        Kernels { workers, pinned, resting: None, deltas: Vec::new() }
     }
 
     /// The workers, with nothing pinned.

@@ -87,6 +87,8 @@ pub(crate) struct Slot {
     pub(crate) choice: Choice,
     /// Where the policy is `fastest` and there is more than one candidate.
     pub(crate) race: Option<Race>,
+    /// Of the key and who answers, for [`RegistrySnapshot::fingerprint`].
+    fingerprint: [u8; 32],
 }
 
 /// Where an operation lies in the snapshot that gave it out. Valid for that snapshot only.
@@ -148,7 +150,8 @@ impl RegistrySnapshot {
                 let race = (self.records.as_ref())
                     .filter(|_| choice.chain.len() > 1)
                     .map(|records| records.race(key, &choice.chain));
-                Slot { key: key.clone(), plan, choice, race }
+                let fingerprint = fingerprint(key, &choice.chain);
+                Slot { key: key.clone(), plan, choice, race, fingerprint }
             })
             .collect();
         let index =
@@ -200,20 +203,18 @@ impl RegistrySnapshot {
 
     /// A hash of who answers these operations: the modules, in the order in which they are asked. It
     /// is the same for snapshots in which nothing about them differs, whatever else does.
-    pub fn fingerprint(&self, keys: &[OpKey]) -> [u8; 32] {
-        let mut hasher = blake3::Hasher::new_derive_key("ruvllm op fingerprint v1");
-        let mut add = |text: &str| {
-            hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
-        };
-        for key in keys {
-            add(&key.to_string());
-            let slot = self.slot_of(key);
-            for kernel in slot.iter().flat_map(|slot| &slot.choice.chain) {
-                add(&kernel.hash);
-            }
-            add("");
+    ///
+    /// # Errors
+    /// [`CallError::StaleSlot`].
+    pub fn fingerprint(
+        &self,
+        slots: impl IntoIterator<Item = OpSlot>,
+    ) -> Result<[u8; 32], CallError> {
+        let mut hasher = blake3::Hasher::new_derive_key("ruvllm ops fingerprint v2");
+        for slot in slots {
+            hasher.update(&self.entry(slot)?.fingerprint);
         }
-        *hasher.finalize().as_bytes()
+        Ok(*hasher.finalize().as_bytes())
     }
 
     /// Results of races, where the policy is `fastest`.
@@ -262,6 +263,17 @@ impl RegistrySnapshot {
     pub(crate) fn kernels(&self) -> impl Iterator<Item = &Arc<Kernel>> {
         self.packs.iter().flat_map(|pack| &pack.kernels).chain(self.natives.iter())
     }
+}
+
+/// A hash of an operation and the modules that answer it, in the order in which they are asked.
+fn fingerprint(key: &OpKey, chain: &[Arc<Kernel>]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key("ruvllm op fingerprint v2");
+    let mut add = |text: &str| {
+        hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+    };
+    add(&key.to_string());
+    chain.iter().for_each(|kernel| add(&kernel.hash));
+    *hasher.finalize().as_bytes()
 }
 
 /// Who competes for an operation.

@@ -93,7 +93,7 @@ impl Worker {
         let Some(bytes) = slot.plan.check(call, out.len()) else {
             return Err(shape(&slot.key, slot.plan.objection(call, out.len())));
         };
-        let Slot { key, plan, choice, race } = slot;
+        let Slot { key, plan, choice, race, .. } = slot;
         let race = race.as_ref();
         let every = snap.check_every();
         let target = Target { key, plan, chain: &choice.chain, race, alone: false, every };
@@ -455,6 +455,6 @@ fn find<'a>(
     if slot.choice.chain.is_empty() {
         return Err(unknown("the policy leaves out every kernel of it".to_owned()));
     }
-    let Slot { key, plan, choice, race } = slot;
+    let Slot { key, plan, choice, race, .. } = slot;
     Ok(Target { key, plan, chain: &choice.chain, race: race.as_ref(), alone: false, every })
 }

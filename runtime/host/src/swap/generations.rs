@@ -332,6 +332,13 @@ impl Host {
         self.shared.published.load().serves(generation)
     }
 
+    /// Drops what holds snapshots, once packs were published on a thread of the host's own and some
+    /// milliseconds later: with the last holder of a snapshot its kernels and their code go, which takes
+    /// as long as a small model's step.
+    pub fn let_go(&self, holder: impl Send + 'static) {
+        self.shared.reaper.take(holder);
+    }
+
     /// Keeps a generation for going back to, however old it grows, in place of any named before.
     #[cfg(feature = "supervisor")]
     pub(super) fn set_refuge(&self, generation: u64) {

@@ -1,5 +1,5 @@
-//! Instances are made before a generation is published, and dropped after it has drained, by threads
-//! that compute nothing: the step that crosses an activation need not.
+//! Instances are made before a generation is published, and what drained ones leave is dropped, by
+//! threads that compute nothing: the step that crosses an activation need not.
 //!
 //! Making one takes system calls, its memory a page fault for every page, and taking up a table of
 //! angles as long as a small model's whole token. Nothing depends on what was made ahead: a worker that
@@ -16,6 +16,14 @@ use crate::kernel::{Body, Kernel};
 use crate::registry::RegistrySnapshot;
 use crate::run::TILE_BYTES;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long what was handed over waits. The thread that drops it competes with those that compute, so it
+/// looks by itself, after the step that crossed an activation, rather than being woken within it.
+const LOOKS_EVERY: Duration = Duration::from_millis(10);
+
+/// How long it looks after a publication, and after anything it found.
+const LOOKS_FOR: Duration = Duration::from_secs(1);
 
 /// Instances of one kernel that no worker has taken yet.
 #[derive(Default)]
@@ -53,7 +61,7 @@ impl Shared {
         let published = self.published.load();
         let active = &published.active;
         if !active.pack_records().is_empty() {
-            self.reaper.start();
+            self.reaper.attend();
         }
         let mut wanted = Vec::new();
         for slot in next.slots() {
@@ -103,8 +111,9 @@ impl Shared {
     }
 }
 
-/// Drops what workers keep of kernels on a thread of its own, which stands back behind theirs: the
-/// instances' memory is unmapped, and their `kernel_cleanup` may take as long as any call of them.
+/// Drops old snapshots and what workers keep of their kernels, on a thread of its own, which stands back
+/// behind theirs: code and memory are unmapped, and an instance's `kernel_cleanup` may take as long as any
+/// call of it.
 #[derive(Default)]
 pub(crate) struct Reaper {
     remains: Arc<Remains>,
@@ -121,13 +130,23 @@ struct Remains {
 #[derive(Default)]
 struct Waiting {
     things: Vec<Box<dyn Send>>,
+    /// Until when the thread looks by itself; after that it sleeps, and has to be woken.
+    looks_until: Option<Instant>,
+    /// Whether it sleeps.
+    asleep: bool,
     /// Whether the host is gone.
     over: bool,
 }
 
 impl Reaper {
-    /// Has the thread at hand from now on; it ends with the host.
-    pub(super) fn start(&self) {
+    /// Has the thread look out for what a publication will leave. It ends with the host.
+    fn attend(&self) {
+        let mut waiting = lock(&self.remains.waiting);
+        waiting.looks_until = Some(Instant::now() + LOOKS_FOR);
+        if waiting.asleep {
+            self.remains.changed.notify_one();
+        }
+        drop(waiting);
         self.started.get_or_init(|| {
             let remains = self.remains.clone();
             let thread = std::thread::Builder::new().name("ruvllm-reaper".into());
@@ -144,8 +163,11 @@ impl Reaper {
     /// Drops something: at once where there is no thread for it.
     pub(crate) fn take(&self, thing: impl Send + 'static) {
         if self.started.get() == Some(&true) {
-            lock(&self.remains.waiting).things.push(Box::new(thing));
-            self.remains.changed.notify_one();
+            let mut waiting = lock(&self.remains.waiting);
+            waiting.things.push(Box::new(thing));
+            if waiting.asleep {
+                self.remains.changed.notify_one();
+            }
         }
     }
 
@@ -160,11 +182,27 @@ impl Reaper {
 impl Remains {
     /// Waits for something to drop; `None` when the host is gone and nothing is left.
     fn next(&self) -> Option<Vec<Box<dyn Send>>> {
-        let waiting = lock(&self.waiting);
-        let is_idle = |waiting: &mut Waiting| waiting.things.is_empty() && !waiting.over;
-        let waiting = self.changed.wait_while(waiting, is_idle);
-        let things = std::mem::take(&mut waiting.unwrap_or_else(PoisonError::into_inner).things);
-        (!things.is_empty()).then_some(things)
+        let mut waiting = lock(&self.waiting);
+        loop {
+            let now = Instant::now();
+            if !waiting.things.is_empty() {
+                waiting.looks_until = Some(now + LOOKS_FOR);
+                return Some(std::mem::take(&mut waiting.things));
+            }
+            if waiting.over {
+                return None;
+            }
+            waiting = if waiting.looks_until.is_some_and(|until| now < until) {
+                let woken = self.changed.wait_timeout(waiting, LOOKS_EVERY);
+                woken.unwrap_or_else(PoisonError::into_inner).0
+            } else {
+                waiting.asleep = true;
+                let woken = self.changed.wait(waiting);
+                let mut waiting = woken.unwrap_or_else(PoisonError::into_inner);
+                waiting.asleep = false;
+                waiting
+            };
+        }
     }
 }
 

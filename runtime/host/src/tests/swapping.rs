@@ -2,6 +2,9 @@
 
 use super::*;
 use crate::{GenerationState, Resident};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
 
 fn version(n: u64, module: &Module) -> TestPack {
     PackBuilder::new()
@@ -227,6 +230,54 @@ fn the_old_generation_is_seen_to_drain() {
     assert!(host.serves(3) && !host.serves(2));
     drop(old);
     assert_eq!(states(&host)[..2], [(3, Active, 0), (2, Drained, 0)]);
+}
+
+#[test]
+fn what_held_a_generation_is_dropped_on_another_thread() {
+    struct Holder(#[expect(dead_code)] Arc<RegistrySnapshot>, mpsc::Sender<ThreadId>);
+    impl Drop for Holder {
+        fn drop(&mut self) {
+            self.1.send(thread::current().id()).unwrap();
+        }
+    }
+    let (gone, goes) = mpsc::channel();
+    let host = host(HostConfig::default(), &version(1, &Module::default()));
+    // At once where it follows a publication, and long after one, when the thread sleeps.
+    for (n, pause) in [(2, Duration::ZERO), (3, Duration::from_millis(1500))] {
+        let holder = Holder(host.pin(), gone.clone());
+        swap(&host, &version(n, &Module::default()));
+        thread::sleep(pause);
+        host.let_go(holder);
+        let by = goes.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert_ne!(by, thread::current().id());
+        // It has gone with its holder.
+        while states(&host)[1].1 != GenerationState::Drained {
+            thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_fingerprint_tells_who_answers_and_in_which_order() {
+    let host = host(HostConfig::default(), &version(1, &Module::default()));
+    let fingerprint = || {
+        let snapshot = host.snapshot();
+        let slots = [OpKey::rmsnorm_f32(), OpKey::swiglu_f32()].map(|key| snapshot.slot(&key));
+        snapshot.fingerprint(slots.into_iter().flatten()).unwrap()
+    };
+    let first = fingerprint();
+    swap(&host, &version(2, &but_for(100, "(unreachable)")));
+    let second = fingerprint();
+    assert_ne!(first, second);
+    host.roll_back(2).unwrap();
+    assert_eq!(fingerprint(), first, "another generation of the same kernels");
+    host.roll_back(1).unwrap();
+    let natives = fingerprint();
+    assert!(natives != first && natives != second);
+    let old = host.snapshot();
+    let slot = old.slot(&OpKey::rmsnorm_f32()).unwrap();
+    host.roll_back(2).unwrap();
+    assert!(matches!(host.snapshot().fingerprint([slot]), Err(CallError::StaleSlot { .. })));
 }
 
 #[test]
