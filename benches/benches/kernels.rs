@@ -1,7 +1,8 @@
-//! Every kernel of the core pack against its native twin, at the shapes of real models.
+//! Every kernel of the core pack against its native twin, at the shapes of real models: the twin with
+//! the processor's widest vectors, and with vectors of 128 bits, which is all that WebAssembly has.
 //!
-//! Both sides are called through the host, so that copies, checks and clocks cost the same: the
-//! policy decides which one answers. The same comparison as a table, with ratios, is
+//! All are called through the host, so that copies, checks and clocks cost the same: the policy
+//! decides which one answers. The same comparison as a table, with ratios, is
 //! `ruvllm-pack bench kernel-packs/core`.
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
@@ -9,15 +10,20 @@ use ruvllm_abi::{DType, Op};
 use ruvllm_host::{
     Host, HostConfig, LoraDims, OpCall, OpKey, Operand, Policy, Resident, RopeDims, Words,
 };
-use ruvllm_native::quant;
+use ruvllm_native::{Isa, quant};
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
 use std::hint::black_box;
 use std::path::Path;
 
-/// One row through the core pack, and through native twins.
-fn hosts() -> [(&'static str, Host); 2] {
-    [("sandbox", Policy::SandboxFirst), ("native", Policy::NativeOnly)].map(|(name, policy)| {
-        let config = HostConfig { policy, cross_check_every: 0, ..HostConfig::default() };
+/// Hosts that answer by the core pack, and by native twins.
+fn hosts() -> Vec<(&'static str, Host)> {
+    let mut hosts = vec![
+        ("sandbox", Policy::SandboxFirst, Isa::detect()),
+        ("native", Policy::NativeOnly, Isa::detect()),
+    ];
+    hosts.extend(Isa::narrow().map(|isa| ("native, 128 bits", Policy::NativeOnly, isa)));
+    let host = |(name, policy, isa)| {
+        let config = HostConfig { policy, isa, cross_check_every: 0, ..HostConfig::default() };
         let host = Host::new(config).expect("a host");
         let dist = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernel-packs/core/dist");
         let pack = UnverifiedPack::read_dir(&dist, &PackLimits::default())
@@ -25,7 +31,8 @@ fn hosts() -> [(&'static str, Host); 2] {
             .expect("the committed core pack");
         host.install(pack).expect("an admissible pack");
         (name, host)
-    })
+    };
+    hosts.into_iter().map(host).collect()
 }
 
 /// Extents of a call: its name, its params block, and elements of both inputs and the output.

@@ -87,15 +87,22 @@ impl<'a> Bench<'a> {
                 self.prompt(tokens)?;
                 self.peer.truncate(self.depth)?;
                 thread::sleep(QUIET);
-                Ok(Sample { seconds: self.prompt(tokens)?, memory: None })
+                let kernels = self.peer.in_kernels();
+                let seconds = self.prompt(tokens)?;
+                let in_kernels = self.part_in_kernels(kernels, seconds, self.threads);
+                Ok(Sample { seconds, memory: None, in_kernels })
             }
             Test::Generate { steps, batch } => {
                 self.open(batch)?;
                 self.generate(WARM_UP)?;
                 self.peer.truncate(self.depth)?;
                 let before = self.memory();
+                let kernels = self.peer.in_kernels();
                 let seconds = self.generate(steps)?;
-                Ok(Sample { seconds, memory: Some([before, self.memory()]) })
+                // Those of one token run on one thread.
+                let threads = if batch > 1 { self.threads } else { 1 };
+                let in_kernels = self.part_in_kernels(kernels, seconds, threads);
+                Ok(Sample { seconds, memory: Some([before, self.memory()]), in_kernels })
             }
         }
     }
@@ -126,6 +133,11 @@ impl<'a> Bench<'a> {
             self.peer.decode(token)?;
         }
         Ok(started.elapsed().as_secs_f64())
+    }
+
+    /// The part of `seconds` of so many threads that went into pack kernels since `before`.
+    fn part_in_kernels(&self, before: Option<f64>, seconds: f64, threads: usize) -> Option<f64> {
+        Some((self.peer.in_kernels()? - before?) / (seconds * threads as f64))
     }
 
     fn memory(&self) -> f64 {

@@ -28,11 +28,20 @@ pub(crate) enum Engine {
     #[value(name = "ruvllm-native")]
     #[serde(rename = "ruvllm-native")]
     RuvllmNative,
+    /// ruvllm with these twins on vectors of 128 bits, which is all that WebAssembly has.
+    #[value(name = "ruvllm-native-128")]
+    #[serde(rename = "ruvllm-native-128")]
+    RuvllmNative128,
 }
 
 impl Engine {
-    pub(crate) const ALL: [Engine; 4] =
-        [Engine::LlamaCpp, Engine::Candle, Engine::Ruvllm, Engine::RuvllmNative];
+    pub(crate) const ALL: [Engine; 5] = [
+        Engine::LlamaCpp,
+        Engine::Candle,
+        Engine::Ruvllm,
+        Engine::RuvllmNative,
+        Engine::RuvllmNative128,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -40,7 +49,13 @@ impl Engine {
             Engine::Candle => "candle",
             Engine::Ruvllm => "ruvllm",
             Engine::RuvllmNative => "ruvllm, native twins",
+            Engine::RuvllmNative128 => "ruvllm, native twins of 128 bits",
         }
+    }
+
+    /// Whether it is there to show what the sandbox costs, and has nothing else of its own.
+    pub(crate) fn is_twin(self) -> bool {
+        matches!(self, Engine::RuvllmNative | Engine::RuvllmNative128)
     }
 }
 
@@ -125,6 +140,8 @@ pub(crate) struct Sample {
     /// Bytes per second that the same number of threads read of the memory just before and just
     /// after; for generation alone.
     pub(crate) memory: Option<[f64; 2]>,
+    /// The part of the computing threads' time that went into pack kernels or their twins; ruvllm's own.
+    pub(crate) in_kernels: Option<f64>,
 }
 
 /// A child's answer; a failure is its reason.

@@ -148,9 +148,9 @@ impl Turns<'_> {
         }
     }
 
-    /// Every engine's first token. Native twins have nothing of their own to show here.
+    /// Every engine's first token.
     fn first_token(&self, round: u16, subject: &Subject, results: &mut Results) {
-        for engine in self.engines(round).filter(|engine| *engine != Engine::RuvllmNative) {
+        for engine in self.engines(round).filter(|engine| !engine.is_twin()) {
             let task = Task::FirstToken { prompt: FIRST_PROMPT };
             let result = match self.ask(engine, subject, task) {
                 Ok((Reply::FirstToken { peak_memory }, elapsed)) => {

@@ -49,6 +49,8 @@ struct Figures {
     /// Tokens per second.
     rate: Option<Summary>,
     part_of_memory: Option<Summary>,
+    /// The part of the time that went into pack kernels or their twins.
+    in_kernels: Option<Summary>,
 }
 
 impl Figures {
@@ -88,6 +90,7 @@ impl Report<'_> {
         Figures {
             rate: Summary::of(samples.iter().map(|sample| line.rate(sample))),
             part_of_memory: Summary::of(samples.iter().filter_map(|s| line.part_of_memory(s))),
+            in_kernels: Summary::of(samples.iter().filter_map(|sample| sample.in_kernels)),
         }
     }
 
@@ -97,7 +100,7 @@ impl Report<'_> {
 
     /// Engines that are held against each other, the one that the others are divided by first.
     fn compared(&self) -> Vec<Engine> {
-        let all = Engine::ALL.into_iter().filter(|engine| *engine != Engine::RuvllmNative);
+        let all = Engine::ALL.into_iter().filter(|engine| !engine.is_twin());
         all.filter(|engine| self.has(*engine)).collect()
     }
 
@@ -133,22 +136,40 @@ impl Report<'_> {
         table
     }
 
-    /// What the sandbox costs. Generation is compared by its part of the memory's speed too, which
-    /// may have changed between the two.
+    /// What the sandbox costs: by speed, and by the parts of the time that kernels and twins take, which
+    /// a machine that is now slower, now faster changes little. All else is the same work on either side,
+    /// so speeds are as what is left of the time. Twins of 128 bits are what a sandbox without any cost of
+    /// its own would reach.
     fn sandbox(&self) -> Table {
-        let mut table =
-            Table::new(["model", "test", "sandbox on", "native twins", "ratio", "ratio of memory"]);
+        let mut table = Table::new([
+            "model",
+            "test",
+            "sandbox on",
+            "native twins",
+            "ratio",
+            "by kernels' time",
+        ]);
+        let narrow = self.has(Engine::RuvllmNative128);
+        if narrow {
+            table.head.extend(["128-bit twins", "ratio", "by kernels' time"].map(str::to_owned));
+        }
         for line in self.lines(false).chain(self.lines(true)) {
-            let on = self.figures(Engine::Ruvllm, line);
             let native = self.figures(Engine::RuvllmNative, line);
-            table.rows.push(vec![
-                line.subject.name.clone(),
-                line.name(),
-                on.rate(),
-                native.rate(),
-                ratio(on.rate, native.rate),
-                ratio(on.part_of_memory, native.part_of_memory),
-            ]);
+            let against = |figures: &Figures| {
+                let left = |of: &Figures| of.in_kernels.map(|part| 1.0 - part.median);
+                let by_time = left(figures).zip(left(&native)).map(|(of, to)| of / to);
+                let by_time = by_time.map_or_else(String::new, |ratio| format!("{ratio:.3}"));
+                [ratio(figures.rate, native.rate), by_time]
+            };
+            let on = self.figures(Engine::Ruvllm, line);
+            let mut row = vec![line.subject.name.clone(), line.name(), on.rate(), native.rate()];
+            row.extend(against(&on));
+            if narrow {
+                let narrow = self.figures(Engine::RuvllmNative128, line);
+                row.push(narrow.rate());
+                row.extend(against(&narrow));
+            }
+            table.rows.push(row);
         }
         table
     }

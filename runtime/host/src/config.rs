@@ -1,5 +1,6 @@
 //! How a host is configured: policy, limits, failure handling.
 
+use ruvllm_native::Isa;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
@@ -116,6 +117,9 @@ pub struct HostConfig {
     pub policy: Policy,
     /// Whether a failed call is an error at once instead of going to the next candidate.
     pub strict: bool,
+    /// What native twins compute with: the best that the processor has, unless one wants to know what
+    /// another costs. [`Isa::narrow`] has vectors no wider than WebAssembly's.
+    pub isa: Isa,
     /// Caps that no pack can raise.
     pub limits: HostLimits,
     /// The unit of `max_epoch_ticks`: how often running kernels look at the clock.
@@ -156,6 +160,7 @@ impl Default for HostConfig {
             runtime_version: semver::Version::new(0, 1, 0),
             policy: Policy::default(),
             strict: false,
+            isa: Isa::detect(),
             limits: HostLimits::default(),
             tick: Duration::from_millis(1),
             quarantine_after: 3,

@@ -65,7 +65,8 @@ struct Open {
 impl Worker {
     pub(crate) fn new(host: Arc<Shared>) -> Self {
         let retired = host.uids.retired.load(Relaxed);
-        Self { host, lanes: Vec::new(), retired, isa: Isa::detect(), check: Scratch::default() }
+        let isa = host.config.isa.usable();
+        Self { host, lanes: Vec::new(), retired, isa, check: Scratch::default() }
     }
 
     /// Calls an operation of the snapshot and hands its result to `out`, bytes to write or a reader.

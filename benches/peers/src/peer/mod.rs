@@ -7,6 +7,7 @@ mod ruvllm;
 use crate::Failure;
 use crate::protocol::{Engine, Request};
 use ::ruvllm::host::Policy;
+use ruvllm_native::Isa;
 
 /// An engine with a model loaded. Sequences that are open always have the same tokens.
 pub(crate) trait Peer {
@@ -22,6 +23,11 @@ pub(crate) trait Peer {
 
     /// Forgets all but what [`Peer::prefill`] first put into the sequences, `len` tokens.
     fn truncate(&mut self, len: usize) -> Result<(), Failure>;
+
+    /// Seconds that have gone into pack kernels or their twins so far, of all threads together.
+    fn in_kernels(&self) -> Option<f64> {
+        None
+    }
 }
 
 /// Loads the model that `request` names into the engine that it names.
@@ -29,7 +35,15 @@ pub(crate) fn load(request: &Request) -> Result<Box<dyn Peer>, Failure> {
     Ok(match request.engine {
         Engine::LlamaCpp => Box::new(llama_cpp::LlamaCpp::load(request)?),
         Engine::Candle => Box::new(candle::Candle::load(request)?),
-        Engine::Ruvllm => Box::new(ruvllm::Ruvllm::load(request, Policy::SandboxFirst)?),
-        Engine::RuvllmNative => Box::new(ruvllm::Ruvllm::load(request, Policy::NativeOnly)?),
+        Engine::Ruvllm => {
+            Box::new(ruvllm::Ruvllm::load(request, Policy::SandboxFirst, Isa::detect())?)
+        }
+        Engine::RuvllmNative => {
+            Box::new(ruvllm::Ruvllm::load(request, Policy::NativeOnly, Isa::detect())?)
+        }
+        Engine::RuvllmNative128 => {
+            let narrow = Isa::narrow().ok_or("no instructions on vectors of 128 bits")?;
+            Box::new(ruvllm::Ruvllm::load(request, Policy::NativeOnly, narrow)?)
+        }
     })
 }

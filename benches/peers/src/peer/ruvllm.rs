@@ -6,6 +6,7 @@ use crate::protocol::{Kv, Request};
 use ruvllm::engine::Session;
 use ruvllm::host::{HostConfig, Policy};
 use ruvllm::{KernelSet, KvCodec, Runtime, SessionOptions};
+use ruvllm_native::Isa;
 
 pub(crate) struct Ruvllm {
     runtime: Runtime,
@@ -13,10 +14,11 @@ pub(crate) struct Ruvllm {
 }
 
 impl Ruvllm {
-    /// `policy` says whether kernels run in the sandbox or as their native twins.
-    pub(crate) fn load(request: &Request, policy: Policy) -> Result<Ruvllm, Failure> {
-        let config =
-            HostConfig { policy, cache_dir: ruvllm::default_cache_dir(), ..HostConfig::default() };
+    /// `policy` says whether kernels run in the sandbox or as their native twins, `isa` what those
+    /// compute with.
+    pub(crate) fn load(request: &Request, policy: Policy, isa: Isa) -> Result<Ruvllm, Failure> {
+        let cache_dir = ruvllm::default_cache_dir();
+        let config = HostConfig { policy, isa, cache_dir, ..HostConfig::default() };
         let kv = match request.kv {
             Kv::F16 => KvCodec::F16,
             Kv::Q8_0 => KvCodec::Q8_0,
@@ -66,5 +68,10 @@ impl Peer for Ruvllm {
     fn truncate(&mut self, len: usize) -> Result<(), Failure> {
         self.sessions.iter_mut().for_each(|session| session.truncate(len));
         Ok(())
+    }
+
+    fn in_kernels(&self) -> Option<f64> {
+        let nanos: u64 = self.runtime.host().stats().iter().map(|op| op.nanos).sum();
+        Some(nanos as f64 * 1e-9)
     }
 }
