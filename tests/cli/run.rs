@@ -141,6 +141,11 @@ fn the_doctor_names_the_machine_and_what_runs_on_it() {
     assert!(q4_0["decode"].as_str().is_some_and(|path| path.contains("int8")), "{q4_0}");
     let memory = report["memory"].as_array().expect("measurements");
     assert!(memory.len() == 1 && memory[0]["gb_per_second"].as_f64() > Some(0.1), "{memory:?}");
+    let products = report["int8_products"].as_array().expect("measurements");
+    assert!(products.len() <= 1, "{products:?}");
+    if q4_0["prompt"].as_str().is_some_and(|path| path.contains("vnni")) {
+        assert!(products[0]["giga_per_second"].as_f64() > Some(1.0), "{products:?}");
+    }
     let run = ruvllm(&["doctor", "--threads", "1", "--bf16"]);
     assert!(
         run.text().contains("memory reads") && run.text().contains("13 kernels"),

@@ -10,7 +10,7 @@ use serde::Serialize;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// How long each measurement of the memory takes.
+/// How long each measurement takes.
 const PROBE_TIME: Duration = Duration::from_millis(400);
 
 /// Rows of activations of a long prompt.
@@ -26,6 +26,8 @@ struct Diagnosis {
     features: Vec<Feature>,
     weights: Vec<WeightPaths>,
     memory: Vec<Bandwidth>,
+    /// Empty where the processor has no instruction for them.
+    int8_products: Vec<Products>,
     sandbox: Sandbox,
 }
 
@@ -47,6 +49,13 @@ struct WeightPaths {
 struct Bandwidth {
     threads: usize,
     gb_per_second: f64,
+}
+
+/// What bounds prompts and batches.
+#[derive(Serialize)]
+struct Products {
+    threads: usize,
+    giga_per_second: f64,
 }
 
 #[derive(Serialize)]
@@ -74,6 +83,7 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
             .collect(),
         weights: gemm::weight_types().map(|dtype| paths(dtype, args.bf16)).collect(),
         memory: memory(threads),
+        int8_products: products(threads),
         sandbox: sandbox(set.host(), set.installed(), ready_ms),
     };
     if args.json {
@@ -98,14 +108,27 @@ fn paths(dtype: DType, bf16: bool) -> WeightPaths {
 
 /// What one thread reads of the memory, and what all do.
 fn memory(threads: usize) -> Vec<Bandwidth> {
+    let measure = |pool: ThreadPool| {
+        let rate = probe::read_bandwidth(&pool, probe::STREAM_BYTES, PROBE_TIME);
+        Bandwidth { threads: pool.threads(), gb_per_second: rate / 1e9 }
+    };
+    one_and_all(threads).map(measure).collect()
+}
+
+/// What one thread computes, and what all do.
+fn products(threads: usize) -> Vec<Products> {
+    let measure = |pool: ThreadPool| {
+        let rate = probe::int8_products(&pool, PROBE_TIME)?;
+        Some(Products { threads: pool.threads(), giga_per_second: rate / 1e9 })
+    };
+    one_and_all(threads).filter_map(measure).collect()
+}
+
+/// A pool of one thread and, where there are more, one of all.
+fn one_and_all(threads: usize) -> impl Iterator<Item = ThreadPool> {
     let mut counts = vec![1, threads];
     counts.dedup();
-    let measure = |threads| {
-        let pool = ThreadPool::new(threads);
-        let rate = probe::read_bandwidth(&pool, probe::STREAM_BYTES, PROBE_TIME);
-        Bandwidth { threads, gb_per_second: rate / 1e9 }
-    };
-    counts.into_iter().map(measure).collect()
+    counts.into_iter().map(ThreadPool::new)
 }
 
 fn sandbox(host: &Host, packs: &[InstallReport], ready_ms: f64) -> Sandbox {
@@ -136,9 +159,13 @@ impl fmt::Display for Diagnosis {
         if !named(false).is_empty() {
             writeln!(f, "missing here  {}", named(false))?;
         }
-        for Bandwidth { threads, gb_per_second } in &self.memory {
-            let label = if *threads == self.memory[0].threads { "memory reads" } else { "" };
+        for (i, Bandwidth { threads, gb_per_second }) in self.memory.iter().enumerate() {
+            let label = if i == 0 { "memory reads" } else { "" };
             writeln!(f, "{label:<13} {gb_per_second:.1} GB/s with {threads} thread(s)")?;
+        }
+        for (i, Products { threads, giga_per_second }) in self.int8_products.iter().enumerate() {
+            let label = if i == 0 { "8-bit maths" } else { "" };
+            writeln!(f, "{label:<13} {giga_per_second:.0} G products/s with {threads} thread(s)")?;
         }
         let Sandbox { kernels_selected, kernels_native, ready_ms, packs } = &self.sandbox;
         writeln!(

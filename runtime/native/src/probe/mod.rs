@@ -1,5 +1,8 @@
-//! What the machine gives, measured: the bound that figures of decoding are held against.
+//! What the machine gives, measured: the bounds that figures are held against. Reading memory bounds the
+//! decoding of one sequence, 8-bit products bound prompts and batches.
 #![allow(unsafe_code)] // One prefetch, which concerns no memory of the program's.
+
+mod products;
 
 use std::hint::black_box;
 use std::sync::Mutex;
@@ -33,15 +36,35 @@ pub fn read_bandwidth(pool: &ThreadPool, bytes: usize, time: Duration) -> f64 {
     let shares: Vec<Mutex<Vec<u64>>> = (0..threads).map(|_| Mutex::default()).collect();
     let share = |tid: usize| shares[tid].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     pool.run(&|tid| *share(tid) = vec![tid as u64 + 1; words]);
+    let best = best_pass(pool, time, &|tid| {
+        black_box(sum(&share(tid)));
+    });
+    (threads * words * size_of::<u64>()) as f64 / best
+}
+
+/// How many products of two 8-bit numbers the threads of `pool` together add up per second, with the
+/// instruction that matrix products use for quantised weights of many rows, out of registers. The best
+/// of the passes during `time` counts. `None` where the processor has no such instruction.
+///
+/// A prompt takes a product for every weight and token, so its tokens per second are at most this
+/// divided by the number of weights.
+pub fn int8_products(pool: &ThreadPool, time: Duration) -> Option<f64> {
+    /// Some milliseconds: far more than it takes to enter a region of the pool.
+    const ROUNDS: usize = 1 << 20;
+    let body = products::Loop::detect()?;
+    let best = best_pass(pool, time, &|_| body.run(ROUNDS));
+    Some((pool.threads() * body.products * ROUNDS) as f64 / best)
+}
+
+/// The seconds of the fastest pass of all threads, of those that begin within `time`, at least one.
+fn best_pass(pool: &ThreadPool, time: Duration, pass: &(dyn Fn(usize) + Sync)) -> f64 {
     let (started, mut best) = (Instant::now(), f64::INFINITY);
     while best.is_infinite() || started.elapsed() < time {
-        let pass = Instant::now();
-        pool.run(&|tid| {
-            black_box(sum(&share(tid)));
-        });
-        best = best.min(pass.elapsed().as_secs_f64());
+        let begun = Instant::now();
+        pool.run(pass);
+        best = best.min(begun.elapsed().as_secs_f64());
     }
-    (threads * words * size_of::<u64>()) as f64 / best
+    best
 }
 
 /// Words that are added side by side: enough independent sums for any vector width.
@@ -88,6 +111,18 @@ pub(crate) fn prefetch<T>(address: *const T) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn products_are_counted_where_there_are_instructions_for_them() {
+        for threads in [1, 3] {
+            let pool = ThreadPool::new(threads);
+            match int8_products(&pool, Duration::ZERO) {
+                // Not even an emulated processor adds up as few, and none as many.
+                Some(rate) => assert!((1e6..1e15).contains(&rate), "{threads} {rate}"),
+                None => assert!(products::Loop::detect().is_none()),
+            }
+        }
+    }
 
     #[test]
     fn any_size_is_read() {

@@ -1,0 +1,108 @@
+//! Loops of nothing but 8-bit dot products, for each instruction that the kernels know.
+#![allow(unsafe_code)]
+
+use std::hint::black_box;
+
+/// Sums that grow side by side: more than the instruction's latency times how many start in a cycle,
+/// fewer than there are registers.
+const SUMS: usize = 12;
+
+/// An instruction that this processor has, in a loop.
+#[derive(Clone, Copy)]
+pub(super) struct Loop {
+    /// Products of two bytes in one round.
+    pub(super) products: usize,
+    run: unsafe fn(usize),
+}
+
+impl Loop {
+    /// The one that matrix products of many rows use here.
+    pub(super) fn detect() -> Option<Loop> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let wide =
+                is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni");
+            let vnni = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("avxvnni");
+            if wide {
+                return Some(Loop { products: SUMS * 64, run: x86::vnni_512 });
+            }
+            vnni.then_some(Loop { products: SUMS * 32, run: x86::vnni_256 })
+        }
+        #[cfg(target_arch = "aarch64")]
+        {
+            if std::arch::is_aarch64_feature_detected!("i8mm") {
+                return Some(Loop { products: SUMS * 32, run: neon::smmla });
+            }
+            let dotprod = std::arch::is_aarch64_feature_detected!("dotprod");
+            dotprod.then_some(Loop { products: SUMS * 16, run: neon::sdot })
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        None
+    }
+
+    /// Goes through so many rounds.
+    pub(super) fn run(self, rounds: usize) {
+        // SAFETY: only `detect` makes a `Loop`, of instructions that the processor has.
+        unsafe { (self.run)(rounds) }
+    }
+}
+
+/// A function of so many rounds, in each of which every sum takes one more dot product.
+macro_rules! rounds {
+    ($name:ident, $features:literal, $splat:expr, |$sum:ident, $a:ident, $w:ident| $dot:expr) => {
+        #[target_feature(enable = $features)]
+        pub(super) fn $name(rounds: usize) {
+            let ($a, $w) = (black_box($splat(1)), black_box($splat(2)));
+            let mut sums = [$splat(0); SUMS];
+            for _ in 0..rounds {
+                for $sum in &mut sums {
+                    *$sum = $dot;
+                }
+            }
+            black_box(sums);
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{SUMS, black_box};
+    use core::arch::x86_64::*;
+
+    rounds!(vnni_512, "avx512f,avx512vnni", _mm512_set1_epi32, |sum, a, w| {
+        _mm512_dpbusd_epi32(*sum, a, w)
+    });
+    rounds!(vnni_256, "avx2,avxvnni", _mm256_set1_epi32, |sum, a, w| {
+        _mm256_dpbusd_avx_epi32(*sum, a, w)
+    });
+}
+
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    use super::{SUMS, black_box};
+    use core::arch::aarch64::vdupq_n_s32;
+    use core::arch::asm;
+
+    /// Assembly, since the intrinsics are not stable; the directive admits what the target does not.
+    macro_rules! dot {
+        ($extension:literal, $form:literal, $sum:ident, $a:ident, $w:ident) => {{
+            let mut sum = *$sum;
+            // SAFETY: the function is called where the processor has the instruction, which
+            // touches no memory.
+            unsafe {
+                asm!(
+                    concat!(".arch_extension ", $extension),
+                    concat!($form, " {sum:v}.4s, {a:v}.16b, {w:v}.16b"),
+                    sum = inlateout(vreg) sum,
+                    a = in(vreg) $a,
+                    w = in(vreg) $w,
+                    options(pure, nomem, nostack, preserves_flags)
+                );
+            }
+            sum
+        }};
+    }
+
+    rounds!(smmla, "neon", vdupq_n_s32, |sum, a, w| dot!("i8mm", "smmla", sum, a, w));
+    rounds!(sdot, "neon", vdupq_n_s32, |sum, a, w| dot!("dotprod", "sdot", sum, a, w));
+}
