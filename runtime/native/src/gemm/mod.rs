@@ -7,7 +7,8 @@
 //!   every activation row. Memory bandwidth is the bound; rows are split among the threads in
 //!   contiguous shares, each a single stream with software prefetch.
 //! - many rows (prompts, batches): a panel of weight rows is unpacked once into a buffer that stays
-//!   in the second-level cache, and runs over all activation rows in register tiles.
+//!   in the second-level cache, and runs over all activation rows in register tiles. The rows of a
+//!   tile lie side by side for that (see `tiles`), as they do for all products with packed weights.
 //!
 //! Blocked weights meet activations quantised to 8 bits with a scale per 32 elements, multiplied
 //! as integers; [`Activations`] holds them, quantised once for all matrices that share an input.
@@ -31,6 +32,8 @@ mod packed;
 mod scalar;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod tiled;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod tiles;
 #[cfg(target_arch = "x86_64")]
 mod x86_avx2;
 #[cfg(target_arch = "x86_64")]

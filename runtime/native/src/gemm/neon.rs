@@ -4,7 +4,7 @@
 use core::arch::aarch64::*;
 use core::arch::asm;
 
-use super::kernels::{self, Entries, Input, Rows, Simd, entries, entry};
+use super::kernels::{self, ActTile, Entries, Input, Rows, Simd, entries, entry};
 use super::out::{Columns, Out};
 use super::{ActChunk, Job, Plan, act, neon_i8mm, tiled};
 use crate::quant::neon::{ChunkNeon, spill_neon, unpack_neon, widen};
@@ -307,7 +307,7 @@ unsafe impl<const DOT: u8> Simd for Neon<DOT> {
     >(
         panels: *const u8,
         chunks: usize,
-        act: Input<ActChunk>,
+        act: ActTile,
         col: usize,
         y: &mut Columns<'_>,
     ) {
@@ -317,8 +317,8 @@ unsafe impl<const DOT: u8> Simd for Neon<DOT> {
         // SAFETY: the trait's contract.
         unsafe {
             match (DOT, C) {
-                (I8MM, 1 | 2) => neon_i8mm::tile::<G, BIAS, P, 1>(panels, chunks, act, C, col, y),
-                (I8MM, _) => neon_i8mm::tile::<G, BIAS, P, 2>(panels, chunks, act, C, col, y),
+                (I8MM, 1 | 2) => neon_i8mm::tile::<G, BIAS, P, C, 1>(panels, chunks, act, col, y),
+                (I8MM, _) => neon_i8mm::tile::<G, BIAS, P, C, 2>(panels, chunks, act, col, y),
                 _ => {
                     kernels::int::tile_int::<Self, G, FOLD, BIAS, P, C>(panels, chunks, act, col, y)
                 }

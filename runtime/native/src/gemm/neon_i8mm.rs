@@ -11,12 +11,11 @@
 use core::arch::aarch64::*;
 use core::arch::asm;
 
-use super::ActChunk;
 use super::kernels::int::{int_block_bytes, int_chunk_bytes};
-use super::kernels::{BlockInput, Input, unroll};
+use super::kernels::{ActBlock, ActTile, unroll};
 use super::neon::{no_sum, number};
 use super::out::Columns;
-use crate::quant::{CHUNK, GROUP};
+use crate::quant::CHUNK;
 
 /// Weight rows of a panel.
 const LANES: usize = 4;
@@ -58,19 +57,25 @@ pub(super) unsafe fn arrange<const G: usize>(block: *mut u8) {
 /// [`tile_int`](super::kernels::int::tile_int) for `rows` rows of activations in `N` twos, where the last
 /// may lack its second.
 #[inline(always)]
-pub(super) unsafe fn tile<const G: usize, const BIAS: u32, const P: usize, const N: usize>(
+pub(super) unsafe fn tile<
+    const G: usize,
+    const BIAS: u32,
+    const P: usize,
+    const C: usize,
+    const N: usize,
+>(
     panels: *const u8,
     chunks: usize,
-    act: Input<ActChunk>,
-    rows: usize,
+    act: ActTile,
     col: usize,
     y: &mut Columns<'_>,
 ) {
-    // SAFETY: the caller has the instructions; each panel holds `chunks` chunks and so does each
-    // row of `act`.
+    // SAFETY: the caller has the instructions; each panel holds `chunks` chunks and so does the
+    // tile `act`.
     unsafe {
         let panel_bytes = chunks * int_chunk_bytes(LANES, G);
         let mut acc = [[[vdupq_n_f32(0.0); 2]; N]; P];
+        let mut input = ActBlock::<G, C>::first(act);
         for c in 0..chunks {
             for b in 0..CHUNK / (4 * G) {
                 let at = c * int_chunk_bytes(LANES, G) + b * int_block_bytes(LANES, G);
@@ -78,13 +83,11 @@ pub(super) unsafe fn tile<const G: usize, const BIAS: u32, const P: usize, const
                 unroll!(p < P {
                     blocks[p] = panels.add(p * panel_bytes + at);
                 });
-                let input = BlockInput { chunk: act.data.add(c), stride: act.stride, at: b };
-                let sums = products::<G, P, N>(blocks, input, rows);
+                let sums = products::<G, P, C, N>(blocks, input);
                 let mut scales = [vdupq_n_f32(0.0); N];
                 unroll!(i < N {
-                    let (first, second) = (2 * i, (2 * i + 1).min(rows - 1));
-                    let first = scale_twice::<G>(input, first);
-                    scales[i] = vcombine_f32(first, scale_twice::<G>(input, second));
+                    let [first, second] = pair::<C>(i).map(|row| vdup_n_f32(input.scale(row)));
+                    scales[i] = vcombine_f32(first, second);
                 });
                 unroll!(p < P {
                     add_scaled(&mut acc[p], &sums[p], blocks[p].add(16 * G), &scales);
@@ -92,14 +95,14 @@ pub(super) unsafe fn tile<const G: usize, const BIAS: u32, const P: usize, const
                 if BIAS == 0 {
                     let mut totals = [vdupq_n_f32(0.0); N];
                     unroll!(i < N {
-                        let (first, second) = (2 * i, (2 * i + 1).min(rows - 1));
-                        let first = vld1_dup_f32(input.sum::<G>(first));
-                        totals[i] = vcombine_f32(first, vld1_dup_f32(input.sum::<G>(second)));
+                        let [first, second] = pair::<C>(i).map(|row| vdup_n_f32(input.sum(row)));
+                        totals[i] = vcombine_f32(first, second);
                     });
                     unroll!(p < P {
                         take_offsets(&mut acc[p], blocks[p].add(16 * (G + 1)), &totals);
                     });
                 }
+                input = input.next();
             }
         }
         for (p, acc) in acc.iter().enumerate() {
@@ -110,7 +113,7 @@ pub(super) unsafe fn tile<const G: usize, const BIAS: u32, const P: usize, const
             for (i, [low, high]) in acc.iter().enumerate() {
                 let (low, high) = (vreinterpretq_f64_f32(*low), vreinterpretq_f64_f32(*high));
                 let both = [vzip1q_f64(low, high), vzip2q_f64(low, high)];
-                for (row, sums) in (2 * i..rows).zip(both) {
+                for (row, sums) in (2 * i..C).zip(both) {
                     let mut values = [0.0; LANES];
                     vst1q_f32(values.as_mut_ptr(), vreinterpretq_f32_f64(sums));
                     y.put(act.first + row, col, &values, false);
@@ -122,22 +125,20 @@ pub(super) unsafe fn tile<const G: usize, const BIAS: u32, const P: usize, const
 
 /// The integer products of a block of each panel, for [`number`].
 #[inline(always)]
-unsafe fn products<const G: usize, const P: usize, const N: usize>(
+unsafe fn products<const G: usize, const P: usize, const C: usize, const N: usize>(
     blocks: [*const u8; P],
-    act: BlockInput,
-    rows: usize,
+    act: ActBlock<G, C>,
 ) -> [[Sums<int32x4_t>; N]; P] {
-    // SAFETY: the caller has the instructions, blocks of `G` vectors and `rows` rows of as many.
+    // SAFETY: the caller has the instructions, blocks of `G` vectors and `C` rows of as many.
     unsafe {
         let mut sums = [[[no_sum(); 2]; N]; P];
         // Sixteen bytes of each row at a time.
         for sixteen in 0..G / 4 {
             let mut a = [[vdupq_n_s64(0); 2]; N];
             unroll!(i < N {
-                let first = act.bytes::<G>(2 * i).add(4 * sixteen);
-                let second = act.bytes::<G>((2 * i + 1).min(rows - 1)).add(4 * sixteen);
-                let first = vreinterpretq_s64_s32(vld1q_s32(first));
-                let second = vreinterpretq_s64_s32(vld1q_s32(second));
+                let [first, second] = pair::<C>(i).map(|row| {
+                    vreinterpretq_s64_s32(vld1q_s32(act.bytes(row).add(4 * sixteen)))
+                });
                 a[i] = [vzip1q_s64(first, second), vzip2q_s64(first, second)];
             });
             unroll!(p < P {
@@ -206,11 +207,10 @@ unsafe fn take_offsets<const N: usize>(
     }
 }
 
-/// The scale of the block in row `i`, twice: two groups of activations share each.
+/// Both rows of pair `i` of `C` rows; the last row twice where their number is odd.
 #[inline(always)]
-unsafe fn scale_twice<const G: usize>(act: BlockInput, i: usize) -> float32x2_t {
-    // SAFETY: the caller has NEON and the row.
-    unsafe { vld1_f32(act.scale::<G>(i).sub(4 * G * act.at / GROUP % 2)) }
+const fn pair<const C: usize>(i: usize) -> [usize; 2] {
+    [2 * i, if 2 * i + 1 < C { 2 * i + 1 } else { C - 1 }]
 }
 
 /// `[x0, x1, x0, x1]` and `[x2, x3, x2, x3]` of the four numbers at `x`.

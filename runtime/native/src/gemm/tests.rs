@@ -284,7 +284,9 @@ fn products_from_panels_agree_with_f64_for_odd_shapes() {
         let pool = ThreadPool::new(threads);
         for dtype in weight_types().filter(|dtype| dtype.is_quantized()) {
             for &k in depths(dtype) {
-                for (m, n) in [(1, 37), (2, 5), (5, 1), (7, 16), (15, 33), (16, 17), (31, 70)] {
+                let shapes =
+                    [(1, 37), (2, 5), (5, 1), (7, 16), (15, 33), (16, 17), (31, 70), (43, 33)];
+                for (m, n) in shapes {
                     seed += 1;
                     check(&pool, Path::Packed, dtype, (m, n, k), seed);
                     #[cfg(target_arch = "x86_64")]

@@ -10,6 +10,7 @@ use ruvllm_abi::DType;
 use super::kernels::int::{bias, int_chunk_bytes};
 use super::kernels::{Entries, FLOAT_VECTORS, Input, Rows};
 use super::out::{Columns, Out};
+use super::tiles::{Line, TileShape, Tiles, with_lines, with_tiles};
 use super::{ActChunk, DOT_COLS, Job, Plan};
 use crate::ThreadPool;
 use crate::quant::{CHUNK, chunk_bytes, tag};
@@ -33,10 +34,6 @@ pub(super) const STREAMED: usize = 128 * 1024;
 
 /// Weight rows that stay in cache while groups of activation rows pass over them.
 const DOT_ROWS: usize = 16;
-
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Line(#[allow(dead_code)] [u8; 64]);
 
 thread_local! {
     /// The panels of this thread, kept from product to product.
@@ -195,13 +192,7 @@ fn int_panel_bytes<S: Entries>(job: &Job<'_>) -> usize {
 
 /// Runs `f` on this thread's scratch memory of at least `bytes`.
 pub(super) fn with_scratch(bytes: usize, f: impl FnOnce(*mut u8)) {
-    let mut scratch = SCRATCH.take();
-    let lines = bytes.div_ceil(size_of::<Line>());
-    if scratch.len() < lines {
-        scratch.resize(lines, Line([0; 64]));
-    }
-    f(scratch.as_mut_ptr().cast());
-    SCRATCH.set(scratch);
+    SCRATCH.with(|cell| with_lines(cell, bytes, |lines| f(lines.as_mut_ptr().cast())));
 }
 
 /// The widest tile for at most `most` activation rows that does not exceed `left`.
@@ -225,13 +216,39 @@ pub(super) unsafe fn deal_int_panels<S: Entries>(
 ) {
     let panels = (CACHED / int_panel_bytes::<S>(job)).clamp(1, INT_PANELS);
     let panels = panels.next_multiple_of(S::INT_PANELS);
-    // SAFETY: the caller's contract.
-    out.deal(pool, panels * S::LANES, &|y| unsafe { panel_int::<S>(job, y, pack) });
+    let widths: &[usize] = match (S::INT_PANELS, S::INT_COLS) {
+        (1, 16..) => &[16, 8, 4, 2],
+        (1, 8..) => &[8, 4, 2],
+        (1, _) => &[4, 2],
+        (_, 5..) => &[5, 4, 3, 2],
+        _ => &[4, 3, 2],
+    };
+    with_tiles(pool, job.act, tile_shape(job.w.dtype, widths), |tiles| {
+        // SAFETY: the caller's contract.
+        out.deal(pool, panels * S::LANES, &|y| unsafe { panel_int::<S>(job, tiles, y, pack) });
+    });
 }
 
-unsafe fn panel_int<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>, pack: &PackPanel<'_>) {
-    let (range, m, dtype) = (y.range(), job.act.rows(), job.w.dtype);
-    let (chunks, bytes) = (job.act.chunk_stride(), int_panel_bytes::<S>(job));
+/// How activations are laid out for weights of this type.
+pub(super) fn tile_shape(dtype: DType, widths: &'static [usize]) -> TileShape {
+    let bias = match dtype {
+        DType::Q8_0 => bias(tag::Q8_0),
+        DType::Q4_0 => bias(tag::Q4_0),
+        DType::Q5_0 => bias(tag::Q5_0),
+        DType::Q6_K => bias(tag::Q6_K),
+        _ => 0,
+    };
+    TileShape { widths, groups: groups(dtype), bias }
+}
+
+unsafe fn panel_int<S: Entries>(
+    job: &Job<'_>,
+    tiles: &Tiles<'_>,
+    y: &mut Columns<'_>,
+    pack: &PackPanel<'_>,
+) {
+    let (range, dtype) = (y.range(), job.w.dtype);
+    let (chunks, bytes) = (tiles.chunks(), int_panel_bytes::<S>(job));
     let starts = range.clone().step_by(S::LANES);
     with_scratch(starts.len().next_multiple_of(S::INT_PANELS) * bytes, |scratch| {
         for (i, start) in starts.clone().enumerate() {
@@ -251,14 +268,10 @@ unsafe fn panel_int<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>, pack: &PackP
                 }
             };
         }
-        let mut first = 0;
-        while first < m {
-            let widths = if S::INT_PANELS == 1 { [16, 8, 4, 2] } else { [5, 4, 3, 2] };
-            let width = tile_width(&widths, S::INT_COLS, m - first);
+        for (width, act) in tiles.iter() {
             for (i, start) in starts.clone().enumerate().step_by(S::INT_PANELS) {
-                let act = job.ints(first);
                 // SAFETY: the caller has the instructions; the panels were packed above from rows
-                // of `chunks` chunks, and `act` has `width` rows of as many. A second panel that
+                // of `chunks` chunks, and `act` is a tile of `width` rows of as many. A second panel that
                 // was not packed is memory of the scratch, and nothing of it reaches `y`.
                 unsafe {
                     let panel = scratch.add(i * bytes).cast_const();
@@ -276,7 +289,6 @@ unsafe fn panel_int<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>, pack: &PackP
                     }
                 }
             }
-            first += width;
         }
     });
 }

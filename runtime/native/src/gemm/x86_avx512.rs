@@ -4,7 +4,7 @@
 use core::arch::x86_64::*;
 
 use super::kernels::int::{self, Dpbusd};
-use super::kernels::{self, BlockInput, Entries, Input, Rows, Simd, entries, entry};
+use super::kernels::{self, ActBlock, ActTile, Entries, Input, Rows, Simd, entries, entry};
 use super::out::{Columns, Out};
 use super::{ActChunk, Job, Plan, act, tiled};
 use crate::quant::x86::{Chunk512, spill_512, unpack_512, unpack_halves_q4_0};
@@ -385,7 +385,7 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
         const C: usize,
     >(
         blocks: [*const u8; P],
-        act: BlockInput,
+        act: ActBlock<G, C>,
     ) -> [[__m512; C]; P] {
         // SAFETY: the trait's contract.
         unsafe {

@@ -5,23 +5,21 @@ use core::arch::x86_64::*;
 
 use ruvllm_abi::DType;
 
+use super::Job;
 use super::kernels::int::{Dpbusd, bias, int_chunk_bytes};
-use super::kernels::{BlockInput, Entries, Input, entry, unroll};
+use super::kernels::{ActBlock, ActTile, Entries, entry, unroll};
 use super::out::{Columns, Out};
 use super::packed::{self, Layout, PANEL, PackedWeights, PanelRows};
 use super::tiled::{self, STREAMED, blocked};
+use super::tiles::with_tiles;
 use super::x86_avx512::{Avx512, VNNI, has_vnni};
-use super::{ActChunk, Job};
 use crate::quant::x86::{spill_512, unpack_512};
 use crate::quant::{CHUNK, tag};
 use crate::{Isa, ThreadPool};
 
 /// The most activation rows that meet each panel while it is in the first-level cache. More are
 /// multiplied in tiles, for which panels are unpacked to bytes first.
-const MAX_STREAMED: usize = 16;
-
-/// The most activation rows that are multiplied in one pass over a panel, their sums in registers.
-const MAX_COLS: usize = 8;
+const MAX_STREAMED: usize = 32;
 
 /// How far ahead of the loads panels are fetched, in bytes.
 const PREFETCH: usize = 4 * 1024;
@@ -85,32 +83,31 @@ unsafe fn run_as<S: PackedDot>(
         };
     }
     let rows = (STREAMED / packed.panel_bytes()).max(1) * PANEL;
-    out.share(pool, rows, PANEL, &|y| {
-        for row in y.range().step_by(PANEL) {
-            let (panel, units) = packed.panel(row);
-            let (panel, mut y) = (panel.as_ptr(), y.part(row..row + PANEL));
-            let mut first = 0;
-            while first < m {
-                let cols = tiled::tile_width(&[8, 4, 2], MAX_COLS, m - first);
-                let input = (panel, units, job.ints(first));
-                // SAFETY: the caller's contract; the panel has as many units, and the activations
-                // `cols` rows from `first` on, of as many chunks as a weight row.
-                unsafe {
-                    match cols {
-                        8 => blocked!(dtype, S::dot_packed < _, 8 > (input, &mut y)),
-                        4 => blocked!(dtype, S::dot_packed < _, 4 > (input, &mut y)),
-                        2 => blocked!(dtype, S::dot_packed < _, 2 > (input, &mut y)),
-                        _ => blocked!(dtype, S::dot_packed < _, 1 > (input, &mut y)),
+    with_tiles(pool, job.act, tiled::tile_shape(dtype, &[8, 4, 2]), |tiles| {
+        out.share(pool, rows, PANEL, &|y| {
+            for row in y.range().step_by(PANEL) {
+                let (panel, units) = packed.panel(row);
+                let (panel, mut y) = (panel.as_ptr(), y.part(row..row + PANEL));
+                for (cols, act) in tiles.iter() {
+                    let input = (panel, units, act);
+                    // SAFETY: the caller's contract; the panel has as many units, and the tile is
+                    // `cols` rows of as many chunks as a weight row.
+                    unsafe {
+                        match cols {
+                            8 => blocked!(dtype, S::dot_packed < _, 8 > (input, &mut y)),
+                            4 => blocked!(dtype, S::dot_packed < _, 4 > (input, &mut y)),
+                            2 => blocked!(dtype, S::dot_packed < _, 2 > (input, &mut y)),
+                            _ => blocked!(dtype, S::dot_packed < _, 1 > (input, &mut y)),
+                        }
                     }
                 }
-                first += cols;
             }
-        }
+        });
     });
 }
 
-/// A panel, its units, and the rows of activations that it is multiplied with.
-type PanelInput = (*const u8, usize, Input<ActChunk>);
+/// A panel, its units, and the tile of activations that it is multiplied with.
+type PanelInput = (*const u8, usize, ActTile);
 
 /// The functions that enable the instructions.
 ///
@@ -219,12 +216,12 @@ unsafe fn with_high_bits<const T: u8>(
 /// which are the columns of `y`.
 #[inline(always)]
 unsafe fn dot_packed<const DOT: u8, const T: u8, const C: usize>(
-    (panel, units, act): PanelInput,
+    (panel, units, mut act): PanelInput,
     y: &mut Columns<'_>,
 ) {
     let layout = const { Layout::of_tag(T) };
-    // SAFETY: the panel holds `units` units, each row of `act` chunks for as many elements; the
-    // caller has the instructions.
+    // SAFETY: the panel holds `units` units, the tile chunks for as many elements; the caller has the
+    // instructions.
     unsafe {
         let mut acc = [_mm512_setzero_ps(); C];
         for u in 0..units {
@@ -236,18 +233,13 @@ unsafe fn dot_packed<const DOT: u8, const T: u8, const C: usize>(
                     _mm_prefetch::<_MM_HINT_T0>(unit.wrapping_add(PREFETCH + 64 * line).cast());
                 }
                 let block = block::<T>(unit, b);
-                let at = u * layout.blocks + b;
-                let (chunk, stride, at) = (act.data.add(at / BLOCKS), act.stride, at % BLOCKS);
-                unroll!(i < C {
-                    let chunk = chunk.add(i * stride);
-                    acc[i] = if const { T == tag::Q6_K } {
-                        let input = |at| BlockInput { chunk, stride, at };
-                        let acc = add::<DOT, T, 4>(acc[i], &block, 0, input(2 * at));
-                        add::<DOT, T, 4>(acc, &block, 1, input(2 * at + 1))
-                    } else {
-                        add::<DOT, T, 8>(acc[i], &block, 0, BlockInput { chunk, stride, at })
-                    };
-                });
+                if const { T == tag::Q6_K } {
+                    for part in 0..2 {
+                        act = add::<DOT, T, 4, C>(&mut acc, &block, part, act);
+                    }
+                } else {
+                    act = add::<DOT, T, 8, C>(&mut acc, &block, 0, act);
+                }
             }
         }
         let col = y.range().start;
@@ -259,33 +251,39 @@ unsafe fn dot_packed<const DOT: u8, const T: u8, const C: usize>(
     }
 }
 
-/// Adds to `acc` the products of the `part`th `G` vectors of a block, which share a scale, and of a
-/// row of as many activations.
+/// Adds to `acc` the products of the `part`th `G` vectors of a block, which share a scale, and of `C`
+/// rows of as many activations, the first of the tile's; returns the rest of these. The rows' sums grow
+/// side by side, since each waits for its last product.
 #[inline(always)]
-unsafe fn add<const DOT: u8, const T: u8, const G: usize>(
-    acc: __m512,
+unsafe fn add<const DOT: u8, const T: u8, const G: usize, const C: usize>(
+    acc: &mut [__m512; C],
     block: &Block,
     part: usize,
-    act: BlockInput,
-) -> __m512 {
-    let bias = const { bias(T) };
+    tile: ActTile,
+) -> ActTile {
+    let act = ActBlock::<G, C>::first(tile);
+    let has_bias = const { bias(T) != 0 };
     // SAFETY: the activations are there; the caller has the instructions.
     unsafe {
-        let mut sum = match bias {
-            0 => _mm512_setzero_si512(),
-            _ => _mm512_set1_epi32(-(act.total::<G>(0) << bias)),
-        };
-        unroll!(g < G {
-            let four = _mm512_set1_epi32(act.bytes::<G>(0).add(g).read_unaligned());
-            sum = Avx512::<DOT>::dpbusd(sum, block.q[part * G + g], four);
-        });
-        let scale = _mm512_mul_ps(block.scale[part], _mm512_set1_ps(*act.scale::<G>(0)));
-        let acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, acc);
-        match bias {
-            0 => _mm512_fnmadd_ps(block.offset, _mm512_set1_ps(*act.sum::<G>(0)), acc),
-            _ => acc,
+        let mut sums = [_mm512_setzero_si512(); C];
+        if has_bias {
+            unroll!(i < C { sums[i] = _mm512_set1_epi32(act.start(i)); });
         }
+        unroll!(g < G {
+            unroll!(i < C {
+                let four = _mm512_set1_epi32(*act.bytes(i).add(g));
+                sums[i] = Avx512::<DOT>::dpbusd(sums[i], block.q[part * G + g], four);
+            });
+        });
+        unroll!(i < C {
+            let scale = _mm512_mul_ps(block.scale[part], _mm512_set1_ps(act.scale(i)));
+            acc[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[i]), scale, acc[i]);
+            if !has_bias {
+                acc[i] = _mm512_fnmadd_ps(block.offset, _mm512_set1_ps(act.sum(i)), acc[i]);
+            }
+        });
     }
+    act.rest(tile)
 }
 
 /// Writes the panel of bytes that [`tile_int`](super::kernels::int::tile_int) reads, whole chunks of

@@ -1,7 +1,7 @@
 //! The functions that enable the instructions which the inner loops are compiled with.
 #![allow(unsafe_code)]
 
-use super::{Input, Rows, Simd};
+use super::{ActTile, Input, Rows, Simd};
 use crate::gemm::ActChunk;
 use crate::gemm::out::Columns;
 
@@ -36,7 +36,7 @@ pub(in crate::gemm) unsafe trait Entries: Simd {
     >(
         panels: *const u8,
         chunks: usize,
-        act: Input<ActChunk>,
+        act: ActTile,
         col: usize,
         y: &mut Columns<'_>,
     );
@@ -101,7 +101,7 @@ macro_rules! entries {
             >(
                 panels: *const u8,
                 chunks: usize,
-                act: Input<ActChunk>,
+                act: ActTile,
                 col: usize,
                 y: &mut Columns<'_>,
             ) => <$simd>::tile::<G, FOLD, BIAS, P, C>(panels, chunks, act, col, y));

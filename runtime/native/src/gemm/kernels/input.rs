@@ -1,7 +1,6 @@
 //! What the inner loops read: rows of weights and of activations.
 
-use super::ActChunk;
-use crate::quant::{CHUNK, GROUP, MAX_CHUNK_BYTES};
+use crate::quant::{CHUNK, MAX_CHUNK_BYTES};
 
 /// Weight rows: `count` of them at `data`, `bytes` apart, each of `k` elements.
 pub(in crate::gemm) struct Rows {
@@ -19,62 +18,75 @@ pub(in crate::gemm) struct Input<T> {
     pub(in crate::gemm) first: usize,
 }
 
-/// A block of activations in several rows: block `at` of the chunk at `chunk` and of those `stride`
-/// chunks on.
+/// Activation rows side by side: row `first` of the product and those behind it, as [`ActBlock`]s.
 #[derive(Clone, Copy)]
-pub(in crate::gemm) struct BlockInput {
-    pub(in crate::gemm) chunk: *const ActChunk,
-    pub(in crate::gemm) stride: usize,
-    pub(in crate::gemm) at: usize,
+pub(in crate::gemm) struct ActTile {
+    pub(in crate::gemm) blocks: *const u32,
+    pub(in crate::gemm) first: usize,
 }
 
-impl BlockInput {
-    /// The first of the block's `4 * G` bytes in row `i`.
+/// `4 * G` activations of `C` rows that share a scale, as [`tiles`](crate::gemm::tiles) lay them out, in
+/// words of four bytes: the integers, `[C, G]`, of which a word holds four; then of each row the scale,
+/// as f32; what its sums of products with unsigned weights start at, as i32, so that these weights count
+/// as less their bias; and the sum of the activations, as f32.
+#[derive(Clone, Copy)]
+pub(in crate::gemm) struct ActBlock<const G: usize, const C: usize>(*const u32);
+
+impl ActBlock<0, 0> {
+    /// Words of a block of `groups` words a row.
+    pub(in crate::gemm) const fn words(groups: usize, rows: usize) -> usize {
+        (groups + 3) * rows
+    }
+}
+
+impl<const G: usize, const C: usize> ActBlock<G, C> {
+    /// The first block of a tile.
     #[inline(always)]
-    pub(in crate::gemm) unsafe fn bytes<const G: usize>(self, i: usize) -> *const i32 {
-        // SAFETY: the maker has as many rows, of chunks with as many blocks.
-        unsafe { (&raw const (*self.chunk.add(i * self.stride)).q).cast::<i32>().add(G * self.at) }
+    pub(in crate::gemm) fn first(tile: ActTile) -> Self {
+        ActBlock(tile.blocks)
     }
 
-    /// The scale of the block in row `i`.
-    #[inline(always)]
-    pub(in crate::gemm) unsafe fn scale<const G: usize>(self, i: usize) -> *const f32 {
-        // SAFETY: as for `bytes`.
-        unsafe {
-            let chunk = self.chunk.add(i * self.stride);
-            (&raw const (*chunk).scale).cast::<f32>().add(4 * G * self.at / GROUP)
-        }
-    }
-
-    /// The sum of the block's `4 * G` activations in row `i`.
-    #[inline(always)]
-    pub(in crate::gemm) unsafe fn sum<const G: usize>(self, i: usize) -> *const f32 {
-        // SAFETY: as for `bytes`.
-        unsafe {
-            let chunk = self.chunk.add(i * self.stride);
-            let sums = if 4 * G == GROUP {
-                (&raw const (*chunk).sum).cast::<f32>()
-            } else {
-                (&raw const (*chunk).block_sum).cast::<f32>()
-            };
-            sums.add(self.at)
-        }
-    }
-
-    /// The sum of the block's `4 * G` integers in row `i`.
+    /// What a tile has behind this block.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    pub(in crate::gemm) unsafe fn total<const G: usize>(self, i: usize) -> i32 {
+    pub(in crate::gemm) fn rest(self, tile: ActTile) -> ActTile {
+        ActTile { blocks: self.next().0, first: tile.first }
+    }
+
+    /// The block behind this one. Kernels go on from block to block instead of counting them, so that
+    /// each has one address register: products whose address has two are split up by some processors.
+    #[inline(always)]
+    pub(in crate::gemm) fn next(self) -> Self {
+        ActBlock(self.0.wrapping_add(ActBlock::<0, 0>::words(G, C)))
+    }
+
+    /// The first of the block's `G` words of row `i`.
+    #[inline(always)]
+    pub(in crate::gemm) unsafe fn bytes(self, i: usize) -> *const i32 {
+        // SAFETY: `i < C`, by the module's contract.
+        unsafe { self.0.add(i * G).cast() }
+    }
+
+    /// The scale of row `i`.
+    #[inline(always)]
+    pub(in crate::gemm) unsafe fn scale(self, i: usize) -> f32 {
         // SAFETY: as for `bytes`.
-        unsafe {
-            let chunk = self.chunk.add(i * self.stride);
-            let totals = if 4 * G == GROUP {
-                (&raw const (*chunk).total).cast::<i16>()
-            } else {
-                (&raw const (*chunk).block_total).cast::<i16>()
-            };
-            i32::from(*totals.add(self.at))
-        }
+        unsafe { *self.0.add(C * G + i).cast() }
+    }
+
+    /// What sums of row `i` start at.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(in crate::gemm) unsafe fn start(self, i: usize) -> i32 {
+        // SAFETY: as for `bytes`.
+        unsafe { *self.0.add(C * (G + 1) + i).cast() }
+    }
+
+    /// The sum of the activations of row `i`.
+    #[inline(always)]
+    pub(in crate::gemm) unsafe fn sum(self, i: usize) -> f32 {
+        // SAFETY: as for `bytes`.
+        unsafe { *self.0.add(C * (G + 2) + i).cast() }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Weights in blocks and activations in 8 bits: products of integers.
 #![allow(unsafe_code)]
 
-use super::{BlockInput, Input, MAX_LANES, PADDED, PREFETCH, Rows, Simd, unroll};
+use super::{ActBlock, ActTile, Input, MAX_LANES, PADDED, PREFETCH, Rows, Simd, unroll};
 use crate::gemm::ActChunk;
 use crate::gemm::out::Columns;
 use crate::quant::{CHUNK, GROUP, Unpacked, tag};
@@ -55,7 +55,7 @@ pub(in crate::gemm) unsafe fn dots_apart<
     const C: usize,
 >(
     blocks: [*const u8; P],
-    act: BlockInput,
+    act: ActBlock<G, C>,
 ) -> [[S::F; C]; P] {
     // SAFETY: the contract of `block_dots` is that of `block_dot` for each panel and row.
     unsafe {
@@ -66,7 +66,7 @@ pub(in crate::gemm) unsafe fn dots_apart<
                 w[g] = S::load_bytes(blocks[p].add(4 * S::LANES * g));
             });
             unroll!(i < C {
-                dots[p][i] = S::block_dot::<G, FOLD>(&w, act.bytes::<G>(i).cast());
+                dots[p][i] = S::block_dot::<G, FOLD>(&w, act.bytes(i).cast());
             });
         });
         dots
@@ -100,14 +100,14 @@ pub(in crate::gemm) unsafe fn dots_biased<
     const C: usize,
 >(
     blocks: [*const u8; P],
-    act: BlockInput,
+    act: ActBlock<G, C>,
 ) -> [[S::F; C]; P] {
     // SAFETY: the contract of `block_dots`.
     unsafe {
         let mut sums = [[S::splat_int(0); C]; P];
         if BIAS != 0 {
             unroll!(i < C {
-                let start = S::splat_int(-(act.total::<G>(i) << BIAS));
+                let start = S::splat_int(act.start(i));
                 unroll!(p < P { sums[p][i] = start; });
             });
         }
@@ -115,7 +115,7 @@ pub(in crate::gemm) unsafe fn dots_biased<
             let mut w = [S::splat_int(0); P];
             unroll!(p < P { w[p] = S::load_bytes(blocks[p].add(4 * S::LANES * g)); });
             unroll!(i < C {
-                let four = S::splat_int(act.bytes::<G>(i).add(g).read_unaligned());
+                let four = S::splat_int(act.bytes(i).add(g).read_unaligned());
                 unroll!(p < P { sums[p][i] = S::dpbusd(sums[p][i], w[p], four); });
             });
         });
@@ -221,41 +221,38 @@ pub(in crate::gemm) unsafe fn tile_int<
 >(
     panels: *const u8,
     chunks: usize,
-    act: Input<ActChunk>,
+    act: ActTile,
     col: usize,
     y: &mut Columns<'_>,
 ) {
     if const { C > S::INT_COLS || P > S::INT_PANELS } {
         return;
     }
-    // SAFETY: the module's contract; each panel holds `chunks` chunks and so does each row of `act`.
+    // SAFETY: the module's contract; each panel holds `chunks` chunks and so does the tile `act`.
     unsafe {
         let lanes = S::LANES;
         let panel_bytes = chunks * int_chunk_bytes(lanes, G);
         let mut acc = [[S::zero(); C]; P];
-        for c in 0..chunks {
-            for b in 0..CHUNK / (4 * G) {
-                let at = c * int_chunk_bytes(lanes, G) + b * int_block_bytes(lanes, G);
-                let mut blocks = [panels.add(at); P];
-                unroll!(p < P {
-                    blocks[p] = panels.add(p * panel_bytes + at);
+        let mut blocks = [panels; P];
+        unroll!(p < P { blocks[p] = panels.add(p * panel_bytes); });
+        let mut act_block = ActBlock::<G, C>::first(act);
+        for _ in 0..chunks * (CHUNK / (4 * G)) {
+            let dots = S::block_dots::<G, FOLD, BIAS, P, C>(blocks, act_block);
+            unroll!(p < P {
+                let scale = S::load(blocks[p].add(4 * lanes * G).cast());
+                unroll!(i < C {
+                    let a_scale = S::splat(act_block.scale(i));
+                    acc[p][i] = S::fma(dots[p][i], S::mul(scale, a_scale), acc[p][i]);
                 });
-                let input = BlockInput { chunk: act.data.add(c), stride: act.stride, at: b };
-                let dots = S::block_dots::<G, FOLD, BIAS, P, C>(blocks, input);
-                unroll!(p < P {
-                    let scale = S::load(blocks[p].add(4 * lanes * G).cast());
+                if const { BIAS == 0 || !(S::BIASED || S::SIGNED) } {
+                    let offset = S::load(blocks[p].add(4 * lanes * (G + 1)).cast());
                     unroll!(i < C {
-                        let a_scale = S::splat(*input.scale::<G>(i));
-                        acc[p][i] = S::fma(dots[p][i], S::mul(scale, a_scale), acc[p][i]);
+                        acc[p][i] = S::fnma(offset, S::splat(act_block.sum(i)), acc[p][i]);
                     });
-                    if const { BIAS == 0 || !(S::BIASED || S::SIGNED) } {
-                        let offset = S::load(blocks[p].add(4 * lanes * (G + 1)).cast());
-                        unroll!(i < C {
-                            acc[p][i] = S::fnma(offset, S::splat(*input.sum::<G>(i)), acc[p][i]);
-                        });
-                    }
-                });
-            }
+                }
+                blocks[p] = blocks[p].add(int_block_bytes(lanes, G));
+            });
+            act_block = act_block.next();
         }
         for (p, acc) in acc.iter().enumerate() {
             let col = col + p * lanes;

@@ -17,7 +17,7 @@ use super::out::Columns;
 use crate::quant::Unpacked;
 
 pub(super) use entries::{Entries, entries, entry};
-pub(super) use input::{BlockInput, Input, PADDED, Rows};
+pub(super) use input::{ActBlock, ActTile, Input, PADDED, Rows};
 
 /// Vectors of f32 that a panel of floats is wide.
 pub(super) const FLOAT_VECTORS: usize = 2;
@@ -137,7 +137,7 @@ pub(super) unsafe trait Simd {
         const C: usize,
     >(
         blocks: [*const u8; P],
-        act: BlockInput,
+        act: ActBlock<G, C>,
     ) -> [[Self::F; C]; P] {
         // SAFETY: the contract is the same.
         unsafe { int::dots_apart::<Self, G, FOLD, P, C>(blocks, act) }
@@ -156,7 +156,7 @@ pub(super) unsafe trait Simd {
     >(
         panels: *const u8,
         chunks: usize,
-        act: Input<ActChunk>,
+        act: ActTile,
         col: usize,
         y: &mut Columns<'_>,
     ) {
