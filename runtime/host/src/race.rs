@@ -9,7 +9,6 @@
 
 use crate::kernel::Kernel;
 use crate::{HostConfig, OpKey, files};
-use ruvllm_native::Isa;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -169,7 +168,7 @@ fn host(config: &HostConfig) -> String {
         env!("CARGO_PKG_VERSION"),
         processor(),
         std::env::consts::ARCH,
-        Isa::detect().name(),
+        config.isa.usable().name(),
         if config.deterministic { ", deterministic" } else { "" }
     )
 }

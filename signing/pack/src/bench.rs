@@ -1,8 +1,8 @@
 //! `bench`: every kernel of a pack against its native twin, both called through the host.
 //!
-//! The twin is timed twice: with the widest vectors of the processor, and with vectors of 128 bits,
-//! which is all that WebAssembly has. The first ratio is what the sandbox costs a user, the second
-//! what it costs a kernel.
+//! There are two hosts of native twins: one uses the widest vectors of the processor, the other vectors
+//! of 128 bits, which is all that WebAssembly has. The first ratio is what the sandbox costs a user, the
+//! second what it costs a kernel.
 
 use std::fmt;
 use std::hint::black_box;
@@ -15,7 +15,7 @@ use ruvllm_host::{
     Worker,
 };
 use ruvllm_manifest::KernelEntry;
-use ruvllm_native::{Isa, twin};
+use ruvllm_native::Isa;
 use ruvllm_signing::escape_untrusted;
 use serde::Serialize;
 
@@ -58,8 +58,7 @@ pub struct BenchLine {
     pub wasm_us: f64,
     /// Microseconds of a call of the native twin.
     pub native_us: Option<f64>,
-    /// Microseconds of a call of the native twin with vectors of 128 bits: the time of the twin
-    /// itself, and what the host adds to a native call.
+    /// Microseconds of a call of the native twin with vectors of 128 bits.
     pub native_128_us: Option<f64>,
     /// Sandbox over native.
     pub ratio: Option<f64>,
@@ -124,11 +123,17 @@ pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchRepor
         return Err(ToolError::Spec { path: directory.to_owned(), message });
     }
     let trial = Trial::open(directory)?;
-    let config =
-        HostConfig { policy: Policy::NativeOnly, cross_check_every: 0, ..HostConfig::default() };
-    let native = Host::new(config)?;
-    let (mut wasm, mut native) = (Side::new(&trial.host)?, Side::new(&native)?);
+    let native = |isa| -> Result<Side, ToolError> {
+        let policy = Policy::NativeOnly;
+        let config = HostConfig { policy, isa, cross_check_every: 0, ..HostConfig::default() };
+        Side::new(&Host::new(config)?)
+    };
     let isa_128 = Isa::narrow();
+    let mut wasm = Side::new(&trial.host)?;
+    let mut twins = vec![native(Isa::detect())?];
+    if let Some(isa) = isa_128 {
+        twins.push(native(isa)?);
+    }
     let mut report = BenchReport {
         pack: format!("{} {}", trial.manifest.name, trial.manifest.version),
         isa: Isa::detect().name().to_owned(),
@@ -141,15 +146,12 @@ pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchRepor
         let failed = |message| ToolError::Module { kernel: entry.id.clone(), message };
         for bench in benches(entry) {
             let mut sides = vec![&mut wasm];
-            if bench.op.is_some() {
-                sides.push(&mut native);
+            if bench.has_twin {
+                sides.extend(&mut twins);
             }
             let times = bench.time(&mut sides, budget_ms).map_err(failed)?;
-            let (wasm_us, native_us) = (times[0], times.get(1).copied());
-            let native_128_us = native_us.and_then(|host| {
-                let direct = bench.time_twins(&[Isa::detect(), isa_128?], budget_ms)?;
-                Some(direct[1] + (host - direct[0]).max(0.0))
-            });
+            let wasm_us = times[0];
+            let (native_us, native_128_us) = (times.get(1).copied(), times.get(2).copied());
             report.lines.push(BenchLine {
                 kernel: entry.id.clone(),
                 shape: bench.case.shape().to_owned(),
@@ -176,7 +178,8 @@ pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchRepor
 
 /// One line's calls: the same for every side.
 struct Bench {
-    op: Option<Op>,
+    /// Whether the operation is of the catalogue.
+    has_twin: bool,
     key: OpKey,
     case: Case,
     /// The second input, where it is a constant of a model.
@@ -200,7 +203,7 @@ fn benches(entry: &KernelEntry) -> Vec<Bench> {
         let constant = constant.then(|| Resident::from_bytes(case.bytes(1)));
         let words = Words::new(&case.words)?;
         let size = key.output.bytes_for(case.elems)?;
-        Some(Bench { op, key: key.clone(), case, constant, words, size })
+        Some(Bench { has_twin: op.is_some(), key: key.clone(), case, constant, words, size })
     };
     cases.into_iter().filter_map(bench).collect()
 }
@@ -227,32 +230,6 @@ impl Bench {
         take_turns(sides.len(), budget_ms, |i, calls| {
             sides[i].time(slots[i], &call, &mut out, calls)
         })
-    }
-
-    /// Median microseconds of the native twin itself with each instruction set.
-    fn time_twins(&self, isas: &[Isa], budget_ms: u64) -> Option<Vec<f64>> {
-        let (op, mut out) = (self.op?, vec![0; self.size]);
-        let (a, b) = (self.case.bytes(0), self.case.bytes(1));
-        let b = self.constant.as_ref().map_or(b, |constant| constant.bytes());
-        let times = take_turns(isas.len(), budget_ms, |i, calls| {
-            let started = Instant::now();
-            for _ in 0..calls {
-                let (inputs, words) = (&self.key.inputs, self.words.as_slice());
-                twin::run(
-                    isas[i],
-                    op,
-                    inputs,
-                    self.key.output,
-                    black_box(a),
-                    b,
-                    words,
-                    black_box(&mut out),
-                )
-                .map_err(|error| error.to_string())?;
-            }
-            Ok(started.elapsed().as_secs_f64() / f64::from(calls))
-        });
-        times.ok()
     }
 }
 

@@ -18,12 +18,18 @@ use std::time::{Duration, Instant};
 const CALLS: usize = 65;
 
 /// Whether `new` takes more than `ratio` times as long as `old` for calls of any of the shapes. Also
-/// where that cannot be found out: whoever asks has a suspicion.
-pub(super) fn is_slower(old: &KernelCode, new: &KernelCode, shapes: &[Words], ratio: f64) -> bool {
+/// where that cannot be found out: whoever asks has a suspicion. `isa` is what native code uses.
+pub(super) fn is_slower(
+    old: &KernelCode,
+    new: &KernelCode,
+    isa: Isa,
+    shapes: &[Words],
+    ratio: f64,
+) -> bool {
     if old.hash == new.hash {
         return false;
     }
-    let (Some(mut old), Some(mut new)) = (Duellist::new(old), Duellist::new(new)) else {
+    let (Some(mut old), Some(mut new)) = (Duellist::new(old, isa), Duellist::new(new, isa)) else {
         return true;
     };
     let room = old.room().min(new.room()).min(TILE_BYTES);
@@ -65,7 +71,7 @@ struct Duellist<'a> {
 
 impl<'a> Duellist<'a> {
     /// `None` for a custom operation, whose calls cannot be made up, and where there is no instance.
-    fn new(code: &'a KernelCode) -> Option<Self> {
+    fn new(code: &'a KernelCode, isa: Isa) -> Option<Self> {
         let (op, _) = code.key.known()?;
         let bench = match &code.body {
             Body::Native { .. } => None,
@@ -73,7 +79,7 @@ impl<'a> Duellist<'a> {
                 Some(Bench::new(&**prepared, defaults).ok()?)
             }
         };
-        Some(Self { code, op, bench, isa: Isa::detect(), out: Vec::new() })
+        Some(Self { code, op, bench, isa, out: Vec::new() })
     }
 
     /// Bytes that a call may move.

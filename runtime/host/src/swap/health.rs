@@ -265,7 +265,8 @@ impl Comparison {
     pub fn is_slower(&self, host: &Host, op: &OpKey, ratio: f64) -> bool {
         let compared = self.ops.iter().find(|compared| compared.op == *op);
         compared.is_none_or(|Compared { firsts: [old, new], .. }| {
-            duel::is_slower(old, new, &host.shared.seen.of(op).shapes, ratio)
+            let isa = host.shared.config.isa.usable();
+            duel::is_slower(old, new, isa, &host.shared.seen.of(op).shapes, ratio)
         })
     }
 

@@ -141,12 +141,7 @@ struct Waiting {
 impl Reaper {
     /// Has the thread look out for what a publication will leave. It ends with the host.
     fn attend(&self) {
-        let mut waiting = lock(&self.remains.waiting);
-        waiting.looks_until = Some(Instant::now() + LOOKS_FOR);
-        if waiting.asleep {
-            self.remains.changed.notify_one();
-        }
-        drop(waiting);
+        self.tell(|waiting| waiting.looks_until = Some(Instant::now() + LOOKS_FOR));
         self.started.get_or_init(|| {
             let remains = self.remains.clone();
             let thread = std::thread::Builder::new().name("ruvllm-reaper".into());
@@ -163,11 +158,16 @@ impl Reaper {
     /// Drops something: at once where there is no thread for it.
     pub(crate) fn take(&self, thing: impl Send + 'static) {
         if self.started.get() == Some(&true) {
-            let mut waiting = lock(&self.remains.waiting);
-            waiting.things.push(Box::new(thing));
-            if waiting.asleep {
-                self.remains.changed.notify_one();
-            }
+            self.tell(|waiting| waiting.things.push(Box::new(thing)));
+        }
+    }
+
+    /// Changes what the thread looks at, and wakes it if it sleeps.
+    fn tell(&self, change: impl FnOnce(&mut Waiting)) {
+        let mut waiting = lock(&self.remains.waiting);
+        change(&mut waiting);
+        if waiting.asleep {
+            self.remains.changed.notify_one();
         }
     }
 
