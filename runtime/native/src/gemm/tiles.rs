@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::kernels::{ActBlock, ActTile};
+use super::kernels::{ActTile, act_block_words};
 use super::{ActChunk, Activations};
 use crate::ThreadPool;
 use crate::quant::{CHUNK, GROUP};
@@ -49,13 +49,9 @@ pub(super) struct TileShape {
 }
 
 impl TileShape {
+    /// The widest tile for so many rows.
     fn width(&self, left: usize) -> usize {
         self.widths.iter().copied().find(|width| *width <= left).unwrap_or(1)
-    }
-
-    /// The widest tile for `m` rows: all but the last few are as wide.
-    fn widest(&self, m: usize) -> usize {
-        self.width(m)
     }
 
     /// The rows of each tile.
@@ -70,7 +66,8 @@ impl TileShape {
 
     /// The rows of tile `number`, which there is.
     fn rows_of(self, m: usize, number: usize) -> Range<usize> {
-        let widest = self.widest(m);
+        // All but the last few tiles are as wide as the first.
+        let widest = self.width(m);
         let alike = number.min(m / widest);
         let rest = self.rows(m - alike * widest).nth(number - alike).unwrap_or(0..0);
         rest.start + alike * widest..rest.end + alike * widest
@@ -89,7 +86,7 @@ pub(super) struct Tiles<'a> {
 
 /// Words of a chunk of so many rows.
 fn chunk_words(groups: usize, rows: usize) -> usize {
-    CHUNK / (4 * groups) * ActBlock::<0, 0>::words(groups, rows)
+    CHUNK / (4 * groups) * act_block_words(groups, rows)
 }
 
 /// Lays out activations on all threads, and calls `f` with them.
@@ -100,8 +97,8 @@ pub(super) fn with_tiles(
     f: impl FnOnce(&Tiles<'_>),
 ) {
     let (m, chunks) = (act.rows(), act.chunk_stride());
-    let widest = shape.widest(m);
-    let stride = chunks * chunk_words(shape.groups, widest);
+    let widest = shape.width(m);
+    let stride = (chunks * chunk_words(shape.groups, widest)).max(1);
     let words = shape.rows(m).count() * stride;
     SCRATCH.with(|cell| {
         with_lines(cell, size_of::<u32>() * words, |lines| {
@@ -130,10 +127,11 @@ pub(super) fn with_tiles(
     });
 }
 
-/// Writes a chunk of one row as row `i` of the `cols` of a tile's chunk. See [`ActBlock`].
+/// Writes a chunk of one row as row `i` of the `cols` of a tile's chunk, as
+/// [`ActBlock`](super::kernels::ActBlock) reads it.
 #[inline(always)]
 fn lay<const G: usize>(chunk: &ActChunk, i: usize, cols: usize, bias: u32, out: &mut [u32]) {
-    let blocks = out.chunks_exact_mut(ActBlock::<0, 0>::words(G, cols));
+    let blocks = out.chunks_exact_mut(act_block_words(G, cols));
     let q = bytemuck::cast_slice::<i8, u32>(&chunk.q).as_chunks::<G>().0;
     for (b, (block, q)) in blocks.zip(q).enumerate() {
         let (total, sum) = if 4 * G == GROUP {

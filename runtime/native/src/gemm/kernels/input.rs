@@ -32,11 +32,9 @@ pub(in crate::gemm) struct ActTile {
 #[derive(Clone, Copy)]
 pub(in crate::gemm) struct ActBlock<const G: usize, const C: usize>(*const u32);
 
-impl ActBlock<0, 0> {
-    /// Words of a block of `groups` words a row.
-    pub(in crate::gemm) const fn words(groups: usize, rows: usize) -> usize {
-        (groups + 3) * rows
-    }
+/// Words of an [`ActBlock`] of so many groups and rows.
+pub(in crate::gemm) const fn act_block_words(groups: usize, rows: usize) -> usize {
+    (groups + 3) * rows
 }
 
 impl<const G: usize, const C: usize> ActBlock<G, C> {
@@ -57,7 +55,7 @@ impl<const G: usize, const C: usize> ActBlock<G, C> {
     /// each has one address register: products whose address has two are split up by some processors.
     #[inline(always)]
     pub(in crate::gemm) fn next(self) -> Self {
-        ActBlock(self.0.wrapping_add(ActBlock::<0, 0>::words(G, C)))
+        ActBlock(self.0.wrapping_add(act_block_words(G, C)))
     }
 
     /// The first of the block's `G` words of row `i`.

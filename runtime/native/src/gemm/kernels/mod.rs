@@ -17,7 +17,7 @@ use super::out::Columns;
 use crate::quant::Unpacked;
 
 pub(super) use entries::{Entries, entries, entry};
-pub(super) use input::{ActBlock, ActTile, Input, PADDED, Rows};
+pub(super) use input::{ActBlock, ActTile, Input, PADDED, Rows, act_block_words};
 
 /// Vectors of f32 that a panel of floats is wide.
 pub(super) const FLOAT_VECTORS: usize = 2;
