@@ -259,6 +259,13 @@ impl Host {
 }
 
 impl Comparison {
+    /// Whether the kernel that is asked first for an operation is the same code in both generations: its
+    /// calls may take longer, but not because of it.
+    pub fn is_same(&self, op: &OpKey) -> bool {
+        let compared = self.ops.iter().find(|compared| compared.op == *op);
+        compared.is_some_and(|Compared { firsts: [old, new], .. }| old.hash == new.hash)
+    }
+
     /// Whether an operation takes more than `ratio` times as long in the new generation, where both
     /// compute the same calls in turns, of the shapes that the host has seen. Also where that cannot
     /// be found out. Takes a second at most, and a few milliseconds mostly.

@@ -106,8 +106,9 @@ impl Supervisor {
     fn is_slow(&self, watched: &mut Watched, latency: &Latency) -> bool {
         let limits = &self.config.limits;
         let excess = limits.excess(latency);
-        if !(excess > 1.0 && excess <= SUSPICION) {
-            return excess > 1.0;
+        let is_suspect = excess > 1.0 && !watched.comparison.is_same(&latency.op);
+        if !is_suspect || excess > SUSPICION {
+            return is_suspect;
         }
         let acquitted = watched.acquitted.entry((latency.op.clone(), latency.below)).or_default();
         if latency.calls < 2 * *acquitted {
