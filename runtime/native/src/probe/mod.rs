@@ -5,11 +5,11 @@
 mod products;
 
 use std::hint::black_box;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use memmap2::MmapMut;
+
 use crate::ThreadPool;
-use crate::pool::MAX_THREADS;
 
 /// The processor's name, or the architecture where the system does not tell.
 pub fn processor() -> String {
@@ -28,18 +28,21 @@ pub const STREAM_BYTES: usize = 512 << 20;
 /// How fast the threads of `pool` together read memory, in bytes per second: each reads its own
 /// contiguous share of a buffer of `bytes`, from start to end, for at least `time`. The best pass
 /// counts. Decoding a token reads every weight once, so it takes at least the size of the weights
-/// divided by this.
+/// divided by this. 0 where the system has no memory for the buffer.
 pub fn read_bandwidth(pool: &ThreadPool, bytes: usize, time: Duration) -> f64 {
-    let threads = pool.threads().min(MAX_THREADS);
-    let words = (bytes / size_of::<u64>()).max(threads * LANES) / (threads * LANES) * LANES;
+    let share = (bytes / size_of::<u64>() / pool.threads()).next_multiple_of(LINES * LINE).max(1);
+    let words = share * pool.threads();
+    let Ok(mut buffer) = MmapMut::map_anon(words * size_of::<u64>()) else { return 0.0 };
+    // As large a page as weights get, so that no more of the reads wait for a translation.
+    #[cfg(target_os = "linux")]
+    let _ = buffer.advise(memmap2::Advice::HugePage);
+    let buffer = bytemuck::cast_slice_mut::<u8, u64>(&mut buffer);
     // Written, so that each page is memory of its own, by the thread that will read it.
-    let shares: Vec<Mutex<Vec<u64>>> = (0..threads).map(|_| Mutex::default()).collect();
-    let share = |tid: usize| shares[tid].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    pool.run(&|tid| *share(tid) = vec![tid as u64 + 1; words]);
+    pool.for_chunks(buffer, share, &|tid, share| share.fill(tid as u64 + 1));
     let best = best_pass(pool, time, &|tid| {
-        black_box(sum(&share(tid)));
+        black_box(sum(&buffer[tid * share..][..share]));
     });
-    (threads * words * size_of::<u64>()) as f64 / best
+    (words * size_of::<u64>()) as f64 / best
 }
 
 /// How many products of two 8-bit numbers the threads of `pool` together add up per second, with the
@@ -67,24 +70,30 @@ fn best_pass(pool: &ThreadPool, time: Duration, pass: &(dyn Fn(usize) + Sync)) -
     best
 }
 
-/// Words that are added side by side: enough independent sums for any vector width.
-const LANES: usize = 64;
+/// Words that are added side by side: enough independent sums for any vector width, few enough for the
+/// registers of every processor.
+const SUMS: usize = 16;
 
 /// Words of a cache line.
 const LINE: usize = 64 / size_of::<u64>();
+
+/// Cache lines that are asked for at a time.
+const LINES: usize = 8;
 
 /// How far ahead of the sums memory is asked for, in words: further than processors look ahead by
 /// themselves, as the products do that are held against this.
 const AHEAD: usize = 4096 / size_of::<u64>();
 
 fn sum(words: &[u64]) -> u64 {
-    let mut sums = [0u64; LANES];
-    for line in words.as_chunks::<LANES>().0 {
-        for at in (0..LANES).step_by(LINE) {
-            prefetch(line.as_ptr().wrapping_add(AHEAD + at));
+    let mut sums = [0u64; SUMS];
+    for lines in words.as_chunks::<{ LINES * LINE }>().0 {
+        for at in (0..lines.len()).step_by(LINE) {
+            prefetch(lines.as_ptr().wrapping_add(AHEAD + at));
         }
-        for (sum, word) in sums.iter_mut().zip(line) {
-            *sum = sum.wrapping_add(*word);
+        for words in lines.as_chunks::<SUMS>().0 {
+            for (sum, word) in sums.iter_mut().zip(words) {
+                *sum = sum.wrapping_add(*word);
+            }
         }
     }
     sums.iter().fold(0, |all, sum| all.wrapping_add(*sum))
