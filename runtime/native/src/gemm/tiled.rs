@@ -231,14 +231,7 @@ pub(super) unsafe fn deal_int_panels<S: Entries>(
 
 /// How activations are laid out for weights of this type.
 pub(super) fn tile_shape(dtype: DType, widths: &'static [usize]) -> TileShape {
-    let bias = match dtype {
-        DType::Q8_0 => bias(tag::Q8_0),
-        DType::Q4_0 => bias(tag::Q4_0),
-        DType::Q5_0 => bias(tag::Q5_0),
-        DType::Q6_K => bias(tag::Q6_K),
-        _ => 0,
-    };
-    TileShape { widths, groups: groups(dtype), bias }
+    TileShape { widths, groups: groups(dtype), bias: bias(dtype as u8) }
 }
 
 unsafe fn panel_int<S: Entries>(
