@@ -26,9 +26,6 @@ pub(super) fn is_slower(
     shapes: &[Words],
     ratio: f64,
 ) -> bool {
-    if old.hash == new.hash {
-        return false;
-    }
     let (Some(mut old), Some(mut new)) = (Duellist::new(old, isa), Duellist::new(new, isa)) else {
         return true;
     };

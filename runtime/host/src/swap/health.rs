@@ -261,17 +261,22 @@ impl Host {
 impl Comparison {
     /// Whether the kernel that is asked first for an operation is the same code in both generations: its
     /// calls may take longer, but not because of it.
-    pub fn is_same(&self, op: &OpKey) -> bool {
-        let compared = self.ops.iter().find(|compared| compared.op == *op);
-        compared.is_some_and(|Compared { firsts: [old, new], .. }| old.hash == new.hash)
+    pub(super) fn is_same(&self, op: &OpKey) -> bool {
+        self.firsts(op).is_some_and(|[old, new]| old.hash == new.hash)
+    }
+
+    fn firsts(&self, op: &OpKey) -> Option<&[KernelCode; 2]> {
+        self.ops.iter().find(|compared| compared.op == *op).map(|compared| &compared.firsts)
     }
 
     /// Whether an operation takes more than `ratio` times as long in the new generation, where both
     /// compute the same calls in turns, of the shapes that the host has seen. Also where that cannot
     /// be found out. Takes a second at most, and a few milliseconds mostly.
     pub fn is_slower(&self, host: &Host, op: &OpKey, ratio: f64) -> bool {
-        let compared = self.ops.iter().find(|compared| compared.op == *op);
-        compared.is_none_or(|Compared { firsts: [old, new], .. }| {
+        if self.is_same(op) {
+            return false;
+        }
+        self.firsts(op).is_none_or(|[old, new]| {
             let isa = host.shared.config.isa.usable();
             duel::is_slower(old, new, isa, &host.shared.seen.of(op).shapes, ratio)
         })
