@@ -24,9 +24,9 @@ mod act;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod kernels;
 #[cfg(target_arch = "aarch64")]
-mod neon;
+pub(crate) mod neon;
 #[cfg(target_arch = "aarch64")]
-mod neon_i8mm;
+pub(crate) mod neon_i8mm;
 mod out;
 mod packed;
 mod scalar;
@@ -35,9 +35,9 @@ mod tiled;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod tiles;
 #[cfg(target_arch = "x86_64")]
-mod x86_avx2;
+pub(crate) mod x86_avx2;
 #[cfg(target_arch = "x86_64")]
-mod x86_avx512;
+pub(crate) mod x86_avx512;
 #[cfg(target_arch = "x86_64")]
 mod x86_bf16;
 #[cfg(target_arch = "x86_64")]

@@ -22,12 +22,12 @@ const DOTPROD: u8 = 1;
 const I8MM: u8 = 2;
 
 /// Whether the processor adds four products of bytes at once.
-pub(super) fn has_dotprod() -> bool {
+pub(crate) fn has_dotprod() -> bool {
     std::arch::is_aarch64_feature_detected!("dotprod")
 }
 
 /// Whether it also multiplies two rows of eight bytes with two others.
-pub(super) fn has_i8mm() -> bool {
+pub(crate) fn has_i8mm() -> bool {
     has_dotprod() && std::arch::is_aarch64_feature_detected!("i8mm")
 }
 
@@ -80,6 +80,7 @@ macro_rules! sdot {
         )
     };
 }
+pub(crate) use sdot;
 
 /// Adds to `sum` in each lane four products of signed bytes.
 #[inline(always)]

@@ -38,6 +38,7 @@ macro_rules! smmla {
         )
     };
 }
+pub(crate) use smmla;
 
 /// Puts a block of four bytes of each row in a vector into the order of [`tile`].
 #[inline(always)]

@@ -23,7 +23,7 @@ const VNNI: u8 = 1;
 const MODEL: u8 = 2;
 
 /// Whether the processor multiplies and adds four bytes of a 256-bit vector at once.
-pub(super) fn has_vnni() -> bool {
+pub(crate) fn has_vnni() -> bool {
     is_x86_feature_detected!("avxvnni")
 }
 

@@ -23,7 +23,7 @@ pub(super) const VNNI: u8 = 1;
 pub(super) const MODEL: u8 = 2;
 
 /// Whether the processor multiplies and adds four bytes at once.
-pub(super) fn has_vnni() -> bool {
+pub(crate) fn has_vnni() -> bool {
     is_x86_feature_detected!("avx512vnni")
 }
 

@@ -3,6 +3,8 @@
 
 use std::hint::black_box;
 
+use crate::{Isa, gemm};
+
 /// Sums that grow side by side: more than the instruction's latency times how many start in a cycle,
 /// fewer than there are registers.
 const SUMS: usize = 12;
@@ -18,26 +20,25 @@ pub(super) struct Loop {
 impl Loop {
     /// The one that matrix products of many rows use here.
     pub(super) fn detect() -> Option<Loop> {
-        #[cfg(target_arch = "x86_64")]
-        {
-            let wide =
-                is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni");
-            let vnni = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("avxvnni");
-            if wide {
-                return Some(Loop { products: SUMS * 64, run: x86::vnni_512 });
+        match Isa::detect() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 if gemm::x86_avx512::has_vnni() => {
+                Some(Loop { products: SUMS * 64, run: x86::vnni_512 })
             }
-            vnni.then_some(Loop { products: SUMS * 32, run: x86::vnni_256 })
-        }
-        #[cfg(target_arch = "aarch64")]
-        {
-            if std::arch::is_aarch64_feature_detected!("i8mm") {
-                return Some(Loop { products: SUMS * 32, run: neon::smmla });
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 if gemm::x86_avx2::has_vnni() => {
+                Some(Loop { products: SUMS * 32, run: x86::vnni_256 })
             }
-            let dotprod = std::arch::is_aarch64_feature_detected!("dotprod");
-            dotprod.then_some(Loop { products: SUMS * 16, run: neon::sdot })
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon if gemm::neon::has_i8mm() => {
+                Some(Loop { products: SUMS * 32, run: neon::smmla })
+            }
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon if gemm::neon::has_dotprod() => {
+                Some(Loop { products: SUMS * 16, run: neon::sdot })
+            }
+            _ => None,
         }
-        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        None
     }
 
     /// Goes through so many rounds.
@@ -83,26 +84,18 @@ mod neon {
     use core::arch::aarch64::vdupq_n_s32;
     use core::arch::asm;
 
-    /// Assembly, since the intrinsics are not stable; the directive admits what the target does not.
-    macro_rules! dot {
-        ($extension:literal, $form:literal, $sum:ident, $a:ident, $w:ident) => {{
-            let mut sum = *$sum;
-            // SAFETY: the function is called where the processor has the instruction, which
-            // touches no memory.
-            unsafe {
-                asm!(
-                    concat!(".arch_extension ", $extension),
-                    concat!($form, " {sum:v}.4s, {a:v}.16b, {w:v}.16b"),
-                    sum = inlateout(vreg) sum,
-                    a = in(vreg) $a,
-                    w = in(vreg) $w,
-                    options(pure, nomem, nostack, preserves_flags)
-                );
-            }
-            sum
-        }};
-    }
+    use crate::gemm::{neon::sdot, neon_i8mm::smmla};
 
-    rounds!(smmla, "neon", vdupq_n_s32, |sum, a, w| dot!("i8mm", "smmla", sum, a, w));
-    rounds!(sdot, "neon", vdupq_n_s32, |sum, a, w| dot!("dotprod", "sdot", sum, a, w));
+    rounds!(smmla, "neon", vdupq_n_s32, |sum, a, w| {
+        let mut total = *sum;
+        // SAFETY: called where the processor has the instruction, which touches no memory.
+        unsafe { smmla!(total, a, w) };
+        total
+    });
+    rounds!(sdot, "neon", vdupq_n_s32, |sum, a, w| {
+        let mut total = *sum;
+        // SAFETY: as above.
+        unsafe { sdot!(total, w, a, ".16b") };
+        total
+    });
 }
