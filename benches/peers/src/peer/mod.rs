@@ -32,18 +32,15 @@ pub(crate) trait Peer {
 
 /// Loads the model that `request` names into the engine that it names.
 pub(crate) fn load(request: &Request) -> Result<Box<dyn Peer>, Failure> {
-    Ok(match request.engine {
-        Engine::LlamaCpp => Box::new(llama_cpp::LlamaCpp::load(request)?),
-        Engine::Candle => Box::new(candle::Candle::load(request)?),
-        Engine::Ruvllm => {
-            Box::new(ruvllm::Ruvllm::load(request, Policy::SandboxFirst, Isa::detect())?)
-        }
-        Engine::RuvllmNative => {
-            Box::new(ruvllm::Ruvllm::load(request, Policy::NativeOnly, Isa::detect())?)
-        }
+    let (policy, isa) = match request.engine {
+        Engine::LlamaCpp => return Ok(Box::new(llama_cpp::LlamaCpp::load(request)?)),
+        Engine::Candle => return Ok(Box::new(candle::Candle::load(request)?)),
+        Engine::Ruvllm => (Policy::SandboxFirst, Isa::detect()),
+        Engine::RuvllmNative => (Policy::NativeOnly, Isa::detect()),
         Engine::RuvllmNative128 => {
             let narrow = Isa::narrow().ok_or("no instructions on vectors of 128 bits")?;
-            Box::new(ruvllm::Ruvllm::load(request, Policy::NativeOnly, narrow)?)
+            (Policy::NativeOnly, narrow)
         }
-    })
+    };
+    Ok(Box::new(ruvllm::Ruvllm::load(request, policy, isa)?))
 }
