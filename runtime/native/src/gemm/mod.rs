@@ -35,6 +35,8 @@ mod tiled;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod tiles;
 #[cfg(target_arch = "x86_64")]
+mod x86;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod x86_avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86_avx512;

@@ -7,12 +7,16 @@ use core::arch::asm;
 use super::kernels::{self, ActTile, Entries, Input, Rows, Simd, entries, entry};
 use super::out::{Columns, Out};
 use super::{ActChunk, Job, Plan, act, neon_i8mm, tiled};
+use crate::probe::prefetch;
 use crate::quant::neon::{ChunkNeon, spill_neon, unpack_neon, widen};
 use crate::quant::{Unpacked, tag};
 use crate::{Isa, ThreadPool};
 
 /// The instruction set, with 8-bit dot products as `DOT` says.
 struct Neon<const DOT: u8>;
+
+/// How far ahead of the loads weights are fetched, in bytes.
+const AHEAD: usize = 6 * 1024;
 
 /// Steps of NEON that widen.
 const PLAIN: u8 = 0;
@@ -328,10 +332,7 @@ unsafe impl<const DOT: u8> Simd for Neon<DOT> {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        // SAFETY: a prefetch faults on no address.
-        unsafe {
-            asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags));
-        }
+    fn fetch_ahead(p: *const u8) {
+        prefetch(p.wrapping_add(AHEAD));
     }
 }

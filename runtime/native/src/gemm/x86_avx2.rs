@@ -6,7 +6,7 @@ use core::arch::x86_64::*;
 use super::kernels::int::{self, Dpbusd};
 use super::kernels::{self, ActBlock, ActTile, Entries, Input, Rows, Simd, entries, entry};
 use super::out::{Columns, Out};
-use super::{ActChunk, Job, Plan, act, tiled};
+use super::{ActChunk, Job, Plan, act, tiled, x86};
 use crate::quant::x86::{Chunk256, spill_256, unpack_256};
 use crate::quant::{Unpacked, tag};
 use crate::{Isa, ThreadPool};
@@ -300,9 +300,8 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        // SAFETY: a prefetch faults on no address.
-        unsafe { _mm_prefetch(p.cast(), _MM_HINT_T0) }
+    fn fetch_ahead(p: *const u8) {
+        x86::fetch_ahead(p);
     }
 }
 

@@ -6,7 +6,7 @@ use core::arch::x86_64::*;
 use super::kernels::int::{self, Dpbusd};
 use super::kernels::{self, ActBlock, ActTile, Entries, Input, Rows, Simd, entries, entry};
 use super::out::{Columns, Out};
-use super::{ActChunk, Job, Plan, act, tiled};
+use super::{ActChunk, Job, Plan, act, tiled, x86};
 use crate::quant::x86::{Chunk512, spill_512, unpack_512, unpack_halves_q4_0};
 use crate::quant::{CHUNK, Unpacked, tag};
 use crate::{Isa, ThreadPool};
@@ -398,9 +398,8 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        // SAFETY: a prefetch faults on no address.
-        unsafe { _mm_prefetch(p.cast(), _MM_HINT_T0) }
+    fn fetch_ahead(p: *const u8) {
+        x86::fetch_ahead(p);
     }
 }
 

@@ -12,6 +12,7 @@ use super::out::{Columns, Out};
 use super::packed::{self, Layout, PANEL, PackedWeights, PanelRows};
 use super::tiled::{self, STREAMED, blocked};
 use super::tiles::with_tiles;
+use super::x86::fetch_ahead;
 use super::x86_avx512::{Avx512, VNNI, has_vnni};
 use crate::quant::x86::{spill_512, unpack_512};
 use crate::quant::{CHUNK, tag};
@@ -20,13 +21,6 @@ use crate::{Isa, ThreadPool};
 /// The most activation rows that meet each panel while it is in the first-level cache. More are
 /// multiplied in tiles, for which panels are unpacked to bytes first.
 const MAX_STREAMED: usize = 32;
-
-/// How far ahead of the loads panels are fetched into the second-level cache, in bytes: it has room for
-/// more fetches at a time than the first, which bounds how fast some processors read.
-const FAR: usize = 12 * 1024;
-
-/// How far ahead they are fetched into the first-level cache.
-const NEAR: usize = 2 * 1024;
 
 /// Blocks in a chunk of activations.
 const BLOCKS: usize = CHUNK / 32;
@@ -136,16 +130,6 @@ macro_rules! packed_dot {
 packed_dot!(VNNI, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
 #[cfg(test)]
 packed_dot!(super::x86_avx512::MODEL, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c");
-
-/// Fetches what is read after the cache line at `p`.
-#[inline(always)]
-fn fetch_ahead(p: *const u8) {
-    // SAFETY: a prefetch faults on no address.
-    unsafe {
-        _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(FAR).cast());
-        _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(NEAR).cast());
-    }
-}
 
 /// A block of a panel in registers.
 struct Block {

@@ -1,7 +1,7 @@
 //! Weights and activations as f32.
 #![allow(unsafe_code)]
 
-use super::{FLOAT_VECTORS, Input, MAX_LANES, PADDED, PREFETCH, Rows, Simd, unroll};
+use super::{FLOAT_VECTORS, Input, MAX_LANES, PADDED, Rows, Simd, unroll};
 use crate::gemm::out::Columns;
 use crate::quant::{CHUNK, GROUP, Unpacked, tag};
 
@@ -25,7 +25,7 @@ pub(in crate::gemm) unsafe fn dot_float<S: Simd, const T: u8, const M: usize>(
             for s in 0..whole {
                 let p = p.add(s * step * size);
                 for line in 0..(step * size).div_ceil(64) {
-                    S::prefetch(p.wrapping_add(PREFETCH + 64 * line));
+                    S::fetch_ahead(p.wrapping_add(64 * line));
                 }
                 step_float::<S, T, M>(p, size, &act, s * step, &mut acc);
             }

@@ -1,7 +1,7 @@
 //! Weights in blocks and activations in 8 bits: products of integers.
 #![allow(unsafe_code)]
 
-use super::{ActBlock, ActTile, Input, MAX_LANES, PADDED, PREFETCH, Rows, Simd, unroll};
+use super::{ActBlock, ActTile, Input, MAX_LANES, PADDED, Rows, Simd, unroll};
 use crate::gemm::ActChunk;
 use crate::gemm::out::Columns;
 use crate::quant::{CHUNK, GROUP, Unpacked, tag};
@@ -24,7 +24,7 @@ pub(in crate::gemm) unsafe fn dot_int<S: Simd, const T: u8, const M: usize>(
             for c in 0..whole {
                 let p = p.add(c * rows.chunk_bytes);
                 for line in 0..rows.chunk_bytes.div_ceil(64) {
-                    S::prefetch(p.wrapping_add(PREFETCH + 64 * line));
+                    S::fetch_ahead(p.wrapping_add(64 * line));
                 }
                 let chunk = S::unpack_for_dot::<T>(p);
                 for (i, acc) in acc.iter_mut().enumerate() {

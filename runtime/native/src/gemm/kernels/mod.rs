@@ -25,9 +25,6 @@ pub(super) const FLOAT_VECTORS: usize = 2;
 /// The widest vector of any instruction set, in f32.
 pub(super) const MAX_LANES: usize = 16;
 
-/// How far ahead of the loads the streamed weights are fetched, in bytes.
-const PREFETCH: usize = 6 * 1024;
-
 /// Runs `$body` for each `$i` in `0..$n`, `$n` a constant of at most 16, as straight code: compilers
 /// leave loops of this size rolled up, and accumulators indexed by a variable go to memory. The
 /// inline constants keep what a width does not use from being compiled at all.
@@ -163,6 +160,6 @@ pub(super) unsafe trait Simd {
         // SAFETY: the contract is the same.
         unsafe { int::tile_int::<Self, G, FOLD, BIAS, P, C>(panels, chunks, act, col, y) }
     }
-    /// Asks for the cache line at `p`, which need not be readable.
-    unsafe fn prefetch(p: *const u8);
+    /// Asks for what a stream reads some time after the cache line at `p`, which need not be there.
+    fn fetch_ahead(p: *const u8);
 }
