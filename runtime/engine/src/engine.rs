@@ -50,8 +50,8 @@ pub struct EngineConfig {
     /// Whether to rearrange the weights in memory where products are faster from that. Without it a
     /// mapped file's weights stay where they are, shared with other processes.
     pub repack: bool,
-    /// Whether prompts meet 16-bit float weights as bf16 where the processor has the instructions:
-    /// about twice as fast, but activations, and f16 weights, are rounded to 8 bits of precision.
+    /// Whether prompts meet 16-bit float weights as bf16 where the processor is faster so, on AMD's about
+    /// twice as fast: activations, and f16 weights, are rounded to 8 bits of precision.
     pub bf16: bool,
 }
 

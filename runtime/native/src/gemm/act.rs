@@ -73,8 +73,9 @@ impl Activations {
     }
 
     /// Whether products of many rows with 16-bit float weights may be computed as bf16, from the next
-    /// [`prepare`](Self::prepare) on; at first they may not. About twice as fast where the processor
-    /// has the instructions, but activations, and f16 weights, are rounded to 8 bits of precision.
+    /// [`prepare`](Self::prepare) on; at first they may not. They then are where the processor is
+    /// faster with the instructions, about twice as fast on AMD's: activations, and f16 weights, are rounded
+    /// to 8 bits of precision.
     pub fn allow_bf16(&mut self, allow: bool) {
         if self.bf16 != allow {
             (self.bf16, self.forms) = (allow, [false; 3]);

@@ -252,12 +252,12 @@ pub fn method(dtype: DType, isa: Isa, m: usize, bf16: bool) -> Option<Method> {
 
 /// How tiles of plain numbers of this type are computed.
 fn float_panels(dtype: DType, isa: Isa, bf16: bool) -> Plan {
-    let available = match isa {
+    let pays = match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => x86_bf16::is_available(),
+        Isa::Avx512 => x86_bf16::pays(),
         _ => false,
     };
-    if bf16 && available && matches!(dtype, DType::BF16 | DType::F16) {
+    if bf16 && pays && matches!(dtype, DType::BF16 | DType::F16) {
         Plan::PanelPairs
     } else {
         Plan::PanelFloat

@@ -34,6 +34,17 @@ pub(super) fn is_available() -> bool {
     Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16")
 }
 
+/// Whether they make products faster, too. Intel's processors take them apart: prompts of 16-bit float
+/// weights take 1.8 times as long with them as with f32 on a Xeon of 2023. Tests run them anywhere.
+pub(super) fn pays() -> bool {
+    is_available() && (cfg!(test) || !is_intel())
+}
+
+fn is_intel() -> bool {
+    let vendor = __cpuid(0);
+    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
+}
+
 /// Rounds a row of activations to bf16, in pairs; `pairs` has room for them, and is zero behind.
 pub(super) fn round(x: &[f32], pairs: &mut [u32]) {
     assert!(is_available(), "dispatched to instructions that are missing");

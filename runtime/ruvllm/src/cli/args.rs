@@ -161,8 +161,8 @@ pub(crate) struct ModelOptions<K: Args = KvOption> {
     /// instead of rearranging them for speed.
     #[arg(long)]
     pub(crate) no_repack: bool,
-    /// Multiply 16-bit float weights as bf16 in prompts, where the processor has the instructions:
-    /// faster, and a little less exact; `perplexity` says how much.
+    /// Multiply 16-bit float weights as bf16 in prompts, where the processor is faster so (`doctor`
+    /// says): a little less exact; `perplexity` says how much.
     #[arg(long)]
     pub(crate) bf16: bool,
     #[command(flatten)]
