@@ -13,7 +13,7 @@ use super::{Artifact, CompileError};
 use crate::config::CompilerProcess;
 use std::io::{self, Read, Write};
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
@@ -100,28 +100,31 @@ pub(super) fn compile(
         // Both were asked for above.
         return error("compiler_unavailable", "the compiler process has no pipes".to_owned());
     };
-    let answer = thread::scope(|scope| {
+    let mut answer = Vec::new();
+    let (late, ended) = thread::scope(|scope| {
         scope.spawn(move || {
             // A child that stops reading has met a limit; how it ended tells.
             let _ = input.write_all(&request.to_bytes()).and_then(|()| input.write_all(wasm));
         });
-        let (send, receive) = mpsc::channel();
-        scope.spawn(move || {
-            let mut answer = Vec::new();
-            let read = output.take(MAX_ANSWER + 1).read_to_end(&mut answer);
-            let _ = send.send(read.map(|_| answer));
+        let (read, was_read) = mpsc::channel::<()>();
+        let watch = scope.spawn(move || {
+            let late = was_read.recv_timeout(process.time) == Err(RecvTimeoutError::Timeout);
+            // It is done or late. Ending it lets the others end.
+            let _ = child.kill();
+            (late, child.wait())
         });
-        let answer = receive.recv_timeout(process.time);
-        // The child is done or late. Ending it lets both threads end.
-        let _ = child.kill();
-        answer
+        // Here, because the answer is large, and what a new thread needs of the heap may stay behind in
+        // an arena of its own.
+        if output.take(MAX_ANSWER + 1).read_to_end(&mut answer).is_err() {
+            answer.clear();
+        }
+        drop(read);
+        watch.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
-    let ended = child.wait();
-    let Ok(answer) = answer else {
+    if late {
         let limit = process.time;
         return error("compile_timeout", format!("compiling takes longer than {limit:?}"));
-    };
-    let answer = answer.unwrap_or_default();
+    }
     match answer.split_first() {
         Some((1, code)) if answer.len() as u64 <= MAX_ANSWER => Ok(Artifact(code.to_vec())),
         Some((2, message)) => {
