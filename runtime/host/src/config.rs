@@ -143,7 +143,8 @@ pub struct HostConfig {
     /// Where modules are compiled, those of [`crate::Host::install_embedded`] aside.
     pub compiler: Compiler,
     /// How many threads [`crate::Host::stage`] compiles and proves kernels on, at a low priority, so
-    /// that calls go on undisturbed. [`crate::Host::install`] uses every core.
+    /// that calls go on undisturbed; packs that are staged at the same time share them.
+    /// [`crate::Host::install`] uses every core.
     pub staging_threads: usize,
     /// How many packs may be staged at one time.
     pub staged: usize,

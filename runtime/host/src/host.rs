@@ -8,6 +8,7 @@ use crate::race::Records;
 use crate::registry::RegistrySnapshot;
 use crate::select::{Candidate, Explanation};
 use crate::stats::{Ledger, OpStats};
+use crate::swap::backstage::Backstage;
 use crate::swap::canary::Published;
 use crate::swap::generations::Generations;
 use crate::swap::ready::Reaper;
@@ -46,6 +47,8 @@ pub(crate) struct Shared {
     pub(crate) seen: AllSeen,
     /// Drops what they let go of.
     pub(crate) reaper: Reaper,
+    /// Prepares packs that are staged.
+    pub(crate) backstage: Backstage,
     executor: OnceLock<Result<Arc<dyn Executor>, String>>,
     /// `None` where the configuration wants none.
     pub(crate) cache: Option<Result<AotCache, String>>,
@@ -123,6 +126,7 @@ impl Host {
             uids,
             seen: AllSeen::default(),
             reaper: Reaper::default(),
+            backstage: Backstage::default(),
             executor: OnceLock::new(),
             cache,
             generations: Mutex::new(Generations::new(&first)),

@@ -16,6 +16,7 @@
 //! Readers share [`canary::Published`] with publishers through `arc-swap`, and counters are relaxed
 //! atomics of their own; nothing here is a lock-free protocol that would have to be model-checked.
 
+pub(crate) mod backstage;
 pub(crate) mod canary;
 #[cfg(feature = "supervisor")]
 pub(crate) mod delivery;

@@ -5,8 +5,8 @@
 //! angles as long as a small model's whole token. Nothing depends on what was made ahead: a worker that
 //! finds no instance makes its own.
 
+use super::backstage::stand_back;
 use super::seen::Seen;
-use super::stage::stand_back;
 use crate::call::Words;
 use crate::error::Failure;
 use crate::exec::PreparedKernel;
@@ -88,7 +88,8 @@ impl Shared {
             self.reaper.help();
             wanted.iter().for_each(|&(kernel, missing)| self.make(kernel, missing));
         };
-        // Where no thread can be had, workers make their own.
+        // A new thread, because a publication waits for it: one that sleeps and stands back is let onto a
+        // busy core some 40 ms after it was woken. Where none can be had, workers make their own.
         let thread = std::thread::Builder::new().name("ruvllm-ready".into());
         std::thread::scope(|scope| drop(thread.spawn_scoped(scope, make)));
     }

@@ -14,11 +14,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
-/// How much less than others a staging thread is worth to the scheduler of the system, on Linux: it
-/// gets a thirtieth of a core that a serving thread wants too.
-#[cfg(target_os = "linux")]
-const NICE: i32 = 15;
-
 /// How long a staging thread rests after a kernel, in times of what that took. Priority alone does not
 /// keep it off the cores: calls are computed by threads that wait for each other very often and very
 /// briefly, and a system that wakes one of them may first let what runs there use up its slice. While
@@ -177,18 +172,10 @@ impl Host {
             }
             book.has_room(shared.config.staged)?;
         }
-        let pace = Pace { threads: shared.config.staging_threads.max(1), rest: REST };
-        let prepared = std::thread::scope(|scope| {
-            let work = || {
-                stand_back();
-                shared.prepare(&pack, &shared.config.compiler, pace)
-            };
-            match scope.spawn(work).join() {
-                Ok(prepared) => prepared,
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        });
-        let mut staged = prepared?;
+        let threads = shared.config.staging_threads.max(1);
+        let pace = Pace { threads, rest: REST };
+        let prepare = || shared.prepare(&pack, &shared.config.compiler, pace);
+        let mut staged = shared.backstage.run(threads, prepare)?;
         let mut book = lock(&shared.generations);
         book.admits(&id)?;
         book.has_room(shared.config.staged)?;
@@ -354,12 +341,19 @@ impl Shared {
                 }
             }
         };
-        std::thread::scope(|scope| {
-            for _ in 1..means.pace.threads.min(jobs.len()) {
-                scope.spawn(work);
-            }
-            work();
-        });
+        let helpers = 1..means.pace.threads.min(jobs.len());
+        if rayon::current_thread_index().is_some() {
+            // The others of those threads that this one belongs to.
+            rayon::scope(|scope| {
+                helpers.for_each(|_| scope.spawn(|_| work()));
+                work();
+            });
+        } else {
+            std::thread::scope(|scope| {
+                helpers.for_each(|_| drop(scope.spawn(work)));
+                work();
+            });
+        }
         let (mut admitted, mut refusals) = (Vec::new(), Vec::new());
         for result in done.into_iter().filter_map(OnceLock::into_inner) {
             match result {
@@ -402,12 +396,4 @@ impl PackId {
 /// On every core, without a rest.
 fn at_once() -> Pace {
     Pace { threads: std::thread::available_parallelism().map_or(1, usize::from), rest: 0 }
-}
-
-/// Lets serving threads go first wherever they want the core that the calling thread runs on, for
-/// good; threads that it starts inherit that.
-pub(super) fn stand_back() {
-    // Elsewhere it would slow the whole process. A system that refuses costs some smoothness.
-    #[cfg(target_os = "linux")]
-    let _ = rustix::process::nice(NICE);
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{GenerationState, Resident};
+use ruvllm_tests::wat::lora_apply_f32;
 use std::sync::{Arc, mpsc};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
@@ -198,6 +199,30 @@ fn no_more_packs_are_staged_than_the_configuration_allows() {
     assert_eq!(stage(3).unwrap_err().code(), "stage_full");
     host.discard(second.id);
     stage(3).unwrap();
+}
+
+#[test]
+fn packs_that_are_staged_at_the_same_time_share_the_threads() {
+    let host = Host::new(HostConfig { staging_threads: 2, ..HostConfig::default() }).unwrap();
+    // Two kernels each, so that there is work for both.
+    let pack = |n: u64| {
+        PackBuilder::new()
+            .kernel("rmsnorm_f32", rmsnorm_f32(&Module::default()))
+            .kernel("lora_apply_f32", lora_apply_f32(&Module::default()))
+            .manifest(|m| m.version = semver::Version::new(n, 0, 0))
+            .build()
+    };
+    let packs = [pack(1), pack(2), pack(3)];
+    thread::scope(|scope| {
+        for pack in &packs {
+            let host = host.clone();
+            scope.spawn(move || host.stage(pack.verify().unwrap()).unwrap());
+        }
+    });
+    assert!(host.staged().iter().all(|staged| staged.kernels.len() == 2));
+    let mut ids: Vec<u64> = host.staged().iter().map(|staged| staged.id).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, [1, 2, 3]);
 }
 
 #[test]
