@@ -259,6 +259,24 @@ impl Host {
 }
 
 impl Comparison {
+    /// Whether any kernel that it counts calls of is in that generation.
+    pub(super) fn serves_in(&self, generation: &RegistrySnapshot) -> bool {
+        let is_counted = |ledger| self.marks.iter().any(|(mine, _)| Arc::ptr_eq(mine, ledger));
+        generation.kernels().any(|kernel| is_counted(&kernel.ledger))
+    }
+
+    /// Holds what it counts against the old generation of an earlier comparison, where that one had the
+    /// same operation.
+    pub(super) fn succeed(&mut self, earlier: Comparison) {
+        let mut theirs = earlier.ops;
+        for mine in &mut self.ops {
+            if let Some(at) = theirs.iter().position(|theirs| theirs.op == mine.op) {
+                let Compared { firsts: [first, _], old, .. } = theirs.swap_remove(at);
+                (mine.firsts[0], mine.old) = (first, old);
+            }
+        }
+    }
+
     /// Whether the kernel that is asked first for an operation is the same code in both generations: its
     /// calls may take longer, but not because of it.
     pub(super) fn is_same(&self, op: &OpKey) -> bool {

@@ -259,6 +259,20 @@ impl Supervisor {
 }
 
 impl Watched {
+    /// Whether any of the kernels that are watched is in that generation.
+    pub(super) fn serves_in(&self, generation: &RegistrySnapshot) -> bool {
+        self.comparison.serves_in(generation)
+    }
+
+    /// Goes on for an earlier window, none of whose kernels serves any more though its packs do: with what
+    /// they are held against, and with what is barred if they are sick.
+    pub(super) fn succeed(&mut self, earlier: Watched) {
+        let packs = earlier.packs.into_iter().filter(|pack| !self.packs.contains(pack));
+        self.packs.extend(packs.collect::<Vec<_>>());
+        self.loss = earlier.loss.or(self.loss);
+        self.comparison.succeed(earlier.comparison);
+    }
+
     fn vitals(&self) -> Vitals {
         Vitals { losses: self.losses, ..self.comparison.vitals() }
     }

@@ -363,6 +363,60 @@ fn packs_are_watched_one_by_one_and_booked_together() {
 }
 
 #[test]
+fn a_pack_that_is_activated_again_has_one_window_and_is_barred_all_the_same() {
+    let place = Place::new();
+    let one = place.pack(1, &Module::default());
+    let bad = PackBuilder::new()
+        .kernel("rmsnorm_f32", rmsnorm_f32(&but_for(100, "(unreachable)")))
+        .manifest(|m| m.name = "other".parse().unwrap())
+        .key(place.key())
+        .build();
+    let supervisor = place.open(&one);
+    activate(&supervisor, &one).unwrap();
+    place.end_window(&supervisor);
+    activate(&supervisor, &bad).unwrap();
+    // Each time other kernels, of the same packs.
+    for _ in 0..5 {
+        activate(&supervisor, &one).unwrap();
+        activate(&supervisor, &bad).unwrap();
+        assert_eq!(supervisor.health().len(), 2);
+    }
+    let watched: Vec<_> = supervisor.health().into_iter().flat_map(|report| report.packs).collect();
+    assert_eq!(watched.iter().map(|pack| &*pack.name).collect::<Vec<_>>(), ["other"]);
+    let mut worker = supervisor.host().worker().unwrap();
+    rmsnorm(&mut worker, &supervisor.host().pin(), 1, 100).unwrap();
+    supervisor.tick();
+    assert_eq!(active(&supervisor), ["1.0.0"]);
+    let refused = supervisor.stage(bad.read().unwrap(), "me").unwrap_err();
+    assert_eq!(refused.code(), "pack_barred");
+}
+
+#[test]
+fn a_pack_that_is_activated_again_is_held_against_what_was_before_it() {
+    let place = Place::new();
+    let one = place.pack(1, &Module::default());
+    let told = Arc::new(Mutex::new(2.0));
+    let config = SupervisorConfig {
+        probe: Some(Arc::new({
+            let told = told.clone();
+            move || Ok(*told.lock().unwrap())
+        })),
+        ..place.config(&one)
+    };
+    let supervisor = Supervisor::open(place.host(), config).unwrap();
+    activate(&supervisor, &one).unwrap();
+    place.end_window(&supervisor);
+    let two = place.pack(2, &Module::default());
+    activate(&supervisor, &two).unwrap();
+    // Before anybody has looked, and with its own loss already.
+    *told.lock().unwrap() = 3.0;
+    activate(&supervisor, &two).unwrap();
+    supervisor.tick();
+    assert_eq!(active(&supervisor), ["1.0.0"]);
+    assert_eq!(supervisor.counters().taken_back["quality"], 1);
+}
+
+#[test]
 fn the_healthy_generation_is_kept_however_many_come_after_it() {
     let place = Place::new();
     let one = place.pack(1, &Module::default());
