@@ -209,8 +209,7 @@ impl Host {
         ledgers
             .iter()
             .map(|ledger| {
-                let mut kernels = serving().flat_map(|snapshot| snapshot.kernels());
-                let current = kernels.any(|kernel| Arc::ptr_eq(&kernel.ledger, ledger));
+                let current = serving().any(|snapshot| snapshot.counts_in(ledger));
                 ledger.report(current)
             })
             .collect()

@@ -9,6 +9,7 @@ use crate::kernel::{Kernel, KernelCode, Uids};
 use crate::plan::CallPlan;
 use crate::race::{Race, Records};
 use crate::select::{Choice, Explanation, Field, choose, explain};
+use crate::stats::Ledger;
 use crate::{CallError, OpKey, Policy};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -262,6 +263,11 @@ impl RegistrySnapshot {
     /// Every kernel, packs newest first, native twins last.
     pub(crate) fn kernels(&self) -> impl Iterator<Item = &Arc<Kernel>> {
         self.packs.iter().flat_map(|pack| &pack.kernels).chain(self.natives.iter())
+    }
+
+    /// Whether calls of any of its kernels are counted there.
+    pub(crate) fn counts_in(&self, ledger: &Arc<Ledger>) -> bool {
+        self.kernels().any(|kernel| Arc::ptr_eq(&kernel.ledger, ledger))
     }
 }
 

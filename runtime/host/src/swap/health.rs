@@ -233,7 +233,7 @@ struct Compared {
 impl Host {
     /// Watches what a generation has in other packs than an older one, from this moment on.
     pub fn compare(&self, old: &RegistrySnapshot, new: &RegistrySnapshot) -> Comparison {
-        let is_new = |ledger: &Arc<Ledger>| !old.kernels().any(|k| Arc::ptr_eq(&k.ledger, ledger));
+        let is_new = |ledger: &Arc<Ledger>| !old.counts_in(ledger);
         let ledgers = new.kernels().map(|kernel| &kernel.ledger).filter(|ledger| is_new(ledger));
         let is_first = |ledger: &Ledger| ledger.generation.load(Relaxed) == new.generation();
         // What was published for the first time counts from its first call, whoever was faster.
@@ -259,20 +259,20 @@ impl Host {
 }
 
 impl Comparison {
-    /// Whether any kernel that it counts calls of is in that generation.
-    pub(super) fn serves_in(&self, generation: &RegistrySnapshot) -> bool {
-        let is_counted = |ledger| self.marks.iter().any(|(mine, _)| Arc::ptr_eq(mine, ledger));
-        generation.kernels().any(|kernel| is_counted(&kernel.ledger))
+    /// Whether all kernels that it counts calls of are others in that generation. Never where it counts
+    /// none, as over a generation that was gone back to and only has less.
+    pub(super) fn is_replaced_in(&self, generation: &RegistrySnapshot) -> bool {
+        let serves = self.marks.iter().any(|(ledger, _)| generation.counts_in(ledger));
+        !self.marks.is_empty() && !serves
     }
 
     /// Holds what it counts against the old generation of an earlier comparison, where that one had the
     /// same operation.
-    pub(super) fn succeed(&mut self, earlier: Comparison) {
-        let mut theirs = earlier.ops;
+    pub(super) fn succeed(&mut self, earlier: &Comparison) {
         for mine in &mut self.ops {
-            if let Some(at) = theirs.iter().position(|theirs| theirs.op == mine.op) {
-                let Compared { firsts: [first, _], old, .. } = theirs.swap_remove(at);
-                (mine.firsts[0], mine.old) = (first, old);
+            if let Some(theirs) = earlier.of(&mine.op) {
+                mine.firsts[0] = theirs.firsts[0].clone();
+                mine.old.clone_from(&theirs.old);
             }
         }
     }
@@ -280,11 +280,11 @@ impl Comparison {
     /// Whether the kernel that is asked first for an operation is the same code in both generations: its
     /// calls may take longer, but not because of it.
     pub(super) fn is_same(&self, op: &OpKey) -> bool {
-        self.firsts(op).is_some_and(|[old, new]| old.hash == new.hash)
+        self.of(op).is_some_and(|Compared { firsts: [old, new], .. }| old.hash == new.hash)
     }
 
-    fn firsts(&self, op: &OpKey) -> Option<&[KernelCode; 2]> {
-        self.ops.iter().find(|compared| compared.op == *op).map(|compared| &compared.firsts)
+    fn of(&self, op: &OpKey) -> Option<&Compared> {
+        self.ops.iter().find(|compared| compared.op == *op)
     }
 
     /// Whether an operation takes more than `ratio` times as long in the new generation, where both
@@ -294,7 +294,7 @@ impl Comparison {
         if self.is_same(op) {
             return false;
         }
-        self.firsts(op).is_none_or(|[old, new]| {
+        self.of(op).is_none_or(|Compared { firsts: [old, new], .. }| {
             let isa = host.shared.config.isa.usable();
             duel::is_slower(old, new, isa, &host.shared.seen.of(op).shapes, ratio)
         })

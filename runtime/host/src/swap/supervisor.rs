@@ -435,15 +435,7 @@ impl Supervisor {
             }
             return Err(error.into());
         }
-        let mut watched = self.watch_over(&old, generation, loss);
-        // What was on trial is either active or not on trial any more.
-        state.watched.retain(|earlier| !earlier.canary && self.is_active(earlier));
-        // Packs that are activated anew are other kernels from then on.
-        let active = self.host.snapshot();
-        let gone = |earlier: &mut Watched| !earlier.serves_in(&active);
-        let gone: Vec<Watched> = state.watched.extract_if(.., gone).collect();
-        gone.into_iter().rev().for_each(|earlier| watched.succeed(earlier));
-        state.watched.push(watched);
+        self.watch_too(state, self.watch_over(&old, generation, loss));
         let what = if act.done == HistoryEvent::OnTrial { "on trial" } else { "activated" };
         tracing::info!(target: LOG, operator = act.operator, pack = name, generation, "{what}");
         Ok(done)

@@ -168,6 +168,19 @@ impl Supervisor {
         }
     }
 
+    /// Watches what was published, beside what still serves of that which was published before.
+    pub(super) fn watch_too(&self, state: &mut State, mut watched: Watched) {
+        // What was on trial is either active or not on trial any more.
+        state.watched.retain(|earlier| !earlier.canary && self.is_active(earlier));
+        // Packs that are activated anew are other kernels from then on.
+        let active = self.host.snapshot();
+        let is_over = |earlier: &mut Watched| earlier.comparison.is_replaced_in(&active);
+        for earlier in state.watched.extract_if(.., is_over) {
+            watched.succeed(earlier);
+        }
+        state.watched.push(watched);
+    }
+
     /// Ends a window, and books the active generation as healthy unless others are open over it.
     fn confirm(&self, state: &mut State, watched: Watched) {
         let number = if watched.canary { watched.generation } else { self.host.generation() };
@@ -259,18 +272,13 @@ impl Supervisor {
 }
 
 impl Watched {
-    /// Whether any of the kernels that are watched is in that generation.
-    pub(super) fn serves_in(&self, generation: &RegistrySnapshot) -> bool {
-        self.comparison.serves_in(generation)
-    }
-
     /// Goes on for an earlier window, none of whose kernels serves any more though its packs do: with what
     /// they are held against, and with what is barred if they are sick.
-    pub(super) fn succeed(&mut self, earlier: Watched) {
+    fn succeed(&mut self, earlier: Watched) {
         let packs = earlier.packs.into_iter().filter(|pack| !self.packs.contains(pack));
         self.packs.extend(packs.collect::<Vec<_>>());
         self.loss = earlier.loss.or(self.loss);
-        self.comparison.succeed(earlier.comparison);
+        self.comparison.succeed(&earlier.comparison);
     }
 
     fn vitals(&self) -> Vitals {

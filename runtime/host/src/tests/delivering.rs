@@ -244,11 +244,7 @@ fn a_process_that_ends_in_a_window_leaves_the_pack_out_of_the_next() {
 #[test]
 fn with_a_share_a_trial_comes_first_and_its_good_end_activates_the_pack() {
     let mut post = Post::new(Some(0.5));
-    let other = PackBuilder::new()
-        .kernel("rmsnorm_f32", rmsnorm_f32(&Module::default()))
-        .manifest(|m| m.name = "other".parse().unwrap())
-        .key(post.place.key())
-        .build();
+    let other = post.place.other(&Module::default());
     post.put("one.rkp", &post.good(1));
     post.put("other.rkp", &other);
     assert!(post.look().is_empty());

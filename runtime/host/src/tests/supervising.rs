@@ -37,12 +37,21 @@ impl Place {
     }
 
     /// The publisher's key.
-    pub(super) fn key(&self) -> SecretKey {
+    fn key(&self) -> SecretKey {
         SecretKey::parse(self.key.to_pem().unwrap().as_bytes()).unwrap()
     }
 
     pub(super) fn pack(&self, n: u64, module: &Module) -> TestPack {
         self.build(n, rmsnorm_f32(module), 1000)
+    }
+
+    /// A pack of another name.
+    pub(super) fn other(&self, module: &Module) -> TestPack {
+        PackBuilder::new()
+            .kernel("rmsnorm_f32", rmsnorm_f32(module))
+            .manifest(|m| m.name = "other".parse().unwrap())
+            .key(self.key())
+            .build()
     }
 
     fn config(&self, trusts: &TestPack) -> SupervisorConfig {
@@ -331,14 +340,7 @@ fn a_trial_that_goes_wrong_ends_by_itself_and_one_that_goes_well_is_promoted() {
 fn packs_are_watched_one_by_one_and_booked_together() {
     let place = Place::new();
     let one = place.pack(1, &Module::default());
-    let other = |module: &Module| {
-        PackBuilder::new()
-            .kernel("rmsnorm_f32", rmsnorm_f32(module))
-            .manifest(|m| m.name = "other".parse().unwrap())
-            .key(place.key())
-            .build()
-    };
-    let good = other(&Module::default());
+    let good = place.other(&Module::default());
     let supervisor = place.open(&one);
     activate(&supervisor, &one).unwrap();
     place.pass(200);
@@ -348,7 +350,7 @@ fn packs_are_watched_one_by_one_and_booked_together() {
     supervisor.tick();
     // The first has done well, but what is active has not been watched long enough.
     assert_eq!(supervisor.health().len(), 1);
-    let bad = other(&but_for(100, "(unreachable)"));
+    let bad = place.other(&but_for(100, "(unreachable)"));
     let staged = supervisor.stage(bad.read().unwrap(), "me").unwrap();
     supervisor.start_canary(staged.id, 1.0, "me").unwrap();
     assert_eq!(supervisor.health().len(), 2);
@@ -366,11 +368,7 @@ fn packs_are_watched_one_by_one_and_booked_together() {
 fn a_pack_that_is_activated_again_has_one_window_and_is_barred_all_the_same() {
     let place = Place::new();
     let one = place.pack(1, &Module::default());
-    let bad = PackBuilder::new()
-        .kernel("rmsnorm_f32", rmsnorm_f32(&but_for(100, "(unreachable)")))
-        .manifest(|m| m.name = "other".parse().unwrap())
-        .key(place.key())
-        .build();
+    let bad = place.other(&but_for(100, "(unreachable)"));
     let supervisor = place.open(&one);
     activate(&supervisor, &one).unwrap();
     place.end_window(&supervisor);
@@ -396,13 +394,9 @@ fn a_pack_that_is_activated_again_is_held_against_what_was_before_it() {
     let place = Place::new();
     let one = place.pack(1, &Module::default());
     let told = Arc::new(Mutex::new(2.0));
-    let config = SupervisorConfig {
-        probe: Some(Arc::new({
-            let told = told.clone();
-            move || Ok(*told.lock().unwrap())
-        })),
-        ..place.config(&one)
-    };
+    let tells = told.clone();
+    let probe = move || Ok(*tells.lock().unwrap());
+    let config = SupervisorConfig { probe: Some(Arc::new(probe)), ..place.config(&one) };
     let supervisor = Supervisor::open(place.host(), config).unwrap();
     activate(&supervisor, &one).unwrap();
     place.end_window(&supervisor);
@@ -414,6 +408,24 @@ fn a_pack_that_is_activated_again_is_held_against_what_was_before_it() {
     supervisor.tick();
     assert_eq!(active(&supervisor), ["1.0.0"]);
     assert_eq!(supervisor.counters().taken_back["quality"], 1);
+}
+
+#[test]
+fn a_trial_leaves_the_window_over_what_was_gone_back_to_open() {
+    let place = Place::new();
+    let one = place.pack(1, &Module::default());
+    let other = place.other(&Module::default());
+    let supervisor = place.open(&one);
+    let first = activate(&supervisor, &one).unwrap();
+    activate(&supervisor, &other).unwrap();
+    // To less than there was, and before it was found healthy: a window without a pack of its own.
+    supervisor.roll_back(Some(first), "me").unwrap();
+    let staged = supervisor.stage(other.read().unwrap(), "me").unwrap();
+    supervisor.start_canary(staged.id, 0.5, "me").unwrap();
+    assert_eq!(supervisor.health().len(), 2);
+    place.end_window(&supervisor);
+    drop(supervisor);
+    assert_eq!(active(&place.open(&one)), ["1.0.0"]);
 }
 
 #[test]
