@@ -2,8 +2,8 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use futures_util::future::try_join_all;
 use hyper_util::rt::TokioTimer;
 use ruvllm_engine::{Adapter, Engine};
 use ruvllm_host::Supervisor;
+use tokio::runtime::Runtime;
 
 use crate::app::{App, Listener, routes};
 use crate::error::ServerError;
@@ -74,11 +75,7 @@ impl Server {
         if !address.ip().is_loopback() && tls.is_none() {
             tracing::warn!(%address, "keys and texts travel in the clear; use --tls-cert, or HTTPS in front");
         }
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .max_blocking_threads(HELPERS)
-            .enable_all()
-            .build()
-            .map_err(failed)?;
+        let runtime = runtime("ruvllm-helper").map_err(failed)?;
         let handle = Handle::new();
         let clients = routes(&app, Listener::Client);
         let mut serving = vec![serve(listener, tls.clone(), clients, handle.clone())];
@@ -163,6 +160,28 @@ fn listen(
     bind().map_err(|source| ServerError::Listen { option, address, source })
 }
 
+/// What drives sockets and timers on the thread that calls it, with [`HELPERS`] of this name.
+///
+/// They are there from the start and for good. Started when none is idle, and ended when one is for long,
+/// their number would follow rare coincidences of requests, and nobody could tell that from a leak.
+fn runtime(helpers: &str) -> io::Result<Runtime> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .thread_name(helpers)
+        .max_blocking_threads(HELPERS)
+        .thread_keep_alive(Duration::MAX)
+        .enable_all()
+        .build()?;
+    // None is idle before the gate opens, so each that is asked to pass it is a new one.
+    let gate = Arc::new(Mutex::new(()));
+    let closed = gate.lock();
+    for _ in 0..HELPERS {
+        let gate = Arc::clone(&gate);
+        runtime.spawn_blocking(move || drop(gate.lock()));
+    }
+    drop(closed);
+    Ok(runtime)
+}
+
 /// Serves `routes` on one listener until its handle says otherwise.
 async fn serve(
     listener: TcpListener,
@@ -192,6 +211,30 @@ mod tests {
     use ruvllm_host::{Host, HostConfig};
 
     use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn all_helpers_are_there_from_the_start() {
+        const NAME: &str = "of-this-test";
+        let count = || {
+            let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+            // A thread of another test may be gone by now.
+            let name = |task: io::Result<std::fs::DirEntry>| {
+                std::fs::read_to_string(task.unwrap().path().join("comm")).ok()
+            };
+            tasks.filter_map(name).filter(|name| name.trim_end() == NAME).count()
+        };
+        let runtime = runtime(NAME).unwrap();
+        // A thread sets its name itself.
+        let begun = std::time::Instant::now();
+        while count() < HELPERS {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{} of {HELPERS}", count());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let work = (0..4 * HELPERS).map(|_| runtime.spawn_blocking(|| ())).collect::<Vec<_>>();
+        runtime.block_on(futures_util::future::join_all(work));
+        assert_eq!(count(), HELPERS);
+    }
 
     /// A sink that is dropped outside of what the scheduler catches.
     struct PanicsWhenDropped;
