@@ -59,7 +59,8 @@ impl Server {
     ///
     /// # Errors
     /// What [`ServerOptions::check`] refuses, [`ServerError::SupervisorRequired`], an address that
-    /// cannot be had, an unusable certificate or chat template, and what the scheduler refuses.
+    /// cannot be had, an unusable certificate or chat template, what the scheduler refuses, and
+    /// [`ServerError::Runtime`] where the system gives no further thread.
     pub fn start(served: Served, options: ServerOptions) -> Result<Server, ServerError> {
         options.check()?;
         if options.admin.admin_listen.is_some() && served.supervisor.is_none() {
@@ -171,6 +172,9 @@ fn runtime(helpers: &str) -> io::Result<Runtime> {
         .thread_keep_alive(Duration::MAX)
         .enable_all()
         .build()?;
+    // tokio manages with fewer helpers where the system refuses one, but panics where it refuses the first.
+    let first = std::thread::Builder::new().name(helpers.to_owned()).spawn(|| ())?;
+    let _ = first.join();
     // None is idle before the gate opens, so each that is asked to pass it is a new one.
     let gate = Arc::new(Mutex::new(()));
     let closed = gate.lock();
