@@ -63,7 +63,8 @@ pub struct HostLimits {
     pub table_elements: u32,
     /// 64 KiB pages of linear memory that one instance may reach.
     pub memory_pages: u32,
-    /// Ticks that one call of a kernel may take.
+    /// Ticks that a pack may ask for, for one call of a kernel. A call of a catalogue operation gets
+    /// no more of them than its size takes here, many times over.
     pub epoch_ticks: u64,
 }
 

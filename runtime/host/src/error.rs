@@ -259,6 +259,13 @@ pub enum Failure {
         /// Why.
         detail: String,
     },
+    /// Its `kernel_cleanup` did not return, when an instance was let go.
+    Cleanup {
+        /// Which trap.
+        trap: TrapKind,
+        /// What the executor says.
+        detail: String,
+    },
     /// The native twin refused the call.
     Native {
         /// Why.
@@ -278,6 +285,7 @@ impl Failure {
             Failure::InputWritten => "kernel_wrote_input",
             Failure::TooLarge { .. } => "call_too_large",
             Failure::Instantiate { .. } => "kernel_instantiate",
+            Failure::Cleanup { .. } => "kernel_cleanup",
             Failure::Native { .. } => "native_refused",
         }
     }
@@ -308,6 +316,10 @@ impl fmt::Display for Failure {
                 write!(f, "the call needs {needed} bytes of memory; the kernel may have {limit}")
             }
             Failure::Instantiate { detail } => write!(f, "cannot be instantiated: {detail}"),
+            Failure::Cleanup { trap: TrapKind::Deadline, .. } => {
+                f.write_str("ran longer in kernel_cleanup than its deadline")
+            }
+            Failure::Cleanup { detail, .. } => write!(f, "trapped in kernel_cleanup: {detail}"),
             Failure::Native { detail } => write!(f, "refused the call: {detail}"),
         }
     }

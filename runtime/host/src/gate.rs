@@ -2,6 +2,7 @@
 
 use crate::admit::{Means, Recalled};
 use crate::compare::host_tolerance;
+use crate::deadline::Deadline;
 use crate::error::Refusal;
 use crate::exec::KernelSpec;
 use crate::exec::cache::{EntryId, EntryIdBuilder};
@@ -16,7 +17,7 @@ use ruvllm_manifest::{
 
 /// Raised whenever the gates or admission ask something else of a kernel, so that what was admitted
 /// before shows itself again.
-const ADMISSION_REVISION: u32 = 1;
+const ADMISSION_REVISION: u32 = 2;
 
 /// A kernel whose manifest entry and module passed the gates. Only [`pass`] makes one.
 pub(crate) struct GatedKernel {
@@ -26,6 +27,7 @@ pub(crate) struct GatedKernel {
     pub(crate) key: OpKey,
     pub(crate) plan: CallPlan,
     pub(crate) spec: KernelSpec,
+    pub(crate) deadline: Deadline,
     /// The words of the params at their defaults.
     pub(crate) defaults: Vec<u32>,
     /// Under which the cache of machine code keeps it.
@@ -234,7 +236,8 @@ fn kernel(
         .field(format!("{plan:?} {spec:?} {features:?} {defaults:?} {tolerance:?}"))
         .field(format!("{:?}", config.limits))
         .finish();
-    let recalled = means.recall(&entry_id, &spec);
+    let deadline = Deadline::new(&key, spec.ticks, config.tick);
+    let recalled = means.recall(&entry_id, &spec, deadline);
     match wasm {
         Some(_) if recalled.is_some() => {}
         Some(wasm) => {
@@ -258,6 +261,7 @@ fn kernel(
         hash: entry.hash.to_string(),
         key,
         spec,
+        deadline,
         author: entry.tolerance,
         defaults,
         plan,

@@ -1,6 +1,6 @@
 //! The host: takes verified packs in, publishes them, hands out workers.
 
-use crate::error::{HostError, Incident};
+use crate::error::{Failure, HostError, Incident};
 use crate::exec::cache::AotCache;
 use crate::exec::{self, Executor};
 use crate::kernel::{Kernel, KernelCode, Uids};
@@ -56,7 +56,26 @@ pub(crate) struct Shared {
     /// Held by whoever publishes, never by a reader.
     pub(crate) generations: Mutex<Generations>,
     ledgers: Mutex<Vec<Arc<Ledger>>>,
-    incidents: Mutex<Incidents>,
+    incidents: Arc<Mutex<Incidents>>,
+}
+
+/// Who is told of failures of one kernel.
+pub(crate) struct Witness {
+    ledger: Arc<Ledger>,
+    incidents: Arc<Mutex<Incidents>>,
+    quarantine_after: u32,
+}
+
+impl Witness {
+    /// Counts a failure and reports it.
+    pub(crate) fn tell(&self, failure: &Failure) {
+        book(&self.incidents, &self.ledger, failure, self.quarantine_after);
+    }
+
+    /// Whether it was told before that the kernel does not tidy up.
+    pub(crate) fn knows_better(&self) -> bool {
+        self.ledger.untidy()
+    }
 }
 
 #[derive(Default)]
@@ -132,7 +151,7 @@ impl Host {
             generations: Mutex::new(Generations::new(&first)),
             published: ArcSwap::from_pointee(Published { active: first, canary: None }),
             ledgers: Mutex::new(ledgers),
-            incidents: Mutex::default(),
+            incidents: Arc::default(),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -241,15 +260,34 @@ impl Shared {
         trim(&mut ledgers);
     }
 
-    pub(crate) fn report(&self, incident: Incident) {
-        tracing::warn!(target: LOG, "{}", escape_untrusted(&incident.to_string()));
-        let mut incidents = lock(&self.incidents);
-        if incidents.recent.len() == INCIDENTS {
-            incidents.recent.pop_front();
-            incidents.dropped += 1;
-        }
-        incidents.recent.push_back(incident);
+    /// Who is told of failures of a kernel where no worker waits for it.
+    pub(crate) fn witness(&self, ledger: &Arc<Ledger>) -> Witness {
+        let (ledger, incidents) = (ledger.clone(), self.incidents.clone());
+        Witness { ledger, incidents, quarantine_after: self.config.quarantine_after }
     }
+
+    /// Counts a failure of a kernel and reports it.
+    pub(crate) fn report(&self, ledger: &Ledger, failure: &Failure) {
+        book(&self.incidents, ledger, failure, self.config.quarantine_after);
+    }
+}
+
+fn book(incidents: &Mutex<Incidents>, ledger: &Ledger, failure: &Failure, quarantine_after: u32) {
+    let quarantined = ledger.failed(failure, quarantine_after);
+    let incident = Incident {
+        op: ledger.key.clone(),
+        kernel: ledger.kernel.clone(),
+        generation: ledger.generation.load(Ordering::Relaxed),
+        failure: failure.clone(),
+        quarantined,
+    };
+    tracing::warn!(target: LOG, "{}", escape_untrusted(&incident.to_string()));
+    let mut incidents = lock(incidents);
+    if incidents.recent.len() == INCIDENTS {
+        incidents.recent.pop_front();
+        incidents.dropped += 1;
+    }
+    incidents.recent.push_back(incident);
 }
 
 /// Writes down who answers each operation of a new generation, and why.

@@ -84,6 +84,8 @@ pub(crate) struct Ledger {
     pub(crate) generation: AtomicU64,
     counted: AtomicU32,
     quarantined: AtomicBool,
+    /// Whether its `kernel_cleanup` failed.
+    untidy: AtomicBool,
     open: Mutex<Open>,
 }
 
@@ -114,6 +116,7 @@ impl Ledger {
             generation: AtomicU64::new(0),
             counted: AtomicU32::new(0),
             quarantined: AtomicBool::new(false),
+            untidy: AtomicBool::new(false),
             open: Mutex::default(),
         }
     }
@@ -126,6 +129,11 @@ impl Ledger {
     #[inline]
     pub(crate) fn quarantined(&self) -> bool {
         self.quarantined.load(Relaxed)
+    }
+
+    /// Whether an instance's `kernel_cleanup` has failed.
+    pub(crate) fn untidy(&self) -> bool {
+        self.untidy.load(Relaxed)
     }
 
     /// Failures that counted towards quarantine.
@@ -156,6 +164,9 @@ impl Ledger {
         *self.lock().failures.entry(failure.code()).or_default() += 1;
         if !failure.counts() {
             return false;
+        }
+        if matches!(failure, Failure::Cleanup { .. }) {
+            self.untidy.store(true, Relaxed);
         }
         let count = self.counted.fetch_add(1, Relaxed) + 1;
         count >= quarantine_after.max(1) && !self.quarantined.swap(true, Relaxed)

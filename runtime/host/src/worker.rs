@@ -6,7 +6,7 @@
 //! operations are out of place.
 
 use crate::call::{OpCall, Output};
-use crate::error::{Failure, Incident};
+use crate::error::Failure;
 use crate::exec::window::Bench;
 use crate::host::Shared;
 use crate::kernel::{Body, Kernel};
@@ -307,7 +307,8 @@ impl Worker {
             empty => {
                 lane.until_check = 0;
                 let seen = || self.host.seen.of(&kernel.key);
-                empty.insert(kernel.ready.take(&**prepared, defaults, seen)?)
+                let witness = || self.host.witness(&kernel.ledger);
+                empty.insert(kernel.ready.take(&**prepared, defaults, seen, witness)?)
             }
         };
         let mut run = Run {
@@ -348,16 +349,10 @@ impl Worker {
     #[cold]
     fn failed(&mut self, kernel: &Kernel, failure: &Failure) {
         if failure.counts() {
-            self.lanes[kernel.uid].bench = None;
+            // Not here: its `kernel_cleanup` takes its time.
+            self.host.reaper.take(self.lanes[kernel.uid].bench.take());
         }
-        let quarantined = kernel.ledger.failed(failure, self.host.config.quarantine_after);
-        self.host.report(Incident {
-            op: kernel.key.clone(),
-            kernel: kernel.id().to_owned(),
-            generation: kernel.generation(),
-            failure: failure.clone(),
-            quarantined,
-        });
+        self.host.report(&kernel.ledger, failure);
     }
 
     /// Lets go of instances whose kernels no snapshot holds any more.

@@ -14,6 +14,7 @@ use crate::OpKey;
 use crate::call::Words;
 use crate::compare::{Judge, decode, exact_blocks, host_tolerance};
 use crate::config::Compiler;
+use crate::deadline::Deadline;
 use crate::error::{Failure, Refusal};
 use crate::exec::cache::{AotCache, Entry, EntryId};
 use crate::exec::window::{Bench, GUARD_BYTES, check_info};
@@ -73,10 +74,15 @@ pub(crate) struct Recalled {
 
 impl Means<'_> {
     /// Takes a kernel from the cache, if it can vouch for it.
-    pub(crate) fn recall(&self, id: &EntryId, spec: &KernelSpec) -> Option<Recalled> {
+    pub(crate) fn recall(
+        &self,
+        id: &EntryId,
+        spec: &KernelSpec,
+        deadline: Deadline,
+    ) -> Option<Recalled> {
         let cache = self.cache?;
         let Entry { artifact, verified } = cache.get(id)?;
-        match self.executor.load(&artifact, spec.clone()) {
+        match self.executor.load(&artifact, spec.clone(), deadline) {
             Ok(prepared) => Some(Recalled { prepared, verified }),
             Err(_) => {
                 cache.forget(id);
@@ -107,7 +113,7 @@ pub(crate) fn admit(
         .map_err(|e| Refusal::new(&id, e.code, e.detail))?;
     let prepared = means
         .executor
-        .load(&artifact, gated.spec.clone())
+        .load(&artifact, gated.spec.clone(), gated.deadline)
         .map_err(|detail| Refusal::new(&id, "kernel_compile", detail))?;
     let compiled = CompiledKernel { gated, prepared };
     let verified = prove(&compiled).map_err(|(code, what)| Refusal::new(&id, code, what))?;
@@ -142,6 +148,7 @@ pub(crate) fn rehearse(admitted: &AdmittedKernel, shapes: &[Words]) -> Result<us
         numbers(gated, op, &case, &output.unwrap_or_default()).map_err(refused)?;
         calls += 1;
     }
+    bench.close().map_err(failed)?;
     Ok(calls)
 }
 
@@ -161,7 +168,7 @@ fn prove(compiled: &CompiledKernel) -> Result<bool, Objection> {
     {
         check_info(info).map_err(|what| ("kernel_abi", what))?;
     }
-    match gated.key.known() {
+    let verified = match gated.key.known() {
         Some((op, _)) => {
             let cases = golden::cases(op, &gated.key.inputs, gated.key.output)
                 .map_err(|detail| ("admission_failed", detail))?;
@@ -171,16 +178,18 @@ fn prove(compiled: &CompiledKernel) -> Result<bool, Objection> {
                 let output = manners(&mut bench, compiled, case, false)?;
                 numbers(gated, op, case, &output.unwrap_or_default())?;
             }
-            Ok(true)
+            true
         }
         None => {
             let cases = golden::custom_cases(&gated.plan);
             for case in cases.iter().chain(cases.first()) {
                 manners(&mut bench, compiled, case, true)?;
             }
-            Ok(false)
+            false
         }
-    }
+    };
+    bench.close().map_err(objection)?;
+    Ok(verified)
 }
 
 /// Runs a case twice and checks everything but the numbers. `None` where the kernel declined the

@@ -25,6 +25,7 @@ pub(crate) const VERSION: semver::Version = semver::Version::new(0, 0, 0);
 
 use crate::HostConfig;
 use crate::config::Compiler;
+use crate::deadline::Deadline;
 use crate::error::TrapKind;
 use std::sync::Arc;
 
@@ -66,7 +67,7 @@ pub(crate) struct KernelSpec {
     pub(crate) memory_pages: u32,
     /// Elements that its table may reach.
     pub(crate) table_elements: u32,
-    /// Ticks that a call may take.
+    /// Ticks that its pack asks for a call.
     pub(crate) ticks: u64,
 }
 
@@ -102,11 +103,15 @@ pub(crate) trait Executor: Send + Sync {
         &self,
         artifact: &Artifact,
         spec: KernelSpec,
+        deadline: Deadline,
     ) -> Result<Arc<dyn PreparedKernel>, String>;
 }
 
 /// A compiled kernel.
 pub(crate) trait PreparedKernel: Send + Sync {
+    /// What its calls may take.
+    fn deadline(&self) -> &Deadline;
+
     /// Makes an instance, its deadline running from before the first instruction.
     ///
     /// # Errors
@@ -128,9 +133,9 @@ pub(crate) trait Instance: Send {
     /// The most bytes that the memory can have.
     fn memory_limit(&self) -> usize;
 
-    /// Calls the entry point with the address of a descriptor. Gives its status, and the memory as
-    /// it left it.
-    fn call(&mut self, descriptor: u32) -> Result<(i32, &[u8]), Trap>;
+    /// Calls the entry point with the address of a descriptor, which may take so many ticks. Gives
+    /// its status, and the memory as it left it.
+    fn call(&mut self, descriptor: u32, ticks: u64) -> Result<(i32, &[u8]), Trap>;
 
     /// Calls `kernel_init`; `None` where there is none.
     fn init(&mut self, params: u32, len: u32) -> Result<Option<i32>, Trap>;
@@ -139,5 +144,5 @@ pub(crate) trait Instance: Send {
     fn info(&mut self, out: u32) -> Result<Option<i32>, Trap>;
 
     /// Calls `kernel_cleanup` where there is one.
-    fn cleanup(&mut self);
+    fn cleanup(&mut self) -> Result<(), Trap>;
 }

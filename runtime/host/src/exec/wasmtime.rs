@@ -11,13 +11,16 @@ use super::{
 };
 use crate::HostConfig;
 use crate::config::Compiler;
+use crate::deadline::{Deadline, Spent, thread_time};
 use crate::error::TrapKind;
 use crate::ticker::Ticker;
 use ruvllm_abi::export;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
+use std::time::Duration;
 use wasmtime::{
     Config, Engine, Extern, Memory, Module, OptLevel, ResourceLimiter, Store, TypedFunc,
+    UpdateDeadline,
 };
 
 /// The version of the engine, which a manifest's `min_version` is held against.
@@ -125,34 +128,46 @@ impl Executor for WasmtimeExecutor {
         &self,
         artifact: &Artifact,
         spec: KernelSpec,
+        deadline: Deadline,
     ) -> Result<Arc<dyn PreparedKernel>, String> {
         let engine = self.engine.clone();
         self.ticker
             .start(move || engine.increment_epoch())
             .map_err(|e| format!("cannot start the deadline clock: {e}"))?;
         let module = aot::load(&self.engine, artifact)?;
-        Ok(Arc::new(Prepared { module, spec, _ticker: self.ticker.clone() }))
+        Ok(Arc::new(Prepared { module, spec, deadline, _ticker: self.ticker.clone() }))
     }
 }
 
 struct Prepared {
     module: Module,
     spec: KernelSpec,
+    deadline: Deadline,
     /// Deadlines hold only while the clock ticks: it must outlive everything that can run.
     _ticker: Arc<Ticker>,
 }
 
 impl PreparedKernel for Prepared {
+    fn deadline(&self) -> &Deadline {
+        &self.deadline
+    }
+
     fn instantiate(&self) -> Result<Box<dyn Instance>, Trap> {
         let limits = Limits {
             memory: self.spec.memory_pages as usize * PAGE,
             table: self.spec.table_elements as usize,
+            spent: Spent::default(),
         };
         let mut store = Store::new(self.module.engine(), limits);
         store.limiter(|limits| limits);
-        // A deadline of n ticks expires between n - 1 and n ticks from now: one more is fair.
-        let ticks = self.spec.ticks.max(1) + 1;
-        store.set_epoch_deadline(ticks);
+        store.epoch_deadline_callback(|mut store| {
+            Ok(match store.data_mut().spent.overrun(thread_time()) {
+                Some(ticks) => UpdateDeadline::Continue(ticks),
+                None => UpdateDeadline::Interrupt,
+            })
+        });
+        let Deadline { tick, aside, .. } = self.deadline;
+        begin(&mut store, aside, tick);
         let instance = wasmtime::Instance::new(&mut store, &self.module, &[]).map_err(trap)?;
         let missing =
             |name: &str| other(format!("the export {name} is missing or has another type"));
@@ -183,17 +198,27 @@ impl PreparedKernel for Prepared {
             info,
             cleanup,
             heap_base,
-            ticks,
+            tick,
+            aside,
             limit,
             _ticker: self._ticker.clone(),
         }))
     }
 }
 
-/// What the store of one instance may hold.
+/// What the store of one instance may hold, and what its call has used of its deadline.
 struct Limits {
     memory: usize,
     table: usize,
+    spent: Spent,
+}
+
+/// Starts the deadline of a call of so many ticks.
+#[inline]
+fn begin(store: &mut Store<Limits>, ticks: u64, tick: Duration) {
+    // A deadline of n ticks expires between n - 1 and n ticks from now: one more is fair.
+    store.set_epoch_deadline(ticks + 1);
+    store.data_mut().spent.begin(ticks, tick);
 }
 
 impl ResourceLimiter for Limits {
@@ -236,7 +261,8 @@ struct Running {
     info: Option<TypedFunc<u32, i32>>,
     cleanup: Option<TypedFunc<(), ()>>,
     heap_base: u32,
-    ticks: u64,
+    tick: Duration,
+    aside: u64,
     limit: usize,
     _ticker: Arc<Ticker>,
 }
@@ -263,30 +289,28 @@ impl Instance for Running {
         self.limit
     }
 
-    fn call(&mut self, descriptor: u32) -> Result<(i32, &[u8]), Trap> {
-        self.store.set_epoch_deadline(self.ticks);
+    fn call(&mut self, descriptor: u32, ticks: u64) -> Result<(i32, &[u8]), Trap> {
+        begin(&mut self.store, ticks, self.tick);
         let status = self.entry.call(&mut self.store, descriptor).map_err(trap)?;
         Ok((status, self.memory.data(&self.store)))
     }
 
     fn init(&mut self, params: u32, len: u32) -> Result<Option<i32>, Trap> {
         let Some(init) = &self.init else { return Ok(None) };
-        self.store.set_epoch_deadline(self.ticks);
+        begin(&mut self.store, self.aside, self.tick);
         init.call(&mut self.store, (params, len)).map(Some).map_err(trap)
     }
 
     fn info(&mut self, out: u32) -> Result<Option<i32>, Trap> {
         let Some(info) = &self.info else { return Ok(None) };
-        self.store.set_epoch_deadline(self.ticks);
+        begin(&mut self.store, self.aside, self.tick);
         info.call(&mut self.store, out).map(Some).map_err(trap)
     }
 
-    fn cleanup(&mut self) {
-        if let Some(cleanup) = &self.cleanup {
-            self.store.set_epoch_deadline(self.ticks);
-            // Nothing depends on it: the store goes next, whatever the kernel says.
-            let _ = cleanup.call(&mut self.store, ());
-        }
+    fn cleanup(&mut self) -> Result<(), Trap> {
+        let Some(cleanup) = &self.cleanup else { return Ok(()) };
+        begin(&mut self.store, self.aside, self.tick);
+        cleanup.call(&mut self.store, ()).map_err(trap)
     }
 }
 

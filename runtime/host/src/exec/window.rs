@@ -7,7 +7,9 @@
 
 use super::{Instance, PreparedKernel, Trap};
 use crate::call::{OpCall, Operand, Resident, ResidentBytes, Words};
+use crate::deadline::Deadline;
 use crate::error::Failure;
+use crate::host::Witness;
 use crate::plan::CallBytes;
 use crate::swap::seen::Constants;
 use ruvllm_abi::{ABI_VERSION, KernelDescriptor, KernelInfo, REGION_ALIGN, Region, SCRATCH_BYTES};
@@ -28,6 +30,9 @@ const PARAMS_BYTES: usize = Words::BYTES.next_multiple_of(REGION_ALIGN);
 /// An instance together with what the host keeps in its memory.
 pub(crate) struct Bench {
     instance: Box<dyn Instance>,
+    deadline: Deadline,
+    /// Ticks that the call may take that is laid out.
+    ticks: u64,
     limit: usize,
     /// Bytes that its memory has at least; a kernel may have grown it further.
     size: usize,
@@ -45,6 +50,8 @@ pub(crate) struct Bench {
     spoiled: bool,
     /// Where constants are noted that it takes up.
     constants: Option<Arc<Constants>>,
+    /// Who is told where it does not end as it should.
+    witness: Option<Witness>,
 }
 
 struct Uploaded {
@@ -68,6 +75,8 @@ impl Bench {
         let mut bench = Self {
             size: 0,
             instance,
+            deadline: *prepared.deadline(),
+            ticks: 0,
             limit,
             descriptor,
             params,
@@ -79,6 +88,7 @@ impl Bench {
             last: KernelDescriptor::default(),
             spoiled: false,
             constants: None,
+            witness: None,
         };
         bench.reserve(residents_from).map_err(|_| {
             failed(format!(
@@ -95,10 +105,31 @@ impl Bench {
         }
     }
 
-    /// The same, which from now on notes the constants that it takes up.
-    pub(crate) fn noting(mut self, constants: Arc<Constants>) -> Self {
-        self.constants = Some(constants);
+    /// The same for a worker: it notes the constants that it takes up from now on, and what goes
+    /// wrong at its end is told to `witness`.
+    pub(crate) fn serving(mut self, constants: Arc<Constants>, witness: Witness) -> Self {
+        (self.constants, self.witness) = (Some(constants), Some(witness));
         self
+    }
+
+    /// Ends it as dropping does, and says how `kernel_cleanup` went.
+    ///
+    /// # Errors
+    /// [`Failure::Cleanup`].
+    pub(crate) fn close(mut self) -> Result<(), Failure> {
+        self.cleanup()
+    }
+
+    fn cleanup(&mut self) -> Result<(), Failure> {
+        // After a trap the kernel's state means nothing, and it is not asked to tidy up.
+        if std::mem::replace(&mut self.spoiled, true) {
+            return Ok(());
+        }
+        let Trap { kind: trap, detail } = match self.instance.cleanup() {
+            Ok(()) => return Ok(()),
+            Err(trap) => trap,
+        };
+        Err(Failure::Cleanup { trap, detail })
     }
 
     /// Takes constants up and has room for operands and output of so many bytes at hand, as far as its
@@ -215,13 +246,14 @@ impl Bench {
             }
         }
         self.last = desc;
+        self.ticks = self.deadline.ticks(bytes, &call.words);
         Ok(())
     }
 
     /// Runs the kernel on what [`Bench::prepare`] laid out, and gives its output.
     #[inline]
     pub(crate) fn run(&mut self) -> Result<&[u8], Failure> {
-        match self.instance.call(self.descriptor as u32) {
+        match self.instance.call(self.descriptor as u32, self.ticks) {
             Ok((0, memory)) => Ok(within(memory, self.last.output)),
             Ok((status, _)) => Err(Failure::Status { status }),
             Err(trap) => Err(failed(trap, &mut self.spoiled)),
@@ -314,9 +346,12 @@ impl Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        // After a trap the kernel's state means nothing, and it is not asked to tidy up.
-        if !self.spoiled {
-            self.instance.cleanup();
+        // A kernel that failed to tidy up once is not asked again: instances may go by the dozen.
+        if self.witness.as_ref().is_some_and(Witness::knows_better) {
+            return;
+        }
+        if let (Err(failure), Some(witness)) = (self.cleanup(), &self.witness) {
+            witness.tell(&failure);
         }
     }
 }

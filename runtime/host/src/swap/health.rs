@@ -21,7 +21,7 @@ use std::time::Duration;
 pub struct HealthLimits {
     /// How long it is watched.
     pub window: Duration,
-    /// Calls that trap, return a status, or find no instance.
+    /// Calls that trap, return a status, or find no instance, and instances that do not end well.
     pub traps: u64,
     /// Calls that run into their deadline.
     pub deadlines: u64,
@@ -58,7 +58,7 @@ impl Default for HealthLimits {
 /// Figures of the kernels that are new in a generation, since it was published.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Vitals {
-    /// Calls that trapped, returned a status, or found no instance.
+    /// Calls that trapped, returned a status, or found no instance, and instances that did not end well.
     pub traps: u64,
     /// Calls that ran into their deadline.
     pub deadlines: u64,
@@ -345,7 +345,9 @@ fn count(ledger: &Ledger) -> Vitals {
             "kernel_mismatch" | "kernel_non_finite" | "kernel_wrote_input" => {
                 &mut vitals.wrong_numbers
             }
-            "kernel_trap" | "kernel_status" | "kernel_instantiate" => &mut vitals.traps,
+            "kernel_trap" | "kernel_status" | "kernel_instantiate" | "kernel_cleanup" => {
+                &mut vitals.traps
+            }
             // The call's fault, not the kernel's.
             _ => continue,
         } += calls;

@@ -11,7 +11,7 @@ use crate::call::Words;
 use crate::error::Failure;
 use crate::exec::PreparedKernel;
 use crate::exec::window::Bench;
-use crate::host::{Shared, lock};
+use crate::host::{Shared, Witness, lock};
 use crate::kernel::{Body, Kernel};
 use crate::registry::RegistrySnapshot;
 use crate::run::TILE_BYTES;
@@ -45,10 +45,11 @@ impl Ready {
         prepared: &dyn PreparedKernel,
         defaults: &[u32],
         seen: impl FnOnce() -> Seen,
+        witness: impl FnOnce() -> Witness,
     ) -> Result<Bench, Failure> {
         match lock(&self.0).pop() {
             Some(bench) => Ok(bench),
-            None => Ok(Bench::new(prepared, defaults)?.noting(seen().constants)),
+            None => Ok(Bench::new(prepared, defaults)?.serving(seen().constants, witness())),
         }
     }
 }
@@ -105,7 +106,7 @@ impl Shared {
         for _ in 0..missing {
             // What is wrong with it, its workers will find and report.
             let Ok(bench) = Bench::new(&**prepared, defaults) else { return };
-            let mut bench = bench.noting(seen.constants.clone());
+            let mut bench = bench.serving(seen.constants.clone(), self.witness(&kernel.ledger));
             bench.warm(&constants, window);
             lock(&kernel.ready.0).push(bench);
         }
