@@ -36,6 +36,7 @@ mod plan;
 mod race;
 mod registry;
 mod run;
+mod sampling;
 mod select;
 mod stats;
 mod swap;

@@ -14,6 +14,7 @@ use crate::plan::{CallBytes, CallPlan};
 use crate::race::{Race, class};
 use crate::registry::{OpSlot, RegistrySnapshot, Slot};
 use crate::run::{self, Run, Scratch};
+use crate::sampling::Sampler;
 use crate::stats::{Counters, Ledger, Timing};
 use crate::tensor::{Tensor, bind};
 use crate::{CallError, OpKey};
@@ -24,10 +25,10 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Bytes of operands and output together below which a call is brief: reading the clock would take
-/// as long as the call, so one of [`CLOCK_EVERY`] is timed.
+/// as long as the call, so about one of [`CLOCK_EVERY`] is timed.
 const BRIEF_BYTES: usize = 4 << 10;
 
-/// Of so many brief calls one is timed.
+/// Of so many brief calls one is timed on average, and no kernel can know which.
 const CLOCK_EVERY: u32 = 64;
 
 /// How often each candidate of a race runs.
@@ -41,6 +42,7 @@ pub struct Worker {
     retired: u64,
     isa: Isa,
     check: Scratch,
+    sampler: Sampler,
 }
 
 /// What a worker keeps of one kernel.
@@ -66,7 +68,14 @@ impl Worker {
     pub(crate) fn new(host: Arc<Shared>) -> Self {
         let retired = host.uids.retired.load(Relaxed);
         let isa = host.config.isa.usable();
-        Self { host, lanes: Vec::new(), retired, isa, check: Scratch::default() }
+        Self {
+            host,
+            lanes: Vec::new(),
+            retired,
+            isa,
+            check: Scratch::default(),
+            sampler: Sampler::new(),
+        }
     }
 
     /// Calls an operation of the snapshot and hands its result to `out`, bytes to write or a reader.
@@ -261,14 +270,17 @@ impl Worker {
         let usual = kernel.is_native() || lane.bench.is_some() && lane.until_check > 0;
         let brief = usual && bytes.total() < BRIEF_BYTES;
         let timed = !brief || lane.until_clock == 0;
-        if brief {
-            lane.until_clock = if timed { CLOCK_EVERY - 1 } else { lane.until_clock - 1 };
+        if !timed {
+            lane.until_clock -= 1;
         }
         let class = bytes.class();
         let first_of_class = lane.noted & class == 0;
         lane.noted |= class;
         if first_of_class {
             self.host.seen.note(&kernel.key, &call.words);
+        }
+        if brief && timed {
+            self.lanes[kernel.uid].until_clock = self.sampler.next_gap(CLOCK_EVERY) - 1;
         }
         let started = timed.then(Instant::now);
         self.attempt(kernel, target, call, bytes, out)?;
@@ -342,7 +354,8 @@ impl Worker {
         let alive = Arc::downgrade(kernel);
         let open = Some(Open { alive, ledger, counters });
         // In place of what an earlier kernel of this number has left.
-        self.lanes[kernel.uid] = Lane { open, ..Lane::default() };
+        let until_clock = self.sampler.next_gap(CLOCK_EVERY) - 1;
+        self.lanes[kernel.uid] = Lane { open, until_clock, ..Lane::default() };
     }
 
     /// Books a failure and discards the instance, which may be spoiled.

@@ -339,3 +339,23 @@ fn policies_decide_who_answers() {
     assert_eq!(kept, "rmsnorm_f32");
     assert!(explanation.notes[0].contains("nobody"));
 }
+
+#[test]
+fn a_kernel_that_is_fast_in_every_64th_call_is_reported_as_it_is() {
+    // Slow but for the calls that would be timed if those came every so many.
+    let count = "(global.set $calls (i32.add (global.get $calls) (i32.const 1)))
+        (if (i32.ne (i32.and (global.get $calls) (i32.const 63)) (i32.const 2))
+          (then (local.set $i (i32.const 100000))
+            (loop $l (br_if $l (local.tee $i (i32.sub (local.get $i) (i32.const 1)))))))";
+    let module =
+        Module { fields: "(global $calls (mut i32) (i32.const 0))".into(), ..but_for(100, count) };
+    let host = host(HostConfig::default(), &pack(&module));
+    let (snap, mut worker) = (host.snapshot(), host.worker().unwrap());
+    let started = std::time::Instant::now();
+    for _ in 0..6400 {
+        rmsnorm(&mut worker, &snap, 1, 100).unwrap();
+    }
+    let took = started.elapsed().as_nanos() as u64;
+    let reported = stats(&host, "rmsnorm_f32").nanos;
+    assert!(reported > took / 4 && reported < took * 4, "{reported} of {took}");
+}
