@@ -125,6 +125,8 @@ pub struct HostConfig {
     pub limits: HostLimits,
     /// The unit of `max_epoch_ticks`: how often running kernels look at the clock.
     pub tick: Duration,
+    /// How long the kernels of one pack may compute, all together, to prove themselves at admission.
+    pub admission_time: Duration,
     /// How many failures of a kernel, over all workers, take it out of service.
     pub quarantine_after: u32,
     /// Every how many runs of an instance, beginning with its first, the output is checked against
@@ -165,6 +167,7 @@ impl Default for HostConfig {
             isa: Isa::detect(),
             limits: HostLimits::default(),
             tick: Duration::from_millis(1),
+            admission_time: Duration::from_secs(10),
             quarantine_after: 3,
             cross_check_every: 4096,
             deterministic: false,

@@ -1,6 +1,6 @@
 //! The gates before compilation: versions, features and limits of the manifest, then each module.
 
-use crate::admit::{Means, Recalled};
+use crate::admit::{Budget, Means, Recalled};
 use crate::compare::host_tolerance;
 use crate::deadline::Deadline;
 use crate::error::Refusal;
@@ -14,6 +14,7 @@ use ruvllm_manifest::{
     ExecutorGate, ExecutorKind, KernelEntry, LimitCaps, Manifest, RuntimeGates, Tolerance,
     Violation, check_compatibility,
 };
+use std::sync::Arc;
 
 /// Raised whenever the gates or admission ask something else of a kernel, so that what was admitted
 /// before shows itself again.
@@ -28,6 +29,7 @@ pub(crate) struct GatedKernel {
     pub(crate) plan: CallPlan,
     pub(crate) spec: KernelSpec,
     pub(crate) deadline: Deadline,
+    pub(crate) budget: Arc<Budget>,
     /// The words of the params at their defaults.
     pub(crate) defaults: Vec<u32>,
     /// Under which the cache of machine code keeps it.
@@ -262,6 +264,7 @@ fn kernel(
         key,
         spec,
         deadline,
+        budget: means.budget.clone(),
         author: entry.tolerance,
         defaults,
         plan,

@@ -31,6 +31,7 @@ mod output_too_small;
 mod poisoned_cache_entry;
 mod relaxed_simd_drift;
 mod replayed_cache_entry;
+mod slow_admission;
 mod slow_for_its_size;
 mod start_section;
 mod state_between_calls;

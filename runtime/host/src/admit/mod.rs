@@ -6,8 +6,10 @@
 //! write nothing behind its output. It cannot show more than it is asked: a kernel that is right
 //! here and wrong later is for the sampled cross-checks of [`crate::Worker`].
 
+mod budget;
 mod golden;
 
+pub(crate) use budget::Budget;
 pub(crate) use golden::{Case, live_case};
 
 use crate::OpKey;
@@ -55,6 +57,7 @@ pub(crate) struct Means<'a> {
     pub(crate) compiler: &'a Compiler,
     pub(crate) cache: Option<&'a AotCache>,
     pub(crate) pace: Pace,
+    pub(crate) budget: Arc<Budget>,
 }
 
 /// How hard to work on a pack.
@@ -201,6 +204,7 @@ fn manners(
     may_decline: bool,
 ) -> Result<Option<Vec<u8>>, Objection> {
     let plan = &compiled.gated.plan;
+    let _spending = compiled.gated.budget.spend()?;
     let call = case.call();
     let on = |(code, what): Objection| (code, format!("{what}, on {}", case.what));
     let bytes = plan

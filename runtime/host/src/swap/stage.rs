@@ -1,7 +1,7 @@
 //! Staging: a pack is gated, compiled, proved and rehearsed beside those that run.
 
 use super::generations::Generations;
-use crate::admit::{self, AdmittedKernel, Means, Pace};
+use crate::admit::{self, AdmittedKernel, Budget, Means, Pace};
 use crate::config::Compiler;
 use crate::error::{HostError, Refusal};
 use crate::gate::{self, GatedKernel, Skipped};
@@ -270,7 +270,8 @@ impl Shared {
             Some(Ok(cache)) => (Some(cache), None),
             Some(Err(why)) => (None, Some(why.clone())),
         };
-        let means = Means { executor: &*executor, compiler, cache, pace };
+        let budget = Arc::new(Budget::new(self.config.admission_time));
+        let means = Means { executor: &*executor, compiler, cache, pace, budget };
         let bytes = |id: &str| pack.kernel_bytes(id);
         let gated = gate::pass(manifest, bytes, &self.config, &means).map_err(refused)?;
         let admitted = self.admit_all(gated.kernels, pack, &means).map_err(refused)?;

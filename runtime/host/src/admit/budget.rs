@@ -1,0 +1,54 @@
+//! How long the kernels of one pack may take to prove themselves, all of them together.
+//!
+//! Each call of theirs has its deadline, and there are many. Counted is the processor time of the
+//! threads that run them, so that a busy machine refuses nobody; where the system does not tell that,
+//! time by the clock.
+
+use crate::deadline::thread_time;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// The time of one pack.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    limit: Duration,
+    /// Nanoseconds.
+    spent: AtomicU64,
+}
+
+/// Adds to what is spent until it is dropped.
+pub(crate) struct Spending<'a> {
+    budget: &'a Budget,
+    computed: Option<Duration>,
+    begun: Instant,
+}
+
+impl Budget {
+    pub(crate) fn new(limit: Duration) -> Self {
+        Self { limit, spent: AtomicU64::new(0) }
+    }
+
+    /// Begins to spend.
+    ///
+    /// # Errors
+    /// Where nothing is left: a code, and a sentence for the author.
+    pub(crate) fn spend(&self) -> Result<Spending<'_>, (&'static str, String)> {
+        if Duration::from_nanos(self.spent.load(Relaxed)) < self.limit {
+            return Ok(Spending { budget: self, computed: thread_time(), begun: Instant::now() });
+        }
+        let what = format!(
+            "the pack's kernels computed for more than {} s to prove themselves: make them faster, \
+             or put them into several packs",
+            self.limit.as_secs_f64()
+        );
+        Err(("admission_timeout", what))
+    }
+}
+
+impl Drop for Spending<'_> {
+    fn drop(&mut self) {
+        let computed = thread_time().zip(self.computed).map(|(now, then)| now.saturating_sub(then));
+        let took = computed.unwrap_or_else(|| self.begun.elapsed());
+        self.budget.spent.fetch_add(took.as_nanos() as u64, Relaxed);
+    }
+}
