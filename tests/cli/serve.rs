@@ -2,7 +2,7 @@
 
 use crate::program::ruvllm;
 use crate::serving::Serving;
-use std::process::Command;
+use std::process::{Child, Command};
 
 const REFERENCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../server/ruvllm.toml");
 
@@ -108,4 +108,48 @@ fn a_server_that_ends_has_sent_its_traces_without_prompts() {
     assert!(spans.iter().any(|span| span.parent == request.id));
     assert!(!collector.has_received(b"secret"));
     ruvllm(&["serve", "--check", "--otlp-endpoint", "localhost"]).refused(&["http://"]);
+}
+
+/// Whatever hangs: here a file that never comes to an end, while the server starts.
+#[cfg(unix)]
+#[test]
+fn a_server_that_hangs_ends_some_seconds_after_the_signal() {
+    let dir = tempfile::tempdir().unwrap();
+    let (fifo, packs) = (dir.path().join("probe.txt"), dir.path().join("packs"));
+    std::fs::create_dir(&packs).unwrap();
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let start = || {
+        let mut serve = Command::new(env!("CARGO_BIN_EXE_ruvllm"));
+        serve.args(["serve", "--listen", "127.0.0.1:0", "--drain-timeout", "0.2", "--cache-dir"]);
+        serve.arg(crate::program::caches()).arg("--state-dir").arg(dir.path().join("state"));
+        serve.arg("--watch-packs").arg(&packs).arg("--probe-text").arg(&fifo);
+        serve.stderr(std::process::Stdio::piped()).spawn().unwrap()
+    };
+    let kill = |child: &Child| {
+        let killed = Command::new("kill").arg(child.id().to_string()).status().unwrap();
+        assert!(killed.success());
+    };
+    // Opened for writing once the server reads it, and never written to.
+    let (mut one, writer) = (start(), std::fs::File::options().write(true).open(&fifo).unwrap());
+    let begun = std::time::Instant::now();
+    kill(&one);
+    assert_eq!(one.wait().unwrap().code(), Some(124));
+    let took = begun.elapsed();
+    assert!((5..60).contains(&took.as_secs()), "{took:?}");
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut one.stderr.take().unwrap(), &mut said).unwrap();
+    assert!(said.contains("not everything had stopped"), "{said}");
+    drop(writer);
+    // A second signal ends it at once.
+    let (mut two, _writer) = (start(), std::fs::File::options().write(true).open(&fifo).unwrap());
+    let begun = std::time::Instant::now();
+    while two.try_wait().unwrap().is_none() {
+        let _ = Command::new("kill")
+            .arg(two.id().to_string())
+            .stderr(std::process::Stdio::null())
+            .status();
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+    assert_eq!(two.wait().unwrap().code(), Some(130));
+    assert!(begun.elapsed() < took, "{:?}", begun.elapsed());
 }

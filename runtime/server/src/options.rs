@@ -74,7 +74,8 @@ pub struct Limits {
     /// Seconds until a request that is not finished is ended.
     #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
     pub request_timeout: Duration,
-    /// Seconds that requests have to finish when the server is told to stop.
+    /// Seconds that requests have to finish when the server is told to stop. Five seconds later the
+    /// process has ended, with exit status 124 where something of it had not.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     pub drain_timeout: Duration,
 }

@@ -6,6 +6,10 @@ use super::{Ended, Failure, config_file, setup, supervise};
 use ruvllm::embedded;
 use ruvllm::engine::Model;
 use ruvllm::server::{ApiKey, Served, Server};
+use std::time::Duration;
+
+/// Time to close what is open, behind the time that requests have to finish.
+const MARGIN: Duration = Duration::from_secs(5);
 
 pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     if args.print_config {
@@ -37,6 +41,7 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
         return Ok(Ended::Done);
     }
     let stop = StopFlag::install()?;
+    stop.end_within(args.server.limits.drain_timeout + MARGIN);
     let runtime = setup::runtime(&options)?;
     let supervisor = supervise::open(admin, &options.kernels, &runtime)?;
     let watchdog = supervisor.as_ref().map(|supervisor| supervisor.watch(supervise::PERIOD));

@@ -1,9 +1,11 @@
-//! Ctrl-C: the first asks the command to stop after the token at hand, the second ends the process.
+//! Ctrl-C and SIGTERM: the first asks the command to stop after the token at hand, the second ends the
+//! process, and so does time where a command says how long stopping may take.
 
 use super::Failure;
+use std::io::{self, Write as _};
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -13,20 +15,36 @@ pub(crate) struct StopFlag {
     asked: Arc<AtomicBool>,
     /// Who installed it and may wait.
     waiter: Thread,
+    /// How long stopping may take.
+    within: Arc<OnceLock<Duration>>,
 }
+
+/// The exit status of a process that did not stop in time: that of `timeout`.
+const OVERDUE: i32 = 124;
 
 impl StopFlag {
     /// Installs the handler; once per process.
     pub(crate) fn install() -> Result<Self, Failure> {
-        let flag = StopFlag { asked: Arc::default(), waiter: thread::current() };
+        let flag =
+            StopFlag { asked: Arc::default(), waiter: thread::current(), within: Arc::default() };
         let asked = flag.clone();
         ctrlc::set_handler(move || {
             if asked.asked.swap(true, Ordering::Relaxed) {
                 std::process::exit(130);
             }
             asked.waiter.unpark();
+            if let Some(&within) = asked.within.get() {
+                // Where there is no thread to be had, a second signal still ends the process.
+                let timer = thread::Builder::new().name("ruvllm-end".to_owned());
+                drop(timer.spawn(move || end_after(within)));
+            }
         })?;
         Ok(flag)
+    }
+
+    /// Ends the process so long after somebody asked, whatever its threads are doing then.
+    pub(crate) fn end_within(&self, time: Duration) {
+        let _ = self.within.set(time);
     }
 
     pub(crate) fn is_set(&self) -> bool {
@@ -61,4 +79,15 @@ impl StopFlag {
     pub(crate) fn flow(&self) -> ControlFlow<()> {
         if self.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
+}
+
+fn end_after(time: Duration) {
+    thread::sleep(time);
+    // Not through the log, whose writer may be what hangs.
+    let seconds = time.as_secs_f64();
+    let _ = writeln!(
+        io::stderr(),
+        "error: not everything had stopped {seconds:.1} s after the signal, so the process ends without it"
+    );
+    std::process::exit(OVERDUE);
 }
