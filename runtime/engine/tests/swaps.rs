@@ -20,7 +20,7 @@ use std::time::Duration;
 use common::repository;
 use common::swapping::{Publisher, TOKENS, Tales, USED, engine, host, next_step, start, until};
 use ruvllm_engine::SessionOptions;
-use ruvllm_host::{Host, HostConfig, Supervisor, SupervisorConfig};
+use ruvllm_host::{HealthLimits, Host, HostConfig, Supervisor, SupervisorConfig};
 use ruvllm_signing::SecretKey;
 use ruvllm_tests::faults::{Faults, with_faults};
 use ruvllm_tests::wat::{Module, rmsnorm_f32};
@@ -187,6 +187,7 @@ fn a_pack_that_does_harm_is_taken_back_and_no_text_changes() {
     let clock = Arc::clone(&seconds);
     let config = SupervisorConfig {
         clock: Arc::new(move || Duration::from_secs(clock.load(Relaxed))),
+        limits: HealthLimits { evidence_calls: 0, ..HealthLimits::default() },
         ..SupervisorConfig::new(directory.path().join("state"), good.policy())
     };
     let host = Host::new(HostConfig::default()).unwrap();

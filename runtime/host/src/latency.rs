@@ -87,6 +87,19 @@ impl Times {
         self.0.iter().sum()
     }
 
+    /// The mean of all calls but the longest few, in nanoseconds. On a busy machine a call that is
+    /// interrupted takes as long as thousands of others, and few of those that are timed are.
+    pub(crate) fn mean_but(&self, longest: u64) -> f64 {
+        let mut left = self.calls().saturating_sub(longest);
+        let (calls, mut sum) = (left.max(1) as f64, 0.0);
+        for (i, &count) in self.0.iter().enumerate() {
+            let taken = count.min(left);
+            left -= taken;
+            sum += taken as f64 * (lower(i) + lower(i + 1)) / 2.0;
+        }
+        sum / calls
+    }
+
     /// Nanoseconds that half of the calls stayed below.
     pub(crate) fn median(&self) -> f64 {
         let half = self.calls() as f64 / 2.0;
@@ -152,5 +165,23 @@ mod tests {
             assert_eq!(times.since(&times), Times::default());
         }
         assert_eq!((bucket(0), bucket(16), bucket(u64::MAX)), (0, 0, BUCKETS - 1));
+    }
+
+    #[test]
+    fn a_mean_sees_what_a_median_does_not_but_for_a_few() {
+        let times = |slow: u64| {
+            let tally = Tally::default();
+            (0..1000 - slow).for_each(|_| tally.add(600));
+            (0..slow).for_each(|_| tally.add(3_000_000));
+            let mut times = Times::default();
+            times.take(&tally);
+            times
+        };
+        for (slow, low, high) in [(0, 500.0, 700.0), (8, 500.0, 700.0), (108, 250e3, 350e3)] {
+            let (mean, median) = (times(slow).mean_but(8), times(slow).median());
+            assert!((low..high).contains(&mean), "{slow}: {mean}");
+            assert!((500.0..700.0).contains(&median), "{slow}: {median}");
+        }
+        assert_eq!(Times::default().mean_but(8), 0.0);
     }
 }

@@ -182,6 +182,12 @@ impl Ledger {
         times
     }
 
+    /// Calls that it answered.
+    pub(crate) fn calls(&self) -> u64 {
+        let open = self.lock();
+        open.calls + open.workers.iter().map(|worker| worker.calls.load(Relaxed)).sum::<u64>()
+    }
+
     /// Failed calls by [`Failure::code`].
     pub(crate) fn failures(&self) -> BTreeMap<&'static str, u64> {
         self.lock().failures.clone()
@@ -237,7 +243,8 @@ pub struct OpStats {
     /// Calls that it answered.
     pub calls: u64,
     /// Time that those took, in nanoseconds, copies, readers and cross-checks included. Of calls that
-    /// move less than 4 KiB one in 64 is timed and stands for the others; all others are timed.
+    /// move less than 4 KiB one in 64 is timed, drawn by chance, and stands for the others; all others
+    /// are timed.
     pub nanos: u64,
     /// Calls that it failed, and that went to the next candidate unless strict.
     pub fallbacks: u64,

@@ -8,19 +8,28 @@
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Ticks every `period` from its first [`Ticker::start`] until it is dropped.
 pub(crate) struct Ticker {
     name: &'static str,
     period: Duration,
+    /// How long dropping it waits for a tick that has begun; as long as that takes when absent.
+    patience: Option<Duration>,
     running: Mutex<Option<(mpsc::Sender<()>, JoinHandle<()>)>>,
 }
 
 impl Ticker {
     /// A ticker whose thread has this name.
     pub(crate) fn new(name: &'static str, period: Duration) -> Self {
-        Self { name, period: period.max(Duration::from_micros(100)), running: Mutex::new(None) }
+        let period = period.max(Duration::from_micros(100));
+        Self { name, period, patience: None, running: Mutex::new(None) }
+    }
+
+    /// The same, for ticks that may take long: dropping it waits for one for a second at most.
+    pub(crate) fn impatient(mut self) -> Self {
+        self.patience = Some(Duration::from_secs(1));
+        self
     }
 
     /// Starts the thread unless it already runs.
@@ -46,6 +55,15 @@ impl Drop for Ticker {
         let running = self.running.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some((stop, thread)) = running {
             drop(stop);
+            if let Some(patience) = self.patience {
+                let begun = Instant::now();
+                while !thread.is_finished() {
+                    if begun.elapsed() > patience {
+                        return;
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
             // The last reference to a host may be dropped by a kernel thread, never by the ticker.
             let _ = thread.join();
         }

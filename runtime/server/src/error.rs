@@ -342,9 +342,9 @@ impl From<SupervisorError> for ApiError {
         let status = match error {
             SupervisorError::Host(error) => return error.into(),
             SupervisorError::Pack(error) => return error.into(),
-            SupervisorError::NoEarlier | SupervisorError::History(HistoryError::Locked { .. }) => {
-                StatusCode::CONFLICT
-            }
+            SupervisorError::NoEarlier
+            | SupervisorError::Overtaken
+            | SupervisorError::History(HistoryError::Locked { .. }) => StatusCode::CONFLICT,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         ApiError::new(status, code, message)

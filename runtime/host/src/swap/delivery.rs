@@ -102,15 +102,14 @@ impl Delivery {
         Self { supervisor, directory, share, entries, trial, notice }
     }
 
-    /// Looks into the directory every so often, on a thread of its own. Dropping what this gives
-    /// waits for a look that has begun.
+    /// Looks into the directory every so often, on a thread of its own.
     ///
     /// # Errors
     /// Where the system gives no thread.
     pub fn watch(mut self, period: Duration) -> io::Result<Watchdog> {
-        let ticker = Ticker::new("ruvllm-delivery", period);
+        let ticker = Ticker::new("ruvllm-delivery", period).impatient();
         ticker.start(move || self.look())?;
-        Ok(Watchdog { _ticker: ticker })
+        Ok(Watchdog { _tickers: vec![ticker] })
     }
 
     /// Looks into the directory once, and delivers what is to be delivered: takes as long as staging

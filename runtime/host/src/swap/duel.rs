@@ -6,6 +6,7 @@
 
 use crate::admit::{Case, live_case};
 use crate::call::Words;
+use crate::deadline::thread_time;
 use crate::exec::window::Bench;
 use crate::kernel::{Body, KernelCode};
 use crate::plan::CallBytes;
@@ -14,8 +15,17 @@ use ruvllm_abi::Op;
 use ruvllm_native::Isa;
 use std::time::{Duration, Instant};
 
-/// Calls of each shape, for each of the two.
-const CALLS: usize = 65;
+/// Calls of each shape, for each of the two, and how they take turns.
+const CALLS: usize = TURNS * RUN;
+const TURNS: usize = 5;
+const RUN: usize = 13;
+
+/// How many times as far as the median the mean may be off, over processor time, which other threads
+/// do not disturb.
+const MEANS: f64 = 2.0;
+
+/// How long a duel goes on; what was computed by then decides.
+const LIMIT: Duration = Duration::from_secs(1);
 
 /// Whether `new` takes more than `ratio` times as long as `old` for calls of any of the shapes. Also
 /// where that cannot be found out: whoever asks has a suspicion. `isa` is what native code uses.
@@ -30,19 +40,34 @@ pub(super) fn is_slower(
         return true;
     };
     let room = old.room().min(new.room()).min(TILE_BYTES);
-    let mut fought = false;
+    let (begun, mut fought) = (Instant::now(), false);
     for &words in shapes {
         // Longer calls are cut into such runs of rows.
         let Some(words) = new.code.plan.within(words, room) else { continue };
         let Some(case) = new.case(words) else { continue };
         let mut times = [[Duration::ZERO; CALLS]; 2];
-        for i in 0..CALLS {
-            for (duellist, times) in [&mut old, &mut new].into_iter().zip(&mut times) {
-                match duellist.call(&case) {
-                    Some(took) => times[i] = took,
-                    None => return true,
+        let mut computed = [Duration::ZERO; 2];
+        for turn in 0..TURNS {
+            if begun.elapsed() > LIMIT {
+                return !fought;
+            }
+            for (i, duellist) in [&mut old, &mut new].into_iter().enumerate() {
+                let before = thread_time();
+                for time in &mut times[i][turn * RUN..][..RUN] {
+                    match duellist.call(&case) {
+                        Some(took) => *time = took,
+                        None => return true,
+                    }
+                }
+                // The first turn touches pages that the others find.
+                if let (Some(before), Some(now), 1..) = (before, thread_time(), turn) {
+                    computed[i] += now.saturating_sub(before);
                 }
             }
+        }
+        let [before, now] = computed.map(|time| time.as_secs_f64());
+        if before > 0.0 && now > before * ratio * MEANS {
+            return true;
         }
         let [old, new] = times.map(|mut times| {
             times.sort_unstable();

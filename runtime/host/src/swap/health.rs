@@ -30,12 +30,17 @@ pub struct HealthLimits {
     /// Kernels that are taken out of service.
     pub quarantines: u64,
     /// How many times as long as in the old generation the median call of an operation may take, in
-    /// any class of sizes. One that takes longer, and not twice as long as that, counts only if it also
-    /// does where both generations' kernels compute the same calls in turns ([`Comparison::is_slower`]).
+    /// any class of sizes; the mean may be four times as far off, since other threads disturb it. One
+    /// that takes longer, and not twice as long as that, counts only if it also does where both
+    /// generations' kernels compute the same calls in turns ([`Comparison::is_slower`]).
     pub latency_ratio: f64,
     /// Calls that must have been timed on both sides before their medians are compared. Of calls that
     /// move less than 4 KiB one in 64 is timed.
     pub latency_calls: u64,
+    /// Calls that must have been timed of each changed operation that this host uses before its
+    /// kernels count as healthy; 0 asks for none. A window in which they were not is extended to
+    /// [`HealthWindow::EXTENDED`] times its length, and then ends unproven.
+    pub evidence_calls: u64,
     /// By how much the loss on the probe text may be higher, in nats per token.
     pub loss_margin: f64,
 }
@@ -50,6 +55,7 @@ impl Default for HealthLimits {
             quarantines: 0,
             latency_ratio: 1.5,
             latency_calls: 512,
+            evidence_calls: 512,
             loss_margin: 0.02,
         }
     }
@@ -70,6 +76,8 @@ pub struct Vitals {
     pub latencies: Vec<Latency>,
     /// The loss on the probe text, where there is one.
     pub losses: Option<Losses>,
+    /// What has not been seen yet and must be before they count as healthy.
+    pub lacking: Vec<String>,
 }
 
 /// How long the median call of an operation takes in two generations, were it of the least size of its
@@ -87,6 +95,10 @@ pub struct Latency {
     pub old_nanos: f64,
     /// In the new one.
     pub new_nanos: f64,
+    /// The mean in the old generation, the eight longest left out.
+    pub old_mean_nanos: f64,
+    /// In the new one.
+    pub new_mean_nanos: f64,
 }
 
 /// The loss on the probe text in two generations, in nats per token.
@@ -107,8 +119,11 @@ pub enum Health {
         /// What is left of the window.
         left: Duration,
     },
-    /// The window is over, and nothing spoke against it.
+    /// The window is over, enough was seen, and nothing spoke against it.
     Healthy,
+    /// The window is over, as far as it can be extended, and too little was seen to tell. It is watched
+    /// on: taken back where it does harm, and healthy once enough was seen.
+    Unproven,
     /// It is to be taken back.
     Sick(Sickness),
 }
@@ -143,6 +158,9 @@ pub struct HealthWindow {
 }
 
 impl HealthWindow {
+    /// How many times its length a window may last until enough was seen.
+    pub const EXTENDED: u32 = 4;
+
     /// A window that opens at this time, by a clock that does not go backwards.
     pub fn open(limits: HealthLimits, now: Duration) -> Self {
         let health = Health::Watching { left: limits.window };
@@ -156,12 +174,17 @@ impl HealthWindow {
 
     /// Judges figures as of this time. Once healthy or sick it stays so.
     pub fn observe(&mut self, now: Duration, vitals: &Vitals) -> &Health {
-        if let Health::Watching { .. } = self.health {
-            let left = self.limits.window.saturating_sub(now.saturating_sub(self.opened));
+        if let Health::Watching { .. } | Health::Unproven = self.health {
+            let passed = now.saturating_sub(self.opened);
+            let window = self.limits.window;
+            let left = window.saturating_sub(passed);
+            let longest = window.saturating_mul(Self::EXTENDED);
             self.health = match self.limits.objection(vitals) {
                 Some(sickness) => Health::Sick(sickness),
-                None if left.is_zero() => Health::Healthy,
-                None => Health::Watching { left },
+                None if !left.is_zero() => Health::Watching { left },
+                None if vitals.lacking.is_empty() => Health::Healthy,
+                None if passed >= longest => Health::Unproven,
+                None => Health::Watching { left: longest - passed },
             };
         }
         &self.health
@@ -171,8 +194,12 @@ impl HealthWindow {
 impl HealthLimits {
     /// How many times as long as it may an operation takes; 0 where too few calls were timed.
     pub(super) fn excess(&self, latency: &Latency) -> f64 {
-        let Latency { calls, old_nanos, new_nanos, .. } = *latency;
-        if calls < self.latency_calls { 0.0 } else { new_nanos / (old_nanos * self.latency_ratio) }
+        if latency.calls < self.latency_calls {
+            return 0.0;
+        }
+        let Latency { old_nanos, new_nanos, old_mean_nanos, new_mean_nanos, .. } = *latency;
+        let mean = new_mean_nanos / (old_mean_nanos * MEANS);
+        (new_nanos / old_nanos).max(mean) / self.latency_ratio
     }
 
     /// The first limit that the figures exceed.
@@ -188,15 +215,17 @@ impl HealthLimits {
             return Some(Sickness { code, detail: format!("{seen} {what}; {allowed} may") });
         }
         let slow = vitals.latencies.iter().find(|latency| self.excess(latency) > 1.0);
-        if let Some(Latency { op, below, calls, old_nanos, new_nanos }) = slow {
+        if let Some(latency) = slow {
+            let Latency { op, below, calls, .. } = latency;
+            let (what, old_nanos, new_nanos) = latency.worse();
             let size = match below {
                 Some(4096) => "of less than 4 KiB".to_owned(),
                 Some(bytes) => format!("of {} KiB", bytes >> 12),
                 None => "of 16 MiB".to_owned(),
             };
             let detail = format!(
-                "{op} takes {new_nanos:.0} ns a call {size} instead of {old_nanos:.0} ns, over \
-                 {calls} calls; {} times as long is allowed",
+                "{op} takes {new_nanos:.0} ns a call {size} instead of {old_nanos:.0} ns, in the \
+                 {what} of {calls} calls; {} times as long is allowed",
                 self.latency_ratio
             );
             return Some(Sickness { code: "latency", detail });
@@ -212,6 +241,23 @@ impl HealthLimits {
                 self.loss_margin
             ),
         })
+    }
+}
+
+/// How many times as far as the median the mean may be off.
+const MEANS: f64 = 4.0;
+
+/// Calls that a mean leaves out: those that other threads happened to interrupt.
+const LONGEST: u64 = 8;
+
+impl Latency {
+    /// Median or mean, whichever says more: its name, and its value in both generations.
+    fn worse(&self) -> (&'static str, f64, f64) {
+        let Latency { old_nanos, new_nanos, old_mean_nanos, new_mean_nanos, .. } = *self;
+        match new_nanos / old_nanos * MEANS < new_mean_nanos / old_mean_nanos {
+            true => ("mean", old_mean_nanos, new_mean_nanos),
+            false => ("median", old_nanos, new_nanos),
+        }
     }
 }
 
@@ -294,10 +340,41 @@ impl Comparison {
         if self.is_same(op) {
             return false;
         }
-        self.of(op).is_none_or(|Compared { firsts: [old, new], .. }| {
-            let isa = host.shared.config.isa.usable();
-            duel::is_slower(old, new, isa, &host.shared.seen.of(op).shapes, ratio)
-        })
+        self.rivals(op).is_none_or(|rivals| rivals.is_slower(host, ratio))
+    }
+
+    /// The kernels of an operation that compute the same calls where one is suspected to be slower.
+    pub(super) fn rivals(&self, op: &OpKey) -> Option<Rivals> {
+        self.of(op).map(|compared| Rivals(compared.firsts.clone()))
+    }
+
+    /// What must still be seen before the new kernels count as healthy: of each operation that this
+    /// host uses and that they answer, so many timed calls, and of at least one.
+    pub(super) fn lacking(&self, evidence: u64) -> Vec<String> {
+        if evidence == 0 || self.marks.is_empty() {
+            return Vec::new();
+        }
+        let timed = |ledger: &Ledger| ledger.times().iter().map(Times::calls).sum::<u64>();
+        let mut lacking = Vec::new();
+        let mut shown = false;
+        for Compared { op, firsts: [before, after], old, new } in &self.ops {
+            let since = |(ledger, mark): &(Arc<Ledger>, [Times; SIZES])| {
+                timed(ledger) - mark.iter().map(Times::calls).sum::<u64>()
+            };
+            let calls: u64 = new.iter().map(since).sum();
+            let is_used = old.iter().chain(new.iter().map(|(l, _)| l)).any(|l| l.calls() > 0);
+            if calls >= evidence {
+                shown = true;
+            } else if is_used && before.hash != after.hash {
+                lacking.push(format!("{op}: {calls} of {evidence} calls timed"));
+            }
+        }
+        // Operations that were not there before have nothing to be compared with.
+        shown |= self.marks.iter().any(|(ledger, _)| timed(ledger) >= evidence);
+        if lacking.is_empty() && !shown {
+            lacking.push(format!("no operation had {evidence} calls timed"));
+        }
+        lacking
     }
 
     /// The figures of the new generation since then, and those of the old one.
@@ -328,11 +405,26 @@ impl Comparison {
                         calls,
                         old_nanos: before.median(),
                         new_nanos: after.median(),
+                        old_mean_nanos: before.mean_but(LONGEST),
+                        new_mean_nanos: after.mean_but(LONGEST),
                     });
                 }
             }
         }
         vitals
+    }
+}
+
+/// The kernels that are asked first for an operation, in the old generation and in the new one.
+pub(super) struct Rivals([KernelCode; 2]);
+
+impl Rivals {
+    /// As [`Comparison::is_slower`].
+    pub(super) fn is_slower(&self, host: &Host, ratio: f64) -> bool {
+        let Self([old, new]) = self;
+        let shared = &host.shared;
+        let shapes = shared.seen.of(&new.key).shapes;
+        duel::is_slower(old, new, shared.config.isa.usable(), &shapes, ratio)
     }
 }
 
@@ -378,7 +470,10 @@ mod tests {
 
     fn latency(calls: u64, new_nanos: f64) -> Vitals {
         let op = OpKey::rmsnorm_f32();
-        let latency = Latency { op, below: Some(4096), calls, old_nanos: 100.0, new_nanos };
+        let (old_nanos, old_mean_nanos, new_mean_nanos) = (100.0, 100.0, 100.0);
+        let below = Some(4096);
+        let latency =
+            Latency { op, below, calls, old_nanos, new_nanos, old_mean_nanos, new_mean_nanos };
         Vitals { latencies: vec![latency], ..Vitals::default() }
     }
 
@@ -393,6 +488,22 @@ mod tests {
     }
 
     #[test]
+    fn a_window_without_evidence_is_extended_and_ends_unproven() {
+        let mut window = window();
+        let lacking = Vitals { lacking: vec!["calls".to_owned()], ..Vitals::default() };
+        let left = 900 * SECOND;
+        assert_eq!(*window.observe(1300 * SECOND, &lacking), Health::Watching { left });
+        assert_eq!(*window.observe(2199 * SECOND, &lacking), Health::Watching { left: SECOND });
+        assert_eq!(*window.observe(2200 * SECOND, &lacking), Health::Unproven);
+        // It is watched on.
+        let mut sick = window.clone();
+        assert_eq!(*window.observe(9999 * SECOND, &lacking), Health::Unproven);
+        assert_eq!(*window.observe(9999 * SECOND, &Vitals::default()), Health::Healthy);
+        let traps = Vitals { traps: 1, ..lacking };
+        assert!(matches!(sick.observe(9999 * SECOND, &traps), Health::Sick(_)));
+    }
+
+    #[test]
     fn each_limit_speaks_for_itself() {
         let vitals = Vitals::default;
         assert_eq!(judged(vitals()), None);
@@ -403,6 +514,12 @@ mod tests {
         assert_eq!(judged(latency(512, 151.0)), Some("latency"));
         assert_eq!(judged(latency(512, 149.0)), None);
         assert_eq!(judged(latency(511, 1e9)), None, "too few calls");
+        let mean = |new_mean_nanos| {
+            let mut vitals = latency(512, 100.0);
+            vitals.latencies[0].new_mean_nanos = new_mean_nanos;
+            judged(vitals)
+        };
+        assert_eq!((mean(599.0), mean(601.0)), (None, Some("latency")));
         let loss = |new| Vitals { losses: Some(Losses { old: 2.0, new }), ..Vitals::default() };
         assert_eq!(judged(loss(2.019)), None);
         assert_eq!(judged(loss(2.021)), Some("quality"));

@@ -92,6 +92,8 @@ pub enum HistoryEvent {
     TrialEnded,
     /// A generation was found healthy.
     Healthy,
+    /// The health window of a generation ended, and too little was seen of it to tell.
+    Unproven,
     /// Intent: an earlier generation is about to be published again, or a trial ended.
     RollingBack,
     /// It was.

@@ -22,6 +22,10 @@ use std::time::{Duration, Instant};
 /// looks by itself, after the step that crossed an activation, rather than being woken within it.
 const LOOKS_EVERY: Duration = Duration::from_millis(10);
 
+/// How long a publication waits for instances and for what is dropped. Both ask kernels, and none may
+/// hold up an operator who wants to be rid of it.
+const READY_WITHIN: Duration = Duration::from_millis(250);
+
 /// How long it looks after a publication, and after anything it found.
 const LOOKS_FOR: Duration = Duration::from_secs(1);
 
@@ -86,8 +90,9 @@ impl Shared {
         }
         let make = || {
             stand_back();
-            self.reaper.help();
-            wanted.iter().for_each(|&(kernel, missing)| self.make(kernel, missing));
+            let until = Instant::now() + READY_WITHIN;
+            self.reaper.help(until);
+            wanted.iter().for_each(|&(kernel, missing)| self.make(kernel, missing, until));
         };
         // A new thread, because a publication waits for it: one that sleeps and stands back is let onto a
         // busy core some 40 ms after it was woken. Where none can be had, workers make their own.
@@ -95,8 +100,8 @@ impl Shared {
         std::thread::scope(|scope| drop(thread.spawn_scoped(scope, make)));
     }
 
-    /// Makes so many instances of a kernel.
-    fn make(&self, kernel: &Kernel, missing: usize) {
+    /// Makes so many instances of a kernel, as far as there is time.
+    fn make(&self, kernel: &Kernel, missing: usize, until: Instant) {
         let Body::Sandbox { prepared, defaults, .. } = &kernel.body else { return };
         let seen = self.seen.of(&kernel.key);
         let constants = seen.constants.living();
@@ -104,6 +109,9 @@ impl Shared {
             |words: &Words| kernel.plan.bytes(words.as_slice()).map_or(0, |bytes| bytes.total());
         let window = seen.shapes.iter().map(total).max().unwrap_or(0).min(TILE_BYTES);
         for _ in 0..missing {
+            if Instant::now() > until {
+                return;
+            }
             // What is wrong with it, its workers will find and report.
             let Ok(bench) = Bench::new(&**prepared, defaults) else { return };
             let mut bench = bench.serving(seen.constants.clone(), self.witness(&kernel.ledger));
@@ -173,11 +181,15 @@ impl Reaper {
         }
     }
 
-    /// Drops what waits. Publishers do, so that no more than one generation has left something behind
-    /// however fast they follow each other.
-    fn help(&self) {
-        let things = std::mem::take(&mut lock(&self.remains.waiting).things);
-        drop(things);
+    /// Drops what waits, as far as there is time. Publishers do, so that no more than one generation has
+    /// left something behind however fast they follow each other.
+    fn help(&self, until: Instant) {
+        while Instant::now() < until {
+            let thing = lock(&self.remains.waiting).things.pop();
+            if thing.is_none() {
+                return;
+            }
+        }
     }
 }
 

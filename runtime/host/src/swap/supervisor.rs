@@ -50,7 +50,7 @@ pub struct SupervisorConfig {
     /// What a new generation is allowed.
     pub limits: HealthLimits,
     /// Measures the quality of text before and after an activation. It runs on the thread that
-    /// activates or ticks.
+    /// activates or ticks, and no other change waits for it.
     pub probe: Option<Probe>,
     /// The clock of health windows.
     pub clock: MonotonicClock,
@@ -85,6 +85,11 @@ pub enum SupervisorError {
     /// The history cannot be read or written.
     #[error(transparent)]
     History(#[from] HistoryError),
+    /// Kernels were changed while the probe text was computed with those that were active.
+    #[error(
+        "kernels were changed while the probe text was computed: look at what is active, and ask again"
+    )]
+    Overtaken,
     /// There is no earlier generation.
     #[error("there is no earlier generation to go back to")]
     NoEarlier,
@@ -97,6 +102,7 @@ impl SupervisorError {
             SupervisorError::Host(e) => e.code(),
             SupervisorError::Pack(e) => e.code(),
             SupervisorError::History(e) => e.code(),
+            SupervisorError::Overtaken => "change_overtaken",
             SupervisorError::NoEarlier => "no_earlier_generation",
         }
     }
@@ -131,6 +137,8 @@ pub struct Supervisor {
 }
 
 pub(super) struct State {
+    /// Counts changes of what is active or on trial.
+    pub(super) changes: u64,
     /// The generation to go back to when another is taken back.
     pub(super) healthy: u64,
     /// Every generation of this process that was found healthy.
@@ -204,6 +212,7 @@ impl Supervisor {
             ..Record::new(HistoryEvent::Started, "")
         })?;
         let state = State {
+            changes: 0,
             healthy: active.generation(),
             confirmed: [active.generation()].into(),
             watched: Vec::new(),
@@ -277,9 +286,7 @@ impl Supervisor {
     pub fn activate(&self, id: u64, operator: &str) -> Result<InstallReport, SupervisorError> {
         let act = Act::activate(operator);
         let pack = self.staged_pack(id)?;
-        let state = &mut *lock(&self.state);
-        let report =
-            self.publish(state, &act, pack, || self.host.activate(id), |r| r.generation)?;
+        let report = self.publish(&act, pack, || self.host.activate(id), |r| r.generation)?;
         lock(&self.counters).activated += 1;
         Ok(report)
     }
@@ -297,7 +304,7 @@ impl Supervisor {
         let act = Act::try_out(operator);
         let pack = self.staged_pack(id)?;
         let start = || self.host.start_canary(id, share);
-        self.publish(&mut lock(&self.state), &act, pack, start, |r| r.generation)
+        self.publish(&act, pack, start, |r| r.generation)
     }
 
     /// Makes the generation on trial the active one, and watches it anew. Gives its number.
@@ -307,8 +314,7 @@ impl Supervisor {
     pub fn promote_canary(&self, operator: &str) -> Result<u64, SupervisorError> {
         let act = Act::activate(operator);
         let pack = self.canary()?.packs.first().cloned().ok_or(HostError::NoCanary)?;
-        let state = &mut *lock(&self.state);
-        let number = self.publish(state, &act, pack, || self.host.promote_canary(), |n| *n)?;
+        let number = self.publish(&act, pack, || self.host.promote_canary(), |n| *n)?;
         lock(&self.counters).activated += 1;
         Ok(number)
     }
@@ -320,6 +326,7 @@ impl Supervisor {
     pub fn end_canary(&self, operator: &str) -> Result<u64, SupervisorError> {
         let mut state = lock(&self.state);
         let number = self.host.end_canary()?;
+        state.changes += 1;
         state.watched.retain(|watched| !watched.canary);
         let generation = Some(number);
         let ended = Record { generation, ..Record::new(HistoryEvent::TrialEnded, operator) };
@@ -350,6 +357,7 @@ impl Supervisor {
         let done = self.host.roll_back(target);
         let report = done.map_err(SupervisorError::from);
         let report = report.inspect_err(|error| self.refused(&span, None, operator, error))?;
+        state.changes += 1;
         let generation = report.generation;
         span.record("ruvllm.generation", generation);
         let confirmed = state.confirmed.contains(&target);
@@ -398,10 +406,10 @@ impl Supervisor {
         lock(&self.counters).clone()
     }
 
-    /// Writes the intent, publishes, confirms, and opens a window.
+    /// Measures the probe text, writes the intent, publishes, confirms, and opens a window. Whoever
+    /// changes something else does not wait for the probe text, and goes first.
     fn publish<T>(
         &self,
-        state: &mut State,
         act: &Act<'_>,
         pack: PackId,
         publish: impl FnOnce() -> Result<T, HostError>,
@@ -409,20 +417,28 @@ impl Supervisor {
     ) -> Result<T, SupervisorError> {
         let span = spans::change(act.name, act.operator);
         spans::note_pack(&span, &pack);
-        let old = self.host.snapshot();
-        let loss = self.config.probe.as_ref().and_then(|probe| match probe() {
-            Ok(loss) => Some(loss),
-            Err(error) => {
+        let changes = lock(&self.state).changes;
+        let loss = match self.loss() {
+            Some(Err(error)) => {
                 tracing::warn!(target: LOG, "the probe text cannot be computed: {error}");
                 None
             }
-        });
+            loss => loss.and_then(Result::ok),
+        };
+        let state = &mut *lock(&self.state);
+        if self.config.probe.is_some() && state.changes != changes {
+            let error = SupervisorError::Overtaken;
+            self.refused(&span, Some(pack), act.operator, &error);
+            return Err(error);
+        }
+        let old = self.host.snapshot();
         let (name, pack) = (named(&pack), Some(pack));
         self.history
             .write(Record { pack: pack.clone(), ..Record::new(act.intent, act.operator) })?;
         let done = publish().map_err(SupervisorError::from);
         let done =
             done.inspect_err(|error| self.refused(&span, pack.clone(), act.operator, error))?;
+        state.changes += 1;
         let generation = generation(&done);
         span.record("ruvllm.generation", generation);
         let number = Some(generation);

@@ -1,7 +1,7 @@
 //! Packs that are being watched: booked as healthy when their windows are over, taken back where they
 //! do harm.
 
-use super::health::{Comparison, Health, HealthWindow, Latency, Losses, Sickness, Vitals};
+use super::health::{Comparison, Health, HealthWindow, Latency, Losses, Rivals, Sickness, Vitals};
 use super::history::{HistoryEvent, Record};
 use super::spans;
 use super::supervisor::{LOG, State, Supervisor};
@@ -11,7 +11,7 @@ use crate::registry::{PackId, RegistrySnapshot};
 use crate::ticker::Ticker;
 use ruvllm_signing::escape_untrusted;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,15 +44,29 @@ pub(super) struct Watched {
     losses: Option<Losses>,
     /// How many calls of an operation and a class of sizes had been timed when it was found not to be
     /// slow after all.
-    acquitted: BTreeMap<(OpKey, Option<u64>), u64>,
+    acquitted: BTreeMap<Suspect, u64>,
+    /// Those that were found to be slow.
+    convicted: BTreeSet<Suspect>,
+}
+
+/// An operation and a class of sizes.
+type Suspect = (OpKey, Option<u64>);
+
+/// What only computing can tell of a pack that is watched.
+enum Question {
+    /// The loss on the probe text, and what it was before.
+    Loss(f64),
+    /// Whether an operation is slower than before; over so many timed calls it seemed so.
+    Slower(Suspect, u64, Option<Rivals>),
 }
 
 /// How many times as long as it may an operation must take to be too slow without another proof.
 const SUSPICION: f64 = 2.0;
 
-/// Ticks a supervisor, or delivers packs, on a thread of its own until it is dropped.
+/// Ticks a supervisor, or delivers packs, on threads of its own until it is dropped. That ends what
+/// they do next; it waits for what they are doing for a second at most.
 pub struct Watchdog {
-    pub(super) _ticker: Ticker,
+    pub(super) _tickers: Vec<Ticker>,
 }
 
 impl Supervisor {
@@ -64,58 +78,146 @@ impl Supervisor {
             packs: watched.packs.clone(),
             canary: watched.canary,
             health: watched.window.health().clone(),
-            vitals: watched.vitals(),
+            vitals: self.vitals(watched),
         };
         lock(&self.state).watched.iter().map(report).collect()
     }
 
     /// Looks at what is being watched: books the active generation as healthy when the last window over
     /// its packs has ended, takes it back where one of them does harm. To be called every second or so;
-    /// see [`Supervisor::watch`].
+    /// see [`Supervisor::watch`], which keeps what has to be computed for it apart.
     pub fn tick(&self) {
-        let state = &mut *lock(&self.state);
-        for mut watched in std::mem::take(&mut state.watched) {
-            let serves = match watched.canary {
-                true => self.host.serves(watched.generation),
-                false => self.is_active(&watched),
+        self.examine();
+        self.look();
+    }
+
+    /// Computes what has to be computed to judge: the probe text, and calls of kernels that seem slow.
+    /// Nobody waits for it: changes go on meanwhile, and what they leave behind is not judged by it.
+    fn examine(&self) {
+        let questions: Vec<(u64, Question)> = {
+            let state = lock(&self.state);
+            let of = |watched: &Watched| {
+                let generation = watched.generation;
+                self.questions(watched).into_iter().map(move |question| (generation, question))
             };
-            // Otherwise it was taken back with another, or changed through the host itself.
-            if serves {
-                match self.judge(&mut watched) {
-                    Health::Watching { .. } => state.watched.push(watched),
-                    Health::Healthy => self.confirm(state, watched),
-                    Health::Sick(sickness) => self.take_back(state, &watched, &sickness),
+            state.watched.iter().filter(|watched| self.serves(watched)).flat_map(of).collect()
+        };
+        for (generation, question) in questions {
+            let changes = lock(&self.state).changes;
+            let answer = match &question {
+                Question::Loss(_) => self.loss().map_or(f64::NAN, |loss| loss.unwrap_or(f64::NAN)),
+                Question::Slower(_, _, rivals) => {
+                    let ratio = self.config.limits.latency_ratio;
+                    let slower = rivals.as_ref().is_none_or(|r| r.is_slower(&self.host, ratio));
+                    f64::from(u8::from(slower))
                 }
+            };
+            let state = &mut *lock(&self.state);
+            if state.changes != changes {
+                // It may be of other kernels; asked again where it still matters.
+                return;
+            }
+            let watched = state.watched.iter_mut().find(|watched| watched.generation == generation);
+            if let Some(watched) = watched {
+                watched.hear(question, answer);
             }
         }
     }
 
-    fn judge(&self, watched: &mut Watched) -> Health {
-        if let (Some(old), Some(probe), None, false) =
-            (watched.loss, &self.config.probe, watched.losses, watched.canary)
-        {
-            watched.losses = Some(Losses { old, new: probe().unwrap_or(f64::NAN) });
+    /// Judges by what is known.
+    fn look(&self) {
+        let state = &mut *lock(&self.state);
+        for mut watched in std::mem::take(&mut state.watched) {
+            // Otherwise it was taken back with another, or changed through the host itself.
+            if !self.serves(&watched) {
+                continue;
+            }
+            let before = watched.window.health().clone();
+            let mut vitals = self.vitals(&watched);
+            vitals.latencies.retain(|latency| self.is_slow(&watched, latency));
+            match watched.window.observe((self.config.clock)(), &vitals).clone() {
+                Health::Watching { .. } => state.watched.push(watched),
+                Health::Unproven => {
+                    if before != Health::Unproven {
+                        self.unproven(&watched, &vitals.lacking);
+                    }
+                    state.watched.push(watched);
+                }
+                Health::Healthy => self.confirm(state, watched),
+                Health::Sick(sickness) => self.take_back(state, &watched, &sickness),
+            }
         }
-        let mut vitals = watched.vitals();
-        vitals.latencies.retain(|latency| self.is_slow(watched, latency));
-        watched.window.observe((self.config.clock)(), &vitals).clone()
     }
 
-    /// Whether an operation is too slow beyond doubt. Who was acquitted is not asked again before
-    /// twice as many calls were timed.
-    fn is_slow(&self, watched: &mut Watched, latency: &Latency) -> bool {
-        let limits = &self.config.limits;
-        let excess = limits.excess(latency);
-        let is_suspect = excess > 1.0 && !watched.comparison.is_same(&latency.op);
-        if !is_suspect || excess > SUSPICION {
-            return is_suspect;
+    /// Whether steps may be given to what is watched.
+    fn serves(&self, watched: &Watched) -> bool {
+        match watched.canary {
+            true => self.host.serves(watched.generation),
+            false => self.is_active(watched),
         }
-        let acquitted = watched.acquitted.entry((latency.op.clone(), latency.below)).or_default();
-        if latency.calls < 2 * *acquitted {
-            return false;
+    }
+
+    /// The loss on the probe text with the active generation, where there is a probe.
+    pub(super) fn loss(&self) -> Option<Result<f64, String>> {
+        self.config.probe.as_ref().map(|probe| probe())
+    }
+
+    /// What only computing can tell of a pack.
+    fn questions(&self, watched: &Watched) -> Vec<Question> {
+        let loss = watched.loss.filter(|_| watched.losses.is_none() && !watched.canary);
+        let loss = loss.filter(|_| self.config.probe.is_some()).map(Question::Loss);
+        let vitals = watched.comparison.vitals();
+        let suspects = vitals.latencies.into_iter().filter(|latency| {
+            let acquitted = watched.acquitted.get(&suspect(latency)).copied().unwrap_or_default();
+            self.is_suspect(watched, latency)
+                && !self.is_slow(watched, latency)
+                // Who was acquitted is not asked again before twice as many calls were timed.
+                && latency.calls >= 2 * acquitted
+        });
+        let slower = suspects.map(|latency| {
+            let rivals = watched.comparison.rivals(&latency.op);
+            Question::Slower(suspect(&latency), latency.calls, rivals)
+        });
+        loss.into_iter().chain(slower).collect()
+    }
+
+    /// Figures of a pack, and what has not been seen of it.
+    fn vitals(&self, watched: &Watched) -> Vitals {
+        let mut lacking = watched.comparison.lacking(self.config.limits.evidence_calls);
+        for question in self.questions(watched) {
+            lacking.push(match question {
+                Question::Loss(_) => "the loss on the probe text".to_owned(),
+                Question::Slower((op, _), ..) => format!("{op}: whether it is slower"),
+            });
         }
-        *acquitted = latency.calls;
-        watched.comparison.is_slower(&self.host, &latency.op, limits.latency_ratio)
+        Vitals { losses: watched.losses, lacking, ..watched.comparison.vitals() }
+    }
+
+    /// Whether an operation seems too slow.
+    fn is_suspect(&self, watched: &Watched, latency: &Latency) -> bool {
+        self.config.limits.excess(latency) > 1.0 && !watched.comparison.is_same(&latency.op)
+    }
+
+    /// Whether an operation is too slow beyond doubt.
+    fn is_slow(&self, watched: &Watched, latency: &Latency) -> bool {
+        self.is_suspect(watched, latency)
+            && (self.config.limits.excess(latency) > SUSPICION
+                || watched.convicted.contains(&suspect(latency)))
+    }
+
+    /// Books that a window ended without evidence.
+    fn unproven(&self, watched: &Watched, lacking: &[String]) {
+        let (generation, reason) = (watched.generation, lacking.join("; "));
+        tracing::warn!(target: LOG, generation, "not proven: {}", escape_untrusted(&reason));
+        let record = Record {
+            pack: watched.packs.first().cloned(),
+            generation: Some(generation),
+            reason: &reason,
+            ..Record::new(HistoryEvent::Unproven, "")
+        };
+        if let Err(error) = self.history.write(record) {
+            tracing::error!(target: LOG, "{error}");
+        }
     }
 
     /// Whether the packs that are watched are active.
@@ -131,19 +233,26 @@ impl Supervisor {
         self.host.set_refuge(generation);
     }
 
-    /// Ticks on a thread of its own.
+    /// Ticks on two threads: one computes what has to be computed, the other judges and waits for
+    /// nothing.
     ///
     /// # Errors
     /// Where the system gives no thread.
     pub fn watch(self: &Arc<Self>, period: Duration) -> std::io::Result<Watchdog> {
-        let ticker = Ticker::new("ruvllm-watchdog", period);
-        let supervisor = Arc::downgrade(self);
-        ticker.start(move || {
-            if let Some(supervisor) = supervisor.upgrade() {
-                supervisor.tick();
-            }
-        })?;
-        Ok(Watchdog { _ticker: ticker })
+        let tasks: [(_, fn(&Self)); 2] =
+            [("ruvllm-examiner", Self::examine), ("ruvllm-watchdog", Self::look)];
+        let start = |(name, task): (_, fn(&Self))| {
+            let ticker = Ticker::new(name, period).impatient();
+            let supervisor = Arc::downgrade(self);
+            ticker.start(move || {
+                if let Some(supervisor) = supervisor.upgrade() {
+                    task(&supervisor);
+                }
+            })?;
+            Ok(ticker)
+        };
+        let tickers = tasks.into_iter().map(start).collect::<std::io::Result<_>>()?;
+        Ok(Watchdog { _tickers: tickers })
     }
 
     /// A window over a generation, beside the one that was active before.
@@ -165,6 +274,7 @@ impl Supervisor {
             loss,
             losses: None,
             acquitted: BTreeMap::new(),
+            convicted: BTreeSet::new(),
         }
     }
 
@@ -238,6 +348,7 @@ impl Supervisor {
         for pack in &watched.packs {
             self.host.bar(&pack.digest, &reason);
         }
+        state.changes += 1;
         let back = if watched.canary {
             self.host.end_canary().map(|_| self.host.generation())
         } else {
@@ -281,7 +392,21 @@ impl Watched {
         self.comparison.succeed(&earlier.comparison);
     }
 
-    fn vitals(&self) -> Vitals {
-        Vitals { losses: self.losses, ..self.comparison.vitals() }
+    /// Takes the answer to a question: a loss, or 1 for an operation that is slower and 0 for one
+    /// that is not.
+    fn hear(&mut self, question: Question, answer: f64) {
+        match question {
+            Question::Loss(old) => self.losses = Some(Losses { old, new: answer }),
+            Question::Slower(suspect, ..) if answer > 0.0 => {
+                self.convicted.insert(suspect);
+            }
+            Question::Slower(suspect, calls, _) => {
+                self.acquitted.insert(suspect, calls);
+            }
+        }
     }
+}
+
+fn suspect(latency: &Latency) -> Suspect {
+    (latency.op.clone(), latency.below)
 }

@@ -6,7 +6,7 @@
 //! being done.
 
 use super::*;
-use crate::{GenerationState, HistoryEvent, Supervisor, SupervisorConfig};
+use crate::{GenerationState, HealthLimits, HistoryEvent, Supervisor, SupervisorConfig};
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -101,6 +101,7 @@ impl Victim {
         let clock = seconds.clone();
         let config = SupervisorConfig {
             clock: Arc::new(move || Duration::from_secs(clock.load(Relaxed))),
+            limits: HealthLimits { evidence_calls: 0, ..HealthLimits::default() },
             ..SupervisorConfig::new(dir.join("state"), trust)
         };
         let cache_dir = Some(dir.join("cache"));

@@ -58,6 +58,8 @@ impl Place {
         let seconds = self.seconds.clone();
         SupervisorConfig {
             clock: Arc::new(move || Duration::from_secs(seconds.load(Relaxed))),
+            // Most tests are of what is said of a pack, not of how often it was called.
+            limits: HealthLimits { evidence_calls: 0, ..HealthLimits::default() },
             ..SupervisorConfig::new(self.dir().join("state"), trusts.policy())
         }
     }
@@ -254,7 +256,7 @@ fn who_only_seems_slower_is_acquitted() {
     for latency_ratio in [0.8, 0.2] {
         let place = Place::new();
         let [first, second] = [1, 2].map(|n| place.pack(n, &Module::default()));
-        let limits = HealthLimits { latency_ratio, ..HealthLimits::default() };
+        let limits = HealthLimits { latency_ratio, evidence_calls: 0, ..HealthLimits::default() };
         let config = SupervisorConfig { limits, ..place.config(&first) };
         let supervisor = Supervisor::open(place.host(), config).unwrap();
         let mut worker = supervisor.host().worker().unwrap();
@@ -268,6 +270,161 @@ fn who_only_seems_slower_is_acquitted() {
         }
         assert_eq!(active(&supervisor), ["2.0.0"], "{:?}", supervisor.counters());
     }
+}
+
+/// A supervisor that asks for evidence, with the first pack active and called often.
+fn asking(place: &Place) -> Supervisor {
+    let first = place.pack(1, &Module::default());
+    let limits = HealthLimits::default();
+    let supervisor =
+        Supervisor::open(place.host(), SupervisorConfig { limits, ..place.config(&first) });
+    let supervisor = supervisor.unwrap();
+    activate(&supervisor, &first).unwrap();
+    call_often(&supervisor, 600);
+    place.end_window(&supervisor);
+    assert_eq!(events(&supervisor).last(), Some(&HistoryEvent::Healthy));
+    supervisor
+}
+
+fn call_often(supervisor: &Supervisor, calls: usize) {
+    let mut worker = supervisor.host().worker().unwrap();
+    for _ in 0..calls {
+        rmsnorm(&mut worker, &supervisor.host().pin(), 1, 2000).unwrap();
+    }
+}
+
+#[test]
+fn a_window_without_calls_ends_unproven_and_a_restart_knows_better() {
+    let place = Place::new();
+    let second = place.pack(2, &spoiled_for(7, "(nop)"));
+    let supervisor = asking(&place);
+    activate(&supervisor, &second).unwrap();
+    call_often(&supervisor, 100);
+    place.end_window(&supervisor);
+    let report = &supervisor.health()[0];
+    let left = Duration::from_secs(900);
+    assert_eq!(report.health, Health::Watching { left }, "it is extended");
+    assert!(report.vitals.lacking[0].contains("of 512 calls"), "{:?}", report.vitals.lacking);
+    place.pass(900);
+    supervisor.tick();
+    supervisor.tick();
+    assert_eq!(supervisor.health()[0].health, Health::Unproven);
+    let unproven = events(&supervisor).iter().filter(|e| **e == HistoryEvent::Unproven).count();
+    assert_eq!(unproven, 1);
+    assert_eq!(active(&supervisor), ["2.0.0"]);
+    // Whatever else is found healthy, the set with it is not.
+    activate(&supervisor, &place.other(&Module::default())).unwrap();
+    place.pass(1200);
+    supervisor.tick();
+    drop(supervisor);
+    let supervisor = place.open(&second);
+    assert_eq!(active(&supervisor), ["1.0.0"]);
+}
+
+#[test]
+fn what_was_unproven_is_watched_on_and_healthy_once_it_was_called_often() {
+    let place = Place::new();
+    let supervisor = asking(&place);
+    activate(&supervisor, &place.pack(2, &Module::default())).unwrap();
+    place.pass(1200);
+    supervisor.tick();
+    assert_eq!(supervisor.health()[0].health, Health::Unproven);
+    call_often(&supervisor, 600);
+    supervisor.tick();
+    assert_eq!(events(&supervisor).last(), Some(&HistoryEvent::Healthy));
+    let third = place.pack(3, &but_for(100, "(unreachable)"));
+    activate(&supervisor, &third).unwrap();
+    place.pass(1200);
+    supervisor.tick();
+    assert_eq!(supervisor.health()[0].health, Health::Unproven);
+    let mut worker = supervisor.host().worker().unwrap();
+    rmsnorm(&mut worker, &supervisor.host().pin(), 1, 100).unwrap();
+    supervisor.tick();
+    assert_eq!(active(&supervisor), ["2.0.0"]);
+}
+
+#[test]
+fn a_kernel_that_is_slow_in_some_calls_only_is_taken_back() {
+    let place = Place::new();
+    let supervisor = asking(&place);
+    let sometimes = Module {
+        fields: "(global $calls (mut i32) (i32.const 0))".to_owned(),
+        ..but_for(
+            2000,
+            "(global.set $calls (i32.add (global.get $calls) (i32.const 1)))
+             (if (i32.eqz (i32.and (global.get $calls) (i32.const 3)))
+               (then (local.set $i (i32.const 1000000))
+                 (loop $l (br_if $l (local.tee $i (i32.sub (local.get $i) (i32.const 1)))))))",
+        )
+    };
+    activate(&supervisor, &place.pack(2, &sometimes)).unwrap();
+    call_often(&supervisor, 700);
+    supervisor.tick();
+    assert_eq!(active(&supervisor), ["1.0.0"], "{:?}", supervisor.health());
+    assert_eq!(supervisor.counters().taken_back["latency"], 1);
+}
+
+/// A probe that takes until it is let go, from its so many-th call on, and how often it was called.
+fn endless_probe(from: u64) -> (crate::Probe, Arc<AtomicU64>, std::sync::mpsc::Sender<()>) {
+    let (let_go, held) = std::sync::mpsc::channel::<()>();
+    let (held, calls) = (Mutex::new(held), Arc::new(AtomicU64::new(0)));
+    let count = calls.clone();
+    let probe = move || {
+        if count.fetch_add(1, Relaxed) + 1 >= from {
+            // Ends when the sender goes.
+            let _ = held.lock().unwrap().recv();
+        }
+        Ok(2.0)
+    };
+    (Arc::new(probe), calls, let_go)
+}
+
+fn until(happened: impl Fn() -> bool) {
+    let begun = std::time::Instant::now();
+    while !happened() {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn going_back_does_not_wait_for_a_probe_text_that_is_being_computed() {
+    let place = Place::new();
+    let [one, two] = [1, 2].map(|n| place.pack(n, &Module::default()));
+    let (probe, calls, let_go) = endless_probe(2);
+    let config = SupervisorConfig { probe: Some(probe), ..place.config(&one) };
+    let supervisor = Supervisor::open(place.host(), config).unwrap();
+    activate(&supervisor, &one).unwrap();
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| activate(&supervisor, &two));
+        until(|| calls.load(Relaxed) == 2);
+        assert!(supervisor.roll_back(None, "me").unwrap().packs.is_empty());
+        supervisor.health();
+        assert_eq!(supervisor.end_canary("me").unwrap_err().code(), "no_canary");
+        drop(let_go);
+        // What was asked for before somebody went back is not done after it.
+        assert_eq!(second.join().unwrap().unwrap_err().code(), "change_overtaken");
+    });
+    assert!(active(&supervisor).is_empty());
+}
+
+#[test]
+fn a_pack_is_taken_back_while_its_probe_text_takes_for_ever() {
+    let place = Place::new();
+    let [one, bad] =
+        [place.pack(1, &Module::default()), place.pack(2, &but_for(100, "(unreachable)"))];
+    let (probe, calls, let_go) = endless_probe(2);
+    let config = SupervisorConfig { probe: Some(probe), ..place.config(&one) };
+    let supervisor = Arc::new(Supervisor::open(place.host(), config).unwrap());
+    activate(&supervisor, &bad).unwrap();
+    let watchdog = supervisor.watch(Duration::from_millis(1)).unwrap();
+    until(|| calls.load(Relaxed) == 2);
+    let mut worker = supervisor.host().worker().unwrap();
+    rmsnorm(&mut worker, &supervisor.host().pin(), 1, 100).unwrap();
+    until(|| active(&supervisor).is_empty());
+    // Nor does whoever ends the process wait.
+    drop(watchdog);
+    drop(let_go);
 }
 
 #[test]
@@ -294,7 +451,7 @@ fn quarantines_alone_can_take_a_generation_back() {
     let place = Place::new();
     let (first, second) =
         (place.pack(1, &Module::default()), place.pack(2, &but_for(100, "(unreachable)")));
-    let limits = HealthLimits { traps: 100, ..HealthLimits::default() };
+    let limits = HealthLimits { traps: 100, evidence_calls: 0, ..HealthLimits::default() };
     let config = SupervisorConfig { limits, ..place.config(&first) };
     let supervisor = Supervisor::open(place.host(), config).unwrap();
     activate(&supervisor, &first).unwrap();

@@ -156,7 +156,7 @@ async fn discard(
         true => Ok(StatusCode::NO_CONTENT),
         false => Err(HostError::NotStaged { id }.into()),
     };
-    admin.kernels.change(discard).await
+    admin.kernels.withdraw(discard).await
 }
 
 /// `POST /admin/v1/packs/{id}/activate`: makes a staged pack active, or with `share` puts it on trial.
@@ -198,7 +198,7 @@ async fn end_trial(
     let end = move |supervisor: &Supervisor| {
         Ok(Json(json!({"generation": supervisor.end_canary(&caller.client)?})))
     };
-    admin.kernels.change(end).await
+    admin.kernels.withdraw(end).await
 }
 
 /// `POST /admin/v1/rollback`: goes back to generation `to`, or to the one before the active one.
@@ -210,7 +210,7 @@ async fn roll_back(
     let to = fields.take("to")?;
     fields.finish()?;
     let back = move |supervisor: &Supervisor| Ok(Json(supervisor.roll_back(to, &caller.client)?));
-    admin.kernels.change(back).await
+    admin.kernels.withdraw(back).await
 }
 
 /// `DELETE /admin/v1/barred/{digest}`: lets a barred pack in again.
@@ -223,7 +223,7 @@ async fn clear(
         true => Ok(StatusCode::NO_CONTENT),
         false => Err(ApiError::not_barred(&digest)),
     };
-    admin.kernels.change(clear).await
+    admin.kernels.withdraw(clear).await
 }
 
 #[derive(Deserialize)]

@@ -35,6 +35,11 @@ pub struct AdminOptions {
     /// count as healthy.
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = seconds)]
     pub health_window: Duration,
+    /// Calls of each operation in use that new kernels must have been timed in before they count as
+    /// healthy. Without them the window is extended to four times its length, and ends unproven:
+    /// the kernels stay and are watched on, and a restart brings back what was healthy before.
+    #[arg(long, value_name = "CALLS", default_value_t = 512)]
+    pub health_calls: u64,
     /// How many times as long as before the median call of an operation may take with new kernels.
     #[arg(long, value_name = "RATIO", default_value_t = 1.5, value_parser = at_least::<1>)]
     pub latency_ratio: f64,
@@ -58,6 +63,7 @@ impl AdminOptions {
     pub fn health_limits(&self) -> HealthLimits {
         HealthLimits {
             window: self.health_window,
+            evidence_calls: self.health_calls,
             latency_ratio: self.latency_ratio,
             loss_margin: self.loss_margin,
             ..HealthLimits::default()

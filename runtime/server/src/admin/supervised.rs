@@ -1,8 +1,9 @@
 //! Turns with the supervisor.
 //!
 //! Whoever asks it may have to wait: for a pack to be compiled, or for a probe text to be computed.
-//! There is one turn for staging, one for other changes and one for reading, so that all of it takes
-//! three helper threads at most and leaves the others to requests. A turn that was begun is finished,
+//! There is one turn for staging, one for what publishes, one for what takes back and one for reading,
+//! so that all of it takes four helper threads at most and leaves the others to requests, and nobody
+//! who wants to be rid of a kernel waits until a probe text is computed with it. A turn that was begun is finished,
 //! whether or not its client is still there.
 
 use std::sync::Arc;
@@ -21,13 +22,14 @@ pub(crate) struct Supervised {
     supervisor: Arc<Supervisor>,
     staging: Turn,
     changing: Turn,
+    withdrawing: Turn,
     reading: Turn,
 }
 
 impl Supervised {
     pub(crate) fn new(supervisor: Arc<Supervisor>) -> Supervised {
-        let (staging, changing, reading) = Default::default();
-        Supervised { supervisor, staging, changing, reading }
+        let (staging, changing, withdrawing, reading) = Default::default();
+        Supervised { supervisor, staging, changing, withdrawing, reading }
     }
 
     /// Compiles and proves.
@@ -38,12 +40,20 @@ impl Supervised {
         self.take(&self.staging, work).await
     }
 
-    /// Changes what is active, staged or barred.
+    /// Publishes.
     pub(super) async fn change<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Supervisor) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         self.take(&self.changing, work).await
+    }
+
+    /// Goes back, ends or discards, which waits for no kernel.
+    pub(super) async fn withdraw<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Supervisor) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.take(&self.withdrawing, work).await
     }
 
     /// Changes nothing.

@@ -63,6 +63,7 @@ function verdict({ kernels }, admin) {
     const what = open.canary ? "on trial" : "on watch";
     return [`${what}, ${span(open.health.watching.left.secs)} left`, "accent"];
   }
+  if (admin?.health.length > 0) return ["in service, not proven", "warn"];
   return ["all kernels in service", ""];
 }
 

@@ -13,6 +13,7 @@ const EVENTS = {
   on_trial: ["on trial", "trial"],
   trial_ended: ["trial ended", "quiet"],
   healthy: ["found healthy", "good"],
+  unproven: ["not proven", "warn"],
   rolled_back: ["rolled back", "warn"],
   cleared: ["cleared", "quiet"],
 };
@@ -44,8 +45,8 @@ export function reigns(history) {
 }
 
 /**
- * Health windows `{ generation, from, to, outcome }`, oldest first. The outcome is `healthy`, `bad` where the pack
- * was taken back by itself, `ended`, or `open`, where `to` is the time at which the window will be over.
+ * Health windows `{ generation, from, to, outcome }`, oldest first. The outcome is `healthy`, `unproven`,
+ * `bad` where the pack was taken back by itself, `ended`, or `open`, where `to` is the time at which the window will be over.
  */
 export function windows(history, health, seconds, now) {
   const open = new Map(health.filter((report) => report.health.watching).map((report) => [report.generation, report.health.watching.left]));
@@ -62,7 +63,7 @@ export function windows(history, health, seconds, now) {
       return;
     }
     const taken = end?.event === "rolled_back" && end.operator === "" && same(end, entry);
-    const outcome = end?.event === "healthy" ? "healthy" : taken ? "bad" : "ended";
+    const outcome = ["healthy", "unproven"].includes(end?.event) ? end.event : taken ? "bad" : "ended";
     list.push({ generation, from: time, to: end?.time ?? Math.min(time + 1000 * seconds, now), outcome });
   });
   return list;
@@ -72,7 +73,7 @@ const same = (a, b) => a.pack !== null && a.pack.digest === b.pack?.digest;
 
 /** Whether an entry ends the window that another opened. */
 function closes(later, { pack, generation }) {
-  if (later.event === "healthy") return same(later, { pack }) || later.generation === generation;
+  if (later.event === "healthy" || later.event === "unproven") return same(later, { pack }) || later.generation === generation;
   if (later.event === "activated") return later.pack?.name === pack?.name;
   if (later.event === "trial_ended") return later.generation === generation;
   return later.event === "rolled_back" || later.event === "started";

@@ -59,7 +59,7 @@ function draw() {
   }
 }
 
-const OUTCOMES = { open: "on watch", healthy: "found healthy", bad: "taken back", ended: "window closed" };
+const OUTCOMES = { open: "on watch", healthy: "found healthy", unproven: "not proven", bad: "taken back", ended: "window closed" };
 
 /** From and to when the axis goes: the chosen time, and some of what is to come where a window is open. */
 function extent(history, ends, now) {
@@ -98,7 +98,7 @@ function mark(entry, x) {
 
 function summary(ends) {
   const of = (outcome) => ends.filter((window) => window.outcome === outcome).length;
-  return `${ends.length} health windows: ${of("open")} open, ${of("healthy")} ended healthy, ${of("bad")} taken back.`;
+  return `${ends.length} health windows: ${of("open")} open, ${of("healthy")} ended healthy, ${of("unproven")} not proven, ${of("bad")} taken back.`;
 }
 
 function historyLine(entry) {
@@ -120,7 +120,7 @@ const watch = byId("watch");
 /** The open windows with their figures. */
 export function showWatch({ admin, history }) {
   if (!admin) return;
-  const open = admin.health.filter((report) => report.health.watching);
+  const open = admin.health.filter((report) => report.health.watching || report.health === "unproven");
   sync(watch, open, (report) => `${report.generation} ${report.canary}`, (report) => windowCard(report, admin.window_seconds));
   const last = history.find((entry) => entry.event === "healthy" || entry.event === "rolled_back");
   byId("watch-none").hidden = open.length > 0;
@@ -136,7 +136,7 @@ function windowCard({ generation, packs, canary }, seconds) {
   const left = element("span", { class: "left" });
   const progress = element("progress", { max: seconds, "aria-label": "Part of the health window that is over" });
   const figures = Object.fromEntries(
-    ["traps", "deadlines", "wrong numbers", "quarantined", "latency", "loss"].map((name) => [name, element("dd")]),
+    ["traps", "deadlines", "wrong numbers", "quarantined", "latency", "loss", "still to be seen"].map((name) => [name, element("dd")]),
   );
   const title = packs.map((pack) => `${pack.name} ${pack.version}`).join(", ") || "no new pack";
   const node = element(
@@ -147,8 +147,9 @@ function windowCard({ generation, packs, canary }, seconds) {
     element("dl", { class: "facts" }, ...Object.entries(figures).map(([name, value]) => element("div", {}, element("dt", {}, name), value))),
   );
   const update = ({ health, vitals }) => {
-    const rest = inSeconds(health.watching.left);
-    setText(left, `${span(rest)} left`);
+    const rest = health.watching ? inSeconds(health.watching.left) : 0;
+    setText(left, health.watching ? `${span(rest)} left` : "not proven, watched on");
+    setText(figures["still to be seen"], vitals.lacking.join("; ") || "nothing");
     progress.value = seconds - rest;
     setText(figures.traps, String(vitals.traps));
     setText(figures.deadlines, String(vitals.deadlines));

@@ -24,7 +24,9 @@ pub(super) fn write(supervisor: &Supervisor, text: &mut Text) {
     let states = states.map(|(state, count)| ([("state", state.to_owned())], f64::from(count)));
     let help = "Generations of kernels: active, on trial, held by steps, kept for going back.";
     text.metric("ruvllm_kernel_generations", Kind::Gauge, help, states);
-    let left = supervisor.health().into_iter().filter_map(|report| match report.health {
+    let health = supervisor.health();
+    let unproven = health.iter().filter(|report| report.health == Health::Unproven).count();
+    let left = health.iter().filter_map(|report| match report.health {
         Health::Watching { left } => Some(left.as_secs_f64()),
         _ => None,
     });
@@ -40,6 +42,11 @@ pub(super) fn write(supervisor: &Supervisor, text: &mut Text) {
             "ruvllm_kernel_health_window_seconds",
             "What is left of the health window that ends last.",
             left.fold(0.0, f64::max),
+        ),
+        (
+            "ruvllm_kernel_windows_unproven",
+            "Health windows that ended with too little seen to tell, of packs that still serve.",
+            unproven as f64,
         ),
     ] {
         text.single(name, Kind::Gauge, help, value);

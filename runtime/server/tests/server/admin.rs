@@ -1,11 +1,12 @@
 //! Kernels that are changed while texts are computed.
 
 use std::io::Read as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
 use std::time::Duration;
 
-use ruvllm_host::{HealthLimits, Supervisor, SupervisorConfig};
+use ruvllm_host::{HealthLimits, Probe, Supervisor, SupervisorConfig};
 use ruvllm_server::{ApiKey, Served, Server};
 use ruvllm_signing::SecretKey;
 use ruvllm_tests::wat::{Module, but_for, rmsnorm_f32};
@@ -55,13 +56,22 @@ impl Place {
 
     /// A server that takes this publisher's packs.
     pub(crate) fn serve(&self, args: &[&str]) -> Console {
+        self.serve_probed(args, None)
+    }
+
+    fn serve_probed(&self, args: &[&str], probe: Option<Probe>) -> Console {
         let engine = engine();
         let seconds = Arc::clone(&self.seconds);
         let trust = self.pack(1, &Module::default()).policy();
         let config = SupervisorConfig {
             clock: Arc::new(move || Duration::from_secs(seconds.load(Relaxed))),
-            // The kernels of these tests are correct and slow.
-            limits: HealthLimits { latency_ratio: f64::INFINITY, ..HealthLimits::default() },
+            // The kernels of these tests are correct and slow, and seldom called.
+            limits: HealthLimits {
+                latency_ratio: f64::INFINITY,
+                evidence_calls: 0,
+                ..HealthLimits::default()
+            },
+            probe,
             ..SupervisorConfig::new(self.dir.path().join("swap"), trust)
         };
         let supervisor = Arc::new(Supervisor::open(engine.host().clone(), config).unwrap());
@@ -238,6 +248,37 @@ fn packs_are_staged_activated_and_gone_back_from_while_texts_go_on() {
     let typed = console.get("/admin/v1/kernels/explain?op=rmsnorm(f32,f32)-%3Ef32").json();
     assert_eq!(typed, json!([explained[0]]));
     assert!(console.get("/admin/v1/kernels/explain").json().as_array().unwrap().len() > 1);
+}
+
+#[test]
+fn going_back_waits_for_no_probe_text() {
+    let place = Place::new();
+    let (let_go, held) = mpsc::channel::<()>();
+    let (held, calls) = (Mutex::new(held), Arc::new(AtomicU64::new(0)));
+    let count = Arc::clone(&calls);
+    let probe = move || {
+        if count.fetch_add(1, Relaxed) > 0 {
+            // Until the sender goes.
+            let _ = held.lock().unwrap().recv();
+        }
+        Ok(2.0)
+    };
+    let console = place.serve_probed(&[], Some(Arc::new(probe)));
+    console.activate(console.staged(&place.pack(1, &Module::default())));
+    let id = console.staged(&place.pack(2, &Module::default()));
+    thread::scope(|scope| {
+        let activate = format!("/admin/v1/packs/{id}/activate");
+        let console = &console;
+        let second = scope.spawn(move || console.post(&activate, &json!({})));
+        while calls.load(Relaxed) < 2 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(console.post("/admin/v1/rollback", &json!({"to": 1})).status, 200);
+        assert!(console.active().is_empty());
+        drop(let_go);
+        second.join().unwrap().refused(409, None, "change_overtaken");
+    });
+    assert!(console.active().is_empty());
 }
 
 #[test]

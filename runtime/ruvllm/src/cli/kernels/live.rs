@@ -233,8 +233,11 @@ impl Window {
     /// One line: which generation, what is left, and how it does.
     pub(super) fn status(&self) -> String {
         let trial = if self.canary { " on trial" } else { "" };
-        let left = self.left().map(|left| format!(", {:.0} s left", left.as_secs_f64()));
-        let Vitals { traps, deadlines, wrong_numbers, quarantines, latencies, losses, .. } =
+        let left = match self.left() {
+            Some(left) => format!(", {:.0} s left", left.as_secs_f64()),
+            None => ", not proven and watched on".to_owned(),
+        };
+        let Vitals { traps, deadlines, wrong_numbers, quarantines, latencies, losses, lacking } =
             &self.vitals;
         let slowest = latencies
             .iter()
@@ -244,13 +247,17 @@ impl Window {
         let slowest = slowest.map(|(ratio, latency)| {
             format!("; at worst {ratio:.2} times as long ({}, {} calls)", latency.op, latency.calls)
         });
+        let lacking = match lacking.as_slice() {
+            [] => String::new(),
+            lacking => format!("; still to be seen: {}", lacking.join("; ")),
+        };
         let loss = losses.map(|l| format!("; loss {:.4}, before {:.4}", l.new, l.old));
         format!(
             "watching generation {}{trial} ({}){}: {traps} traps, {deadlines} deadlines, \
-             {wrong_numbers} wrong numbers, {quarantines} quarantines{}{}",
+             {wrong_numbers} wrong numbers, {quarantines} quarantines{}{}{lacking}",
             self.generation,
             packs(&self.packs),
-            left.unwrap_or_default(),
+            left,
             slowest.unwrap_or_default(),
             loss.unwrap_or_default()
         )
