@@ -9,7 +9,7 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use ruvllm_abi::{DType, KernelDescriptor, MAX_PARAM_WORDS};
-use ruvllm_host::{Host, HostConfig, OpCall, OpKey, Operand, Policy, Resident, Words};
+use ruvllm_host::{Host, HostConfig, OpCall, OpKey, Operand, Policy, Resident, Scope, Words};
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
 use ruvllm_tests::{PackBuilder, custom_entry, wat};
 use std::hint::black_box;
@@ -61,9 +61,11 @@ fn empty(c: &mut Criterion) {
     let slot = snap.slot(&OpKey::new("empty", [DType::F32], DType::F32)).expect("the kernel");
     let mut worker = host.worker().expect("a worker");
     let (x, mut y) = ([1f32; 16], [0u8; 64]);
+    let scope = Some(Scope::unique());
     c.bench_function("empty kernel, 16 floats", |b| {
         b.iter(|| {
-            let call = OpCall { a: Operand::f32(&x), b: Operand::None, words: Words::of([16]) };
+            let (a, b, words) = (Operand::f32(&x), Operand::None, Words::of([16]));
+            let call = OpCall { a, b, words, scope };
             worker.call(&snap, slot, &call, &mut y)
         });
     });
@@ -85,10 +87,11 @@ fn rmsnorm(c: &mut Criterion) {
         let x: Vec<f32> = (0..DIM).map(|i| (i % 17) as f32 - 8.0).collect();
         let weight = Resident::from_f32(&vec![1.0; DIM]);
         let mut y = vec![0u8; DIM * 4];
+        let scope = Scope::unique();
         c.bench_function(&format!("rmsnorm 1x{DIM}, {name}"), |b| {
             b.iter(|| {
                 let x = Operand::f32(&x);
-                let call = OpCall::rmsnorm(x, weight.all(), 1, DIM as u32, 1e-5);
+                let call = OpCall::rmsnorm(x, weight.all(), 1, DIM as u32, 1e-5).within(scope);
                 worker.call(&snap, slot, &call, &mut y)
             });
         });

@@ -8,7 +8,7 @@
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use ruvllm_abi::{DType, Op};
 use ruvllm_host::{
-    Host, HostConfig, LoraDims, OpCall, OpKey, Operand, Policy, Resident, RopeDims, Words,
+    Host, HostConfig, LoraDims, OpCall, OpKey, Operand, Policy, Resident, RopeDims, Scope, Words,
 };
 use ruvllm_native::{Isa, quant};
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
@@ -114,7 +114,8 @@ fn kernels(c: &mut Criterion) {
                         Op::KvPack | Op::KvUnpack => Operand::None,
                         Op::Rope | Op::RmsNorm | Op::LoraApply => constant.all(),
                     };
-                    let call = OpCall { a: Operand::Bytes(&a), b, words: shape.words };
+                    let (a, words) = (Operand::Bytes(&a), shape.words);
+                    let call = OpCall { a, b, words, scope: Some(Scope::unique()) };
                     group.bench_function(BenchmarkId::new(*name, &shape.name), |bench| {
                         bench.iter(|| {
                             worker.call(&snapshot, slot, black_box(&call), black_box(&mut out))

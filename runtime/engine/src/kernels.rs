@@ -7,13 +7,15 @@
 
 mod lora;
 mod rows;
+mod scopes;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use ruvllm_abi::DType;
 use ruvllm_host::{
-    Host, OpCall, OpKey, OpSlot, Operand, Output, RegistrySnapshot, Resident, RopeDims, Worker,
+    Host, OpCall, OpKey, OpSlot, Operand, Output, RegistrySnapshot, Resident, RopeDims, Scope,
+    Worker,
 };
 use ruvllm_native::ThreadPool;
 
@@ -23,6 +25,7 @@ use crate::rope::RopeTables;
 pub(crate) use lora::{LoraList, LoraRows};
 pub(crate) use rows::Taken;
 use rows::{Outputs, Rows, over_rows};
+pub(crate) use scopes::RowScopes;
 
 /// Bytes of rows to which a residual is added before their norm is computed: they and what comes of
 /// them stay in a core's second-level cache.
@@ -190,9 +193,11 @@ impl Kernels {
 
     /// `x += delta`, then `y = rmsnorm(x) * weight`, over rows `[m, dim]`; without `delta` `x` is the
     /// sum already.
+    #[expect(clippy::too_many_arguments)]
     pub(crate) fn rmsnorm(
         &mut self,
         pool: &ThreadPool,
+        scopes: &RowScopes,
         x: &mut [f32],
         delta: Option<&[f32]>,
         weight: &Resident,
@@ -210,10 +215,14 @@ impl Kernels {
                     let delta = &delta[(first + i * run) * dim..];
                     x.iter_mut().zip(delta).for_each(|(x, delta)| *x += delta);
                 }
-                let rows = i * run..i * run + x.len() / dim;
-                let (x, n) = (Operand::f32(x), rows.len() as u32);
-                let call = OpCall::rmsnorm(x, weight.all(), n, dim as u32, eps);
-                call_into(y, rows, worker, snapshot, *rmsnorm, &call)?;
+                let from = first + i * run;
+                for (rows, scope) in scopes.runs(from..from + x.len() / dim) {
+                    let x = &x[(rows.start - from) * dim..(rows.end - from) * dim];
+                    let (x, n) = (Operand::f32(x), rows.len() as u32);
+                    let call = OpCall::rmsnorm(x, weight.all(), n, dim as u32, eps).within(scope);
+                    let rows = rows.start - first..rows.end - first;
+                    call_into(y, rows, worker, snapshot, *rmsnorm, &call)?;
+                }
             }
             Ok(())
         })
@@ -223,6 +232,7 @@ impl Kernels {
     pub(crate) fn swiglu(
         &mut self,
         pool: &ThreadPool,
+        scopes: &RowScopes,
         gate: &[f32],
         up: &[f32],
         y: Taken<'_>,
@@ -230,19 +240,24 @@ impl Kernels {
         let dim = y.cols();
         let Pinned { snapshot, swiglu, .. } = &*self.pinned;
         over_rows(pool, &mut self.workers, y, &|worker, first, y| {
-            let rows = 0..y.count();
-            let range = first * dim..(first + rows.len()) * dim;
-            let (gate, up) = (Operand::f32(&gate[range.clone()]), Operand::f32(&up[range]));
-            let call = OpCall::swiglu(gate, up, rows.len() as u32, dim as u32);
-            call_into(y, rows, worker, snapshot, *swiglu, &call)
+            for (rows, scope) in scopes.runs(first..first + y.count()) {
+                let range = rows.start * dim..rows.end * dim;
+                let (gate, up) = (Operand::f32(&gate[range.clone()]), Operand::f32(&up[range]));
+                let call = OpCall::swiglu(gate, up, rows.len() as u32, dim as u32).within(scope);
+                let rows = rows.start - first..rows.end - first;
+                call_into(y, rows, worker, snapshot, *swiglu, &call)?;
+            }
+            Ok(())
         })
     }
 
     /// Rotates rows `[m, heads, dim]` at the given positions. Tables up to the largest must be
     /// reserved.
+    #[expect(clippy::too_many_arguments)]
     pub(crate) fn rope(
         &mut self,
         pool: &ThreadPool,
+        scopes: &RowScopes,
         x: &[f32],
         positions: &[usize],
         shape: &RopeRows,
@@ -253,16 +268,18 @@ impl Kernels {
         let Pinned { snapshot, rope, .. } = &*self.pinned;
         over_rows(pool, &mut self.workers, Outputs { data: y, dim: row }, &|worker, first, y| {
             let mut y = &mut *y.data;
-            let mut done = first;
-            while !y.is_empty() {
-                let positions = &positions[done..done + y.len() / row];
+            let mut runs = scopes.runs(first..first + y.len() / row);
+            let mut left_of_scope = runs.next();
+            while let Some((run, scope)) = &mut left_of_scope {
+                let done = run.start;
+                let positions = &positions[run.clone()];
                 let first = positions[0];
                 let (table, start, left) = tables.at(first).ok_or_else(|| {
                     EngineError::OpUnavailable { op: format!("rope at position {first}") }
                 })?;
                 // Consecutive positions are consecutive rows of a table.
-                let run = positions.iter().zip(first..first + left).take_while(|(p, q)| *p == q);
-                let rows = run.count();
+                let next = positions.iter().zip(first..first + left).take_while(|(p, q)| *p == q);
+                let rows = next.count();
                 let (now, rest) = y.split_at_mut(rows * row);
                 let freqs = Operand::Resident(table, start..start + rows * tables.row_bytes());
                 let dims = RopeDims {
@@ -274,18 +291,23 @@ impl Kernels {
                 };
                 let x = Operand::f32(&x[done * row..][..now.len()]);
                 let call = OpCall::rope(x, freqs, dims, shape.theta, shape.interleaved);
+                let call = call.within(*scope);
                 worker.call(snapshot, *rope, &call, bytemuck::cast_slice_mut::<f32, u8>(now))?;
                 y = rest;
-                done += rows;
+                run.start += rows;
+                if run.start == run.end {
+                    left_of_scope = runs.next();
+                }
             }
             Ok(())
         })
     }
 
-    /// Rotates rows `[m, heads, dim]` all by the same angles, `[dim_half, 2]`.
+    /// Rotates rows `[m, heads, dim]` of one scope all by the same angles, `[dim_half, 2]`.
     pub(crate) fn rope_alike(
         &mut self,
         pool: &ThreadPool,
+        scope: Scope,
         x: &[f32],
         angles: &[f32],
         shape: &RopeRows,
@@ -305,15 +327,16 @@ impl Kernels {
             };
             let x = Operand::f32(&x[first * row..][..y.len()]);
             let freqs = Operand::f32(angles);
-            let call = OpCall::rope(x, freqs, dims, shape.theta, shape.interleaved);
+            let call = OpCall::rope(x, freqs, dims, shape.theta, shape.interleaved).within(scope);
             Ok(worker.call(snapshot, *rope, &call, bytemuck::cast_slice_mut::<f32, u8>(y))?)
         })
     }
 
-    /// Packs rows `[n, dim]` into blocks of a type of the cache.
+    /// Packs rows `[n, dim]` of one scope into blocks of a type of the cache.
     pub(crate) fn kv_pack(
         &mut self,
         pool: &ThreadPool,
+        scope: Scope,
         dtype: DType,
         x: &[f32],
         dim: usize,
@@ -325,15 +348,16 @@ impl Kernels {
         over_rows(pool, &mut self.workers, Outputs { data: y, dim: row }, &|worker, first, y| {
             let rows = y.count();
             let x = Operand::f32(&x[first * dim..(first + rows) * dim]);
-            let call = OpCall::kv_pack(x, rows as u32, dim as u32);
+            let call = OpCall::kv_pack(x, rows as u32, dim as u32).within(scope);
             Ok(worker.call(snapshot, pack, &call, &mut *y.data)?)
         })
     }
 
-    /// Unpacks rows `[n, dim]` of blocks of a type of the cache.
+    /// Unpacks rows `[n, dim]` of one scope, blocks of a type of the cache.
     pub(crate) fn kv_unpack(
         &mut self,
         pool: &ThreadPool,
+        scope: Scope,
         dtype: DType,
         x: &[u8],
         dim: usize,
@@ -345,7 +369,7 @@ impl Kernels {
         over_rows(pool, &mut self.workers, Outputs { data: y, dim }, &|worker, first, y| {
             let rows = y.count();
             let x = Operand::Bytes(&x[first * row..(first + rows) * row]);
-            let call = OpCall::kv_unpack(x, rows as u32, dim as u32);
+            let call = OpCall::kv_unpack(x, rows as u32, dim as u32).within(scope);
             Ok(worker.call(snapshot, unpack, &call, bytemuck::cast_slice_mut::<f32, u8>(y.data))?)
         })
     }

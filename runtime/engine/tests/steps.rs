@@ -14,10 +14,11 @@ use common::{
 };
 use ruvllm_engine::{
     Engine, EngineConfig, EngineError, KvCodec, KvPolicy, Model, Part, ProbeText, Session,
+    SessionOptions,
 };
 use ruvllm_host::{HealthLimits, Host, HostConfig};
 use ruvllm_tests::PackBuilder;
-use ruvllm_tests::wat::{Module, rmsnorm_f32};
+use ruvllm_tests::wat::{Module, but_for, rmsnorm_f32};
 
 /// A prompt, and how many tokens follow it.
 struct Request {
@@ -358,4 +359,30 @@ fn a_probe_text_is_told_by_the_active_generation_whatever_is_on_trial() {
 
     let short = ProbeText::new(&model, "Once upon a time").unwrap_err();
     assert_eq!(short.code(), "probe_too_short");
+}
+
+#[test]
+fn no_call_of_a_kernel_holds_rows_of_two_scopes() {
+    // Traps where a call has two rows of the model's size.
+    let module = but_for(
+        LLAMA.dim as u32,
+        "(if (i32.gt_u (i32.load offset=0 (i32.load offset=32 (local.get $desc))) (i32.const 1))
+            (then (unreachable)))",
+    );
+    let pack = PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&module)).build();
+    let host = Host::new(HostConfig { strict: true, ..HostConfig::default() }).unwrap();
+    host.install(pack.verify().unwrap()).unwrap();
+    let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+    let engine = Engine::new(model, host, EngineConfig::default()).unwrap();
+    let session = |scope: Option<&str>| {
+        let scope = scope.map(str::to_owned);
+        engine.session_with(&SessionOptions { scope, ..SessionOptions::default() })
+    };
+    let mut decode = |mut sessions: [Session; 2]| {
+        engine.decode_batch(sessions.iter_mut().zip([5, 6])).map_err(|error| error.code())
+    };
+    assert_eq!(decode([session(Some("one")), session(Some("other"))]), Ok(()));
+    // Sessions that share nothing are scopes of their own.
+    assert_eq!(decode([session(None), session(None)]), Ok(()));
+    assert_eq!(decode([session(Some("one")), session(Some("one"))]), Err("kernel_trap"));
 }

@@ -6,6 +6,51 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+/// Whose numbers a call computes with.
+///
+/// Nothing of a call reaches a later one of another scope: before it, whatever the kernel could
+/// write is set back to what a new instance has. Within a scope that is left out.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Scope(u128);
+
+impl Scope {
+    /// A scope that no other call of this process has: what is not known to belong together.
+    pub fn unique() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed).into())
+    }
+
+    /// The scope of a digest: the same for the same digest, and no [`Scope::unique`].
+    pub const fn of(digest: &[u8; 32]) -> Self {
+        let mut bits = 0;
+        let mut i = 0;
+        while i < size_of::<u128>() {
+            bits = bits << 8 | digest[i] as u128;
+            i += 1;
+        }
+        Self(bits | 1 << 127)
+    }
+}
+
+impl fmt::Debug for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Scope({:032x})", self.0)
+    }
+}
+
+/// Who constants belong to that not every call may see, such as an adapter of one tenant. An instance
+/// that holds constants of an owner holds none of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Owner(u64);
+
+impl Owner {
+    /// An owner that no other constants have.
+    pub fn unique() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
 /// Constant bytes that many calls use: a norm's weight, a rotation table, LoRA factors.
 ///
 /// A worker uploads them into an instance's memory on first use and passes only their address
@@ -18,6 +63,8 @@ pub struct Resident(Arc<ResidentBytes>);
 /// The bytes behind a [`Resident`].
 pub(crate) struct ResidentBytes {
     id: u64,
+    /// `None` where calls of every scope may see them.
+    owner: Option<Owner>,
     /// Longer than the bytes, so that they can start on a multiple of [`REGION_ALIGN`]: native
     /// twins read them with aligned loads.
     buffer: Box<[u8]>,
@@ -26,8 +73,22 @@ pub(crate) struct ResidentBytes {
 }
 
 impl Resident {
-    /// Copies the bytes.
+    /// Copies the bytes, which calls of every scope may see: a model's, for example.
     pub fn from_bytes(bytes: &[u8]) -> Self {
+        Self::new(bytes, None)
+    }
+
+    /// Copies binary32 numbers, which calls of every scope may see.
+    pub fn from_f32(values: &[f32]) -> Self {
+        Self::new(bytemuck::cast_slice(values), None)
+    }
+
+    /// Copies binary32 numbers of an owner.
+    pub fn owned_f32(values: &[f32], owner: Owner) -> Self {
+        Self::new(bytemuck::cast_slice(values), Some(owner))
+    }
+
+    fn new(bytes: &[u8], owner: Option<Owner>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let len = bytes.len();
         let mut buffer = vec![0; len + REGION_ALIGN - 1].into_boxed_slice();
@@ -35,12 +96,7 @@ impl Resident {
         let start = address.next_multiple_of(REGION_ALIGN) - address;
         buffer[start..start + len].copy_from_slice(bytes);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::new(ResidentBytes { id, buffer, start, len }))
-    }
-
-    /// Copies binary32 numbers.
-    pub fn from_f32(values: &[f32]) -> Self {
-        Self::from_bytes(bytemuck::cast_slice(values))
+        Self(Arc::new(ResidentBytes { id, owner, buffer, start, len }))
     }
 
     /// The bytes.
@@ -67,6 +123,11 @@ impl Resident {
     /// A number that no other `Resident` of this process has or will have; clones share it.
     pub(crate) fn id(&self) -> u64 {
         self.0.id
+    }
+
+    /// Whose they are; `None` where calls of every scope may see them.
+    pub(crate) fn owner(&self) -> Option<Owner> {
+        self.0.owner
     }
 
     /// Inverse of [`Resident::downgrade`], while any clone lives.
@@ -239,6 +300,8 @@ pub struct OpCall<'a> {
     pub b: Operand<'a>,
     /// The params block.
     pub words: Words,
+    /// Whose numbers the operands are. `None` is a scope of its own for each call.
+    pub scope: Option<Scope>,
 }
 
 /// Extents of a rotation: `x` and `y` are `[batch, seq, heads, dim]`, `freqs` `[seq, dim_half, 2]`.
@@ -270,6 +333,13 @@ pub struct LoraDims {
 }
 
 impl<'a> OpCall<'a> {
+    /// The same call of a scope.
+    #[inline]
+    pub fn within(mut self, scope: Scope) -> Self {
+        self.scope = Some(scope);
+        self
+    }
+
     /// `rope` of `x` by the (cos, sin) pairs in `freqs`; `theta` is information only.
     #[inline]
     pub fn rope(
@@ -281,31 +351,32 @@ impl<'a> OpCall<'a> {
     ) -> Self {
         let RopeDims { batch, seq, heads, dim, dim_half } = dims;
         let words = [batch, seq, heads, dim, dim_half, theta.to_bits(), u32::from(interleaved)];
-        Self { a: x, b: freqs, words: Words::of(words) }
+        Self { a: x, b: freqs, words: Words::of(words), scope: None }
     }
 
     /// `rmsnorm` of `x`, `[rows, dim]`, with `weight`, `[dim]`.
     #[inline]
     pub fn rmsnorm(x: Operand<'a>, weight: Operand<'a>, rows: u32, dim: u32, eps: f32) -> Self {
-        Self { a: x, b: weight, words: Words::of([rows, dim, eps.to_bits()]) }
+        let words = Words::of([rows, dim, eps.to_bits()]);
+        Self { a: x, b: weight, words, scope: None }
     }
 
     /// `swiglu` of `gate` and `up`, both `[rows, dim]`.
     #[inline]
     pub fn swiglu(gate: Operand<'a>, up: Operand<'a>, rows: u32, dim: u32) -> Self {
-        Self { a: gate, b: up, words: Words::of([rows, dim]) }
+        Self { a: gate, b: up, words: Words::of([rows, dim]), scope: None }
     }
 
     /// `kv_pack` of `x`, `[rows, dim]`.
     #[inline]
     pub fn kv_pack(x: Operand<'a>, rows: u32, dim: u32) -> Self {
-        Self { a: x, b: Operand::None, words: Words::of([rows, dim]) }
+        Self { a: x, b: Operand::None, words: Words::of([rows, dim]), scope: None }
     }
 
     /// `kv_unpack` of blocks, `[rows, dim]`.
     #[inline]
     pub fn kv_unpack(x: Operand<'a>, rows: u32, dim: u32) -> Self {
-        Self { a: x, b: Operand::None, words: Words::of([rows, dim]) }
+        Self { a: x, b: Operand::None, words: Words::of([rows, dim]), scope: None }
     }
 
     /// `lora_apply` of `x` by the interleaved factors `ab`.
@@ -314,7 +385,7 @@ impl<'a> OpCall<'a> {
         let LoraDims { rows, in_dim, rank, out_dim } = dims;
         let groups = in_dim.div_ceil(4) + out_dim.div_ceil(4);
         let words = [rows, in_dim, groups, rank, out_dim, scale.to_bits()];
-        Self { a: x, b: ab, words: Words::of(words) }
+        Self { a: x, b: ab, words: Words::of(words), scope: None }
     }
 }
 

@@ -60,6 +60,7 @@ pub(crate) struct Shared {
 }
 
 /// Who is told of failures of one kernel.
+#[derive(Clone)]
 pub(crate) struct Witness {
     ledger: Arc<Ledger>,
     incidents: Arc<Mutex<Incidents>>,

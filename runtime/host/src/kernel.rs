@@ -7,7 +7,7 @@
 use crate::OpKey;
 use crate::admit::AdmittedKernel;
 use crate::compare::host_tolerance;
-use crate::exec::PreparedKernel;
+use crate::exec::window::Sandbox;
 use crate::plan::CallPlan;
 use crate::stats::Ledger;
 use crate::swap::ready::Ready;
@@ -60,8 +60,8 @@ struct Numbers {
 /// What computes.
 #[derive(Clone)]
 pub(crate) enum Body {
-    /// A sandboxed module, with the words for its `kernel_init`.
-    Sandbox { prepared: Arc<dyn PreparedKernel>, defaults: Vec<u32>, verified: bool },
+    /// A sandboxed module; `verified` where its numbers were held against an oracle.
+    Sandbox { sandbox: Arc<Sandbox>, verified: bool },
     /// The host's own code.
     Native { op: Op },
 }
@@ -85,7 +85,7 @@ impl KernelCode {
 
     /// A sandboxed kernel of a pack, by name and version, which only admission can give.
     pub(crate) fn sandboxed(admitted: AdmittedKernel, pack: (String, String)) -> Self {
-        let (gated, prepared, verified) = admitted.into_parts();
+        let (gated, sandbox, verified) = admitted.into_parts();
         let key = gated.key;
         let ledger = Ledger::new(key.clone(), gated.id, pack, "wasmtime");
         let tolerance = key.known().and_then(|(op, _)| host_tolerance(op, key.output));
@@ -93,7 +93,7 @@ impl KernelCode {
             hash: gated.hash,
             key,
             plan: gated.plan,
-            body: Body::Sandbox { prepared, defaults: gated.defaults, verified },
+            body: Body::Sandbox { sandbox, verified },
             ledger: Arc::new(ledger),
             tolerance,
         }

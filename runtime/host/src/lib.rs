@@ -13,7 +13,7 @@
 //!
 //! What it does not protect against: side channels between kernels and the rest of the process,
 //! and a kernel that is right on golden inputs and on every sampled call but wrong in between.
-// Loading machine code is the one exception: `exec::aot`.
+// The exceptions: loading machine code (`exec::aot`) and protecting pages (`exec::fence`).
 #![deny(unsafe_code)]
 
 mod admit;
@@ -48,7 +48,7 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-pub use call::{LoraDims, OpCall, Operand, Output, Resident, RopeDims, Words};
+pub use call::{LoraDims, OpCall, Operand, Output, Owner, Resident, RopeDims, Scope, Words};
 pub use compare::host_tolerance;
 pub use config::{Compiler, CompilerProcess, HostConfig, HostLimits, Policy};
 pub use error::{CallError, Failure, HostError, Incident, Refusal, TrapKind};

@@ -1,5 +1,8 @@
 //! What a module may look like, checked before any compiler sees it.
 //!
+//! A kernel computes, and keeps nothing: what could change between calls beside memory and globals,
+//! which the host sets back ([`crate::exec::window`]), is refused here by name.
+//!
 //! The module is hostile until shown otherwise, so everything here is linear in its size, and its
 //! size is capped first. Passing the gate bounds what compilation can cost and guarantees that an
 //! instance has no way out of its own memory; it says nothing about what the kernel computes.
@@ -177,6 +180,16 @@ impl Gate<'_> {
                 }
                 Payload::GlobalSection(s) => {
                     self.cap("module_items", "globals", count(s.count()), items);
+                    for (index, global) in s.into_iter().enumerate().take(items as usize) {
+                        let ty = global?.ty;
+                        if ty.mutable && matches!(ty.content_type, ValType::Ref(_)) {
+                            let what = format!(
+                                "global {index} is a mutable reference, which would outlive a call; \
+                                 kernels may have mutable numbers"
+                            );
+                            self.add("module_global", what);
+                        }
+                    }
                 }
                 Payload::ExportSection(s) => {
                     self.cap("module_items", "exports", count(s.count()), items);
@@ -245,8 +258,11 @@ impl Gate<'_> {
         }
         let (mut depth, mut deepest) = (0u32, 0u32);
         let mut operators = body.get_operators_reader()?;
+        let mut lasting = None;
         while !operators.eof() {
-            match operators.read()? {
+            let operator = operators.read()?;
+            lasting = lasting.or(outlives_a_call(&operator));
+            match operator {
                 Operator::Block { .. } | Operator::Loop { .. } | Operator::If { .. } => {
                     depth += 1;
                     deepest = deepest.max(depth);
@@ -254,6 +270,12 @@ impl Gate<'_> {
                 Operator::End => depth = depth.saturating_sub(1),
                 _ => {}
             }
+        }
+        if let Some((code, instruction, instead)) = lasting {
+            let what = format!(
+                "function {index} uses `{instruction}`, whose effect would outlive a call: {instead}"
+            );
+            self.add(code, what);
         }
         if deepest > self.limits.nesting {
             let cap = self.limits.nesting;
@@ -376,6 +398,27 @@ impl Gate<'_> {
             self.add("table_over_limit", what);
         }
     }
+}
+
+/// Instructions whose effect the host cannot set back: the code that they are refused with, their name,
+/// and what to do.
+fn outlives_a_call(operator: &Operator<'_>) -> Option<(&'static str, &'static str, &'static str)> {
+    const MEMORY: &str = "a kernel's memory has the size that the host gives it; work in `scratch`, \
+                          and build without an allocator";
+    const SEGMENT: &str = "use active data and element segments";
+    const TABLE: &str = "a kernel's table stays as its element segments make it";
+    Some(match operator {
+        Operator::MemoryGrow { .. } => ("module_memory_grow", "memory.grow", MEMORY),
+        Operator::MemoryInit { .. } => ("module_segment", "memory.init", SEGMENT),
+        Operator::DataDrop { .. } => ("module_segment", "data.drop", SEGMENT),
+        Operator::ElemDrop { .. } => ("module_segment", "elem.drop", SEGMENT),
+        Operator::TableInit { .. } => ("module_table_write", "table.init", TABLE),
+        Operator::TableCopy { .. } => ("module_table_write", "table.copy", TABLE),
+        Operator::TableFill { .. } => ("module_table_write", "table.fill", TABLE),
+        Operator::TableSet { .. } => ("module_table_write", "table.set", TABLE),
+        Operator::TableGrow { .. } => ("module_table_write", "table.grow", TABLE),
+        _ => return None,
+    })
 }
 
 /// The sections of a module that has already been parsed once without error.

@@ -233,7 +233,7 @@ impl CallPlan {
     }
 
     /// The extent that a call can be cut along: its word and how often it can be cut.
-    fn split_word(&self, words: &[u32]) -> Option<usize> {
+    pub(crate) fn split_word(&self, words: &[u32]) -> Option<usize> {
         let tensors = || self.inputs.iter().chain([&self.output]);
         self.split
             .iter()
@@ -292,6 +292,7 @@ impl CallPlan {
                 a: cut(&call.a, a, from, n),
                 b: cut(&call.b, b, from, n),
                 words: call.words.with(word, n as u32),
+                scope: call.scope,
             };
             let size = |row: usize, all: usize| if row == 0 { all } else { n * row };
             let bytes = CallBytes { a: size(a, bytes.a), b: size(b, bytes.b), out: n * out };

@@ -53,7 +53,7 @@ impl Run<'_> {
         bytes: &CallBytes,
         out: &mut Output<'_>,
     ) -> Result<(), Failure> {
-        if bytes.total() > self.bench.room().min(TILE_BYTES) {
+        if bytes.total() > self.bench.capacity().min(TILE_BYTES) {
             return self.tiles(plan, call, bytes, out);
         }
         self.one(call, bytes, 0, out)
@@ -68,7 +68,7 @@ impl Run<'_> {
     ) -> Result<(), Failure> {
         // Asking uploads what can be, so the room comes after.
         let copied = [self.bench.is_copied(&call.a), self.bench.is_copied(&call.b)];
-        let budget = self.bench.room().min(TILE_BYTES);
+        let budget = self.bench.capacity().min(TILE_BYTES);
         let Some(tiles) = plan.tiles(call, bytes, budget, copied) else {
             return self.one(call, bytes, 0, out);
         };

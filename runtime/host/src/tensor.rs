@@ -157,7 +157,7 @@ impl Bound {
             Some(tensor) => Operand::Bytes(&tensor.data),
             None => Operand::None,
         };
-        let call = OpCall { a: operand(0), b: operand(1), words: self.words };
+        let call = OpCall { a: operand(0), b: operand(1), words: self.words, scope: None };
         (call, &mut self.output.data)
     }
 }

@@ -5,9 +5,9 @@
 //! its instance; the call goes to the next one of the chain with the inputs untouched, because
 //! operations are out of place.
 
-use crate::call::{OpCall, Output};
+use crate::call::{OpCall, Operand, Output, Owner};
 use crate::error::Failure;
-use crate::exec::window::Bench;
+use crate::exec::window::{BENCHES, Bench, Room, Sandbox};
 use crate::host::Shared;
 use crate::kernel::{Body, Kernel};
 use crate::plan::{CallBytes, CallPlan};
@@ -18,6 +18,7 @@ use crate::sampling::Sampler;
 use crate::stats::{Counters, Ledger, Timing};
 use crate::tensor::{Tensor, bind};
 use crate::{CallError, OpKey};
+use ruvllm_abi::REGION_ALIGN;
 use ruvllm_manifest::ParamValue;
 use ruvllm_native::Isa;
 use std::sync::atomic::Ordering::Relaxed;
@@ -49,7 +50,7 @@ pub struct Worker {
 #[derive(Default)]
 struct Lane {
     open: Option<Open>,
-    bench: Option<Bench>,
+    benches: Vec<Bench>,
     /// Runs until the next cross-check; the first run of an instance is always checked.
     until_check: u32,
     /// Brief calls until the next that is timed.
@@ -267,7 +268,7 @@ impl Worker {
         let lane = self.lane(kernel);
         // A call that makes an instance or is checked takes many times what others do: it may not
         // stand for them.
-        let usual = kernel.is_native() || lane.bench.is_some() && lane.until_check > 0;
+        let usual = kernel.is_native() || !lane.benches.is_empty() && lane.until_check > 0;
         let brief = usual && bytes.total() < BRIEF_BYTES;
         let timed = !brief || lane.until_clock == 0;
         if !timed {
@@ -306,23 +307,20 @@ impl Worker {
         bytes: &CallBytes,
         out: &mut Output<'_>,
     ) -> Result<(), Failure> {
-        let (prepared, defaults) = match &kernel.body {
+        let sandbox = match &kernel.body {
             Body::Native { op } => {
                 let scratch = &mut self.check;
                 return run::answer(self.isa, *op, kernel, scratch, call, bytes, out);
             }
-            Body::Sandbox { prepared, defaults, .. } => (prepared, defaults),
+            Body::Sandbox { sandbox, .. } => sandbox,
         };
         let lane = &mut self.lanes[kernel.uid];
-        let bench = match &mut lane.bench {
-            Some(bench) => bench,
-            empty => {
-                lane.until_check = 0;
-                let seen = || self.host.seen.of(&kernel.key);
-                let witness = || self.host.witness(&kernel.ledger);
-                empty.insert(kernel.ready.take(&**prepared, defaults, seen, witness)?)
-            }
+        let (room, owner) = wanted(target.plan, call, bytes);
+        let bench = match lane.benches.iter().position(|bench| bench.is_for(room, owner)) {
+            Some(found) => found,
+            None => lane.make(&self.host, kernel, sandbox, room, owner)?,
         };
+        let bench = &mut lane.benches[bench];
         let mut run = Run {
             bench,
             kernel,
@@ -363,7 +361,7 @@ impl Worker {
     fn failed(&mut self, kernel: &Kernel, failure: &Failure) {
         if failure.counts() {
             // Not here: its `kernel_cleanup` takes its time.
-            self.host.reaper.take(self.lanes[kernel.uid].bench.take());
+            self.host.reaper.take(std::mem::take(&mut self.lanes[kernel.uid].benches));
         }
         self.host.report(&kernel.ledger, failure);
     }
@@ -381,10 +379,10 @@ impl Worker {
         }
     }
 
-    /// Instances that it holds, for tests of draining.
+    /// Kernels that it holds instances of, for tests of draining.
     #[cfg(test)]
     pub(crate) fn instances(&self) -> usize {
-        self.lanes.iter().filter(|lane| lane.bench.is_some()).count()
+        self.lanes.iter().filter(|lane| !lane.benches.is_empty()).count()
     }
 
     /// Kernels that it has room for, for tests of leaks.
@@ -396,8 +394,7 @@ impl Worker {
     /// Constants that its instances hold, for tests of uploading.
     #[cfg(test)]
     pub(crate) fn uploaded(&self) -> usize {
-        let benches = self.lanes.iter().filter_map(|lane| lane.bench.as_ref());
-        benches.map(Bench::uploaded).sum()
+        self.lanes.iter().flat_map(|lane| &lane.benches).map(Bench::uploaded).sum()
     }
 }
 
@@ -408,6 +405,61 @@ impl Lane {
     fn is_of(&self, kernel: &Arc<Kernel>) -> bool {
         self.open.as_ref().is_some_and(|open| std::ptr::eq(open.alive.as_ptr(), &**kernel))
     }
+}
+
+impl Lane {
+    /// Gets an instance for such calls, and its place: one that was made ahead, or else a new one.
+    #[cold]
+    fn make(
+        &mut self,
+        host: &Shared,
+        kernel: &Kernel,
+        sandbox: &Arc<Sandbox>,
+        room: Room,
+        owner: Option<Owner>,
+    ) -> Result<usize, Failure> {
+        if self.benches.is_empty() {
+            self.benches = kernel.ready.take();
+        }
+        let find = |benches: &[Bench], owner| benches.iter().position(|b| b.is_for(room, owner));
+        if let Some(found) = find(&self.benches, owner) {
+            self.until_check = 0;
+            return Ok(found);
+        }
+        self.benches.retain(|bench| !bench.is_orphaned());
+        if self.benches.len() >= BENCHES {
+            // Owners in great numbers, whose constants are then copied for every call; or shapes.
+            if let Some(found) = self.benches.iter().position(|bench| bench.could_serve(room)) {
+                return Ok(found);
+            }
+            self.benches.remove(0);
+        }
+        let bench = Bench::new(sandbox, room, owner)?;
+        let seen = &host.seen;
+        seen.note_room(&kernel.key, room);
+        let constants = seen.of(&kernel.key).constants;
+        self.benches.push(bench.serving(constants, host.witness(&kernel.ledger)));
+        // The first run of an instance is checked.
+        self.until_check = 0;
+        Ok(self.benches.len() - 1)
+    }
+}
+
+/// What instance a call needs: how large a window, and whose constants.
+#[inline]
+fn wanted(plan: &CallPlan, call: &OpCall<'_>, bytes: &CallBytes) -> (Room, Option<Owner>) {
+    let mut owner = None;
+    let mut copied = |operand: &Operand<'_>, size: usize| match operand {
+        Operand::Resident(resident, range) => {
+            owner = owner.or(resident.owner());
+            // The ABI promises aligned regions; a range that starts elsewhere is copied.
+            if range.start.is_multiple_of(REGION_ALIGN) { 0 } else { size }
+        }
+        Operand::None | Operand::Bytes(_) => size,
+    };
+    let regions = [copied(&call.a, bytes.a), copied(&call.b, bytes.b), bytes.out];
+    let many = plan.split_word(call.words.as_slice()).is_some();
+    (if many { Room::Tile } else { Room::row(regions) }, owner)
 }
 
 impl Drop for Open {

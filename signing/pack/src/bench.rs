@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use ruvllm_abi::Op;
 use ruvllm_host::{
-    Host, HostConfig, OpCall, OpKey, OpSlot, Operand, Policy, RegistrySnapshot, Resident, Words,
-    Worker,
+    Host, HostConfig, OpCall, OpKey, OpSlot, Operand, Policy, RegistrySnapshot, Resident, Scope,
+    Words, Worker,
 };
 use ruvllm_manifest::KernelEntry;
 use ruvllm_native::Isa;
@@ -185,6 +185,7 @@ struct Bench {
     /// The second input, where it is a constant of a model.
     constant: Option<Resident>,
     words: Words,
+    scope: Scope,
     /// Bytes of the output.
     size: usize,
 }
@@ -203,7 +204,8 @@ fn benches(entry: &KernelEntry) -> Vec<Bench> {
         let constant = constant.then(|| Resident::from_bytes(case.bytes(1)));
         let words = Words::new(&case.words)?;
         let size = key.output.bytes_for(case.elems)?;
-        Some(Bench { has_twin: op.is_some(), key: key.clone(), case, constant, words, size })
+        let (has_twin, key, scope) = (op.is_some(), key.clone(), Scope::unique());
+        Some(Bench { has_twin, key, case, constant, words, scope, size })
     };
     cases.into_iter().filter_map(bench).collect()
 }
@@ -219,7 +221,7 @@ impl Bench {
             Some(_) => Operand::Bytes(self.case.bytes(0)),
             None => Operand::None,
         };
-        OpCall { a: first, b: second, words: self.words }
+        OpCall { a: first, b: second, words: self.words, scope: Some(self.scope) }
     }
 
     /// Median microseconds of a call on each side.

@@ -30,6 +30,31 @@ mod output_left_unwritten;
 mod output_too_small;
 mod poisoned_cache_entry;
 mod relaxed_simd_drift;
+mod remembers_at_the_end_of_memory;
+mod remembers_at_the_end_of_scratch;
+mod remembers_behind_its_constants;
+mod remembers_behind_its_output;
+mod remembers_behind_its_params;
+mod remembers_behind_the_descriptor;
+mod remembers_behind_the_last_region;
+mod remembers_beyond_its_window;
+mod remembers_by_copying_memory;
+mod remembers_by_dropping_data;
+mod remembers_by_dropping_elements;
+mod remembers_by_filling_memory;
+mod remembers_in_a_global;
+mod remembers_in_a_reference;
+mod remembers_in_a_stack_pointer;
+mod remembers_in_a_table;
+mod remembers_in_its_constants;
+mod remembers_in_its_input;
+mod remembers_in_its_output;
+mod remembers_in_memory_it_did_not_need;
+mod remembers_in_scratch;
+mod remembers_in_static_memory;
+mod remembers_in_the_descriptor;
+mod remembers_in_wide_globals;
+mod remembers_on_its_stack;
 mod replayed_cache_entry;
 mod slow_admission;
 mod slow_for_its_size;
@@ -46,7 +71,7 @@ mod wrong_for_some_numbers;
 mod wrong_number;
 mod wrong_number_later;
 
-use ruvllm_host::{Host, HostConfig, Incident, OpCall, OpKey, Operand};
+use ruvllm_host::{Host, HostConfig, Incident, OpCall, OpKey, Operand, Resident, Scope};
 use ruvllm_tests::wat::{Module, rmsnorm_f32};
 use ruvllm_tests::{PackBuilder, TestPack};
 use std::path::{Path, PathBuf};
@@ -150,7 +175,9 @@ fn rmsnorm(host: &Host, calls: usize) -> Vec<u8> {
     let mut worker = host.worker().unwrap();
     let x: Vec<f32> = (0..3 * LATER).map(|i| (i % 13) as f32 - 6.0).collect();
     let weight: Vec<f32> = (0..LATER).map(|i| (i % 5) as f32 / 2.0).collect();
-    let call = OpCall::rmsnorm(Operand::f32(&x), Operand::f32(&weight), 3, LATER, 1e-5);
+    // All of one scope, so that a kernel may count them.
+    let call = OpCall::rmsnorm(Operand::f32(&x), Operand::f32(&weight), 3, LATER, 1e-5)
+        .within(Scope::of(&[1; 32]));
     let mut y = vec![0; x.len() * 4];
     for _ in 0..calls {
         worker.call(&snap, slot, &call, &mut y).unwrap();
@@ -163,4 +190,108 @@ fn outlived_once(module: &Module) -> &'static str {
     let incidents = outlived(&pack(module), 1);
     assert_eq!(incidents.len(), 1);
     incidents[0].failure.code()
+}
+
+/// A kernel that is right but for two calls: what it sees in the one of a client it keeps, and in
+/// that of another it gives it away.
+#[derive(Default)]
+struct Spy {
+    /// Keeps the word `$i`.
+    keep: String,
+    /// Gives it again.
+    recall: String,
+    /// Further fields of the module.
+    fields: String,
+    /// What it does in every call.
+    always: String,
+    /// Whether it leaves its output as it was where it recalls.
+    silent: bool,
+}
+
+/// What becomes of what a [`Spy`] kept.
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    /// Within a scope it is there, in another it is not.
+    Forgotten,
+    /// Not even within a scope: the host writes there for every call.
+    Overwritten,
+    /// It traps when it wants to keep something.
+    Trapped,
+}
+
+impl Spy {
+    /// The first number of the call whose second is to be kept.
+    const KEEP: f32 = 777.0;
+    /// The first number of the call that is to give it away.
+    const RECALL: f32 = 888.0;
+    /// What is to be kept.
+    const SECRET: f32 = 4.0e3;
+
+    /// Has one client's call, then another's, computed by the kernel, and holds the answer against that of
+    /// a host where nobody called before.
+    fn fate(&self) -> Fate {
+        let Spy { keep, recall, fields, always, silent } = self;
+        let begins = |with: f32| {
+            format!("(f32.eq (f32.load (i32.load offset=0 (local.get $desc))) (f32.const {with}))")
+        };
+        let [keeps, recalls] = [Self::KEEP, Self::RECALL].map(begins);
+        let module = Module {
+            fields: fields.clone(),
+            prologue: if *silent {
+                format!("(if {recalls} (then (return (i32.const 0))))")
+            } else {
+                String::new()
+            },
+            epilogue: format!(
+                "{always}
+                 (if {keeps} (then
+                    (local.set $i (i32.load offset=4 (i32.load offset=0 (local.get $desc))))
+                    {keep}))
+                 (if {recalls} (then (i32.store offset=8 (local.get $out) {recall})))"
+            ),
+            ..Module::default()
+        };
+        let pack = PackBuilder::new()
+            .kernel("rmsnorm_f32", rmsnorm_f32(&module))
+            .manifest(|m| {
+                let features = &mut m.kernels[0].platforms.wasmtime.as_mut().unwrap().features;
+                *features = ["simd", "bulk-memory"].map(str::to_owned).to_vec();
+            })
+            .build();
+        let (one, other) = (Scope::unique(), Scope::unique());
+        let (told, incidents) = Self::told(&pack, &[(Self::KEEP, one), (Self::RECALL, other)]);
+        let (untold, _) = Self::told(&pack, &[(Self::RECALL, other)]);
+        assert_eq!(told, untold, "one client's number has reached another");
+        let trapped = incidents.iter().any(|incident| incident.failure.code() == "kernel_trap");
+        let (own, _) = Self::told(&pack, &[(Self::KEEP, one), (Self::RECALL, one)]);
+        match (trapped, own == untold) {
+            (true, true) => Fate::Trapped,
+            // It does reach calls of its own client, so the attack is one.
+            (false, false) => Fate::Forgotten,
+            (false, true) => Fate::Overwritten,
+            (true, false) => panic!("it traps, and remembers all the same"),
+        }
+    }
+
+    /// The answer to the last of some calls on a new host, and what was reported. Nothing is cross-checked.
+    fn told(pack: &TestPack, calls: &[(f32, Scope)]) -> (Vec<u8>, Vec<Incident>) {
+        let host = Host::new(HostConfig { cross_check_every: 0, ..HostConfig::default() }).unwrap();
+        host.install(pack.verify().unwrap()).unwrap();
+        let snap = host.snapshot();
+        let slot = snap.slot(&OpKey::rmsnorm_f32()).unwrap();
+        let mut worker = host.worker().unwrap();
+        let weight = Resident::from_f32(&[1.5; LATER as usize]);
+        let mut answer = vec![0; LATER as usize * 4];
+        for &(first, scope) in calls {
+            // A shorter row follows a longer one, in an instance that has room for both.
+            let dim = if first == Self::KEEP { LATER } else { 40 };
+            let mut x = vec![1.0; dim as usize];
+            (x[0], x[1]) = (first, if first == Self::KEEP { Self::SECRET } else { 1.0 });
+            let part = Operand::Resident(&weight, 0..x.len() * 4);
+            let call = OpCall::rmsnorm(Operand::f32(&x), part, 1, dim, 1e-5).within(scope);
+            answer.resize(x.len() * 4, 0);
+            worker.call(&snap, slot, &call, &mut answer).unwrap();
+        }
+        (answer, host.take_incidents().0)
+    }
 }

@@ -18,7 +18,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use ruvllm_host::{LoraDims, Resident};
+use ruvllm_host::{LoraDims, Owner, Resident};
 use ruvllm_native::ops::{LoraShape, lora_interleave};
 use ruvllm_native::quant::dequantize_row;
 
@@ -291,11 +291,13 @@ impl AdapterFile {
         let bytes = all.iter().map(|f| f.shape.groups() * f.shape.rank * 4 * size_of::<f32>());
         let reserved = engine.reserve(Use::Adapter, &self.name, u8::MAX, bytes.sum())?;
 
+        // Whoever computes without it must not see it.
+        let owner = Owner::unique();
         let mut hasher = blake3::Hasher::new_derive_key("ruvllm adapter fingerprint v1");
         let mut layers: Vec<_> =
             model.weights().layers.iter().map(|_| Default::default()).collect();
         for factors in &all {
-            let update = self.update(model, factors, scale)?;
+            let update = self.update(model, factors, scale, owner)?;
             hasher.update(&(factors.layer as u64).to_le_bytes());
             hasher.update(factors.target.part().as_bytes());
             hasher.update(&update.dims.rank.to_le_bytes());
@@ -364,6 +366,7 @@ impl AdapterFile {
         model: &Model,
         factors: &Factors<'_>,
         scale: f32,
+        owner: Owner,
     ) -> Result<Update, EngineError> {
         let Factors { layer, target, a, b, shape, dims } = factors;
         let (a, mut b) = (values(a)?, values(b)?);
@@ -381,7 +384,7 @@ impl AdapterFile {
             let reason = format!("the update of blk.{layer}.{} is not finite", target.part());
             return Err(self.damaged(reason));
         }
-        let factors = Resident::from_f32(&lora_interleave(shape, &a, &b)?);
+        let factors = Resident::owned_f32(&lora_interleave(shape, &a, &b)?, owner);
         Ok(Update { factors, dims: *dims, scale })
     }
 }

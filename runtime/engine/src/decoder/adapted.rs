@@ -1,10 +1,12 @@
 //! What adapters add to the projections of a layer.
 //!
-//! The rows of a step are those of its chunks, one after another, so the rows of an adapter are a few
-//! runs. Each run is a call of the `lora_apply` kernel, or several, on the same input as the
+//! The rows of a step are those of its chunks, one after another, so the rows of an adapter, and of a
+//! scope, are a few runs. Each run is a call of the `lora_apply` kernel, or several, on the same input as the
 //! projection; rows without an adapter cost nothing.
 
 use std::ops::Range;
+
+use ruvllm_host::Scope;
 
 use super::attention::queries;
 use super::{Chunk, Machine};
@@ -33,6 +35,11 @@ impl<'a, 'c> Adapted<'a, 'c> {
         Adapted { chunks, layer, wanted: layer + 1 == layers }
     }
 
+    /// Whether rows are only those whose logits are wanted.
+    pub(super) fn of_wanted(self) -> bool {
+        self.wanted
+    }
+
     /// Whether any row has one.
     pub(super) fn any(self) -> bool {
         self.chunks.iter().any(|chunk| chunk.table.standing.adapter.is_some())
@@ -50,13 +57,13 @@ impl<'a, 'c> Adapted<'a, 'c> {
         let mut all = LoraList::new();
         for (target, mut rest) in projections {
             let mut at = 0;
-            for (rows, adapter) in self.runs() {
+            for (rows, (adapter, scope)) in self.runs() {
                 let Some(update) = adapter.update(self.layer, target) else { continue };
                 let of = |dim: u32| rows.start * dim as usize..rows.end * dim as usize;
                 let Range { start, end } = of(update.dims.out_dim);
                 let (y, after) = rest[start - at..].split_at_mut(end - start);
                 (rest, at) = (after, end);
-                all.push(LoraRows { update, x: &x[of(update.dims.in_dim)], y });
+                all.push(LoraRows { scope, update, x: &x[of(update.dims.in_dim)], y });
             }
         }
         if all.is_empty() {
@@ -65,20 +72,21 @@ impl<'a, 'c> Adapted<'a, 'c> {
         kernels.lora(machine.pool, machine.isa, all)
     }
 
-    /// The rows of each adapter, neighbours together.
-    fn runs(self) -> impl Iterator<Item = (Range<usize>, &'a Adapter)> {
+    /// The rows of each adapter and scope, neighbours together.
+    fn runs(self) -> impl Iterator<Item = (Range<usize>, (&'a Adapter, Scope))> {
         let rows = queries(self.chunks, self.wanted).map(|queries| {
             let rows = queries.to..queries.to + queries.rows.len();
-            (rows, queries.chunk.table.standing.adapter.as_ref())
+            let table = &*queries.chunk.table;
+            (rows, (table.standing.adapter.as_ref(), table.isolation))
         });
         let mut rows = rows.peekable();
         let runs = std::iter::from_fn(move || {
-            let (mut run, adapter) = rows.next()?;
-            while let Some((next, _)) = rows.next_if(|(_, other)| *other == adapter) {
+            let (mut run, whose) = rows.next()?;
+            while let Some((next, _)) = rows.next_if(|(_, other)| *other == whose) {
                 run.end = next.end;
             }
-            Some((run, adapter))
+            Some((run, whose))
         });
-        runs.filter_map(|(run, adapter)| Some((run, adapter?)))
+        runs.filter_map(|(run, (adapter, scope))| Some((run, (adapter?, scope))))
     }
 }

@@ -94,7 +94,8 @@ impl Decoder {
         let plain = adapted.any().then_some(&mut b.plain);
         let normed = taken(isa, &mut b.activations, plain, [m, dim], &dtypes)?;
         let (x, delta) = (&mut b.x[..m * dim], follows.then(|| &b.delta[..m * dim]));
-        self.kernels.rmsnorm(pool, x, delta, &layer.attn_norm, config.norm_eps, normed)?;
+        let (scopes, norm) = (&self.scopes.all, &layer.attn_norm);
+        self.kernels.rmsnorm(pool, scopes, x, delta, norm, config.norm_eps, normed)?;
         let (raw_q, raw_k) = room(&mut b.raw, m * (q_dim + kv_dim)).split_at_mut(m * q_dim);
         let (qk, v) = room(&mut b.qkv, m * (q_dim + 2 * kv_dim)).split_at_mut(m * (q_dim + kv_dim));
         project(machine, &layer.q, &b.activations, raw_q)?;
@@ -109,12 +110,12 @@ impl Decoder {
         if m == 1 {
             // One token's queries and keys lie next to each other: more heads of one row.
             let shape = RopeRows { heads: config.heads + config.kv_heads, ..shape };
-            return self.kernels.rope(pool, raw, positions, &shape, tables, qk);
+            return self.kernels.rope(pool, scopes, raw, positions, &shape, tables, qk);
         }
         let (q, k) = qk.split_at_mut(m * q_dim);
-        self.kernels.rope(pool, &raw[..m * q_dim], positions, &shape, tables, q)?;
+        self.kernels.rope(pool, scopes, &raw[..m * q_dim], positions, &shape, tables, q)?;
         let shape = RopeRows { heads: config.kv_heads, ..shape };
-        self.kernels.rope(pool, &raw[m * q_dim..], positions, &shape, tables, k)
+        self.kernels.rope(pool, scopes, &raw[m * q_dim..], positions, &shape, tables, k)
     }
 
     /// Stores the keys and values of all rows in the blocks of their sequences.

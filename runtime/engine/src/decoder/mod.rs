@@ -26,7 +26,7 @@ use ruvllm_native::{Isa, ThreadPool, ops};
 use crate::adapter::Target;
 use crate::config::ModelConfig;
 use crate::error::EngineError;
-use crate::kernels::{Kernels, Taken};
+use crate::kernels::{Kernels, RowScopes, Taken};
 use crate::kv::{KvStore, KvTable};
 use crate::memory::{Reservation, room};
 use crate::model::Model;
@@ -51,10 +51,35 @@ pub(crate) struct Decoder {
     rope_tables: RopeTables,
     /// The position in its sequence of each row of the step.
     positions: Vec<usize>,
+    scopes: StepScopes,
     buffers: Buffers,
     lists: Lists,
     /// What the buffers count for in the memory pool.
     scratch: Reservation,
+}
+
+/// Whose the rows of a step are.
+#[derive(Default)]
+struct StepScopes {
+    /// Of all rows.
+    all: RowScopes,
+    /// Of the rows that matter after the last layer's keys and values.
+    wanted: RowScopes,
+    /// Of the rows whose logits are wanted.
+    logits: RowScopes,
+}
+
+impl StepScopes {
+    fn set(&mut self, chunks: &[Chunk<'_>]) {
+        let Self { all, wanted, logits } = self;
+        [&mut *all, &mut *wanted, &mut *logits].into_iter().for_each(RowScopes::clear);
+        for chunk in chunks {
+            let (scope, rows) = (chunk.table.isolation, chunk.wanted().len());
+            all.push(chunk.tokens.len(), scope);
+            wanted.push(rows, scope);
+            logits.push(if chunk.hidden.is_none() { rows } else { 0 }, scope);
+        }
+    }
 }
 
 /// Lists of one layer, empty in between: kept so that a decoded token allocates nothing.
@@ -135,6 +160,7 @@ impl Decoder {
             kv,
             rope_tables,
             positions: Vec::new(),
+            scopes: StepScopes::default(),
             buffers,
             lists: Lists::default(),
             scratch,
@@ -222,13 +248,14 @@ impl Decoder {
         let Machine { pool, isa } = machine;
         let (dim, ffn) = (config.dim, config.ffn_dim);
         let b = &mut self.buffers;
+        let scopes = if adapted.of_wanted() { &self.scopes.wanted } else { &self.scopes.all };
         let dtypes = [layer.gate.dtype(), layer.up.dtype()];
         let keep = adapted.any();
         let normed =
             taken(isa, &mut b.activations, keep.then_some(&mut b.plain), [m, dim], &dtypes)?;
         let (x, delta) = (&mut b.x[..m * dim], room(&mut b.delta, m * dim));
         let (norm, eps) = (&layer.ffn_norm, config.norm_eps);
-        self.kernels.rmsnorm(pool, x, Some(delta), norm, eps, normed)?;
+        self.kernels.rmsnorm(pool, scopes, x, Some(delta), norm, eps, normed)?;
         let gate = room(&mut b.gate, m * ffn);
         let up = room(&mut b.up, m * ffn);
         project(machine, &layer.gate, &b.activations, gate)?;
@@ -239,7 +266,7 @@ impl Decoder {
         let dtypes = [layer.down.dtype()];
         let inner =
             taken(isa, &mut b.activations, keep.then_some(&mut b.plain), [m, ffn], &dtypes)?;
-        kernels.swiglu(pool, gate, up, inner)?;
+        kernels.swiglu(pool, scopes, gate, up, inner)?;
         project(machine, &layer.down, &b.activations, delta)?;
         adapted.add(machine, kernels, &b.plain, [(Target::Down, delta)])
     }
@@ -268,7 +295,9 @@ impl Decoder {
             };
             let normed = taken(machine.isa, &mut b.activations, Some(&mut b.plain), [n, dim], &[])?;
             let (x, delta) = (&mut b.x[rows.clone()], &b.delta[rows]);
-            self.kernels.rmsnorm(machine.pool, x, Some(delta), norm, config.norm_eps, normed)?;
+            let (pool, eps) = (machine.pool, config.norm_eps);
+            let scopes = RowScopes::of_one(n, chunk.table.isolation);
+            self.kernels.rmsnorm(pool, &scopes, x, Some(delta), norm, eps, normed)?;
             for row in b.plain[..n * dim].chunks_exact(dim) {
                 sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
             }
@@ -301,11 +330,14 @@ impl Decoder {
         });
         let chunk = LOGIT_ROWS * config.dim;
         let (x, delta) = (&mut b.x[..m * config.dim], &b.delta[..m * config.dim]);
+        let mut first = 0;
         for (x, delta) in x.chunks_mut(chunk).zip(delta.chunks(chunk)) {
             let n = x.len() / config.dim;
+            let scopes = self.scopes.logits.slice(first..first + n);
+            first += n;
             let dtypes = [output.dtype()];
             let normed = taken(isa, &mut b.activations, None, [n, config.dim], &dtypes)?;
-            self.kernels.rmsnorm(pool, x, Some(delta), norm, config.norm_eps, normed)?;
+            self.kernels.rmsnorm(pool, &scopes, x, Some(delta), norm, config.norm_eps, normed)?;
             let logits = room(&mut b.logits, n * output.rows());
             project(machine, output, &b.activations, logits)?;
             for (row, (index, token, last)) in logits.chunks_exact(output.rows()).zip(&mut owners) {

@@ -4,6 +4,8 @@
 //! beginnings that others have computed are attached, and there is made room for the step's own
 //! keys and values. After, what failed is taken back, or blocks that are full are put in order.
 
+use ruvllm_host::Scope;
+
 use super::attention::{rope_rows, spread};
 use super::{Chunk, Decoder, EachLogits, Machine};
 use crate::error::EngineError;
@@ -117,12 +119,12 @@ impl Decoder {
         let angles = self.rope_tables.back(forget.len);
         let spreads = self.kv.rotates();
         let mut turned = Vec::new();
-        let mut turn = |kernels: &mut Kernels, rows: &mut [f32]| {
+        let mut turn = |kernels: &mut Kernels, scope: Scope, rows: &mut [f32]| {
             if spreads {
                 spread(machine, rows, config.head_dim)?;
             }
             turned.resize(rows.len(), 0.0);
-            kernels.rope_alike(pool, rows, &angles, &shape, &mut turned)?;
+            kernels.rope_alike(pool, scope, rows, &angles, &shape, &mut turned)?;
             rows.copy_from_slice(&turned);
             if spreads {
                 spread(machine, rows, config.head_dim)?;
@@ -149,6 +151,7 @@ impl Decoder {
             self.rope_tables.reserve(end);
             self.positions.extend(chunk.table.computed..end);
         }
+        self.scopes.set(chunks);
         let needed = Decoder::scratch_bytes(model.config(), model.vocab(), self.positions.len());
         if needed > self.scratch.bytes() && self.scratch.resize(needed).is_err() {
             self.kv.give_up_ahead();

@@ -1,6 +1,6 @@
 //! Calls of `lora_apply`: what updates of projections add to some rows.
 
-use ruvllm_host::{LoraDims, OpCall, OpSlot, Operand, RegistrySnapshot, Worker};
+use ruvllm_host::{LoraDims, OpCall, OpSlot, Operand, RegistrySnapshot, Scope, Worker};
 use ruvllm_native::{Isa, ThreadPool, ops};
 use smallvec::SmallVec;
 
@@ -18,8 +18,9 @@ const TILE: usize = 64 * 1024;
 /// Threads, and pieces of a thread, up to which nothing is taken from the heap.
 const FEW: usize = 16;
 
-/// Some rows of a projection and their update: `x` `[m, in_dim]` and `y` `[m, out_dim]`.
+/// Some rows of a projection, of one scope, and their update: `x` `[m, in_dim]` and `y` `[m, out_dim]`.
 pub(crate) struct LoraRows<'a> {
+    pub(crate) scope: Scope,
     pub(crate) update: &'a Update,
     pub(crate) x: &'a [f32],
     pub(crate) y: &'a mut [f32],
@@ -45,7 +46,7 @@ impl LoraRows<'_> {
         let (x, x_rest) = self.x.split_at(rows * in_dim as usize);
         let (y, y_rest) = std::mem::take(&mut self.y).split_at_mut(rows * out_dim as usize);
         (self.x, self.y) = (x_rest, y_rest);
-        Self { update: self.update, x, y }
+        Self { scope: self.scope, update: self.update, x, y }
     }
 }
 
@@ -132,7 +133,8 @@ impl Means<'_> {
         for (x, y) in tiles {
             let delta = room(delta, y.len());
             let dims = LoraDims { rows: (y.len() / out_dim) as u32, ..*dims };
-            let call = OpCall::lora(Operand::f32(x), factors.all(), dims, *scale);
+            let call =
+                OpCall::lora(Operand::f32(x), factors.all(), dims, *scale).within(rows.scope);
             worker.call(self.snapshot, self.slot, &call, bytemuck::cast_slice_mut(delta))?;
             ops::add(self.isa, y, delta)?;
         }

@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use ruvllm_host::Worker;
+use ruvllm_host::{Scope, Worker};
 use ruvllm_native::ThreadPool;
 
 use super::block::{BlockShape, Codecs, Half, Side};
@@ -71,6 +71,7 @@ struct Job {
     /// By half, the sides that change.
     rewrites: [Option<Rewrite>; 2],
     tokens: usize,
+    isolation: Scope,
     codecs: Codecs,
     /// The kernels of the step that handed it over, gone once others are pinned.
     kernels: Weak<Pinned>,
@@ -174,8 +175,9 @@ impl Shared {
             if let Some(pinned) = job.kernels.upgrade() {
                 let start = Instant::now();
                 let mut kernels = Kernels::of(pinned, workers);
+                let (kernels_of, scope) = (&mut kernels, job.isolation);
                 let mut packer =
-                    Packer { kernels: &mut kernels, pool: &pool, scratch: &mut scratch };
+                    Packer { kernels: kernels_of, pool: &pool, scope, scratch: &mut scratch };
                 let written = catch_unwind(AssertUnwindSafe(|| job.write(&shape, &mut packer)));
                 if matches!(written, Ok(Ok(()))) {
                     job.state = State::Written(start.elapsed());
@@ -288,7 +290,8 @@ impl KvStore {
             }
         }
         let (tokens, kernels) = (block.tokens, Arc::downgrade(kernels.pinned()));
-        let job = Job { rewrites, tokens, codecs, kernels, state: State::Waiting };
+        let isolation = block.isolation;
+        let job = Job { rewrites, tokens, isolation, codecs, kernels, state: State::Waiting };
         let claim = ahead.hand(job, self.clock);
         if let Place::Memory(stored) = &mut self.blocks[id.0 as usize].place {
             stored.ahead = Some(claim);

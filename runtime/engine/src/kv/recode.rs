@@ -6,6 +6,7 @@
 use bytemuck::cast_slice;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use ruvllm_host::Scope;
 use ruvllm_native::ThreadPool;
 
 use super::block::{BlockShape, Side};
@@ -18,6 +19,8 @@ use crate::memory::room;
 pub(crate) struct Packer<'a> {
     pub(crate) kernels: &'a mut Kernels,
     pub(crate) pool: &'a ThreadPool,
+    /// Whose numbers they are.
+    pub(crate) scope: Scope,
     pub(crate) scratch: &'a mut Scratch,
 }
 
@@ -49,12 +52,19 @@ impl Packer<'_> {
                 bytemuck::cast_slice_mut::<u8, f16>(bytes).convert_from_f32_slice(rows);
             }
             KvCodec::Q8_0 | KvCodec::Q4_0 => {
-                self.kernels.kv_pack(self.pool, codec.dtype(), rows, shape.kv_dim, bytes)?;
+                self.kernels.kv_pack(
+                    self.pool,
+                    self.scope,
+                    codec.dtype(),
+                    rows,
+                    shape.kv_dim,
+                    bytes,
+                )?;
             }
             KvCodec::Q8_0Channels | KvCodec::Q4_0Channels => {
                 let turned = room(&mut self.scratch.turned, rows.len());
                 turn(rows, shape.kv_dim, turned);
-                self.kernels.kv_pack(self.pool, codec.dtype(), turned, n, bytes)?;
+                self.kernels.kv_pack(self.pool, self.scope, codec.dtype(), turned, n, bytes)?;
             }
         }
         Ok(())
@@ -99,11 +109,18 @@ impl Packer<'_> {
             }
             KvCodec::Q8_0 | KvCodec::Q4_0 => {
                 let bytes = &bytes[..shape.bytes(codec, tokens)];
-                self.kernels.kv_unpack(self.pool, codec.dtype(), bytes, dim, rows)?;
+                self.kernels.kv_unpack(self.pool, self.scope, codec.dtype(), bytes, dim, rows)?;
             }
             KvCodec::Q8_0Channels | KvCodec::Q4_0Channels => {
                 let turned = room(&mut self.scratch.turned, rows.len());
-                self.kernels.kv_unpack(self.pool, codec.dtype(), bytes, shape.tokens, turned)?;
+                self.kernels.kv_unpack(
+                    self.pool,
+                    self.scope,
+                    codec.dtype(),
+                    bytes,
+                    shape.tokens,
+                    turned,
+                )?;
                 turn(turned, shape.tokens, rows);
             }
         }

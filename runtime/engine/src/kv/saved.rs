@@ -145,7 +145,7 @@ impl KvStore {
             }
             let mut stored = self.room(codecs, means)?;
             read_block(&mut sealed, &shape, &mut stored, &mut buffer).map_err(unsealed)?;
-            let id = self.add(stored, table.standing.priority);
+            let id = self.add(stored, &table);
             // A block by channel was full when it was written, however short it was cut since.
             let full = codecs.keys.by_channel();
             self.blocks[id.0 as usize].tokens = if full { shape.tokens } else { tokens };

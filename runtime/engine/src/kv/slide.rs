@@ -7,6 +7,8 @@
 //! their tokens; and since half goes at a time, a key is rotated again once or twice in its life, however
 //! long the sequence grows.
 
+use ruvllm_host::Scope;
+
 use super::block::{BlockShape, Half, Stored};
 use super::recode::Packer;
 use super::store::{KvStore, Means, Place};
@@ -14,8 +16,9 @@ use super::table::KvTable;
 use crate::error::EngineError;
 use crate::kernels::Kernels;
 
-/// Rotates the keys of `rows` `[tokens, kv_dim]` in place.
-pub(crate) type TurnKeys<'a> = dyn FnMut(&mut Kernels, &mut [f32]) -> Result<(), EngineError> + 'a;
+/// Rotates the keys of `rows` `[tokens, kv_dim]` of a scope in place.
+pub(crate) type TurnKeys<'a> =
+    dyn FnMut(&mut Kernels, Scope, &mut [f32]) -> Result<(), EngineError> + 'a;
 
 impl KvStore {
     /// How many tokens of a sequence have to be forgotten, and from which position on, so that it can
@@ -74,7 +77,8 @@ impl KvStore {
         let mut turned = self.copy(table, index, means)?;
         let shape = self.shape;
         let Means { kernels, pool } = means;
-        let mut packer = Packer { kernels, pool, scratch: &mut self.scratch };
+        let (scope, scratch) = (table.isolation, &mut self.scratch);
+        let mut packer = Packer { kernels, pool, scope, scratch };
         turn_keys(&mut packer, &shape, tokens, &mut turned, turn)?;
         if shared {
             self.exchange(table, index, turned);
@@ -96,7 +100,7 @@ fn turn_keys(
     let mut rows = vec![0.0; tokens * shape.kv_dim];
     for layer in 0..shape.layers {
         packer.read(shape, layer, tokens, side, &mut rows)?;
-        turn(packer.kernels, &mut rows)?;
+        turn(packer.kernels, packer.scope, &mut rows)?;
         packer.write(shape, side, layer, 0, &rows)?;
     }
     Ok(())

@@ -182,7 +182,7 @@ impl KvStore {
                 appended
             };
             let stored = self.room(codecs, means)?;
-            let id = self.add(stored, table.standing.priority);
+            let id = self.add(stored, table);
             table.entries.push(Entry { id, start: at, len, key: None });
             at += len;
         }
@@ -238,7 +238,8 @@ impl KvStore {
                 return Err(EngineError::KvBlockMissing { position: entry.start });
             };
             let Means { kernels, pool } = &mut *means;
-            let mut packer = Packer { kernels, pool, scratch: &mut self.scratch };
+            let (scope, scratch) = (table.isolation, &mut self.scratch);
+            let mut packer = Packer { kernels, pool, scope, scratch };
             packer.write(&shape, stored.side_mut(half), layer, at, now)?;
             block.tokens = entry.len;
         }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ruvllm_host::Worker;
+use ruvllm_host::{Scope, Worker};
 use ruvllm_native::ThreadPool;
 
 use super::ahead::{Ahead, Written};
@@ -41,6 +41,8 @@ pub(super) struct Block {
     pub(super) key: Option<PrefixKey>,
     /// Tokens that are written in it.
     pub(super) tokens: usize,
+    /// Whose numbers they are.
+    pub(super) isolation: Scope,
 }
 
 /// Where a block is.
@@ -286,7 +288,8 @@ impl KvStore {
             });
             let Ok(mut to) = leased else { return Ok(None) };
             let Means { kernels, pool } = &mut *means;
-            let mut packer = Packer { kernels, pool, scratch: &mut self.scratch };
+            let (scope, scratch) = (block.isolation, &mut self.scratch);
+            let mut packer = Packer { kernels, pool, scope, scratch };
             packer.recode(&self.shape, block.tokens, from, &mut to)?;
             *fresh = Some(to);
         }
@@ -343,14 +346,16 @@ impl KvStore {
         Ok(Side { codec, lease })
     }
 
-    pub(super) fn add(&mut self, stored: Stored, priority: u8) -> BlockId {
+    /// Takes up a block of a sequence.
+    pub(super) fn add(&mut self, stored: Stored, table: &KvTable) -> BlockId {
         let block = Block {
             place: Place::Memory(stored),
             refs: 1,
             used: self.clock,
-            priority,
+            priority: table.standing.priority,
             key: None,
             tokens: 0,
+            isolation: table.isolation,
         };
         match self.vacant.pop() {
             Some(id) => {
@@ -388,7 +393,7 @@ impl KvStore {
     /// Gives a sequence a block of its own, `copy`, in place of one that others see.
     pub(super) fn exchange(&mut self, table: &mut KvTable, index: usize, copy: Stored) {
         let original = table.entries[index].id;
-        let id = self.add(copy, table.standing.priority);
+        let id = self.add(copy, table);
         self.blocks[id.0 as usize].tokens = self.blocks[original.0 as usize].tokens;
         table.entries[index].id = id;
         self.release(original);
@@ -432,6 +437,7 @@ impl KvStore {
     pub(crate) fn fork(&mut self, table: &KvTable) -> KvTable {
         let mut fork = self.table(table.context(), table.standing.clone());
         fork.gap = table.gap;
+        fork.isolation = table.isolation;
         for entry in &table.entries {
             self.blocks[entry.id.0 as usize].refs += 1;
             fork.entries.push(entry.clone());

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ruvllm_host::Scope;
+
 use super::prefix::PrefixKey;
 use crate::adapter::Adapter;
 
@@ -82,6 +84,8 @@ pub(crate) struct KvTable {
     /// Tokens whose keys and values are in the blocks.
     pub(crate) computed: usize,
     pub(crate) standing: Standing,
+    /// Whose numbers kernels compute with: those of other scopes must not meet them.
+    pub(crate) isolation: Scope,
     pub(crate) gap: Gap,
     released: Arc<Released>,
     context: usize,
@@ -103,6 +107,7 @@ impl KvTable {
             entries: Vec::with_capacity(room / block + 1),
             tokens: Vec::with_capacity(room),
             computed: 0,
+            isolation: standing.scope.as_ref().map_or_else(Scope::unique, Scope::of),
             standing,
             gap: Gap::default(),
             released,

@@ -9,6 +9,7 @@ use ruvllm_abi::{DType, Op, f32_to_f16};
 use ruvllm_native::{Isa, twin};
 
 /// One call with owned operands.
+#[derive(Clone)]
 pub(crate) struct Case {
     pub(crate) what: String,
     pub(crate) a: Vec<u8>,
@@ -27,6 +28,7 @@ impl Case {
             a: if operand(&self.a) { Operand::Bytes(&self.a) } else { Operand::None },
             b: if operand(&self.b) { Operand::Bytes(&self.b) } else { Operand::None },
             words: self.words,
+            scope: None,
         }
     }
 }

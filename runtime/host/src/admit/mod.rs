@@ -10,6 +10,8 @@ mod budget;
 mod golden;
 
 pub(crate) use budget::Budget;
+#[cfg(test)]
+pub(crate) use golden::cases as golden_cases;
 pub(crate) use golden::{Case, live_case};
 
 use crate::OpKey;
@@ -19,7 +21,7 @@ use crate::config::Compiler;
 use crate::deadline::Deadline;
 use crate::error::{Failure, Refusal};
 use crate::exec::cache::{AotCache, Entry, EntryId};
-use crate::exec::window::{Bench, GUARD_BYTES, check_info};
+use crate::exec::window::{Bench, GUARD_BYTES, OWN_PAGES, Room, Sandbox, check_info};
 use crate::exec::{Executor, KernelSpec, PreparedKernel};
 use crate::gate::GatedKernel;
 use crate::run::TILE_BYTES;
@@ -35,7 +37,7 @@ pub(crate) struct AdmittedKernel {
 
 struct CompiledKernel {
     gated: GatedKernel,
-    prepared: Arc<dyn PreparedKernel>,
+    sandbox: Arc<Sandbox>,
 }
 
 impl AdmittedKernel {
@@ -46,8 +48,8 @@ impl AdmittedKernel {
 
     /// The kernel, its compiled form, and whether its numbers were held against an oracle: those
     /// of a custom operation cannot be.
-    pub(crate) fn into_parts(self) -> (GatedKernel, Arc<dyn PreparedKernel>, bool) {
-        (self.compiled.gated, self.compiled.prepared, self.verified)
+    pub(crate) fn into_parts(self) -> (GatedKernel, Arc<Sandbox>, bool) {
+        (self.compiled.gated, self.compiled.sandbox, self.verified)
     }
 }
 
@@ -73,6 +75,14 @@ pub(crate) struct Pace {
 pub(crate) struct Recalled {
     prepared: Arc<dyn PreparedKernel>,
     verified: bool,
+    own_pages: Vec<u16>,
+}
+
+impl CompiledKernel {
+    fn new(gated: GatedKernel, prepared: Arc<dyn PreparedKernel>, own_pages: Vec<u16>) -> Self {
+        let sandbox = Sandbox { prepared, defaults: gated.defaults.clone(), own_pages };
+        Self { gated, sandbox: Arc::new(sandbox) }
+    }
 }
 
 impl Means<'_> {
@@ -84,9 +94,9 @@ impl Means<'_> {
         deadline: Deadline,
     ) -> Option<Recalled> {
         let cache = self.cache?;
-        let Entry { artifact, verified } = cache.get(id)?;
+        let Entry { artifact, verified, own_pages } = cache.get(id)?;
         match self.executor.load(&artifact, spec.clone(), deadline) {
-            Ok(prepared) => Some(Recalled { prepared, verified }),
+            Ok(prepared) => Some(Recalled { prepared, verified, own_pages }),
             Err(_) => {
                 cache.forget(id);
                 None
@@ -105,8 +115,8 @@ pub(crate) fn admit(
     wasm: &[u8],
     means: &Means<'_>,
 ) -> Result<(AdmittedKernel, bool), Refusal> {
-    if let Some(Recalled { prepared, verified }) = gated.recalled.take() {
-        let compiled = CompiledKernel { gated, prepared };
+    if let Some(Recalled { prepared, verified, own_pages }) = gated.recalled.take() {
+        let compiled = CompiledKernel::new(gated, prepared, own_pages);
         return Ok((AdmittedKernel { compiled, verified }, true));
     }
     let id = gated.id.clone();
@@ -118,11 +128,15 @@ pub(crate) fn admit(
         .executor
         .load(&artifact, gated.spec.clone(), gated.deadline)
         .map_err(|detail| Refusal::new(&id, "kernel_compile", detail))?;
-    let compiled = CompiledKernel { gated, prepared };
-    let verified = prove(&compiled).map_err(|(code, what)| Refusal::new(&id, code, what))?;
+    let mut compiled = CompiledKernel::new(gated, prepared.clone(), Vec::new());
+    let refused = |(code, what)| Refusal::new(&id, code, what);
+    let Proof { verified, own_pages, results } = prove(&compiled).map_err(refused)?;
+    compiled = CompiledKernel::new(compiled.gated, prepared, own_pages.clone());
+    forget(&compiled, &results).map_err(refused)?;
     if let Some(cache) = means.cache {
         // A cache that cannot be written costs the next start its time, and nothing else.
-        let _ = cache.put(&compiled.gated.entry_id, &Entry { artifact, verified });
+        let entry = Entry { artifact, verified, own_pages };
+        let _ = cache.put(&compiled.gated.entry_id, &entry);
     }
     Ok((AdmittedKernel { compiled, verified }, false))
 }
@@ -134,12 +148,12 @@ pub(crate) fn admit(
 /// # Errors
 /// Why it is not to be used here.
 pub(crate) fn rehearse(admitted: &AdmittedKernel, shapes: &[Words]) -> Result<usize, Refusal> {
-    let CompiledKernel { gated, prepared } = &admitted.compiled;
+    let CompiledKernel { gated, sandbox } = &admitted.compiled;
     let Some((op, _)) = gated.key.known() else { return Ok(0) };
     let refused = |(code, what): Objection| Refusal::new(&gated.id, code, what);
     let failed = |failure| refused(objection(failure));
-    let mut bench = Bench::new(&**prepared, &gated.defaults).map_err(failed)?;
-    let room = bench.room().saturating_sub(GUARD_BYTES).min(TILE_BYTES);
+    let mut bench = Bench::new(sandbox, Room::Tile, None).map_err(failed)?;
+    let room = bench.capacity().saturating_sub(GUARD_BYTES).min(TILE_BYTES);
     let mut calls = 0;
     for &words in shapes {
         let Some(words) = gated.plan.within(words, room) else { continue };
@@ -161,38 +175,69 @@ fn objection(failure: Failure) -> Objection {
     (failure.code(), format!("the kernel {failure}"))
 }
 
-/// Whether the numbers were held against an oracle.
-fn prove(compiled: &CompiledKernel) -> Result<bool, Objection> {
-    let CompiledKernel { gated, prepared } = compiled;
-    let mut bench = Bench::new(&**prepared, &gated.defaults).map_err(objection)?;
+/// What a kernel showed of itself.
+struct Proof {
+    /// Whether its numbers were held against an oracle.
+    verified: bool,
+    /// The pages below the window that it writes to.
+    own_pages: Vec<u16>,
+    /// The cases that it took, and its results.
+    results: Vec<(Case, Vec<u8>)>,
+}
+
+/// Lets a kernel compute the golden cases, in a memory that it may write to anywhere.
+fn prove(compiled: &CompiledKernel) -> Result<Proof, Objection> {
+    let CompiledKernel { gated, sandbox } = compiled;
+    let mut bench = Bench::learning(sandbox, Room::Tile).map_err(objection)?;
     if let Some(info) = bench
         .info()
         .map_err(|failure| (failure.code(), format!("kernel_info: the kernel {failure}")))?
     {
         check_info(info).map_err(|what| ("kernel_abi", what))?;
     }
-    let verified = match gated.key.known() {
-        Some((op, _)) => {
-            let cases = golden::cases(op, &gated.key.inputs, gated.key.output)
-                .map_err(|detail| ("admission_failed", detail))?;
-            let first = cases.first();
-            let again = cases.iter().chain(first);
-            for case in again {
-                let output = manners(&mut bench, compiled, case, false)?;
-                numbers(gated, op, case, &output.unwrap_or_default())?;
-            }
-            true
-        }
-        None => {
-            let cases = golden::custom_cases(&gated.plan);
-            for case in cases.iter().chain(cases.first()) {
-                manners(&mut bench, compiled, case, true)?;
-            }
-            false
-        }
+    let known = gated.key.known();
+    let cases = match known {
+        Some((op, _)) => golden::cases(op, &gated.key.inputs, gated.key.output)
+            .map_err(|detail| ("admission_failed", detail))?,
+        None => golden::custom_cases(&gated.plan),
     };
+    let mut results = Vec::with_capacity(cases.len());
+    let first = cases.first().cloned();
+    for case in cases.into_iter().chain(first) {
+        let output = manners(&mut bench, compiled, &case, known.is_none())?;
+        if let (Some((op, _)), Some(output)) = (known, &output) {
+            numbers(gated, op, &case, output)?;
+        }
+        results.extend(output.map(|output| (case, output)));
+    }
+    let own_pages = bench.own_pages();
     bench.close().map_err(objection)?;
-    Ok(verified)
+    if own_pages.len() > OWN_PAGES {
+        let what = format!(
+            "the kernel writes to {} pages of 4 KiB beside its output, each of which is set back \
+             between clients; this host takes {OWN_PAGES}: use less static memory",
+            own_pages.len()
+        );
+        return Err(("kernel_own_pages", what));
+    }
+    Ok(Proof { verified: known.is_some(), own_pages, results })
+}
+
+/// Lets a kernel compute the same once more, each case as a scope of its own and fenced in as in
+/// service: nothing may depend on what came before, and nothing else may be written to.
+fn forget(compiled: &CompiledKernel, results: &[(Case, Vec<u8>)]) -> Result<(), Objection> {
+    let mut bench = Bench::new(&compiled.sandbox, Room::Tile, None).map_err(objection)?;
+    for (case, want) in results {
+        let on = |(code, what): Objection| (code, format!("{what}, on {}", case.what));
+        let _spending = compiled.gated.budget.spend()?;
+        let bytes = compiled.gated.plan.bytes(case.words.as_slice()).unwrap_or_default();
+        let got = bench.call(&case.call(), &bytes).map_err(|failure| on(objection(failure)))?;
+        if got != want {
+            let what = "the kernel gives different results when it remembers nothing".to_owned();
+            return Err(on(("kernel_not_deterministic", what)));
+        }
+    }
+    Ok(())
 }
 
 /// Runs a case twice and checks everything but the numbers. `None` where the kernel declined the
@@ -221,6 +266,7 @@ fn manners(
         if !bench.inputs_unchanged(&call) {
             return Err(on(objection(Failure::InputWritten)));
         }
+        bench.learn();
     }
     let [first, second] = outputs;
     if first != second {

@@ -11,6 +11,7 @@
 //! all. What this does not protect against: whoever can act as the same user.
 
 use super::Artifact;
+use super::window::OWN_PAGES;
 use crate::files;
 use std::fs;
 use std::io::{self, Write};
@@ -18,13 +19,15 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// The first bytes of an entry; the number is the format's.
-const MAGIC: [u8; 8] = *b"RVAOT001";
+const MAGIC: [u8; 8] = *b"RVAOT002";
 const MAC_BYTES: usize = 32;
 const KEY_BYTES: usize = 32;
 const KEY_FILE: &str = "host.key";
 const SUFFIX: &str = "aot";
-/// Magic, MAC, id, flags.
-const HEADER: usize = 8 + MAC_BYTES + 32 + 1;
+/// Bytes of the own pages of a kernel: their number, then two bytes each, then zeros.
+const PAGES_BYTES: usize = 1 + 2 * OWN_PAGES;
+/// Magic, MAC, id, flags, own pages.
+const HEADER: usize = 8 + MAC_BYTES + 32 + 1 + PAGES_BYTES;
 /// An entry with more than this is not read: the gate lets no module through that makes as much.
 const MAX_ENTRY: u64 = 64 << 20;
 /// Bytes of all entries together above which the oldest go.
@@ -59,6 +62,8 @@ pub(crate) struct Entry {
     pub(crate) artifact: Artifact,
     /// Whether its numbers were held against an oracle when it was admitted.
     pub(crate) verified: bool,
+    /// See [`super::window::Sandbox`]; at most [`OWN_PAGES`].
+    pub(crate) own_pages: Vec<u16>,
 }
 
 /// A directory of entries, and the key that they are authenticated with.
@@ -84,17 +89,21 @@ impl AotCache {
         let (header, code) = bytes.split_at_checked(HEADER)?;
         let (magic, rest) = header.split_at_checked(MAGIC.len())?;
         let (mac, rest) = rest.split_at_checked(MAC_BYTES)?;
-        let (&flags, named) = rest.split_last()?;
-        if magic != MAGIC || named != id.0 || flags > 1 {
+        let (named, facts) = rest.split_at_checked(id.0.len())?;
+        if magic != MAGIC || named != id.0 {
             return None;
         }
         let given = blake3::Hash::from_slice(mac).ok()?;
         // Compared in constant time by the type.
-        if self.mac(id, flags, code) != given {
+        if self.mac(id, facts, code) != given {
             return None;
         }
+        let (&flags, pages) = facts.split_first()?;
+        let (&count, pages) = pages.split_first()?;
+        let own_pages = pages.chunks_exact(2).take(count.into());
+        let own_pages = own_pages.map(|page| u16::from_le_bytes([page[0], page[1]])).collect();
         let verified = flags == 1;
-        Some(Entry { artifact: Artifact(bytes.split_off(HEADER)), verified })
+        Some(Entry { artifact: Artifact(bytes.split_off(HEADER)), verified, own_pages })
     }
 
     /// Keeps what was compiled and admitted. Whoever reads meanwhile sees all of it or nothing.
@@ -102,10 +111,15 @@ impl AotCache {
     /// # Errors
     /// What the system says.
     pub(crate) fn put(&self, id: &EntryId, entry: &Entry) -> io::Result<()> {
-        let flags = u8::from(entry.verified);
+        let mut facts = [0; 1 + PAGES_BYTES];
+        let count = entry.own_pages.len().min(OWN_PAGES);
+        facts[..2].copy_from_slice(&[entry.verified.into(), count as u8]);
+        for (place, page) in facts[2..].chunks_exact_mut(2).zip(&entry.own_pages) {
+            place.copy_from_slice(&page.to_le_bytes());
+        }
         let code = &entry.artifact.0;
-        let mac = self.mac(id, flags, code);
-        files::replace(&self.path(id), &[&MAGIC, mac.as_bytes(), &id.0, &[flags], code])
+        let mac = self.mac(id, &facts, code);
+        files::replace(&self.path(id), &[&MAGIC, mac.as_bytes(), &id.0, &facts, code])
     }
 
     /// Takes an entry out that turned out to be of no use.
@@ -138,10 +152,10 @@ impl AotCache {
         }
     }
 
-    fn mac(&self, id: &EntryId, flags: u8, code: &[u8]) -> blake3::Hash {
-        // Id and flags have fixed lengths, so code follows without one.
+    fn mac(&self, id: &EntryId, facts: &[u8], code: &[u8]) -> blake3::Hash {
+        // Id and facts have fixed lengths, so code follows without one.
         let mut mac = blake3::Hasher::new_keyed(&self.key);
-        mac.update(&MAGIC).update(&id.0).update(&[flags]).update(code).finalize()
+        mac.update(&MAGIC).update(&id.0).update(facts).update(code).finalize()
     }
 
     fn path(&self, id: &EntryId) -> PathBuf {
@@ -196,7 +210,7 @@ mod tests {
     }
 
     fn entry(code: &[u8]) -> Entry {
-        Entry { artifact: Artifact(code.to_vec()), verified: true }
+        Entry { artifact: Artifact(code.to_vec()), verified: true, own_pages: vec![3, 700] }
     }
 
     #[test]
@@ -208,6 +222,7 @@ mod tests {
         let again = AotCache::open(&dir.path().join("a/b")).unwrap();
         let found = again.get(&id(1)).unwrap();
         assert_eq!((found.artifact.0.as_slice(), found.verified), (&b"code"[..], true));
+        assert_eq!(found.own_pages, [3, 700]);
         assert!(again.get(&id(2)).is_none());
         fs::rename(again.path(&id(1)), again.path(&id(2))).unwrap();
         assert!(again.get(&id(2)).is_none(), "an entry under another's name");

@@ -10,6 +10,9 @@ mod aot;
 pub(crate) mod cache;
 #[cfg(feature = "wasmtime")]
 mod child;
+pub(crate) mod fence;
+#[cfg(feature = "wasmtime")]
+mod isolate;
 #[cfg(feature = "wasmtime")]
 mod wasmtime;
 pub(crate) mod window;
@@ -27,6 +30,7 @@ use crate::HostConfig;
 use crate::config::Compiler;
 use crate::deadline::Deadline;
 use crate::error::TrapKind;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The executor of this build.
@@ -124,10 +128,21 @@ pub(crate) trait Instance: Send {
     /// The first byte that belongs to the host.
     fn heap_base(&self) -> u32;
 
-    /// Its linear memory.
+    /// Its linear memory. Whoever writes to a page that is protected ends the process.
     fn memory(&mut self) -> &mut [u8];
 
-    /// Grows the memory to at least `bytes`. `false` where that is beyond its limit.
+    /// Makes whole pages of its memory, in bytes, read-only, or writable again. `false` where this
+    /// system cannot.
+    fn protect(&mut self, pages: Range<usize>, writable: bool) -> bool;
+
+    /// Keeps the values of its mutable globals.
+    fn keep_globals(&mut self);
+
+    /// Sets its mutable globals back to what was kept, or else to what they were at first.
+    fn reset_globals(&mut self);
+
+    /// Grows the memory to at least `bytes`; what is added can be written. `false` where that is beyond
+    /// its limit.
     fn grow_to(&mut self, bytes: usize) -> bool;
 
     /// The most bytes that the memory can have.

@@ -8,6 +8,7 @@
 
 use super::{
     Artifact, CompileError, Executor, Instance, KernelSpec, PreparedKernel, Trap, aot, child,
+    fence, isolate,
 };
 use crate::HostConfig;
 use crate::config::Compiler;
@@ -16,11 +17,12 @@ use crate::error::TrapKind;
 use crate::ticker::Ticker;
 use ruvllm_abi::export;
 use std::hash::{Hash, Hasher};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use wasmtime::{
-    Config, Engine, Extern, Memory, Module, OptLevel, ResourceLimiter, Store, TypedFunc,
-    UpdateDeadline,
+    Config, Engine, Extern, Global, Memory, Module, Mutability, OptLevel, ResourceLimiter, Store,
+    TypedFunc, UpdateDeadline, Val,
 };
 
 /// The version of the engine, which a manifest's `min_version` is held against.
@@ -74,6 +76,7 @@ impl WasmtimeExecutor {
         let engine = Engine::new(&settings(config.deterministic)).map_err(|e| format!("{e:#}"))?;
         let mut fingerprint = Fingerprint::default();
         VERSION.hash(&mut fingerprint);
+        isolate::REVISION.hash(&mut fingerprint);
         engine.precompile_compatibility_hash().hash(&mut fingerprint);
         Ok(Self {
             engine,
@@ -111,16 +114,17 @@ impl Executor for WasmtimeExecutor {
         alone: bool,
     ) -> Result<Artifact, CompileError> {
         let failed = |detail| CompileError { code: "kernel_compile", detail };
+        let wasm = isolate::isolated(wasm).map_err(failed)?;
         match compiler {
             Compiler::InProcess if alone => {
-                compile_alone(wasm, self.deterministic).map(Artifact).map_err(failed)
+                compile_alone(&wasm, self.deterministic).map(Artifact).map_err(failed)
             }
             Compiler::InProcess => self
                 .engine
-                .precompile_module(wasm)
+                .precompile_module(&wasm)
                 .map(Artifact)
                 .map_err(|e| failed(format!("{e:#}"))),
-            Compiler::Process(process) => child::compile(process, self.deterministic, wasm),
+            Compiler::Process(process) => child::compile(process, self.deterministic, &wasm),
         }
     }
 
@@ -190,9 +194,20 @@ impl PreparedKernel for Prepared {
             None => self.spec.memory_pages,
         };
         let limit = limit as usize * PAGE;
+        let mut globals = Vec::new();
+        while let Some(global) =
+            instance.get_global(&mut store, &isolate::global_name(globals.len()))
+        {
+            if global.ty(&store).mutability() != Mutability::Var {
+                break;
+            }
+            let value = global.get(&mut store);
+            globals.push((global, value));
+        }
         Ok(Box::new(Running {
             store,
             memory,
+            globals,
             entry,
             init,
             info,
@@ -256,6 +271,8 @@ impl ResourceLimiter for Limits {
 struct Running {
     store: Store<Limits>,
     memory: Memory,
+    /// The mutable globals, and the values that they are set back to.
+    globals: Vec<(Global, Val)>,
     entry: TypedFunc<u32, i32>,
     init: Option<TypedFunc<(u32, u32), i32>>,
     info: Option<TypedFunc<u32, i32>>,
@@ -274,6 +291,24 @@ impl Instance for Running {
 
     fn memory(&mut self) -> &mut [u8] {
         self.memory.data_mut(&mut self.store)
+    }
+
+    fn protect(&mut self, pages: Range<usize>, writable: bool) -> bool {
+        fence::protect(self.memory.data_mut(&mut self.store), pages, writable)
+    }
+
+    fn keep_globals(&mut self) {
+        for (global, value) in &mut self.globals {
+            *value = global.get(&mut self.store);
+        }
+    }
+
+    #[inline]
+    fn reset_globals(&mut self) {
+        for (global, value) in &self.globals {
+            // Of the type that was read, and of a global that is mutable: it cannot be refused.
+            let _ = global.set(&mut self.store, *value);
+        }
     }
 
     fn grow_to(&mut self, bytes: usize) -> bool {

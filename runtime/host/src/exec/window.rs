@@ -1,46 +1,119 @@
-//! The host's part of an instance's memory: where a call's regions lie.
+//! The host's part of an instance's memory: where a call's regions lie, and what an earlier call
+//! leaves to a later one, which is nothing.
 //!
-//! Above `__heap_base`, every region on a multiple of 64: descriptor, params, scratch, then the
-//! resident area, which grows upwards as constants are uploaded, then input A, input B and output
-//! of the current call. Inputs that are resident are not copied. Nothing of the layout is trusted
+//! Above `__heap_base`, every region on a multiple of 64: descriptor, params, scratch, then the window
+//! of input A, input B and output of the current call, then the resident area, which grows upwards as
+//! constants are uploaded. Inputs that are resident are not copied. Nothing of the layout is trusted
 //! afterwards: a kernel that writes elsewhere spoils its own results, and only those.
+//!
+//! # What a kernel can keep
+//!
+//! The state of an instance is its memory and its globals; the gate refuses modules that could change
+//! anything else. Memory is read-only but for a few pages: those of descriptor and params, of the
+//! window, and the kernel's *own*, which it wrote to when it was admitted (its stack, usually). Where a
+//! call is of another scope than the one before, these pages and the globals get what they have in a
+//! new instance, and then the operands: the memory that the kernel finds is, byte for byte, that of a
+//! new instance. Constants lie in pages that it cannot write to, and an instance takes up those of
+//! one owner at most. A kernel that writes anywhere else traps.
+//!
+//! Where the system cannot protect pages ([`super::fence`]), every change of scope makes a new
+//! instance.
 
+use super::fence::page_size;
 use super::{Instance, PreparedKernel, Trap};
-use crate::call::{OpCall, Operand, Resident, ResidentBytes, Words};
+use crate::call::{OpCall, Operand, Owner, Resident, ResidentBytes, Scope, Words};
 use crate::deadline::Deadline;
 use crate::error::Failure;
 use crate::host::Witness;
 use crate::plan::CallBytes;
+use crate::run::TILE_BYTES;
 use crate::swap::seen::Constants;
 use ruvllm_abi::{ABI_VERSION, KernelDescriptor, KernelInfo, REGION_ALIGN, Region, SCRATCH_BYTES};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 /// Bytes behind the output that a guarded run watches.
 pub(crate) const GUARD_BYTES: usize = 256;
 
-/// Bytes between two that lie in different pages of the machine, on any of them.
+/// The unit in which a kernel's own pages are told: whole ones of the machine on most, parts of one
+/// on some.
 const PAGE: usize = 4 << 10;
+
+/// Own pages that a kernel may have: each is copied at every change of scope.
+pub(crate) const OWN_PAGES: usize = 16;
+
+/// Instances that a worker keeps of one kernel. Their windows differ, since what is set back at a change
+/// of scope should be little; a model has a few shapes of rows, and a step few adapters.
+pub(crate) const BENCHES: usize = 16;
+
+/// Constants of an instance for which there is room on the heap at once: those that come while tokens are
+/// decoded should take nothing of it.
+const CONSTANTS: usize = 224;
+
+const KIB: usize = 1 << 10;
 
 const DESCRIPTOR_BYTES: usize = align(KernelDescriptor::SIZE);
 
 const PARAMS_BYTES: usize = Words::BYTES.next_multiple_of(REGION_ALIGN);
 
+/// What instances of a kernel are made of.
+pub(crate) struct Sandbox {
+    pub(crate) prepared: Arc<dyn PreparedKernel>,
+    /// The words for `kernel_init`.
+    pub(crate) defaults: Vec<u32>,
+    /// Numbers of the pages below the window that the kernel writes to.
+    pub(crate) own_pages: Vec<u16>,
+}
+
+/// What calls an instance is for, by the room that they need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Room {
+    /// Calls of one row that copy and write so many KiB: a small window, because its bytes are set back
+    /// at every change of scope.
+    Row(usize),
+    /// Runs of many rows.
+    Tile,
+}
+
+impl Room {
+    /// For calls of one row with copied operands and an output of so many bytes.
+    #[inline]
+    pub(crate) fn row(regions: [usize; 3]) -> Self {
+        let bytes: usize = regions.into_iter().map(align).fold(0, usize::saturating_add);
+        Room::Row(bytes.div_ceil(KIB))
+    }
+
+    fn bytes(self) -> usize {
+        match self {
+            Room::Row(kib) => kib.saturating_mul(KIB),
+            Room::Tile => TILE_BYTES + 3 * REGION_ALIGN,
+        }
+    }
+}
+
 /// An instance together with what the host keeps in its memory.
 pub(crate) struct Bench {
+    sandbox: Arc<Sandbox>,
     instance: Box<dyn Instance>,
     deadline: Deadline,
     /// Ticks that the call may take that is laid out.
     ticks: u64,
+    room: Room,
+    owner: Option<Owner>,
+    keeping: Keeping,
+    /// The scope of the last call, where it had one.
+    scope: Option<Scope>,
     limit: usize,
-    /// Bytes that its memory has at least; a kernel may have grown it further.
+    /// Bytes that its memory has.
     size: usize,
     descriptor: usize,
     params: usize,
     scratch: usize,
-    /// Where the resident area begins and where the next constant goes.
-    residents_from: usize,
+    /// Where operands and output go, up to the end of a page. The resident area follows.
+    window: Range<usize>,
+    /// Where the next constant goes.
     residents_to: usize,
     residents: HashMap<u64, Uploaded, BuildHasherDefault<IdHasher>>,
     /// How often the resident area has begun anew.
@@ -48,10 +121,32 @@ pub(crate) struct Bench {
     /// What the last call used, for looking at it afterwards.
     last: KernelDescriptor,
     spoiled: bool,
+    /// Whether a call was prepared.
+    used: bool,
     /// Where constants are noted that it takes up.
     constants: Option<Arc<Constants>>,
     /// Who is told where it does not end as it should.
     witness: Option<Witness>,
+}
+
+/// Where the regions of a call go; of an operand that is resident, it is there already.
+struct Placed {
+    a: (usize, bool),
+    b: (usize, bool),
+    out: usize,
+    end: usize,
+}
+
+/// How an instance is kept from remembering.
+enum Keeping {
+    /// Not at all, to learn which pages a kernel writes to: what lies below the window in a new
+    /// instance, and the pages found so far.
+    Learning { image: Vec<u8>, written: BTreeSet<u16> },
+    /// Pages are read-only but for the window and these parts of the memory, with what they hold in a
+    /// new instance.
+    Fenced { parts: Vec<(usize, Vec<u8>)> },
+    /// A new instance for every scope.
+    Renewed,
 }
 
 struct Uploaded {
@@ -60,49 +155,191 @@ struct Uploaded {
 }
 
 impl Bench {
-    /// Makes an instance and runs its `kernel_init` with the words of the default params.
+    /// Makes an instance, runs its `kernel_init` with the words of the default params, and fences it in.
     ///
     /// # Errors
     /// [`Failure::Instantiate`].
-    pub(crate) fn new(prepared: &dyn PreparedKernel, defaults: &[u32]) -> Result<Self, Failure> {
+    pub(crate) fn new(
+        sandbox: &Arc<Sandbox>,
+        room: Room,
+        owner: Option<Owner>,
+    ) -> Result<Self, Failure> {
+        let mut bench = Self::bare(sandbox, room, owner, room.bytes())?;
+        bench.fence();
+        Ok(bench)
+    }
+
+    /// Makes an instance that may write anywhere, to learn where it does.
+    ///
+    /// # Errors
+    /// [`Failure::Instantiate`].
+    pub(crate) fn learning(sandbox: &Arc<Sandbox>, room: Room) -> Result<Self, Failure> {
+        let mut bench = Self::bare(sandbox, room, None, room.bytes())?;
+        bench.keeping = Keeping::Learning { image: bench.image(), written: BTreeSet::new() };
+        Ok(bench)
+    }
+
+    /// An instance as where the system cannot protect pages.
+    #[cfg(test)]
+    pub(crate) fn unprotected(sandbox: &Arc<Sandbox>, room: Room) -> Result<Self, Failure> {
+        Self::bare(sandbox, room, None, room.bytes())
+    }
+
+    /// All of its memory.
+    #[cfg(test)]
+    pub(crate) fn bytes(&mut self) -> &[u8] {
+        self.instance.memory()
+    }
+
+    /// What lies below the window.
+    fn image(&mut self) -> Vec<u8> {
+        self.instance.memory()[..self.window.start].to_vec()
+    }
+
+    /// Makes an instance with a window of so many bytes, or what its limit allows.
+    fn bare(
+        sandbox: &Arc<Sandbox>,
+        room: Room,
+        owner: Option<Owner>,
+        bytes: usize,
+    ) -> Result<Self, Failure> {
         let failed = |detail: String| Failure::Instantiate { detail };
-        let instance = prepared.instantiate().map_err(|trap| failed(trap.detail))?;
+        let instance = sandbox.prepared.instantiate().map_err(|trap| failed(trap.detail))?;
         let descriptor = align(instance.heap_base() as usize);
         let params = descriptor + DESCRIPTOR_BYTES;
         let scratch = params + PARAMS_BYTES;
-        let residents_from = scratch + SCRATCH_BYTES;
+        let from = scratch + SCRATCH_BYTES;
         let limit = instance.memory_limit();
+        // Constants get at least half of what there is, unless a call would not fit otherwise.
+        let most = match room {
+            Room::Row(_) => limit.saturating_sub(from),
+            Room::Tile => limit.saturating_sub(from) / 2,
+        };
+        let end = (from + bytes.min(most)).next_multiple_of(page_size());
+        let window = from..end.min(limit).max(from);
+        let residents_to = window.end;
         let mut bench = Self {
-            size: 0,
+            sandbox: sandbox.clone(),
             instance,
-            deadline: *prepared.deadline(),
+            deadline: *sandbox.prepared.deadline(),
             ticks: 0,
+            room,
+            owner,
+            keeping: Keeping::Renewed,
+            scope: None,
             limit,
+            size: 0,
             descriptor,
             params,
             scratch,
-            residents_from,
-            residents_to: residents_from,
-            residents: HashMap::default(),
+            window,
+            residents_to,
+            residents: HashMap::with_capacity_and_hasher(CONSTANTS, BuildHasherDefault::default()),
             clearings: 0,
             last: KernelDescriptor::default(),
             spoiled: false,
+            used: false,
             constants: None,
             witness: None,
         };
-        bench.reserve(residents_from).map_err(|_| {
-            failed(format!(
-                "it needs {residents_from} bytes of memory before any call; its limit is {limit}"
-            ))
+        bench.reserve(residents_to).map_err(|_| {
+            failed(format!("it needs {from} bytes of memory before any call; its limit is {limit}"))
         })?;
-        let len = defaults.len() * 4;
-        let words = bytemuck::cast_slice(defaults);
-        bench.instance.memory()[params..params + len].copy_from_slice(words);
-        match bench.instance.init(params as u32, len as u32) {
-            Ok(None | Some(0)) => Ok(bench),
-            Ok(Some(status)) => Err(failed(format!("kernel_init returned status {status}"))),
-            Err(trap) => Err(failed(format!("kernel_init: {}", trap.detail))),
+        let words = bytemuck::cast_slice(&sandbox.defaults);
+        let memory = bench.instance.memory();
+        memory[params..params + words.len()].copy_from_slice(words);
+        match bench.instance.init(params as u32, words.len() as u32) {
+            Ok(None | Some(0)) => {}
+            Ok(Some(status)) => {
+                return Err(failed(format!("kernel_init returned status {status}")));
+            }
+            Err(trap) => return Err(failed(format!("kernel_init: {}", trap.detail))),
         }
+        // The window of a new instance is empty, whatever its module or `kernel_init` left there.
+        bench.instance.memory()[from..residents_to].fill(0);
+        bench.instance.keep_globals();
+        Ok(bench)
+    }
+
+    /// Protects what the kernel has no business writing to.
+    fn fence(&mut self) {
+        let all = 0..self.instance.memory().len();
+        if !self.instance.protect(all, false) {
+            self.keeping = Keeping::Renewed;
+            return;
+        }
+        let size = page_size();
+        let own = self.sandbox.own_pages.iter().map(|&page| usize::from(page) * PAGE);
+        let own = own.map(|at| at / size * size..at / size * size + size);
+        let head = self.descriptor / size * size..(self.scratch).next_multiple_of(size);
+        let shared = self.window.start / size * size..self.window.start;
+        let mut parts: Vec<Range<usize>> = own.chain([head, shared]).collect();
+        parts.sort_by_key(|part| part.start);
+        // Neighbours, and parts that overlap where the machine's pages are larger, are one.
+        parts.dedup_by(|next, part| {
+            let joins = next.start <= part.end;
+            if joins {
+                part.end = part.end.max(next.end);
+            }
+            joins
+        });
+        let start = self.window.start;
+        parts.retain_mut(|part| {
+            part.end = part.end.min(start);
+            part.start < part.end
+        });
+        let writable = parts.iter().map(|part| part.start..part.end.next_multiple_of(size));
+        let window = start / size * size..self.window.end;
+        let opened = writable.chain([window]).all(|pages| self.instance.protect(pages, true));
+        if !opened {
+            // What is left protected is no obstacle: the instance is replaced before the next call.
+            self.keeping = Keeping::Renewed;
+            return;
+        }
+        let memory = self.instance.memory();
+        let image = |part: Range<usize>| (part.start, memory[part].to_vec());
+        self.keeping = Keeping::Fenced { parts: parts.into_iter().map(image).collect() };
+    }
+
+    /// The pages below the window that the kernel has written to since [`Bench::learning`].
+    pub(crate) fn own_pages(&self) -> Vec<u16> {
+        match &self.keeping {
+            Keeping::Learning { written, .. } => written.iter().copied().collect(),
+            Keeping::Fenced { .. } | Keeping::Renewed => self.sandbox.own_pages.clone(),
+        }
+    }
+
+    /// Looks where the kernel has written, if that is to be learnt.
+    pub(crate) fn learn(&mut self) {
+        let Keeping::Learning { image, written } = &mut self.keeping else { return };
+        let memory = self.instance.memory();
+        // What the host wrote there itself is the kernel's to read.
+        let host = self.descriptor..self.scratch;
+        for (page, old) in image.chunks(PAGE).enumerate() {
+            let from = page * PAGE;
+            let differs = |(at, &old): (usize, &u8)| memory[at] != old && !host.contains(&at);
+            if memory[from..from + old.len()] != *old && (from..).zip(old).any(differs) {
+                // Numbers of a 32-bit memory's pages below 256 MiB; the host's cap is lower.
+                written.insert(u16::try_from(page).unwrap_or(u16::MAX));
+            }
+        }
+    }
+
+    /// Whether it is for such calls, and holds no constants but the owner's.
+    #[inline]
+    pub(crate) fn is_for(&self, room: Room, owner: Option<Owner>) -> bool {
+        self.room == room && self.owner == owner
+    }
+
+    /// Whether it holds constants of an owner, all of which are gone.
+    pub(crate) fn is_orphaned(&self) -> bool {
+        let gone = |uploaded: &Uploaded| uploaded.alive.strong_count() == 0;
+        self.owner.is_some() && self.residents.values().all(gone)
+    }
+
+    /// Whether it has room for such calls, and no constants of an owner.
+    pub(crate) fn could_serve(&self, room: Room) -> bool {
+        self.owner.is_none() && self.window.len() >= room.bytes()
     }
 
     /// The same for a worker: it notes the constants that it takes up from now on, and what goes
@@ -132,19 +369,11 @@ impl Bench {
         Err(Failure::Cleanup { trap, detail })
     }
 
-    /// Takes constants up and has room for operands and output of so many bytes at hand, as far as its
-    /// limit allows: calls find them there, and no page of it is touched for the first time by one.
-    pub(crate) fn warm(&mut self, constants: &[Resident], window: usize) {
-        for constant in constants {
+    /// Takes constants up that every call may see, as far as its limit allows: calls find them there.
+    pub(crate) fn warm(&mut self, constants: &[Resident]) {
+        for constant in constants.iter().filter(|constant| constant.owner().is_none()) {
             if self.upload(constant).is_none() {
                 break;
-            }
-        }
-        let end = (self.residents_to + window).min(self.limit);
-        if self.reserve(end).is_ok() {
-            // Pages are had by writing to them, what is there already stays.
-            for byte in self.instance.memory()[..end].iter_mut().step_by(PAGE) {
-                *byte = std::hint::black_box(*byte);
             }
         }
     }
@@ -154,7 +383,8 @@ impl Bench {
     /// # Errors
     /// A trap or a status other than 0.
     pub(crate) fn info(&mut self) -> Result<Option<KernelInfo>, Failure> {
-        let at = self.scratch;
+        // Where every call's params go: they are written anew before the next.
+        let at = self.params;
         self.instance.memory()[at..at + KernelInfo::SIZE].fill(0);
         match self.instance.info(at as u32).map_err(|trap| failed(trap, &mut self.spoiled))? {
             None => Ok(None),
@@ -171,12 +401,11 @@ impl Bench {
         }
     }
 
-    /// Bytes that the operands and the output of one call may take together, constants that may
-    /// still come aside.
+    /// Bytes that the operands and the output of one call may take together, constants aside.
     #[inline]
-    pub(crate) fn room(&self) -> usize {
-        // Each of the three windows may lose most of an alignment step.
-        self.limit.saturating_sub(self.residents_to + 3 * REGION_ALIGN)
+    pub(crate) fn capacity(&self) -> usize {
+        // Each of the three may lose most of an alignment step.
+        self.window.len().saturating_sub(3 * REGION_ALIGN)
     }
 
     /// Whether a call copies the operand instead of finding it in place.
@@ -200,9 +429,68 @@ impl Bench {
         self.run()
     }
 
-    /// Lays the regions of a call out and copies its operands.
+    /// Lays the regions of a call out and copies its operands. Where its scope is another than that of
+    /// the call before, everything else becomes what it is in a new instance.
     #[inline]
     pub(crate) fn prepare(&mut self, call: &OpCall<'_>, bytes: &CallBytes) -> Result<(), Failure> {
+        let enters = call.scope.is_none() || call.scope != self.scope;
+        // Of no scope until it is done: an error on the way leaves nothing to go on from.
+        self.scope = None;
+        if enters && self.used && matches!(self.keeping, Keeping::Renewed) {
+            self.renew(self.window.len())?;
+        }
+        self.used = true;
+        let mut placed = self.place(call, bytes);
+        if placed.end > self.window.end {
+            placed = self.widen(call, bytes, placed)?;
+        }
+        let Placed { a, b, out, .. } = placed;
+        let words = call.words.as_slice().len();
+        let desc = KernelDescriptor {
+            input_a: region(a.0, bytes.a),
+            input_b: region(b.0, bytes.b),
+            output: region(out, bytes.out),
+            scratch: region(self.scratch, SCRATCH_BYTES),
+            params: region(self.params, words * 4),
+        };
+        let head = self.descriptor..self.scratch;
+        let memory = self.instance.memory();
+        if enters && let Keeping::Fenced { parts } = &self.keeping {
+            for (at, image) in parts {
+                memory[*at..at + image.len()].copy_from_slice(image);
+            }
+            // Operands follow from here on; between them, gaps of alignment.
+            for ((at, is_resident), len) in [(a, bytes.a), (b, bytes.b)] {
+                if !is_resident {
+                    memory[at + len..at + align(len)].fill(0);
+                }
+            }
+            memory[out..self.window.end].fill(0);
+        }
+        let (descriptor, params) = memory[head].split_at_mut(DESCRIPTOR_BYTES);
+        descriptor[..KernelDescriptor::SIZE].copy_from_slice(&desc.to_bytes());
+        // All of the block, which has a length that the compiler knows.
+        params[..Words::BYTES].copy_from_slice(call.words.block());
+        for ((at, is_resident), operand) in [(a, &call.a), (b, &call.b)] {
+            if !is_resident
+                && let Some(bytes) = operand.bytes()
+                && !bytes.is_empty()
+            {
+                memory[at..at + bytes.len()].copy_from_slice(bytes);
+            }
+        }
+        if enters && !matches!(self.keeping, Keeping::Learning { .. }) {
+            self.instance.reset_globals();
+        }
+        self.last = desc;
+        self.ticks = self.deadline.ticks(bytes, &call.words);
+        self.scope = call.scope;
+        Ok(())
+    }
+
+    /// Where the regions of a call go. What is resident is uploaded, if need be.
+    #[inline]
+    fn place(&mut self, call: &OpCall<'_>, bytes: &CallBytes) -> Placed {
         let mut a = self.resident(&call.a);
         let clearings = self.clearings;
         let b = self.resident(&call.b);
@@ -210,43 +498,59 @@ impl Bench {
             // Making room for B has moved A. It cannot happen again: nothing that is left is dead.
             a = self.resident(&call.a);
         }
-        let mut end = self.residents_to;
+        let mut end = self.window.start;
         let mut place = |resident: Option<usize>, size: usize| match resident {
-            Some(offset) => offset,
+            Some(offset) => (offset, true),
             None => {
                 let at = end;
                 end = at.saturating_add(align(size));
-                at
+                (at, false)
             }
         };
-        let a_at = place(a, bytes.a);
-        let b_at = place(b, bytes.b);
-        let out_at = place(None, bytes.out);
-        self.reserve(end)?;
-        let words = call.words.as_slice().len();
-        let desc = KernelDescriptor {
-            input_a: region(a_at, bytes.a),
-            input_b: region(b_at, bytes.b),
-            output: region(out_at, bytes.out),
-            scratch: region(self.scratch, SCRATCH_BYTES),
-            params: region(self.params, words * 4),
-        };
-        let head = self.descriptor..self.scratch;
-        let memory = self.instance.memory();
-        let (descriptor, params) = memory[head].split_at_mut(DESCRIPTOR_BYTES);
-        descriptor[..KernelDescriptor::SIZE].copy_from_slice(&desc.to_bytes());
-        // All of the block, which has a length that the compiler knows.
-        params[..Words::BYTES].copy_from_slice(call.words.block());
-        for (resident, at, operand) in [(a, a_at, &call.a), (b, b_at, &call.b)] {
-            if resident.is_none()
-                && let Some(bytes) = operand.bytes()
-                && !bytes.is_empty()
-            {
-                memory[at..at + bytes.len()].copy_from_slice(bytes);
+        let (a, b) = (place(a, bytes.a), place(b, bytes.b));
+        let (out, _) = place(None, bytes.out);
+        Placed { a, b, out, end }
+    }
+
+    /// Makes the instance anew, with a window that holds the call.
+    #[cold]
+    fn widen(
+        &mut self,
+        call: &OpCall<'_>,
+        bytes: &CallBytes,
+        mut placed: Placed,
+    ) -> Result<Placed, Failure> {
+        // A larger window leaves less for constants, so that some may have to be copied: once more.
+        for _ in 0..2 {
+            if placed.end <= self.limit {
+                self.renew(placed.end - self.window.start)?;
+                self.used = true;
+                placed = self.place(call, bytes);
+            }
+            if placed.end <= self.window.end {
+                return Ok(placed);
             }
         }
-        self.last = desc;
-        self.ticks = self.deadline.ticks(bytes, &call.words);
+        Err(Failure::TooLarge { needed: placed.end, limit: self.limit })
+    }
+
+    /// Makes the instance anew, with a window of so many bytes; constants are uploaded again on use.
+    fn renew(&mut self, window: usize) -> Result<(), Failure> {
+        let room = if window > self.window.len() { Room::row([window, 0, 0]) } else { self.room };
+        let mut new = Self::bare(&self.sandbox, room, self.owner, window)?;
+        new.room = self.room;
+        (new.constants, new.witness) = (self.constants.take(), self.witness.clone());
+        // Offsets that were asked for before mean nothing now.
+        new.clearings = self.clearings + 1;
+        match &mut self.keeping {
+            Keeping::Learning { written, .. } => {
+                let written = std::mem::take(written);
+                new.keeping = Keeping::Learning { image: new.image(), written };
+            }
+            Keeping::Fenced { .. } => new.fence(),
+            Keeping::Renewed => {}
+        }
+        *self = new;
         Ok(())
     }
 
@@ -282,10 +586,11 @@ impl Bench {
         const GUARD: u8 = 0xa5;
         let Region { offset, size } = self.last.output;
         let (from, end) = (offset as usize, offset as usize + size as usize);
-        self.reserve(end + GUARD_BYTES)?;
-        self.instance.memory()[from..end + GUARD_BYTES].fill(GUARD);
+        // Behind the window nothing can be written.
+        let watched = end..self.window.end.min(end + GUARD_BYTES);
+        self.instance.memory()[from..watched.end].fill(GUARD);
         self.run()?;
-        let behind = &self.instance.memory()[end..end + GUARD_BYTES];
+        let behind = &self.instance.memory()[watched];
         match behind.iter().position(|&byte| byte != GUARD) {
             Some(at) => Err(Failure::Mismatch {
                 detail: format!("it writes {} bytes beyond its output", at + 1),
@@ -300,9 +605,23 @@ impl Bench {
             if !self.instance.grow_to(end) {
                 return Err(Failure::TooLarge { needed: end, limit: self.limit });
             }
-            self.size = self.instance.memory().len();
+            let grown = self.size..self.instance.memory().len();
+            self.size = grown.end;
+            if matches!(self.keeping, Keeping::Fenced { .. }) {
+                self.protect(grown, false);
+            }
         }
         Ok(())
+    }
+
+    /// Changes the protection of whole pages of a fenced instance. One that cannot be protected any
+    /// more is replaced before the next call.
+    fn protect(&mut self, pages: Range<usize>, writable: bool) -> bool {
+        let done = self.instance.protect(pages, writable);
+        if !done {
+            self.keeping = Keeping::Renewed;
+        }
+        done
     }
 
     /// Where a resident operand lies, uploaded if need be; `None` where it is to be copied.
@@ -319,14 +638,17 @@ impl Bench {
 
     #[cold]
     fn upload(&mut self, resident: &Resident) -> Option<usize> {
-        let limit = self.residents_from + (self.limit - self.residents_from) / 2;
+        if resident.owner().is_some() && resident.owner() != self.owner {
+            return None;
+        }
+        let limit = self.limit;
         let room = |from: usize| from.checked_add(align(resident.len())).filter(|&to| to <= limit);
         let to = match room(self.residents_to) {
             Some(to) => to,
             // Full: where constants in it have died, begin anew. The living come back on use.
             None if self.residents.values().any(|uploaded| uploaded.alive.strong_count() == 0) => {
                 self.residents.clear();
-                self.residents_to = self.residents_from;
+                self.residents_to = self.window.end;
                 self.clearings += 1;
                 room(self.residents_to)?
             }
@@ -334,7 +656,16 @@ impl Bench {
         };
         self.reserve(to).ok()?;
         let offset = self.residents_to;
-        self.instance.memory()[offset..offset + resident.len()].copy_from_slice(resident.bytes());
+        let bytes = offset..offset + resident.len();
+        let pages = offset / page_size() * page_size()..bytes.end.next_multiple_of(page_size());
+        let is_fenced = matches!(self.keeping, Keeping::Fenced { .. });
+        if is_fenced && !self.protect(pages.clone(), true) {
+            return None;
+        }
+        self.instance.memory()[bytes].copy_from_slice(resident.bytes());
+        if is_fenced && !self.protect(pages, false) {
+            return None;
+        }
         self.residents_to = to;
         if let Some(constants) = &self.constants {
             constants.note(resident);

@@ -5,9 +5,9 @@
 //! the machine may have been busier. In a duel all of that is the same for both.
 
 use crate::admit::{Case, live_case};
-use crate::call::Words;
+use crate::call::{Scope, Words};
 use crate::deadline::thread_time;
-use crate::exec::window::Bench;
+use crate::exec::window::{Bench, Room};
 use crate::kernel::{Body, KernelCode};
 use crate::plan::CallBytes;
 use crate::run::{TILE_BYTES, native};
@@ -87,6 +87,7 @@ struct Duellist<'a> {
     op: Op,
     /// `None` for the host's own code.
     bench: Option<Bench>,
+    scope: Scope,
     isa: Isa,
     out: Vec<u8>,
 }
@@ -97,16 +98,14 @@ impl<'a> Duellist<'a> {
         let (op, _) = code.key.known()?;
         let bench = match &code.body {
             Body::Native { .. } => None,
-            Body::Sandbox { prepared, defaults, .. } => {
-                Some(Bench::new(&**prepared, defaults).ok()?)
-            }
+            Body::Sandbox { sandbox, .. } => Some(Bench::new(sandbox, Room::Tile, None).ok()?),
         };
-        Some(Self { code, op, bench, isa, out: Vec::new() })
+        Some(Self { code, op, bench, scope: Scope::unique(), isa, out: Vec::new() })
     }
 
     /// Bytes that a call may move.
     fn room(&self) -> usize {
-        self.bench.as_ref().map_or(usize::MAX, Bench::room)
+        self.bench.as_ref().map_or(usize::MAX, Bench::capacity)
     }
 
     fn case(&self, words: Words) -> Option<Case> {
@@ -116,7 +115,8 @@ impl<'a> Duellist<'a> {
 
     /// How long a call takes, its operands' way into the sandbox with it; `None` where it fails.
     fn call(&mut self, case: &Case) -> Option<Duration> {
-        let call = case.call();
+        // Of one scope, as most calls are.
+        let call = case.call().within(self.scope);
         let bytes: CallBytes = self.code.plan.bytes(case.words.as_slice()).ok()?;
         self.out.resize(bytes.out, 0);
         let begun = Instant::now();

@@ -6,15 +6,10 @@
 //! finds no instance makes its own.
 
 use super::backstage::stand_back;
-use super::seen::Seen;
-use crate::call::Words;
-use crate::error::Failure;
-use crate::exec::PreparedKernel;
 use crate::exec::window::Bench;
-use crate::host::{Shared, Witness, lock};
+use crate::host::{Shared, lock};
 use crate::kernel::{Body, Kernel};
 use crate::registry::RegistrySnapshot;
-use crate::run::TILE_BYTES;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -29,32 +24,20 @@ const READY_WITHIN: Duration = Duration::from_millis(250);
 /// How long it looks after a publication, and after anything it found.
 const LOOKS_FOR: Duration = Duration::from_secs(1);
 
-/// Instances of one kernel that no worker has taken yet.
+/// Instances of one kernel that no worker has taken yet, in sets for one worker each.
 #[derive(Default)]
-pub(crate) struct Ready(Mutex<Vec<Bench>>);
+pub(crate) struct Ready(Mutex<Vec<Vec<Bench>>>);
 
 impl Ready {
-    /// How many there are.
+    /// For how many workers there are some.
     pub(crate) fn len(&self) -> usize {
         lock(&self.0).len()
     }
 
-    /// One that was made ahead, or else a new one.
-    ///
-    /// # Errors
-    /// [`Failure::Instantiate`].
+    /// What was made ahead for a worker.
     #[cold]
-    pub(crate) fn take(
-        &self,
-        prepared: &dyn PreparedKernel,
-        defaults: &[u32],
-        seen: impl FnOnce() -> Seen,
-        witness: impl FnOnce() -> Witness,
-    ) -> Result<Bench, Failure> {
-        match lock(&self.0).pop() {
-            Some(bench) => Ok(bench),
-            None => Ok(Bench::new(prepared, defaults)?.serving(seen().constants, witness())),
-        }
+    pub(crate) fn take(&self) -> Vec<Bench> {
+        lock(&self.0).pop().unwrap_or_default()
     }
 }
 
@@ -102,21 +85,22 @@ impl Shared {
 
     /// Makes so many instances of a kernel, as far as there is time.
     fn make(&self, kernel: &Kernel, missing: usize, until: Instant) {
-        let Body::Sandbox { prepared, defaults, .. } = &kernel.body else { return };
+        let Body::Sandbox { sandbox, .. } = &kernel.body else { return };
         let seen = self.seen.of(&kernel.key);
         let constants = seen.constants.living();
-        let total =
-            |words: &Words| kernel.plan.bytes(words.as_slice()).map_or(0, |bytes| bytes.total());
-        let window = seen.shapes.iter().map(total).max().unwrap_or(0).min(TILE_BYTES);
         for _ in 0..missing {
-            if Instant::now() > until {
-                return;
+            let mut set = Vec::new();
+            for &room in &seen.rooms {
+                if Instant::now() > until {
+                    return;
+                }
+                // What is wrong with it, its workers will find and report.
+                let Ok(bench) = Bench::new(sandbox, room, None) else { return };
+                let mut bench = bench.serving(seen.constants.clone(), self.witness(&kernel.ledger));
+                bench.warm(&constants);
+                set.push(bench);
             }
-            // What is wrong with it, its workers will find and report.
-            let Ok(bench) = Bench::new(&**prepared, defaults) else { return };
-            let mut bench = bench.serving(seen.constants.clone(), self.witness(&kernel.ledger));
-            bench.warm(&constants, window);
-            lock(&kernel.ready.0).push(bench);
+            lock(&kernel.ready.0).push(set);
         }
     }
 }

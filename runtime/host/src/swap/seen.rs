@@ -6,6 +6,7 @@
 
 use crate::OpKey;
 use crate::call::{Resident, ResidentBytes, Words};
+use crate::exec::window::{BENCHES, Room};
 use crate::host::lock;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -22,6 +23,8 @@ pub(crate) struct AllSeen(Mutex<HashMap<OpKey, Seen>>);
 pub(crate) struct Seen {
     /// The distinct params blocks of calls.
     pub(crate) shapes: Vec<Words>,
+    /// What instances of the operation's kernels were made for.
+    pub(crate) rooms: Vec<Room>,
     pub(crate) constants: Arc<Constants>,
 }
 
@@ -37,6 +40,16 @@ impl AllSeen {
             let is_new = !shapes.iter().any(|other| other.as_slice() == words.as_slice());
             if shapes.len() < SHAPES && is_new {
                 shapes.push(*words);
+            }
+        });
+    }
+
+    /// Notes what an instance is made for.
+    #[cold]
+    pub(crate) fn note_room(&self, key: &OpKey, room: Room) {
+        self.on(key, |Seen { rooms, .. }| {
+            if !rooms.contains(&room) && rooms.len() < BENCHES {
+                rooms.push(room);
             }
         });
     }

@@ -8,6 +8,7 @@ mod crashing;
 mod delivering;
 mod faults;
 mod generic;
+mod isolation;
 mod model;
 mod running;
 #[cfg(feature = "supervisor")]
@@ -15,7 +16,7 @@ mod supervising;
 mod swapping;
 
 use crate::{
-    CallError, Host, HostConfig, OpCall, OpKey, OpStats, Operand, RegistrySnapshot, Worker,
+    CallError, Host, HostConfig, OpCall, OpKey, OpStats, Operand, RegistrySnapshot, Scope, Worker,
 };
 use ruvllm_abi::{DType, Op};
 use ruvllm_native::{Isa, twin};
@@ -54,6 +55,9 @@ fn input(rows: u32, dim: u32) -> (Vec<f32>, Vec<f32>) {
     (x, weight)
 }
 
+/// The scope of calls that a kernel may remember, as those of one client.
+const ONE: Scope = Scope::of(&[1; 32]);
+
 /// Calls `rmsnorm` on [`input`] and holds the result against the scalar reference.
 fn rmsnorm(
     worker: &mut Worker,
@@ -74,7 +78,7 @@ fn rmsnorm_with(
     weight: Operand<'_>,
 ) -> Result<(), CallError> {
     let slot = snap.slot(&OpKey::rmsnorm_f32()).unwrap();
-    let call = OpCall::rmsnorm(x, weight, rows, dim, 1e-5);
+    let call = OpCall::rmsnorm(x, weight, rows, dim, 1e-5).within(ONE);
     let mut got = vec![0; (rows * dim * 4) as usize];
     worker.call(snap, slot, &call, &mut got)?;
     let mut want = vec![0; got.len()];

@@ -180,7 +180,8 @@ fn cross_checks_come_every_so_many_calls() {
     let host = host(config, &pack(&wrong));
     let snap = host.snapshot();
     let mut worker = host.worker().unwrap();
-    rmsnorm(&mut worker, &snap, 1, 64).unwrap();
+    // As many bytes, so that one instance has both.
+    rmsnorm(&mut worker, &snap, 1, 96).unwrap();
     let (x, weight) = input(1, 100);
     let slot = snap.slot(&OpKey::rmsnorm_f32()).unwrap();
     let call = OpCall::rmsnorm(Operand::f32(&x), Operand::f32(&weight), 1, 100, 1e-5);
@@ -258,7 +259,7 @@ fn constants_are_uploaded_once_per_instance() {
 }
 
 #[test]
-fn constants_beyond_half_of_the_memory_are_copied_and_dead_ones_make_room() {
+fn constants_beyond_the_memory_are_copied_and_dead_ones_make_room() {
     let module = Module { memory: "(memory (export \"memory\") 1 2)".into(), ..Module::default() };
     let pack = PackBuilder::new()
         .kernel("rmsnorm_f32", rmsnorm_f32(&module))
@@ -267,15 +268,18 @@ fn constants_beyond_half_of_the_memory_are_copied_and_dead_ones_make_room() {
     let host = host(HostConfig { strict: true, ..HostConfig::default() }, &pack);
     let snap = host.snapshot();
     let mut worker = host.worker().unwrap();
-    // 16 KiB each: three fit half of what two pages leave, not more.
+    // 16 KiB each: beside a call's operands four fit what two pages leave, not more. The fifth is copied,
+    // which takes room from the others.
     let (x, weight) = input(1, 4096);
     let mut call = |weight: &Resident| {
         rmsnorm_with(&mut worker, &snap, 1, 4096, Operand::f32(&x), weight.all()).unwrap();
         worker.uploaded()
     };
-    let mut constants: Vec<Resident> = (0..4).map(|_| Resident::from_f32(&weight)).collect();
+    let mut constants: Vec<Resident> = (0..5).map(|_| Resident::from_f32(&weight)).collect();
     let uploaded: Vec<usize> = constants.iter().map(&mut call).collect();
-    assert_eq!(uploaded, [1, 2, 3, 3]);
+    assert_eq!(uploaded, [1, 2, 3, 4, 1]);
+    let uploaded: Vec<usize> = constants.iter().map(&mut call).collect();
+    assert_eq!(uploaded, [2, 3, 3, 3, 3]);
     constants.remove(0);
     assert_eq!(call(&constants[2]), 1);
     assert_eq!(call(&constants[0]), 2);

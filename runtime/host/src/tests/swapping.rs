@@ -423,7 +423,7 @@ fn calls_of_a_trial_are_checked_more_often() {
     host.start_canary(staged.id, 1.0).unwrap();
     let mut worker = host.worker().unwrap();
     let (x, weight) = input(1, 96);
-    for dim in [64, 96, 96, 96, 96] {
+    for dim in [88, 96, 96, 96, 96] {
         let snap = host.pin();
         let slot = snap.slot(&OpKey::rmsnorm_f32()).unwrap();
         let (x, weight) = (Operand::f32(&x[..dim]), Operand::f32(&weight[..dim]));

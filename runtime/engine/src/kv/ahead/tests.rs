@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ruvllm_host::{Host, HostConfig};
+use ruvllm_host::{Host, HostConfig, Scope};
 use ruvllm_tests::PackBuilder;
 use ruvllm_tests::wat::{Module, rmsnorm_f32};
 
@@ -269,6 +269,7 @@ fn job(stage: &Stage, tokens: usize) -> Job {
     Job {
         rewrites: [Some(Rewrite { from: side(KvCodec::F16), to: side(KvCodec::Q4_0) }), None],
         tokens,
+        isolation: Scope::unique(),
         codecs,
         kernels: Arc::downgrade(stage.kernels.pinned()),
         state: State::Waiting,

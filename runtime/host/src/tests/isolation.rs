@@ -1,0 +1,86 @@
+//! What a kernel finds in its memory is what a new instance has, whatever came before.
+
+use crate::admit::{Case, golden_cases};
+use crate::call::{OpCall, Scope};
+use crate::exec::window::{Bench, Room, Sandbox};
+use crate::kernel::{Body, Kernel};
+use crate::{Host, HostConfig, Operand, Resident};
+use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Calls `check` with every sandboxed kernel of the core pack.
+fn for_each_kernel(mut check: impl FnMut(&Kernel, &Arc<Sandbox>)) {
+    let dist = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel-packs/core/dist");
+    let pack = UnverifiedPack::read_dir(&dist, &PackLimits::default()).unwrap();
+    let host = Host::new(HostConfig { all_variants: true, ..HostConfig::default() }).unwrap();
+    host.install(pack.verify(&TrustPolicy::builtin(), None).unwrap()).unwrap();
+    let snap = host.snapshot();
+    let mut seen = 0;
+    for kernel in snap.kernels() {
+        if let Body::Sandbox { sandbox, .. } = &kernel.body {
+            check(kernel, sandbox);
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 24);
+}
+
+fn call<'a>(case: &'a Case, constant: &'a Resident, scope: Scope) -> OpCall<'a> {
+    let mut call = case.call().within(scope);
+    if !constant.is_empty() {
+        call.b = Operand::Resident(constant, 0..constant.len());
+    }
+    call
+}
+
+/// Runs cases in turns of two scopes; before each, all of the memory must be that of an instance that
+/// never saw another, with the same constants where they are kept.
+fn is_as_new(kernel: &Kernel, keeps: bool, make: impl Fn() -> Bench) {
+    let (op, _) = kernel.key.known().unwrap();
+    let cases = golden_cases(op, &kernel.key.inputs, kernel.key.output).unwrap();
+    let constants: Vec<Resident> = cases.iter().map(|case| Resident::from_bytes(&case.b)).collect();
+    let scopes = [Scope::unique(), Scope::unique()];
+    let new = || {
+        let mut bench = make();
+        if keeps {
+            bench.warm(&constants);
+        }
+        bench
+    };
+    let mut old = new();
+    for (turn, (case, constant)) in cases.iter().zip(&constants).enumerate() {
+        let call = call(case, constant, scopes[turn % 2]);
+        let bytes = kernel.plan.bytes(case.words.as_slice()).unwrap();
+        let mut new = new();
+        old.prepare(&call, &bytes).unwrap();
+        new.prepare(&call, &bytes).unwrap();
+        assert_eq!(old.bytes().len(), new.bytes().len());
+        let differs = old.bytes().iter().zip(new.bytes()).position(|(old, new)| old != new);
+        assert_eq!(differs, None, "{} on {}", kernel.id(), case.what);
+        let want = new.run().unwrap().to_vec();
+        assert_eq!(old.run().unwrap(), want, "{} on {}", kernel.id(), case.what);
+    }
+}
+
+#[test]
+fn the_memory_before_a_call_of_another_scope_is_that_of_a_new_instance() {
+    for_each_kernel(|kernel, sandbox| {
+        is_as_new(kernel, true, || Bench::new(sandbox, Room::Tile, None).unwrap());
+    });
+}
+
+#[test]
+fn so_it_is_where_pages_cannot_be_protected() {
+    for_each_kernel(|kernel, sandbox| {
+        is_as_new(kernel, false, || Bench::unprotected(sandbox, Room::Tile).unwrap());
+    });
+}
+
+#[test]
+fn kernels_of_the_core_pack_have_few_pages_of_their_own() {
+    for_each_kernel(|kernel, sandbox| {
+        // The top of the stack, and scratch where it is used.
+        assert!(sandbox.own_pages.len() <= 6, "{}: {:?}", kernel.id(), sandbox.own_pages);
+    });
+}
