@@ -16,4 +16,5 @@ mod rope_scaling;
 mod run;
 mod serve;
 mod serving;
+mod templates;
 mod tokenize;

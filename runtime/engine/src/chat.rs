@@ -1,21 +1,20 @@
 //! Chat templates: a conversation rendered to the text a model was trained on.
 //!
-//! Templates are Jinja as Hugging Face runs it: blocks are trimmed, Python's string, list and dict methods
-//! exist, and so do `raise_exception`, `strftime_now` and loop controls. A template comes with a model file
-//! and is not trusted: it sees the messages and nothing else, and has a budget of steps.
+//! A template is a program that comes with a model file, and no interpreter of the language bounds what
+//! every construct costs: chains of operators take the stack, filters memory, loops time. So whoever opens a
+//! model says where its template runs, by a [`Renderer`]. In a process of its own it has budgets of steps,
+//! stack, memory, bytes and time that hold whatever it does, and what exceeds one is an error of that
+//! rendering alone. In this process only steps are bounded, which is for templates that are trusted as code
+//! is; and a template that nobody has decided about does not run.
 
-use std::fmt::Write as _;
-use std::time::{SystemTime, UNIX_EPOCH};
+mod jinja;
+mod process;
 
-use minijinja::value::{Kwargs, Value};
-use minijinja::{Environment, ErrorKind, context};
-use regex::Regex;
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
-use serde_json::ser::{Formatter, PrettyFormatter};
 
-/// Steps that rendering may take; a thousand long messages use a tenth.
-const STEPS: u64 = 5_000_000;
-const NAME: &str = "chat_template";
+pub use process::{RendererProcess, renderer_process};
 
 /// One message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,23 +37,49 @@ impl Message {
 #[non_exhaustive]
 pub enum ChatError {
     /// The template does not parse.
-    #[error("the chat template does not parse: {reason}; give another template")]
+    #[error("the model's chat template does not parse: {reason}; give another template")]
     Syntax {
         /// Where and why.
         reason: String,
     },
     /// The template refused the conversation with `raise_exception`.
-    #[error("the chat template refuses these messages: {reason}")]
+    #[error("the model's chat template refuses these messages: {reason}")]
     Refused {
         /// The template's own words.
         reason: String,
     },
     /// The template failed on the conversation.
-    #[error("the chat template failed: {reason}")]
+    #[error("the model's chat template failed: {reason}")]
     Render {
         /// Where and why.
         reason: String,
     },
+    /// The template needs more stack, memory or bytes than it may use.
+    #[error("the model's chat template takes more than it may: {reason}; give another template")]
+    Limit {
+        /// What it met.
+        reason: String,
+    },
+    /// The template did not end in time.
+    #[error("the model's chat template takes longer than {limit:?}; give another template")]
+    Timeout {
+        /// The time that it has.
+        limit: Duration,
+    },
+    /// Whoever waited for the text does no longer.
+    #[error("nobody waits for what the model's chat template renders")]
+    Cancelled,
+    /// The process for templates cannot be had.
+    #[error("the model's chat template needs a process of its own: {reason}")]
+    Unavailable {
+        /// Why not.
+        reason: String,
+    },
+    /// Nobody said where the template may run.
+    #[error(
+        "the model's chat template is code from a file, and nothing says where it may run: name a process with `Renderer::Process`, or, for a file that is trusted as a program is, `Renderer::InProcess`"
+    )]
+    NoRenderer,
 }
 
 impl ChatError {
@@ -64,55 +89,69 @@ impl ChatError {
             Self::Syntax { .. } => "chat_template_syntax",
             Self::Refused { .. } => "chat_template_refused",
             Self::Render { .. } => "chat_template_render",
+            Self::Limit { .. } => "chat_template_limit",
+            Self::Timeout { .. } => "chat_template_timeout",
+            Self::Cancelled => "chat_template_cancelled",
+            Self::Unavailable { .. } => "chat_template_unavailable",
+            Self::NoRenderer => "chat_template_no_renderer",
         }
     }
 }
 
-/// A compiled chat template. Threads share it freely.
-#[derive(Debug)]
-pub struct ChatTemplate {
-    environment: Environment<'static>,
-    bos: String,
-    eos: String,
+/// Where a chat template runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Renderer {
+    /// Nowhere: rendering is refused with [`ChatError::NoRenderer`].
+    #[default]
+    None,
+    /// In this process, with a budget of steps alone: a hostile template can end the process or take its
+    /// memory. For templates that are trusted as code is.
+    InProcess,
+    /// In processes of their own, which the system stops at their limits.
+    Process(RendererProcess),
 }
 
-/// What `raise_exception` throws, told apart from failures of the template itself.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Refusal(String);
+/// A chat template. Threads share it freely.
+#[derive(Debug)]
+pub struct ChatTemplate(Place);
+
+#[derive(Debug)]
+enum Place {
+    Nowhere,
+    Here(Box<jinja::Template>),
+    Elsewhere(process::Pool),
+}
 
 impl ChatTemplate {
     /// Compiles a template; `bos` and `eos` are the texts behind `bos_token` and `eos_token`, empty where
-    /// the model has none.
+    /// the model has none. A process renders one message on trial, so that a template that cannot be run
+    /// within the limits is refused here.
     ///
     /// # Errors
-    /// [`ChatError::Syntax`] when the template does not parse.
+    /// [`ChatError::Syntax`] when the template does not parse; from a process also [`ChatError::Limit`],
+    /// [`ChatError::Timeout`] and [`ChatError::Unavailable`].
     pub fn new(
-        source: impl Into<String>,
+        source: &str,
         bos: impl Into<String>,
         eos: impl Into<String>,
+        renderer: &Renderer,
     ) -> Result<Self, ChatError> {
-        let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment.set_fuel(Some(STEPS));
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", raise_exception);
-        environment
-            .add_function("strftime_now", |format: &str| strftime(format, SystemTime::now()));
-        environment.add_filter("tojson", to_json);
-        let syntax = |error: minijinja::Error| ChatError::Syntax { reason: describe(&error) };
-        let source = without_generation_marks(&source.into());
-        environment.add_template_owned(NAME, source).map_err(syntax)?;
-        Ok(Self { environment, bos: bos.into(), eos: eos.into() })
+        let (bos, eos) = (bos.into(), eos.into());
+        Ok(Self(match renderer {
+            Renderer::None => Place::Nowhere,
+            Renderer::InProcess => Place::Here(Box::new(jinja::Template::new(source, bos, eos)?)),
+            Renderer::Process(process) => {
+                Place::Elsewhere(process::Pool::start(process, source, &bos, &eos)?)
+            }
+        }))
     }
 
     /// Renders a conversation; `add_generation_prompt` appends the start of an answer.
     ///
     /// # Errors
     /// [`ChatError::Refused`] when the template rejects the messages (roles that do not alternate, a system
-    /// message it has no place for), [`ChatError::Render`] when it fails otherwise.
+    /// message it has no place for), [`ChatError::Render`] when it fails otherwise;
+    /// [`ChatError::NoRenderer`] without a renderer; from a process also those of its limits.
     pub fn render(
         &self,
         messages: &[Message],
@@ -133,232 +172,27 @@ impl ChatTemplate {
         tools: Option<&serde_json::Value>,
         add_generation_prompt: bool,
     ) -> Result<String, ChatError> {
-        let context = context! {
-            messages => Value::from_serialize(messages),
-            bos_token => self.bos,
-            eos_token => self.eos,
-            add_generation_prompt => add_generation_prompt,
-            tools => tools,
-            documents => Value::from(()),
-        };
-        let template = self.environment.get_template(NAME);
-        template.and_then(|template| template.render(context)).map_err(|error| {
-            let mut cause = std::error::Error::source(&error);
-            while let Some(inner) = cause {
-                if let Some(Refusal(reason)) = inner.downcast_ref() {
-                    return ChatError::Refused { reason: reason.clone() };
-                }
-                cause = inner.source();
+        self.render_while(messages, tools, add_generation_prompt, &|| true)
+    }
+
+    /// As [`ChatTemplate::render_with_tools`], as long as somebody waits for it: a process is stopped soon
+    /// after `waited_for` turns false. It is asked some twenty times a second.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`], and [`ChatError::Cancelled`].
+    pub fn render_while(
+        &self,
+        messages: impl Serialize,
+        tools: Option<&serde_json::Value>,
+        add_generation_prompt: bool,
+        waited_for: &dyn Fn() -> bool,
+    ) -> Result<String, ChatError> {
+        match &self.0 {
+            Place::Nowhere => Err(ChatError::NoRenderer),
+            Place::Here(template) => template.render(messages, tools, add_generation_prompt),
+            Place::Elsewhere(pool) => {
+                pool.render(messages, tools, add_generation_prompt, waited_for)
             }
-            ChatError::Render { reason: describe(&error) }
-        })
-    }
-}
-
-fn describe(error: &minijinja::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        // Writing to a string cannot fail.
-        let _ = write!(text, ": {inner}");
-        cause = inner.source();
-    }
-    text
-}
-
-fn raise_exception(reason: String) -> Result<Value, minijinja::Error> {
-    Err(minijinja::Error::new(ErrorKind::InvalidOperation, "raised").with_source(Refusal(reason)))
-}
-
-/// Makes the `{% generation %}` blocks of training templates, which mark what the model says, transparent.
-fn without_generation_marks(source: &str) -> String {
-    let Ok(marks) = Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}") else {
-        return source.into();
-    };
-    let replace = |found: &regex::Captures<'_>| match found.get(2) {
-        Some(_) => format!("{{%{} endif {}%}}", &found[1], &found[3]),
-        None => format!("{{%{} if true {}%}}", &found[1], &found[3]),
-    };
-    marks.replace_all(source, replace).into_owned()
-}
-
-/// JSON as Python writes it: a space after commas and colons, nothing escaped for HTML; `indent` spreads it
-/// over lines.
-fn to_json(value: &Value, kwargs: Kwargs) -> Result<Value, minijinja::Error> {
-    let indent: Option<usize> = kwargs.get("indent")?;
-    // Accepted for what templates pass; both are what happens anyway.
-    let _: Option<bool> = kwargs.get("ensure_ascii")?;
-    let _: Option<bool> = kwargs.get("sort_keys")?;
-    kwargs.assert_all_used()?;
-    let json = match indent {
-        None => write_json(value, Spaced),
-        Some(width) => {
-            write_json(value, PrettyFormatter::with_indent(" ".repeat(width).as_bytes()))
         }
-    };
-    let fail = |error: serde_json::Error| {
-        minijinja::Error::new(ErrorKind::BadSerialization, "cannot write as JSON")
-            .with_source(error)
-    };
-    Ok(Value::from_safe_string(json.map_err(fail)?))
-}
-
-fn write_json(value: &Value, formatter: impl Formatter) -> Result<String, serde_json::Error> {
-    let mut out = Vec::new();
-    value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter))?;
-    Ok(String::from_utf8_lossy(&out).into_owned())
-}
-
-/// Python's default separators, `", "` and `": "`.
-struct Spaced;
-
-impl Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        out.write_all(if first { b"" } else { b", " })
-    }
-
-    fn begin_object_key<W: ?Sized + std::io::Write>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        out.write_all(if first { b"" } else { b", " })
-    }
-
-    fn begin_object_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        out: &mut W,
-    ) -> std::io::Result<()> {
-        out.write_all(b": ")
-    }
-}
-
-/// Formats a time in UTC by the directives that templates use; others stay as they are.
-fn strftime(format: &str, time: SystemTime) -> String {
-    const DAYS: [&str; 7] =
-        ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
-    const MONTHS: [&str; 12] = [
-        "January",
-        "February",
-        "March",
-        "April",
-        "May",
-        "June",
-        "July",
-        "August",
-        "September",
-        "October",
-        "November",
-        "December",
-    ];
-    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    let (year, month, day, day_of_year) = civil_date(days);
-    let weekday = DAYS[(days % 7) as usize];
-    let month_name = MONTHS[month as usize - 1];
-    let mut out = String::new();
-    let mut chars = format.chars();
-    while let Some(c) = chars.next() {
-        if c != '%' {
-            out.push(c);
-            continue;
-        }
-        let Some(mut directive) = chars.next() else {
-            out.push('%');
-            break;
-        };
-        let padded = directive != '-';
-        if !padded {
-            directive = chars.next().unwrap_or('-');
-        }
-        let number = |value: u64, width: usize| match padded {
-            true => format!("{value:0width$}"),
-            false => value.to_string(),
-        };
-        let text = match directive {
-            'Y' => number(year, 4),
-            'y' => number(year % 100, 2),
-            'm' => number(month, 2),
-            'd' => number(day, 2),
-            'j' => number(day_of_year, 3),
-            'H' => number(hour, 2),
-            'I' => number((hour + 11) % 12 + 1, 2),
-            'M' => number(minute, 2),
-            'S' => number(second, 2),
-            'p' => if hour < 12 { "AM" } else { "PM" }.into(),
-            'B' => month_name.into(),
-            'b' | 'h' => month_name[..3].into(),
-            'A' => weekday.into(),
-            'a' => weekday[..3].into(),
-            'F' => format!("{year:04}-{month:02}-{day:02}"),
-            'T' => format!("{hour:02}:{minute:02}:{second:02}"),
-            'Z' => "UTC".into(),
-            'z' => "+0000".into(),
-            '%' => "%".into(),
-            other => format!("%{other}"),
-        };
-        out.push_str(&text);
-    }
-    out
-}
-
-/// Year, month, day and day of the year of a count of days since 1970.
-fn civil_date(mut days: u64) -> (u64, u64, u64, u64) {
-    let is_leap = |year: u64| {
-        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-    };
-    let mut year = 1970;
-    loop {
-        let len = if is_leap(year) { 366 } else { 365 };
-        if days < len {
-            break;
-        }
-        days -= len;
-        year += 1;
-    }
-    let day_of_year = days + 1;
-    let february = if is_leap(year) { 29 } else { 28 };
-    let mut month = 1;
-    for len in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if days < len {
-            break;
-        }
-        days -= len;
-        month += 1;
-    }
-    (year, month, days + 1, day_of_year)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    fn at(seconds: u64) -> SystemTime {
-        UNIX_EPOCH + Duration::from_secs(seconds)
-    }
-
-    #[test]
-    fn dates_are_gregorian_utc() {
-        assert_eq!(strftime("%d %b %Y", at(1_722_000_000)), "26 Jul 2024");
-        assert_eq!(
-            strftime("%A %F %T %j %-d%%", at(951_782_400)),
-            "Tuesday 2000-02-29 00:00:00 060 29%"
-        );
-        assert_eq!(strftime("%a %d %B %y %I:%M %p", at(0)), "Thu 01 January 70 12:00 AM");
-        assert_eq!(strftime("%Y-%m-%d", at(1_735_603_200)), "2024-12-31");
-    }
-
-    #[test]
-    fn generation_marks_are_transparent() {
-        let source = "a {%- generation -%} b {% endgeneration %}c";
-        let template = ChatTemplate::new(source, "", "").unwrap();
-        assert_eq!(template.render(&[], false).unwrap(), "ab c");
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::quantized::gguf_file::Value;
 
-use crate::chat::{ChatError, ChatTemplate};
+use crate::chat::{ChatError, ChatTemplate, Renderer};
 use crate::config::{self, ModelConfig};
 use crate::error::EngineError;
 use crate::gguf::{GgufFile, Metadata};
@@ -95,26 +95,31 @@ impl Model {
         &self.tokenizer
     }
 
-    /// The model's chat template, compiled, where it has one.
+    /// The model's chat template, where it has one, to be run by `renderer`.
     ///
     /// # Errors
-    /// [`ChatError::Syntax`] where the template does not parse.
-    pub fn chat_template(&self) -> Result<Option<ChatTemplate>, ChatError> {
-        self.tokenizer.chat_template().map(|source| self.compile_template(source)).transpose()
+    /// Those of [`ChatTemplate::new`].
+    pub fn chat_template(&self, renderer: &Renderer) -> Result<Option<ChatTemplate>, ChatError> {
+        let source = self.tokenizer.chat_template();
+        source.map(|source| self.compile_template(source, renderer)).transpose()
     }
 
-    /// A chat template for this model.
+    /// A chat template for this model, to be run by `renderer`.
     ///
     /// # Errors
-    /// [`ChatError::Syntax`] where it does not parse.
-    pub fn compile_template(&self, source: &str) -> Result<ChatTemplate, ChatError> {
+    /// Those of [`ChatTemplate::new`].
+    pub fn compile_template(
+        &self,
+        source: &str,
+        renderer: &Renderer,
+    ) -> Result<ChatTemplate, ChatError> {
         let text = |token: Option<u32>| {
             token
                 .map(|id| String::from_utf8_lossy(&self.tokenizer.token_bytes(id)).into_owned())
                 .unwrap_or_default()
         };
         let (bos, eos) = (text(self.tokenizer.bos()), text(self.tokenizer.eos()));
-        ChatTemplate::new(source, bos, eos)
+        ChatTemplate::new(source, bos, eos, renderer)
     }
 
     /// Number of logits of a token: rows of the embedding table, which may exceed the number of

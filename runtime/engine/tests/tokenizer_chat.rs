@@ -1,6 +1,6 @@
 //! Chat templates in the styles of the common model families, as Hugging Face renders them.
 
-use ruvllm_engine::chat::{ChatTemplate, Message};
+use ruvllm_engine::chat::{ChatError, ChatTemplate, Message, Renderer};
 
 fn conversation() -> Vec<Message> {
     vec![
@@ -11,8 +11,12 @@ fn conversation() -> Vec<Message> {
     ]
 }
 
+fn compile(source: &str) -> Result<ChatTemplate, ChatError> {
+    ChatTemplate::new(source, "<s>", "</s>", &Renderer::InProcess)
+}
+
 fn render(source: &str, messages: &[Message], prompt: bool) -> String {
-    ChatTemplate::new(source, "<s>", "</s>").unwrap().render(messages, prompt).unwrap()
+    compile(source).unwrap().render(messages, prompt).unwrap()
 }
 
 /// System text folded into the first user turn, strict alternation.
@@ -44,7 +48,7 @@ fn llama2_style_folds_the_system_message_into_the_first_turn() {
 
 #[test]
 fn refusals_carry_the_words_of_the_template() {
-    let template = ChatTemplate::new(BRACKETS, "<s>", "</s>").unwrap();
+    let template = compile(BRACKETS).unwrap();
     let error = template.render(&[Message::new("assistant", "x")], false).unwrap_err();
     assert_eq!(error.code(), "chat_template_refused");
     assert!(error.to_string().ends_with("Roles must alternate user/assistant"), "{error}");
@@ -121,14 +125,14 @@ fn python_methods_tests_and_json_work() {
 
 #[test]
 fn broken_templates_and_failures_say_where() {
-    let error = ChatTemplate::new("{% for m in messages %}", "", "").unwrap_err();
+    let error = compile("{% for m in messages %}").unwrap_err();
     assert_eq!(error.code(), "chat_template_syntax");
     assert!(error.to_string().contains("line 1") || error.to_string().contains(":1"), "{error}");
-    let template = ChatTemplate::new("a\n{{ messages[0].nothing.more }}", "", "").unwrap();
+    let template = compile("a\n{{ messages[0].nothing.more }}").unwrap();
     let error = template.render(&[Message::new("user", "x")], false).unwrap_err();
     assert_eq!(error.code(), "chat_template_render");
     let endless =
         "{% for a in range(9999) %}{% for b in range(9999) %}{{ a * b }}{% endfor %}{% endfor %}";
-    let error = ChatTemplate::new(endless, "", "").unwrap().render(&[], false).unwrap_err();
+    let error = compile(endless).unwrap().render(&[], false).unwrap_err();
     assert_eq!(error.code(), "chat_template_render");
 }

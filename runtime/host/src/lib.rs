@@ -33,6 +33,7 @@ mod key;
 mod latency;
 mod module_gate;
 mod plan;
+pub mod process;
 mod race;
 mod registry;
 mod run;

@@ -1,7 +1,7 @@
 //! A model, the kernels under it, and text out of both.
 
 use crate::{AdapterReport, Completion, Error, KernelSet, KernelSetBuilder, RunReport, embedded};
-use ruvllm_engine::chat::{ChatTemplate, Message};
+use ruvllm_engine::chat::{ChatTemplate, Message, Renderer};
 use ruvllm_engine::{
     Adapter, Engine, EngineConfig, Event, Finish, GenerateOptions, KvPolicy, Model, RopeExtension,
     Session, SessionKey, SessionOptions,
@@ -49,6 +49,7 @@ pub struct RuntimeBuilder {
     sinks: Option<usize>,
     repack: bool,
     bf16: bool,
+    renderer: Option<Renderer>,
 }
 
 impl Runtime {
@@ -68,6 +69,7 @@ impl Runtime {
             sinks: None,
             repack: true,
             bf16: false,
+            renderer: None,
         }
     }
 
@@ -348,6 +350,13 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Says where the model's chat template runs. Where this is not called, the built-in model's runs in
+    /// this process, and that of a file nowhere: see [`Renderer`].
+    pub fn renderer(mut self, renderer: Renderer) -> Self {
+        self.renderer = Some(renderer);
+        self
+    }
+
     /// Opens the model and, meanwhile, verifies and prepares the kernels.
     ///
     /// # Errors
@@ -368,6 +377,7 @@ impl RuntimeBuilder {
             sinks,
             repack,
             bf16,
+            renderer,
         } = self;
         let (model, kernels) = std::thread::scope(|scope| {
             let kernels = scope.spawn(|| kernels.build());
@@ -392,7 +402,12 @@ impl RuntimeBuilder {
         if let Some(threads) = threads {
             config.threads = threads;
         }
-        let template = model.chat_template()?;
+        let renderer = renderer.unwrap_or_else(|| match path {
+            Some(_) => Renderer::None,
+            // A part of this program.
+            None => Renderer::InProcess,
+        });
+        let template = model.chat_template(&renderer)?;
         let engine = Engine::new(Arc::new(model), kernels.host().clone(), config)?;
         let model_name =
             path.map_or_else(|| embedded::DEMO_MODEL_NAME.to_owned(), |p| p.display().to_string());

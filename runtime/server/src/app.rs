@@ -50,18 +50,15 @@ pub(crate) struct App {
 
 impl App {
     pub(crate) fn new(served: Served, options: ServerOptions) -> Result<App, ServerError> {
-        let Served { engine, adapter, supervisor } = served;
+        let Served { engine, adapter, supervisor, renderer } = served;
         let model = options.model_id.clone().unwrap_or_else(|| engine.model().name().to_owned());
-        let given = options.template()?;
-        let source = given.as_deref().or(engine.model().tokenizer().chat_template());
-        let tool_format = source.and_then(Format::of);
-        let template = source.map(|source| engine.model().compile_template(source)).transpose()?;
+        let (template, tool_format) = options.chat_template(engine.model(), &renderer)?.unzip();
         let Limits { parallel: running, queue, prompt_chunk: chunk, .. } = options.limits;
         let config = SchedulerConfig { running, queue, chunk };
         Ok(App {
             scheduler: Scheduler::start(engine.clone(), config)?,
             template,
-            tool_format,
+            tool_format: tool_format.flatten(),
             grammars: Grammars::default(),
             engine,
             adapter,

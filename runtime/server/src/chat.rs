@@ -1,6 +1,7 @@
 //! `POST /v1/chat/completions`: the next message of a conversation.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::Extension;
 use axum::extract::State;
@@ -27,6 +28,8 @@ pub(crate) async fn completions(
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
     let shared = Arc::clone(&app);
+    let waiting = Waiting::default();
+    let waited_for = waiting.watch(app.options.limits.request_timeout);
     let (sequences, params, tools) = aside(move || {
         let app = shared;
         let params = Params::take(&mut fields, &app, None)?;
@@ -40,7 +43,7 @@ pub(crate) async fn completions(
             return Err(ApiError::bad_request("no_chat_template", message).of("messages"));
         };
         let list = tools.as_ref().map(|tools| &tools.tools);
-        let text = template.render_with_tools(&messages, list, true)?;
+        let text = template.render_while(&messages, list, true, &waited_for)?;
         caller.log_prompt(&app, &text);
         let prompt = app.engine.model().tokenizer().encode_chat(&text)?;
         let (n, options) = (params.n, params.options.clone());
@@ -60,6 +63,18 @@ pub(crate) async fn completions(
         return answer::stream(app, sequences, shape, params.include_usage);
     }
     answer::whole(app, sequences, shape).await
+}
+
+/// Whether a client waits: until this is dropped, with the request.
+#[derive(Default)]
+struct Waiting(Arc<()>);
+
+impl Waiting {
+    /// Tells whether the client still waits, which it does for this long at most.
+    fn watch(&self, patience: Duration) -> impl Fn() -> bool + use<> {
+        let (waiting, begun) = (Arc::downgrade(&self.0), Instant::now());
+        move || waiting.strong_count() > 0 && begun.elapsed() < patience
+    }
 }
 
 fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {

@@ -389,6 +389,20 @@ impl From<TokenizerError> for ApiError {
 
 impl From<ChatError> for ApiError {
     fn from(error: ChatError) -> ApiError {
-        ApiError::bad_request(error.code(), error.to_string()).of("messages")
+        let status = match error {
+            ChatError::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            // Of the messages, or of a template that cannot do with them.
+            ChatError::Syntax { .. } | ChatError::Refused { .. } | ChatError::Render { .. } => {
+                StatusCode::BAD_REQUEST
+            }
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        let retry = match error {
+            ChatError::Unavailable { .. } => Retry::AsStatusSays,
+            // It would cost as much again.
+            _ => Retry::Never,
+        };
+        let told = ApiError::new(status, error.code(), error.to_string()).of("messages");
+        ApiError { retry, ..told }
     }
 }

@@ -7,12 +7,15 @@ use std::time::Duration;
 
 use axum_server::tls_rustls::RustlsConfig;
 use clap::Args;
+use ruvllm_engine::Model;
+use ruvllm_engine::chat::{ChatTemplate, Renderer};
 use ruvllm_engine::memory::parse_size;
 
 use crate::admin::AdminOptions;
 use crate::error::ServerError;
 use crate::keys::ApiKey;
 use crate::tls;
+use crate::tools::Format;
 
 /// Options of a server; see each field for what it does.
 #[derive(Clone, Debug, Args)]
@@ -122,8 +125,30 @@ impl ServerOptions {
         self.tls().map(drop)
     }
 
+    /// Whether `renderer` can run the chat template that a server of this model would have.
+    ///
+    /// # Errors
+    /// [`ServerError::ChatTemplate`], and those of [`ChatTemplate::new`].
+    pub fn check_template(&self, model: &Model, renderer: &Renderer) -> Result<(), ServerError> {
+        self.chat_template(model, renderer).map(drop)
+    }
+
+    /// The chat template that is given, or the model's own, and how it lets the model call tools, if it
+    /// does.
+    pub(crate) fn chat_template(
+        &self,
+        model: &Model,
+        renderer: &Renderer,
+    ) -> Result<Option<(ChatTemplate, Option<Format>)>, ServerError> {
+        let given = self.template()?;
+        let source = given.as_deref().or(model.tokenizer().chat_template());
+        let compile =
+            |source: &str| Ok((model.compile_template(source, renderer)?, Format::of(source)));
+        source.map(compile).transpose()
+    }
+
     /// The source of the chat template, where one is given.
-    pub(crate) fn template(&self) -> Result<Option<String>, ServerError> {
+    fn template(&self) -> Result<Option<String>, ServerError> {
         let Some(path) = &self.chat_template else { return Ok(None) };
         let failed = |source| ServerError::ChatTemplate { path: path.clone(), source };
         std::fs::read_to_string(path).map(Some).map_err(failed)

@@ -12,6 +12,7 @@ use axum_server::Handle;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use futures_util::future::try_join_all;
 use hyper_util::rt::TokioTimer;
+use ruvllm_engine::chat::Renderer;
 use ruvllm_engine::{Adapter, Engine};
 use ruvllm_host::Supervisor;
 use tokio::runtime::Runtime;
@@ -37,11 +38,13 @@ pub struct Served {
     /// What changes the kernels of the engine's host. An admin listener needs one; without such a
     /// listener its figures are shown all the same.
     pub supervisor: Option<Arc<Supervisor>>,
+    /// Where the chat template runs; with none, conversations are refused.
+    pub renderer: Renderer,
 }
 
 impl From<Engine> for Served {
     fn from(engine: Engine) -> Served {
-        Served { engine, adapter: None, supervisor: None }
+        Served { engine, adapter: None, supervisor: None, renderer: Renderer::None }
     }
 }
 

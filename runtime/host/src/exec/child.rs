@@ -11,8 +11,9 @@
 use super::wasmtime::compile_alone;
 use super::{Artifact, CompileError};
 use crate::config::CompilerProcess;
+use crate::process::{self, Limits};
 use std::io::{self, Read, Write};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
@@ -67,38 +68,27 @@ impl Request {
 
 /// Compiles a module in a child process.
 pub(super) fn compile(
-    process: &CompilerProcess,
+    limits: &CompilerProcess,
     deterministic: bool,
     wasm: &[u8],
 ) -> Result<Artifact, CompileError> {
     let error = |code, detail| Err(CompileError { code, detail });
     let request = Request {
         deterministic,
-        memory_bytes: process.memory_bytes,
+        memory_bytes: limits.memory_bytes,
         // The parent's clock is the limit; the child's own is for a parent that is gone.
-        cpu_seconds: process.time.as_secs().saturating_add(1),
+        cpu_seconds: limits.time.as_secs().saturating_add(1),
         module_bytes: wasm.len() as u64,
     };
-    let spawned = Command::new(&process.program)
-        .args(&process.args)
-        .env_clear()
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn();
-    let mut child = match spawned {
-        Ok(child) => child,
+    let (mut child, mut input, output) = match process::spawn(&limits.program, &limits.args) {
+        Ok(started) => started,
         Err(e) => {
-            let program = process.program.display();
+            let program = limits.program.display();
             return error(
                 "compiler_unavailable",
                 format!("cannot start {program} to compile in a process of its own: {e}"),
             );
         }
-    };
-    let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-        // Both were asked for above.
-        return error("compiler_unavailable", "the compiler process has no pipes".to_owned());
     };
     let mut answer = Vec::new();
     let (late, ended) = thread::scope(|scope| {
@@ -108,7 +98,7 @@ pub(super) fn compile(
         });
         let (read, was_read) = mpsc::channel::<()>();
         let watch = scope.spawn(move || {
-            let late = was_read.recv_timeout(process.time) == Err(RecvTimeoutError::Timeout);
+            let late = was_read.recv_timeout(limits.time) == Err(RecvTimeoutError::Timeout);
             // It is done or late. Ending it lets the others end.
             let _ = child.kill();
             (late, child.wait())
@@ -122,7 +112,7 @@ pub(super) fn compile(
         watch.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     if late {
-        let limit = process.time;
+        let limit = limits.time;
         return error("compile_timeout", format!("compiling takes longer than {limit:?}"));
     }
     match answer.split_first() {
@@ -131,7 +121,7 @@ pub(super) fn compile(
             error("kernel_compile", String::from_utf8_lossy(message).into_owned())
         }
         _ => {
-            let memory = process.memory_bytes >> 20;
+            let memory = limits.memory_bytes >> 20;
             let how = ended.map_or_else(|e| e.to_string(), |status| status.to_string());
             error(
                 "compile_limit",
@@ -160,7 +150,8 @@ pub fn compiler_process() -> ExitCode {
 
 fn answer(input: &mut impl Read) -> Result<Vec<u8>, String> {
     let request = Request::read(input)?;
-    limit(&request)?;
+    let Request { memory_bytes, cpu_seconds, .. } = request;
+    Limits { memory_bytes, cpu_seconds: Some(cpu_seconds) }.apply()?;
     if request.module_bytes > MAX_MODULE {
         return Err(format!("the module has more than {MAX_MODULE} bytes"));
     }
@@ -170,29 +161,6 @@ fn answer(input: &mut impl Read) -> Result<Vec<u8>, String> {
         .read_to_end(&mut wasm)
         .map_err(|e| format!("cannot read the module: {e}"))?;
     compile_alone(&wasm, request.deterministic)
-}
-
-/// Puts the process under its limits: memory, time, and no file written.
-#[cfg(unix)]
-fn limit(request: &Request) -> Result<(), String> {
-    use rustix::process::{Resource, Rlimit, setrlimit};
-    let limits = [
-        (Resource::As, request.memory_bytes),
-        (Resource::Cpu, request.cpu_seconds),
-        (Resource::Fsize, 0),
-        (Resource::Core, 0),
-    ];
-    for (resource, most) in limits {
-        let limit = Rlimit { current: Some(most), maximum: Some(most) };
-        setrlimit(resource, limit).map_err(|e| format!("cannot limit the compiler: {e}"))?;
-    }
-    Ok(())
-}
-
-/// Elsewhere the parent's clock is the only limit.
-#[cfg(not(unix))]
-fn limit(_: &Request) -> Result<(), String> {
-    Ok(())
 }
 
 impl CompilerProcess {

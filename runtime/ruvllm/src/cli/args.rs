@@ -2,10 +2,10 @@
 
 use super::kernels::KernelsArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use ruvllm::KvPolicy;
 use ruvllm::engine::memory::parse_size;
 use ruvllm::host::CompilerProcess;
 use ruvllm::server::ServerOptions;
+use ruvllm::{KvPolicy, RendererProcess};
 use std::path::PathBuf;
 
 /// Runs language models with signed, sandboxed kernels.
@@ -55,6 +55,9 @@ pub(crate) enum Command {
     /// Compile one kernel under limits; the program runs this itself.
     #[command(name = CompilerProcess::COMMAND, hide = true)]
     CompileKernel,
+    /// Render a chat template under limits; the program runs this itself.
+    #[command(name = RendererProcess::COMMAND, hide = true)]
+    RenderTemplate,
 }
 
 /// Which kernels run, and on whose word.

@@ -62,5 +62,6 @@ fn run(command: Command) -> Result<Ended, Failure> {
         Command::Kernels(args) => kernels::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::CompileKernel => Ok(Ended::With(ruvllm::host::compiler_process())),
+        Command::RenderTemplate => Ok(Ended::With(ruvllm::engine::chat::renderer_process())),
     }
 }

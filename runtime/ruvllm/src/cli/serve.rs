@@ -6,6 +6,7 @@ use super::{Ended, Failure, config_file, setup, supervise};
 use ruvllm::embedded;
 use ruvllm::engine::Model;
 use ruvllm::server::{ApiKey, Served, Server};
+use ruvllm::{Renderer, RendererProcess};
 use std::time::Duration;
 
 /// Time to close what is open, behind the time that requests have to finish.
@@ -34,7 +35,7 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
             Some(path) => Model::open(path)?,
             None => Model::from_static(embedded::demo_model(), embedded::DEMO_MODEL_NAME)?,
         };
-        model.chat_template()?;
+        args.server.check_template(&model, &renderer())?;
         supervise::probe_text(admin, &model)?;
         let packs = kernels.installed().len();
         println!("in order: {}, packs of kernels: {packs}", model.name());
@@ -48,7 +49,8 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     let _watchdog = watchdog.transpose()?;
     let _delivery = supervise::deliver(admin, supervisor.as_ref())?;
     let (engine, adapter) = (runtime.engine().clone(), runtime.adapter().cloned());
-    let server = Server::start(Served { engine, adapter, supervisor }, args.server.clone())?;
+    let served = Served { engine, adapter, supervisor, renderer: renderer() };
+    let server = Server::start(served, args.server.clone())?;
     let scheme = if args.server.tls_cert.is_some() { "https" } else { "http" };
     let url = |address| format!("{scheme}://{address}");
     let admin = server.admin_address().map(url);
@@ -66,4 +68,9 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
         return Err(reason.into());
     }
     Ok(Ended::Done)
+}
+
+/// Where the chat template runs: two conversations at a time, so that a long one does not hold up the others.
+fn renderer() -> Renderer {
+    Renderer::Process(RendererProcess { processes: 2, ..RendererProcess::default() })
 }

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use ruvllm_engine::chat::Renderer;
 use ruvllm_engine::{Engine, EngineConfig, Model};
 use ruvllm_host::{Host, HostConfig};
 use ruvllm_server::{Served, Server, ServerOptions};
@@ -41,6 +42,11 @@ pub(crate) fn engine() -> Engine {
     let memory = Some(256 << 20);
     let config = EngineConfig { threads: 1, memory, ..EngineConfig::default() };
     Engine::new(Arc::clone(&MODEL), host, config).expect("an engine")
+}
+
+/// What is served: the engine, with the demo model's template, which is trusted.
+pub(crate) fn served(engine: Engine) -> Served {
+    Served { renderer: Renderer::InProcess, ..engine.into() }
 }
 
 /// The demo model's name.
@@ -89,7 +95,7 @@ pub(crate) fn agent() -> Agent {
 impl Service {
     /// Starts one with these options over the defaults.
     pub(crate) fn start(args: &[&str]) -> Service {
-        Service::of(engine().into(), args)
+        Service::of(served(engine()), args)
     }
 
     /// Starts one that serves this.

@@ -1,0 +1,295 @@
+//! Templates as Hugging Face runs them: blocks are trimmed, Python's string, list and dict methods exist, and
+//! so do `raise_exception`, `strftime_now` and loop controls.
+//!
+//! A template sees the messages and nothing else and has a budget of steps. What a step may cost of stack,
+//! memory and time is not bounded here: [`super::process`] does that.
+
+use std::fmt::Write as _;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use minijinja::value::{Kwargs, Value};
+use minijinja::{Environment, ErrorKind, context};
+use regex::Regex;
+use serde::Serialize;
+use serde_json::ser::{Formatter, PrettyFormatter};
+
+use super::ChatError;
+
+/// Steps that rendering may take; a thousand long messages use a tenth.
+const STEPS: u64 = 5_000_000;
+const NAME: &str = "chat_template";
+
+/// A compiled template.
+#[derive(Debug)]
+pub(super) struct Template {
+    environment: Environment<'static>,
+    bos: String,
+    eos: String,
+}
+
+/// What `raise_exception` throws, told apart from failures of the template itself.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Refusal(String);
+
+impl Template {
+    /// Compiles a template.
+    ///
+    /// # Errors
+    /// [`ChatError::Syntax`] when it does not parse.
+    pub(super) fn new(source: &str, bos: String, eos: String) -> Result<Self, ChatError> {
+        let mut environment = Environment::new();
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        environment.set_fuel(Some(STEPS));
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", raise_exception);
+        environment
+            .add_function("strftime_now", |format: &str| strftime(format, SystemTime::now()));
+        environment.add_filter("tojson", to_json);
+        let syntax = |error: minijinja::Error| ChatError::Syntax { reason: describe(&error) };
+        let source = without_generation_marks(source);
+        environment.add_template_owned(NAME, source).map_err(syntax)?;
+        Ok(Self { environment, bos, eos })
+    }
+
+    /// Renders a conversation.
+    ///
+    /// # Errors
+    /// [`ChatError::Refused`] and [`ChatError::Render`].
+    pub(super) fn render(
+        &self,
+        messages: impl Serialize,
+        tools: Option<&serde_json::Value>,
+        add_generation_prompt: bool,
+    ) -> Result<String, ChatError> {
+        let context = context! {
+            messages => Value::from_serialize(messages),
+            bos_token => self.bos,
+            eos_token => self.eos,
+            add_generation_prompt => add_generation_prompt,
+            tools => tools,
+            documents => Value::from(()),
+        };
+        let template = self.environment.get_template(NAME);
+        template.and_then(|template| template.render(context)).map_err(|error| {
+            let mut cause = std::error::Error::source(&error);
+            while let Some(inner) = cause {
+                if let Some(Refusal(reason)) = inner.downcast_ref() {
+                    return ChatError::Refused { reason: reason.clone() };
+                }
+                cause = inner.source();
+            }
+            ChatError::Render { reason: describe(&error) }
+        })
+    }
+}
+
+fn describe(error: &minijinja::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        // Writing to a string cannot fail.
+        let _ = write!(text, ": {inner}");
+        cause = inner.source();
+    }
+    text
+}
+
+fn raise_exception(reason: String) -> Result<Value, minijinja::Error> {
+    Err(minijinja::Error::new(ErrorKind::InvalidOperation, "raised").with_source(Refusal(reason)))
+}
+
+/// Makes the `{% generation %}` blocks of training templates, which mark what the model says, transparent.
+fn without_generation_marks(source: &str) -> String {
+    let Ok(marks) = Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}") else {
+        return source.into();
+    };
+    let replace = |found: &regex::Captures<'_>| match found.get(2) {
+        Some(_) => format!("{{%{} endif {}%}}", &found[1], &found[3]),
+        None => format!("{{%{} if true {}%}}", &found[1], &found[3]),
+    };
+    marks.replace_all(source, replace).into_owned()
+}
+
+/// JSON as Python writes it: a space after commas and colons, nothing escaped for HTML; `indent` spreads it
+/// over lines.
+fn to_json(value: &Value, kwargs: Kwargs) -> Result<Value, minijinja::Error> {
+    let indent: Option<usize> = kwargs.get("indent")?;
+    // Accepted for what templates pass; both are what happens anyway.
+    let _: Option<bool> = kwargs.get("ensure_ascii")?;
+    let _: Option<bool> = kwargs.get("sort_keys")?;
+    kwargs.assert_all_used()?;
+    let json = match indent {
+        None => write_json(value, Spaced),
+        Some(width) => {
+            write_json(value, PrettyFormatter::with_indent(" ".repeat(width).as_bytes()))
+        }
+    };
+    let fail = |error: serde_json::Error| {
+        minijinja::Error::new(ErrorKind::BadSerialization, "cannot write as JSON")
+            .with_source(error)
+    };
+    Ok(Value::from_safe_string(json.map_err(fail)?))
+}
+
+fn write_json(value: &Value, formatter: impl Formatter) -> Result<String, serde_json::Error> {
+    let mut out = Vec::new();
+    value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter))?;
+    Ok(String::from_utf8_lossy(&out).into_owned())
+}
+
+/// Python's default separators, `", "` and `": "`.
+struct Spaced;
+
+impl Formatter for Spaced {
+    fn begin_array_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        out.write_all(if first { b"" } else { b", " })
+    }
+
+    fn begin_object_key<W: ?Sized + std::io::Write>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
+        out.write_all(if first { b"" } else { b", " })
+    }
+
+    fn begin_object_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        out: &mut W,
+    ) -> std::io::Result<()> {
+        out.write_all(b": ")
+    }
+}
+
+/// Formats a time in UTC by the directives that templates use; others stay as they are.
+fn strftime(format: &str, time: SystemTime) -> String {
+    const DAYS: [&str; 7] =
+        ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
+    const MONTHS: [&str; 12] = [
+        "January",
+        "February",
+        "March",
+        "April",
+        "May",
+        "June",
+        "July",
+        "August",
+        "September",
+        "October",
+        "November",
+        "December",
+    ];
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let (year, month, day, day_of_year) = civil_date(days);
+    let weekday = DAYS[(days % 7) as usize];
+    let month_name = MONTHS[month as usize - 1];
+    let mut out = String::new();
+    let mut chars = format.chars();
+    while let Some(c) = chars.next() {
+        if c != '%' {
+            out.push(c);
+            continue;
+        }
+        let Some(mut directive) = chars.next() else {
+            out.push('%');
+            break;
+        };
+        let padded = directive != '-';
+        if !padded {
+            directive = chars.next().unwrap_or('-');
+        }
+        let number = |value: u64, width: usize| match padded {
+            true => format!("{value:0width$}"),
+            false => value.to_string(),
+        };
+        let text = match directive {
+            'Y' => number(year, 4),
+            'y' => number(year % 100, 2),
+            'm' => number(month, 2),
+            'd' => number(day, 2),
+            'j' => number(day_of_year, 3),
+            'H' => number(hour, 2),
+            'I' => number((hour + 11) % 12 + 1, 2),
+            'M' => number(minute, 2),
+            'S' => number(second, 2),
+            'p' => if hour < 12 { "AM" } else { "PM" }.into(),
+            'B' => month_name.into(),
+            'b' | 'h' => month_name[..3].into(),
+            'A' => weekday.into(),
+            'a' => weekday[..3].into(),
+            'F' => format!("{year:04}-{month:02}-{day:02}"),
+            'T' => format!("{hour:02}:{minute:02}:{second:02}"),
+            'Z' => "UTC".into(),
+            'z' => "+0000".into(),
+            '%' => "%".into(),
+            other => format!("%{other}"),
+        };
+        out.push_str(&text);
+    }
+    out
+}
+
+/// Year, month, day and day of the year of a count of days since 1970.
+fn civil_date(mut days: u64) -> (u64, u64, u64, u64) {
+    let is_leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
+    let mut year = 1970;
+    loop {
+        let len = if is_leap(year) { 366 } else { 365 };
+        if days < len {
+            break;
+        }
+        days -= len;
+        year += 1;
+    }
+    let day_of_year = days + 1;
+    let february = if is_leap(year) { 29 } else { 28 };
+    let mut month = 1;
+    for len in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if days < len {
+            break;
+        }
+        days -= len;
+        month += 1;
+    }
+    (year, month, days + 1, day_of_year)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn at(seconds: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn dates_are_gregorian_utc() {
+        assert_eq!(strftime("%d %b %Y", at(1_722_000_000)), "26 Jul 2024");
+        assert_eq!(
+            strftime("%A %F %T %j %-d%%", at(951_782_400)),
+            "Tuesday 2000-02-29 00:00:00 060 29%"
+        );
+        assert_eq!(strftime("%a %d %B %y %I:%M %p", at(0)), "Thu 01 January 70 12:00 AM");
+        assert_eq!(strftime("%Y-%m-%d", at(1_735_603_200)), "2024-12-31");
+    }
+
+    #[test]
+    fn generation_marks_are_transparent() {
+        let source = "a {%- generation -%} b {% endgeneration %}c";
+        let template = Template::new(source, String::new(), String::new()).unwrap();
+        assert_eq!(template.render([0; 0], None, false).unwrap(), "ab c");
+    }
+}

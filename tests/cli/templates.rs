@@ -1,0 +1,110 @@
+//! Chat templates that try to end the process, or to take its memory and time.
+
+use crate::program::ruvllm;
+use crate::serving::Serving;
+use candle_core::quantized::gguf_file::{Content, Value, write};
+use candle_core::{Device, quantized::QTensor};
+use ruvllm::engine::chat::{ChatError, ChatTemplate};
+use ruvllm::{Message, Renderer, RendererProcess};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+fn process() -> RendererProcess {
+    RendererProcess {
+        program: env!("CARGO_BIN_EXE_ruvllm").into(),
+        args: vec!["render-template".into()],
+        memory_bytes: 256 << 20,
+        time: Duration::from_secs(3),
+        ..RendererProcess::default()
+    }
+}
+
+fn compile(source: &str) -> Result<ChatTemplate, ChatError> {
+    ChatTemplate::new(source, "<s>", "</s>", &Renderer::Process(process()))
+}
+
+fn user(text: &str) -> [Message; 1] {
+    [Message::new("user", text)]
+}
+
+/// A template that doubles `ns.x` sixty times.
+fn doubling(step: &str) -> String {
+    format!(
+        "{{% set ns = namespace(x='aaaaaaaaaaaaaaaa') %}}{{% for i in range(60) %}}{{% set ns.x = {step} %}}{{% endfor %}}{{{{ ns.x | length }}}}"
+    )
+}
+
+/// Every construct that is known to cost an interpreter its stack, its memory, its time or its life.
+fn hostile() -> Vec<(&'static str, String)> {
+    let n = 100_000;
+    let chain = |start: &str, link: &str, end: &str| format!("{{{{ {start}{}{end} }}}}", link.repeat(n));
+    let slow = "{% set s = 'a' * 5000 %}{% for a in s %}{% for b in s %}{% for c in s %}{{ s | upper | lower | length }}{% endfor %}{% endfor %}{% endfor %}";
+    let cycle = |end: &str| format!("{{% set ns = namespace() %}}{{% set ns.a = ns %}}{end}");
+    vec![
+        ("a chain of ~", chain("'a'", " ~ 'a'", "")),
+        ("a chain of +", chain("1", " + 1", "")),
+        ("a chain of not", chain("", "not ", "a")),
+        ("a chain of -", chain("", "-", "1")),
+        ("a chain of attributes", chain("a", ".a", "")),
+        ("a chain of items", chain("a", "[0]", "")),
+        ("a chain of calls", chain("a", "()", "")),
+        ("a chain of filters", chain("'a'", "|e", "")),
+        ("a chain of tests", chain("a", " is defined", "")),
+        ("a chain of and", chain("a", " and a", "")),
+        ("a chain of in", chain("a", " in a", "")),
+        ("parentheses", chain("", "(", &format!("1{}", ")".repeat(n)))),
+        ("lists", chain("", "[", &"]".repeat(n))),
+        ("ternaries", chain("1", " if a else 1", "")),
+        ("a chain of elif", format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}".repeat(50_000))),
+        ("blocks in blocks", format!("{}{}", "{% if 1 %}".repeat(40_000), "{% endif %}".repeat(40_000))),
+        ("a namespace in itself, printed", cycle("{{ ns }}")),
+        ("a namespace in itself, as JSON", cycle("{{ ns | tojson }}")),
+        ("a namespace in itself, compared", cycle("{% set b = namespace() %}{% set b.a = b %}{{ ns == b }}")),
+        ("a namespace in itself, sorted", cycle("{{ [ns, ns] | sort }}")),
+        ("doubling by ~", doubling("ns.x ~ ns.x")),
+        ("doubling by +", doubling("ns.x + ns.x")),
+        ("doubling by replace", doubling("ns.x | replace('a', 'aa')")),
+        ("doubling by join", doubling("[ns.x, ns.x] | join(ns.x)")),
+        ("doubling by format", doubling("'%s%s' | format(ns.x, ns.x)")),
+        ("doubling of a list", doubling("[ns.x, ns.x] | tojson")),
+        ("repetition", "{{ ('a' * 100000000000) | length }}".into()),
+        ("an indent of JSON", "{{ [1] | tojson(indent=100000000000) }}".into()),
+        ("a width of format", "{{ '%100000000000s' | format('a') | length }}".into()),
+        ("a precision of format", "{{ '%.2000000000f' | format(1.5) | length }}".into()),
+        ("an indent of a text", "{{ 'a\nb' | indent(100000000000) | length }}".into()),
+        ("batch", "{{ [1] | batch(0) | list }}{{ [1] | batch(1000000000000, 0) | list | length }}".into()),
+        ("slice", "{{ [1] | slice(1000000000000) | list | length }}".into()),
+        ("a range", "{{ range(1000000000000) | list | length }}".into()),
+        ("a list in a list, and so on", "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% for j in range(40) %}{% set ns.x = [ns.x] %}{% endfor %}{% endfor %}{{ ns.x }}".into()),
+        ("a macro that calls itself", "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}".into()),
+        ("loops over long texts", slow.into()),
+        ("a long text", "{% for i in range(9999) %}{{ 'a' * 10000 }}{% endfor %}".into()),
+        ("a long refusal", "{{ raise_exception('a' * 30000000) }}".into()),
+    ]
+}
+
+#[test]
+fn no_construct_of_a_template_costs_more_than_its_limits() {
+    let healthy = compile("{{ messages[0].content }}").unwrap();
+    let mut harmless = Vec::new();
+    for (name, source) in hostile() {
+        let begun = Instant::now();
+        let codes = ["chat_template_limit", "chat_template_timeout", "chat_template_render", "chat_template_refused", "chat_template_syntax"];
+        match compile(&source).and_then(|template| template.render(&user("Hello"), true)) {
+            Err(error) => {
+                assert!(codes.contains(&error.code()), "{name}: {error}");
+                assert!(error.to_string().len() < 2000, "{name}");
+            }
+            Ok(text) => {
+                assert!(text.len() < 2 << 20, "{name}");
+                harmless.push(name);
+            }
+        }
+        eprintln!("{name}: {:?}", begun.elapsed());
+        // Three waits at most: for compiling, the trial and the text.
+        assert!(begun.elapsed() < Duration::from_secs(15), "{name}: {:?}", begun.elapsed());
+        assert_eq!(healthy.render(&user(name), true).unwrap(), name);
+    }
+    eprintln!("{harmless:?}");
+}
