@@ -47,20 +47,26 @@ impl Serving {
         Serving { child, log, address, admin }
     }
 
-    /// The answer to a request of `/v1/completions`.
+    /// The answer to a request of `/v1/completions`, which must succeed.
     pub(crate) fn complete(&self, body: &str) -> String {
+        let answer = self.post("/v1/completions", body);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        answer
+    }
+
+    /// The answer to a request of a route.
+    pub(crate) fn post(&self, route: &str, body: &str) -> String {
         let address = &self.address;
         let mut stream = TcpStream::connect(address).unwrap();
         write!(
             stream,
-            "POST /v1/completions HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\nx-request-id: mine\r\n\
+            "POST {route} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\nx-request-id: mine\r\n\
              content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         )
         .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         answer
     }
 }

@@ -2,12 +2,12 @@
 
 use crate::program::ruvllm;
 use crate::serving::Serving;
+use candle_core::Device;
 use candle_core::quantized::gguf_file::{Content, Value, write};
-use candle_core::{Device, quantized::QTensor};
 use ruvllm::engine::chat::{ChatError, ChatTemplate};
 use ruvllm::{Message, Renderer, RendererProcess};
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 fn process() -> RendererProcess {
@@ -37,8 +37,10 @@ fn doubling(step: &str) -> String {
 
 /// Every construct that is known to cost an interpreter its stack, its memory, its time or its life.
 fn hostile() -> Vec<(&'static str, String)> {
-    let n = 100_000;
-    let chain = |start: &str, link: &str, end: &str| format!("{{{{ {start}{}{end} }}}}", link.repeat(n));
+    // Each link is ten bytes or so, and a template may have 1 MiB.
+    let n = 70_000;
+    let chain =
+        |start: &str, link: &str, end: &str| format!("{{{{ {start}{}{end} }}}}", link.repeat(n));
     let slow = "{% set s = 'a' * 5000 %}{% for a in s %}{% for b in s %}{% for c in s %}{{ s | upper | lower | length }}{% endfor %}{% endfor %}{% endfor %}";
     let cycle = |end: &str| format!("{{% set ns = namespace() %}}{{% set ns.a = ns %}}{end}");
     vec![
@@ -90,7 +92,13 @@ fn no_construct_of_a_template_costs_more_than_its_limits() {
     let mut harmless = Vec::new();
     for (name, source) in hostile() {
         let begun = Instant::now();
-        let codes = ["chat_template_limit", "chat_template_timeout", "chat_template_render", "chat_template_refused", "chat_template_syntax"];
+        let codes = [
+            "chat_template_limit",
+            "chat_template_timeout",
+            "chat_template_render",
+            "chat_template_refused",
+            "chat_template_syntax",
+        ];
         match compile(&source).and_then(|template| template.render(&user("Hello"), true)) {
             Err(error) => {
                 assert!(codes.contains(&error.code()), "{name}: {error}");
@@ -107,4 +115,59 @@ fn no_construct_of_a_template_costs_more_than_its_limits() {
         assert_eq!(healthy.render(&user(name), true).unwrap(), name);
     }
     eprintln!("{harmless:?}");
+}
+
+/// The demo model with another template.
+fn model_with(template: &str, directory: &Path) -> PathBuf {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/tales-q8_0.gguf");
+    let mut reader = File::open(demo).unwrap();
+    let mut content = Content::read(&mut reader).unwrap();
+    let template = Value::String(template.to_owned());
+    content.metadata.insert("tokenizer.chat_template".to_owned(), template);
+    let names: Vec<&String> = content.tensor_infos.keys().collect();
+    let read = |name: &String| content.tensor(&mut reader, name, &Device::Cpu).unwrap();
+    let tensors: Vec<_> = names.iter().copied().map(read).collect();
+    let tensors: Vec<_> = names.iter().map(|name| name.as_str()).zip(&tensors).collect();
+    let metadata: Vec<(&str, &Value)> =
+        content.metadata.iter().map(|(key, value)| (key.as_str(), value)).collect();
+    let path = directory.join("model.gguf");
+    write(&mut File::create(&path).unwrap(), &metadata, &tensors).unwrap();
+    path
+}
+
+#[test]
+fn a_hostile_template_costs_its_request_and_not_the_server() {
+    let directory = tempfile::tempdir().unwrap();
+    // Harmless until somebody says the word.
+    let template = format!(
+        "{{% if messages[0].content == 'boom' %}}{}{{% endif %}}{{{{ messages[0].content }}}}",
+        doubling("ns.x ~ ns.x")
+    );
+    let model = model_with(&template, directory.path());
+    let model = model.to_str().unwrap();
+    let checked = ruvllm(&["serve", "--check", "-m", model]);
+    assert_eq!(checked.code, Some(0), "{}", checked.stderr);
+    let server = Serving::start(&["-m", model]);
+    let ask = |text: &str| {
+        let message = format!(
+            "{{\"messages\": [{{\"role\": \"user\", \"content\": \"{text}\"}}], \"max_tokens\": 4}}"
+        );
+        server.post("/v1/chat/completions", &message)
+    };
+    for _ in 0..3 {
+        let answer = ask("boom");
+        assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
+        assert!(answer.contains("chat_template_limit"), "{answer}");
+        let answer = ask("Once upon a time");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+}
+
+#[test]
+fn a_template_that_renders_nothing_at_all_is_found_by_the_check() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = model_with(&doubling("ns.x ~ ns.x"), directory.path());
+    let checked = ruvllm(&["serve", "--check", "-m", model.to_str().unwrap()]);
+    assert_ne!(checked.code, Some(0));
+    assert!(checked.stderr.contains("template"), "{}", checked.stderr);
 }

@@ -378,7 +378,7 @@ fn no_call_of_a_kernel_holds_rows_of_two_scopes() {
         let scope = scope.map(str::to_owned);
         engine.session_with(&SessionOptions { scope, ..SessionOptions::default() })
     };
-    let mut decode = |mut sessions: [Session; 2]| {
+    let decode = |mut sessions: [Session; 2]| {
         engine.decode_batch(sessions.iter_mut().zip([5, 6])).map_err(|error| error.code())
     };
     assert_eq!(decode([session(Some("one")), session(Some("other"))]), Ok(()));

@@ -402,11 +402,9 @@ impl RuntimeBuilder {
         if let Some(threads) = threads {
             config.threads = threads;
         }
-        let renderer = renderer.unwrap_or_else(|| match path {
-            Some(_) => Renderer::None,
-            // A part of this program.
-            None => Renderer::InProcess,
-        });
+        // The built-in model's is a part of this program.
+        let trusted = if path.is_some() { Renderer::None } else { Renderer::InProcess };
+        let renderer = renderer.unwrap_or(trusted);
         let template = model.chat_template(&renderer)?;
         let engine = Engine::new(Arc::new(model), kernels.host().clone(), config)?;
         let model_name =

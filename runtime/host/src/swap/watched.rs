@@ -57,7 +57,7 @@ enum Question {
     /// The loss on the probe text, and what it was before.
     Loss(f64),
     /// Whether an operation is slower than before; over so many timed calls it seemed so.
-    Slower(Suspect, u64, Option<Rivals>),
+    Slower(Suspect, u64, Option<Box<Rivals>>),
 }
 
 /// How many times as long as it may an operation must take to be too slow without another proof.
@@ -176,7 +176,7 @@ impl Supervisor {
         });
         let slower = suspects.map(|latency| {
             let rivals = watched.comparison.rivals(&latency.op);
-            Question::Slower(suspect(&latency), latency.calls, rivals)
+            Question::Slower(suspect(&latency), latency.calls, rivals.map(Box::new))
         });
         loss.into_iter().chain(slower).collect()
     }
