@@ -313,9 +313,9 @@ pub enum EngineError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// No logit is a number.
+    /// Logits or hidden states of a step are not finite, or no token can be chosen by them.
     #[error(
-        "the model gave no finite logit; the weights are damaged or a kernel misbehaves (try --kernels native)"
+        "the model gave numbers that are not finite; the weights are damaged or a kernel misbehaves (try --kernels native)"
     )]
     NonFiniteLogits,
     /// The constraint on a text failed, or leaves no token to go on with.

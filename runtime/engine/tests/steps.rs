@@ -386,3 +386,34 @@ fn no_call_of_a_kernel_holds_rows_of_two_scopes() {
     assert_eq!(decode([session(None), session(None)]), Ok(()));
     assert_eq!(decode([session(Some("one")), session(Some("one"))]), Err("kernel_trap"));
 }
+
+#[test]
+fn a_step_whose_numbers_are_not_finite_is_an_error() {
+    for number in ["nan", "inf"] {
+        let module = Module {
+            epilogue: format!(
+                "(if (i32.eq (local.get $dim) (i32.const {}))
+                    (then (f32.store (local.get $out) (f32.const {number}))))",
+                LLAMA.dim
+            ),
+            ..Module::default()
+        };
+        let pack = PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&module)).build();
+        // Nothing is checked but what comes out.
+        let config = HostConfig { cross_check_every: 0, ..HostConfig::default() };
+        let host = Host::new(config).unwrap();
+        host.install(pack.verify().unwrap()).unwrap();
+        let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+        let engine = Engine::new(model, host, EngineConfig::default()).unwrap();
+        let mut session = engine.session();
+        let error = session.prefill(&some_tokens(5)).map(drop).unwrap_err();
+        assert_eq!(error.code(), "non_finite_logits");
+        let mut hidden = vec![0.0; LLAMA.dim];
+        let tokens = some_tokens(5);
+        let hidden = Some(&mut hidden[..]);
+        let part = Part { session: &mut session, tokens: &tokens, from: 0, hidden };
+        let error = engine.step(&mut [part]).unwrap_err();
+        assert_eq!(error.code(), "non_finite_logits");
+        assert_eq!(session.len(), 0, "nothing is left of it");
+    }
+}

@@ -301,6 +301,9 @@ impl Decoder {
             for row in b.plain[..n * dim].chunks_exact(dim) {
                 sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
             }
+            if !is_finite(sum) {
+                return Err(EngineError::NonFiniteLogits);
+            }
         }
         Ok(())
     }
@@ -341,6 +344,9 @@ impl Decoder {
             let logits = room(&mut b.logits, n * output.rows());
             project(machine, output, &b.activations, logits)?;
             for (row, (index, token, last)) in logits.chunks_exact(output.rows()).zip(&mut owners) {
+                if !is_finite(row) {
+                    return Err(EngineError::NonFiniteLogits);
+                }
                 each(index, token, row);
                 if let Some(last) = last {
                     row.clone_into(last);
@@ -349,6 +355,11 @@ impl Decoder {
         }
         Ok(())
     }
+}
+
+/// Whether all numbers are. Looked at in runs, since a test of each would keep it from using vectors.
+fn is_finite(row: &[f32]) -> bool {
+    row.chunks(256).all(|run| run.iter().fold(true, |all, x| all & x.is_finite()))
 }
 
 /// Room for `[rows, cols]` that products with weights of these types read, in `plain` too if there is
