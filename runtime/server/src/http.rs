@@ -186,7 +186,7 @@ where
         }
         let app = Arc::from_ref(state);
         let bytes = read_body(request, &app, app.options.limits.max_body).await?;
-        let fields: Map<String, Value> = serde_json::from_slice(&bytes).map_err(|error| {
+        let fields: Map<String, Value> = crate::json::object(&bytes).map_err(|error| {
             ApiError::bad_request("invalid_json", format!("the body is no JSON object: {error}"))
         })?;
         Ok(Fields::new(fields))

@@ -24,6 +24,7 @@ mod error;
 mod fields;
 mod grammar;
 mod http;
+mod json;
 mod keys;
 mod logprobs;
 mod messages;

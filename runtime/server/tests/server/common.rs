@@ -129,6 +129,11 @@ impl Service {
         read(self.send(path, &body.to_string()))
     }
 
+    /// The answer to a body as it stands.
+    pub(crate) fn post_text(&self, path: &str, body: &str) -> Answer {
+        read(self.send(path, body))
+    }
+
     /// Asserts success and gives the body.
     pub(crate) fn ok(&self, path: &str, body: &Value) -> Value {
         let answer = self.post(path, body);

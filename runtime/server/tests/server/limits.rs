@@ -9,6 +9,18 @@ use serde_json::json;
 use crate::common::{Service, engine, options, read, soon};
 
 #[test]
+fn a_key_that_a_body_has_twice_is_refused() {
+    let service = Service::start(&[]);
+    for body in [
+        r#"{"prompt": "a", "max_tokens": 1, "max_tokens": 2}"#,
+        r#"{"prompt": "a", "response_format": {"type": "text", "type": "json_object"}}"#,
+    ] {
+        let answer = service.post_text("/v1/completions", body);
+        answer.refused(400, None, "invalid_json");
+    }
+}
+
+#[test]
 fn every_bad_parameter_is_named() {
     let service = Service::start(&["--max-tokens", "100", "--max-choices", "4"]);
     for (field, value, param, code) in [
