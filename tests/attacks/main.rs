@@ -27,6 +27,8 @@ mod flipped_kernel;
 mod flipped_manifest;
 mod flipped_signature;
 mod floor_damaged;
+#[cfg(unix)]
+mod floor_open_to_others;
 mod hard_link;
 mod kernel_clash;
 mod kernels;

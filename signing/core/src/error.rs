@@ -90,6 +90,12 @@ pub enum PackError {
         /// What is wrong.
         message: String,
     },
+    /// Others could put older floors in place of the host's.
+    #[error("version floors are not safe there: {message}, or give another directory")]
+    FloorExposed {
+        /// Which directory is open to others, and what to do.
+        message: String,
+    },
 }
 
 impl PackError {
@@ -103,6 +109,7 @@ impl PackError {
             PackError::Entropy { .. } => "entropy",
             PackError::Policy { .. } => "policy_invalid",
             PackError::FloorDamaged { .. } => "floor_damaged",
+            PackError::FloorExposed { .. } => "floor_exposed",
             PackError::KeyExposed { .. } => "key_exposed",
             PackError::Keyring { code, .. } => code,
             PackError::Lock { .. } => "lock_invalid",

@@ -68,6 +68,29 @@ pub(crate) fn read_regular(path: &Path, max: u64) -> Result<Vec<u8>, Unreadable>
     Ok(bytes)
 }
 
+/// How others could change what lies in a directory, if they could: by writing to it, or by moving it or a
+/// directory above it away, which a sticky bit keeps them from. Elsewhere than on unix systems a user's own
+/// directories are closed to others by default, and nothing is looked at.
+#[cfg(unix)]
+pub(crate) fn open_to_others(directory: &Path) -> io::Result<Option<String>> {
+    use std::os::unix::fs::MetadataExt;
+    const STICKY: u32 = 0o1000;
+    for (above, at) in fs::canonicalize(directory)?.ancestors().enumerate() {
+        let mode = fs::metadata(at)?.mode();
+        let open = if above == 0 { mode & 0o022 != 0 } else { mode & (0o002 | STICKY) == 0o002 };
+        if open {
+            let (at, mode) = (at.display(), mode & 0o7777);
+            return Ok(Some(format!("others can write to {at} (mode {mode:o}): chmod go-w {at}")));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(not(unix))]
+pub(crate) fn open_to_others(_: &Path) -> io::Result<Option<String>> {
+    Ok(None)
+}
+
 /// Opens a regular file that the caller named, through symlinks if need be, and never waits for
 /// another process.
 pub(crate) fn open_regular(path: &Path) -> io::Result<File> {

@@ -50,7 +50,7 @@ impl VersionFloor {
     /// Opens the floors in a directory, which is created, owner-only, where it is missing.
     ///
     /// # Errors
-    /// [`PackError::Io`].
+    /// [`PackError::FloorExposed`] where others could put older floors there, or [`PackError::Io`].
     pub fn open(directory: impl Into<PathBuf>) -> Result<VersionFloor, PackError> {
         let directory = directory.into();
         let mut builder = DirBuilder::new();
@@ -58,7 +58,11 @@ impl VersionFloor {
         #[cfg(unix)]
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
         builder.create(&directory).map_err(|e| PackError::io("create", &directory, e))?;
-        Ok(VersionFloor { directory })
+        match files::open_to_others(&directory) {
+            Ok(None) => Ok(VersionFloor { directory }),
+            Ok(Some(message)) => Err(PackError::FloorExposed { message }),
+            Err(e) => Err(PackError::io("look at", &directory, e)),
+        }
     }
 
     /// The floor of a pack; `None` where none of its versions has been active.
