@@ -7,6 +7,8 @@ pub struct Module {
     pub imports: String,
     /// The memory declaration; `(memory (export "memory") 1 256)` by default.
     pub memory: String,
+    /// The first byte that belongs to the host; 1024 by default.
+    pub heap_base: u32,
     /// Further fields: globals, tables, functions, start.
     pub fields: String,
     /// The name under which the entry point is exported; `rmsnorm_forward` by default.
@@ -24,6 +26,7 @@ impl Default for Module {
         Self {
             imports: String::new(),
             memory: r#"(memory (export "memory") 1 256)"#.to_owned(),
+            heap_base: 1024,
             fields: String::new(),
             entry_point: "rmsnorm_forward".to_owned(),
             prologue: String::new(),
@@ -60,12 +63,12 @@ pub fn but_for(dim: u32, instructions: &str) -> Module {
 ///
 /// With [`Module::default`] it is a good kernel that admission takes.
 pub fn rmsnorm_f32(module: &Module) -> Vec<u8> {
-    let Module { imports, memory, fields, entry_point, prologue, epilogue } = module;
+    let Module { imports, memory, heap_base, fields, entry_point, prologue, epilogue } = module;
     assemble(&format!(
         r#"(module
   {imports}
   {memory}
-  (global (export "__heap_base") i32 (i32.const 1024))
+  (global (export "__heap_base") i32 (i32.const {heap_base}))
   {fields}
   (func (export "{entry_point}") (param $desc i32) (result i32)
     (local $x i32) (local $w i32) (local $out i32) (local $out_end i32)
@@ -116,12 +119,12 @@ pub fn rmsnorm_f32(module: &Module) -> Vec<u8> {
 /// its entry point is `lora_apply_forward`. The prologue's locals are `$desc`, `$rows` and the call's
 /// other extents, unset as yet; the epilogue has them set.
 pub fn lora_apply_f32(module: &Module) -> Vec<u8> {
-    let Module { imports, memory, fields, prologue, epilogue, .. } = module;
+    let Module { imports, memory, heap_base, fields, prologue, epilogue, .. } = module;
     assemble(&format!(
         r#"(module
   {imports}
   {memory}
-  (global (export "__heap_base") i32 (i32.const 1024))
+  (global (export "__heap_base") i32 (i32.const {heap_base}))
   {fields}
   ;; Element j of rank r, in groups of four elements by all ranks.
   (func $factor (param $base i32) (param $rank i32) (param $j i32) (param $r i32) (result f64)

@@ -206,6 +206,8 @@ struct Spy {
     always: String,
     /// Whether it leaves its output as it was where it recalls.
     silent: bool,
+    /// Bytes of static memory that it has beyond the usual.
+    spare: u32,
 }
 
 /// What becomes of what a [`Spy`] kept.
@@ -230,12 +232,13 @@ impl Spy {
     /// Has one client's call, then another's, computed by the kernel, and holds the answer against that of
     /// a host where nobody called before.
     fn fate(&self) -> Fate {
-        let Spy { keep, recall, fields, always, silent } = self;
+        let Spy { keep, recall, fields, always, silent, spare } = self;
         let begins = |with: f32| {
             format!("(f32.eq (f32.load (i32.load offset=0 (local.get $desc))) (f32.const {with}))")
         };
         let [keeps, recalls] = [Self::KEEP, Self::RECALL].map(begins);
         let module = Module {
+            heap_base: 1024 + spare,
             fields: fields.clone(),
             prologue: if *silent {
                 format!("(if {recalls} (then (return (i32.const 0))))")

@@ -28,6 +28,7 @@ use crate::run::TILE_BYTES;
 use ruvllm_abi::{Op, Status};
 use ruvllm_native::{Isa, oracle, twin};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// A kernel that computed the right numbers. Only [`admit`] makes one.
 pub(crate) struct AdmittedKernel {
@@ -80,7 +81,8 @@ pub(crate) struct Recalled {
 
 impl CompiledKernel {
     fn new(gated: GatedKernel, prepared: Arc<dyn PreparedKernel>, own_pages: Vec<u16>) -> Self {
-        let sandbox = Sandbox { prepared, defaults: gated.defaults.clone(), own_pages };
+        let (defaults, scratch) = (gated.defaults.clone(), AtomicBool::new(false));
+        let sandbox = Sandbox { prepared, defaults, own_pages, scratch };
         Self { gated, sandbox: Arc::new(sandbox) }
     }
 }

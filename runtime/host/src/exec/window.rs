@@ -10,7 +10,7 @@
 //!
 //! The state of an instance is its memory and its globals; the gate refuses modules that could change
 //! anything else. Memory is read-only but for a few pages: those of descriptor and params, of the
-//! window, and the kernel's *own*, which it wrote to when it was admitted (its stack, usually). Where a
+//! window, of scratch once a kernel has used that, and the kernel's *own*, which it wrote to when it was admitted (its stack, usually). Where a
 //! call is of another scope than the one before, these pages and the globals get what they have in a
 //! new instance, and then the operands: the memory that the kernel finds is, byte for byte, that of a
 //! new instance. Constants lie in pages that it cannot write to, and an instance takes up those of
@@ -23,7 +23,7 @@ use super::fence::page_size;
 use super::{Instance, PreparedKernel, Trap};
 use crate::call::{OpCall, Operand, Owner, Resident, ResidentBytes, Scope, Words};
 use crate::deadline::Deadline;
-use crate::error::Failure;
+use crate::error::{Failure, TrapKind};
 use crate::host::Witness;
 use crate::plan::CallBytes;
 use crate::run::TILE_BYTES;
@@ -32,6 +32,8 @@ use ruvllm_abi::{ABI_VERSION, KernelDescriptor, KernelInfo, REGION_ALIGN, Region
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 
 /// Bytes behind the output that a guarded run watches.
@@ -63,8 +65,11 @@ pub(crate) struct Sandbox {
     pub(crate) prepared: Arc<dyn PreparedKernel>,
     /// The words for `kernel_init`.
     pub(crate) defaults: Vec<u32>,
-    /// Numbers of the pages below the window that the kernel writes to.
+    /// Numbers of the pages below scratch that the kernel writes to.
     pub(crate) own_pages: Vec<u16>,
+    /// Whether it has asked for scratch, by a trap. What it uses of that depends on the call, and most
+    /// kernels use none, which spares them having it set back.
+    pub(crate) scratch: AtomicBool,
 }
 
 /// What calls an instance is for, by the room that they need.
@@ -121,6 +126,8 @@ pub(crate) struct Bench {
     /// What the last call used, for looking at it afterwards.
     last: KernelDescriptor,
     spoiled: bool,
+    /// Whether the kernel can write to all of scratch.
+    has_scratch: bool,
     /// Whether a call was prepared.
     used: bool,
     /// Where constants are noted that it takes up.
@@ -238,6 +245,7 @@ impl Bench {
             clearings: 0,
             last: KernelDescriptor::default(),
             spoiled: false,
+            has_scratch: false,
             used: false,
             constants: None,
             witness: None,
@@ -272,8 +280,11 @@ impl Bench {
         let own = self.sandbox.own_pages.iter().map(|&page| usize::from(page) * PAGE);
         let own = own.map(|at| at / size * size..at / size * size + size);
         let head = self.descriptor / size * size..(self.scratch).next_multiple_of(size);
-        let shared = self.window.start / size * size..self.window.start;
-        let mut parts: Vec<Range<usize>> = own.chain([head, shared]).collect();
+        // All of scratch, where it was asked for, or what of it shares a page with the window.
+        self.has_scratch = self.sandbox.scratch.load(Relaxed);
+        let end = self.window.start;
+        let behind = if self.has_scratch { self.scratch } else { end } / size * size..end;
+        let mut parts: Vec<Range<usize>> = own.chain([head, behind]).collect();
         parts.sort_by_key(|part| part.start);
         // Neighbours, and parts that overlap where the machine's pages are larger, are one.
         parts.dedup_by(|next, part| {
@@ -313,8 +324,8 @@ impl Bench {
     pub(crate) fn learn(&mut self) {
         let Keeping::Learning { image, written } = &mut self.keeping else { return };
         let memory = self.instance.memory();
-        // What the host wrote there itself is the kernel's to read.
-        let host = self.descriptor..self.scratch;
+        // What the host wrote there itself is the kernel's to read, and scratch can be written anyway.
+        let host = self.descriptor..self.window.start;
         for (page, old) in image.chunks(PAGE).enumerate() {
             let from = page * PAGE;
             let differs = |(at, &old): (usize, &u8)| memory[at] != old && !host.contains(&at);
@@ -426,7 +437,28 @@ impl Bench {
     #[inline]
     pub(crate) fn call(&mut self, call: &OpCall<'_>, bytes: &CallBytes) -> Result<&[u8], Failure> {
         self.prepare(call, bytes)?;
-        self.run()
+        if let Err(failure) = self.enter() {
+            self.with_scratch(failure, call, bytes)?;
+        }
+        Ok(self.output())
+    }
+
+    /// Lets a kernel that trapped at a page that it cannot write to try again with all of scratch.
+    #[cold]
+    fn with_scratch(
+        &mut self,
+        failure: Failure,
+        call: &OpCall<'_>,
+        bytes: &CallBytes,
+    ) -> Result<(), Failure> {
+        let faulted = matches!(failure, Failure::Trap { trap: TrapKind::OutOfBounds, .. });
+        if !faulted || self.has_scratch || !matches!(self.keeping, Keeping::Fenced { .. }) {
+            return Err(failure);
+        }
+        self.sandbox.scratch.store(true, Relaxed);
+        self.renew(self.window.len())?;
+        self.prepare(call, bytes)?;
+        self.enter()
     }
 
     /// Lays the regions of a call out and copies its operands. Where its scope is another than that of
@@ -557,8 +589,14 @@ impl Bench {
     /// Runs the kernel on what [`Bench::prepare`] laid out, and gives its output.
     #[inline]
     pub(crate) fn run(&mut self) -> Result<&[u8], Failure> {
+        self.enter()?;
+        Ok(self.output())
+    }
+
+    #[inline]
+    fn enter(&mut self) -> Result<(), Failure> {
         match self.instance.call(self.descriptor as u32, self.ticks) {
-            Ok((0, memory)) => Ok(within(memory, self.last.output)),
+            Ok((0, _)) => Ok(()),
             Ok((status, _)) => Err(Failure::Status { status }),
             Err(trap) => Err(failed(trap, &mut self.spoiled)),
         }

@@ -80,7 +80,7 @@ fn so_it_is_where_pages_cannot_be_protected() {
 #[test]
 fn kernels_of_the_core_pack_have_few_pages_of_their_own() {
     for_each_kernel(|kernel, sandbox| {
-        // The top of the stack, and scratch where it is used.
-        assert!(sandbox.own_pages.len() <= 6, "{}: {:?}", kernel.id(), sandbox.own_pages);
+        // The top of the stack, where it is used.
+        assert!(sandbox.own_pages.len() <= 1, "{}: {:?}", kernel.id(), sandbox.own_pages);
     });
 }
