@@ -138,6 +138,12 @@ impl Kernels {
         Ok(Kernels { workers, pinned, resting: None, deltas })
     }
 
+    /// Has the next runs checked, see [`Worker::suspect`].
+    #[cold]
+    pub(crate) fn suspect(&mut self) {
+        self.workers.iter_mut().for_each(Worker::suspect);
+    }
+
     /// Pins the snapshot that the host has chosen for the next step, or the active one for a `steady`
     /// step.
     ///

@@ -417,3 +417,35 @@ fn a_step_whose_numbers_are_not_finite_is_an_error() {
         assert_eq!(session.len(), 0, "nothing is left of it");
     }
 }
+
+#[test]
+fn who_makes_a_steps_numbers_infinite_is_found_in_the_next() {
+    // The first run of an instance is right, which is checked.
+    let module = Module {
+        fields: "(global $calls (mut i32) (i32.const 0))".to_owned(),
+        epilogue: format!(
+            "(global.set $calls (i32.add (global.get $calls) (i32.const 1)))
+             (if (i32.and (i32.gt_u (global.get $calls) (i32.const 1))
+                    (i32.eq (local.get $dim) (i32.const {})))
+                (then (f32.store (local.get $out) (f32.const inf))))",
+            LLAMA.dim
+        ),
+        ..Module::default()
+    };
+    let pack = PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&module)).build();
+    let host = Host::new(HostConfig { cross_check_every: u32::MAX, ..HostConfig::default() });
+    let host = host.unwrap();
+    host.install(pack.verify().unwrap()).unwrap();
+    let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+    let config = EngineConfig { threads: 1, ..EngineConfig::default() };
+    let engine = Engine::new(model, host.clone(), config).unwrap();
+    let quarantined = || host.stats().iter().any(|stats| stats.quarantined);
+    for step in 0..8 {
+        let failed = engine.session().prefill(&some_tokens(1)).is_err();
+        assert_eq!(failed, !quarantined(), "step {step}");
+        if !failed {
+            return;
+        }
+    }
+    panic!("nobody was blamed");
+}

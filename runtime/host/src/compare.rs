@@ -28,6 +28,23 @@ pub fn host_tolerance(op: Op, output: DType) -> Option<Tolerance> {
     Some(Tolerance { rel, abs })
 }
 
+/// The largest input for which a kernel answers: the sum of a row's squares is then a number of binary32.
+pub(crate) const LARGEST_INPUT: f32 = 1e15;
+
+/// Whether the elements of an operand are such that what a kernel makes of them is its own doing.
+pub(crate) fn is_in_range(dtype: DType, bytes: &[u8]) -> bool {
+    let is_finite = |half: &[u8]| half[1] & 0x7c != 0x7c;
+    match dtype {
+        DType::F32 => bytes
+            .chunks_exact(4)
+            .all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).abs() <= LARGEST_INPUT),
+        DType::F16 => bytes.chunks_exact(2).all(is_finite),
+        // Blocks begin with their scale.
+        DType::Q8_0 | DType::Q4_0 => bytes.chunks_exact(dtype.layout().bytes).all(is_finite),
+        _ => true,
+    }
+}
+
 /// The smallest step of a format: what rounding costs where relative error means nothing.
 fn floor(dtype: DType) -> f64 {
     let half_step = 2f64.powi(-24);

@@ -127,10 +127,17 @@ pub struct HostConfig {
     pub tick: Duration,
     /// How long the kernels of one pack may compute, all together, to prove themselves at admission.
     pub admission_time: Duration,
+    /// The seed of the inputs that kernels are admitted on, to repeat an admission: a refusal names its
+    /// own. `None` draws one for each kernel, which no kernel can foresee.
+    pub admission_seed: Option<u64>,
     /// How many failures of a kernel, over all workers, take it out of service.
     pub quarantine_after: u32,
-    /// Every how many runs of an instance, beginning with its first, the output is checked against
-    /// the native twin; 0 is never. A large call takes several runs, one for each tile.
+    /// How many runs of a kernel there are, on average, to one whose output is checked against the native
+    /// twin; 0 checks none. A large call takes several runs, one for each tile.
+    ///
+    /// Which are checked is drawn, so that no kernel can tell: each with probability `1 / every`, and
+    /// the first of an instance besides. That `n` wrong runs of a kernel go unseen has the probability
+    /// `(1 - 1 / every)^n`.
     pub cross_check_every: u32,
     /// Whether kernels' results must not depend on the CPU: of variants of a kernel, those without
     /// relaxed SIMD are taken; relaxed instructions of others get their one deterministic meaning,
@@ -153,8 +160,7 @@ pub struct HostConfig {
     pub staged: usize,
     /// How many generations that were active are kept, so that going back to them compiles nothing.
     pub kept_generations: usize,
-    /// Every how many runs of an instance the output is checked against the native twin in a
-    /// generation on trial, see [`crate::Host::start_canary`]; 0 is never.
+    /// [`HostConfig::cross_check_every`] in a generation on trial, see [`crate::Host::start_canary`].
     pub canary_check_every: u32,
 }
 
@@ -168,8 +174,9 @@ impl Default for HostConfig {
             limits: HostLimits::default(),
             tick: Duration::from_millis(1),
             admission_time: Duration::from_secs(10),
+            admission_seed: None,
             quarantine_after: 3,
-            cross_check_every: 4096,
+            cross_check_every: 256,
             deterministic: false,
             all_variants: false,
             cache_dir: None,

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// Raised whenever the gates or admission ask something else of a kernel, so that what was admitted
 /// before shows itself again.
-const ADMISSION_REVISION: u32 = 3;
+const ADMISSION_REVISION: u32 = 4;
 
 /// A kernel whose manifest entry and module passed the gates. Only [`pass`] makes one.
 pub(crate) struct GatedKernel {

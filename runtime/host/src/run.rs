@@ -2,11 +2,12 @@
 
 use crate::OpKey;
 use crate::call::{OpCall, Output};
-use crate::compare::{Judge, decode, exact_blocks};
+use crate::compare::{Judge, decode, exact_blocks, is_in_range};
 use crate::error::Failure;
 use crate::exec::window::Bench;
 use crate::kernel::Kernel;
 use crate::plan::{CallBytes, CallPlan};
+use crate::random::Random;
 use ruvllm_abi::Op;
 use ruvllm_manifest::Tolerance;
 use ruvllm_native::{Isa, twin};
@@ -34,10 +35,21 @@ pub(crate) struct Run<'a> {
     pub(crate) kernel: &'a Kernel,
     pub(crate) isa: Isa,
     pub(crate) scratch: &'a mut Scratch,
-    /// Every how many runs the output is checked; 0 is never.
+    /// How many runs there are to a check, on average; 0 is none.
     pub(crate) every: u32,
     /// Runs until the next check.
     pub(crate) until_check: &'a mut u32,
+    pub(crate) watch: &'a mut Watch,
+}
+
+/// When a worker checks.
+pub(crate) struct Watch {
+    /// Draws the calls that are looked at.
+    pub(crate) random: Random,
+    /// Runs of any kernel that are checked, each of them, before checks are drawn again.
+    pub(crate) all: u32,
+    /// Whether a check has met numbers that no kernel could have computed right.
+    pub(crate) met_nonsense: bool,
 }
 
 impl Run<'_> {
@@ -97,7 +109,7 @@ impl Run<'_> {
             out.put(at, result);
             return Ok(());
         }
-        *self.until_check = self.every - 1;
+        *self.until_check = self.watch.until_next(self.every);
         self.check(call)?;
         out.put(at, self.bench.output());
         Ok(())
@@ -109,7 +121,32 @@ impl Run<'_> {
         if !self.bench.inputs_unchanged(call) {
             return Err(Failure::InputWritten);
         }
-        self.scratch.cross_check(self.isa, self.kernel, call, self.bench.output())
+        match self.scratch.cross_check(self.isa, self.kernel, call, self.bench.output())? {
+            Verdict::Right => {}
+            Verdict::Unjudged => self.watch.met_nonsense = true,
+        }
+        Ok(())
+    }
+}
+
+/// What a check found that has nothing against the kernel.
+enum Verdict {
+    Right,
+    /// Its inputs are out of the range of the operation, for which another is to blame.
+    Unjudged,
+}
+
+impl Watch {
+    /// Runs of a kernel before the next that is checked.
+    #[cold]
+    fn until_next(&mut self, every: u32) -> u32 {
+        match self.all.checked_sub(1) {
+            Some(left) => {
+                self.all = left;
+                0
+            }
+            None => self.random.next_gap(every) - 1,
+        }
     }
 }
 
@@ -167,24 +204,30 @@ pub(crate) fn native(
 }
 
 impl Scratch {
-    /// Holds an output against the native twin's. Custom operations have none.
+    /// Holds an output against the native twin's. Custom operations have none, and a twin that cannot
+    /// answer cannot accuse.
     fn cross_check(
         &mut self,
         isa: Isa,
         kernel: &Kernel,
         call: &OpCall<'_>,
         out: &[u8],
-    ) -> Result<(), Failure> {
-        let Some((op, _)) = kernel.key.known() else { return Ok(()) };
+    ) -> Result<Verdict, Failure> {
+        let Some((op, _)) = kernel.key.known() else { return Ok(Verdict::Right) };
+        let operands = [&call.a, &call.b].map(|operand| operand.bytes().unwrap_or(&[]));
+        if !kernel.key.inputs.iter().zip(operands).all(|(&dtype, bytes)| is_in_range(dtype, bytes))
+        {
+            return Ok(Verdict::Unjudged);
+        }
         self.want.clear();
         self.want.resize(out.len(), 0);
         if native(isa, op, &kernel.key, call, &mut self.want).is_err() {
-            // A twin that cannot answer cannot accuse.
-            return Ok(());
+            return Ok(Verdict::Right);
         }
         let output = kernel.key.output;
         let Some(tolerance) = kernel.tolerance else {
-            return exact_blocks(output, call.a.bytes().unwrap_or(&[]), out, &self.want);
+            exact_blocks(output, operands[0], out, &self.want)?;
+            return Ok(Verdict::Right);
         };
         let unreadable = |detail: String| Failure::Mismatch { detail };
         decode(output, out, &mut self.got).map_err(unreadable)?;
@@ -199,6 +242,7 @@ impl Scratch {
             row: kernel.plan.output_row(call.words.as_slice()),
             floor: 1024.0,
         };
-        judge.check(&self.got, &self.truth)
+        judge.check(&self.got, &self.truth)?;
+        Ok(Verdict::Right)
     }
 }

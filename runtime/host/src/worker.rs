@@ -12,9 +12,9 @@ use crate::host::Shared;
 use crate::kernel::{Body, Kernel};
 use crate::plan::{CallBytes, CallPlan};
 use crate::race::{Race, class};
+use crate::random::{self, Random};
 use crate::registry::{OpSlot, RegistrySnapshot, Slot};
-use crate::run::{self, Run, Scratch};
-use crate::sampling::Sampler;
+use crate::run::{self, Run, Scratch, Watch};
 use crate::stats::{Counters, Ledger, Timing};
 use crate::tensor::{Tensor, bind};
 use crate::{CallError, OpKey};
@@ -32,6 +32,10 @@ const BRIEF_BYTES: usize = 4 << 10;
 /// Of so many brief calls one is timed on average, and no kernel can know which.
 const CLOCK_EVERY: u32 = 64;
 
+/// Runs that are checked, each of them, after numbers were met that make no sense: those of some steps
+/// of a model.
+const CHECKED_IN_DOUBT: u32 = 1024;
+
 /// How often each candidate of a race runs.
 const RACE_TURNS: usize = 8;
 
@@ -43,7 +47,7 @@ pub struct Worker {
     retired: u64,
     isa: Isa,
     check: Scratch,
-    sampler: Sampler,
+    watch: Watch,
 }
 
 /// What a worker keeps of one kernel.
@@ -75,7 +79,7 @@ impl Worker {
             retired,
             isa,
             check: Scratch::default(),
-            sampler: Sampler::new(),
+            watch: Watch { random: Random::new(random::seed()), all: 0, met_nonsense: false },
         }
     }
 
@@ -140,6 +144,14 @@ impl Worker {
         };
         self.ask(snap, &target, &call, &bytes, &mut Output::Bytes(out))?;
         Ok(vec![bound.output])
+    }
+
+    /// Has every one of the next few hundred runs checked, of whatever kernel: something has computed what
+    /// it should not, and whoever does it again is found. For callers whose results make no sense.
+    #[cold]
+    pub fn suspect(&mut self) {
+        self.watch.all = CHECKED_IN_DOUBT;
+        self.lanes.iter_mut().for_each(|lane| lane.until_check = 0);
     }
 
     #[inline]
@@ -281,10 +293,13 @@ impl Worker {
             self.host.seen.note(&kernel.key, &call.words);
         }
         if brief && timed {
-            self.lanes[kernel.uid].until_clock = self.sampler.next_gap(CLOCK_EVERY) - 1;
+            self.lanes[kernel.uid].until_clock = self.watch.random.next_gap(CLOCK_EVERY) - 1;
         }
         let started = timed.then(Instant::now);
         self.attempt(kernel, target, call, bytes, out)?;
+        if !usual && std::mem::take(&mut self.watch.met_nonsense) {
+            self.suspect();
+        }
         if let Some(open) = &self.lanes[kernel.uid].open {
             open.counters.answered(
                 bytes.total(),
@@ -328,6 +343,7 @@ impl Worker {
             scratch: &mut self.check,
             every: target.every,
             until_check: &mut lane.until_check,
+            watch: &mut self.watch,
         };
         run.call(target.plan, call, bytes, out)
     }
@@ -352,7 +368,7 @@ impl Worker {
         let alive = Arc::downgrade(kernel);
         let open = Some(Open { alive, ledger, counters });
         // In place of what an earlier kernel of this number has left.
-        let until_clock = self.sampler.next_gap(CLOCK_EVERY) - 1;
+        let until_clock = self.watch.random.next_gap(CLOCK_EVERY) - 1;
         self.lanes[kernel.uid] = Lane { open, until_clock, ..Lane::default() };
     }
 
@@ -447,7 +463,11 @@ impl Lane {
 
 /// What instance a call needs: how large a window, and whose constants.
 #[inline]
-fn wanted(plan: &CallPlan, call: &OpCall<'_>, bytes: &CallBytes) -> (Room, Option<Owner>) {
+pub(crate) fn wanted(
+    plan: &CallPlan,
+    call: &OpCall<'_>,
+    bytes: &CallBytes,
+) -> (Room, Option<Owner>) {
     let mut owner = None;
     let mut copied = |operand: &Operand<'_>, size: usize| match operand {
         Operand::Resident(resident, range) => {
@@ -480,7 +500,7 @@ struct Target<'a> {
     race: Option<&'a Race>,
     /// Whether it was named, so that no other may answer.
     alone: bool,
-    /// Every how many runs of an instance its output is checked; 0 is never.
+    /// How many runs there are to a check of the output, on average; 0 is none.
     every: u32,
 }
 

@@ -5,6 +5,7 @@
 //! the same bytes that a host without any pack gives.
 
 mod another_abi;
+mod avoids_the_checks;
 mod branch_table_bomb;
 mod cache_of_another_user;
 mod cache_open_to_others;
@@ -56,6 +57,7 @@ mod remembers_in_the_descriptor;
 mod remembers_in_wide_globals;
 mod remembers_on_its_stack;
 mod replayed_cache_entry;
+mod right_only_when_admitted;
 mod slow_admission;
 mod slow_for_its_size;
 mod start_section;
@@ -166,6 +168,25 @@ fn outlived(pack: &TestPack, calls: usize) -> Vec<Incident> {
     assert_eq!((stats.calls, stats.fallbacks), (0, incidents.len() as u64));
     assert_eq!(stats.quarantined, incidents.len() >= 3);
     incidents
+}
+
+/// How many calls of one client the kernel answers, on a host with the usual configuration, until it is
+/// out of service; `None` where that takes more than `most`.
+fn wrong_calls_until_quarantine(pack: &TestPack, most: usize) -> Option<usize> {
+    let host = Host::new(HostConfig::default()).unwrap();
+    host.install(pack.verify().unwrap()).unwrap();
+    let (snap, mut worker) = (host.snapshot(), host.worker().unwrap());
+    let slot = snap.slot(&OpKey::rmsnorm_f32()).unwrap();
+    let x: Vec<f32> = (0..LATER).map(|i| (i % 13) as f32 - 6.0).collect();
+    let weight = vec![0.75; x.len()];
+    let call = OpCall::rmsnorm(Operand::f32(&x), Operand::f32(&weight), 1, LATER, 1e-5)
+        .within(Scope::of(&[1; 32]));
+    let mut y = vec![0; x.len() * 4];
+    (1..=most).find(|_| {
+        worker.call(&snap, slot, &call, &mut y).unwrap();
+        let stats = host.stats().into_iter().find(|stats| stats.kernel == "rmsnorm_f32").unwrap();
+        stats.quarantined
+    })
 }
 
 /// The last answer of so many calls.

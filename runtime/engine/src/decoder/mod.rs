@@ -215,7 +215,11 @@ impl Decoder {
             let adapted = Adapted::outputs(chunks, index, config.layers());
             self.feed_forward_block(machine, config, layer, adapted, rows)?;
         }
-        self.logits(machine, model, chunks, each)
+        let done = self.logits(machine, model, chunks, each);
+        if matches!(done, Err(EngineError::NonFiniteLogits)) {
+            self.kernels.suspect();
+        }
+        done
     }
 
     fn embed(&mut self, model: &Model, chunks: &[Chunk<'_>]) -> Result<(), EngineError> {

@@ -1,10 +1,13 @@
 //! Inputs that every kernel of an operation must get right before it is published.
 //!
-//! They are deterministic, small, and unkind: odd shapes, a single row, tiny and huge magnitudes,
-//! zeros, subnormal numbers, ties of the quantiser's rounding, rotations of part of a head.
+//! Some are unkind: odd shapes, a single row, tiny and huge magnitudes, zeros, subnormal numbers, ties
+//! of the quantiser's rounding, rotations of part of a head. Others are what a model would ask for. All
+//! numbers, and the shapes of the latter, are drawn anew for each admission: none can be known by heart.
 
-use crate::call::{LoraDims, OpCall, Operand, RopeDims, Words};
+use crate::call::{LoraDims, OpCall, Operand, Resident, RopeDims, Words};
+use crate::compare::LARGEST_INPUT;
 use crate::plan::CallPlan;
+use crate::random::Random;
 use ruvllm_abi::{DType, Op, f32_to_f16};
 use ruvllm_native::{Isa, twin};
 
@@ -31,7 +34,24 @@ impl Case {
             scope: None,
         }
     }
+
+    /// The second operand as models have theirs, most of which are constants.
+    pub(crate) fn constant(&self) -> Resident {
+        Resident::from_bytes(&self.b)
+    }
+
+    /// The call with its second operand kept in place.
+    pub(crate) fn call_with<'a>(&'a self, constant: &'a Resident) -> OpCall<'a> {
+        let mut call = self.call();
+        if !constant.is_empty() {
+            call.b = Operand::Resident(constant, 0..constant.len());
+        }
+        call
+    }
 }
+
+/// Cases of shapes that are drawn.
+const DRAWN: usize = 4;
 
 /// What the numbers of a case are like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,53 +68,36 @@ enum Kind {
 const KINDS: [Kind; 6] =
     [Kind::Normal, Kind::Tiny, Kind::Huge, Kind::Zeros, Kind::Subnormal, Kind::Spikes];
 
-/// SplitMix64 (Steele, Lea and Flood 2014): enough for test data, and the same everywhere.
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Uniform in [-1, 1), in steps that binary16 holds too.
-    fn unit(&mut self) -> f32 {
-        (self.next() >> 53) as f32 / 1024.0 - 1.0
-    }
-
-    /// `n` numbers of a kind. `huge` is the magnitude that the operation can still square,
-    /// multiply or store.
-    fn fill(&mut self, n: usize, kind: Kind, dtype: DType, huge: f32) -> Vec<f32> {
-        let half = dtype != DType::F32;
-        (0..n)
-            .map(|i| match kind {
-                Kind::Normal => 2.0 * self.unit() + 0.001 * self.unit(),
-                Kind::Tiny => self.unit() * if half { 1e-3 } else { 1e-20 },
-                Kind::Huge => self.unit() * huge,
-                Kind::Zeros => {
-                    if i % 2 == 0 {
-                        0.0
-                    } else {
-                        -0.0
-                    }
+/// `n` numbers of a kind. `huge` is the magnitude that the operation can still square, multiply or
+/// store.
+fn fill(random: &mut Random, n: usize, kind: Kind, dtype: DType, huge: f32) -> Vec<f32> {
+    let half = dtype != DType::F32;
+    (0..n)
+        .map(|i| match kind {
+            Kind::Normal => random.normal(),
+            Kind::Tiny => random.uniform() * if half { 1e-3 } else { 1e-20 },
+            Kind::Huge => random.uniform() * huge,
+            Kind::Zeros => {
+                if i % 2 == 0 {
+                    0.0
+                } else {
+                    -0.0
                 }
-                Kind::Subnormal => self.unit() * if half { 2e-5 } else { 1e-39 },
-                Kind::Spikes if self.next().is_multiple_of(17) => 40.0 * self.unit(),
-                Kind::Spikes => 0.01 * self.unit(),
-                // With 127 in the block the step is 1, and halves are exact ties.
-                Kind::Ties if i % 32 == 0 => {
-                    if i % 64 == 0 {
-                        127.0
-                    } else {
-                        -127.0
-                    }
+            }
+            Kind::Subnormal => random.uniform() * if half { 2e-5 } else { 1e-39 },
+            Kind::Spikes if random.below(17) == 0 => 20.0 * random.normal(),
+            Kind::Spikes => 0.02 * random.normal(),
+            // With 127 in the block the step is 1, and halves are exact ties.
+            Kind::Ties if i % 32 == 0 => {
+                if i % 64 == 0 {
+                    127.0
+                } else {
+                    -127.0
                 }
-                Kind::Ties => (self.next() % 253) as f32 / 2.0 - 63.0,
-            })
-            .collect()
-    }
+            }
+            Kind::Ties => random.below(253) as f32 / 2.0 - 63.0,
+        })
+        .collect()
 }
 
 /// Numbers in a format; block formats by the reference quantiser.
@@ -115,19 +118,35 @@ fn encode(dtype: DType, values: &[f32]) -> Result<Vec<u8>, String> {
     }
 }
 
-/// The golden cases of a catalogue operation.
-pub(crate) fn cases(op: Op, inputs: &[DType], output: DType) -> Result<Vec<Case>, String> {
-    let mut make =
-        Maker { numbers: Numbers(0x5eed_0000 + op as u64), op, inputs, cases: Vec::new() };
+/// The cases of a catalogue operation, in an order that is drawn. Those whose shapes are drawn too move
+/// `room` bytes at most.
+pub(crate) fn cases(
+    (op, plan): (Op, &CallPlan),
+    inputs: &[DType],
+    output: DType,
+    room: usize,
+    random: &mut Random,
+) -> Result<Vec<Case>, String> {
+    let mut make = Maker { random, op, inputs, cases: Vec::new() };
     match op {
         Op::RmsNorm => {
             for (rows, dim) in [(1, 1), (2, 7), (3, 33), (1, 897), (5, 64), (1, 2048)] {
-                make.rows(rows, dim, if inputs[0] == DType::F16 { 3e4 } else { 1e15 }, KINDS)?;
+                make.rows(
+                    rows,
+                    dim,
+                    if inputs[0] == DType::F16 { 3e4 } else { LARGEST_INPUT },
+                    KINDS,
+                )?;
             }
         }
         Op::SwiGlu => {
             for (rows, dim) in [(1, 1), (2, 7), (3, 33), (2, 256), (1, 1411)] {
-                make.rows(rows, dim, if inputs[0] == DType::F16 { 200.0 } else { 1e15 }, KINDS)?;
+                make.rows(
+                    rows,
+                    dim,
+                    if inputs[0] == DType::F16 { 200.0 } else { LARGEST_INPUT },
+                    KINDS,
+                )?;
             }
         }
         Op::KvPack | Op::KvUnpack => {
@@ -146,7 +165,7 @@ pub(crate) fn cases(op: Op, inputs: &[DType], output: DType) -> Result<Vec<Case>
             let blocks =
                 [(1, 1, 4, 64, 32), (1, 3, 4, 8, 4), (2, 2, 2, 48, 16), (1, 5, 2, 128, 64)];
             let huge = match inputs[0] {
-                DType::F32 => 1e15,
+                DType::F32 => LARGEST_INPUT,
                 DType::F16 => 3e4,
                 _ => 4e6,
             };
@@ -158,17 +177,51 @@ pub(crate) fn cases(op: Op, inputs: &[DType], output: DType) -> Result<Vec<Case>
         }
         Op::LoraApply => {
             let shapes = [(1, 1, 1, 1), (2, 7, 3, 5), (3, 33, 4, 30), (1, 256, 8, 320)];
-            let huge = if inputs[0] == DType::F16 { 100.0 } else { 1e15 };
+            let huge = if inputs[0] == DType::F16 { 100.0 } else { LARGEST_INPUT };
             for (rows, in_dim, rank, out_dim) in shapes {
                 make.lora(LoraDims { rows, in_dim, rank, out_dim }, huge)?;
             }
         }
     }
-    Ok(make.cases)
+    let Maker { random, mut cases, .. } = make;
+    // Not all shapes fit, even by a single row.
+    for _ in 0..DRAWN {
+        let words = (0..8).find_map(|_| plan.within(drawn_words(op, random), room));
+        cases.extend(words.and_then(|words| live_case((op, plan), inputs, output, words, random)));
+    }
+    random.shuffle(&mut cases);
+    Ok(cases)
+}
+
+/// Words of a call as a model of some size makes it: of one row, as often as not.
+fn drawn_words(op: Op, random: &mut Random) -> Words {
+    let rows = if random.below(2) == 0 { 1 } else { 2 + random.below(15) };
+    let dim = 64 * (8 + random.below(41));
+    let none = || Operand::None;
+    match op {
+        Op::RmsNorm => {
+            OpCall::rmsnorm(none(), none(), rows, dim, random.one_of([1e-5, 1e-6])).words
+        }
+        Op::SwiGlu => OpCall::swiglu(none(), none(), rows, dim).words,
+        Op::KvPack => OpCall::kv_pack(none(), rows, dim).words,
+        Op::KvUnpack => OpCall::kv_unpack(none(), rows, dim).words,
+        Op::Rope => {
+            let (heads, dim) = (1 + random.below(16), random.one_of([64, 96, 128]));
+            let dims = RopeDims { batch: 1, seq: rows, heads, dim, dim_half: dim / 2 };
+            let theta = random.one_of([10_000.0, 100_000.0, 500_000.0, 1_000_000.0]);
+            OpCall::rope(none(), none(), dims, theta, random.below(2) == 0).words
+        }
+        Op::LoraApply => {
+            let rank = random.one_of([4, 8, 16]);
+            let out_dim = 64 * (8 + random.below(9));
+            let dims = LoraDims { rows, in_dim: 64 * (8 + random.below(9)), rank, out_dim };
+            OpCall::lora(none(), none(), dims, random.one_of([0.25, 0.5, 1.0, 2.0])).words
+        }
+    }
 }
 
 struct Maker<'a> {
-    numbers: Numbers,
+    random: &'a mut Random,
     op: Op,
     inputs: &'a [DType],
     cases: Vec<Case>,
@@ -185,15 +238,15 @@ impl Maker<'_> {
     ) -> Result<(), String> {
         let n = (rows * dim) as usize;
         for (i, kind) in kinds.into_iter().enumerate() {
-            let a = self.numbers.fill(n, kind, self.inputs[0], huge);
+            let a = fill(self.random, n, kind, self.inputs[0], huge);
             let (b, words) = match self.op {
                 Op::RmsNorm => {
-                    let weight = self.numbers.fill(dim as usize, Kind::Normal, DType::F32, 1.0);
+                    let weight = fill(self.random, dim as usize, Kind::Normal, DType::F32, 1.0);
                     let eps: f32 = if i % 2 == 0 { 1e-5 } else { 1e-6 };
                     (weight, Words::of([rows, dim, eps.to_bits()]))
                 }
                 Op::SwiGlu => {
-                    let up = self.numbers.fill(n, kind, self.inputs[1], huge);
+                    let up = fill(self.random, n, kind, self.inputs[1], huge);
                     (up, Words::of([rows, dim]))
                 }
                 _ => (Vec::new(), Words::of([rows, dim])),
@@ -212,22 +265,12 @@ impl Maker<'_> {
     ) -> Result<(), String> {
         let dims = RopeDims { batch, seq, heads, dim, dim_half };
         let n = (batch * seq * heads * dim) as usize;
-        let theta = 10_000f64;
-        let angle = |position: u32, pair: u32| {
-            f64::from(position) * theta.powf(-f64::from(pair) / f64::from(dim_half))
-        };
+        let theta = 10_000f32;
         for kind in KINDS {
-            let from = (self.numbers.next() % 4096) as u32;
-            let pairs = (0..seq).flat_map(|s| (0..dim_half).map(move |i| (from + s, i)));
-            let freqs: Vec<f32> = pairs
-                .flat_map(|(position, pair)| {
-                    let angle = angle(position, pair);
-                    [angle.cos() as f32, angle.sin() as f32]
-                })
-                .collect();
-            let x = self.numbers.fill(n, kind, self.inputs[0], huge);
+            let freqs = rotations(self.random, seq, dim_half, theta);
+            let x = fill(self.random, n, kind, self.inputs[0], huge);
             let none = || Operand::None;
-            let words = OpCall::rope(none(), none(), dims, theta as f32, interleaved).words;
+            let words = OpCall::rope(none(), none(), dims, theta, interleaved).words;
             let layout = if interleaved { "interleaved" } else { "split" };
             let what = format!(
                 "{kind:?} numbers of [{batch}, {seq}, {heads}, {dim}], {dim_half} {layout} pairs"
@@ -240,7 +283,7 @@ impl Maker<'_> {
     fn lora(&mut self, dims: LoraDims, huge: f32) -> Result<(), String> {
         let LoraDims { rows, in_dim, rank, out_dim } = dims;
         for kind in KINDS {
-            let x = self.numbers.fill((rows * in_dim) as usize, kind, self.inputs[0], huge);
+            let x = fill(self.random, (rows * in_dim) as usize, kind, self.inputs[0], huge);
             let ab = self.factors(dims);
             let words = OpCall::lora(Operand::None, Operand::None, dims, 0.5).words;
             let what = format!("{kind:?} numbers of [{rows}, {in_dim}], rank {rank} to {out_dim}");
@@ -259,7 +302,7 @@ impl Maker<'_> {
                 for _rank in 0..dims.rank {
                     for lane in 0..4 {
                         let inside = group * 4 + lane < width;
-                        ab.push(if inside { self.numbers.unit() } else { 0.0 });
+                        ab.push(if inside { self.random.uniform() } else { 0.0 });
                     }
                 }
             }
@@ -286,29 +329,44 @@ impl Maker<'_> {
     }
 }
 
-/// A call of a catalogue operation in the shape that these words give, on fresh numbers. `None`
-/// where the words are none of the operation's.
+/// The cosines and sines that `seq` positions in a row turn `dim_half` pairs by.
+fn rotations(random: &mut Random, seq: u32, dim_half: u32, theta: f32) -> Vec<f32> {
+    let from = random.below(4096);
+    let pairs = (0..seq).flat_map(|s| (0..dim_half).map(move |pair| (from + s, pair)));
+    let angle = |(position, pair): (u32, u32)| {
+        f64::from(position) * f64::from(theta).powf(-f64::from(pair) / f64::from(dim_half))
+    };
+    pairs.map(angle).flat_map(|angle| [angle.cos() as f32, angle.sin() as f32]).collect()
+}
+
+/// A call of a catalogue operation in the shape that these words give, on numbers like a model's.
+/// `None` where the words are none of the operation's.
 pub(crate) fn live_case(
     (op, plan): (Op, &CallPlan),
     inputs: &[DType],
     output: DType,
     words: Words,
+    random: &mut Random,
 ) -> Option<Case> {
-    let seed = words.as_slice().iter().fold(0x5eed_11fe, |seed: u64, &word| {
-        seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(word))
-    });
-    let mut make = Maker { numbers: Numbers(seed), op, inputs, cases: Vec::new() };
+    let mut make = Maker { random, op, inputs, cases: Vec::new() };
     let bytes = plan.bytes(words.as_slice()).ok()?;
     let elems = |dtype: DType, bytes: usize| bytes / dtype.layout().bytes * dtype.layout().elems;
-    let a = make.numbers.fill(elems(*inputs.first()?, bytes.a), Kind::Spikes, inputs[0], 1.0);
-    let (mut b, mut floor) = (Vec::new(), 1.0);
-    if let Some(&dtype) = inputs.get(1) {
-        b = make.numbers.fill(elems(dtype, bytes.b), Kind::Normal, dtype, 1.0);
-    }
-    if let (Op::LoraApply, &[rows, in_dim, _, rank, out_dim, ..]) = (op, words.as_slice()) {
-        b = make.factors(LoraDims { rows, in_dim, rank, out_dim });
-        floor = lora_floor(inputs[0], in_dim, rank);
-    }
+    let kind = make.random.one_of([Kind::Normal, Kind::Spikes]);
+    let a = fill(make.random, elems(*inputs.first()?, bytes.a), kind, inputs[0], 1.0);
+    let mut floor = 1.0;
+    let b = match (op, words.as_slice()) {
+        (Op::LoraApply, &[rows, in_dim, _, rank, out_dim, ..]) => {
+            floor = lora_floor(inputs[0], in_dim, rank);
+            make.factors(LoraDims { rows, in_dim, rank, out_dim })
+        }
+        (Op::Rope, &[_, seq, _, _, dim_half, theta, ..]) => {
+            rotations(make.random, seq, dim_half, f32::from_bits(theta))
+        }
+        _ => match inputs.get(1) {
+            Some(&dtype) => fill(make.random, elems(dtype, bytes.b), Kind::Normal, dtype, 1.0),
+            None => Vec::new(),
+        },
+    };
     let shape: Vec<_> = plan.inputs.iter().map(|tensor| tensor.shape(words.as_slice())).collect();
     let what = format!("numbers of the live shape {shape:?} in {output}");
     make.push(what, &a, &b, words, plan.output_row(words.as_slice()), floor).ok()?;
@@ -323,8 +381,7 @@ fn lora_floor(dtype: DType, in_dim: u32, rank: u32) -> f64 {
 
 /// Cases of a custom operation: every symbol at the same extent, params at their defaults or one.
 /// There is no truth to hold the output against, only the kernel's manners.
-pub(crate) fn custom_cases(plan: &CallPlan) -> Vec<Case> {
-    let mut numbers = Numbers(0x5eed_c057);
+pub(crate) fn custom_cases(plan: &CallPlan, random: &mut Random) -> Vec<Case> {
     let mut cases = Vec::new();
     for extent in [1u32, 32, 64, 256] {
         let mut words = vec![extent; plan.symbols.len()];
@@ -334,7 +391,7 @@ pub(crate) fn custom_cases(plan: &CallPlan) -> Vec<Case> {
         if bytes.total() == 0 || bytes.total() > 4 << 20 {
             continue;
         }
-        let mut fill = |i: usize, size: usize| {
+        let mut operand = |i: usize, size: usize| {
             let Some(dtype) = plan.inputs.get(i).map(|tensor| tensor.dtype) else {
                 return Some(Vec::new());
             };
@@ -342,7 +399,7 @@ pub(crate) fn custom_cases(plan: &CallPlan) -> Vec<Case> {
             let n = size / layout.bytes * layout.elems;
             match dtype {
                 DType::F32 | DType::F16 | DType::Q8_0 | DType::Q4_0 => {
-                    encode(dtype, &numbers.fill(n, Kind::Normal, dtype, 1.0)).ok()
+                    encode(dtype, &fill(random, n, Kind::Normal, dtype, 1.0)).ok()
                 }
                 // Small integers in any width, and blocks with small scales.
                 _ => Some(
@@ -350,7 +407,7 @@ pub(crate) fn custom_cases(plan: &CallPlan) -> Vec<Case> {
                 ),
             }
         };
-        if let (Some(a), Some(b)) = (fill(0, bytes.a), fill(1, bytes.b)) {
+        if let (Some(a), Some(b)) = (operand(0, bytes.a), operand(1, bytes.b)) {
             let what = format!("every extent {extent}");
             cases.push(Case { what, a, b, words, row: 1, floor: 1.0 });
         }

@@ -3,8 +3,12 @@
 //! A signature says who made a kernel; only this says that it is right. The kernel runs on golden
 //! inputs, each twice, and must agree with the f64 oracle within the host's tolerance (byte for
 //! byte where the format defines bytes), give the same bits both times, leave its inputs alone and
-//! write nothing behind its output. It cannot show more than it is asked: a kernel that is right
-//! here and wrong later is for the sampled cross-checks of [`crate::Worker`].
+//! write all of its output and nothing behind it. Then it gets the same calls as a worker makes them,
+//! and must give the same results.
+//!
+//! Numbers, shapes, order and what lies in the output before are drawn for each admission. All the
+//! same a kernel can be right here and wrong later: that is for the cross-checks of [`crate::Worker`],
+//! which it cannot foresee either.
 
 mod budget;
 mod golden;
@@ -15,7 +19,7 @@ pub(crate) use golden::cases as golden_cases;
 pub(crate) use golden::{Case, live_case};
 
 use crate::OpKey;
-use crate::call::Words;
+use crate::call::{Scope, Words};
 use crate::compare::{Judge, decode, exact_blocks, host_tolerance};
 use crate::config::Compiler;
 use crate::deadline::Deadline;
@@ -24,7 +28,9 @@ use crate::exec::cache::{AotCache, Entry, EntryId};
 use crate::exec::window::{Bench, GUARD_BYTES, OWN_PAGES, Room, Sandbox, check_info};
 use crate::exec::{Executor, KernelSpec, PreparedKernel};
 use crate::gate::GatedKernel;
+use crate::random::{self, Random};
 use crate::run::TILE_BYTES;
+use crate::worker::wanted;
 use ruvllm_abi::{Op, Status};
 use ruvllm_native::{Isa, oracle, twin};
 use std::sync::Arc;
@@ -61,6 +67,8 @@ pub(crate) struct Means<'a> {
     pub(crate) cache: Option<&'a AotCache>,
     pub(crate) pace: Pace,
     pub(crate) budget: Arc<Budget>,
+    /// See [`crate::HostConfig::admission_seed`].
+    pub(crate) seed: Option<u64>,
 }
 
 /// How hard to work on a pack.
@@ -131,10 +139,12 @@ pub(crate) fn admit(
         .load(&artifact, gated.spec.clone(), gated.deadline)
         .map_err(|detail| Refusal::new(&id, "kernel_compile", detail))?;
     let mut compiled = CompiledKernel::new(gated, prepared.clone(), Vec::new());
-    let refused = |(code, what)| Refusal::new(&id, code, what);
-    let Proof { verified, own_pages, results } = prove(&compiled).map_err(refused)?;
+    let seed = means.seed.unwrap_or_else(random::seed);
+    let mut random = Random::new(seed);
+    let refused = |objection| refusal(&id, seed, objection);
+    let Proof { verified, own_pages, results } = prove(&compiled, &mut random).map_err(refused)?;
     compiled = CompiledKernel::new(compiled.gated, prepared, own_pages.clone());
-    forget(&compiled, &results).map_err(refused)?;
+    serve(&compiled, results, &mut random).map_err(refused)?;
     if let Some(cache) = means.cache {
         // A cache that cannot be written costs the next start its time, and nothing else.
         let entry = Entry { artifact, verified, own_pages };
@@ -149,26 +159,47 @@ pub(crate) fn admit(
 ///
 /// # Errors
 /// Why it is not to be used here.
-pub(crate) fn rehearse(admitted: &AdmittedKernel, shapes: &[Words]) -> Result<usize, Refusal> {
+pub(crate) fn rehearse(
+    admitted: &AdmittedKernel,
+    shapes: &[Words],
+    means: &Means<'_>,
+) -> Result<usize, Refusal> {
     let CompiledKernel { gated, sandbox } = &admitted.compiled;
     let Some((op, _)) = gated.key.known() else { return Ok(0) };
-    let refused = |(code, what): Objection| Refusal::new(&gated.id, code, what);
+    let seed = means.seed.unwrap_or_else(random::seed);
+    let mut random = Random::new(seed);
+    let refused = |objection| refusal(&gated.id, seed, objection);
     let failed = |failure| refused(objection(failure));
     let mut bench = Bench::new(sandbox, Room::Tile, None).map_err(failed)?;
-    let room = bench.capacity().saturating_sub(GUARD_BYTES).min(TILE_BYTES);
-    let mut calls = 0;
+    let room = room(&bench);
+    let mut results = Vec::new();
     for &words in shapes {
         let Some(words) = gated.plan.within(words, room) else { continue };
         let (inputs, output) = (&gated.key.inputs, gated.key.output);
-        let Some(case) = golden::live_case((op, &gated.plan), inputs, output, words) else {
+        let Some(case) = golden::live_case((op, &gated.plan), inputs, output, words, &mut random)
+        else {
             continue;
         };
-        let output = manners(&mut bench, &admitted.compiled, &case, false).map_err(refused)?;
-        numbers(gated, op, &case, &output.unwrap_or_default()).map_err(refused)?;
-        calls += 1;
+        let output = manners(&mut bench, &admitted.compiled, &case, false, &mut random)
+            .map_err(refused)?
+            .unwrap_or_default();
+        numbers(gated, op, &case, &output).map_err(refused)?;
+        results.push((case, output));
     }
     bench.close().map_err(failed)?;
+    let calls = results.len();
+    serve(&admitted.compiled, results, &mut random).map_err(refused)?;
     Ok(calls)
+}
+
+/// What is told of an objection: with the seed that brings it up again.
+fn refusal(id: &str, seed: u64, (code, what): Objection) -> Refusal {
+    Refusal::new(id, code, format!("{what} (admission seed {seed})"))
+}
+
+/// Bytes that a call may move which is to be watched.
+fn room(bench: &Bench) -> usize {
+    bench.capacity().saturating_sub(GUARD_BYTES).min(TILE_BYTES)
 }
 
 type Objection = (&'static str, String);
@@ -188,7 +219,7 @@ struct Proof {
 }
 
 /// Lets a kernel compute the golden cases, in a memory that it may write to anywhere.
-fn prove(compiled: &CompiledKernel) -> Result<Proof, Objection> {
+fn prove(compiled: &CompiledKernel, random: &mut Random) -> Result<Proof, Objection> {
     let CompiledKernel { gated, sandbox } = compiled;
     let mut bench = Bench::learning(sandbox, Room::Tile).map_err(objection)?;
     if let Some(info) = bench
@@ -199,14 +230,20 @@ fn prove(compiled: &CompiledKernel) -> Result<Proof, Objection> {
     }
     let known = gated.key.known();
     let cases = match known {
-        Some((op, _)) => golden::cases(op, &gated.key.inputs, gated.key.output)
-            .map_err(|detail| ("admission_failed", detail))?,
-        None => golden::custom_cases(&gated.plan),
+        Some((op, _)) => golden::cases(
+            (op, &gated.plan),
+            &gated.key.inputs,
+            gated.key.output,
+            room(&bench),
+            random,
+        )
+        .map_err(|detail| ("admission_failed", detail))?,
+        None => golden::custom_cases(&gated.plan, random),
     };
     let mut results = Vec::with_capacity(cases.len());
     let first = cases.first().cloned();
     for case in cases.into_iter().chain(first) {
-        let output = manners(&mut bench, compiled, &case, known.is_none())?;
+        let output = manners(&mut bench, compiled, &case, known.is_none(), random)?;
         if let (Some((op, _)), Some(output)) = (known, &output) {
             numbers(gated, op, &case, output)?;
         }
@@ -225,21 +262,49 @@ fn prove(compiled: &CompiledKernel) -> Result<Proof, Objection> {
     Ok(Proof { verified: known.is_some(), own_pages, results })
 }
 
-/// Lets a kernel compute the same once more, each case as a scope of its own and fenced in as in
-/// service: nothing may depend on what came before, and nothing else may be written to.
-fn forget(compiled: &CompiledKernel, results: &[(Case, Vec<u8>)]) -> Result<(), Objection> {
-    let mut bench = Bench::new(&compiled.sandbox, Room::Tile, None).map_err(objection)?;
-    for (case, want) in results {
+/// Instances that a kernel is tried in at once as in service.
+const INSTANCES: usize = 8;
+
+/// Lets a kernel compute the same once more as in service: fenced in, in instances of the sizes that a
+/// worker makes, with constants in place, for two clients in turns.
+fn serve(
+    compiled: &CompiledKernel,
+    mut results: Vec<(Case, Vec<u8>)>,
+    random: &mut Random,
+) -> Result<(), Objection> {
+    let CompiledKernel { gated, sandbox } = compiled;
+    let scopes = [Scope::unique(), Scope::unique()];
+    let mut benches: Vec<Bench> = Vec::new();
+    random.shuffle(&mut results);
+    for (case, want) in &results {
         let on = |(code, what): Objection| (code, format!("{what}, on {}", case.what));
-        let _spending = compiled.gated.budget.spend()?;
-        let bytes = compiled.gated.plan.bytes(case.words.as_slice()).unwrap_or_default();
-        let got = bench.call(&case.call(), &bytes).map_err(|failure| on(objection(failure)))?;
+        let failed = |failure| on(objection(failure));
+        let _spending = gated.budget.spend()?;
+        let bytes = gated.plan.bytes(case.words.as_slice()).unwrap_or_default();
+        let constant = case.constant();
+        let call = case.call_with(&constant).within(random.one_of(scopes));
+        let (room, _) = wanted(&gated.plan, &call, &bytes);
+        let at = match benches.iter().position(|bench| bench.is_for(room, None)) {
+            Some(at) => at,
+            None => {
+                if benches.len() == INSTANCES {
+                    benches.remove(0).close().map_err(failed)?;
+                }
+                benches.push(Bench::new(sandbox, room, None).map_err(failed)?);
+                benches.len() - 1
+            }
+        };
+        let got = benches[at].call(&call, &bytes).map_err(failed)?;
         if got != want {
-            let what = "the kernel gives different results when it remembers nothing".to_owned();
-            return Err(on(("kernel_not_deterministic", what)));
+            let what = "the kernel gives other results as in service, where it remembers nothing \
+                        and its constants are kept in place";
+            return Err(on(("kernel_not_deterministic", what.to_owned())));
+        }
+        if !benches[at].inputs_unchanged(&call) {
+            return Err(failed(Failure::InputWritten));
         }
     }
-    Ok(())
+    benches.into_iter().try_for_each(Bench::close).map_err(objection)
 }
 
 /// Runs a case twice and checks everything but the numbers. `None` where the kernel declined the
@@ -249,33 +314,42 @@ fn manners(
     compiled: &CompiledKernel,
     case: &Case,
     may_decline: bool,
+    random: &mut Random,
 ) -> Result<Option<Vec<u8>>, Objection> {
     let plan = &compiled.gated.plan;
     let _spending = compiled.gated.budget.spend()?;
-    let call = case.call();
+    let constant = case.constant();
     let on = |(code, what): Objection| (code, format!("{what}, on {}", case.what));
     let bytes = plan
         .bytes(case.words.as_slice())
         .map_err(|tensor| on(("admission_failed", format!("{} has no size", tensor.name))))?;
-    let mut outputs = [vec![0; bytes.out], vec![0; bytes.out]];
-    for output in &mut outputs {
-        let ran = bench.prepare(&call, &bytes).and_then(|()| bench.run_guarded());
-        match ran {
-            Ok(written) => output.copy_from_slice(written),
+    let mut runs = Vec::with_capacity(2);
+    for call in [case.call(), case.call_with(&constant)] {
+        let ran = bench.prepare(&call, &bytes).and_then(|()| bench.run_guarded(random));
+        let before = match ran {
+            Ok(before) => before,
             Err(Failure::Status { status }) if may_decline && declined(status) => return Ok(None),
             Err(failure) => return Err(on(objection(failure))),
-        }
+        };
         if !bench.inputs_unchanged(&call) {
             return Err(on(objection(Failure::InputWritten)));
         }
         bench.learn();
+        runs.push((before, bench.output().to_vec()));
     }
-    let [first, second] = outputs;
-    if first != second {
+    let [one, other] = &runs[..] else { return Ok(None) };
+    let stay = |(before, after): &(Vec<u8>, Vec<u8>)| -> Vec<bool> {
+        before.chunks(4).zip(after.chunks(4)).map(|(before, after)| before == after).collect()
+    };
+    if let Some(at) = stay(one).into_iter().zip(stay(other)).position(|stay| stay == (true, true)) {
+        let what = format!("the kernel leaves its output from byte {} on unwritten", 4 * at);
+        return Err(on(("kernel_mismatch", what)));
+    }
+    if one.1 != other.1 {
         let what = "the kernel gives different results for the same inputs".to_owned();
         return Err(on(("kernel_not_deterministic", what)));
     }
-    Ok(Some(first))
+    Ok(runs.pop().map(|(_, output)| output))
 }
 
 /// Whether the status says that the inputs are none that the kernel takes.

@@ -26,6 +26,7 @@ use crate::deadline::Deadline;
 use crate::error::{Failure, TrapKind};
 use crate::host::Witness;
 use crate::plan::CallBytes;
+use crate::random::Random;
 use crate::run::TILE_BYTES;
 use crate::swap::seen::Constants;
 use ruvllm_abi::{ABI_VERSION, KernelDescriptor, KernelInfo, REGION_ALIGN, Region, SCRATCH_BYTES};
@@ -618,23 +619,29 @@ impl Bench {
         })
     }
 
-    /// Runs the kernel as [`Bench::run`] does, with the output window and what follows it filled
-    /// first: an output left unwritten does not pass for a result, and writing beyond it shows.
-    pub(crate) fn run_guarded(&mut self) -> Result<&[u8], Failure> {
-        const GUARD: u8 = 0xa5;
+    /// Runs the kernel as [`Bench::run`] does, with random numbers in place of the output and behind it,
+    /// as earlier calls leave theirs. Gives what was in place of the output.
+    ///
+    /// # Errors
+    /// How it failed; [`Failure::Mismatch`] where it writes beyond its output.
+    pub(crate) fn run_guarded(&mut self, random: &mut Random) -> Result<Vec<u8>, Failure> {
         let Region { offset, size } = self.last.output;
-        let (from, end) = (offset as usize, offset as usize + size as usize);
+        let (from, size) = (offset as usize, size as usize);
         // Behind the window nothing can be written.
-        let watched = end..self.window.end.min(end + GUARD_BYTES);
-        self.instance.memory()[from..watched.end].fill(GUARD);
+        let watched = from..self.window.end.min(from + size + GUARD_BYTES);
+        // Of ordinary magnitudes: below 2 and above 1/256.
+        let number = |random: &mut Random| 0x3c00_0000 + (random.next() & 0x83ff_ffff);
+        let words = std::iter::repeat_with(|| number(random).to_le_bytes());
+        let mut before: Vec<u8> = words.flatten().take(watched.len()).collect();
+        self.instance.memory()[watched.clone()].copy_from_slice(&before);
         self.run()?;
-        let behind = &self.instance.memory()[watched];
-        match behind.iter().position(|&byte| byte != GUARD) {
-            Some(at) => Err(Failure::Mismatch {
-                detail: format!("it writes {} bytes beyond its output", at + 1),
-            }),
-            None => Ok(self.output()),
+        let after = &self.instance.memory()[watched][size..];
+        if let Some(at) = after.iter().zip(&before[size..]).position(|(after, old)| after != old) {
+            let detail = format!("it writes {} bytes beyond its output", at + 1);
+            return Err(Failure::Mismatch { detail });
         }
+        before.truncate(size);
+        Ok(before)
     }
 
     #[inline]

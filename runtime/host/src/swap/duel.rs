@@ -10,6 +10,7 @@ use crate::deadline::thread_time;
 use crate::exec::window::{Bench, Room};
 use crate::kernel::{Body, KernelCode};
 use crate::plan::CallBytes;
+use crate::random::{self, Random};
 use crate::run::{TILE_BYTES, native};
 use ruvllm_abi::Op;
 use ruvllm_native::Isa;
@@ -40,11 +41,12 @@ pub(super) fn is_slower(
         return true;
     };
     let room = old.room().min(new.room()).min(TILE_BYTES);
+    let mut random = Random::new(random::seed());
     let (begun, mut fought) = (Instant::now(), false);
     for &words in shapes {
         // Longer calls are cut into such runs of rows.
         let Some(words) = new.code.plan.within(words, room) else { continue };
-        let Some(case) = new.case(words) else { continue };
+        let Some(case) = new.case(words, &mut random) else { continue };
         let mut times = [[Duration::ZERO; CALLS]; 2];
         let mut computed = [Duration::ZERO; 2];
         for turn in 0..TURNS {
@@ -108,9 +110,9 @@ impl<'a> Duellist<'a> {
         self.bench.as_ref().map_or(usize::MAX, Bench::capacity)
     }
 
-    fn case(&self, words: Words) -> Option<Case> {
+    fn case(&self, words: Words, random: &mut Random) -> Option<Case> {
         let key = &self.code.key;
-        live_case((self.op, &self.code.plan), &key.inputs, key.output, words)
+        live_case((self.op, &self.code.plan), &key.inputs, key.output, words, random)
     }
 
     /// How long a call takes, its operands' way into the sandbox with it; `None` where it fails.

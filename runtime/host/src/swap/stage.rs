@@ -271,7 +271,8 @@ impl Shared {
             Some(Err(why)) => (None, Some(why.clone())),
         };
         let budget = Arc::new(Budget::new(self.config.admission_time));
-        let means = Means { executor: &*executor, compiler, cache, pace, budget };
+        let seed = self.config.admission_seed;
+        let means = Means { executor: &*executor, compiler, cache, pace, budget, seed };
         let bytes = |id: &str| pack.kernel_bytes(id);
         let gated = gate::pass(manifest, bytes, &self.config, &means).map_err(refused)?;
         let admitted = self.admit_all(gated.kernels, pack, &means).map_err(refused)?;
@@ -329,8 +330,8 @@ impl Shared {
                     let begun = Instant::now();
                     let admitted =
                         admit::admit(kernel, wasm, means).and_then(|(kernel, cached)| {
-                            let rehearsed =
-                                admit::rehearse(&kernel, &self.seen.of(kernel.key()).shapes)?;
+                            let shapes = self.seen.of(kernel.key()).shapes;
+                            let rehearsed = admit::rehearse(&kernel, &shapes, means)?;
                             Ok(Admitted { kernel, cached, rehearsed })
                         });
                     // What comes out of the cache is there at once.

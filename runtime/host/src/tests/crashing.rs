@@ -255,13 +255,15 @@ fn kill(dir: PathBuf, seed: u64) -> String {
         // Some while they start and look around, most at work: in a step of their own, however fast
         // the machine is.
         let early = random(&mut state).is_multiple_of(8);
+        // Open until it is killed: who writes to nobody ends.
+        let stdout = child.stdout.take().unwrap();
+        let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
         if !early {
-            let mut lines =
-                BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
             let opened = lines.any(|line| line.ends_with(OPEN));
             assert!(opened, "{}", fs::read_to_string(&log).unwrap());
             let steps = random(&mut state) % STEPS;
-            lines.filter(|line| line == STEP).take(steps as usize).for_each(drop);
+            let taken = lines.by_ref().filter(|line| line == STEP);
+            taken.take(steps as usize).for_each(drop);
         }
         std::thread::sleep(Duration::from_micros(random(&mut state) % 5_000));
         let ended = child.try_wait().unwrap();

@@ -4,6 +4,8 @@ use crate::admit::{Case, golden_cases};
 use crate::call::{OpCall, Scope};
 use crate::exec::window::{Bench, Room, Sandbox};
 use crate::kernel::{Body, Kernel};
+use crate::random::{self, Random};
+use crate::run::TILE_BYTES;
 use crate::{Host, HostConfig, Operand, Resident};
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
 use std::path::Path;
@@ -38,7 +40,9 @@ fn call<'a>(case: &'a Case, constant: &'a Resident, scope: Scope) -> OpCall<'a> 
 /// never saw another, with the same constants where they are kept.
 fn is_as_new(kernel: &Kernel, keeps: bool, make: impl Fn() -> Bench) {
     let (op, _) = kernel.key.known().unwrap();
-    let cases = golden_cases(op, &kernel.key.inputs, kernel.key.output).unwrap();
+    let (inputs, output) = (&kernel.key.inputs, kernel.key.output);
+    let mut random = Random::new(random::seed());
+    let cases = golden_cases((op, &kernel.plan), inputs, output, TILE_BYTES, &mut random).unwrap();
     let constants: Vec<Resident> = cases.iter().map(|case| Resident::from_bytes(&case.b)).collect();
     let scopes = [Scope::unique(), Scope::unique()];
     let new = || {

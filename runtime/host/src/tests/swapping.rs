@@ -415,22 +415,33 @@ fn a_trial_that_ended_leaves_nothing_to_go_back_to() {
 
 #[test]
 fn calls_of_a_trial_are_checked_more_often() {
-    let config = HostConfig { canary_check_every: 4, ..HostConfig::default() };
-    let host = host(config, &version(1, &Module::default()));
-    // Wrong for 96 columns, but not at once: the first run of an instance is always checked.
-    let wrong = spoiled_for(96, "(f32.store (local.get $out) (f32.const 7))");
-    let staged = host.stage(version(2, &wrong).verify().unwrap()).unwrap();
-    host.start_canary(staged.id, 1.0).unwrap();
-    let mut worker = host.worker().unwrap();
-    let (x, weight) = input(1, 96);
-    for dim in [88, 96, 96, 96, 96] {
-        let snap = host.pin();
-        let slot = snap.slot(&OpKey::rmsnorm_f32()).unwrap();
-        let (x, weight) = (Operand::f32(&x[..dim]), Operand::f32(&weight[..dim]));
-        let call = OpCall::rmsnorm(x, weight, 1, dim as u32, 1e-5);
-        worker.call(&snap, slot, &call, &mut vec![0; dim * 4]).unwrap();
-    }
-    assert_eq!(stats(&host, "rmsnorm_f32").failures["kernel_mismatch"], 1);
+    let config = HostConfig {
+        cross_check_every: u32::MAX,
+        canary_check_every: 4,
+        quarantine_after: u32::MAX,
+        ..HostConfig::default()
+    };
+    let wrong = spoiled_for(100, "(f32.store (local.get $out) (f32.const 7))");
+    let failures = |on_trial: bool| {
+        let host = host(config.clone(), &version(1, &wrong));
+        if on_trial {
+            let staged = host.stage(version(2, &wrong).verify().unwrap()).unwrap();
+            host.start_canary(staged.id, 1.0).unwrap();
+        }
+        let mut worker = host.worker().unwrap();
+        rmsnorm(&mut worker, &host.pin(), 1, 96).unwrap();
+        let (x, weight) = input(1, 100);
+        for _ in 0..400 {
+            let snap = host.pin();
+            let slot = snap.slot(&OpKey::rmsnorm_f32()).unwrap();
+            let call = OpCall::rmsnorm(Operand::f32(&x), Operand::f32(&weight), 1, 100, 1e-5);
+            worker.call(&snap, slot, &call, &mut [0; 400]).unwrap();
+        }
+        host.stats().iter().flat_map(|stats| stats.failures.values()).sum::<u64>()
+    };
+    assert_eq!(failures(false), 0);
+    // A failure costs the instance, and the first run of the next one is checked too.
+    assert!(failures(true) > 100);
 }
 
 #[test]
