@@ -14,6 +14,7 @@ mod program;
 mod refusals;
 mod rope_scaling;
 mod run;
+mod schemas;
 mod serve;
 mod serving;
 mod templates;

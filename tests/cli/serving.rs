@@ -56,18 +56,31 @@ impl Serving {
 
     /// The answer to a request of a route.
     pub(crate) fn post(&self, route: &str, body: &str) -> String {
+        let mut answer = String::new();
+        self.send("", route, body).read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// As [`Serving::post`], with an API key.
+    pub(crate) fn post_as(&self, key: &str, route: &str, body: &str) -> String {
+        let mut answer = String::new();
+        let key = format!("authorization: Bearer {key}\r\n");
+        self.send(&key, route, body).read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// Sends a request with further headers; the answer can be read from the connection.
+    pub(crate) fn send(&self, headers: &str, route: &str, body: &str) -> TcpStream {
         let address = &self.address;
         let mut stream = TcpStream::connect(address).unwrap();
         write!(
             stream,
-            "POST {route} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\nx-request-id: mine\r\n\
+            "POST {route} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\nx-request-id: mine\r\n{headers}\
              content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         )
         .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
+        stream
     }
 }
 

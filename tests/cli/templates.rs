@@ -5,18 +5,17 @@ use crate::serving::Serving;
 use candle_core::Device;
 use candle_core::quantized::gguf_file::{Content, Value, write};
 use ruvllm::engine::chat::{ChatError, ChatTemplate};
-use ruvllm::{Message, Renderer, RendererProcess};
+use ruvllm::{HelperProcess, Message, Renderer};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-fn process() -> RendererProcess {
-    RendererProcess {
+fn process() -> HelperProcess {
+    HelperProcess {
         program: env!("CARGO_BIN_EXE_ruvllm").into(),
-        args: vec!["render-template".into()],
         memory_bytes: 256 << 20,
         time: Duration::from_secs(3),
-        ..RendererProcess::default()
+        ..HelperProcess::this_program(Renderer::COMMAND)
     }
 }
 
@@ -157,7 +156,9 @@ fn a_hostile_template_costs_its_request_and_not_the_server() {
     for _ in 0..3 {
         let answer = ask("boom");
         assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
-        assert!(answer.contains("chat_template_limit"), "{answer}");
+        // By its memory, or, where the machine is slow, by its time.
+        let codes = ["chat_template_limit", "chat_template_timeout"];
+        assert!(codes.iter().any(|code| answer.contains(code)), "{answer}");
         let answer = ask("Once upon a time");
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }

@@ -12,9 +12,10 @@ mod process;
 
 use std::time::Duration;
 
+use ruvllm_host::process::HelperProcess;
 use serde::{Deserialize, Serialize};
 
-pub use process::{RendererProcess, renderer_process};
+pub use process::renderer_process;
 
 /// One message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,7 +109,18 @@ pub enum Renderer {
     /// memory. For templates that are trusted as code is.
     InProcess,
     /// In processes of their own, which the system stops at their limits.
-    Process(RendererProcess),
+    Process(HelperProcess),
+}
+
+impl Renderer {
+    /// The argument on which a program that is its own renderer calls [`renderer_process`].
+    pub const COMMAND: &str = "render-template";
+
+    /// This program, started anew with [`Renderer::COMMAND`], for as many conversations at the same time.
+    pub fn this_program(processes: usize) -> Self {
+        let process = HelperProcess::this_program(Self::COMMAND);
+        Self::Process(HelperProcess { processes, ..process })
+    }
 }
 
 /// A chat template. Threads share it freely.

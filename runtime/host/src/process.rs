@@ -7,10 +7,14 @@
 //! Memory is bounded where the system counts address space: on Unix except macOS. Elsewhere the parent's
 //! clock is the only limit, and a child that crashes is all that is lost.
 
+mod pool;
+
 use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+pub use pool::{Failure, HelperProcess, Pool, answer_requests};
 
 /// Starts a program with pipes for its input and output.
 ///

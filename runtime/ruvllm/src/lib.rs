@@ -36,8 +36,9 @@ pub use ruvllm_host as host;
 pub use ruvllm_server as server;
 pub use ruvllm_signing as signing;
 
-pub use ruvllm_engine::chat::{Message, Renderer, RendererProcess};
+pub use ruvllm_engine::chat::{Message, Renderer};
 pub use ruvllm_engine::{
     Adapter, FinishReason, GenerateOptions, KvCodec, KvPolicy, RopeExtension, RopeMethod,
     SamplingOptions, Session, SessionKey, SessionOptions,
 };
+pub use ruvllm_host::process::HelperProcess;

@@ -50,7 +50,7 @@ pub(crate) struct App {
 
 impl App {
     pub(crate) fn new(served: Served, options: ServerOptions) -> Result<App, ServerError> {
-        let Served { engine, adapter, supervisor, renderer } = served;
+        let Served { engine, adapter, supervisor, renderer, grammars } = served;
         let model = options.model_id.clone().unwrap_or_else(|| engine.model().name().to_owned());
         let (template, tool_format) = options.chat_template(engine.model(), &renderer)?.unzip();
         let Limits { parallel: running, queue, prompt_chunk: chunk, .. } = options.limits;
@@ -59,7 +59,11 @@ impl App {
             scheduler: Scheduler::start(engine.clone(), config)?,
             template,
             tool_format: tool_format.flatten(),
-            grammars: Grammars::default(),
+            grammars: Grammars::new(
+                grammars,
+                options.api_key.iter().chain(&options.admin.admin_key).map(|key| &*key.name),
+                options.limits.grammar_memory,
+            ),
             engine,
             adapter,
             supervised: supervisor.map(Supervised::new),

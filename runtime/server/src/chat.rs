@@ -13,7 +13,7 @@ use crate::answer::{self, Shape, reason};
 use crate::app::{App, aside};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::grammar::Grammar;
+use crate::grammar::{Grammars, Wanted};
 use crate::http::Caller;
 use crate::logprobs::{self, TOP};
 use crate::messages;
@@ -30,13 +30,14 @@ pub(crate) async fn completions(
     let shared = Arc::clone(&app);
     let waiting = Waiting::default();
     let waited_for = waiting.watch(app.options.limits.request_timeout);
-    let (sequences, params, tools) = aside(move || {
+    let asks = caller.clone();
+    let (prompt, logprobs, wanted, params, tools) = aside(move || {
         let app = shared;
         let params = Params::take(&mut fields, &app, None)?;
         let logprobs = logprobs(&mut fields)?;
         let messages = messages::take(&mut fields)?;
         let tools = Tools::take(&mut fields, app.tool_format)?;
-        let grammar = grammar(&mut fields, &app, tools.as_ref())?;
+        let wanted = wanted(&mut fields, tools.as_ref())?;
         fields.finish()?;
         let Some(template) = &app.template else {
             let message = "the model has no chat template, so it cannot tell messages apart; use /v1/completions, or start the server with --chat-template";
@@ -44,14 +45,23 @@ pub(crate) async fn completions(
         };
         let list = tools.as_ref().map(|tools| &tools.tools);
         let text = template.render_while(&messages, list, true, &waited_for)?;
-        caller.log_prompt(&app, &text);
+        asks.log_prompt(&app, &text);
         let prompt = app.engine.model().tokenizer().encode_chat(&text)?;
-        let (n, options) = (params.n, params.options.clone());
-        let (operation, prompts) = (Operation::Chat, vec![prompt]);
-        let work = Work { operation, prompts, n, options, logprobs, grammar };
-        Ok((Sequences::start(&app, caller, work)?, params, tools))
+        Ok((prompt, logprobs, wanted, params, tools))
     })
     .await?;
+    let grammar = match wanted {
+        Some(wanted) => {
+            let waited_for = waiting.watch(app.options.limits.request_timeout);
+            Some(Grammars::compile(&app, &caller, wanted, params.n, waited_for).await?)
+        }
+        None => None,
+    };
+    let (n, options) = (params.n, params.options.clone());
+    let (operation, prompts) = (Operation::Chat, vec![prompt]);
+    let work = Work { operation, prompts, n, options, logprobs, grammar };
+    let shared = Arc::clone(&app);
+    let sequences = aside(move || Sequences::start(&shared, caller, work)).await?;
     let message = || Message {
         content: String::new(),
         logprobs: Vec::new(),
@@ -92,40 +102,35 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
 }
 
 /// What the text must look like: as `response_format` says, or a call where there must be one.
-fn grammar(
-    fields: &mut Fields,
-    app: &App,
-    tools: Option<&Tools>,
-) -> Result<Option<Grammar>, ApiError> {
+fn wanted(fields: &mut Fields, tools: Option<&Tools>) -> Result<Option<Wanted>, ApiError> {
     const NAME: &str = "response_format";
-    let model = app.engine.model();
     let mut format = fields.take::<Value>(NAME)?.unwrap_or_else(|| json!({"type": "text"}));
     let kind = format["type"].as_str().unwrap_or_default().to_owned();
-    let grammar = match kind.as_str() {
+    let wanted = match kind.as_str() {
         "text" => None,
-        "json_object" => Some(app.grammars.schema(model, json!({"type": "object"}), NAME)?),
+        "json_object" => Some(Wanted::schema(json!({"type": "object"}), NAME)),
         "json_schema" => {
             let schema = format.pointer_mut("/json_schema/schema").map(Value::take);
             let Some(schema) = schema.filter(Value::is_object) else {
                 let param = "response_format.json_schema.schema";
                 return Err(ApiError::invalid(param, "the schema must be an object"));
             };
-            Some(app.grammars.schema(model, schema, NAME)?)
+            Some(Wanted::schema(schema, NAME))
         }
         _ => {
             let message = "the type must be text, json_object or json_schema";
             return Err(ApiError::invalid("response_format.type", message));
         }
     };
-    match (grammar, tools) {
+    match (wanted, tools) {
         (Some(_), Some(_)) => {
             let message = "an answer cannot both have a format and call tools; leave out one";
             Err(ApiError::invalid(NAME, message))
         }
         (None, Some(Tools { required: Some(lark), .. })) => {
-            app.grammars.lark(model, lark.clone(), "tools").map(Some)
+            Ok(Some(Wanted::lark(lark.clone(), "tools")))
         }
-        (grammar, _) => Ok(grammar),
+        (wanted, _) => Ok(wanted),
     }
 }
 

@@ -252,6 +252,26 @@ impl ApiError {
         ApiError { retry: Retry::After(retry_after), ..error }
     }
 
+    pub(crate) fn grammar_memory() -> ApiError {
+        let message = "the schemas and tools of other requests take as much memory as they may; try again later";
+        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "grammar_memory", message);
+        ApiError { retry: Retry::After(Duration::from_secs(1)), ..error }
+    }
+
+    pub(crate) fn no_helper(reason: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "helper_unavailable", reason)
+    }
+
+    /// Whoever asked does not wait any more, or not for so long.
+    pub(crate) fn cancelled() -> ApiError {
+        let error = ApiError::new(
+            StatusCode::GATEWAY_TIMEOUT,
+            "cancelled",
+            "nobody waits for the answer any more",
+        );
+        ApiError { retry: Retry::Never, ..error }
+    }
+
     pub(crate) fn draining() -> ApiError {
         let message = "the server is about to stop; try again later or elsewhere";
         let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "draining", message);
@@ -325,7 +345,9 @@ impl From<EngineError> for ApiError {
             }
             EngineError::PromptEmpty
             | EngineError::TokenOutOfRange { .. }
-            | EngineError::InvalidOption { .. } => ApiError::bad_request(error.code(), message),
+            | EngineError::InvalidOption { .. }
+            // Of the request's grammar, which goes no further.
+            | EngineError::Constraint { .. } => ApiError::bad_request(error.code(), message),
             EngineError::Tokenizer(error) => error.into(),
             EngineError::MemoryExhausted { .. } => {
                 let status = StatusCode::SERVICE_UNAVAILABLE;

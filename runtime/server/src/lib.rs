@@ -44,6 +44,7 @@ mod tools;
 
 pub use admin::AdminOptions;
 pub use error::ServerError;
+pub use grammar::{GrammarCompiler, grammar_process};
 pub use keys::ApiKey;
 pub use options::{Limits, ServerOptions};
 #[cfg(feature = "otel")]

@@ -68,6 +68,10 @@ pub struct Limits {
     /// The largest body of a request.
     #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = parse_size)]
     pub max_body: usize,
+    /// Memory that the grammars of all requests (schemas, tools that must be called) may take together;
+    /// those of one client may take half of it.
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
+    pub grammar_memory: usize,
     /// The most tokens of an answer; what the context leaves when absent.
     #[arg(long, value_name = "TOKENS")]
     pub max_tokens: Option<usize>,

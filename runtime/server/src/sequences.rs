@@ -108,7 +108,7 @@ impl Sequences {
         for index in 0..count {
             let mut options = options.clone();
             options.sampling.seed = options.sampling.seed.wrapping_add(index as u64);
-            let constraint = grammar.as_ref().map(Grammar::constraint);
+            let constraint = grammar.as_ref().map(Grammar::constraint).transpose()?;
             let prompt = prompts[index / n].clone();
             let mut watch = app.metrics.watch();
             let tokens = prompt.len();

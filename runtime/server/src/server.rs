@@ -19,6 +19,7 @@ use tokio::runtime::Runtime;
 
 use crate::app::{App, Listener, routes};
 use crate::error::ServerError;
+use crate::grammar::GrammarCompiler;
 use crate::options::ServerOptions;
 
 /// Threads for what takes longer than a glance.
@@ -40,11 +41,14 @@ pub struct Served {
     pub supervisor: Option<Arc<Supervisor>>,
     /// Where the chat template runs; with none, conversations are refused.
     pub renderer: Renderer,
+    /// Where schemas and tools become grammars; with none, requests that need one are refused.
+    pub grammars: GrammarCompiler,
 }
 
 impl From<Engine> for Served {
     fn from(engine: Engine) -> Served {
-        Served { engine, adapter: None, supervisor: None, renderer: Renderer::None }
+        let (renderer, grammars) = (Renderer::None, GrammarCompiler::None);
+        Served { engine, adapter: None, supervisor: None, renderer, grammars }
     }
 }
 

@@ -4,8 +4,9 @@ use super::kernels::KernelsArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ruvllm::engine::memory::parse_size;
 use ruvllm::host::CompilerProcess;
+use ruvllm::server::GrammarCompiler;
 use ruvllm::server::ServerOptions;
-use ruvllm::{KvPolicy, RendererProcess};
+use ruvllm::{KvPolicy, Renderer};
 use std::path::PathBuf;
 
 /// Runs language models with signed, sandboxed kernels.
@@ -56,8 +57,11 @@ pub(crate) enum Command {
     #[command(name = CompilerProcess::COMMAND, hide = true)]
     CompileKernel,
     /// Render a chat template under limits; the program runs this itself.
-    #[command(name = RendererProcess::COMMAND, hide = true)]
+    #[command(name = Renderer::COMMAND, hide = true)]
     RenderTemplate,
+    /// Compile grammars on trial under limits; the program runs this itself.
+    #[command(name = GrammarCompiler::COMMAND, hide = true)]
+    TryGrammar,
 }
 
 /// Which kernels run, and on whose word.

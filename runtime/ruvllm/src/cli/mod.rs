@@ -63,5 +63,6 @@ fn run(command: Command) -> Result<Ended, Failure> {
         Command::Doctor(args) => doctor::main(&args),
         Command::CompileKernel => Ok(Ended::With(ruvllm::host::compiler_process())),
         Command::RenderTemplate => Ok(Ended::With(ruvllm::engine::chat::renderer_process())),
+        Command::TryGrammar => Ok(Ended::With(ruvllm::server::grammar_process())),
     }
 }

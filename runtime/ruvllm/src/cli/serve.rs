@@ -3,10 +3,10 @@
 use super::args::ServeArgs;
 use super::stop::StopFlag;
 use super::{Ended, Failure, config_file, setup, supervise};
+use ruvllm::Renderer;
 use ruvllm::embedded;
 use ruvllm::engine::Model;
-use ruvllm::server::{ApiKey, Served, Server};
-use ruvllm::{Renderer, RendererProcess};
+use ruvllm::server::{ApiKey, GrammarCompiler, Served, Server};
 use std::time::Duration;
 
 /// Time to close what is open, behind the time that requests have to finish.
@@ -49,7 +49,8 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     let _watchdog = watchdog.transpose()?;
     let _delivery = supervise::deliver(admin, supervisor.as_ref())?;
     let (engine, adapter) = (runtime.engine().clone(), runtime.adapter().cloned());
-    let served = Served { engine, adapter, supervisor, renderer: renderer() };
+    let grammars = GrammarCompiler::this_program();
+    let served = Served { engine, adapter, supervisor, renderer: renderer(), grammars };
     let server = Server::start(served, args.server.clone())?;
     let scheme = if args.server.tls_cert.is_some() { "https" } else { "http" };
     let url = |address| format!("{scheme}://{address}");
@@ -72,5 +73,5 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
 
 /// Where the chat template runs: two conversations at a time, so that a long one does not hold up the others.
 fn renderer() -> Renderer {
-    Renderer::Process(RendererProcess { processes: 2, ..RendererProcess::default() })
+    Renderer::this_program(2)
 }

@@ -6,8 +6,8 @@ use clap::Args;
 use ruvllm::host::{Compiler, CompilerProcess, HostConfig, InstallReport, Policy};
 use ruvllm::signing::{PackLock, VersionFloor};
 use ruvllm::{
-    KernelSet, KernelSetBuilder, KvPolicy, Renderer, RendererProcess, RopeExtension, RopeMethod,
-    Runtime, RuntimeBuilder, SamplingOptions,
+    KernelSet, KernelSetBuilder, KvPolicy, Renderer, RopeExtension, RopeMethod, Runtime,
+    RuntimeBuilder, SamplingOptions,
 };
 use std::io::{self, Write as _};
 use std::ops::ControlFlow;
@@ -80,8 +80,7 @@ pub(crate) fn runtime_storing<K: Args>(
 
 /// The model with its chat template and its kernels, loaded; sessions that are full forget, if `endless` says how much stays.
 pub(crate) fn endless(options: &ModelOptions, endless: Option<usize>) -> Result<Runtime, Failure> {
-    let renderer = Renderer::Process(RendererProcess::default());
-    let builder = builder(options, &options.kv.policy)?.renderer(renderer);
+    let builder = builder(options, &options.kv.policy)?.renderer(Renderer::this_program(1));
     load(match endless {
         Some(sinks) => builder.endless(sinks),
         None => builder,

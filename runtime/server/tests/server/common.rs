@@ -10,7 +10,7 @@ use clap::Parser;
 use ruvllm_engine::chat::Renderer;
 use ruvllm_engine::{Engine, EngineConfig, Model};
 use ruvllm_host::{Host, HostConfig};
-use ruvllm_server::{Served, Server, ServerOptions};
+use ruvllm_server::{GrammarCompiler, Served, Server, ServerOptions};
 use serde_json::Value;
 use ureq::Agent;
 use ureq::http::Response;
@@ -44,9 +44,10 @@ pub(crate) fn engine() -> Engine {
     Engine::new(Arc::clone(&MODEL), host, config).expect("an engine")
 }
 
-/// What is served: the engine, with the demo model's template, which is trusted.
+/// What is served: the engine, with the demo model's template and the grammars of tests, which are trusted.
 pub(crate) fn served(engine: Engine) -> Served {
-    Served { renderer: Renderer::InProcess, ..engine.into() }
+    let grammars = GrammarCompiler::InProcess;
+    Served { renderer: Renderer::InProcess, grammars, ..engine.into() }
 }
 
 /// The demo model's name.
