@@ -65,6 +65,7 @@ impl GgufFile {
         let storage = Arc::new(storage);
         let mut tensors = HashMap::with_capacity(content.tensor_infos.len());
         let mut furthest: Option<(u64, String)> = None;
+        let mut total = 0u64;
         for (name, info) in &content.tensor_infos {
             let malformed = |reason: String| EngineError::GgufMalformed {
                 path: origin.clone(),
@@ -98,6 +99,11 @@ impl GgufFile {
                     furthest = Some((end, name.clone()));
                 }
                 continue;
+            }
+            // What is copied or rearranged must not be many times what the file weighs.
+            total = total.saturating_add(size as u64);
+            if total > storage.bytes().len() as u64 {
+                return Err(malformed("shares its bytes with other tensors".to_owned()));
             }
             let bytes = TensorBytes::new(&storage, start as usize..end as usize, dtype);
             tensors.insert(name.clone(), Tensor { dtype, shape, bytes });

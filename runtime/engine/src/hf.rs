@@ -13,6 +13,7 @@ use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::Deserialize;
 
 use crate::error::EngineError;
+use crate::files::{self, MAX_CONFIG_BYTES};
 use crate::storage::{Storage, Tensor, TensorBytes, TensorSource};
 
 /// The tensors of a layer: the part of the GGUF name, and of the Hugging Face name.
@@ -83,19 +84,22 @@ impl HfDir {
             path: path.display().to_string(),
             reason: reason.to_owned(),
         };
-        let config_path = path.join("config.json");
-        if !config_path.is_file() {
-            return Err(not_a_model("the directory has no config.json"));
-        }
-        let config =
-            std::fs::read_to_string(&config_path).map_err(|e| EngineError::io(&config_path, e))?;
+        let read =
+            |path: &Path| files::read(path, MAX_CONFIG_BYTES).map_err(|e| EngineError::io(path, e));
+        let config = match read(&path.join("config.json")) {
+            Err(EngineError::FileNotFound { .. }) => {
+                return Err(not_a_model("the directory has no config.json"));
+            }
+            config => String::from_utf8(config?),
+        };
+        let config = config.map_err(|_| not_a_model("its config.json is not UTF-8"))?;
         let single = path.join("model.safetensors");
         let index_path = path.join("model.safetensors.index.json");
         let mut tensors = HashMap::new();
-        if single.is_file() {
+        if single.exists() {
             read_shard(&single, &mut tensors)?;
-        } else if index_path.is_file() {
-            let text = std::fs::read(&index_path).map_err(|e| EngineError::io(&index_path, e))?;
+        } else if index_path.exists() {
+            let text = read(&index_path)?;
             let broken = |reason: String| EngineError::Safetensors {
                 path: index_path.display().to_string(),
                 reason,
@@ -160,7 +164,8 @@ pub(crate) fn gguf_part(module: &str) -> Option<&'static str> {
     LAYER_NAMES.iter().find(|(_, name)| *name == module).map(|(part, _)| *part)
 }
 
-/// Maps a safetensors file and adds its tensors by name.
+/// Maps a safetensors file and adds its tensors by name. A shard has tensors, and ones that no other has, so
+/// that an index which names one file many times is refused at the second.
 ///
 /// # Errors
 /// [`EngineError::Safetensors`], and where the file cannot be read.
@@ -169,6 +174,8 @@ pub(crate) fn read_shard(
     tensors: &mut HashMap<String, Entry>,
 ) -> Result<(), EngineError> {
     let storage = Arc::new(Storage::map(path)?);
+    let broken =
+        |reason: String| EngineError::Safetensors { path: path.display().to_string(), reason };
     let (header, metadata) = SafeTensors::read_metadata(storage.bytes()).map_err(|e| {
         let reason = match e {
             SafeTensorError::HeaderTooSmall
@@ -178,8 +185,11 @@ pub(crate) fn read_shard(
             }
             other => other.to_string(),
         };
-        EngineError::Safetensors { path: path.display().to_string(), reason }
+        broken(reason)
     })?;
+    if metadata.tensors().is_empty() {
+        return Err(broken("it has no tensors".to_owned()));
+    }
     // The header's length stands before it in eight bytes.
     let data = 8 + header;
     for (name, info) in metadata.tensors() {
@@ -191,7 +201,9 @@ pub(crate) fn read_shard(
             dtype: info.dtype,
             shape: info.shape.clone(),
         };
-        tensors.insert(name, entry);
+        if tensors.insert(name.clone(), entry).is_some() {
+            return Err(broken(format!("another file has the tensor `{name}` too")));
+        }
     }
     Ok(())
 }

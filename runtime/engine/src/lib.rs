@@ -21,6 +21,7 @@ pub mod constraint;
 mod decoder;
 pub mod engine;
 pub mod error;
+mod files;
 pub mod generate;
 pub mod gguf;
 pub mod hf;

@@ -5,7 +5,6 @@
 //! model file while it is mapped; a truncated page then ends the process, as with any mapping.
 #![allow(unsafe_code)] // The two calls below that concern mappings; the rest of the crate denies it.
 
-use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -13,6 +12,7 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 use memmap2::Mmap;
 use ruvllm_abi::DType;
+use ruvllm_host::open_regular;
 
 use crate::error::EngineError;
 
@@ -63,13 +63,13 @@ pub(crate) enum Storage {
 }
 
 impl Storage {
-    /// Maps a file read-only.
+    /// Maps a regular file read-only.
     ///
     /// # Errors
     /// [`EngineError::FileNotFound`] and [`EngineError::Io`].
     pub(crate) fn map(path: &Path) -> Result<Storage, EngineError> {
         let io = |e| EngineError::io(path, e);
-        let file = File::open(path).map_err(io)?;
+        let file = open_regular(path).map_err(io)?;
         if file.metadata().map_err(io)?.len() == 0 {
             return Ok(Storage::Owned(AlignedBytes::default()));
         }

@@ -60,6 +60,7 @@ pub use key::OpKey;
 pub use module_gate::{check_module, module_features};
 pub use registry::{OpSlot, PackId, RegistrySnapshot};
 pub use ruvllm_manifest::ParamValue;
+pub use ruvllm_signing::open_regular;
 pub use select::{Candidate, Explanation, Verdict};
 pub use stats::OpStats;
 #[cfg(feature = "supervisor")]

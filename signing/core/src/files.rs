@@ -93,7 +93,10 @@ pub(crate) fn open_to_others(_: &Path) -> io::Result<Option<String>> {
 
 /// Opens a regular file that the caller named, through symlinks if need be, and never waits for
 /// another process.
-pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+///
+/// # Errors
+/// Those of the operating system, and [`io::ErrorKind::InvalidInput`] for what is no regular file.
+pub fn open_regular(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);
     #[cfg(unix)]
@@ -103,8 +106,7 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     );
     let file = options.open(path)?;
     if !file.metadata()?.is_file() {
-        let what = "neither a directory nor a regular file";
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
     Ok(file)
 }

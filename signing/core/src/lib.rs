@@ -38,6 +38,7 @@ pub use archive::ARCHIVE_EXTENSION;
 pub use clock::Clock;
 pub use envelope::{Envelope, MAX_ENVELOPE_BYTES, MAX_SIGNATURES, sign_manifest};
 pub use error::PackError;
+pub use files::open_regular;
 pub use floor::{FloorRecord, VersionFloor};
 pub use key::{KeyId, PublicKey, Signature};
 pub use keyring::{

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use super::{AdapterFile, Half, Scaling, Target};
 use crate::config::RopeLayout;
 use crate::error::EngineError;
+use crate::files::{self, MAX_CONFIG_BYTES};
 use crate::hf;
 
 /// Settings under which an adapter is more, or other, than low-rank factors of whole projections.
@@ -45,13 +46,14 @@ pub(super) fn read(path: &Path) -> Result<AdapterFile, EngineError> {
     };
     let (config_path, weights_path) =
         (path.join("adapter_config.json"), path.join("adapter_model.safetensors"));
-    if !config_path.is_file() {
+    if !config_path.exists() {
         return Err(not_an_adapter("the directory has no adapter_config.json"));
     }
-    if !weights_path.is_file() {
+    if !weights_path.exists() {
         return Err(not_an_adapter("the directory has no adapter_model.safetensors"));
     }
-    let config = std::fs::read(&config_path).map_err(|e| EngineError::io(&config_path, e))?;
+    let config = files::read(&config_path, MAX_CONFIG_BYTES)
+        .map_err(|e| EngineError::io(&config_path, e))?;
     let config = Config::parse(&origin, &config)?;
     let mut adapter = AdapterFile {
         origin: origin.clone(),

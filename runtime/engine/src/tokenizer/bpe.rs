@@ -7,8 +7,9 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use ahash::AHashMap;
+
 use super::error::TokenizerError;
-use super::hash::FastMap;
 use super::metadata::Metadata;
 use super::pre::Splitter;
 use super::pre_table::PreTokenizer;
@@ -28,11 +29,11 @@ const SCAN_LIMIT: usize = 32;
 pub(super) struct Bpe {
     splitter: Splitter,
     /// `(left, right)` to rank and merged symbol.
-    pairs: FastMap<u64, (u32, u32)>,
+    pairs: AHashMap<u64, (u32, u32)>,
     /// Symbol of each byte; empty when symbols start as characters.
     byte_symbols: Vec<u32>,
     /// Symbols of texts that are no tokens, numbered from the vocabulary size on.
-    extra: FastMap<Box<[u8]>, u32>,
+    extra: AHashMap<Box<[u8]>, u32>,
     ignore_merges: bool,
     newline_runs: bool,
 }
@@ -68,8 +69,8 @@ impl Bpe {
     ) -> Result<Self, TokenizerError> {
         let merges = meta.strings("tokenizer.ggml.merges")?;
         let (few, many) = merges.size_hint();
-        let mut pairs = FastMap::with_capacity_and_hasher(many.unwrap_or(few), Default::default());
-        let mut extra = FastMap::<Box<[u8]>, u32>::default();
+        let mut pairs = AHashMap::with_capacity(many.unwrap_or(few));
+        let mut extra = AHashMap::<Box<[u8]>, u32>::new();
         let mut symbol = |bytes: &[u8]| {
             vocab.find(bytes).or_else(|| extra.get(bytes).copied()).unwrap_or_else(|| {
                 let id = (vocab.len() + extra.len()) as u32;
@@ -263,7 +264,7 @@ mod tests {
             (state >> 16) % below
         };
         for _ in 0..200 {
-            let mut pairs = FastMap::default();
+            let mut pairs = AHashMap::new();
             for rank in 0..30 {
                 pairs.entry(key(next(10), next(10))).or_insert((rank, next(10)));
             }
@@ -271,7 +272,7 @@ mod tests {
                 splitter: Splitter::new(PreTokenizer::find("gpt-2").unwrap()).unwrap(),
                 pairs,
                 byte_symbols: Vec::new(),
-                extra: FastMap::default(),
+                extra: AHashMap::new(),
                 ignore_merges: false,
                 newline_runs: false,
             };

@@ -60,8 +60,11 @@ pub enum TokenizerError {
         /// Why.
         source: std::io::Error,
     },
-    /// The `tokenizers` library refused the file or the text.
-    #[error("tokenizer.json: {0}")]
+    /// A `tokenizer.json` is no JSON, contradicts itself or has what is not supported, or the `tokenizers`
+    /// library refused a text.
+    #[error(
+        "tokenizer.json: {0}; use the file that came with the model, or convert the model to GGUF"
+    )]
     HuggingFace(String),
 }
 

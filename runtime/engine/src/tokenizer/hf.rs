@@ -1,7 +1,8 @@
 //! Tokenizers of Hugging Face model directories.
 //!
-//! Encoding and decoding are the `tokenizers` crate's; this module adds what lies in the files around
-//! `tokenizer.json`, and the bytes of single tokens, which streaming needs.
+//! Encoding and decoding are the `tokenizers` crate's, as far as `hf_file` lets a file use it; this module
+//! adds what lies in the files around `tokenizer.json`, and the bytes of single tokens, which streaming
+//! needs.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,8 +12,10 @@ use std::sync::OnceLock;
 use serde_json::Value;
 
 use super::error::TokenizerError;
+use super::hf_file::{self, HfFile, Spelling};
 use super::unicode;
 use super::vocab::END_OF_GENERATION;
+use crate::files::{self, MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES};
 
 #[derive(Debug)]
 pub(super) struct HfTokenizer {
@@ -22,21 +25,17 @@ pub(super) struct HfTokenizer {
     /// Text of every added token, and whether it is a control token.
     added: BTreeMap<u32, (String, bool)>,
     spelling: Spelling,
+    /// Tokens around a text, where special ones are added.
+    before: Vec<u32>,
+    behind: Vec<u32>,
     pub(super) bos: Option<u32>,
     pub(super) eos: Option<u32>,
     pub(super) eog: BTreeSet<u32>,
 }
 
-/// How the texts of tokens stand for bytes, after the decoder of the file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Spelling {
-    ByteAlphabet,
-    Escaped,
-    Plain,
-}
-
-fn read(path: &Path) -> Result<Option<Vec<u8>>, TokenizerError> {
-    match std::fs::read(path) {
+/// A file of at most `max` bytes, if it is there.
+fn read(path: &Path, max: u64) -> Result<Option<Vec<u8>>, TokenizerError> {
+    match files::read(path, max) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(TokenizerError::Io { path: path.display().to_string(), source }),
@@ -45,23 +44,11 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, TokenizerError> {
 
 /// A JSON file; null when absent.
 fn read_json(path: &Path) -> Result<Value, TokenizerError> {
-    let Some(bytes) = read(path)? else { return Ok(Value::Null) };
+    let Some(bytes) = read(path, MAX_CONFIG_BYTES)? else { return Ok(Value::Null) };
     serde_json::from_slice(&bytes).map_err(|error| TokenizerError::Malformed {
         what: path.display().to_string(),
         reason: error.to_string(),
     })
-}
-
-/// The types of a decoder and of the decoders inside it.
-fn decoder_types(decoder: &Value, types: &mut Vec<String>) {
-    types.extend(decoder["type"].as_str().map(Into::into));
-    // `Replace` of U+2581 is how newer files spell what `Metaspace` did.
-    if decoder["pattern"]["String"].as_str() == Some("▁") {
-        types.push("Metaspace".into());
-    }
-    for inner in decoder["decoders"].as_array().into_iter().flatten() {
-        decoder_types(inner, types);
-    }
 }
 
 /// `tokenizer_config.json` names a token by its text or by an object with its `content`.
@@ -83,15 +70,11 @@ impl HfTokenizer {
     /// Loads the tokenizer and the chat template of a directory.
     pub(super) fn load(dir: &Path) -> Result<(Self, Option<String>), TokenizerError> {
         let path = dir.join("tokenizer.json");
-        let bytes = read(&path)?.ok_or_else(|| TokenizerError::Missing {
+        let bytes = read(&path, MAX_TOKENIZER_BYTES)?.ok_or_else(|| TokenizerError::Missing {
             what: path.display().to_string(),
             hint: "save the model's fast tokenizer (a lone tokenizer.model is not read), or use a GGUF file",
         })?;
-        let fail = |error: tokenizers::Error| TokenizerError::HuggingFace(error.to_string());
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes).map_err(fail)?;
-        // Training-time settings of some files; a prompt must not be cut or filled up.
-        tokenizer.with_truncation(None).map_err(fail)?;
-        tokenizer.with_padding(None);
+        let HfFile { tokenizer, before, behind, spelling } = hf_file::read(&bytes)?;
 
         let config = read_json(&dir.join("tokenizer_config.json"))?;
         let generation = read_json(&dir.join("generation_config.json"))?;
@@ -99,8 +82,8 @@ impl HfTokenizer {
         let (bos, eos) = (id(&config["bos_token"]), id(&config["eos_token"]));
         let ends = &generation["eos_token_id"];
         let ends = ends.as_array().map_or(std::slice::from_ref(ends), Vec::as_slice);
-        let mut eog: BTreeSet<u32> =
-            ends.iter().filter_map(Value::as_u64).map(|id| id as u32).collect();
+        let ends = ends.iter().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok());
+        let mut eog: BTreeSet<u32> = ends.collect();
         eog.extend(eos);
         eog.extend(END_OF_GENERATION.iter().filter_map(|text| tokenizer.token_to_id(text)));
 
@@ -109,20 +92,7 @@ impl HfTokenizer {
             .into_iter()
             .map(|(id, token)| (id, (token.content, token.special)))
             .collect();
-        let decoder = tokenizer.get_decoder().map(serde_json::to_value).transpose();
-        let decoder = decoder.map_err(|error| TokenizerError::HuggingFace(error.to_string()))?;
-        let mut types = Vec::new();
-        decoder_types(&decoder.unwrap_or_default(), &mut types);
-        let has = |name: &str| types.iter().any(|kind| kind == name);
-        let spelling = if has("ByteLevel") {
-            Spelling::ByteAlphabet
-        } else if has("Metaspace") || has("ByteFallback") {
-            Spelling::Escaped
-        } else {
-            Spelling::Plain
-        };
-
-        let template = match read(&dir.join("chat_template.jinja"))? {
+        let template = match read(&dir.join("chat_template.jinja"), MAX_CONFIG_BYTES)? {
             Some(bytes) => {
                 Some(String::from_utf8(bytes).map_err(|error| TokenizerError::Malformed {
                     what: "chat_template.jinja".into(),
@@ -131,7 +101,8 @@ impl HfTokenizer {
             }
             None => configured_template(&config),
         };
-        Ok((Self { tokenizer, literal: OnceLock::new(), added, spelling, bos, eos, eog }, template))
+        let literal = OnceLock::new();
+        Ok((Self { tokenizer, literal, added, spelling, before, behind, bos, eos, eog }, template))
     }
 
     pub(super) fn encode(
@@ -148,9 +119,13 @@ impl HfTokenizer {
                 literal
             }),
         };
-        let encoding = tokenizer.encode_fast(text, add_special);
+        let encoding = tokenizer.encode_fast(text, false);
         let encoding = encoding.map_err(|error| TokenizerError::HuggingFace(error.to_string()))?;
-        Ok(encoding.get_ids().to_vec())
+        let ids = encoding.get_ids();
+        Ok(match add_special {
+            true => [&self.before[..], ids, &self.behind].concat(),
+            false => ids.to_vec(),
+        })
     }
 
     pub(super) fn decode(&self, tokens: &[u32], skip_special: bool) -> String {

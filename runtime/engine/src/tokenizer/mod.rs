@@ -10,8 +10,8 @@
 
 mod bpe;
 mod error;
-mod hash;
 mod hf;
+mod hf_file;
 mod metadata;
 mod pre;
 mod pre_table;
@@ -87,7 +87,7 @@ impl Tokenizer {
         };
         let prefix = meta.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
         let add_space_prefix = row.is_none() && prefix;
-        let special = SpecialTokens::new(&vocab);
+        let special = SpecialTokens::new(&vocab)?;
         let chat_template = Some(meta.text("tokenizer.chat_template"));
         Ok(Self {
             backend: Backend::Gguf(Box::new(GgufTokenizer {

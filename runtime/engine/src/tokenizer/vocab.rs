@@ -6,10 +6,10 @@
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
+use ahash::AHashMap;
 use candle_core::quantized::gguf_file::Value;
 
 use super::error::TokenizerError;
-use super::hash::FastMap;
 use super::metadata::Metadata;
 use super::pre_table::PreTokenizer;
 use super::unicode;
@@ -27,6 +27,10 @@ pub(super) mod attr {
     /// White space behind the token goes with it.
     pub(in crate::tokenizer) const RSTRIP: u16 = 128;
 }
+
+/// Bytes that a token may have, an order of magnitude above any known vocabulary's: a short answer must not
+/// become a huge text.
+pub(super) const MAX_TOKEN_BYTES: usize = 4096;
 
 /// How token texts stand for bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,7 +133,7 @@ pub(super) struct Vocab {
     scores: Vec<f32>,
     attrs: Vec<u16>,
     /// By the bytes that a text spells under the byte alphabet, else by the text itself.
-    ids: FastMap<Box<[u8]>, u32>,
+    ids: AHashMap<Box<[u8]>, u32>,
     byte_tokens: Box<[Option<u32>; 256]>,
     max_token_len: usize,
     spelling: Spelling,
@@ -151,10 +155,15 @@ impl Vocab {
                 },
             )
             .collect();
+        if let Some(id) = texts.iter().position(|text| text.len() > MAX_TOKEN_BYTES) {
+            return Err(TokenizerError::Malformed {
+                what: "tokenizer.ggml.tokens".into(),
+                reason: format!("token {id} has more than {MAX_TOKEN_BYTES} bytes"),
+            });
+        }
         let scores = meta.scores(texts.len())?;
         let attrs = meta.token_types(texts.len())?;
-        let mut by_text =
-            FastMap::<&str, u32>::with_capacity_and_hasher(texts.len(), Default::default());
+        let mut by_text = AHashMap::<&str, u32>::with_capacity(texts.len());
         for (id, text) in texts.iter().enumerate() {
             by_text.insert(text, id as u32);
         }
@@ -191,8 +200,7 @@ impl Vocab {
         let Marks { mut attrs, eog, .. } = marks;
         strip_attributes(meta, &by_text, &mut attrs);
 
-        let mut ids =
-            FastMap::<Box<[u8]>, u32>::with_capacity_and_hasher(texts.len(), Default::default());
+        let mut ids = AHashMap::<Box<[u8]>, u32>::with_capacity(texts.len());
         let mut max_token_len = 0;
         for (text, id) in &by_text {
             let key = match defaults.spelling {
@@ -303,7 +311,7 @@ impl Vocab {
 
 /// Attributes while they are being derived from token texts.
 struct Marks<'a> {
-    by_text: &'a FastMap<&'a str, u32>,
+    by_text: &'a AHashMap<&'a str, u32>,
     attrs: Vec<u16>,
     eog: BTreeSet<u32>,
 }
@@ -342,7 +350,7 @@ impl Marks<'_> {
 }
 
 /// White space attributes, which GGUF does not carry and which go by the names of models.
-fn strip_attributes(meta: &Metadata<'_>, by_text: &FastMap<&str, u32>, attrs: &mut [u16]) {
+fn strip_attributes(meta: &Metadata<'_>, by_text: &AHashMap<&str, u32>, attrs: &mut [u16]) {
     let name = meta.text("general.name").to_ascii_lowercase();
     let pre = meta.text("tokenizer.ggml.pre");
     let mut change = |token: &str, change: fn(u16) -> u16| {
