@@ -320,3 +320,48 @@ fn an_alpha_of_zero_stands_for_no_scaling() {
     let one = Lora { alpha: 4.0, ..lora }.open(&engine, 1.0);
     assert_eq!(unscaled.fingerprint(), one.fingerprint());
 }
+
+/// What the files hold is finite, and what it makes of ordinary activations is not.
+#[test]
+fn factors_that_leave_the_range_of_numbers_are_refused() {
+    let ([dir, _], sizes) = family("qwen2");
+    let engine = engine(&Arc::new(Model::open(&dir).unwrap()), two_threads());
+    let good = Lora::all(&sizes, 4, 1);
+    let changed = |change: &dyn Fn(&mut Lora)| {
+        let mut lora = good.clone();
+        change(&mut lora);
+        for peft in [false, true] {
+            let (code, text) = refusal(&engine, |path| match peft {
+                false => lora.write_gguf(path, "qwen2", GgmlDType::F32),
+                true => lora.write_peft(path, ""),
+            });
+            assert_eq!(code, "adapter_damaged", "{text}");
+            assert!(text.contains("blk.0.ffn_up"), "{text}");
+        }
+    };
+    changed(&|lora| lora.factors[5].a.fill(f32::MAX));
+    changed(&|lora| lora.factors[5].b.fill(f32::MAX));
+    changed(&|lora| lora.factors[5].a[0] = 1e12);
+    for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        changed(&|lora| lora.factors[5].b[7] = odd);
+    }
+    // Each alone would do; together they do not, whatever the scale makes of it afterwards.
+    changed(&|lora| {
+        lora.factors[5].a.fill(1e6);
+        lora.factors[5].b.fill(1e6);
+    });
+    let (code, text) = refusal(&engine, |path| {
+        Lora { alpha: 1e30, ..good.clone() }.write_gguf(path, "qwen2", GgmlDType::F32);
+    });
+    assert_eq!(code, "adapter_damaged", "{text}");
+}
+
+#[test]
+fn a_peft_adapter_without_tensors_is_refused() {
+    let ([dir, _], _) = family("qwen2");
+    let engine = engine(&Arc::new(Model::open(&dir).unwrap()), two_threads());
+    let none = Lora { rank: 4, alpha: 4.0, factors: Vec::new() };
+    let (code, text) = refusal(&engine, |path| none.write_peft(path, ""));
+    assert_eq!(code, "safetensors");
+    assert!(text.contains("no tensors"), "{text}");
+}

@@ -29,7 +29,7 @@ pub fn host_tolerance(op: Op, output: DType) -> Option<Tolerance> {
 }
 
 /// The largest input for which a kernel answers: the sum of a row's squares is then a number of binary32.
-pub(crate) const LARGEST_INPUT: f32 = 1e15;
+pub const LARGEST_INPUT: f32 = 1e15;
 
 /// Whether the elements of an operand are such that what a kernel makes of them is its own doing.
 pub(crate) fn is_in_range(dtype: DType, bytes: &[u8]) -> bool {

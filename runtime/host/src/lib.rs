@@ -50,7 +50,7 @@ mod worker;
 mod tests;
 
 pub use call::{LoraDims, OpCall, Operand, Output, Owner, Resident, RopeDims, Scope, Words};
-pub use compare::host_tolerance;
+pub use compare::{LARGEST_INPUT, host_tolerance};
 pub use config::{Compiler, CompilerProcess, HostConfig, HostLimits, Policy};
 pub use error::{CallError, Failure, HostError, Incident, Refusal, TrapKind};
 #[cfg(feature = "wasmtime")]

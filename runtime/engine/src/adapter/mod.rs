@@ -18,7 +18,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use ruvllm_host::{LoraDims, Owner, Resident};
+use ruvllm_host::{LARGEST_INPUT, LoraDims, Owner, Resident};
 use ruvllm_native::ops::{LoraShape, lora_interleave};
 use ruvllm_native::quant::dequantize_row;
 
@@ -380,13 +380,36 @@ impl AdapterFile {
             Scaling::RankRoot => scale * self.alpha / rank.sqrt(),
             Scaling::None => scale,
         };
+        let part = target.part();
         if !a.iter().chain(&b).chain([&scale]).all(|x| x.is_finite()) {
-            let reason = format!("the update of blk.{layer}.{} is not finite", target.part());
-            return Err(self.damaged(reason));
+            return Err(self.damaged(format!("the update of blk.{layer}.{part} is not finite")));
+        }
+        let gain = largest_gain(&a, &b, shape, scale);
+        if gain > MAX_GAIN {
+            return Err(self.damaged(format!(
+                "the update of blk.{layer}.{part} makes inputs up to {gain:.1e} times as large, and no model computes with more than {MAX_GAIN:.1e}"
+            )));
         }
         let factors = Resident::owned_f32(&lora_interleave(shape, &a, &b)?, owner);
         Ok(Update { factors, dims: *dims, scale })
     }
+}
+
+/// How large an update may make an input. Activations of models are numbers of 16-bit floats, so none is above
+/// 65504, the largest of these; and what an adapter makes of them must stay in the range of the operations
+/// that compute with it next. Adapters that were trained come to a few hundred.
+const MAX_GAIN: f64 = LARGEST_INPUT as f64 / 65_504.0;
+
+/// The largest magnitude in `A x`, `B A x` and `scale * B A x` for inputs of magnitude 1: the infinity norms
+/// of `|A|` `[rank, in_dim]` and of `|B| |A|`, `|B|` being `[out_dim, rank]`.
+fn largest_gain(a: &[f32], b: &[f32], shape: &LoraShape, scale: f32) -> f64 {
+    let sum = |row: &[f32]| row.iter().map(|x| f64::from(x.abs())).sum::<f64>();
+    let inner: Vec<f64> = a.chunks_exact(shape.in_dim).map(sum).collect();
+    let outer = b.chunks_exact(shape.rank).map(|row| {
+        let terms = row.iter().zip(&inner).map(|(b, a)| f64::from(b.abs()) * a);
+        terms.sum::<f64>() * f64::from(scale.abs()).max(1.0)
+    });
+    inner.iter().copied().chain(outer).fold(0.0, f64::max)
 }
 
 /// A tensor's elements, row by row.
