@@ -18,4 +18,5 @@ mod schemas;
 mod serve;
 mod serving;
 mod templates;
+mod terminal;
 mod tokenize;

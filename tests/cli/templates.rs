@@ -1,12 +1,9 @@
 //! Chat templates that try to end the process, or to take its memory and time.
 
-use crate::program::ruvllm;
+use crate::program::{demo_with, ruvllm};
 use crate::serving::Serving;
-use candle_core::Device;
-use candle_core::quantized::gguf_file::{Content, Value, write};
 use ruvllm::engine::chat::{ChatError, ChatTemplate};
 use ruvllm::{HelperProcess, Message, Renderer};
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -118,20 +115,7 @@ fn no_construct_of_a_template_costs_more_than_its_limits() {
 
 /// The demo model with another template.
 fn model_with(template: &str, directory: &Path) -> PathBuf {
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/tales-q8_0.gguf");
-    let mut reader = File::open(demo).unwrap();
-    let mut content = Content::read(&mut reader).unwrap();
-    let template = Value::String(template.to_owned());
-    content.metadata.insert("tokenizer.chat_template".to_owned(), template);
-    let names: Vec<&String> = content.tensor_infos.keys().collect();
-    let read = |name: &String| content.tensor(&mut reader, name, &Device::Cpu).unwrap();
-    let tensors: Vec<_> = names.iter().copied().map(read).collect();
-    let tensors: Vec<_> = names.iter().map(|name| name.as_str()).zip(&tensors).collect();
-    let metadata: Vec<(&str, &Value)> =
-        content.metadata.iter().map(|(key, value)| (key.as_str(), value)).collect();
-    let path = directory.join("model.gguf");
-    write(&mut File::create(&path).unwrap(), &metadata, &tensors).unwrap();
-    path
+    demo_with(&[("tokenizer.chat_template", template)], &[], directory)
 }
 
 #[test]

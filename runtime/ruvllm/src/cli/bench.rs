@@ -1,6 +1,7 @@
 //! `ruvllm bench`: prompt processing and generation in tokens per second.
 
 use super::args::{BenchArgs, TableFormat};
+use super::terminal::{self, say};
 use super::{Ended, Failure, setup};
 use ruvllm::Runtime;
 use ruvllm::engine::{BenchOptions, BenchRow, bench};
@@ -45,7 +46,7 @@ pub(crate) fn main(args: &BenchArgs) -> Result<Ended, Failure> {
     }
     setup::report_incidents(&runtime);
     match args.output {
-        TableFormat::Json => println!("{}", serde_json::to_string_pretty(&rows)?),
+        TableFormat::Json => terminal::json(&rows, true)?,
         TableFormat::Md => print_table(&rows),
     }
     Ok(Ended::Done)
@@ -86,12 +87,12 @@ fn measure(runtime: &Runtime, args: &BenchArgs, test: Test) -> Result<Row, Failu
 }
 
 fn print_table(rows: &[Row]) {
-    println!("| model | size | params | threads | kernels | isa | test | t/s | in kernels |");
-    println!("|---|---:|---:|---:|---|---|---|---:|---:|");
+    say!("| model | size | params | threads | kernels | isa | test | t/s | in kernels |");
+    say!("|---|---:|---:|---:|---|---|---|---:|---:|");
     for row in rows {
         let m = &row.measured;
         let adapter = row.adapter.as_ref().map(|name| format!(" + {name}")).unwrap_or_default();
-        println!(
+        say!(
             "| {}{adapter} | {:.2} MiB | {:.2} M | {} | {} | {} | {} | {:.2} ± {:.2} | {:.2} % |",
             m.model_type,
             m.model_size as f64 / f64::from(1 << 20),

@@ -2,6 +2,7 @@
 
 use super::args::ChatArgs;
 use super::stop::StopFlag;
+use super::terminal::{self, note};
 use super::{Ended, Failure, setup};
 use ruvllm::{GenerateOptions, Message};
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
@@ -23,12 +24,12 @@ pub(crate) fn main(args: &ChatArgs) -> Result<Ended, Failure> {
     }
     let interactive = io::stdin().is_terminal();
     if interactive {
-        eprintln!("{}; an empty line or Ctrl-D ends the conversation", runtime.model_name());
+        note!("{}; an empty line or Ctrl-D ends the conversation", runtime.model_name());
     }
     let mut lines = io::stdin().lock().lines();
     loop {
         if interactive {
-            eprint!("> ");
+            terminal::beginning("> ");
             io::stderr().flush()?;
         }
         let Some(line) = lines.next().transpose()? else { break };

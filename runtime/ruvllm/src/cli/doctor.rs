@@ -1,6 +1,7 @@
 //! `ruvllm doctor`: what this machine is, which code runs on it, and what it could do.
 
 use super::args::DoctorArgs;
+use super::terminal::{self, say};
 use super::{Ended, Failure, setup};
 use ruvllm::host::{Host, InstallReport};
 use ruvllm_abi::DType;
@@ -87,9 +88,9 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
         sandbox: sandbox(set.host(), set.installed(), ready_ms),
     };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&diagnosis)?);
+        terminal::json(&diagnosis, true)?;
     } else {
-        print!("{diagnosis}");
+        say!("{}", diagnosis.to_string().trim_end());
     }
     Ok(Ended::Done)
 }

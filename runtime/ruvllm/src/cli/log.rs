@@ -2,8 +2,9 @@
 
 use super::Failure;
 use super::args::{Command, LogFormat, LogLevel};
+use super::terminal::LogWriter;
 use std::backtrace::{Backtrace, BacktraceStatus};
-use std::{io, panic, thread};
+use std::{panic, thread};
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::{FilterFn, LevelFilter};
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -36,10 +37,10 @@ pub(crate) fn start(level: Option<LogLevel>, command: &Command) -> Result<Log, F
     let ours = FilterFn::new(move |meta| {
         !meta.is_span() && *meta.level() <= level && meta.target().starts_with("ruvllm")
     });
-    let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(io::stderr);
+    let lines = tracing_subscriber::fmt::layer().with_ansi(false);
     let lines = match format {
-        LogFormat::Text => lines.boxed(),
-        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+        LogFormat::Text => lines.with_writer(LogWriter::text).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).with_writer(LogWriter::json).boxed(),
     };
     let log =
         tracing_subscriber::registry().with(lines.with_filter(ours.with_max_level_hint(level)));

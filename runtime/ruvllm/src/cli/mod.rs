@@ -14,11 +14,13 @@ mod serve;
 mod setup;
 mod stop;
 mod supervise;
+mod terminal;
 mod tokenize;
 
 use args::{Cli, Command};
 use std::ffi::OsString;
 use std::process::ExitCode;
+use terminal::note;
 
 /// A command's failure: what is printed after `error: `.
 pub(crate) type Failure = Box<dyn std::error::Error>;
@@ -45,7 +47,7 @@ pub(crate) fn main() -> ExitCode {
         Ok(Ended::Interrupted) => ExitCode::from(130),
         Ok(Ended::With(code)) => code,
         Err(failure) => {
-            eprintln!("error: {failure}");
+            note!("error: {failure}");
             ExitCode::FAILURE
         }
     }

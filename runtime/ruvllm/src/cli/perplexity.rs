@@ -4,6 +4,7 @@
 use super::args::PerplexityArgs;
 use super::plot::{PlotFile, Point, draw};
 use super::stop::StopFlag;
+use super::terminal::{self, note, say};
 use super::{Ended, Failure, setup};
 use ruvllm::engine::{Engine, Perplexity, PerplexityChange, perplexity};
 use ruvllm::{KvPolicy, Runtime};
@@ -39,10 +40,11 @@ pub(crate) fn main(args: &PerplexityArgs) -> Result<Ended, Failure> {
     for (i, engine) in engines.iter().enumerate() {
         let of = if engines.len() > 1 { format!("{}: ", policies[i]) } else { String::new() };
         let measured = perplexity(engine, adapter, &text, context, &mut |so_far| {
-            eprint!("\r{of}[{}/{}] {:.4} ", so_far.chunks_done, so_far.chunks, so_far.perplexity);
+            let (done, all) = (so_far.chunks_done, so_far.chunks);
+            terminal::progress(&format!("{of}[{done}/{all}] {:.4} ", so_far.perplexity));
             stop.flow()
         })?;
-        eprintln!();
+        note!("");
         // One that was broken off compares with nothing, but alone it is worth showing.
         if stop.is_set() && engines.len() > 1 {
             break;
@@ -92,10 +94,10 @@ fn engines(
 fn print(args: &PerplexityArgs, rows: &[Row], several: bool) -> Result<(), Failure> {
     match rows {
         [] => {}
-        _ if several && args.json => println!("{}", serde_json::to_string_pretty(rows)?),
+        _ if several && args.json => terminal::json(&rows, true)?,
         _ if several => print_table(rows),
-        [row, ..] if args.json => println!("{}", serde_json::to_string(&row.measured)?),
-        [Row { measured, .. }, ..] => println!(
+        [row, ..] if args.json => terminal::json(&row.measured, false)?,
+        [Row { measured, .. }, ..] => say!(
             "perplexity {:.4} +/- {:.5} over {} tokens in {} chunks of {}, {:.1} s",
             measured.perplexity,
             measured.standard_error,
@@ -109,14 +111,14 @@ fn print(args: &PerplexityArgs, rows: &[Row], several: bool) -> Result<(), Failu
 }
 
 fn print_table(rows: &[Row]) {
-    println!("| KV | bits/value | MiB of KV | perplexity | change, % | s | t/s |");
-    println!("|---|---:|---:|---:|---:|---:|---:|");
+    say!("| KV | bits/value | MiB of KV | perplexity | change, % | s | t/s |");
+    say!("|---|---:|---:|---:|---:|---:|---:|");
     for row in rows {
         let m = &row.measured;
         let change = row.change.map_or_else(String::new, |change| {
             format!("{:+.3} ± {:.3}", change.percent, change.standard_error)
         });
-        println!(
+        say!(
             "| {} | {:.2} | {:.2} | {:.4} ± {:.4} | {change} | {:.1} | {:.0} |",
             row.kv,
             row.bits_per_value,
@@ -127,7 +129,7 @@ fn print_table(rows: &[Row]) {
             row.tokens_per_second
         );
     }
-    println!("\n{}", caption(rows));
+    say!("\n{}", caption(rows));
 }
 
 /// What the figures were measured on.

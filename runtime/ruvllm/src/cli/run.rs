@@ -2,6 +2,7 @@
 
 use super::args::{RunArgs, StatsFormat};
 use super::stop::StopFlag;
+use super::terminal::{self, note};
 use super::{Ended, Failure, setup};
 use ruvllm::engine::{KvCodec, MemoryReport};
 use ruvllm::{GenerateOptions, Message, Prompt, RunReport, Runtime, Session, SessionKey};
@@ -19,7 +20,7 @@ pub(crate) fn main(args: &RunArgs) -> Result<Ended, Failure> {
     let runtime = setup::endless(&args.model, args.endless)?;
     let sampling = setup::sampling(&args.sampling);
     if args.sampling.seed.is_none() && sampling.temperature > 0.0 && args.stats.is_none() {
-        eprintln!("seed {}", sampling.seed);
+        note!("seed {}", sampling.seed);
     }
     let options = GenerateOptions {
         max_tokens: args.tokens.unwrap_or(usize::MAX),
@@ -31,7 +32,7 @@ pub(crate) fn main(args: &RunArgs) -> Result<Ended, Failure> {
     let prompt = if args.raw { Prompt::Raw(text) } else { Prompt::User(text) };
     // At a terminal, a text that is continued is shown with its beginning, so that it reads as one.
     if io::stderr().is_terminal() && io::stdout().is_terminal() && continues(&runtime, prompt)? {
-        eprint!("{text}");
+        terminal::beginning(text);
     }
     let file = args.session.as_deref().zip(key.as_ref());
     let mut session =
@@ -49,7 +50,7 @@ pub(crate) fn main(args: &RunArgs) -> Result<Ended, Failure> {
         session.save(path, key)?;
     }
     match args.stats {
-        Some(StatsFormat::Json) => eprintln!("{}", serde_json::to_string(&report)?),
+        Some(StatsFormat::Json) => terminal::json_note(&report)?,
         Some(StatsFormat::Text) => print_report(&report),
         None => {}
     }
@@ -62,7 +63,7 @@ fn open(runtime: &Runtime, path: &Path, key: &SessionKey) -> Session {
         return runtime.session();
     }
     runtime.restore_session(path, key).unwrap_or_else(|error| {
-        eprintln!("warning: the session is begun anew: {error}");
+        note!("warning: the session is begun anew: {error}");
         runtime.session()
     })
 }
@@ -78,7 +79,7 @@ fn continues(runtime: &Runtime, prompt: Prompt<'_>) -> Result<bool, Failure> {
 }
 
 fn print_report(report: &RunReport) {
-    eprintln!(
+    note!(
         "{}: {} prompt and {} generated tokens, {} threads, KV {}, ended by {}",
         report.model,
         report.prompt_tokens,
@@ -88,7 +89,7 @@ fn print_report(report: &RunReport) {
         report.finish
     );
     if let Some(adapter) = &report.adapter {
-        eprintln!(
+        note!(
             "adapter {}, generation {}: rank {}, alpha {}, scale {}, {:.2} MiB",
             adapter.name,
             adapter.generation,
@@ -98,7 +99,7 @@ fn print_report(report: &RunReport) {
             adapter.bytes as f64 / MIB
         );
     }
-    eprintln!(
+    note!(
         "load {:.0} ms, first token {:.0} ms, prefill {:.1} tokens/s, decode {:.1} tokens/s",
         report.load_ms,
         report.time_to_first_token_ms,
@@ -107,7 +108,7 @@ fn print_report(report: &RunReport) {
     );
     print_memory(&report.memory);
     for op in &report.ops {
-        eprintln!(
+        note!(
             "{:<28} {:<24} {:>9} calls {:>9.2} ms {:>4} fallbacks",
             op.op.to_string(),
             op.kernel,
@@ -117,15 +118,13 @@ fn print_report(report: &RunReport) {
         );
     }
     if !report.ops.is_empty() {
-        eprintln!(
-            "of calls that move less than 4 KiB one in 64 is timed and stands for the others"
-        );
+        note!("of calls that move less than 4 KiB one in 64 is timed and stands for the others");
     }
 }
 
 fn print_memory(memory: &MemoryReport) {
     let MemoryReport { pool, kv } = memory;
-    eprintln!(
+    note!(
         "memory {:.1} of {:.0} MiB: {:.1} MiB of pages for KV, of which {:.1} empty{}",
         pool.used as f64 / MIB,
         pool.budget as f64 / MIB,
@@ -137,7 +136,7 @@ fn print_memory(memory: &MemoryReport) {
         })
     );
     let tiers = KvCodec::ALL.into_iter().zip(kv.bytes).filter(|&(_, bytes)| bytes > 0);
-    eprintln!(
+    note!(
         "KV {} blocks of {} tokens, {} free, {} shared, {} cached, {} on disk:{}",
         kv.blocks,
         kv.block_tokens,
@@ -150,7 +149,7 @@ fn print_memory(memory: &MemoryReport) {
         })
     );
     let each = if kv.migrations == 0 { 0.0 } else { kv.migration_ns as f64 / kv.migrations as f64 };
-    eprintln!(
+    note!(
         "KV {} migrations of {:.0} us, {} of them ahead of time, {} spills and {} that failed, {} restores, {} evictions, {} prefix tokens found and {} not",
         kv.migrations,
         each * 1e-3,

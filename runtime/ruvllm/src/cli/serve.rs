@@ -2,6 +2,7 @@
 
 use super::args::ServeArgs;
 use super::stop::StopFlag;
+use super::terminal::{note, say};
 use super::{Ended, Failure, config_file, setup, supervise};
 use ruvllm::Renderer;
 use ruvllm::embedded;
@@ -14,15 +15,15 @@ const MARGIN: Duration = Duration::from_secs(5);
 
 pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     if args.print_config {
-        print!("{}", config_file::template());
+        say!("{}", config_file::template().trim_end());
         return Ok(Ended::Done);
     }
     if let Some(name) = &args.new_key {
         let (secret, entry) = ApiKey::generate(name)?;
-        eprintln!("for the client (shown this once):");
-        println!("{secret}");
-        eprintln!("for the server:");
-        println!("{entry}");
+        note!("for the client (shown this once):");
+        say!("{secret}");
+        note!("for the server:");
+        say!("{entry}");
         return Ok(Ended::Done);
     }
     args.server.check()?;
@@ -38,7 +39,7 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
         args.server.check_template(&model, &renderer())?;
         supervise::probe_text(admin, &model)?;
         let packs = kernels.installed().len();
-        println!("in order: {}, packs of kernels: {packs}", model.name());
+        say!("in order: {}, packs of kernels: {packs}", model.name());
         return Ok(Ended::Done);
     }
     let stop = StopFlag::install()?;

@@ -2,6 +2,7 @@
 
 use super::Failure;
 use super::args::{KernelOptions, Kernels, ModelOptions, RopeScaling, SamplingArgs};
+use super::terminal::note;
 use clap::Args;
 use ruvllm::host::{Compiler, CompilerProcess, HostConfig, InstallReport, Policy};
 use ruvllm::signing::{PackLock, VersionFloor};
@@ -142,7 +143,7 @@ fn rope_extension<K: Args>(options: &ModelOptions<K>) -> Result<Option<RopeExten
 /// Says why kernels are compiled anew although a cache was asked for.
 pub(crate) fn warn_of_cache(installed: &[InstallReport]) {
     if let Some(why) = installed.iter().find_map(|report| report.cache.unusable.as_deref()) {
-        eprintln!("warning: compiled kernels are not kept: {why}");
+        note!("warning: compiled kernels are not kept: {why}");
     }
 }
 
@@ -177,9 +178,9 @@ pub(crate) fn emit(text: &str) -> ControlFlow<()> {
 pub(crate) fn report_incidents(runtime: &Runtime) {
     let (incidents, dropped) = runtime.host().take_incidents();
     for incident in incidents {
-        eprintln!("warning: {incident}");
+        note!("warning: {incident}");
     }
     if dropped > 0 {
-        eprintln!("warning: {dropped} more incidents were not kept");
+        note!("warning: {dropped} more incidents were not kept");
     }
 }

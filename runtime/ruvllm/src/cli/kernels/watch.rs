@@ -4,6 +4,7 @@ use super::args::Live;
 use super::client::{Client, ClientError};
 use super::live::{Entry, Window};
 use crate::cli::stop::StopFlag;
+use crate::cli::terminal::note;
 use crate::cli::{Ended, Failure, setup};
 use ruvllm::signing::escape_untrusted;
 use serde_json::{Value, json};
@@ -33,7 +34,7 @@ pub(super) fn main(live: &Live) -> Result<Ended, Failure> {
             // It may be starting again.
             Err(error @ ClientError::Unreachable { .. }) if watch.last.is_some() => {
                 if !lost {
-                    eprintln!("warning: {error}; asking on");
+                    note!("warning: {error}; asking on");
                 }
                 lost = true;
             }

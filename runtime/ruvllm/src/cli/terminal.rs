@@ -1,0 +1,146 @@
+//! What the program says, on its way to a terminal.
+//!
+//! Messages and figures hold texts of files: names of models, tensors, types, what a template refuses with.
+//! None of them may steer the terminal that shows it, so everything is escaped here, at the one place where
+//! it leaves, and nobody who makes a message needs to remember. The lints on printing keep it the one
+//! place. A model's own text (`setup::emit`) is what was asked for, and goes out as it is.
+
+use super::Failure;
+use ruvllm::signing::escape_untrusted;
+use serde::Serialize;
+use std::fmt::Arguments;
+use std::io::{self, Write};
+
+/// Prints a line to standard output.
+macro_rules! say {
+    ($($text:tt)*) => { $crate::cli::terminal::out(format_args!($($text)*)) };
+}
+
+/// Prints a line to standard error.
+macro_rules! note {
+    ($($text:tt)*) => { $crate::cli::terminal::err(format_args!($($text)*)) };
+}
+
+pub(crate) use {note, say};
+
+#[allow(clippy::print_stdout)]
+pub(crate) fn out(text: Arguments<'_>) {
+    println!("{}", escape_lines(&text.to_string()));
+}
+
+#[allow(clippy::print_stderr)]
+pub(crate) fn err(text: Arguments<'_>) {
+    eprintln!("{}", escape_lines(&text.to_string()));
+}
+
+/// Prints to standard error over the line that is there, which stays open.
+#[allow(clippy::print_stderr)]
+pub(crate) fn progress(text: &str) {
+    eprint!("\r{}", escape_untrusted(text));
+}
+
+/// Prints to standard error without an end of the line.
+#[allow(clippy::print_stderr)]
+pub(crate) fn beginning(text: &str) {
+    eprint!("{}", escape_lines(text));
+}
+
+/// Prints JSON to standard output, over several lines if `pretty`.
+///
+/// # Errors
+/// Of a value that JSON cannot hold.
+#[allow(clippy::print_stdout)]
+pub(crate) fn json(value: &impl Serialize, pretty: bool) -> Result<(), Failure> {
+    let to_text = if pretty { serde_json::to_string_pretty } else { serde_json::to_string };
+    println!("{}", escape_json(&to_text(value)?));
+    Ok(())
+}
+
+/// Prints JSON to standard error, in one line.
+///
+/// # Errors
+/// Of a value that JSON cannot hold.
+#[allow(clippy::print_stderr)]
+pub(crate) fn json_note(value: &impl Serialize) -> Result<(), Failure> {
+    eprintln!("{}", escape_json(&serde_json::to_string(value)?));
+    Ok(())
+}
+
+/// A text with its lines and tabs, and without anything else that could steer a terminal.
+fn escape_lines(text: &str) -> String {
+    let parts = text.split_inclusive(['\n', '\t']);
+    parts.fold(String::with_capacity(text.len()), |escaped, part| {
+        let words = part.trim_end_matches(['\n', '\t']);
+        escaped + &escape_untrusted(words) + &part[words.len()..]
+    })
+}
+
+/// JSON of the same meaning, without anything that could steer a terminal. Such characters are only in
+/// its strings.
+fn escape_json(json: &str) -> String {
+    if escape_lines(json) == json {
+        return json.to_owned();
+    }
+    let mut escaped = String::with_capacity(json.len());
+    for c in json.chars() {
+        let shown = c.to_string();
+        if escape_lines(&shown) == shown {
+            escaped.push(c);
+            continue;
+        }
+        for unit in c.encode_utf16(&mut [0; 2]) {
+            escaped.push_str(&format!("\\u{unit:04x}"));
+        }
+    }
+    escaped
+}
+
+/// Standard error for the log, which hands over whole lines.
+pub(crate) struct LogWriter {
+    escape: fn(&str) -> String,
+}
+
+impl LogWriter {
+    /// For lines of text.
+    pub(crate) fn text() -> Self {
+        Self { escape: escape_lines }
+    }
+
+    /// For lines of JSON.
+    pub(crate) fn json() -> Self {
+        Self { escape: escape_json }
+    }
+}
+
+impl Write for LogWriter {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let escaped = (self.escape)(&String::from_utf8_lossy(line));
+        io::stderr().write_all(escaped.as_bytes())?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_stay_and_what_steers_terminals_does_not() {
+        assert_eq!(escape_lines("a\tb\n\u{1b}[2J\r\n"), "a\tb\n\\u{1b}[2J\\u{d}\n");
+        assert_eq!(escape_lines("é\n\n"), "é\n\n");
+    }
+
+    #[test]
+    fn escaped_json_has_the_same_meaning() {
+        let value = serde_json::json!({"a\u{9b}": ["\u{1b}\u{202e}\u{e0001}", "é", 1]});
+        for text in [value.to_string(), serde_json::to_string_pretty(&value).unwrap()] {
+            let escaped = escape_json(&text);
+            assert!(!escaped.contains(['\u{9b}', '\u{202e}', '\u{e0001}']), "{escaped}");
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&escaped).unwrap(), value);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Texts of model files that try to steer the terminal of who reads about them.
+
+use crate::program::{Run, demo_with, ruvllm, ruvllm_with_input};
+use candle_core::quantized::GgmlDType;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// A title, a cleared screen, a colour by a C1 control, text that reads backwards, a line begun anew.
+const EVIL: &str = "\u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m\u{202e}\r";
+
+/// Asserts that nothing was printed that steers a terminal, and that what was printed is about `part`.
+fn harmless(run: &Run, part: &str) {
+    for text in [&run.stdout, &run.stderr] {
+        let safe = |c: char| c == '\n' || c == '\t' || !(c.is_control() || c == '\u{202e}');
+        assert!(text.chars().all(safe), "{text:?}");
+    }
+    let all = format!("{}{}", run.stdout, run.stderr);
+    assert!(all.contains(part) && all.contains("0;owned"), "no {part:?} with the text in: {all}");
+    assert!(!all.contains("panicked"), "{all}");
+}
+
+#[test]
+fn no_error_about_a_gguf_file_holds_a_control_character_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let refusal = format!("{{{{ raise_exception('{EVIL}') }}}}");
+    for (texts, part) in [
+        (&[("general.architecture", EVIL)][..], "architecture"),
+        (&[("tokenizer.ggml.model", EVIL)], "tokenizer model"),
+        (&[("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", EVIL)], "pre-tokenizer"),
+        (&[("llama.rope.scaling.type", EVIL)], "rope.scaling.type"),
+        (&[("tokenizer.chat_template", &refusal)], "template"),
+    ] {
+        let path = demo_with(texts, &[], dir.path());
+        let run = ruvllm(&["run", "-n", "1", "-m", path.to_str().unwrap()]);
+        assert_eq!(run.code, Some(1), "{part}: {}", run.stderr);
+        harmless(&run, part);
+    }
+    let path = demo_with(&[], &[(EVIL, GgmlDType::Q2K)], dir.path());
+    let run = ruvllm(&["run", "-n", "1", "-m", path.to_str().unwrap()]);
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    harmless(&run, "tensor");
+}
+
+#[cfg(unix)]
+#[test]
+fn no_figures_of_a_model_hold_a_control_character_of_its_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = demo_with(&[("general.name", EVIL)], &[], dir.path());
+    harmless(&ruvllm(&["serve", "--check", "-m", path.to_str().unwrap()]), "in order");
+
+    // An archive of models names its files, too.
+    let named = dir.path().join(format!("{EVIL}.gguf"));
+    std::fs::rename(path, &named).unwrap();
+    let named = named.to_str().unwrap();
+    harmless(&ruvllm(&["run", "-n", "1", "--stats", "text", "-m", named]), "generated tokens");
+    let run = ruvllm(&["run", "-n", "1", "--stats", "json", "-m", named]);
+    harmless(&run, "generated_tokens");
+    // In JSON it is the same name all the same.
+    assert_eq!(run.stats()["model"], named);
+}
+
+#[test]
+fn no_error_about_a_hugging_face_directory_holds_a_control_character_of_it() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama2");
+    let json = |name: &str| -> Value {
+        serde_json::from_slice(&std::fs::read(fixture.join(name)).unwrap()).unwrap()
+    };
+    let split = json!({"type": "Split", "pattern": {"Regex": EVIL}, "behavior": "Isolated", "invert": false});
+    for (file, key, value, part) in [
+        ("config.json", "model_type", json!(EVIL), "architecture"),
+        ("config.json", "hidden_act", json!(EVIL), "hidden_act"),
+        ("config.json", "rope_scaling", json!({"rope_type": EVIL, "factor": 2.0}), "rope"),
+        ("tokenizer.json", "pre_tokenizer", split, "Split"),
+        ("tokenizer.json", "normalizer", json!({"type": EVIL}), "unknown variant"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+            std::fs::copy(fixture.join(name), dir.path().join(name)).unwrap();
+        }
+        let mut altered = json(file);
+        altered[key] = value;
+        std::fs::write(dir.path().join(file), altered.to_string()).unwrap();
+        let run = ruvllm(&["run", "-n", "1", "-m", dir.path().to_str().unwrap()]);
+        assert_eq!(run.code, Some(1), "{file}, {key}: {}", run.stderr);
+        harmless(&run, part);
+    }
+}
+
+#[test]
+fn no_error_about_an_adapter_holds_a_control_character_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    for (texts, part) in [
+        (&[("general.type", EVIL)][..], "general.type"),
+        (&[("general.type", "adapter"), ("adapter.type", EVIL)], "adapter.type"),
+    ] {
+        let path = demo_with(texts, &[], dir.path());
+        let run = ruvllm(&["run", "-n", "1", "--lora", path.to_str().unwrap()]);
+        assert_eq!(run.code, Some(1), "{}", run.stderr);
+        harmless(&run, part);
+    }
+}
+
+/// The demo model's answers are its own; a prompt comes back as it was typed, and figures are JSON.
+#[test]
+fn figures_stay_json_and_lines_stay_lines() {
+    let run = ruvllm(&["run", "a\tb", "-n", "1", "--stats", "json"]);
+    assert!(run.stats()["model"].is_string());
+    let run = ruvllm_with_input(&["tokenize"], "a\nb");
+    assert_eq!(run.text().lines().count(), 1);
+}
