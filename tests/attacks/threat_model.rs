@@ -25,11 +25,12 @@ fn on_disk() -> BTreeSet<String> {
     found
 }
 
-/// Every `tests/....rs` on the page.
+/// Every file of tests on the page.
 fn on_the_page() -> BTreeSet<String> {
     let page = std::fs::read_to_string(root().join("signing/THREAT-MODEL.md")).unwrap();
     page.split('`')
-        .filter(|text| text.starts_with("tests/") && text.ends_with(".rs"))
+        .filter(|text| text.starts_with("tests/") || text.starts_with("runtime/"))
+        .filter(|text| text.ends_with(".rs"))
         .map(str::to_owned)
         .collect()
 }

@@ -94,6 +94,35 @@ fn one_server_at_a_time_keeps_the_history_of_its_kernels() {
     ruvllm(&[&second[..], &admin].concat()).refused(&["in use by another process"]);
 }
 
+#[test]
+fn a_damaged_history_is_refused_by_name_and_begun_anew_where_the_operator_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = ruvllm(&["serve", "--new-key", "root"]);
+    let entry = made.stdout.lines().nth(1).unwrap();
+    let state = dir.path().to_str().unwrap();
+    let admin = ["--admin-listen", "127.0.0.1:0", "--admin-key", entry, "--state-dir", state];
+    let kernels = ["--kernels", "native"];
+    drop(Serving::start(&[&kernels[..], &admin].concat()));
+    let history = dir.path().join("swap/history");
+    let kept = dir.path().join("swap/history-damaged-1");
+    let mut damaged = std::fs::read(&history).unwrap();
+    damaged[100] ^= 1;
+    for bytes in [&damaged[..], b""] {
+        std::fs::write(&history, bytes).unwrap();
+        let start = ["serve", "--listen", "127.0.0.1:0", "--no-cache", "--kernels", "native"];
+        let refused = [history.to_str().unwrap(), "is damaged", "--reset-history"];
+        ruvllm(&[&start[..], &admin].concat()).refused(&refused);
+    }
+    std::fs::write(&history, &damaged).unwrap();
+    drop(Serving::start(&[&kernels[..], &admin, &["--reset-history"]].concat()));
+    assert_eq!(std::fs::read(&kept).unwrap(), damaged);
+    // Said where it is looked for later, too.
+    let begun = std::fs::read_to_string(&history).unwrap();
+    assert!(begun.contains(kept.to_str().unwrap()), "{begun}");
+    drop(Serving::start(&[&kernels[..], &admin].concat()));
+    ruvllm(&["serve", "--reset-history"]).refused(&["--reset-history does nothing without"]);
+}
+
 #[cfg(all(unix, feature = "otel"))]
 #[test]
 fn a_server_that_ends_has_sent_its_traces_without_prompts() {

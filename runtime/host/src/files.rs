@@ -5,6 +5,9 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::path::Path;
 
+/// How the names of files begin that are being written. What a crash leaves of them, their writers remove.
+pub(crate) const HALF_WRITTEN: &str = ".ruvllm-";
+
 /// Reads a regular file of at most `max` bytes.
 pub(crate) fn read_small(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     // Anything else than a file could keep its reader waiting.
@@ -23,7 +26,7 @@ pub(crate) fn read_small(path: &Path, max: u64) -> io::Result<Vec<u8>> {
 /// the old one or all of the new one.
 pub(crate) fn replace(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new().prefix(".").tempfile_in(directory)?;
+    let mut file = tempfile::Builder::new().prefix(HALF_WRITTEN).tempfile_in(directory)?;
     parts.iter().try_for_each(|part| file.write_all(part))?;
     file.persist(path)?;
     Ok(())
@@ -33,7 +36,7 @@ pub(crate) fn replace(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
 #[cfg(feature = "supervisor")]
 pub(crate) fn replace_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new().prefix(".").tempfile_in(directory)?;
+    let mut file = tempfile::Builder::new().prefix(HALF_WRITTEN).tempfile_in(directory)?;
     file.write_all(bytes)?;
     file.as_file().sync_all()?;
     file.persist(path)?;

@@ -26,7 +26,6 @@
 //! activated, and watched anew; trials of others are left to them. Taking a pack out of the directory
 //! changes nothing. What is wrong is logged when it begins, and not with every look.
 
-use super::history::HistoryError;
 use super::supervisor::{LOG, Supervisor, SupervisorError};
 use super::watched::Watchdog;
 use crate::error::HostError;
@@ -223,9 +222,9 @@ impl Delivery {
         }
         let (shown, name) = (shown(path), format!("{} {}", pack.id.name, pack.id.version));
         match supervisor.standing(pack) {
-            Ok(Standing::New) => {}
-            Ok(Standing::Active) => return,
-            Ok(Standing::Barred(reason)) => {
+            Standing::New => {}
+            Standing::Active => return,
+            Standing::Barred(reason) => {
                 let digest = &pack.id.digest;
                 let reason = escape_untrusted(&reason);
                 return entry.notice.warn(format!(
@@ -233,20 +232,19 @@ impl Delivery {
                      clear {digest}`, then `ruvllm kernels stage {shown}`"
                 ));
             }
-            Ok(Standing::Older(active)) => {
+            Standing::Older(active) => {
                 return entry.notice.warn(format!(
                     "{name} in {shown} is older than the active {active} and is not delivered; to \
                      stage it: `ruvllm kernels stage {shown}`"
                 ));
             }
-            Ok(Standing::Withdrawn) => {
+            Standing::Withdrawn => {
                 pack.settled = true;
                 return entry.notice.warn(format!(
                     "{name} in {shown} was published here before, is not active, and is not \
                      delivered again; to stage it: `ruvllm kernels stage {shown}`"
                 ));
             }
-            Err(error) => return entry.notice.warn(error.to_string()),
         }
         let unverified = match read(path) {
             Ok((unverified, content)) if entry.content == Some(content) => unverified,
@@ -290,22 +288,22 @@ enum Standing {
 }
 
 impl Supervisor {
-    fn standing(&self, pack: &Delivered) -> Result<Standing, HistoryError> {
+    fn standing(&self, pack: &Delivered) -> Standing {
         let active = self.host.snapshot().pack_ids();
         if active.contains(&pack.id) {
-            return Ok(Standing::Active);
+            return Standing::Active;
         }
         let barred = self.host.barred().into_iter().find(|(digest, _)| *digest == pack.id.digest);
         if let Some((_, reason)) = barred {
-            return Ok(Standing::Barred(reason));
+            return Standing::Barred(reason);
         }
         let same_name = active.iter().find(|active| active.name == pack.id.name);
         let version = same_name.and_then(|active| active.version.parse::<Version>().ok());
         if let Some(version) = version.filter(|version| *version > pack.version) {
-            return Ok(Standing::Older(version));
+            return Standing::Older(version);
         }
-        let before = self.history.was_published(&pack.id.digest)?;
-        Ok(if before { Standing::Withdrawn } else { Standing::New })
+        let before = self.history.was_published(&pack.id.digest);
+        if before { Standing::Withdrawn } else { Standing::New }
     }
 }
 

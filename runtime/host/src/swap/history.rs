@@ -1,13 +1,21 @@
-//! What was done to the generations, on disk: a `redb` file of this user alone.
+//! What was done to the generations, on disk: a file of this user alone.
 //!
-//! Everything that has to agree is written in one transaction, which `redb` makes durable before it
-//! returns, so a crash leaves all of it or nothing. The file has one writer: it is locked while it is
-//! open.
+//! The file is small and changes as often as somebody acts, so every change writes it whole, beside the
+//! one that is there, and the new one takes the name when it is durable. A crash, a full disk or any
+//! other error on the way leaves the old one, and the next change is written as if nothing had been.
+//!
+//! Its first line is the BLAKE3 hash of the rest. A file that is empty, cut or changed by as much as a bit is
+//! *damaged*, and that is an error, not a new beginning: packs that were barred would come back without
+//! a word. Whoever starts the server can choose to begin anew, and the damaged file is kept under
+//! another name. No file at all is a beginning: only its owner can remove it, and may.
+//!
+//! There is one writer: whoever holds the lock on a file beside it. That file stays, as the history itself
+//! is another file after every change.
 //!
 //! The order of writing and publishing. Publishing lasts as long as the process, so after a crash
 //! only the file counts, and all that must never be read from it is a generation that was not found
 //! healthy. Therefore the *healthy* set of packs is a value of its own, which changes in the
-//! transaction that books a generation as healthy, and a restart publishes that set and no other.
+//! write that books a generation as healthy, and a restart publishes that set and no other.
 //! Around it:
 //!
 //! 1. An *intent* is written before anything is published, so nothing ever served without a trace.
@@ -15,35 +23,31 @@
 //! 3. Then the *confirmation* takes the intent away, so nothing is called active that was not.
 //!
 //! A crash between 1 and 3 leaves the intent, and the next start books it as interrupted. A pack that
-//! is taken back is barred in the transaction of the intent: from then on no crash lets it in again.
+//! is taken back is barred in the write of the intent: from then on no crash lets it in again.
 //! What this does not protect against: a disk that acknowledges what it has not written, and whoever
 //! can act as the same user.
 
 use crate::files;
+use crate::host::lock;
 use crate::registry::PackId;
-use redb::backends::FileBackend;
-use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions};
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 use thiserror::Error;
 
-/// Entries by their numbers, as JSON.
-const ENTRIES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("entries");
-/// Reasons by digest.
-const BARRED: TableDefinition<'_, &str, &str> = TableDefinition::new("barred");
-/// Single values, as JSON.
-const STATE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("state");
-const HEALTHY: &str = "healthy";
-const INTENT: &str = "intent";
+/// The file, in its directory.
+const NAME: &str = "history";
+/// The file whose lock its writer holds.
+const LOCK: &str = "history.lock";
+/// How files are named that were damaged, before a number.
+const DAMAGED: &str = "history-damaged-";
 
 /// Entries that are kept; older ones go.
-const MAX_ENTRIES: u64 = 10_000;
-
-/// How the names of files begin that are about to become the history.
-const BEGUN: &str = ".history-";
+const MAX_ENTRIES: usize = 10_000;
 
 /// Something that was done to the generations, or refused.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -147,13 +151,24 @@ pub enum HistoryError {
         /// Which, and how.
         what: String,
     },
-    /// The database cannot be read or written.
-    #[error("the history {}: {detail}", .path.display())]
-    Database {
+    /// The file is not what was written.
+    #[error(
+        "the history of kernels {} is damaged ({detail}): put a copy of it back, or begin a new one with --reset-history, which keeps this file under another name and forgets which packs were barred",
+        .path.display()
+    )]
+    Damaged {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// What is wrong with it.
         detail: String,
+    },
+    /// The system does not let it be read or written.
+    #[error("the history of kernels {}: {source}", .path.display())]
+    Io {
+        /// The file or its directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
     },
 }
 
@@ -163,80 +178,120 @@ impl HistoryError {
         match self {
             HistoryError::Locked { .. } => "history_locked",
             HistoryError::NotPrivate { .. } => "history_not_private",
-            HistoryError::Database { .. } => "history_database",
+            HistoryError::Damaged { .. } => "history_damaged",
+            HistoryError::Io { .. } => "history_io",
         }
     }
 }
 
-/// Puts an empty history at a path where there is none. The file gets its name when it is whole: a
-/// database of which a crash has left a part opens no more.
-fn begin(path: &Path) -> Result<(), DatabaseError> {
-    let io = |e: std::io::Error| DatabaseError::Storage(e.into());
-    let directory = path.parent().unwrap_or(Path::new("."));
-    let file = tempfile::Builder::new().prefix(BEGUN).tempfile_in(directory).map_err(io)?;
-    drop(database(file.reopen().map_err(io)?)?);
-    file.as_file().sync_all().map_err(io)?;
-    match file.persist_noclobber(path) {
-        // Another process was faster.
-        Err(_) if path.exists() => Ok(()),
-        Err(e) => Err(io(e.error)),
-        Ok(_) => files::sync_names(directory).map_err(io),
+/// What the file holds.
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Contents {
+    /// The set of packs that was last found healthy; `None` before the first.
+    healthy: Option<Vec<PackId>>,
+    /// What is about to be done.
+    intent: Option<HistoryEntry>,
+    /// Reasons by digest.
+    barred: BTreeMap<String, String>,
+    /// Oldest first.
+    entries: VecDeque<HistoryEntry>,
+}
+
+impl Contents {
+    /// The bytes of the file.
+    fn to_bytes(&self) -> serde_json::Result<Vec<u8>> {
+        let json = serde_json::to_vec(self)?;
+        Ok([first_line(&json).as_bytes(), &json].concat())
+    }
+
+    /// What was written, or what is wrong with the bytes.
+    fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
+        if bytes.is_empty() {
+            return Err("it is empty".to_owned());
+        }
+        let (line, json) = bytes.split_at_checked(first_line(&[]).len()).unwrap_or((bytes, &[]));
+        if line != first_line(json).as_bytes() {
+            return Err("its checksum is another".to_owned());
+        }
+        serde_json::from_slice(json).map_err(|error| error.to_string())
     }
 }
 
-/// The database in a file, which may be empty.
-fn database(file: File) -> Result<Database, DatabaseError> {
-    FileBackend::new(file).and_then(|file| Database::builder().create_with_backend(file))
+fn first_line(json: &[u8]) -> String {
+    format!("{}\n", blake3::hash(json).to_hex())
 }
 
-/// The open file.
+/// A locked file.
+struct Lock(File);
+
+impl Lock {
+    fn take(path: &Path) -> Result<Self, TryLockError> {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        let file = file.map_err(TryLockError::Error)?;
+        file.try_lock()?;
+        Ok(Self(file))
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing is not enough while a child process is being started, which has the file open until its
+        // program begins. Where this fails, the lock goes then.
+        let _ = self.0.unlock();
+    }
+}
+
+/// The history, of which this is the one writer.
 pub(crate) struct History {
     path: PathBuf,
-    database: Database,
+    /// What the file holds.
+    contents: Mutex<Contents>,
+    _lock: Lock,
 }
 
 impl History {
-    /// Opens the history in a directory of this user alone, or begins one.
+    /// Opens the history in a directory of this user alone, or begins one, with the first write. With
+    /// `reset`, one that is damaged gets another name, which is given back, and a new one is begun.
     ///
     /// # Errors
     /// [`HistoryError`].
-    pub(crate) fn open(directory: &Path) -> Result<Self, HistoryError> {
-        let path = directory.join("history.redb");
-        let failed = |detail: String| HistoryError::Database { path: path.clone(), detail };
-        let io = |e: std::io::Error| failed(e.to_string());
-        if !path.try_exists().map_err(io)? {
-            begin(&path).map_err(|e| failed(e.to_string()))?;
-        }
-        let file = OpenOptions::new().read(true).write(true).open(&path).map_err(io)?;
-        let metadata = file.metadata().map_err(io)?;
-        files::owner_only(&metadata).map_err(|what| HistoryError::NotPrivate {
-            what: format!("{} {what}", path.display()),
+    pub(crate) fn open(
+        directory: &Path,
+        reset: bool,
+    ) -> Result<(Self, Option<PathBuf>), HistoryError> {
+        let path = directory.join(NAME);
+        let io = |source| HistoryError::Io { path: path.clone(), source };
+        let lock = Lock::take(&directory.join(LOCK)).map_err(|error| match error {
+            TryLockError::WouldBlock => HistoryError::Locked { path: path.clone() },
+            TryLockError::Error(error) => io(error),
         })?;
-        let database = database(file).map_err(|e| match e {
-            DatabaseError::DatabaseAlreadyOpen => HistoryError::Locked { path: path.clone() },
-            other => failed(other.to_string()),
-        })?;
-        // Whoever else would begin one finds this, so what is left was left behind.
+        // Nobody else writes here, so what is half-written was left behind by a crash.
         for entry in directory.read_dir().map_err(io)?.flatten() {
-            if entry.file_name().to_string_lossy().starts_with(BEGUN) {
-                std::fs::remove_file(entry.path()).map_err(io)?;
+            if entry.file_name().to_string_lossy().starts_with(files::HALF_WRITTEN) {
+                // One that stays costs its room and nothing else.
+                let _ = std::fs::remove_file(entry.path());
             }
         }
-        let history = Self { path, database };
-        history.transact(|write| {
-            write.open_table(ENTRIES)?;
-            write.open_table(BARRED)?;
-            write.open_table(STATE)?;
-            Ok(())
-        })?;
-        Ok(history)
+        let mut kept = None;
+        let contents = match read(&path) {
+            Err(HistoryError::Damaged { .. }) if reset => {
+                kept = Some(keep(&path, directory).map_err(io)?);
+                Contents::default()
+            }
+            contents => contents?,
+        };
+        let contents = Mutex::new(contents);
+        Ok((Self { path, contents, _lock: lock }, kept))
     }
 
     /// Writes an entry and what changes with it, durably: all of it or nothing.
     pub(crate) fn write(&self, record: Record<'_>) -> Result<HistoryEntry, HistoryError> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let mut entry = HistoryEntry {
-            number: 0,
+        let mut contents = lock(&self.contents);
+        let mut new = contents.clone();
+        let entry = HistoryEntry {
+            number: 1 + new.entries.back().map_or(0, |newest| newest.number),
             time: now.as_millis() as u64,
             event: record.event,
             operator: record.operator.to_owned(),
@@ -244,125 +299,103 @@ impl History {
             generation: record.generation,
             reason: record.reason.to_owned(),
         };
-        self.transact(|write| {
-            let mut entries = write.open_table(ENTRIES)?;
-            entry.number = 1 + entries.last()?.map_or(0, |(number, _)| number.value());
-            let json = self.json(&entry);
-            entries.insert(entry.number, json.as_slice())?;
-            entries.retain_in(..entry.number.saturating_sub(MAX_ENTRIES), |_, _| false)?;
-            let mut state = write.open_table(STATE)?;
-            if entry.event.is_intent() {
-                state.insert(INTENT, json.as_slice())?;
-            } else {
-                state.remove(INTENT)?;
-            }
-            if let Some(healthy) = record.healthy {
-                state.insert(HEALTHY, self.json(&healthy).as_slice())?;
-            }
-            let mut barred = write.open_table(BARRED)?;
-            for pack in record.bar {
-                barred.insert(pack.digest.as_str(), record.reason)?;
-            }
-            if let Some(digest) = record.clear {
-                barred.remove(digest)?;
-            }
-            Ok(())
-        })?;
+        new.entries.push_back(entry.clone());
+        while new.entries.len() > MAX_ENTRIES {
+            new.entries.pop_front();
+        }
+        new.intent = entry.event.is_intent().then(|| entry.clone());
+        if let Some(healthy) = record.healthy {
+            new.healthy = Some(healthy.to_vec());
+        }
+        for pack in record.bar {
+            new.barred.insert(pack.digest.clone(), record.reason.to_owned());
+        }
+        if let Some(digest) = record.clear {
+            new.barred.remove(digest);
+        }
+        new.to_bytes()
+            .map_err(io::Error::from)
+            .and_then(|bytes| files::replace_durably(&self.path, &bytes))
+            .map_err(|source| HistoryError::Io { path: self.path.clone(), source })?;
+        *contents = new;
         Ok(entry)
     }
 
     /// The newest entries, newest first.
-    pub(crate) fn entries(&self, limit: usize) -> Result<Vec<HistoryEntry>, HistoryError> {
-        let read = || -> Result<Vec<Vec<u8>>, redb::Error> {
-            let entries = self.database.begin_read()?.open_table(ENTRIES)?;
-            let newest = entries.iter()?.rev().take(limit);
-            newest.map(|entry| Ok(entry?.1.value().to_vec())).collect()
-        };
-        let entries = read().map_err(|e| self.failed(e))?;
-        entries.iter().map(|json| self.parse(json)).collect()
+    pub(crate) fn entries(&self, limit: usize) -> Vec<HistoryEntry> {
+        lock(&self.contents).entries.iter().rev().take(limit).cloned().collect()
     }
 
     /// Whether a pack was ever active or on trial, or may have been: as far back as entries are kept.
-    pub(crate) fn was_published(&self, digest: &str) -> Result<bool, HistoryError> {
+    pub(crate) fn was_published(&self, digest: &str) -> bool {
         use HistoryEvent::{Activated, Interrupted, OnTrial};
-        let entries = self.entries(usize::MAX)?;
-        Ok(entries.iter().any(|entry| {
+        lock(&self.contents).entries.iter().any(|entry| {
             let pack = entry.pack.as_ref().is_some_and(|pack| pack.digest == digest);
             pack && matches!(entry.event, Activated | OnTrial | Interrupted)
-        }))
+        })
     }
 
     /// The set of packs that was last found healthy, newest first; `None` before the first.
-    pub(crate) fn healthy(&self) -> Result<Option<Vec<PackId>>, HistoryError> {
-        self.state(HEALTHY)
+    pub(crate) fn healthy(&self) -> Option<Vec<PackId>> {
+        lock(&self.contents).healthy.clone()
     }
 
     /// What an earlier process was about to do.
-    pub(crate) fn intent(&self) -> Result<Option<HistoryEntry>, HistoryError> {
-        self.state(INTENT)
+    pub(crate) fn intent(&self) -> Option<HistoryEntry> {
+        lock(&self.contents).intent.clone()
     }
 
-    /// Digests of barred packs, with the reasons.
-    pub(crate) fn barred(&self) -> Result<Vec<(String, String)>, HistoryError> {
-        let read = || -> Result<Vec<(String, String)>, redb::Error> {
-            let barred = self.database.begin_read()?.open_table(BARRED)?;
-            let pairs = barred.iter()?.map(|pair| {
-                let (digest, reason) = pair?;
-                Ok((digest.value().to_owned(), reason.value().to_owned()))
-            });
-            pairs.collect()
-        };
-        read().map_err(|e| self.failed(e))
+    /// Reasons why packs are barred, by digest.
+    pub(crate) fn barred(&self) -> BTreeMap<String, String> {
+        lock(&self.contents).barred.clone()
     }
+}
 
-    fn state<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, HistoryError> {
-        let read = || -> Result<Option<Vec<u8>>, redb::Error> {
-            let state = self.database.begin_read()?.open_table(STATE)?;
-            Ok(state.get(key)?.map(|json| json.value().to_vec()))
-        };
-        let json = read().map_err(|e| self.failed(e))?;
-        json.map(|json| self.parse(&json)).transpose()
-    }
+/// What a file holds; nothing where there is none.
+fn read(path: &Path) -> Result<Contents, HistoryError> {
+    let io = |source| HistoryError::Io { path: path.to_owned(), source };
+    let mut file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Contents::default()),
+        file => file.map_err(io)?,
+    };
+    files::owner_only(&file.metadata().map_err(io)?)
+        .map_err(|what| HistoryError::NotPrivate { what: format!("{} {what}", path.display()) })?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(io)?;
+    Contents::from_bytes(&bytes)
+        .map_err(|detail| HistoryError::Damaged { path: path.to_owned(), detail })
+}
 
-    fn transact(
-        &self,
-        work: impl FnOnce(&redb::WriteTransaction) -> Result<(), redb::Error>,
-    ) -> Result<(), HistoryError> {
-        let write = || -> Result<(), redb::Error> {
-            let write = self.database.begin_write()?;
-            work(&write)?;
-            Ok(write.commit()?)
-        };
-        write().map_err(|e| self.failed(e))
-    }
-
-    fn json(&self, value: &impl Serialize) -> Vec<u8> {
-        // Strings and numbers under names: nothing of them can fail to be JSON.
-        serde_json::to_vec(value).unwrap_or_default()
-    }
-
-    fn parse<T: DeserializeOwned>(&self, json: &[u8]) -> Result<T, HistoryError> {
-        serde_json::from_slice(json).map_err(|e| self.failed(e))
-    }
-
-    fn failed(&self, error: impl std::fmt::Display) -> HistoryError {
-        HistoryError::Database { path: self.path.clone(), detail: error.to_string() }
+/// Gives a damaged history another name beside its own, which the next one takes over when it is whole.
+fn keep(path: &Path, directory: &Path) -> io::Result<PathBuf> {
+    let mut number = 1;
+    loop {
+        let kept = directory.join(format!("{DAMAGED}{number}"));
+        match std::fs::hard_link(path, &kept) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            linked => return linked.and_then(|()| files::sync_names(directory)).map(|()| kept),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn pack(digest: &str) -> PackId {
         PackId { name: "p".into(), version: "1.0.0".into(), digest: digest.into() }
     }
 
+    fn open(directory: &Path) -> History {
+        History::open(directory, false).unwrap().0
+    }
+
     #[test]
     fn what_was_written_is_there_again_and_in_one_piece() {
         let dir = tempfile::tempdir().unwrap();
-        let history = History::open(dir.path()).unwrap();
-        assert_eq!(history.healthy().unwrap(), None);
+        let history = open(dir.path());
+        assert_eq!(history.healthy(), None);
         let bar = [pack("bad")];
         let intent = Record {
             bar: &bar,
@@ -372,40 +405,117 @@ mod tests {
         };
         let intent = history.write(intent).unwrap();
         drop(history);
-        let history = History::open(dir.path()).unwrap();
-        assert_eq!(history.intent().unwrap(), Some(intent.clone()));
-        assert_eq!(history.barred().unwrap(), [("bad".to_owned(), "it trapped".to_owned())]);
+        let history = open(dir.path());
+        assert_eq!(history.intent(), Some(intent.clone()));
+        assert_eq!(history.barred(), [("bad".to_owned(), "it trapped".to_owned())].into());
         let good = [pack("good")];
         let done = Record { healthy: Some(&good), ..Record::new(HistoryEvent::RolledBack, "") };
         let done = history.write(done).unwrap();
-        assert_eq!(history.entries(9).unwrap(), [done, intent]);
-        assert_eq!(history.intent().unwrap(), None);
-        assert_eq!(history.healthy().unwrap().unwrap(), good);
+        assert_eq!(history.entries(9), [done, intent]);
+        assert_eq!(history.intent(), None);
+        assert_eq!(history.healthy().unwrap(), good);
         let cleared = Record { clear: Some("bad"), ..Record::new(HistoryEvent::Cleared, "me") };
         history.write(cleared).unwrap();
-        assert!(history.barred().unwrap().is_empty());
-        assert_eq!(history.entries(1).unwrap()[0].operator, "me");
+        assert!(history.barred().is_empty());
+        assert_eq!(history.entries(1)[0].operator, "me");
     }
 
     #[test]
-    fn a_beginning_that_a_crash_cut_short_is_begun_anew() {
+    fn what_a_crash_left_half_written_goes_and_the_oldest_entries_do() {
         let dir = tempfile::tempdir().unwrap();
-        let left = dir.path().join(".history-left");
-        std::fs::write(&left, [0; 4096]).unwrap();
-        let history = History::open(dir.path()).unwrap();
+        let history = open(dir.path());
+        lock(&history.contents).entries = (1..=MAX_ENTRIES as u64)
+            .map(|number| HistoryEntry {
+                number,
+                time: 0,
+                event: HistoryEvent::Started,
+                operator: String::new(),
+                pack: None,
+                generation: None,
+                reason: String::new(),
+            })
+            .collect();
         history.write(Record::new(HistoryEvent::Started, "")).unwrap();
         drop(history);
-        let names: Vec<_> =
-            dir.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        assert_eq!(names, ["history.redb"]);
-        assert_eq!(History::open(dir.path()).unwrap().entries(9).unwrap().len(), 1);
+        fs::write(dir.path().join(".ruvllm-left"), [0; 4096]).unwrap();
+        let entries = open(dir.path()).entries(usize::MAX);
+        let ends = (entries[0].number, entries[MAX_ENTRIES - 1].number);
+        assert_eq!((entries.len(), ends), (MAX_ENTRIES, (MAX_ENTRIES as u64 + 1, 2)));
+        let names = dir.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        assert_eq!(names, [NAME, LOCK]);
+    }
+
+    /// A history in which a pack is barred, and its bytes.
+    fn barring(directory: &Path) -> Vec<u8> {
+        let bar = [pack("bad")];
+        let record = Record { bar: &bar, ..Record::new(HistoryEvent::RollingBack, "") };
+        open(directory).write(record).unwrap();
+        fs::read(directory.join(NAME)).unwrap()
+    }
+
+    #[test]
+    fn a_file_that_is_damaged_anywhere_is_refused_by_name_and_left_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(NAME);
+        let whole = barring(dir.path());
+        let mut random = 1u64;
+        let mut below = |n: usize| {
+            // The generator of Numerical Recipes; the high bits are the better ones.
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) as usize % n
+        };
+        for variant in 0..300 {
+            let mut bytes = whole.clone();
+            let at = below(bytes.len());
+            match variant % 5 {
+                0 => bytes[at] ^= 1 << below(8),
+                1 => bytes.truncate(at),
+                2 => bytes.insert(at, below(256) as u8),
+                3 => bytes[at..].fill(0),
+                _ => bytes.extend_from_slice(&whole[..=at]),
+            }
+            fs::write(&path, &bytes).unwrap();
+            let error = History::open(dir.path(), false).err().expect("refused");
+            assert_eq!(error.code(), "history_damaged", "{variant}: {error}");
+            let message = error.to_string();
+            assert!(message.contains("--reset-history"), "{message}");
+            assert!(message.contains(path.to_str().unwrap()), "{message}");
+            assert_eq!(fs::read(&path).unwrap(), bytes);
+        }
+        fs::write(&path, b"").unwrap();
+        assert_eq!(History::open(dir.path(), false).err().unwrap().code(), "history_damaged");
+        fs::write(&path, &whole).unwrap();
+        assert_eq!(open(dir.path()).barred().len(), 1);
+    }
+
+    #[test]
+    fn a_reset_keeps_what_is_damaged_and_changes_nothing_that_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(NAME);
+        let whole = barring(dir.path());
+        let (history, kept) = History::open(dir.path(), true).unwrap();
+        assert_eq!((history.barred().len(), kept), (1, None));
+        drop(history);
+        for cut in [0, 10] {
+            fs::write(&path, &whole[..cut]).unwrap();
+            let (history, kept) = History::open(dir.path(), true).unwrap();
+            assert!(history.barred().is_empty());
+            // Under a name of its own, each time.
+            assert_eq!(fs::read(kept.unwrap()).unwrap(), whole[..cut]);
+            // A crash before anything is written is no new beginning.
+            assert_eq!(fs::read(&path).unwrap(), whole[..cut]);
+            history.write(Record::new(HistoryEvent::Started, "")).unwrap();
+        }
+        assert_eq!(open(dir.path()).entries(9).len(), 1);
     }
 
     #[test]
     fn the_file_has_one_writer() {
         let dir = tempfile::tempdir().unwrap();
-        let _open = History::open(dir.path()).unwrap();
-        let error = History::open(dir.path()).err().unwrap();
+        let _open = open(dir.path());
+        let error = History::open(dir.path(), false).err().unwrap();
         assert_eq!(error.code(), "history_locked");
         assert!(error.to_string().contains("another process"), "{error}");
     }
@@ -415,11 +525,12 @@ mod tests {
     fn a_file_that_others_can_read_is_not_used() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
-        drop(History::open(dir.path()).unwrap());
-        let path = dir.path().join("history.redb");
-        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        barring(dir.path());
+        let path = dir.path().join(NAME);
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
-        assert_eq!(History::open(dir.path()).err().unwrap().code(), "history_not_private");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        let error = History::open(dir.path(), false).err().unwrap();
+        assert_eq!(error.code(), "history_not_private");
     }
 }

@@ -43,6 +43,9 @@ pub struct SupervisorConfig {
     pub directory: PathBuf,
     /// The publishers that packs may come from.
     pub trust: TrustPolicy,
+    /// Begins a new history where the one that is there is damaged, which is kept under another name.
+    /// Which packs were barred is forgotten then.
+    pub reset_history: bool,
     /// Refuses packs that are older than what was found healthy here.
     pub floor: Option<VersionFloor>,
     /// Refuses packs that it does not pin by digest.
@@ -63,6 +66,7 @@ impl SupervisorConfig {
         Self {
             directory: directory.into(),
             trust,
+            reset_history: false,
             floor: None,
             lock: None,
             limits: HealthLimits::default(),
@@ -158,18 +162,23 @@ impl Supervisor {
     /// program is not held back by what an older one was found healthy with.
     ///
     /// # Errors
-    /// [`SupervisorError::History`], where another process has the history open above all. A pack that
-    /// cannot be brought back is left out, and the history says why.
+    /// [`SupervisorError::History`], where another process has the history open or it is damaged above all.
+    /// A pack that cannot be brought back is left out, and the history says why.
     pub fn open(host: Host, config: SupervisorConfig) -> Result<Self, SupervisorError> {
         let first = host.generation();
         let not_private = |what| HistoryError::NotPrivate { what };
         crate::files::private_directory(&config.directory).map_err(not_private)?;
-        let history = History::open(&config.directory)?;
+        let (history, damaged) = History::open(&config.directory, config.reset_history)?;
+        let damaged = damaged.map(|path| {
+            let what = format!("the damaged history is kept as {}", path.display());
+            tracing::warn!(target: LOG, "{what}; which packs were barred is forgotten");
+            what
+        });
         let store = PackStore::open(config.directory.join("packs")).map_err(not_private)?;
-        for (digest, reason) in history.barred()? {
+        for (digest, reason) in history.barred() {
             host.bar(&digest, &reason);
         }
-        if let Some(intent) = history.intent()? {
+        if let Some(intent) = history.intent() {
             let reason =
                 format!("the process ended between intent and confirmation ({:?})", intent.event);
             history.write(Record {
@@ -179,7 +188,7 @@ impl Supervisor {
                 ..Record::new(HistoryEvent::Interrupted, &intent.operator)
             })?;
         }
-        let healthy = history.healthy()?;
+        let healthy = history.healthy();
         let load = |id: &PackId| -> Result<_, String> {
             let Some(pack) = store.get(&id.digest).map_err(|e| e.to_string())? else {
                 return Ok(None);
@@ -206,7 +215,7 @@ impl Supervisor {
         });
         history.write(Record {
             generation: Some(active.generation()),
-            reason: &instead.collect::<Vec<_>>().join(", "),
+            reason: &damaged.into_iter().chain(instead).collect::<Vec<_>>().join(", "),
             // What could not be brought back today may be tomorrow.
             healthy: healthy.is_none().then_some(&packs),
             ..Record::new(HistoryEvent::Started, "")
@@ -237,7 +246,8 @@ impl Supervisor {
     /// Verifies a pack, makes it ready as [`Host::stage`] does, and keeps its bytes.
     ///
     /// # Errors
-    /// [`SupervisorError::Pack`] and [`SupervisorError::Host`]; the history says so too.
+    /// [`SupervisorError::Pack`] and [`SupervisorError::Host`], and the history says so too;
+    /// [`SupervisorError::History`]. Nothing stays staged then.
     pub fn stage(
         &self,
         pack: UnverifiedPack,
@@ -250,15 +260,19 @@ impl Supervisor {
             let pack_id = id.insert(PackId::of(&verified)).clone();
             spans::note_pack(&span, &pack_id);
             let report = self.host.stage(verified)?;
-            self.store.put(&pack_id.digest, &pack).inspect_err(|_| {
+            let keep = || -> Result<(), SupervisorError> {
+                self.store.put(&pack_id.digest, &pack)?;
+                let record = Record::new(HistoryEvent::Staged, operator);
+                self.history.write(Record { pack: Some(pack_id), ..record })?;
+                Ok(())
+            };
+            keep().inspect_err(|_| {
                 self.host.discard(report.id);
             })?;
             Ok(report)
         };
         let report = staged();
         let report = report.inspect_err(|error| self.refused(&span, id.take(), operator, error))?;
-        let pack = Some(report.pack.clone());
-        self.history.write(Record { pack, ..Record::new(HistoryEvent::Staged, operator) })?;
         lock(&self.counters).staged += 1;
         tracing::info!(target: LOG, operator, pack = named(&report.pack), id = report.id, "staged");
         Ok(report)
@@ -394,11 +408,8 @@ impl Supervisor {
     }
 
     /// The newest entries of the history, newest first.
-    ///
-    /// # Errors
-    /// [`SupervisorError::History`].
-    pub fn history(&self, limit: usize) -> Result<Vec<HistoryEntry>, SupervisorError> {
-        Ok(self.history.entries(limit)?)
+    pub fn history(&self, limit: usize) -> Vec<HistoryEntry> {
+        self.history.entries(limit)
     }
 
     /// How often what was done.
@@ -491,9 +502,8 @@ impl Supervisor {
     pub(super) fn prune(&self) {
         let staged = self.host.staged().into_iter().map(|staged| staged.pack.digest);
         let kept = self.host.generations().into_iter().flat_map(|generation| generation.packs);
-        // Where the history cannot be read, nothing is let go.
-        let Ok(healthy) = self.history.healthy() else { return };
-        let kept = kept.chain(healthy.unwrap_or_default()).map(|pack| pack.digest);
+        let healthy = self.history.healthy().unwrap_or_default();
+        let kept = kept.chain(healthy).map(|pack| pack.digest);
         self.store.retain(&staged.chain(kept).collect());
     }
 }

@@ -130,7 +130,7 @@ impl Victim {
             "{:?} instead of {possible:?}",
             self.now
         );
-        let started = &self.supervisor.history(1).unwrap()[0];
+        let started = &self.supervisor.history(1)[0];
         assert_eq!(started.event, HistoryEvent::Started);
         assert!(self.supervisor.health().is_empty());
         let mut worker = self.supervisor.host().worker().unwrap();

@@ -83,7 +83,7 @@ fn archives_and_directories_are_activated_when_two_looks_saw_the_same() {
     assert!(active(&post.supervisor).is_empty(), "somebody may still be copying");
     post.delivery.look();
     assert_eq!(active(&post.supervisor), ["1.0.0"]);
-    let entry = &post.supervisor.history(1).unwrap()[0];
+    let entry = &post.supervisor.history(1)[0];
     assert_eq!((entry.event, entry.operator.as_str()), (HistoryEvent::Activated, "directory"));
     post.good(2).read().unwrap().write_dir(&post.path("two")).unwrap();
     assert_eq!(post.look(), ["2.0.0"]);
@@ -312,7 +312,7 @@ fn an_entry_may_be_a_link_as_in_a_configmap_and_nothing_inside_of_a_pack_may() {
     fs::rename(&kernel, post.path("elsewhere")).unwrap();
     symlink(post.path("elsewhere"), &kernel).unwrap();
     assert_eq!(post.look(), ["2.0.0"]);
-    let reason = &post.supervisor.history(1).unwrap()[0].reason;
+    let reason = &post.supervisor.history(1)[0].reason;
     assert!(reason.contains("symlink"), "{reason}");
 }
 

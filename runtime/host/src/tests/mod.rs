@@ -7,6 +7,8 @@ mod crashing;
 #[cfg(feature = "supervisor")]
 mod delivering;
 mod faults;
+#[cfg(all(unix, feature = "supervisor"))]
+mod full_disk;
 mod generic;
 mod isolation;
 mod model;

@@ -95,7 +95,7 @@ pub(super) fn active(supervisor: &Supervisor) -> Vec<String> {
 }
 
 pub(super) fn events(supervisor: &Supervisor) -> Vec<HistoryEvent> {
-    let mut entries = supervisor.history(100).unwrap();
+    let mut entries = supervisor.history(100);
     entries.reverse();
     entries.into_iter().map(|entry| entry.event).collect()
 }
@@ -132,7 +132,7 @@ fn taken_back(
     let message = refused(&supervisor);
     let codes: Vec<_> = supervisor.counters().taken_back.into_iter().collect();
     assert_eq!((codes.len(), codes[0].1), (1, 1));
-    let entries = supervisor.history(100).unwrap();
+    let entries = supervisor.history(100);
     let entry = entries.iter().find(|e| e.event == HistoryEvent::RolledBack).unwrap();
     assert_eq!(entry.pack.as_ref().unwrap().version, "2.0.0");
     assert!(message.contains(&entry.reason), "{message}");
@@ -160,7 +160,7 @@ fn a_generation_that_does_well_for_the_window_is_what_a_restart_brings_back() {
     supervisor.tick();
     assert!(supervisor.health().is_empty());
     assert_eq!(events(&supervisor), [Started, Staged, Activating, Activated, Healthy]);
-    let entry = &supervisor.history(2).unwrap()[1];
+    let entry = &supervisor.history(2)[1];
     assert_eq!((entry.operator.as_str(), entry.generation), ("me", Some(2)));
     assert_eq!(entry.pack.as_ref().unwrap().digest, digest(&one));
     activate(&supervisor, &two).unwrap();
@@ -675,7 +675,7 @@ fn packs_that_cannot_be_trusted_any_more_are_not_brought_back() {
     let config = SupervisorConfig { trust: revoked, ..place.config(&one) };
     let supervisor = Supervisor::open(place.host(), config).unwrap();
     assert!(active(&supervisor).is_empty());
-    let entry = &supervisor.history(2).unwrap()[1];
+    let entry = &supervisor.history(2)[1];
     assert_eq!(entry.event, HistoryEvent::Refused);
     assert_eq!(entry.pack.as_ref().unwrap().digest, digest(&one));
 }
@@ -691,7 +691,7 @@ fn what_is_refused_is_written_down_and_changes_nothing() {
     let wrong = place.pack(1, &Module { epilogue: "(unreachable)".into(), ..Module::default() });
     assert_eq!(supervisor.stage(wrong.read().unwrap(), "me").unwrap_err().code(), "kernel_trap");
     assert_eq!(supervisor.activate(1, "me").unwrap_err().code(), "not_staged");
-    let refusals: Vec<_> = supervisor.history(2).unwrap();
+    let refusals: Vec<_> = supervisor.history(2);
     assert!(refusals.iter().all(|entry| entry.event == HistoryEvent::Refused));
     assert!(refusals[0].reason.contains("kernel_trap"), "{}", refusals[0].reason);
     assert_eq!((supervisor.counters().refused, supervisor.counters().staged), (2, 0));
@@ -758,7 +758,7 @@ fn of_what_the_program_brings_along_and_what_was_healthy_the_newer_is_active() {
     assert_eq!(active(&beside(&pack(1), &place)), ["2.0.0"]);
     let supervisor = beside(&pack(3), &place);
     assert_eq!(active(&supervisor), ["3.0.0"]);
-    let entry = &supervisor.history(1).unwrap()[0];
+    let entry = &supervisor.history(1)[0];
     let reason = "test-kernels 3.0.0 in place of 2.0.0";
     assert_eq!((entry.event, entry.reason.as_str()), (HistoryEvent::Started, reason));
     assert!(!events(&supervisor).contains(&HistoryEvent::Refused));

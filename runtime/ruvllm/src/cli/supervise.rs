@@ -27,6 +27,7 @@ pub(crate) fn open(
     let state = setup::state_dir(kernels)
         .ok_or("there is no home directory to keep the history of kernels in; give --state-dir")?;
     let mut config = runtime.kernels().supervisor_config(state.join("swap"));
+    config.reset_history = options.reset_history;
     config.limits = options.health_limits();
     config.probe = probe_text(options, runtime.model())?.map(|text| probe(text, runtime));
     Ok(Some(Arc::new(Supervisor::open(runtime.host().clone(), config)?)))

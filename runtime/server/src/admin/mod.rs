@@ -254,7 +254,7 @@ async fn history(
 ) -> Result<Json<HistoryReport>, ApiError> {
     let Query(Span { limit, after }) = query.map_err(bad_query)?;
     let read = move |supervisor: &Supervisor| {
-        let mut entries = supervisor.history(limit)?;
+        let mut entries = supervisor.history(limit);
         entries.retain(|entry| entry.number > after);
         Ok(Json(HistoryReport { entries, counters: supervisor.counters() }))
     };

@@ -25,6 +25,11 @@ pub struct AdminOptions {
     /// these nothing at --listen.
     #[arg(long, value_name = "NAME=sha256:HEX")]
     pub admin_key: Vec<ApiKey>,
+    /// Begin a new history of what was done to kernels where the one in --state-dir is damaged, and keep
+    /// that under another name; otherwise the server does not start then. Which packs were barred is
+    /// forgotten with it. A history that is whole stays.
+    #[arg(long)]
+    pub reset_history: bool,
     /// Stage and activate kernel packs as they appear in this directory.
     #[arg(long, value_name = "DIR")]
     pub watch_packs: Option<PathBuf>,
@@ -86,6 +91,7 @@ impl AdminOptions {
         for (option, given, without, there) in [
             ("admin-key", !self.admin_key.is_empty(), "admin-listen", listens),
             ("watch-share", self.watch_share.is_some(), "watch-packs", self.watch_packs.is_some()),
+            ("reset-history", self.reset_history, "admin-listen", self.supervised()),
             ("probe-text", self.probe_text.is_some(), "admin-listen", self.supervised()),
         ] {
             if given && !there {
