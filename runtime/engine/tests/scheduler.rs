@@ -608,6 +608,27 @@ fn a_sink_that_panics_ends_its_request_alone() {
     until(&scheduler, "cancelled", |stats| stats.cancelled == 1);
 }
 
+#[test]
+fn a_step_that_does_not_end_is_seen_from_outside() {
+    let scheduler = default_scheduler();
+    assert_eq!(scheduler.busy_for(), Duration::ZERO);
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = Mutex::new(held);
+    let sink = Box::new(move |_| {
+        let _ = held.lock().unwrap().recv();
+        ControlFlow::Break(())
+    });
+    let _ticket = scheduler.submit(request(0, 20, 5), sink).unwrap();
+    let start = Instant::now();
+    while scheduler.busy_for() < Duration::from_millis(100) {
+        assert!(start.elapsed() < LONG);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(release);
+    assert!(scheduler.drain(LONG));
+    assert_eq!(scheduler.busy_for(), Duration::ZERO);
+}
+
 struct PanicsWhenDropped;
 
 impl Drop for PanicsWhenDropped {

@@ -14,6 +14,7 @@ use ruvllm_engine::{Adapter, Engine, Scheduler, SchedulerConfig};
 use crate::admin::{self, Supervised};
 use crate::error::{ApiError, ServerError};
 use crate::grammar::Grammars;
+use crate::health::{self, Helpers};
 use crate::metrics::Metrics;
 use crate::options::{Limits, ServerOptions};
 use crate::server::Served;
@@ -45,6 +46,7 @@ pub(crate) struct App {
     pub(crate) created: u64,
     pub(crate) options: ServerOptions,
     pub(crate) metrics: Metrics,
+    pub(crate) helpers: Helpers,
     pub(crate) draining: AtomicBool,
 }
 
@@ -71,6 +73,7 @@ impl App {
             created: now(),
             options,
             metrics: Metrics::default(),
+            helpers: Helpers::default(),
             draining: AtomicBool::new(false),
         })
     }
@@ -102,8 +105,8 @@ pub(crate) fn routes(app: &Arc<App>, listener: Listener) -> Router {
         _ => Router::new(),
     };
     Router::new()
-        .route("/health", get(models::health))
-        .route("/ready", get(models::ready))
+        .route("/health", get(health::health))
+        .route("/ready", get(health::ready))
         .route("/metrics", get(metrics::metrics))
         .route("/status", get(status::status))
         .route("/v1/models", get(models::list))

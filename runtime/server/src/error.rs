@@ -246,6 +246,11 @@ impl ApiError {
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
     }
 
+    /// A part of the server does not work.
+    pub(crate) fn unhealthy(code: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
+    }
+
     pub(crate) fn queue_full(retry_after: Duration) -> ApiError {
         let message = "too many requests are waiting; try again later";
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message);

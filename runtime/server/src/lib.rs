@@ -23,6 +23,7 @@ mod embeddings;
 mod error;
 mod fields;
 mod grammar;
+mod health;
 mod http;
 mod json;
 mod keys;

@@ -1,4 +1,4 @@
-//! What is served, and whether it is.
+//! What is served.
 
 use std::sync::Arc;
 
@@ -8,23 +8,6 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::error::ApiError;
-
-/// `GET /health`: requests can be computed. A process that cannot any more wants to be started anew.
-pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    if !app.scheduler.is_alive() {
-        return Err(ApiError::internal("the scheduler has ended; start the server again"));
-    }
-    Ok(Json(json!({"status": "ok"})))
-}
-
-/// `GET /ready`: requests are taken.
-pub(crate) async fn ready(state: State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    if state.is_draining() {
-        return Err(ApiError::draining());
-    }
-    let _healthy = health(state).await?;
-    Ok(Json(json!({"status": "ready"})))
-}
 
 /// `GET /v1/models`.
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {

@@ -247,6 +247,48 @@ mod tests {
         assert_eq!(count(), HELPERS);
     }
 
+    /// A server of the demo model with these options over the defaults.
+    fn start(args: &[&str]) -> Server {
+        let command = ServerOptions::augment_args(Command::new("test"));
+        let line = ["test", "--listen", "127.0.0.1:0"];
+        let given = command.get_matches_from(line.iter().chain(args));
+        let options = ServerOptions::from_arg_matches(&given).unwrap();
+        let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../ruvllm/demo/tales-q8_0.gguf");
+        let model = Arc::new(Model::open(demo.as_ref()).unwrap());
+        let config =
+            EngineConfig { threads: 1, memory: Some(256 << 20), ..EngineConfig::default() };
+        let engine = Engine::new(model, Host::new(HostConfig::default()).unwrap(), config).unwrap();
+        Server::start(engine.into(), options).unwrap()
+    }
+
+    /// The status and the error of a server's health.
+    fn health(server: &Server) -> (u16, String) {
+        let config = ureq::Agent::config_builder().http_status_as_error(false).build();
+        let url = format!("http://{}/health", server.address());
+        let mut answer = ureq::Agent::new_with_config(config).get(url).call().unwrap();
+        (answer.status().as_u16(), answer.body_mut().read_to_string().unwrap())
+    }
+
+    #[test]
+    fn a_scheduler_that_is_at_one_step_for_too_long_is_not_healthy_until_it_goes_on() {
+        let server = start(&["--request-timeout", "0.2"]);
+        assert_eq!(health(&server).0, 200);
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let held = Mutex::new(held);
+        let sink = Box::new(move |_| {
+            let _ = held.lock().map(|held| held.recv());
+            ControlFlow::Break(())
+        });
+        let request = Request::new(vec![1], Default::default());
+        let _ticket = server.app.scheduler.submit(request, sink).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        let (status, error) = health(&server);
+        assert!(status == 503 && error.contains("scheduler_stuck"), "{status} {error}");
+        drop(release);
+        assert!(server.app.scheduler.drain(Duration::from_secs(10)));
+        assert_eq!(health(&server).0, 200);
+    }
+
     /// A sink that is dropped outside of what the scheduler catches.
     struct PanicsWhenDropped;
 
@@ -258,15 +300,7 @@ mod tests {
 
     #[test]
     fn a_server_whose_scheduler_panicked_is_not_alive_and_stops_at_once() {
-        let command = ServerOptions::augment_args(Command::new("test"));
-        let given = command.get_matches_from(["test", "--listen", "127.0.0.1:0"]);
-        let options = ServerOptions::from_arg_matches(&given).unwrap();
-        let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../ruvllm/demo/tales-q8_0.gguf");
-        let model = Arc::new(Model::open(demo.as_ref()).unwrap());
-        let config =
-            EngineConfig { threads: 1, memory: Some(256 << 20), ..EngineConfig::default() };
-        let engine = Engine::new(model, Host::new(HostConfig::default()).unwrap(), config).unwrap();
-        let server = Server::start(engine.into(), options).unwrap();
+        let server = start(&[]);
         assert!(server.is_alive());
         let bomb = PanicsWhenDropped;
         let sink = Box::new(move |_| {
@@ -278,6 +312,8 @@ mod tests {
         while server.is_alive() {
             std::thread::sleep(Duration::from_millis(5));
         }
+        let (status, error) = health(&server);
+        assert!(status == 503 && error.contains("scheduler_ended"), "{status} {error}");
         let begun = std::time::Instant::now();
         server.stop().unwrap();
         assert!(begun.elapsed() < Duration::from_secs(10));

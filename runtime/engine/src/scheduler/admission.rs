@@ -25,9 +25,10 @@ impl Runner {
             }
             let here = self.running.len() + self.resting.len() + state.queue.len();
             if here > 0 {
+                state.busy = Some(Instant::now());
                 return true;
             }
-            state.busy = false;
+            state.busy = None;
             state.pace.pause();
             shared.idle.notify_all();
             state = shared.work.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -135,8 +135,8 @@ struct Shared {
 struct State {
     queue: Queue,
     phase: Phase,
-    /// Whether any request waits, runs or rests.
-    busy: bool,
+    /// Since when the thread is at what it does now; `None` where no request waits, runs or rests.
+    busy: Option<Instant>,
     pace: Pace,
     stats: SchedulerStats,
 }
@@ -166,7 +166,7 @@ impl Scheduler {
         let state = State {
             queue: Queue::default(),
             phase: Phase::Open,
-            busy: false,
+            busy: None,
             pace: Pace::default(),
             stats: SchedulerStats::default(),
         };
@@ -197,6 +197,12 @@ impl Scheduler {
         self.handle.shared.state().phase != Phase::Stopped
     }
 
+    /// How long the thread has been at what it does now, a step and what belongs to it; zero where there is
+    /// nothing to do.
+    pub fn busy_for(&self) -> Duration {
+        self.handle.shared.state().busy.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
     /// Queues a request. What becomes of it goes to `sink`, on the scheduler's thread, so it must not
     /// block; breaking off there cancels the request, as dropping the ticket does.
     ///
@@ -217,7 +223,7 @@ impl Scheduler {
             });
         }
         state.queue.push(job);
-        state.busy = true;
+        state.busy.get_or_insert_with(Instant::now);
         shared.work.notify_one();
         Ok(Ticket { cancel })
     }
@@ -237,7 +243,7 @@ impl Scheduler {
         if state.phase == Phase::Open {
             state.phase = Phase::Draining;
         }
-        while state.busy {
+        while state.busy.is_some() {
             let left = match deadline {
                 Some(deadline) => deadline.saturating_duration_since(Instant::now()),
                 None => timeout,

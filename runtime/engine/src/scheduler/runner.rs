@@ -37,7 +37,7 @@ impl Drop for Close {
         let mut state = self.0.state();
         state.phase = Phase::Stopped;
         let waiting = state.queue.remove(true);
-        state.busy = false;
+        state.busy = None;
         self.0.idle.notify_all();
         drop(state);
         // Their sinks go here, outside the lock.

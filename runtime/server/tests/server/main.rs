@@ -5,6 +5,8 @@ mod api;
 mod clients;
 mod common;
 mod dashboard;
+#[cfg(unix)]
+mod health;
 mod lifecycle;
 mod limits;
 mod metrics;

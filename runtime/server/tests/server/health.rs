@@ -1,0 +1,59 @@
+//! What `/health` and `/ready` say while requests are not answered.
+
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use ruvllm_engine::chat::Renderer;
+use ruvllm_host::process::HelperProcess;
+use ruvllm_server::Served;
+
+use crate::common::{Service, engine, soon};
+
+/// A renderer that answers when it is started, and never again.
+fn hanging() -> Renderer {
+    // To its limits, its template and a text, three empty answers as the protocol has them: a tag and a
+    // length. Its output stays open.
+    let script = r"printf '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'; exec cat 3>&1 >/dev/null";
+    Renderer::Process(HelperProcess {
+        program: "/bin/sh".into(),
+        args: ["-c", script].map(Into::into).to_vec(),
+        processes: 1,
+        memory_bytes: 64 << 20,
+        time: Duration::from_secs(600),
+    })
+}
+
+/// A client that has asked for a chat and waits.
+fn ask(service: &Service) -> TcpStream {
+    let body = r#"{"messages": [{"role": "user", "content": "Hello"}]}"#;
+    let mut stream = TcpStream::connect(service.server.address()).unwrap();
+    write!(
+        stream,
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    stream
+}
+
+#[test]
+fn costly_requests_that_keep_all_helpers_busy_are_seen_from_outside_until_they_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let template = dir.path().join("template.jinja");
+    std::fs::write(&template, "what the renderer makes of it").unwrap();
+    let args = ["--chat-template", template.to_str().unwrap()];
+    let service = Service::of(Served { renderer: hanging(), ..engine().into() }, &args);
+    assert_eq!((service.get("/health").status, service.get("/ready").status), (200, 200));
+    let clients: Vec<TcpStream> = (0..20).map(|_| ask(&service)).collect();
+    for path in ["/health", "/ready"] {
+        soon(path, || service.get(path).status == 503);
+        let begun = Instant::now();
+        service.get(path).refused(503, None, "helpers_busy");
+        assert!(begun.elapsed() < Duration::from_secs(5), "{path}: {:?}", begun.elapsed());
+    }
+    drop(clients);
+    for path in ["/ready", "/health"] {
+        soon(path, || service.get(path).status == 200);
+    }
+}
