@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::extract::Request;
 use axum::middleware;
 use axum::routing::{get, post};
 use ruvllm_engine::chat::ChatTemplate;
 use ruvllm_engine::{Adapter, Engine, Scheduler, SchedulerConfig};
 
 use crate::admin::{self, Supervised};
+use crate::bodies::Bodies;
 use crate::error::{ApiError, ServerError};
 use crate::grammar::Grammars;
 use crate::health::{self, Helpers};
@@ -47,6 +48,8 @@ pub(crate) struct App {
     pub(crate) options: ServerOptions,
     pub(crate) metrics: Metrics,
     pub(crate) helpers: Helpers,
+    bodies: Bodies,
+    admin_bodies: Bodies,
     pub(crate) draining: AtomicBool,
 }
 
@@ -55,7 +58,8 @@ impl App {
         let Served { engine, adapter, supervisor, renderer, grammars } = served;
         let model = options.model_id.clone().unwrap_or_else(|| engine.model().name().to_owned());
         let (template, tool_format) = options.chat_template(engine.model(), &renderer)?.unzip();
-        let Limits { parallel: running, queue, prompt_chunk: chunk, .. } = options.limits;
+        let Limits { parallel: running, queue, prompt_chunk: chunk, max_bodies, .. } =
+            options.limits;
         let config = SchedulerConfig { running, queue, chunk };
         Ok(App {
             scheduler: Scheduler::start(engine.clone(), config)?,
@@ -74,8 +78,19 @@ impl App {
             options,
             metrics: Metrics::default(),
             helpers: Helpers::default(),
+            bodies: Bodies::new(max_bodies),
+            // Few use it, and have to be able to send a pack.
+            admin_bodies: Bodies::new(admin::pack_bytes()),
             draining: AtomicBool::new(false),
         })
+    }
+
+    /// The bodies of a listener's requests.
+    pub(crate) fn bodies(&self, listener: Listener) -> &Bodies {
+        match listener {
+            Listener::Client => &self.bodies,
+            Listener::Admin => &self.admin_bodies,
+        }
     }
 
     /// Whether the server takes no more requests.
@@ -121,6 +136,5 @@ pub(crate) fn routes(app: &Arc<App>, listener: Listener) -> Router {
         .merge(administration)
         .fallback(|request: Request| async move { ApiError::not_found(request.uri().path()) })
         .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
-        .layer(DefaultBodyLimit::max(app.options.limits.max_body))
         .layer(middleware::from_fn_with_state((Arc::clone(app), listener), http::around))
 }

@@ -80,6 +80,14 @@ pub enum ServerError {
         /// The option.
         option: &'static str,
     },
+    /// The largest body that a request may have is larger than all together may be.
+    #[error(
+        "--max-bodies must be at least --max-body, {max_body} bytes, or the largest requests are never read"
+    )]
+    BodyLimits {
+        /// The largest body.
+        max_body: usize,
+    },
     /// The address is taken, or is not this machine's.
     #[error("cannot listen on {address}: {source}; choose another address with --{option}")]
     Listen {
@@ -153,6 +161,7 @@ impl ServerError {
             ServerError::KeyName { .. } => "api_key_name",
             ServerError::KeyEntry => "api_key_entry",
             ServerError::Limit { .. } => "limit",
+            ServerError::BodyLimits { .. } => "body_limits",
             ServerError::Listen { .. } => "listen",
             ServerError::Tls { .. } => "tls",
             ServerError::Runtime { .. } => "event_loop",
@@ -244,6 +253,17 @@ impl ApiError {
     pub(crate) fn too_large(limit: usize) -> ApiError {
         let message = format!("the body of a request may have {limit} bytes");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+    }
+
+    pub(crate) fn slow_body() -> ApiError {
+        let message = "the body of the request comes in too slowly";
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "slow_body", message)
+    }
+
+    pub(crate) fn bodies_full() -> ApiError {
+        let message = "the bodies of other requests take all the memory that there is for them; try again later";
+        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "bodies_full", message);
+        ApiError { retry: Retry::After(Duration::from_secs(1)), ..error }
     }
 
     /// A part of the server does not work.

@@ -4,13 +4,17 @@
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use crate::bodies::Held;
 use crate::error::ApiError;
 
-/// The fields of an object of a request that were not taken yet.
+/// The fields of an object of a request that were not taken yet. Those of the whole request are kept for as
+/// long as anything of its body is.
 pub(crate) struct Fields {
     /// Where in the request the object is; empty for the whole.
     at: String,
     fields: Map<String, Value>,
+    /// The bytes of the whole request.
+    _held: Option<Held>,
 }
 
 /// Fields of OpenAI's API that are accepted without being acted upon, with the reason why that is
@@ -64,13 +68,13 @@ fn never(_: &Value) -> bool {
 
 impl Fields {
     /// Those of a request.
-    pub(crate) fn new(fields: Map<String, Value>) -> Fields {
-        Fields::within(String::new(), fields)
+    pub(crate) fn new(fields: Map<String, Value>, held: Held) -> Fields {
+        Fields { _held: Some(held), ..Fields::within(String::new(), fields) }
     }
 
     /// Those of an object within a request.
     pub(crate) fn within(at: String, fields: Map<String, Value>) -> Fields {
-        Fields { at, fields }
+        Fields { at, fields, _held: None }
     }
 
     /// The full name of a field.
@@ -112,7 +116,7 @@ impl Fields {
     }
 
     /// Refuses what is left unless it is harmless.
-    pub(crate) fn finish(self) -> Result<(), ApiError> {
+    pub(crate) fn finish(&self) -> Result<(), ApiError> {
         for (name, value) in &self.fields {
             let param = self.path(name);
             let known = HARMLESS.iter().find(|field| field.name == name.as_str());

@@ -5,15 +5,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::body::Bytes;
 use axum::extract::{FromRef, FromRequest, MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Map, Value};
 use tracing::Span;
 
 use crate::app::{App, Listener};
+use crate::bodies::Held;
 use crate::dashboard;
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -160,16 +160,12 @@ pub(crate) async fn read_body(
     request: Request,
     app: &App,
     limit: usize,
-) -> Result<Bytes, ApiError> {
+) -> Result<(Vec<u8>, Held), ApiError> {
+    let caller = request.extensions().get::<Caller>();
+    let bodies = app.bodies(caller.map_or(Listener::Client, |caller| caller.listener));
     let patience = app.options.limits.request_timeout;
-    let bytes = tokio::time::timeout(patience, Bytes::from_request(request, &()));
-    let bytes = bytes.await.map_err(|_| ApiError::timeout(patience))?;
-    bytes.map_err(|rejection| {
-        if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-            return ApiError::too_large(limit);
-        }
-        ApiError::bad_request("unreadable_body", rejection.body_text())
-    })
+    let read = tokio::time::timeout(patience, bodies.read(request.into_body(), limit));
+    read.await.map_err(|_| ApiError::timeout(patience))?
 }
 
 /// A JSON object as the body of a request.
@@ -185,11 +181,11 @@ where
             return Err(ApiError::not_json());
         }
         let app = Arc::from_ref(state);
-        let bytes = read_body(request, &app, app.options.limits.max_body).await?;
+        let (bytes, held) = read_body(request, &app, app.options.limits.max_body).await?;
         let fields: Map<String, Value> = crate::json::object(&bytes).map_err(|error| {
             ApiError::bad_request("invalid_json", format!("the body is no JSON object: {error}"))
         })?;
-        Ok(Fields::new(fields))
+        Ok(Fields::new(fields, held))
     }
 }
 

@@ -16,6 +16,7 @@
 mod admin;
 mod answer;
 mod app;
+mod bodies;
 mod chat;
 mod completions;
 mod dashboard;

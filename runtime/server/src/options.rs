@@ -68,6 +68,11 @@ pub struct Limits {
     /// The largest body of a request.
     #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = parse_size)]
     pub max_body: usize,
+    /// Bytes of bodies that are in memory together, from when they are read until they have become
+    /// prompts; requests that find no room are refused with status 503. What is read from JSON takes
+    /// several times as much. Those of --admin-listen do not count.
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
+    pub max_bodies: usize,
     /// Memory that the grammars of all requests (schemas, tools that must be called) may take together;
     /// those of one client may take half of it.
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
@@ -94,7 +99,7 @@ impl ServerOptions {
     /// [`ServerError::KeysRequired`] for an open address without keys, [`ServerError::KeyTwice`],
     /// [`ServerError::KeyShared`], [`ServerError::AdminKeysRequired`],
     /// [`ServerError::AdminTlsRequired`], [`ServerError::Pointless`], [`ServerError::Limit`],
-    /// [`ServerError::ChatTemplate`], [`ServerError::Tls`].
+    /// [`ServerError::BodyLimits`], [`ServerError::ChatTemplate`], [`ServerError::Tls`].
     pub fn check(&self) -> Result<(), ServerError> {
         if !self.listen.ip().is_loopback() && self.api_key.is_empty() {
             return Err(ServerError::KeysRequired { address: self.listen });
@@ -111,8 +116,8 @@ impl ServerOptions {
         if let Some(key) = self.api_key.iter().find(is_admin) {
             return Err(ServerError::KeyShared { client: key.name.clone() });
         }
-        let Limits { parallel, queue, prompt_chunk, max_body, max_choices, max_tokens, .. } =
-            self.limits;
+        let Limits { parallel, queue, prompt_chunk, max_body, .. } = self.limits;
+        let Limits { max_bodies, max_choices, max_tokens, .. } = self.limits;
         for (option, value) in [
             ("parallel", parallel),
             ("queue", queue),
@@ -124,6 +129,9 @@ impl ServerOptions {
             if value == 0 {
                 return Err(ServerError::Limit { option });
             }
+        }
+        if max_bodies < max_body {
+            return Err(ServerError::BodyLimits { max_body });
         }
         self.template()?;
         self.tls().map(drop)

@@ -16,12 +16,12 @@ pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
     mut fields: Fields,
 ) -> Result<Json<Value>, ApiError> {
-    let content: String = fields.require("content")?;
-    let add_special = fields.take("add_special")?.unwrap_or(false);
-    let parse_special = fields.take("parse_special")?.unwrap_or(true);
-    let with_pieces = fields.take("with_pieces")?.unwrap_or(false);
-    fields.finish()?;
     aside(move || {
+        let content: String = fields.require("content")?;
+        let add_special = fields.take("add_special")?.unwrap_or(false);
+        let parse_special = fields.take("parse_special")?.unwrap_or(true);
+        let with_pieces = fields.take("with_pieces")?.unwrap_or(false);
+        fields.finish()?;
         let tokenizer = app.engine.model().tokenizer();
         let tokens = tokenizer.encode_with_special(&content, parse_special, add_special)?;
         if !with_pieces {

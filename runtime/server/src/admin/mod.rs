@@ -9,7 +9,7 @@ mod supervised;
 use std::sync::Arc;
 
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{DefaultBodyLimit, FromRef, Path, Query, Request, State};
+use axum::extract::{FromRef, Path, Query, Request, State};
 use axum::http::StatusCode;
 use axum::routing::{delete, get, post};
 use axum::{Extension, Json, Router};
@@ -46,7 +46,7 @@ pub(crate) fn routes(app: Arc<App>, kernels: Supervised) -> Router {
     Router::new()
         .route("/admin/v1/kernels", get(kernels_report))
         .route("/admin/v1/kernels/explain", get(explain))
-        .route("/admin/v1/packs", post(stage).layer(DefaultBodyLimit::max(pack_bytes())))
+        .route("/admin/v1/packs", post(stage))
         .route("/admin/v1/packs/{id}", delete(discard))
         .route("/admin/v1/packs/{id}/activate", post(activate))
         .route("/admin/v1/trial/promote", post(promote))
@@ -127,12 +127,13 @@ async fn stage(
     if !content_type(&request).eq_ignore_ascii_case("application/octet-stream") {
         return Err(ApiError::not_an_archive());
     }
-    let body = read_body(request, &admin.app, pack_bytes()).await?;
+    let (body, held) = read_body(request, &admin.app, pack_bytes()).await?;
     let stage = move |supervisor: &Supervisor| {
         let pack = UnverifiedPack::read_archive(&body[..], &PackLimits::default())
             .map_err(|error| ApiError::bad_request(error.code(), error.to_string()))?;
-        // The bytes are in the pack now.
+        // The bytes are in the pack now, which lives as long as this.
         drop(body);
+        let _held = held;
         Ok((StatusCode::CREATED, Json(supervisor.stage(pack, &caller.client)?)))
     };
     admin.kernels.stage(stage).await
@@ -140,7 +141,7 @@ async fn stage(
 
 /// The longest body that can hold a pack within the default limits: in front of each file there is a
 /// block of 512 bytes, behind it at most another one, and two at the end.
-fn pack_bytes() -> usize {
+pub(crate) fn pack_bytes() -> usize {
     let PackLimits { max_entries, max_total_bytes, .. } = PackLimits::default();
     max_total_bytes as usize + 1024 * (max_entries + 1)
 }

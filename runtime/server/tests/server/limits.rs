@@ -191,6 +191,14 @@ fn other_machines_are_served_with_keys_alone() {
 }
 
 #[test]
+fn all_bodies_together_may_be_as_large_as_one() {
+    let small = options(&["--max-body", "64K", "--max-bodies", "63K"]);
+    let error = Server::start(engine().into(), small).err().unwrap();
+    assert_eq!(error.code(), "body_limits");
+    assert!(error.to_string().contains("--max-bodies"), "{error}");
+}
+
+#[test]
 fn a_name_that_a_page_made_point_here_opens_nothing() {
     let service = Service::start(&[]);
     let mut stream = TcpStream::connect(service.server.address()).unwrap();

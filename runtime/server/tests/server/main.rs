@@ -2,6 +2,7 @@
 
 mod admin;
 mod api;
+mod bodies;
 mod clients;
 mod common;
 mod dashboard;
