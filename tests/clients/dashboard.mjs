@@ -74,13 +74,20 @@ async function asksForTheKey(page) {
 
 async function chats(page) {
   const markup = "<img src=x onerror=alert(1)> Once upon a time";
+  // What is hidden takes no text.
+  await page.click(".settings summary");
   await page.type("#chat-tokens", "40");
+  // The same answer each time, of all these tokens.
+  await page.type("#chat-temperature", "0");
   await page.type("#chat-input", markup);
   await page.keyboard.press("Enter");
   await page.waitForSelector("#messages[aria-busy=false]");
-  // Every piece that arrives is appended.
-  const pieces = await page.$eval(".assistant .text", (node) => node.childNodes.length);
-  assert.ok(pieces > 2, `the answer came in ${pieces} pieces`);
+  // Every piece that arrives is appended; the first node was there before.
+  const { pieces, shown } = await page.$eval(".assistant", (node) => ({
+    pieces: node.querySelector(".text").childNodes.length - 1,
+    shown: node.innerText,
+  }));
+  assert.ok(pieces > 20 && pieces <= 40, `the answer came in ${pieces} pieces: ${shown}\n${problems.join("\n")}`);
   await text(page, ".assistant .meta", /^\d+ tokens · [\d.]+ tokens\/s · first after [\d.]+ m?s$/);
   assert.equal(await page.$eval(".user .text", (node) => node.textContent), markup);
   assert.equal(await page.$("#messages img"), null);
@@ -88,7 +95,9 @@ async function chats(page) {
   // Stops with the first piece. The whole answer takes a moment only, and may all be there with it.
   for (let left = 20; ; left--) {
     await page.click("#chat-clear");
-    await page.evaluate(() => (document.getElementById("chat-tokens").value = ""));
+    await page.evaluate(() => {
+      for (const id of ["chat-tokens", "chat-temperature"]) document.getElementById(id).value = "";
+    });
     await page.type("#chat-input", "Once upon a time there was a fox");
     await page.evaluate(() => {
       const observer = new MutationObserver(() => {

@@ -13,7 +13,7 @@ use ruvllm_tests::wat::{Module, but_for, rmsnorm_f32};
 use ruvllm_tests::{PackBuilder, TestPack};
 use serde_json::{Value, json};
 
-use crate::common::{Answer, Service, engine, events, options, read};
+use crate::common::{Answer, Service, engine, events, options, read, served};
 
 /// One publisher's packs, a directory, an administrator, and a clock that stands still unless told.
 pub(crate) struct Place {
@@ -75,7 +75,7 @@ impl Place {
             ..SupervisorConfig::new(self.dir.path().join("swap"), trust)
         };
         let supervisor = Arc::new(Supervisor::open(engine.host().clone(), config).unwrap());
-        let served = Served { supervisor: Some(Arc::clone(&supervisor)), ..engine.into() };
+        let served = Served { supervisor: Some(Arc::clone(&supervisor)), ..served(engine) };
         let admin = ["--admin-listen", "127.0.0.1:0", "--admin-key", &self.entry];
         Console {
             service: Service::of(served, &[&admin, args].concat()),
