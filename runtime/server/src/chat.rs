@@ -31,7 +31,7 @@ pub(crate) async fn completions(
     let waiting = Waiting::default();
     let waited_for = waiting.watch(app.options.limits.request_timeout);
     let asks = caller.clone();
-    let (prompt, logprobs, wanted, params, tools) = aside(move || {
+    let (body, prompt, logprobs, wanted, params, tools) = aside(move || {
         let app = shared;
         let params = Params::take(&mut fields, &app, None)?;
         let logprobs = logprobs(&mut fields)?;
@@ -47,7 +47,7 @@ pub(crate) async fn completions(
         let text = template.render_while(&messages, list, true, &waited_for)?;
         asks.log_prompt(&app, &text);
         let prompt = app.engine.model().tokenizer().encode_chat(&text)?;
-        Ok((prompt, logprobs, wanted, params, tools))
+        Ok((fields, prompt, logprobs, wanted, params, tools))
     })
     .await?;
     let grammar = match wanted {
@@ -62,6 +62,8 @@ pub(crate) async fn completions(
     let work = Work { operation, prompts, n, options, logprobs, grammar };
     let shared = Arc::clone(&app);
     let sequences = aside(move || Sequences::start(&shared, caller, work)).await?;
+    // What was in it counts until here: a schema waited for its turn.
+    drop(body);
     let message = || Message {
         content: String::new(),
         logprobs: Vec::new(),
