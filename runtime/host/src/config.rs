@@ -123,6 +123,14 @@ pub struct HostConfig {
     pub isa: Isa,
     /// Caps that no pack can raise.
     pub limits: HostLimits,
+    /// Bytes that the instances of all kernels may take together: their linear memory, their tables, and
+    /// copies of what is set back between scopes. 1 GiB unless set; an engine lowers it to its share of
+    /// its own budget. What does not fit is not made, and the next candidate answers.
+    pub kernel_memory: usize,
+    /// Bytes that the instances of one pack may take of those; 768 MiB unless set, and three quarters of
+    /// [`HostConfig::kernel_memory`] at most, which leaves room for another pack to prove itself. A
+    /// pack whose kernels begin with more, one instance of each, is refused.
+    pub pack_memory: usize,
     /// The unit of `max_epoch_ticks`: how often running kernels look at the clock.
     pub tick: Duration,
     /// How long the kernels of one pack may compute, all together, to prove themselves at admission.
@@ -172,6 +180,8 @@ impl Default for HostConfig {
             strict: false,
             isa: Isa::detect(),
             limits: HostLimits::default(),
+            kernel_memory: 1 << 30,
+            pack_memory: 768 << 20,
             tick: Duration::from_millis(1),
             admission_time: Duration::from_secs(10),
             admission_seed: None,

@@ -219,6 +219,16 @@ pub enum TrapKind {
     Other,
 }
 
+/// Which bound on memory an instance does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryBound {
+    /// [`crate::HostConfig::pack_memory`].
+    Pack,
+    /// [`crate::HostConfig::kernel_memory`].
+    Host,
+}
+
 /// How a kernel failed a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -254,6 +264,16 @@ pub enum Failure {
         /// Bytes that the kernel may have.
         limit: usize,
     },
+    /// There is no memory for an instance. That depends on what others have, so it is not the kernel's
+    /// fault, even at the bound of its own pack: never quarantined for.
+    Memory {
+        /// Whose memory is used up.
+        bound: MemoryBound,
+        /// Bytes more that the instance takes.
+        needed: usize,
+        /// Bytes that there may be in use.
+        limit: usize,
+    },
     /// No instance could be made.
     Instantiate {
         /// Why.
@@ -284,6 +304,8 @@ impl Failure {
             Failure::Mismatch { .. } => "kernel_mismatch",
             Failure::InputWritten => "kernel_wrote_input",
             Failure::TooLarge { .. } => "call_too_large",
+            Failure::Memory { bound: MemoryBound::Pack, .. } => "pack_memory_full",
+            Failure::Memory { bound: MemoryBound::Host, .. } => "kernel_memory_full",
             Failure::Instantiate { .. } => "kernel_instantiate",
             Failure::Cleanup { .. } => "kernel_cleanup",
             Failure::Native { .. } => "native_refused",
@@ -292,7 +314,8 @@ impl Failure {
 
     /// Whether it says something about the kernel rather than about the call.
     pub(crate) fn counts(&self) -> bool {
-        !matches!(self, Failure::TooLarge { .. } | Failure::Native { .. })
+        use Failure::{Memory, Native, TooLarge};
+        !matches!(self, TooLarge { .. } | Memory { .. } | Native { .. })
     }
 }
 
@@ -314,6 +337,17 @@ impl fmt::Display for Failure {
             Failure::InputWritten => f.write_str("wrote into its inputs"),
             Failure::TooLarge { needed, limit } => {
                 write!(f, "the call needs {needed} bytes of memory; the kernel may have {limit}")
+            }
+            Failure::Memory { bound, needed, limit } => {
+                let whose = match bound {
+                    MemoryBound::Pack => "those of its pack",
+                    MemoryBound::Host => "those of all kernels",
+                };
+                write!(
+                    f,
+                    "has no memory for an instance: that takes {needed} bytes more, and {whose} may \
+                     have {limit}; give more with --memory"
+                )
             }
             Failure::Instantiate { detail } => write!(f, "cannot be instantiated: {detail}"),
             Failure::Cleanup { trap: TrapKind::Deadline, .. } => {

@@ -6,6 +6,7 @@ use crate::deadline::Deadline;
 use crate::error::Refusal;
 use crate::exec::KernelSpec;
 use crate::exec::cache::{EntryId, EntryIdBuilder};
+use crate::memory::PackMemory;
 use crate::module_gate::{self, Declared, RELAXED_SIMD};
 use crate::plan::CallPlan;
 use crate::{HostConfig, OpKey, exec};
@@ -30,6 +31,7 @@ pub(crate) struct GatedKernel {
     pub(crate) spec: KernelSpec,
     pub(crate) deadline: Deadline,
     pub(crate) budget: Arc<Budget>,
+    pub(crate) memory: Arc<PackMemory>,
     /// The words of the params at their defaults.
     pub(crate) defaults: Vec<u32>,
     /// Under which the cache of machine code keeps it.
@@ -122,6 +124,16 @@ pub(crate) fn pass<'a>(
     }
     if kernels.is_empty() {
         refusals.extend(skips);
+    }
+    let begin = kernels.iter().filter_map(|kernel| bytes(&kernel.id)).map(module_gate::begins_with);
+    let (needed, limit) = (begin.fold(0, usize::saturating_add), means.memory.limit());
+    if needed > limit {
+        let what = format!(
+            "one instance of each of its kernels takes {needed} bytes of memory; a pack may have \
+             {limit} here: link for a smaller memory, which the host grows where calls need it, or \
+             give more with --memory"
+        );
+        refusals.push(Refusal::new("", "pack_memory_over_limit", what));
     }
     if refusals.is_empty() { Ok(Gated { kernels, skipped }) } else { Err(refusals) }
 }
@@ -265,6 +277,7 @@ fn kernel(
         spec,
         deadline,
         budget: means.budget.clone(),
+        memory: means.memory.clone(),
         author: entry.tolerance,
         defaults,
         plan,

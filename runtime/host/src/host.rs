@@ -4,6 +4,7 @@ use crate::error::{Failure, HostError, Incident};
 use crate::exec::cache::AotCache;
 use crate::exec::{self, Executor};
 use crate::kernel::{Kernel, KernelCode, Uids};
+use crate::memory::{HostMemory, KernelBudget, KernelMemory};
 use crate::race::Records;
 use crate::registry::RegistrySnapshot;
 use crate::select::{Candidate, Explanation};
@@ -43,6 +44,8 @@ pub(crate) struct Shared {
     pub(crate) id: u64,
     pub(crate) config: HostConfig,
     pub(crate) uids: Arc<Uids>,
+    /// What instances take.
+    pub(crate) memory: Arc<HostMemory>,
     /// Calls that workers have seen.
     pub(crate) seen: AllSeen,
     /// Drops what they let go of.
@@ -64,13 +67,14 @@ pub(crate) struct Shared {
 pub(crate) struct Witness {
     ledger: Arc<Ledger>,
     incidents: Arc<Mutex<Incidents>>,
+    uids: Arc<Uids>,
     quarantine_after: u32,
 }
 
 impl Witness {
     /// Counts a failure and reports it.
     pub(crate) fn tell(&self, failure: &Failure) {
-        book(&self.incidents, &self.ledger, failure, self.quarantine_after);
+        book(&self.incidents, &self.uids, &self.ledger, failure, self.quarantine_after);
     }
 
     /// Whether it was told before that the kernel does not tidy up.
@@ -142,6 +146,7 @@ impl Host {
         let first = Arc::new(first);
         let shared = Shared {
             id,
+            memory: HostMemory::new(&config),
             config,
             uids,
             seen: AllSeen::default(),
@@ -235,6 +240,18 @@ impl Host {
             .collect()
     }
 
+    /// What the instances of kernels take of this process's memory.
+    pub fn kernel_memory(&self) -> KernelMemory {
+        self.shared.memory.report()
+    }
+
+    /// Has what the instances of kernels take come out of a budget as well, as long as that lives, and
+    /// lowers what they may take together to `limit` bytes, for good; instances that are there stay.
+    /// `false` where the budget has no room for those: nothing has changed then.
+    pub fn join_budget(&self, budget: &Arc<dyn KernelBudget>, limit: usize) -> bool {
+        self.shared.memory.join(budget, limit)
+    }
+
     /// Failures since the last time they were taken, oldest first, and how many more there were
     /// than are kept.
     pub fn take_incidents(&self) -> (Vec<Incident>, u64) {
@@ -264,17 +281,28 @@ impl Shared {
     /// Who is told of failures of a kernel where no worker waits for it.
     pub(crate) fn witness(&self, ledger: &Arc<Ledger>) -> Witness {
         let (ledger, incidents) = (ledger.clone(), self.incidents.clone());
-        Witness { ledger, incidents, quarantine_after: self.config.quarantine_after }
+        let (uids, quarantine_after) = (self.uids.clone(), self.config.quarantine_after);
+        Witness { ledger, incidents, uids, quarantine_after }
     }
 
     /// Counts a failure of a kernel and reports it.
     pub(crate) fn report(&self, ledger: &Ledger, failure: &Failure) {
-        book(&self.incidents, ledger, failure, self.config.quarantine_after);
+        book(&self.incidents, &self.uids, ledger, failure, self.config.quarantine_after);
     }
 }
 
-fn book(incidents: &Mutex<Incidents>, ledger: &Ledger, failure: &Failure, quarantine_after: u32) {
+fn book(
+    incidents: &Mutex<Incidents>,
+    uids: &Uids,
+    ledger: &Ledger,
+    failure: &Failure,
+    quarantine_after: u32,
+) {
     let quarantined = ledger.failed(failure, quarantine_after);
+    if quarantined {
+        // Its instances are of no more use to any worker.
+        uids.retired.fetch_add(1, Ordering::Relaxed);
+    }
     let incident = Incident {
         op: ledger.key.clone(),
         kernel: ledger.kernel.clone(),

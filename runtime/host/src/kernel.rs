@@ -46,7 +46,7 @@ pub(crate) struct Kernel {
 /// Gives numbers to kernels, and takes them back from those that are gone.
 #[derive(Default)]
 pub(crate) struct Uids {
-    /// Counts kernels that are gone, for workers to notice.
+    /// Counts kernels that are gone or out of service, for workers to notice.
     pub(crate) retired: AtomicU64,
     numbers: Mutex<Numbers>,
 }

@@ -150,6 +150,22 @@ pub(crate) fn check(wasm: &[u8], declared: &Declared<'_>, limits: &HostLimits) -
     gate.found
 }
 
+/// Bytes of the memory and the table that an instance of a module begins with.
+pub(crate) fn begins_with(wasm: &[u8]) -> usize {
+    let bytes = payloads(wasm).map(|payload| match payload {
+        Payload::MemorySection(s) => {
+            let memories = s.into_iter().flatten();
+            memories.map(|memory| memory.initial.saturating_mul(64 << 10)).sum()
+        }
+        Payload::TableSection(s) => {
+            let tables = s.into_iter().flatten();
+            tables.map(|table| table.ty.initial.saturating_mul(size_of::<usize>() as u64)).sum()
+        }
+        _ => 0,
+    });
+    usize::try_from(bytes.fold(0, u64::saturating_add)).unwrap_or(usize::MAX)
+}
+
 struct Gate<'a> {
     limits: &'a HostLimits,
     found: Vec<Objection>,

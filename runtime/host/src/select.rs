@@ -240,6 +240,11 @@ pub(crate) fn explain(
         if verdict != Verdict::Quarantined && kernel.ledger.counted() > 0 {
             reasons.push(format!("failed {} times so far", kernel.ledger.counted()));
         }
+        for (code, count) in kernel.ledger.failures() {
+            if matches!(code, "pack_memory_full" | "kernel_memory_full") {
+                reasons.push(format!("passed {count} calls on for want of memory [{code}]"));
+            }
+        }
         explanation.candidates.push(Candidate::of(kernel, verdict, reasons));
     }
     explanation.candidates.extend(choice.left_out.iter().cloned());

@@ -61,6 +61,8 @@ struct Lane {
     until_clock: u32,
     /// The classes of shapes that were noted for self-tests of other kernels, a bit for each.
     noted: u64,
+    /// Whether the last instance that was wanted did not fit the memory.
+    short: bool,
 }
 
 struct Open {
@@ -379,17 +381,33 @@ impl Worker {
             // Not here: its `kernel_cleanup` takes its time.
             self.host.reaper.take(std::mem::take(&mut self.lanes[kernel.uid].benches));
         }
+        let lacks = matches!(failure, Failure::Memory { .. });
+        if lacks && std::mem::replace(&mut self.lanes[kernel.uid].short, true) {
+            // One incident tells of them all: there may be one in every call.
+            kernel.ledger.failed(failure, self.host.config.quarantine_after);
+            return;
+        }
         self.host.report(&kernel.ledger, failure);
+        if kernel.ledger.quarantined() {
+            self.host.reaper.take(kernel.ready.take_all());
+        }
     }
 
-    /// Lets go of instances whose kernels no snapshot holds any more.
+    /// Lets go of instances whose kernels no snapshot holds any more, or that are out of service.
     #[cold]
     fn sweep(&mut self) {
         self.retired = self.host.uids.retired.load(Relaxed);
-        let is_over = |lane: &&mut Lane| {
-            lane.open.as_ref().is_some_and(|open| open.alive.strong_count() == 0)
+        let remains = |lane: &mut Lane| {
+            let open = lane.open.as_ref()?;
+            if open.alive.strong_count() == 0 {
+                return Some(std::mem::take(lane));
+            }
+            if !open.ledger.quarantined() || lane.benches.is_empty() {
+                return None;
+            }
+            Some(Lane { benches: std::mem::take(&mut lane.benches), ..Lane::default() })
         };
-        let over: Vec<Lane> = self.lanes.iter_mut().filter(is_over).map(std::mem::take).collect();
+        let over: Vec<Lane> = self.lanes.iter_mut().filter_map(remains).collect();
         if !over.is_empty() {
             self.host.reaper.take(over);
         }
@@ -450,7 +468,15 @@ impl Lane {
             }
             self.benches.remove(0);
         }
-        let bench = Bench::new(sandbox, room, owner)?;
+        let bench = match Bench::new(sandbox, room, owner) {
+            // One that is larger than need be, or has to be handed its constants, still answers.
+            Err(full @ Failure::Memory { .. }) => {
+                let found = self.benches.iter().position(|bench| bench.could_serve(room));
+                return found.ok_or(full);
+            }
+            made => made?,
+        };
+        self.short = false;
         let seen = &host.seen;
         seen.note_room(&kernel.key, room);
         let constants = seen.of(&kernel.key).constants;

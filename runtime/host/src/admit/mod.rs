@@ -28,13 +28,14 @@ use crate::exec::cache::{AotCache, Entry, EntryId};
 use crate::exec::window::{Bench, GUARD_BYTES, OWN_PAGES, Room, Sandbox, check_info};
 use crate::exec::{Executor, KernelSpec, PreparedKernel};
 use crate::gate::GatedKernel;
+use crate::memory::PackMemory;
 use crate::random::{self, Random};
 use crate::run::TILE_BYTES;
 use crate::worker::wanted;
 use ruvllm_abi::{Op, Status};
 use ruvllm_native::{Isa, oracle, twin};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 /// A kernel that computed the right numbers. Only [`admit`] makes one.
 pub(crate) struct AdmittedKernel {
@@ -67,6 +68,8 @@ pub(crate) struct Means<'a> {
     pub(crate) cache: Option<&'a AotCache>,
     pub(crate) pace: Pace,
     pub(crate) budget: Arc<Budget>,
+    /// Where instances of the pack count.
+    pub(crate) memory: Arc<PackMemory>,
     /// See [`crate::HostConfig::admission_seed`].
     pub(crate) seed: Option<u64>,
 }
@@ -89,8 +92,14 @@ pub(crate) struct Recalled {
 
 impl CompiledKernel {
     fn new(gated: GatedKernel, prepared: Arc<dyn PreparedKernel>, own_pages: Vec<u16>) -> Self {
-        let (defaults, scratch) = (gated.defaults.clone(), AtomicBool::new(false));
-        let sandbox = Sandbox { prepared, defaults, own_pages, scratch };
+        let sandbox = Sandbox {
+            prepared,
+            memory: gated.memory.clone(),
+            defaults: gated.defaults.clone(),
+            own_pages,
+            scratch: AtomicBool::new(false),
+            heap_base: AtomicU32::new(0),
+        };
         Self { gated, sandbox: Arc::new(sandbox) }
     }
 }
@@ -290,7 +299,15 @@ fn serve(
                 if benches.len() == INSTANCES {
                     benches.remove(0).close().map_err(failed)?;
                 }
-                benches.push(Bench::new(sandbox, room, None).map_err(failed)?);
+                let bench = loop {
+                    match Bench::new(sandbox, room, None) {
+                        Err(Failure::Memory { .. }) if !benches.is_empty() => {
+                            benches.remove(0).close().map_err(failed)?;
+                        }
+                        made => break made.map_err(failed)?,
+                    }
+                };
+                benches.push(bench);
                 benches.len() - 1
             }
         };

@@ -75,6 +75,20 @@ pub(crate) struct KernelSpec {
     pub(crate) ticks: u64,
 }
 
+/// A page of linear memory, in bytes.
+pub(crate) const WASM_PAGE: usize = 64 << 10;
+
+/// The memory of an instance, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Footprint {
+    /// Linear memory that a new one has.
+    pub(crate) initial: usize,
+    /// Linear memory that it can have.
+    pub(crate) limit: usize,
+    /// Its table.
+    pub(crate) table: usize,
+}
+
 /// A kernel that did not return.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Trap {
@@ -116,6 +130,9 @@ pub(crate) trait PreparedKernel: Send + Sync {
     /// What its calls may take.
     fn deadline(&self) -> &Deadline;
 
+    /// What its instances take of memory.
+    fn footprint(&self) -> Footprint;
+
     /// Makes an instance, its deadline running from before the first instruction.
     ///
     /// # Errors
@@ -144,9 +161,6 @@ pub(crate) trait Instance: Send {
     /// Grows the memory to at least `bytes`; what is added can be written. `false` where that is beyond
     /// its limit.
     fn grow_to(&mut self, bytes: usize) -> bool;
-
-    /// The most bytes that the memory can have.
-    fn memory_limit(&self) -> usize;
 
     /// Calls the entry point with the address of a descriptor, which may take so many ticks. Gives
     /// its status, and the memory as it left it.

@@ -7,8 +7,8 @@
 //! addresses for a memory and guards beyond, which is its default.
 
 use super::{
-    Artifact, CompileError, Executor, Instance, KernelSpec, PreparedKernel, Trap, aot, child,
-    fence, isolate,
+    Artifact, CompileError, Executor, Footprint, Instance, KernelSpec, PreparedKernel, Trap,
+    WASM_PAGE, aot, child, fence, isolate,
 };
 use crate::HostConfig;
 use crate::config::Compiler;
@@ -21,14 +21,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use wasmtime::{
-    Config, Engine, Extern, Global, Memory, Module, Mutability, OptLevel, ResourceLimiter, Store,
-    TypedFunc, UpdateDeadline, Val,
+    Config, Engine, Extern, ExternType, Global, Memory, MemoryType, Module, Mutability, OptLevel,
+    ResourceLimiter, Store, TypedFunc, UpdateDeadline, Val,
 };
 
 /// The version of the engine, which a manifest's `min_version` is held against.
 pub(crate) const VERSION: semver::Version = semver::Version::new(48, 0, 8);
-
-const PAGE: usize = 64 << 10;
 
 /// Compiles and loads kernels for one host.
 pub(crate) struct WasmtimeExecutor {
@@ -139,13 +137,24 @@ impl Executor for WasmtimeExecutor {
             .start(move || engine.increment_epoch())
             .map_err(|e| format!("cannot start the deadline clock: {e}"))?;
         let module = aot::load(&self.engine, artifact)?;
-        Ok(Arc::new(Prepared { module, spec, deadline, _ticker: self.ticker.clone() }))
+        let memory = module.get_export(export::MEMORY);
+        let memory = memory.as_ref().and_then(ExternType::memory);
+        let bytes = |pages: u64| pages.min(u64::from(spec.memory_pages)) as usize * WASM_PAGE;
+        let elements = module.resources_required().max_initial_table_size.unwrap_or(0);
+        let footprint = Footprint {
+            initial: memory.map_or(0, |memory| bytes(memory.minimum())),
+            limit: bytes(memory.and_then(MemoryType::maximum).unwrap_or(u64::MAX)),
+            table: elements as usize * size_of::<usize>(),
+        };
+        let _ticker = self.ticker.clone();
+        Ok(Arc::new(Prepared { module, spec, footprint, deadline, _ticker }))
     }
 }
 
 struct Prepared {
     module: Module,
     spec: KernelSpec,
+    footprint: Footprint,
     deadline: Deadline,
     /// Deadlines hold only while the clock ticks: it must outlive everything that can run.
     _ticker: Arc<Ticker>,
@@ -156,9 +165,13 @@ impl PreparedKernel for Prepared {
         &self.deadline
     }
 
+    fn footprint(&self) -> Footprint {
+        self.footprint
+    }
+
     fn instantiate(&self) -> Result<Box<dyn Instance>, Trap> {
         let limits = Limits {
-            memory: self.spec.memory_pages as usize * PAGE,
+            memory: self.spec.memory_pages as usize * WASM_PAGE,
             table: self.spec.table_elements as usize,
             spent: Spent::default(),
         };
@@ -189,11 +202,6 @@ impl PreparedKernel for Prepared {
         let init = instance.get_typed_func(&mut store, export::INIT).ok();
         let info = instance.get_typed_func(&mut store, export::INFO).ok();
         let cleanup = instance.get_typed_func(&mut store, export::CLEANUP).ok();
-        let limit = match memory.ty(&store).maximum() {
-            Some(pages) => self.spec.memory_pages.min(pages.min(1 << 16) as u32),
-            None => self.spec.memory_pages,
-        };
-        let limit = limit as usize * PAGE;
         let mut globals = Vec::new();
         while let Some(global) =
             instance.get_global(&mut store, &isolate::global_name(globals.len()))
@@ -215,7 +223,7 @@ impl PreparedKernel for Prepared {
             heap_base,
             tick,
             aside,
-            limit,
+            limit: self.footprint.limit,
             _ticker: self._ticker.clone(),
         }))
     }
@@ -316,12 +324,8 @@ impl Instance for Running {
         if bytes <= have {
             return true;
         }
-        let pages = (bytes - have).div_ceil(PAGE) as u64;
+        let pages = (bytes - have).div_ceil(WASM_PAGE) as u64;
         bytes <= self.limit && self.memory.grow(&mut self.store, pages).is_ok()
-    }
-
-    fn memory_limit(&self) -> usize {
-        self.limit
     }
 
     fn call(&mut self, descriptor: u32, ticks: u64) -> Result<(i32, &[u8]), Trap> {

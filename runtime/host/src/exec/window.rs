@@ -20,11 +20,12 @@
 //! instance.
 
 use super::fence::page_size;
-use super::{Instance, PreparedKernel, Trap};
+use super::{Footprint, Instance, PreparedKernel, Trap, WASM_PAGE};
 use crate::call::{OpCall, Operand, Owner, Resident, ResidentBytes, Scope, Words};
 use crate::deadline::Deadline;
 use crate::error::{Failure, TrapKind};
 use crate::host::Witness;
+use crate::memory::{Charge, PackMemory};
 use crate::plan::CallBytes;
 use crate::random::Random;
 use crate::run::TILE_BYTES;
@@ -33,8 +34,7 @@ use ruvllm_abi::{ABI_VERSION, KernelDescriptor, KernelInfo, REGION_ALIGN, Region
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 /// Bytes behind the output that a guarded run watches.
@@ -64,6 +64,8 @@ const PARAMS_BYTES: usize = Words::BYTES.next_multiple_of(REGION_ALIGN);
 /// What instances of a kernel are made of.
 pub(crate) struct Sandbox {
     pub(crate) prepared: Arc<dyn PreparedKernel>,
+    /// Where its instances count.
+    pub(crate) memory: Arc<PackMemory>,
     /// The words for `kernel_init`.
     pub(crate) defaults: Vec<u32>,
     /// Numbers of the pages below scratch that the kernel writes to.
@@ -71,6 +73,34 @@ pub(crate) struct Sandbox {
     /// Whether it has asked for scratch, by a trap. What it uses of that depends on the call, and most
     /// kernels use none, which spares them having it set back.
     pub(crate) scratch: AtomicBool,
+    /// Where the host's part of the memory begins, as its first instance shows; 0 before.
+    pub(crate) heap_base: AtomicU32,
+}
+
+/// Where the host's part of an instance's memory is divided.
+struct Layout {
+    descriptor: usize,
+    params: usize,
+    scratch: usize,
+    /// Up to the end of a page, where the limit allows.
+    window: Range<usize>,
+}
+
+impl Layout {
+    /// With a window of so many bytes, or what the limit allows.
+    fn new(heap_base: u32, limit: usize, room: Room, bytes: usize) -> Self {
+        let descriptor = align(heap_base as usize);
+        let params = descriptor + DESCRIPTOR_BYTES;
+        let scratch = params + PARAMS_BYTES;
+        let from = scratch + SCRATCH_BYTES;
+        // Constants get at least half of what there is, unless a call would not fit otherwise.
+        let most = match room {
+            Room::Row(_) => limit.saturating_sub(from),
+            Room::Tile => limit.saturating_sub(from) / 2,
+        };
+        let end = (from + bytes.min(most)).next_multiple_of(page_size());
+        Self { descriptor, params, scratch, window: from..end.min(limit).max(from) }
+    }
 }
 
 /// What calls an instance is for, by the room that they need.
@@ -135,6 +165,8 @@ pub(crate) struct Bench {
     constants: Option<Arc<Constants>>,
     /// Who is told where it does not end as it should.
     witness: Option<Witness>,
+    /// Last, so that it counts until the instance is gone.
+    charge: Charge,
 }
 
 /// Where the regions of a call go; of an operand that is resident, it is there already.
@@ -166,7 +198,7 @@ impl Bench {
     /// Makes an instance, runs its `kernel_init` with the words of the default params, and fences it in.
     ///
     /// # Errors
-    /// [`Failure::Instantiate`].
+    /// [`Failure::Instantiate`], [`Failure::Memory`].
     pub(crate) fn new(
         sandbox: &Arc<Sandbox>,
         room: Room,
@@ -174,16 +206,17 @@ impl Bench {
     ) -> Result<Self, Failure> {
         let mut bench = Self::bare(sandbox, room, owner, room.bytes())?;
         bench.fence();
+        bench.settle()?;
         Ok(bench)
     }
 
     /// Makes an instance that may write anywhere, to learn where it does.
     ///
     /// # Errors
-    /// [`Failure::Instantiate`].
+    /// [`Failure::Instantiate`], [`Failure::Memory`].
     pub(crate) fn learning(sandbox: &Arc<Sandbox>, room: Room) -> Result<Self, Failure> {
         let mut bench = Self::bare(sandbox, room, None, room.bytes())?;
-        bench.keeping = Keeping::Learning { image: bench.image(), written: BTreeSet::new() };
+        bench.learns(BTreeSet::new())?;
         Ok(bench)
     }
 
@@ -199,12 +232,31 @@ impl Bench {
         self.instance.memory()
     }
 
-    /// What lies below the window.
-    fn image(&mut self) -> Vec<u8> {
-        self.instance.memory()[..self.window.start].to_vec()
+    /// Learns which pages the kernel writes to, beside those found so far.
+    fn learns(&mut self, written: BTreeSet<u16>) -> Result<(), Failure> {
+        self.charge.resize(self.takes(self.size) + self.window.start)?;
+        let image = self.instance.memory()[..self.window.start].to_vec();
+        self.keeping = Keeping::Learning { image, written };
+        Ok(())
     }
 
-    /// Makes an instance with a window of so many bytes, or what its limit allows.
+    /// Bytes that it counts with where its memory has `size`.
+    fn takes(&self, size: usize) -> usize {
+        let copies = match &self.keeping {
+            Keeping::Learning { image, .. } => image.len(),
+            Keeping::Fenced { parts } => parts.iter().map(|(_, image)| image.len()).sum(),
+            Keeping::Renewed => 0,
+        };
+        self.sandbox.prepared.footprint().table + size + copies
+    }
+
+    /// Counts what it takes, once that is known.
+    fn settle(&mut self) -> Result<(), Failure> {
+        self.charge.resize(self.takes(self.size))
+    }
+
+    /// Makes an instance with a window of so many bytes, or what its limit allows. It is counted with what
+    /// it takes at most when it is fenced in, so that it is not made where there is no memory for that.
     fn bare(
         sandbox: &Arc<Sandbox>,
         room: Room,
@@ -212,20 +264,17 @@ impl Bench {
         bytes: usize,
     ) -> Result<Self, Failure> {
         let failed = |detail: String| Failure::Instantiate { detail };
-        let instance = sandbox.prepared.instantiate().map_err(|trap| failed(trap.detail))?;
-        let descriptor = align(instance.heap_base() as usize);
-        let params = descriptor + DESCRIPTOR_BYTES;
-        let scratch = params + PARAMS_BYTES;
-        let from = scratch + SCRATCH_BYTES;
-        let limit = instance.memory_limit();
-        // Constants get at least half of what there is, unless a call would not fit otherwise.
-        let most = match room {
-            Room::Row(_) => limit.saturating_sub(from),
-            Room::Tile => limit.saturating_sub(from) / 2,
-        };
-        let end = (from + bytes.min(most)).next_multiple_of(page_size());
-        let window = from..end.min(limit).max(from);
-        let residents_to = window.end;
+        let Footprint { initial, limit, table } = sandbox.prepared.footprint();
+        let expected = Layout::new(sandbox.heap_base.load(Relaxed), limit, room, bytes);
+        let linear = initial.max(expected.window.end.next_multiple_of(WASM_PAGE).min(limit));
+        let copies = (sandbox.own_pages.len() + 3) * page_size() + SCRATCH_BYTES;
+        let charge = Charge::new(&sandbox.memory, table + linear + copies)?;
+        let mut instance = sandbox.prepared.instantiate().map_err(|trap| failed(trap.detail))?;
+        sandbox.heap_base.store(instance.heap_base(), Relaxed);
+        let Layout { descriptor, params, scratch, window } =
+            Layout::new(instance.heap_base(), limit, room, bytes);
+        let (from, residents_to) = (window.start, window.end);
+        let size = instance.memory().len();
         let mut bench = Self {
             sandbox: sandbox.clone(),
             instance,
@@ -236,7 +285,7 @@ impl Bench {
             keeping: Keeping::Renewed,
             scope: None,
             limit,
-            size: 0,
+            size,
             descriptor,
             params,
             scratch,
@@ -250,9 +299,13 @@ impl Bench {
             used: false,
             constants: None,
             witness: None,
+            charge,
         };
-        bench.reserve(residents_to).map_err(|_| {
-            failed(format!("it needs {from} bytes of memory before any call; its limit is {limit}"))
+        bench.reserve(residents_to).map_err(|failure| match failure {
+            Failure::TooLarge { .. } => failed(format!(
+                "it needs {from} bytes of memory before any call; its limit is {limit}"
+            )),
+            other => other,
         })?;
         let words = bytemuck::cast_slice(&sandbox.defaults);
         let memory = bench.instance.memory();
@@ -457,6 +510,8 @@ impl Bench {
             return Err(failure);
         }
         self.sandbox.scratch.store(true, Relaxed);
+        // Where there is no memory for a new instance, this one goes on as for another client.
+        self.scope = None;
         self.renew(self.window.len())?;
         self.prepare(call, bytes)?;
         self.enter()
@@ -577,11 +632,13 @@ impl Bench {
         new.clearings = self.clearings + 1;
         match &mut self.keeping {
             Keeping::Learning { written, .. } => {
-                let written = std::mem::take(written);
-                new.keeping = Keeping::Learning { image: new.image(), written };
+                new.learns(std::mem::take(written))?;
             }
-            Keeping::Fenced { .. } => new.fence(),
-            Keeping::Renewed => {}
+            Keeping::Fenced { .. } => {
+                new.fence();
+                new.settle()?;
+            }
+            Keeping::Renewed => new.settle()?,
         }
         *self = new;
         Ok(())
@@ -647,8 +704,17 @@ impl Bench {
     #[inline]
     fn reserve(&mut self, end: usize) -> Result<(), Failure> {
         if end > self.size {
+            let too_large = Failure::TooLarge { needed: end, limit: self.limit };
+            if end > self.limit {
+                return Err(too_large);
+            }
+            let takes = self.takes(end.next_multiple_of(WASM_PAGE));
+            if takes > self.charge.bytes() {
+                self.charge.resize(takes)?;
+            }
             if !self.instance.grow_to(end) {
-                return Err(Failure::TooLarge { needed: end, limit: self.limit });
+                self.settle()?;
+                return Err(too_large);
             }
             let grown = self.size..self.instance.memory().len();
             self.size = grown.end;

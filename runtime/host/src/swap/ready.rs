@@ -39,6 +39,11 @@ impl Ready {
     pub(crate) fn take(&self) -> Vec<Bench> {
         lock(&self.0).pop().unwrap_or_default()
     }
+
+    /// All that was made ahead.
+    pub(crate) fn take_all(&self) -> Vec<Vec<Bench>> {
+        std::mem::take(&mut lock(&self.0))
+    }
 }
 
 impl Shared {

@@ -21,6 +21,10 @@ use std::time::Instant;
 /// eighth of the time.
 const REST: u32 = 7;
 
+/// Bytes that a kernel's instances take while it proves itself, amply for one of small memory: those of
+/// the core pack take 2 MiB.
+const PROOF_BYTES: usize = 4 << 20;
+
 /// A pack that is ready to be published.
 #[derive(Clone)]
 pub(crate) struct Staged {
@@ -272,7 +276,8 @@ impl Shared {
         };
         let budget = Arc::new(Budget::new(self.config.admission_time));
         let seed = self.config.admission_seed;
-        let means = Means { executor: &*executor, compiler, cache, pace, budget, seed };
+        let memory = self.memory.of_pack();
+        let means = Means { executor: &*executor, compiler, cache, pace, budget, memory, seed };
         let bytes = |id: &str| pack.kernel_bytes(id);
         let gated = gate::pass(manifest, bytes, &self.config, &means).map_err(refused)?;
         let admitted = self.admit_all(gated.kernels, pack, &means).map_err(refused)?;
@@ -343,7 +348,9 @@ impl Shared {
                 }
             }
         };
-        let helpers = 1..means.pace.threads.min(jobs.len());
+        // No more at once than there is memory for the instances that kernels prove themselves in.
+        let proofs = (means.memory.limit() / PROOF_BYTES).max(1);
+        let helpers = 1..means.pace.threads.min(jobs.len()).min(proofs);
         if rayon::current_thread_index().is_some() {
             // The others of those threads that this one belongs to.
             rayon::scope(|scope| {
