@@ -139,6 +139,18 @@ fn a_run_within_a_budget_and_with_a_directory_to_spill_to_gives_the_same_text() 
     let spill = dir.path().display().to_string();
     let run = long("100", &["--memory", "24M", "--spill-dir", &spill]);
     assert_eq!(run.text(), long("100", &[]).text());
-    assert_eq!(run.stats()["memory"]["pool"]["budget"], 24 << 20);
+    let memory = &run.stats()["memory"];
+    assert_eq!(memory["pool"]["budget"], 24 << 20);
+    // The kernels of the core pack are among what comes out of it.
+    let holders = memory["pool"]["holders"].as_array().unwrap();
+    let kernels = holders.iter().find(|holder| holder["kind"] == "kernels").unwrap();
+    assert_eq!(kernels["owner"], "kernels");
+    assert!(kernels["bytes"].as_u64().unwrap() > 0, "{memory}");
+    assert_eq!(kernels["bytes"], memory["kernels"]["used"]);
+    assert!(
+        run.stderr.is_empty() || !run.stderr.contains("memory for an instance"),
+        "{}",
+        run.stderr
+    );
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ruvllm_host::Host;
+use ruvllm_host::{Host, KernelBudget, KernelMemory};
 use ruvllm_native::{Isa, ThreadPool};
 
 use crate::adapter::Adapter;
@@ -16,7 +16,9 @@ use crate::kernels::Kernels;
 use crate::kv::{
     BlockShape, KvPolicy, KvStats, KvStore, KvTable, Means, SpillDir, Standing, scope,
 };
-use crate::memory::{MemoryPool, PAGE, PoolUsage, Reservation, Use};
+use crate::memory::{
+    KernelReservation, MemoryPool, PAGE, PoolUsage, Reservation, Use, kernel_share,
+};
 use crate::model::Model;
 use crate::rope::{RopeExtension, RopeTables, Rotation};
 use crate::sealed::SessionKey;
@@ -31,8 +33,10 @@ pub struct EngineConfig {
     pub kv: KvPolicy,
     /// Tokens of a KV block: a power of two from 16 to 256.
     pub kv_block: usize,
-    /// Bytes that KV blocks, adapters and working memory may take together, weights of the model not
-    /// counted; `None` is half of what the machine, or this process's control group, has.
+    /// Bytes that KV blocks, adapters, instances of kernels and working memory may take together, weights
+    /// of the model not counted; `None` is half of what the machine, or this process's control group,
+    /// has. Kernels get of it what leaves room for one full sequence, and at most
+    /// [`crate::memory::kernel_share`]; where that is used up, native twins answer in their place.
     pub memory: Option<usize>,
     /// An existing directory for blocks that the budget has no room for while their sessions rest;
     /// `None` computes them again instead.
@@ -83,6 +87,8 @@ struct Shared {
     context: usize,
     memory: Arc<MemoryPool>,
     decoder: Mutex<Decoder>,
+    /// Counts what the host's kernels take as long as the engine lives.
+    _kernels: Arc<dyn KernelBudget>,
 }
 
 /// What a session is to others of its engine.
@@ -134,6 +140,8 @@ pub struct MemoryReport {
     pub pool: PoolUsage,
     /// The KV cache.
     pub kv: KvStats,
+    /// Instances of kernels, of all engines on the host; they are among what the pool holds.
+    pub kernels: KernelMemory,
 }
 
 /// A model, threads and kernels, ready to compute. Cheap to clone; clones share everything.
@@ -171,7 +179,7 @@ impl Engine {
             None => default_memory()?,
         };
         let shape = BlockShape::new(model.config(), config.kv_block);
-        let scratch = scratch(&memory, &model, &config, &shape, context)?;
+        let (scratch, reserved) = reserve(&memory, &model, &config, &shape, context, &host)?;
         let spill = config.spill_dir.as_deref().map(SpillDir::new).transpose()?;
         let kernels = Kernels::new(&host, config.threads, &config.kv)?;
         let kv = KvStore::new(
@@ -189,7 +197,8 @@ impl Engine {
         if config.repack {
             model.weights().pack(&pool, isa)?;
         }
-        let shared = Shared { pool, isa, model, host, config, context, memory, decoder };
+        let _kernels = reserved;
+        let shared = Shared { pool, isa, model, host, config, context, memory, decoder, _kernels };
         Ok(Engine { shared: Arc::new(shared) })
     }
 
@@ -263,7 +272,8 @@ impl Engine {
         let mut decoder = self.decoder();
         decoder.kv.drain();
         let kv = decoder.kv.stats();
-        MemoryReport { pool: self.shared.memory.usage(), kv }
+        let kernels = self.shared.host.kernel_memory();
+        MemoryReport { pool: self.shared.memory.usage(), kv, kernels }
     }
 
     /// The threads that compute.
@@ -450,14 +460,16 @@ fn identity(model: &Model, rotation: &Rotation) -> [u8; 32] {
     *hasher.finalize().as_bytes()
 }
 
-/// Reserves the working memory of a step, if the budget then still holds one full sequence.
-fn scratch(
+/// Reserves the working memory of a step, if the budget then still holds one full sequence, and lets
+/// kernels have a share of what is left.
+fn reserve(
     memory: &Arc<MemoryPool>,
     model: &Model,
     config: &EngineConfig,
     shape: &BlockShape,
     context: usize,
-) -> Result<Reservation, EngineError> {
+    host: &Host,
+) -> Result<(Reservation, Arc<dyn KernelBudget>), EngineError> {
     let rows = config.batch.min(context);
     let scratch = Decoder::scratch_bytes(model.config(), model.vocab(), rows);
     // Where nobody chose the budget, it is only found small when it is used up. The last page of each
@@ -475,5 +487,14 @@ fn scratch(
     if scratch + sequence > memory.budget() {
         return Err(too_small);
     }
-    memory.reserve(Use::Scratch, "decoder", u8::MAX, scratch).map_err(|_| too_small)
+    let left = memory.budget() - scratch - sequence;
+    let scratch = memory.reserve(Use::Scratch, "decoder", u8::MAX, scratch);
+    let (Ok(scratch), Ok(kernels)) = (scratch, KernelReservation::new(memory)) else {
+        return Err(too_small);
+    };
+    let kernels: Arc<dyn KernelBudget> = Arc::new(kernels);
+    if !host.join_budget(&kernels, kernel_share(memory.budget()).min(left)) {
+        return Err(too_small);
+    }
+    Ok((scratch, kernels))
 }

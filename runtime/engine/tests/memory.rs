@@ -520,6 +520,37 @@ fn reservations_make_room_and_are_bounded() {
     session.decode(3).unwrap();
 }
 
+#[test]
+fn instances_of_kernels_come_out_of_the_budget_and_native_twins_answer_where_it_has_no_room() {
+    let with = |memory| {
+        let config = EngineConfig { memory: Some(memory), ..small() };
+        Engine::new(model(), core_pack_host(), config)
+    };
+    let Err(EngineError::MemoryTooSmall { needed, .. }) = with(PAGE) else {
+        panic!("a page holds no sequence");
+    };
+    let mut logits = Vec::new();
+    for (budget, has_room) in [(needed + 4 * PAGE, true), (needed, false)] {
+        let engine = with(budget).unwrap();
+        let host = engine.host().clone();
+        let mut session = engine.session_with(&alone());
+        logits.push(session.prefill(&text(0, 100)).unwrap().to_vec());
+        let MemoryReport { pool, kernels, .. } = report(&engine);
+        let held = pool.holders.iter().filter(|holder| holder.kind == Use::Kernels);
+        let held: Vec<_> = held.map(|holder| (holder.owner.as_str(), holder.bytes)).collect();
+        assert_eq!(held, [("kernels", kernels.used)]);
+        assert!(kernels.used <= kernels.limit && kernels.limit <= 8 << 20, "{kernels:?}");
+        let stats = host.stats().into_iter().find(|op| op.kernel == "rmsnorm_f32").unwrap();
+        assert_eq!((kernels.used > 0, stats.calls > 0), (has_room, has_room), "{kernels:?}");
+        assert_eq!(stats.failures.contains_key("kernel_memory_full"), !has_room, "{stats:?}");
+        assert!(!stats.quarantined);
+        drop((session, engine));
+        assert_eq!(host.kernel_memory().used, 0);
+    }
+    let error = relative_error(&logits[1], &logits[0]);
+    assert!(error < 1e-3, "{error:e}");
+}
+
 fn refusal(config: EngineConfig) -> EngineError {
     Engine::new(model(), native_host(), config).err().expect("the engine was made")
 }

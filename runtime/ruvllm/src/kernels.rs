@@ -69,6 +69,12 @@ impl KernelSetBuilder {
         self
     }
 
+    /// Lowers [`HostConfig::kernel_memory`] to at most so many bytes.
+    pub(crate) fn kernel_memory(mut self, bytes: usize) -> Self {
+        self.config.kernel_memory = self.config.kernel_memory.min(bytes);
+        self
+    }
+
     /// Replaces the publishers that packs read from files may come from. The core pack that the
     /// binary carries is always checked against the built-in publisher.
     pub fn trust(mut self, trust: TrustPolicy) -> Self {

@@ -2,6 +2,7 @@
 
 use crate::{AdapterReport, Completion, Error, KernelSet, KernelSetBuilder, RunReport, embedded};
 use ruvllm_engine::chat::{ChatTemplate, Message, Renderer};
+use ruvllm_engine::memory::kernel_share;
 use ruvllm_engine::{
     Adapter, Engine, EngineConfig, Event, Finish, GenerateOptions, KvPolicy, Model, RopeExtension,
     Session, SessionKey, SessionOptions,
@@ -316,7 +317,7 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Bounds the bytes that keys and values, adapters and working memory take together, by half of
+    /// Bounds the bytes that keys and values, adapters, kernels and working memory take together, by half of
     /// the machine's memory where this is not called; see [`EngineConfig::memory`].
     pub fn memory(mut self, bytes: usize) -> Self {
         self.memory = Some(bytes);
@@ -379,6 +380,11 @@ impl RuntimeBuilder {
             bf16,
             renderer,
         } = self;
+        // From the start, so that proving packs keeps to it.
+        let kernels = match memory {
+            Some(budget) => kernels.kernel_memory(kernel_share(budget)),
+            None => kernels,
+        };
         let (model, kernels) = std::thread::scope(|scope| {
             let kernels = scope.spawn(|| kernels.build());
             let model = match &path {

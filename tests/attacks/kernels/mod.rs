@@ -64,6 +64,7 @@ mod start_section;
 mod state_between_calls;
 mod status_codes;
 mod table_bomb;
+mod takes_all_the_memory_it_may;
 mod thousands_of_functions;
 mod tolerance_too_loose;
 mod traps;

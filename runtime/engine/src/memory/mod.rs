@@ -1,7 +1,7 @@
 //! The memory pool: one budget for everything that grows while an engine runs.
 //!
-//! KV blocks live in the pool's own pages (`pages`); adapter weights, router weights and
-//! working memory live where their owners put them and hold a [`Reservation`], so that they count.
+//! KV blocks live in the pool's own pages (`pages`); adapter weights, router weights, working memory and
+//! instances of kernels live where their owners put them and hold a [`Reservation`], so that they count.
 //! The budget is a hard bound on both together: what would exceed it is refused. Making room,
 //! by quantising, spilling or evicting blocks, is the business of who knows the blocks
 //! ([`crate::kv`]).
@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::BytesMut;
+use ruvllm_host::KernelBudget;
 use serde::Serialize;
 
 use crate::error::EngineError;
@@ -34,6 +35,8 @@ pub enum Use {
     Router,
     /// Working memory.
     Scratch,
+    /// Instances of kernels.
+    Kernels,
 }
 
 impl Use {
@@ -44,6 +47,7 @@ impl Use {
             Use::Adapter => "adapter",
             Use::Router => "router",
             Use::Scratch => "scratch",
+            Use::Kernels => "kernels",
         }
     }
 }
@@ -288,6 +292,37 @@ impl Drop for Reservation {
             state.reserved -= holder.bytes;
         }
     }
+}
+
+/// What the kernels of a host take of a pool.
+pub(crate) struct KernelReservation(Mutex<Reservation>);
+
+impl KernelReservation {
+    pub(crate) fn new(pool: &Arc<MemoryPool>) -> Result<Self, Exhausted> {
+        Ok(Self(Mutex::new(pool.reserve(Use::Kernels, "kernels", u8::MAX, 0)?)))
+    }
+
+    /// Counts what `change` makes of the number of bytes.
+    fn resize(&self, change: impl Fn(usize) -> Option<usize>) -> bool {
+        let mut reservation = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        change(reservation.bytes()).is_some_and(|bytes| reservation.resize(bytes).is_ok())
+    }
+}
+
+impl KernelBudget for KernelReservation {
+    fn take(&self, bytes: usize) -> bool {
+        self.resize(|before| before.checked_add(bytes))
+    }
+
+    fn give(&self, bytes: usize) {
+        self.resize(|before| before.checked_sub(bytes));
+    }
+}
+
+/// Bytes of a budget that instances of kernels may take: an eighth, and where that is less than 8 MiB,
+/// which serve a small model on a few threads, so much. The bytes are free for others until they are taken.
+pub fn kernel_share(budget: usize) -> usize {
+    (budget / 8).max(8 << 20)
 }
 
 /// Slots of one size, given back when this is dropped.

@@ -145,8 +145,8 @@ pub(crate) struct ModelOptions<K: Args = KvOption> {
     pub(crate) threads: Option<u16>,
     #[command(flatten)]
     pub(crate) kv: K,
-    /// The most memory for keys and values, adapters and working memory together, such as 512M or
-    /// 4G; half of the machine's when absent.
+    /// The most memory for keys and values, adapters, kernels and working memory together, such as
+    /// 512M or 4G; half of the machine's when absent.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) memory: Option<usize>,
     /// Write keys and values of resting sequences for which there is no memory to this directory,

@@ -123,7 +123,7 @@ fn print_report(report: &RunReport) {
 }
 
 fn print_memory(memory: &MemoryReport) {
-    let MemoryReport { pool, kv } = memory;
+    let MemoryReport { pool, kv, kernels } = memory;
     note!(
         "memory {:.1} of {:.0} MiB: {:.1} MiB of pages for KV, of which {:.1} empty{}",
         pool.used as f64 / MIB,
@@ -134,6 +134,11 @@ fn print_memory(memory: &MemoryReport) {
             let bytes = holder.bytes as f64 / MIB;
             format!("{list}, {bytes:.1} MiB {} by {}", holder.kind.name(), holder.owner)
         })
+    );
+    note!(
+        "kernels {:.1} MiB of instances, of {:.1} that they may take",
+        kernels.used as f64 / MIB,
+        kernels.limit as f64 / MIB
     );
     let tiers = KvCodec::ALL.into_iter().zip(kv.bytes).filter(|&(_, bytes)| bytes > 0);
     note!(

@@ -52,7 +52,7 @@ export function show({ status }) {
 function holders(list) {
   const sums = new Map();
   for (const { kind, owner, bytes } of list) {
-    const name = `${kind === "adapter" ? "Adapter" : kind === "router" ? "Router" : kind === "scratch" ? "Working memory" : kind}, ${owner}`;
+    const name = `${kind === "adapter" ? "Adapter" : kind === "router" ? "Router" : kind === "scratch" ? "Working memory" : kind === "kernels" ? "Instances" : kind}, ${owner}`;
     sums.set(name, { name, value: (sums.get(name)?.value ?? 0) + bytes, kind: kind === "adapter" ? "adapter" : "other" });
   }
   return [...sums.values()];

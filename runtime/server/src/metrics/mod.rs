@@ -229,14 +229,19 @@ fn write_spans(text: &mut Text) {
     text.metric("ruvllm_trace_spans_total", Kind::Counter, help, counts);
 }
 
-fn write_memory(MemoryReport { pool, kv }: &MemoryReport, text: &mut Text) {
+fn write_memory(MemoryReport { pool, kv, kernels }: &MemoryReport, text: &mut Text) {
     let gauges = [
         (
             "ruvllm_memory_budget_bytes",
-            "The bound on KV, adapters and working memory.",
+            "The bound on KV, adapters, instances of kernels and working memory.",
             pool.budget,
         ),
         ("ruvllm_memory_used_bytes", "What is in use of that.", pool.used),
+        (
+            "ruvllm_kernel_memory_limit_bytes",
+            "What instances of kernels may take of it.",
+            kernels.limit,
+        ),
     ];
     for (name, help, value) in gauges {
         text.single(name, Kind::Gauge, help, value as f64);
