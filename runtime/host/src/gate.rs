@@ -126,7 +126,7 @@ pub(crate) fn pass<'a>(
         refusals.extend(skips);
     }
     let begin = kernels.iter().filter_map(|kernel| bytes(&kernel.id)).map(module_gate::begins_with);
-    let (needed, limit) = (begin.fold(0, usize::saturating_add), means.memory.limit());
+    let (needed, limit) = (begin.fold(0, usize::saturating_add), means.memory.share());
     if needed > limit {
         let what = format!(
             "one instance of each of its kernels takes {needed} bytes of memory; a pack may have \

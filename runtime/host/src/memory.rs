@@ -123,7 +123,7 @@ impl State {
 
 impl PackMemory {
     /// Bytes that the pack may take.
-    pub(crate) fn limit(&self) -> usize {
+    pub(crate) fn share(&self) -> usize {
         self.host.report().pack_limit
     }
 

@@ -349,7 +349,7 @@ impl Shared {
             }
         };
         // No more at once than there is memory for the instances that kernels prove themselves in.
-        let proofs = (means.memory.limit() / PROOF_BYTES).max(1);
+        let proofs = (means.memory.share() / PROOF_BYTES).max(1);
         let helpers = 1..means.pace.threads.min(jobs.len()).min(proofs);
         if rayon::current_thread_index().is_some() {
             // The others of those threads that this one belongs to.

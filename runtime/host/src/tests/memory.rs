@@ -159,3 +159,9 @@ fn instances_of_a_kernel_that_is_out_of_service_are_let_go_by_every_worker() {
     });
     assert!(gone, "{} bytes of a kernel that nobody calls", used(&host));
 }
+
+#[test]
+fn a_host_part_that_begins_beyond_the_memory_is_told_as_that_and_not_as_want_of_memory() {
+    let module = Module { heap_base: u32::MAX - 100, ..Module::default() };
+    assert_eq!(refusal(&super::pack(&module)), "kernel_instantiate");
+}
