@@ -93,8 +93,9 @@ impl Records {
         race
     }
 
-    /// Books the times of a race, in the order of the chain, and gives the winner. The file is
-    /// written at once: races are few, and the call that ran one has waited anyway.
+    /// Books the times of a race, in the order of the chain, and gives the winner; for longer than this
+    /// generation only if the times are `lasting`. The file is written at once: races are few, and the call
+    /// that ran one has waited anyway.
     pub(crate) fn finish(
         &self,
         key: &OpKey,
@@ -102,11 +103,15 @@ impl Records {
         race: &Race,
         class: usize,
         times: &[Option<Duration>],
+        lasting: bool,
     ) -> usize {
         let times: Vec<Option<u64>> =
             times.iter().map(|time| time.map(|time| time.as_nanos() as u64)).collect();
         let winner = fastest(&times).unwrap_or(0);
         race.set(class, winner);
+        if !lasting {
+            return winner;
+        }
         let mut document = self.lock();
         let record = document.ops.entry(key.to_string()).or_default();
         let candidates = hashes(chain);
