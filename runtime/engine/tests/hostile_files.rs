@@ -283,6 +283,26 @@ fn tokenizers_of_supported_families_are_read() {
     }
 }
 
+#[test]
+fn long_added_and_unknown_tokens_are_refused() {
+    let mut json = tokenizer_json();
+    json["added_tokens"] = json!([added(8, "<x>"), added(9, &format!("{}b", "a".repeat(4000)))]);
+    assert!(open(&json.to_string()).unwrap_err().to_string().contains("added token 9"));
+    // Short in the file, long once it is normalised.
+    let mut json = tokenizer_json();
+    let mut token = added(8, &"a".repeat(100));
+    token["normalized"] = json!(true);
+    json["normalizer"] = replace("a", &"a".repeat(16));
+    json["added_tokens"] = json!([token]);
+    assert!(open(&json.to_string()).unwrap_err().to_string().contains("added token 8"));
+    let mut json = tokenizer_json();
+    let unknown = "u".repeat(100);
+    json["model"]["vocab"][&unknown] = json!(8);
+    json["model"]["unk_token"] = json!(unknown);
+    json["added_tokens"] = json!([]);
+    assert!(open(&json.to_string()).unwrap_err().to_string().contains("`unk_token`"));
+}
+
 /// What is accepted of a damaged file can be used.
 #[test]
 fn flipped_bytes_never_panic() {
@@ -308,7 +328,7 @@ fn flipped_bytes_never_panic() {
     assert!(accepted > 50, "{accepted}");
 }
 
-/// Ten times the text takes about ten times the time, with all that an accepted file can have in it.
+/// Long texts take no longer than a text may, with all that an accepted file can have in it.
 #[test]
 fn an_accepted_tokenizer_takes_linear_time() {
     let mut json = tokenizer_json();
@@ -322,7 +342,13 @@ fn an_accepted_tokenizer_takes_linear_time() {
     for i in 0..40_000 {
         let _ = write!(text, "ab <{}>\u{301}", i % 2000);
     }
-    for text in [&text, &"a".repeat(500_000), &" ".repeat(500_000), &"aB1 \n".repeat(100_000)] {
+    for text in [
+        &text,
+        &"a".repeat(500_000),
+        &"b".repeat(500_000),
+        &" ".repeat(500_000),
+        &"aB1 \n".repeat(100_000),
+    ] {
         let ids = tokenizer.encode_with_special(text, true, true).unwrap();
         assert!(ids.len() <= 16 * text.len());
         tokenizer.decode(&ids, false);

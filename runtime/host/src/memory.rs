@@ -13,7 +13,7 @@
 //!
 //! Invariant: what is counted is never above the limit of the host, nor that of a pack above the pack's, nor
 //! does it take more than the budgets grant that it comes out of; what would is not made. Counting takes a
-//! lock where an instance is made, grows or goes; calls take none.
+//! lock where an instance is made, grows or goes; a call that has its instance takes none.
 
 use crate::HostConfig;
 use crate::error::{Failure, MemoryBound};

@@ -205,14 +205,14 @@ impl Worker {
     ) -> Result<(), CallError> {
         let Target { key, chain, alone, .. } = *target;
         let strict = self.host.config.strict || alone;
-        let mut last = "every one is quarantined".to_owned();
+        let mut last = None;
         let mut failed = |worker: &mut Self, kernel: &Arc<Kernel>, failure: Failure| {
             worker.failed(kernel, &failure);
             if strict {
                 let (op, kernel) = (key.to_string(), kernel.id().to_owned());
                 return Err(CallError::Failed { op, kernel, failure });
             }
-            last = format!("{} {failure}", kernel.id());
+            last = Some((kernel.clone(), failure));
             Ok(())
         };
         if let (Some(kernel), Some(failure)) = (chain.get(first), failure) {
@@ -228,6 +228,10 @@ impl Worker {
                 Err(failure) => failed(self, kernel, failure)?,
             }
         }
+        let last = match last {
+            Some((kernel, failure)) => format!("{} {failure}", kernel.id()),
+            None => "every one is quarantined".to_owned(),
+        };
         Err(CallError::Exhausted { op: key.to_string(), last })
     }
 

@@ -10,6 +10,7 @@ use axum::middleware;
 use axum::routing::{get, post};
 use ruvllm_engine::chat::ChatTemplate;
 use ruvllm_engine::{Adapter, Engine, Scheduler, SchedulerConfig};
+use tokio::sync::Semaphore;
 
 use crate::admin::{self, Supervised};
 use crate::bodies::Bodies;
@@ -18,7 +19,7 @@ use crate::grammar::Grammars;
 use crate::health::{self, Helpers};
 use crate::metrics::Metrics;
 use crate::options::{Limits, ServerOptions};
-use crate::server::Served;
+use crate::server::{CLIENT_HELPERS, Served};
 use crate::tools::Format;
 use crate::{chat, completions, dashboard, embeddings, http, metrics, models, status, tokens};
 
@@ -48,6 +49,8 @@ pub(crate) struct App {
     pub(crate) options: ServerOptions,
     pub(crate) metrics: Metrics,
     pub(crate) helpers: Helpers,
+    /// One for each helper thread that clients may have.
+    places: Arc<Semaphore>,
     bodies: Bodies,
     admin_bodies: Bodies,
     pub(crate) draining: AtomicBool,
@@ -78,6 +81,7 @@ impl App {
             options,
             metrics: Metrics::default(),
             helpers: Helpers::default(),
+            places: Arc::new(Semaphore::new(CLIENT_HELPERS)),
             bodies: Bodies::new(max_bodies),
             // Few use it, and have to be able to send a pack.
             admin_bodies: Bodies::new(admin::pack_bytes()),
@@ -93,6 +97,20 @@ impl App {
         }
     }
 
+    /// Runs what takes longer than a glance on one of the helper threads that clients may have.
+    pub(crate) async fn aside<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let place = Arc::clone(&self.places).acquire_owned().await;
+        let place = place.map_err(|closed| ApiError::internal(closed.to_string()))?;
+        aside(move || {
+            let _place = place;
+            work()
+        })
+        .await
+    }
+
     /// Whether the server takes no more requests.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
@@ -104,7 +122,7 @@ pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).as_ref().map_or(0, Duration::as_secs)
 }
 
-/// Runs what takes longer than a glance on a helper thread.
+/// Runs what takes longer than a glance on a helper thread. For what clients ask there is [`App::aside`].
 pub(crate) async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {

@@ -1,7 +1,7 @@
 //! Bodies of requests: how much of them is in memory together, and how long one may take to come in.
 //!
 //! A byte counts from when it was read until the request's fields are let go of, so a client that announces
-//! much and sends little takes nothing from others. What does not fit is refused at once: if it waited, it
+//! much and sends little takes nothing from others. So do the values that JSON becomes. What does not fit is refused at once: if it waited, it
 //! would hold what was read of it meanwhile. A client that sends slowly, or stops in the middle, is refused
 //! after a while, so that it cannot keep others out for as long as a request may last. Each listener
 //! counts its own, so that clients are never in an administrator's way.
@@ -29,14 +29,15 @@ pub(crate) type Held = OwnedSemaphorePermit;
 pub(crate) struct Bodies {
     /// A permit for each byte that may still be read.
     free: Arc<Semaphore>,
+    all: usize,
     grace: Duration,
 }
 
 impl Bodies {
     /// Of so many bytes together.
     pub(crate) fn new(bytes: usize) -> Bodies {
-        let free = Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS)));
-        Bodies { free, grace: GRACE }
+        let all = bytes.min(Semaphore::MAX_PERMITS);
+        Bodies { free: Arc::new(Semaphore::new(all)), all, grace: GRACE }
     }
 
     /// Reads a body of at most `limit` bytes.
@@ -59,6 +60,15 @@ impl Bodies {
             bytes.extend_from_slice(&chunk);
         }
         Ok((bytes, held))
+    }
+
+    /// Counts what becomes of a body beside its bytes.
+    pub(crate) fn hold_more(&self, held: &mut Held, bytes: usize) -> Result<(), ApiError> {
+        if bytes.saturating_add(held.num_permits()) > self.all {
+            return Err(ApiError::too_many_values(self.all));
+        }
+        held.merge(self.hold(bytes)?);
+        Ok(())
     }
 
     fn hold(&self, bytes: usize) -> Result<Held, ApiError> {
@@ -125,14 +135,15 @@ mod tests {
 
     #[test]
     fn a_long_body_has_longer() {
-        static LONG: [u8; PACE / 2] = [b'x'; PACE / 2];
+        static LONG: [u8; 4 * PACE] = [b'x'; 4 * PACE];
         run(async {
-            let bodies = Bodies { grace: Duration::from_millis(100), ..Bodies::new(PACE) };
+            let bodies = Bodies { grace: Duration::from_millis(100), ..Bodies::new(8 * PACE) };
             let pieces = stream::iter([0, 300]).then(|milliseconds| async move {
                 tokio::time::sleep(Duration::from_millis(milliseconds)).await;
                 Ok::<_, Infallible>(&LONG[..])
             });
-            assert_eq!(bodies.read(Body::from_stream(pieces), PACE).await.unwrap().0.len(), PACE);
+            let read = bodies.read(Body::from_stream(pieces), 8 * PACE).await;
+            assert_eq!(read.unwrap().0.len(), 8 * PACE);
         });
     }
 }

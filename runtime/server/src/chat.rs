@@ -10,7 +10,7 @@ use ruvllm_engine::scheduler::{Finished, Token};
 use serde_json::{Value, json};
 
 use crate::answer::{self, Shape, reason};
-use crate::app::{App, aside};
+use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::grammar::{Grammars, Wanted};
@@ -31,7 +31,7 @@ pub(crate) async fn completions(
     let waiting = Waiting::default();
     let waited_for = waiting.watch(app.options.limits.request_timeout);
     let asks = caller.clone();
-    let (body, prompt, logprobs, wanted, params, tools) = aside(move || {
+    let (body, prompt, logprobs, wanted, params, tools) = app.aside(move || {
         let app = shared;
         let params = Params::take(&mut fields, &app, None)?;
         let logprobs = logprobs(&mut fields)?;
@@ -61,7 +61,7 @@ pub(crate) async fn completions(
     let (operation, prompts) = (Operation::Chat, vec![prompt]);
     let work = Work { operation, prompts, n, options, logprobs, grammar };
     let shared = Arc::clone(&app);
-    let sequences = aside(move || Sequences::start(&shared, caller, work)).await?;
+    let sequences = app.aside(move || Sequences::start(&shared, caller, work)).await?;
     // What was in it counts until here: a schema waited for its turn.
     drop(body);
     let message = || Message {

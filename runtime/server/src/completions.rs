@@ -9,7 +9,7 @@ use ruvllm_engine::scheduler::{Finished, Token};
 use serde_json::{Value, json};
 
 use crate::answer::{self, Shape, reason};
-use crate::app::{App, aside};
+use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Fields, parse};
 use crate::http::Caller;
@@ -28,23 +28,27 @@ pub(crate) async fn completions(
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
     let shared = Arc::clone(&app);
-    let (sequences, params) = aside(move || {
-        let app = shared;
-        let params = Params::take(&mut fields, &app, Some(TOKENS))?;
-        let logprobs = fields.take::<usize>("logprobs")?;
-        if logprobs.is_some_and(|top| top > TOP) {
-            return Err(ApiError::invalid("logprobs", format!("`logprobs` may be {TOP} at most")));
-        }
-        let prompt = fields.require("prompt")?;
-        fields.finish()?;
-        caller.log_prompt(&app, &prompt);
-        let prompts = prompts(&app, prompt, "prompt")?;
-        let (n, options) = (params.n, params.options.clone());
-        let operation = Operation::Completion;
-        let work = Work { operation, prompts, n, options, logprobs, grammar: None };
-        Ok((Sequences::start(&app, caller, work)?, params))
-    })
-    .await?;
+    let (sequences, params) = app
+        .aside(move || {
+            let app = shared;
+            let params = Params::take(&mut fields, &app, Some(TOKENS))?;
+            let logprobs = fields.take::<usize>("logprobs")?;
+            if logprobs.is_some_and(|top| top > TOP) {
+                return Err(ApiError::invalid(
+                    "logprobs",
+                    format!("`logprobs` may be {TOP} at most"),
+                ));
+            }
+            let prompt = fields.require("prompt")?;
+            fields.finish()?;
+            caller.log_prompt(&app, &prompt);
+            let prompts = prompts(&app, prompt, "prompt")?;
+            let (n, options) = (params.n, params.options.clone());
+            let operation = Operation::Completion;
+            let work = Work { operation, prompts, n, options, logprobs, grammar: None };
+            Ok((Sequences::start(&app, caller, work)?, params))
+        })
+        .await?;
     let shape = Texts { app: Arc::clone(&app), texts: Vec::new() };
     if params.stream {
         return answer::stream(app, sequences, shape, params.include_usage);

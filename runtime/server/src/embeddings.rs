@@ -12,7 +12,7 @@ use base64::Engine as _;
 use ruvllm_engine::GenerateOptions;
 use serde_json::{Value, json};
 
-use crate::app::{App, aside};
+use crate::app::App;
 use crate::completions::prompts;
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -27,27 +27,28 @@ pub(crate) async fn embeddings(
     mut fields: Fields,
 ) -> Result<Json<Value>, ApiError> {
     let shared = Arc::clone(&app);
-    let (mut sequences, base64) = aside(move || {
-        let app = shared;
-        check_model(&mut fields, &app)?;
-        let format = fields.take::<String>("encoding_format")?;
-        let base64 = match format.as_deref() {
-            None | Some("float") => false,
-            Some("base64") => true,
-            Some(_) => {
-                let message = "`encoding_format` must be float or base64";
-                return Err(ApiError::invalid("encoding_format", message));
-            }
-        };
-        let input = fields.require("input")?;
-        fields.finish()?;
-        caller.log_prompt(&app, &input);
-        let prompts = prompts(&app, input, "input")?;
-        let (operation, options) = (Operation::Embeddings, GenerateOptions::default());
-        let work = Work { operation, prompts, n: 1, options, logprobs: None, grammar: None };
-        Ok((Sequences::start(&app, caller, work)?, base64))
-    })
-    .await?;
+    let (mut sequences, base64) = app
+        .aside(move || {
+            let app = shared;
+            check_model(&mut fields, &app)?;
+            let format = fields.take::<String>("encoding_format")?;
+            let base64 = match format.as_deref() {
+                None | Some("float") => false,
+                Some("base64") => true,
+                Some(_) => {
+                    let message = "`encoding_format` must be float or base64";
+                    return Err(ApiError::invalid("encoding_format", message));
+                }
+            };
+            let input = fields.require("input")?;
+            fields.finish()?;
+            caller.log_prompt(&app, &input);
+            let prompts = prompts(&app, input, "input")?;
+            let (operation, options) = (Operation::Embeddings, GenerateOptions::default());
+            let work = Work { operation, prompts, n: 1, options, logprobs: None, grammar: None };
+            Ok((Sequences::start(&app, caller, work)?, base64))
+        })
+        .await?;
     let mut data = vec![Value::Null; sequences.count()];
     while let Some(step) = sequences.next().await {
         if let (index, Step::Embedding(mean)) = step? {

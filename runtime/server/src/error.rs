@@ -13,6 +13,8 @@ use ruvllm_host::{HistoryError, HostError, SupervisorError};
 use ruvllm_signing::PackError;
 use serde_json::{Value, json};
 
+use crate::grammar::FULL;
+
 /// Why a server does not start. [`ServerError::code`] is stable; messages say what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -266,6 +268,13 @@ impl ApiError {
         ApiError { retry: Retry::After(Duration::from_secs(1)), ..error }
     }
 
+    pub(crate) fn too_many_values(limit: usize) -> ApiError {
+        let message = format!(
+            "the values of the body would take more than the {limit} bytes that bodies may take (--max-bodies); send fewer of them"
+        );
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+    }
+
     /// A part of the server does not work.
     pub(crate) fn unhealthy(code: &'static str, message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
@@ -285,16 +294,6 @@ impl ApiError {
 
     pub(crate) fn no_helper(reason: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "helper_unavailable", reason)
-    }
-
-    /// Whoever asked does not wait any more, or not for so long.
-    pub(crate) fn cancelled() -> ApiError {
-        let error = ApiError::new(
-            StatusCode::GATEWAY_TIMEOUT,
-            "cancelled",
-            "nobody waits for the answer any more",
-        );
-        ApiError { retry: Retry::Never, ..error }
     }
 
     pub(crate) fn draining() -> ApiError {
@@ -365,6 +364,7 @@ impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> ApiError {
         let message = error.to_string();
         match error {
+            EngineError::Constraint { reason } if reason == FULL => ApiError::grammar_memory(),
             EngineError::PromptTooLong { .. } => {
                 ApiError::bad_request("context_length_exceeded", message)
             }

@@ -181,7 +181,10 @@ where
             return Err(ApiError::not_json());
         }
         let app = Arc::from_ref(state);
-        let (bytes, held) = read_body(request, &app, app.options.limits.max_body).await?;
+        let caller = request.extensions().get::<Caller>();
+        let listener = caller.map_or(Listener::Client, |caller| caller.listener);
+        let (bytes, mut held) = read_body(request, &app, app.options.limits.max_body).await?;
+        app.bodies(listener).hold_more(&mut held, crate::json::bytes_of_values(&bytes))?;
         let fields: Map<String, Value> = crate::json::object(&bytes).map_err(|error| {
             ApiError::bad_request("invalid_json", format!("the body is no JSON object: {error}"))
         })?;

@@ -19,6 +19,28 @@ pub(crate) fn object(bytes: &[u8]) -> serde_json::Result<Map<String, Value>> {
     }
 }
 
+/// The most memory that the values of a text take beside its bytes: `[0],` becomes a hundred times as long.
+pub(crate) fn bytes_of_values(text: &[u8]) -> usize {
+    // A vector that grows has room for twice as much as it holds, and for four at first.
+    const VALUE: usize = 2 * size_of::<Value>();
+    const KEY: usize = 2 * (size_of::<String>() + 2 * size_of::<usize>());
+    let (mut bytes, mut quoted, mut escaped) = (0_usize, false, false);
+    for &byte in text {
+        if quoted {
+            (quoted, escaped) = (escaped || byte != b'"', !escaped && byte == b'\\');
+            continue;
+        }
+        quoted = byte == b'"';
+        bytes = bytes.saturating_add(match byte {
+            b'[' | b'{' => 4 * VALUE,
+            b',' => VALUE,
+            b':' => KEY,
+            _ => 0,
+        });
+    }
+    bytes
+}
+
 /// A value whose objects have each key once.
 struct Unique(Value);
 
@@ -96,6 +118,16 @@ mod tests {
             r#"{"b": [1, -2, 1.5, null, true, "x"], "a": {"b": {}, "c": 18446744073709551615}}"#;
         let read = Value::Object(object(text.as_bytes()).unwrap());
         assert_eq!(read, serde_json::from_str::<Value>(text).unwrap());
+    }
+
+    #[test]
+    fn what_values_take_follows_from_their_number_and_not_from_texts() {
+        let of = |text: &str| bytes_of_values(text.as_bytes());
+        assert_eq!(of(r#""[{,:,\"[{,:\\""#), 0);
+        assert_eq!(of(r#"["\\", 1]"#), of("[") + of(","));
+        let many = format!("[{}0]", "[0],".repeat(1000));
+        assert!(of(&many) > 60 * many.len(), "{}", of(&many));
+        assert!(of(&format!("{{\"content\": \"{}\"}}", "a, b".repeat(1000))) < 2000);
     }
 
     #[test]

@@ -68,9 +68,9 @@ pub struct Limits {
     /// The largest body of a request.
     #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = parse_size)]
     pub max_body: usize,
-    /// Bytes of bodies that are in memory together, from when they are read until they have become
-    /// prompts; requests that find no room are refused with status 503. What is read from JSON takes
-    /// several times as much. Those of --admin-listen do not count.
+    /// Memory that the bodies of requests may take together, as they come in and as values, from when they
+    /// are read until they have become prompts; requests that find no room are refused with status 503.
+    /// Those of --admin-listen do not count.
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
     pub max_bodies: usize,
     /// Memory that the grammars of all requests (schemas, tools that must be called) may take together;

@@ -33,8 +33,9 @@ impl Params {
     ) -> Result<Params, ApiError> {
         check_model(fields, app)?;
         let n = fields.take::<usize>("n")?.unwrap_or(1);
-        if n == 0 {
-            return Err(ApiError::invalid("n", "`n` must be at least 1"));
+        let most = app.options.limits.max_choices;
+        if n == 0 || n > most {
+            return Err(ApiError::invalid("n", format!("`n` must be from 1 to {most}")));
         }
         let stream = fields.take("stream")?.unwrap_or(false);
         let include_usage = match fields.take::<Value>("stream_options")? {

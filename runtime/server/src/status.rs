@@ -9,7 +9,7 @@ use ruvllm_engine::scheduler::SchedulerStats;
 use ruvllm_host::OpStats;
 use serde::Serialize;
 
-use crate::app::{App, Listener, aside, now};
+use crate::app::{App, Listener, now};
 use crate::error::ApiError;
 use crate::http::Caller;
 use crate::metrics::TokenTimes;
@@ -42,7 +42,9 @@ pub(crate) async fn status(
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<Status>, ApiError> {
     // The figures of the memory are there once no step is computed.
-    aside(move || {
+    let shared = Arc::clone(&app);
+    app.aside(move || {
+        let app = shared;
         let host = app.engine.host();
         Ok(Json(Status {
             server: ServerStatus {

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use serde_json::{Value, json};
 
-use crate::app::{App, aside};
+use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::Fields;
 
@@ -16,7 +16,9 @@ pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
     mut fields: Fields,
 ) -> Result<Json<Value>, ApiError> {
-    aside(move || {
+    let shared = Arc::clone(&app);
+    app.aside(move || {
+        let app = shared;
         let content: String = fields.require("content")?;
         let add_special = fields.take("add_special")?.unwrap_or(false);
         let parse_special = fields.take("parse_special")?.unwrap_or(true);

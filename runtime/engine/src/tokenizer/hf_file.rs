@@ -24,13 +24,21 @@ use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::pre_tokenizers::{self, PreTokenizerWrapper};
 use tokenizers::processors::PostProcessorWrapper;
-use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer, TokenizerBuilder};
+use tokenizers::{
+    AddedToken, NormalizedString, Normalizer as _, SplitDelimiterBehavior, Tokenizer,
+    TokenizerBuilder,
+};
 
 use super::error::TokenizerError;
+use super::special::MAX_SPECIAL_BYTES;
 use super::vocab::MAX_TOKEN_BYTES;
 
 /// Components of one kind that follow each other; known files have up to seven.
 const MAX_COMPONENTS: usize = 16;
+/// Bytes of all added tokens together.
+const MAX_ADDED_BYTES: usize = 1 << 20;
+/// Bytes of the token that stands for unknown characters.
+const MAX_UNKNOWN_BYTES: usize = 64;
 /// How many times as long normalisers may make a text, and decoders the texts of tokens. Llama 2 comes to 12:
 /// a three-byte character in front and one for each space.
 const MAX_GROWTH: usize = 16;
@@ -331,8 +339,26 @@ fn add_tokens(
 ) -> Result<(), TokenizerError> {
     // The crate numbers them in their order.
     added.sort_by_key(|token| token.id);
+    let mut bytes = 0;
     for token in &added {
         tokens.add(&token.content, token.id)?;
+        // The crate looks for each at every place of a text, so their length is a factor of its time; of a
+        // normalised one it is the length that it has then.
+        let mut text = NormalizedString::from(token.content.as_str());
+        if let Some(normalizer) = tokenizer.get_normalizer()
+            && token.normalized
+            && token.content.len() <= MAX_SPECIAL_BYTES
+        {
+            normalizer.normalize(&mut text).map_err(refused)?;
+        }
+        let longest = text.get().len().max(token.content.len());
+        bytes += longest;
+        if longest > MAX_SPECIAL_BYTES || bytes > MAX_ADDED_BYTES {
+            return refuse(format!(
+                "the added token {} is longer than {MAX_SPECIAL_BYTES} bytes, or all are longer than {MAX_ADDED_BYTES}",
+                token.id
+            ));
+        }
         if token.single_word || token.lstrip || token.rstrip {
             return refuse(format!(
                 "the added token {:?} has `single_word`, `lstrip` or `rstrip`, which are not supported",
@@ -633,6 +659,10 @@ fn model(model: Model) -> Result<BPE, TokenizerError> {
         known(&merged)?;
     }
     model.unk_token.as_deref().map_or(Ok(()), known)?;
+    // The crate keeps it once for each unknown character of a text.
+    if model.unk_token.as_ref().is_some_and(|token| token.len() > MAX_UNKNOWN_BYTES) {
+        return refuse(format!("the `unk_token` has more than {MAX_UNKNOWN_BYTES} bytes"));
+    }
     let merges = model.merges.into_iter().map(|Merge(left, right)| (left, right)).collect();
     let vocab: HashMap<_, _, _> = vocab.into_iter().collect();
     let mut bpe = BPE::builder()

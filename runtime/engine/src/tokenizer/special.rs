@@ -16,7 +16,7 @@ use super::error::TokenizerError;
 use super::vocab::{Vocab, attr};
 
 /// Bytes that a special token may have; the longest known ones, runs of white space, have a hundred.
-const MAX_SPECIAL_BYTES: usize = 256;
+pub(super) const MAX_SPECIAL_BYTES: usize = 256;
 
 /// A part of a text: bytes to encode, or a token found in it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -248,7 +248,15 @@ impl Pool {
         let HelperProcess { memory_bytes, time, .. } = self.process;
         let worker = Worker::start(&self.process)?;
         let limits = [memory_bytes, time.as_secs().saturating_add(1)].map(u64::to_le_bytes);
-        worker.ask((limits.concat(), 0), time, &|| true)?;
+        // It knows nothing yet that could be at fault.
+        worker.ask((limits.concat(), 0), time, &|| true).map_err(|failure| match failure {
+            Failure::Late | Failure::Ended => {
+                let program = self.process.program.display();
+                let reason = format!("{program} was not ready within {time:?}; try again later");
+                Failure::Unavailable { reason }
+            }
+            failure => failure,
+        })?;
         worker.ask(self.setup.clone(), time, &|| true)?;
         Ok(worker)
     }

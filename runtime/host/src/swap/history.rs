@@ -2,7 +2,8 @@
 //!
 //! The file is small and changes as often as somebody acts, so every change writes it whole, beside the
 //! one that is there, and the new one takes the name when it is durable. A crash, a full disk or any
-//! other error on the way leaves the old one, and the next change is written as if nothing had been.
+//! other error on the way leaves the old one (or, where only its name could not be made durable, perhaps the
+//! new one), and the next change is written as if nothing had been.
 //!
 //! Its first line is the BLAKE3 hash of the rest. A file that is empty, cut or changed by as much as a bit is
 //! *damaged*, and that is an error, not a new beginning: packs that were barred would come back without

@@ -2,14 +2,18 @@
 //!
 //! Messages and figures hold texts of files: names of models, tensors, types, what a template refuses with.
 //! None of them may steer the terminal that shows it, so everything is escaped here, at the one place where
-//! it leaves, and nobody who makes a message needs to remember. The lints on printing keep it the one
-//! place. A model's own text (`setup::emit`) is what was asked for, and goes out as it is.
+//! it leaves, and nobody who makes a message needs to remember: the lints on printing keep it the one
+//! place. What was asked for goes out by `setup::emit`, which knows a reader who went away: a model's own
+//! text as it is, tables and JSON escaped by who makes them.
 
 use super::Failure;
 use ruvllm::signing::escape_untrusted;
 use serde::Serialize;
 use std::fmt::Arguments;
 use std::io::{self, Write};
+
+/// The most characters of a message.
+const MAX_MESSAGE: usize = 16_384;
 
 /// Prints a line to standard output.
 macro_rules! say {
@@ -30,7 +34,10 @@ pub(crate) fn out(text: Arguments<'_>) {
 
 #[allow(clippy::print_stderr)]
 pub(crate) fn err(text: Arguments<'_>) {
-    eprintln!("{}", escape_lines(&text.to_string()));
+    let text = text.to_string();
+    // A file may repeat itself in a message for megabytes.
+    let shown = text.char_indices().nth(MAX_MESSAGE).map_or(&*text, |(end, _)| &text[..end]);
+    eprintln!("{}", escape_lines(shown));
 }
 
 /// Prints to standard error over the line that is there, which stays open.
@@ -77,7 +84,7 @@ fn escape_lines(text: &str) -> String {
 
 /// JSON of the same meaning, without anything that could steer a terminal. Such characters are only in
 /// its strings.
-fn escape_json(json: &str) -> String {
+pub(crate) fn escape_json(json: &str) -> String {
     if escape_lines(json) == json {
         return json.to_owned();
     }

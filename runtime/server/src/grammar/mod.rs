@@ -21,31 +21,22 @@ use ruvllm_engine::{Model, TokenConstraint, TokenMask};
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::app::{App, aside};
+use crate::app::App;
 use crate::error::ApiError;
 use crate::http::Caller;
 use memory::{Held, Memory};
-use trial::{Refusal, Size, Trial};
+use trial::{Refusal, Size, Trial, lexer_bytes};
 
 pub use trial::{GrammarCompiler, grammar_process};
 
 /// The bytes that one text's state may take.
-const MAX_STATE: usize = 16 << 20;
-/// What a state takes that has cost nothing.
-const STATE: usize = 256 << 10;
-/// Bytes per unit of what regular expressions have cost. Measured with divisors from 10^6 to 2^31 as 6.3 to
-/// 6.6.
-const COST: usize = 8;
+const MAX_STATE: usize = 64 << 20;
 /// Bytes per item of a parser's rows: 8 for itself, the rest for what finds it.
 const ITEM: usize = 16;
 /// Bytes per symbol of a grammar. Measured with 50,000 in 5,000 optional properties as 900.
 const SYMBOL: usize = 1 << 10;
-
-/// The bytes of a text's state.
-fn state_bytes(cost: u64, items: usize) -> usize {
-    let cost = usize::try_from(cost).unwrap_or(usize::MAX);
-    STATE.saturating_add(cost.saturating_mul(COST)).saturating_add(items.saturating_mul(ITEM))
-}
+/// What a text's error says where all grammars together take too much.
+pub(crate) const FULL: &str = "the grammars of all requests take as much memory as they may";
 
 /// What a request wants its answers to be like.
 pub(crate) struct Wanted {
@@ -124,19 +115,20 @@ impl Grammars {
         if !app.grammars.enabled {
             let message =
                 "this server compiles no grammars: its program names no `GrammarCompiler`";
-            return Err(ApiError::internal(message).of(wanted.param));
+            return Err(ApiError::bad_request("schemas_unsupported", message).of(wanted.param));
         }
-        let turn = app.grammars.turns.take(&caller.client, app.options.limits.request_timeout);
-        let turn = turn.await?;
-        let (app, client) = (Arc::clone(app), Arc::clone(&caller.client));
+        let patience = app.options.limits.request_timeout;
+        let turn = app.grammars.turns.take(&caller.client, patience).await?;
+        let (shared, client) = (Arc::clone(app), Arc::clone(&caller.client));
         // The turn ends with the work, which goes on for a moment where nobody waits for it any more.
-        aside(move || {
+        app.aside(move || {
+            let app = shared;
             let _turn = turn;
             let Grammars { trial, memory, .. } = &app.grammars;
             let Wanted { grammar, param } = wanted;
             let refuse = |refusal: Refusal| refusal.to_api(param);
             if let Some(trial) = trial {
-                let size = trial.size(&grammar, param, &waited_for)?;
+                let size = trial.size(&grammar, param, patience, &waited_for)?;
                 fits(size, texts, memory).map_err(refuse)?;
             }
             let vocabulary = app.grammars.vocabulary.get_or_init(|| vocabulary(app.engine.model()));
@@ -148,7 +140,7 @@ impl Grammars {
             fits(size, texts, memory).map_err(refuse)?;
             let symbols = Held::take(memory, &client, size.symbols.saturating_mul(SYMBOL));
             let symbols = Arc::new(symbols.ok_or_else(ApiError::grammar_memory)?);
-            Ok(Grammar { start, ends: Arc::clone(ends), symbols })
+            Ok(Grammar { start, size, ends: Arc::clone(ends), symbols })
         })
         .await
     }
@@ -156,10 +148,10 @@ impl Grammars {
 
 /// Whether a request may have a grammar of this size for so many texts.
 fn fits(size: Size, texts: usize, memory: &Memory) -> Result<(), Refusal> {
-    let state = state_bytes(size.cost, 0);
-    let all = size.symbols.saturating_mul(SYMBOL).saturating_add(state.saturating_mul(texts));
-    let (most, of) = match state > MAX_STATE {
-        true => (MAX_STATE, state),
+    let texts = size.state.saturating_mul(texts);
+    let all = size.symbols.saturating_mul(SYMBOL).saturating_add(texts);
+    let (most, of) = match size.state > MAX_STATE {
+        true => (MAX_STATE, size.state),
         false => (memory.most_of_client(), all),
     };
     if of <= most {
@@ -229,6 +221,7 @@ fn word(tokenizer: &Tokenizer, token: u32) -> Vec<u8> {
 /// A grammar, ready to constrain any number of texts.
 pub(crate) struct Grammar {
     start: TokenParser,
+    size: Size,
     ends: Arc<[u32]>,
     symbols: Arc<Held>,
 }
@@ -240,16 +233,18 @@ impl Grammar {
     /// Where grammars hold as much memory as they may.
     pub(crate) fn constraint(&self) -> Result<GrammarConstraint, ApiError> {
         let symbols = Arc::clone(&self.symbols);
-        let state = symbols.beside(state_bytes(Size::of(&self.start).cost, 0));
-        let state = state.ok_or_else(ApiError::grammar_memory)?;
+        let state = symbols.beside(self.size.state).ok_or_else(ApiError::grammar_memory)?;
         let (parser, ends) = (self.start.deep_clone(), Arc::clone(&self.ends));
-        Ok(GrammarConstraint { parser, ends, items: 0, state, _symbols: symbols })
+        let copied = self.size.copied;
+        Ok(GrammarConstraint { parser, copied, ends, items: 0, state, _symbols: symbols })
     }
 }
 
 /// A grammar's state within one text.
 pub(crate) struct GrammarConstraint {
     parser: TokenParser,
+    /// [`Size::copied`] of its grammar.
+    copied: usize,
     ends: Arc<[u32]>,
     /// Items in the parser's rows.
     items: usize,
@@ -260,15 +255,16 @@ pub(crate) struct GrammarConstraint {
 impl GrammarConstraint {
     /// Counts what the parser takes by now.
     fn count(&mut self) -> Result<(), String> {
-        let cost = self.parser.parser.lexer_stats().total_fuel_spent as u64;
-        let bytes = state_bytes(cost, self.items);
+        let lexer = lexer_bytes(&self.parser.parser.lexer_stats());
+        let items = self.items.saturating_mul(ITEM);
+        let bytes = self.copied.saturating_add(lexer).saturating_add(items);
         if bytes > MAX_STATE {
             let most = MAX_STATE >> 20;
             return Err(format!("the grammar takes more than {most} MiB by here; make it smaller"));
         }
         match self.state.grow(bytes) {
             true => Ok(()),
-            false => Err("the grammars of all requests take as much memory as they may".to_owned()),
+            false => Err(FULL.to_owned()),
         }
     }
 }

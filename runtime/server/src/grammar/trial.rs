@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use llguidance::api::{ParserLimits, StopReason, TopLevelGrammar};
 use llguidance::earley::CGrammar;
+use llguidance::earley::regexvec::LexerStats;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv};
 use llguidance::{HashSet, ParserFactory, TokenParser, panic_utils};
 use ruvllm_host::process::{Failure, HelperProcess, Pool, answer_requests};
@@ -52,31 +53,58 @@ const MAX_ANSWER: usize = 64 << 10;
 /// The longest reason for a refusal, in characters.
 const MAX_REASON: usize = 1000;
 
-/// What the library bounds, here and on trial: symbols, which take about a KiB each, and the cost of one
-/// mask, which all texts of a step wait for. Its messages go to clients, so they have none of its state.
+/// What the library bounds, here and on trial: symbols, the cost of one mask, which all texts of a step wait
+/// for, and states of its lexer. It prepares nothing by a walk through the vocabulary, which is not the one
+/// of the trial. Its messages go to clients, so they have none of its state.
 pub(super) fn limits() -> ParserLimits {
     ParserLimits {
         max_grammar_size: 50_000,
         step_lexer_fuel: 100_000,
+        max_lexer_states: 50_000,
+        precompute_large_lexemes: false,
         verbose_errors: false,
         ..ParserLimits::default()
     }
 }
 
-/// What a compiled grammar takes, in the library's units.
+/// What a compiled grammar takes.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Size {
-    /// What its regular expressions have cost so far, and hold on to.
-    pub(super) cost: u64,
-    /// Symbols in its productions.
+    /// Bytes of a text's state at its beginning.
+    pub(super) state: usize,
+    /// Those of them that stay as they are: the description of the lexer, of which each text has a copy.
+    pub(super) copied: usize,
+    /// Symbols in its productions, which all texts share.
     pub(super) symbols: usize,
 }
 
+/// Bytes of a state that are there in any case.
+const STATE: usize = 128 << 10;
+/// Bytes of a lexeme's description, beside its expressions.
+const LEXEME: usize = 512;
+/// Bytes of a lexer's state beyond those that the library counts.
+const LEXER_STATE: usize = 200;
+/// Bytes per unit of what regular expressions have cost. Measured with divisors from 10^6 to 2^31 as 6.3 to
+/// 6.6, most of which the library does not count.
+const COST: usize = 8;
+
 impl Size {
     pub(super) fn of(parser: &TokenParser) -> Size {
-        let cost = parser.parser.lexer_stats().total_fuel_spent as u64;
-        Size { cost, symbols: symbols(parser.parser.grammar()) }
+        let stats = parser.parser.lexer_stats();
+        // The expressions stand in the description once more.
+        let lexemes = stats.num_regexps.saturating_mul(LEXEME);
+        let copied = STATE.saturating_add(lexemes).saturating_add(stats.num_bytes);
+        let state = copied.saturating_add(lexer_bytes(&stats));
+        Size { state, copied, symbols: symbols(parser.parser.grammar()) }
     }
+}
+
+/// The bytes that a lexer takes by now.
+pub(super) fn lexer_bytes(stats: &LexerStats) -> usize {
+    let states = stats.num_states.saturating_mul(LEXER_STATE);
+    // A vector that grows has room for twice as much as it holds.
+    let counted = stats.num_bytes.saturating_add(states).saturating_mul(2);
+    counted.max(stats.total_fuel_spent.saturating_mul(COST))
 }
 
 fn symbols(grammar: &CGrammar) -> usize {
@@ -128,8 +156,15 @@ pub(super) fn compile(
     factory: &ParserFactory,
     grammar: TopLevelGrammar,
 ) -> Result<TokenParser, Refusal> {
-    let parser = factory.create_parser(grammar);
-    let mut parser = parser.map_err(|error| Refusal::Invalid(reason(&error)))?;
+    let parser = factory.create_parser(grammar).map_err(|error| {
+        let reason = reason(&error);
+        // The library's errors have no kinds, but what exceeds a limit of its own says so.
+        match ["too big", "too large", "fuel"].iter().any(|words| reason.contains(words)) {
+            true => Refusal::TooComplex(reason),
+            false => Refusal::Invalid(reason),
+        }
+    });
+    let mut parser = parser?;
     // Keywords that are not enforced must not seem to be.
     if let Some(warning) = parser.grammar_warnings().first() {
         return Err(Refusal::Unsupported(reason(warning)));
@@ -173,7 +208,7 @@ impl Trial {
         self.0.process().processes.max(1)
     }
 
-    /// Whether a grammar can be compiled, as long as somebody waits for it.
+    /// Whether a grammar can be compiled, as long as somebody waits for it, which is for `patience` at most.
     ///
     /// # Errors
     /// What is to be told of it as `param`.
@@ -181,6 +216,7 @@ impl Trial {
         &self,
         grammar: &TopLevelGrammar,
         param: &str,
+        patience: Duration,
         waited_for: &dyn Fn() -> bool,
     ) -> Result<Size, ApiError> {
         let internal = |error: serde_json::Error| ApiError::internal(error.to_string());
@@ -201,7 +237,8 @@ impl Trial {
                     format!("compiling it takes more than {memory} MiB, or too much stack");
                 Refusal::TooComplex(reason)
             }
-            Failure::Cancelled => return Err(ApiError::cancelled()),
+            // Whoever is still there to read it has waited for too long.
+            Failure::Cancelled => return Err(ApiError::timeout(patience)),
             Failure::Unavailable { reason } => return Err(ApiError::no_helper(reason)),
         };
         Err(refusal.to_api(param))

@@ -16,7 +16,7 @@ use ruvllm_engine::{KvCodec, MemoryReport};
 use ruvllm_host::{OpStats, Supervisor};
 use serde::Serialize;
 
-use crate::app::{App, aside};
+use crate::app::App;
 use crate::error::ApiError;
 use text::{Buckets, Durations, Kind, Text};
 
@@ -146,25 +146,28 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResp
         text = kernels.read(write).await?;
     }
     // The figures of the memory are there once no step is computed.
-    let body = aside(move || {
-        let labels =
-            [("version", env!("CARGO_PKG_VERSION").to_owned()), ("model", app.model.clone())];
-        let help = "The version that runs and the model that it serves; always 1.";
-        text.metric("ruvllm_build_info", Kind::Gauge, help, [(labels, 1.0)]);
-        app.metrics.write(&mut text);
-        let stats = app.scheduler.stats();
-        write_scheduler(&stats, &mut text);
-        write_steps(&stats, &mut text);
-        #[cfg(feature = "otel")]
-        write_spans(&mut text);
-        write_memory(&app.engine.memory(), &mut text);
-        write_kernels(&app.engine.host().stats(), &mut text);
-        let help = "The newest generation of kernels.";
-        let generation = app.engine.host().generation();
-        text.single("ruvllm_kernel_generation", Kind::Gauge, help, generation as f64);
-        Ok(text.finish())
-    })
-    .await?;
+    let shared = Arc::clone(&app);
+    let body = app
+        .aside(move || {
+            let app = shared;
+            let labels =
+                [("version", env!("CARGO_PKG_VERSION").to_owned()), ("model", app.model.clone())];
+            let help = "The version that runs and the model that it serves; always 1.";
+            text.metric("ruvllm_build_info", Kind::Gauge, help, [(labels, 1.0)]);
+            app.metrics.write(&mut text);
+            let stats = app.scheduler.stats();
+            write_scheduler(&stats, &mut text);
+            write_steps(&stats, &mut text);
+            #[cfg(feature = "otel")]
+            write_spans(&mut text);
+            write_memory(&app.engine.memory(), &mut text);
+            write_kernels(&app.engine.host().stats(), &mut text);
+            let help = "The newest generation of kernels.";
+            let generation = app.engine.host().generation();
+            text.single("ruvllm_kernel_generation", Kind::Gauge, help, generation as f64);
+            Ok(text.finish())
+        })
+        .await?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], body))
 }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use ruvllm_engine::chat::Renderer;
 use ruvllm_host::{HealthLimits, Probe, Supervisor, SupervisorConfig};
 use ruvllm_server::{ApiKey, Served, Server};
 use ruvllm_signing::SecretKey;
@@ -56,10 +57,15 @@ impl Place {
 
     /// A server that takes this publisher's packs.
     pub(crate) fn serve(&self, args: &[&str]) -> Console {
-        self.serve_probed(args, None)
+        self.serve_with(args, None, Renderer::InProcess)
     }
 
-    fn serve_probed(&self, args: &[&str], probe: Option<Probe>) -> Console {
+    pub(crate) fn serve_with(
+        &self,
+        args: &[&str],
+        probe: Option<Probe>,
+        renderer: Renderer,
+    ) -> Console {
         let engine = engine();
         let seconds = Arc::clone(&self.seconds);
         let trust = self.pack(1, &Module::default()).policy();
@@ -75,7 +81,8 @@ impl Place {
             ..SupervisorConfig::new(self.dir.path().join("swap"), trust)
         };
         let supervisor = Arc::new(Supervisor::open(engine.host().clone(), config).unwrap());
-        let served = Served { supervisor: Some(Arc::clone(&supervisor)), ..served(engine) };
+        let supervised = Some(Arc::clone(&supervisor));
+        let served = Served { supervisor: supervised, renderer, ..served(engine) };
         let admin = ["--admin-listen", "127.0.0.1:0", "--admin-key", &self.entry];
         Console {
             service: Service::of(served, &[&admin, args].concat()),
@@ -263,7 +270,7 @@ fn going_back_waits_for_no_probe_text() {
         }
         Ok(2.0)
     };
-    let console = place.serve_probed(&[], Some(Arc::new(probe)));
+    let console = place.serve_with(&[], Some(Arc::new(probe)), Renderer::InProcess);
     console.activate(console.staged(&place.pack(1, &Module::default())));
     let id = console.staged(&place.pack(2, &Module::default()));
     thread::scope(|scope| {

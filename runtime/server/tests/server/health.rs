@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use ruvllm_engine::chat::Renderer;
 use ruvllm_host::process::HelperProcess;
-use ruvllm_server::Served;
+use ruvllm_tests::wat::Module;
 
-use crate::common::{Service, engine, soon};
+use crate::admin::Place;
+use crate::common::{Service, soon};
 
 /// A renderer that answers when it is started, and never again.
 fn hanging() -> Renderer {
@@ -38,20 +39,25 @@ fn ask(service: &Service) -> TcpStream {
 }
 
 #[test]
-fn costly_requests_that_keep_all_helpers_busy_are_seen_from_outside_until_they_end() {
+fn costly_requests_that_keep_the_helpers_busy_are_seen_and_hold_up_no_administrator() {
     let dir = tempfile::tempdir().unwrap();
     let template = dir.path().join("template.jinja");
     std::fs::write(&template, "what the renderer makes of it").unwrap();
     let args = ["--chat-template", template.to_str().unwrap()];
-    let service = Service::of(Served { renderer: hanging(), ..engine().into() }, &args);
+    let place = Place::new();
+    let console = place.serve_with(&args, None, hanging());
+    let service = &console.service;
     assert_eq!((service.get("/health").status, service.get("/ready").status), (200, 200));
-    let clients: Vec<TcpStream> = (0..20).map(|_| ask(&service)).collect();
+    let clients: Vec<TcpStream> = (0..20).map(|_| ask(service)).collect();
     for path in ["/health", "/ready"] {
         soon(path, || service.get(path).status == 503);
         let begun = Instant::now();
         service.get(path).refused(503, None, "helpers_busy");
         assert!(begun.elapsed() < Duration::from_secs(5), "{path}: {:?}", begun.elapsed());
     }
+    let id = console.staged(&place.pack(1, &Module::default()));
+    console.activate(id);
+    service.get("/health").refused(503, None, "helpers_busy");
     drop(clients);
     for path in ["/ready", "/health"] {
         soon(path, || service.get(path).status == 200);

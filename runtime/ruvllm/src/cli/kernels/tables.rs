@@ -1,5 +1,6 @@
 //! What the commands print for people. Text that a pack or a server chose is escaped.
 
+use crate::cli::terminal::escape_json;
 use crate::cli::{Failure, setup};
 use ruvllm::host::{Explanation, KernelSummary, PackId};
 use ruvllm::signing::{Timestamp, escape_untrusted};
@@ -10,9 +11,9 @@ pub(crate) fn say(line: &str) {
     put(&escape_untrusted(line));
 }
 
-/// An answer as it is.
+/// An answer as JSON.
 pub(crate) fn json(answer: &impl Serialize) -> Result<(), Failure> {
-    put(&serde_json::to_string_pretty(answer)?);
+    put(&escape_json(&serde_json::to_string_pretty(answer)?));
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use super::args::Live;
 use super::client::{Client, ClientError};
 use super::live::{Entry, Window};
 use crate::cli::stop::StopFlag;
-use crate::cli::terminal::note;
+use crate::cli::terminal::{escape_json, note};
 use crate::cli::{Ended, Failure, setup};
 use ruvllm::signing::escape_untrusted;
 use serde_json::{Value, json};
@@ -101,7 +101,7 @@ impl Watch {
 
     fn print(&self, kind: &str, raw: &Value, line: &str) -> ControlFlow<()> {
         let line = match self.json {
-            true => json!({ kind: raw }).to_string(),
+            true => escape_json(&json!({ kind: raw }).to_string()),
             false => escape_untrusted(line),
         };
         setup::emit(&(line + "\n"))
