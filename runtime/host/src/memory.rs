@@ -108,12 +108,16 @@ impl HostMemory {
 }
 
 impl State {
-    /// Takes `needed` bytes of every budget, or of none.
+    /// Takes `needed` bytes of every budget, or of none. Of the heap it takes nothing: instances grow while
+    /// tokens are decoded.
     fn ask_budgets(&self, needed: usize) -> bool {
-        let budgets: Vec<_> = self.budgets.iter().filter_map(Weak::upgrade).collect();
-        match budgets.iter().position(|budget| !budget.take(needed)) {
-            Some(refuses) => {
-                budgets[..refuses].iter().for_each(|budget| budget.give(needed));
+        // One that is gone has nothing to refuse.
+        let refuses =
+            |budget: &Weak<dyn KernelBudget>| budget.upgrade().is_some_and(|b| !b.take(needed));
+        match self.budgets.iter().position(refuses) {
+            Some(at) => {
+                let asked = self.budgets[..at].iter().filter_map(Weak::upgrade);
+                asked.for_each(|budget| budget.give(needed));
                 false
             }
             None => true,
