@@ -137,11 +137,12 @@ pub(crate) fn key_of(entry: &KernelEntry) -> OpKey {
 /// the report.
 pub fn test(directory: &Path) -> Result<TestReport, ToolError> {
     let trial = Trial::open(directory)?;
-    let mut worker = trial.host.worker()?;
     let snapshot = trial.host.snapshot();
     let manifest = &trial.manifest;
     let mut kernels = Vec::new();
     for entry in &manifest.kernels {
+        // One for each: instances that have grown to the limit of their memory go with it.
+        let mut worker = trial.host.worker()?;
         let name = format!("{}/{}", manifest.name, entry.id);
         let mut target = Target { worker: &mut worker, snapshot: &snapshot, entry, name };
         let mut tested = TestedKernel::new(entry);
