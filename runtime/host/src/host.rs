@@ -144,13 +144,14 @@ impl Host {
         let (policy, every) = (config.policy.clone(), config.cross_check_every);
         let first = RegistrySnapshot::first(id, policy, records, natives.into(), every);
         let first = Arc::new(first);
+        let reaper = Reaper::default();
         let shared = Shared {
             id,
-            memory: HostMemory::new(&config),
+            memory: HostMemory::new(&config, reaper.remains()),
             config,
             uids,
             seen: AllSeen::default(),
-            reaper: Reaper::default(),
+            reaper,
             backstage: Backstage::default(),
             executor: OnceLock::new(),
             cache,

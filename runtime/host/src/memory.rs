@@ -12,12 +12,14 @@
 //! are bounded by the gate's limits (a few KiB, and some 100 KiB for a module that exhausts those).
 //!
 //! Invariant: what is counted is never above the limit of the host, nor that of a pack above the pack's, nor
-//! does it take more than the budgets grant that it comes out of; what would is not made. Counting takes a
-//! lock where an instance is made, grows or goes; a call that has its instance takes none.
+//! does it take more than the budgets grant that it comes out of; what would is not made. Instances that
+//! wait to be dropped keep no other from being made: who lacks memory drops them. Counting takes a lock
+//! where an instance is made, grows or goes; a call that has its instance takes none.
 
 use crate::HostConfig;
 use crate::error::{Failure, MemoryBound};
 use crate::host::lock;
+use crate::swap::ready::Remains;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
@@ -46,6 +48,8 @@ pub trait KernelBudget: Send + Sync {
 /// The count of a host.
 pub(crate) struct HostMemory {
     pack_limit: usize,
+    /// Instances among it count until they are dropped.
+    remains: Arc<Remains>,
     state: Mutex<State>,
 }
 
@@ -69,9 +73,10 @@ pub(crate) struct Charge {
 }
 
 impl HostMemory {
-    pub(crate) fn new(config: &HostConfig) -> Arc<Self> {
+    pub(crate) fn new(config: &HostConfig, remains: &Arc<Remains>) -> Arc<Self> {
         let state = State { used: 0, limit: config.kernel_memory, budgets: Vec::new() };
-        Arc::new(Self { pack_limit: config.pack_memory, state: Mutex::new(state) })
+        let (pack_limit, remains) = (config.pack_memory, remains.clone());
+        Arc::new(Self { pack_limit, remains, state: Mutex::new(state) })
     }
 
     /// Lowers the limit, and has what is counted come out of a budget as long as that lives. What is in
@@ -131,7 +136,17 @@ impl PackMemory {
         self.host.report().pack_limit
     }
 
+    /// Counts so many bytes more. Where there is no room for them, what waits to be dropped goes first.
     fn take(&self, needed: usize) -> Result<(), Failure> {
+        loop {
+            match self.try_take(needed) {
+                Err(_) if self.host.remains.drop_one() => {}
+                done => return done,
+            }
+        }
+    }
+
+    fn try_take(&self, needed: usize) -> Result<(), Failure> {
         let mut state = lock(&self.host.state);
         let full = |bound, limit| Err(Failure::Memory { bound, needed, limit });
         let used = self.used.load(Relaxed);
@@ -198,7 +213,8 @@ mod tests {
     use super::*;
 
     fn memory(kernel_memory: usize, pack_memory: usize) -> Arc<HostMemory> {
-        HostMemory::new(&HostConfig { kernel_memory, pack_memory, ..HostConfig::default() })
+        let config = HostConfig { kernel_memory, pack_memory, ..HostConfig::default() };
+        HostMemory::new(&config, &Arc::default())
     }
 
     fn code(refused: Result<Charge, Failure>) -> &'static str {

@@ -3,7 +3,8 @@
 //!
 //! Making one takes system calls, its memory a page fault for every page, and taking up a table of
 //! angles as long as a small model's whole token. Nothing depends on what was made ahead: a worker that
-//! finds no instance makes its own.
+//! finds no instance makes its own. Nor on when what is left is dropped: a worker that lacks the memory for
+//! an instance drops what waits.
 
 use super::backstage::stand_back;
 use crate::exec::window::Bench;
@@ -120,8 +121,9 @@ pub(crate) struct Reaper {
     started: OnceLock<bool>,
 }
 
+/// What waits to be dropped.
 #[derive(Default)]
-struct Remains {
+pub(crate) struct Remains {
     waiting: Mutex<Waiting>,
     changed: Condvar,
 }
@@ -146,8 +148,8 @@ impl Reaper {
             let thread = std::thread::Builder::new().name("ruvllm-reaper".into());
             let work = move || {
                 stand_back();
-                while let Some(things) = remains.next() {
-                    drop(things);
+                while let Some(thing) = remains.next() {
+                    drop(thing);
                 }
             };
             thread.spawn(work).is_ok()
@@ -173,24 +175,33 @@ impl Reaper {
     /// Drops what waits, as far as there is time. Publishers do, so that no more than one generation has
     /// left something behind however fast they follow each other.
     fn help(&self, until: Instant) {
-        while Instant::now() < until {
-            let thing = lock(&self.remains.waiting).things.pop();
-            if thing.is_none() {
-                return;
-            }
-        }
+        while Instant::now() < until && self.remains.drop_one() {}
+    }
+
+    /// What waits to be dropped.
+    pub(crate) fn remains(&self) -> &Arc<Remains> {
+        &self.remains
     }
 }
 
 impl Remains {
-    /// Waits for something to drop; `None` when the host is gone and nothing is left.
-    fn next(&self) -> Option<Vec<Box<dyn Send>>> {
+    /// Drops one thing that waits; `false` where there is none.
+    #[cold]
+    pub(crate) fn drop_one(&self) -> bool {
+        let thing = lock(&self.waiting).things.pop();
+        thing.is_some()
+    }
+
+    /// Waits for something to drop; `None` when the host is gone and nothing is left. One thing at a time,
+    /// so that whoever wants memory can drop the others: a thread that stands back may be kept waiting
+    /// with what it has.
+    fn next(&self) -> Option<Box<dyn Send>> {
         let mut waiting = lock(&self.waiting);
         loop {
             let now = Instant::now();
-            if !waiting.things.is_empty() {
+            if let Some(thing) = waiting.things.pop() {
                 waiting.looks_until = Some(now + LOOKS_FOR);
-                return Some(std::mem::take(&mut waiting.things));
+                return Some(thing);
             }
             if waiting.over {
                 return None;
@@ -213,5 +224,31 @@ impl Drop for Reaper {
     fn drop(&mut self) {
         lock(&self.remains.waiting).over = true;
         self.remains.changed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::HostConfig;
+    use crate::memory::{Charge, HostMemory};
+
+    #[test]
+    fn what_waits_to_be_dropped_keeps_no_instance_from_being_made() {
+        let remains = Arc::new(Remains::default());
+        let config = HostConfig { kernel_memory: 100, pack_memory: 70, ..HostConfig::default() };
+        let memory = HostMemory::new(&config, &remains);
+        let (one, other) = (memory.of_pack(), memory.of_pack());
+        let wait = |charge| lock(&remains.waiting).things.push(Box::new(charge));
+        let charge = |pack, bytes| Charge::new(pack, bytes).map_err(|failure| failure.code());
+        for _ in 0..3 {
+            wait(charge(&one, 20).unwrap());
+        }
+        let mut grows = charge(&one, 30).unwrap();
+        assert_eq!(memory.report().used, 70, "no more is dropped than has to be");
+        wait(charge(&other, 30).unwrap());
+        grows.resize(70).unwrap();
+        assert_eq!(memory.report().used, 70);
+        assert_eq!(charge(&one, 1).err(), Some("pack_memory_full"));
     }
 }
