@@ -37,6 +37,7 @@ mod plan;
 pub mod process;
 mod race;
 mod random;
+mod reaper;
 mod registry;
 mod run;
 mod select;

@@ -19,7 +19,7 @@
 use crate::HostConfig;
 use crate::error::{Failure, MemoryBound};
 use crate::host::lock;
-use crate::swap::ready::Remains;
+use crate::reaper::Remains;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};

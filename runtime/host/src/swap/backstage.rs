@@ -41,7 +41,7 @@ impl Backstage {
 
 /// Lets serving threads go first wherever they want the core that the calling thread runs on, for
 /// good; threads that it starts inherit that.
-pub(super) fn stand_back() {
+pub(crate) fn stand_back() {
     // Elsewhere it would slow the whole process. A system that refuses costs some smoothness.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::nice(NICE);
