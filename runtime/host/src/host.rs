@@ -246,8 +246,8 @@ impl Host {
         self.shared.memory.report()
     }
 
-    /// Has what the instances of kernels take come out of a budget as well, as long as that lives, and
-    /// lowers what they may take together to `limit` bytes, for good; instances that are there stay.
+    /// Has what the instances of kernels take come out of a budget as well, and be `limit` bytes together at
+    /// most, as long as the budget lives; instances that are there stay.
     /// `false` where the budget has no room for those: nothing has changed then.
     pub fn join_budget(&self, budget: &Arc<dyn KernelBudget>, limit: usize) -> bool {
         self.shared.memory.join(budget, limit)

@@ -55,8 +55,10 @@ pub(crate) struct HostMemory {
 
 struct State {
     used: usize,
+    /// [`HostConfig::kernel_memory`].
     limit: usize,
-    budgets: Vec<Weak<dyn KernelBudget>>,
+    /// What it comes out of as well, and the limit that each brings.
+    budgets: Vec<(Weak<dyn KernelBudget>, usize)>,
 }
 
 /// The count of a pack, each version that was taken in by itself.
@@ -79,15 +81,14 @@ impl HostMemory {
         Arc::new(Self { pack_limit, remains, state: Mutex::new(state) })
     }
 
-    /// Lowers the limit, and has what is counted come out of a budget as long as that lives. What is in
-    /// use beyond the limit stays. `false` where the budget has no room for what is in use.
+    /// Has what is counted come out of a budget, within a limit, as long as the budget lives. What is in use
+    /// beyond the limit stays. `false` where the budget has no room for what is in use.
     pub(crate) fn join(&self, budget: &Arc<dyn KernelBudget>, limit: usize) -> bool {
         let mut state = lock(&self.state);
         let joins = budget.take(state.used);
         if joins {
-            state.limit = state.limit.min(limit);
-            state.budgets.retain(|budget| budget.strong_count() > 0);
-            state.budgets.push(Arc::downgrade(budget));
+            state.budgets.retain(|(budget, _)| budget.strong_count() > 0);
+            state.budgets.push((Arc::downgrade(budget), limit));
         }
         joins
     }
@@ -101,8 +102,8 @@ impl HostMemory {
         let state = lock(&self.state);
         KernelMemory {
             used: state.used,
-            limit: state.limit,
-            pack_limit: self.pack_limit(state.limit),
+            limit: state.limit(),
+            pack_limit: self.pack_limit(state.limit()),
         }
     }
 
@@ -113,15 +114,22 @@ impl HostMemory {
 }
 
 impl State {
+    /// Bytes that may be in use: the least of what the host and the budgets allow.
+    fn limit(&self) -> usize {
+        let living = self.budgets.iter().filter(|(budget, _)| budget.strong_count() > 0);
+        living.map(|&(_, limit)| limit).fold(self.limit, usize::min)
+    }
+
     /// Takes `needed` bytes of every budget, or of none. Of the heap it takes nothing: instances grow while
     /// tokens are decoded.
     fn ask_budgets(&self, needed: usize) -> bool {
         // One that is gone has nothing to refuse.
-        let refuses =
-            |budget: &Weak<dyn KernelBudget>| budget.upgrade().is_some_and(|b| !b.take(needed));
+        let refuses = |(budget, _): &(Weak<dyn KernelBudget>, usize)| {
+            budget.upgrade().is_some_and(|budget| !budget.take(needed))
+        };
         match self.budgets.iter().position(refuses) {
             Some(at) => {
-                let asked = self.budgets[..at].iter().filter_map(Weak::upgrade);
+                let asked = self.budgets[..at].iter().filter_map(|(budget, _)| budget.upgrade());
                 asked.for_each(|budget| budget.give(needed));
                 false
             }
@@ -151,9 +159,10 @@ impl PackMemory {
         let full = |bound, limit| Err(Failure::Memory { bound, needed, limit });
         let used = self.used.load(Relaxed);
         let (mine, all) = (used.saturating_add(needed), state.used.saturating_add(needed));
-        let limit = self.host.pack_limit(state.limit);
-        if all > state.limit {
-            return full(MemoryBound::Host, state.limit);
+        let most = state.limit();
+        let limit = self.host.pack_limit(most);
+        if all > most {
+            return full(MemoryBound::Host, most);
         }
         if mine > limit {
             return full(MemoryBound::Pack, limit);
@@ -171,7 +180,8 @@ impl PackMemory {
         let mut state = lock(&self.host.state);
         state.used -= bytes;
         self.used.fetch_sub(bytes, Relaxed);
-        state.budgets.iter().filter_map(Weak::upgrade).for_each(|budget| budget.give(bytes));
+        let living = state.budgets.iter().filter_map(|(budget, _)| budget.upgrade());
+        living.for_each(|budget| budget.give(bytes));
     }
 }
 
@@ -279,7 +289,8 @@ mod tests {
         drop((first, second));
         assert_eq!(left(), [50, 30]);
         drop(budgets);
-        assert!(Charge::new(&pack, 60).is_ok());
+        assert_eq!(host.report().limit, 100, "a limit goes with its budget");
+        assert!(Charge::new(&pack, 75).is_ok());
     }
 
     #[test]

@@ -44,6 +44,8 @@ use thiserror::Error;
 const NAME: &str = "history";
 /// The file whose lock its writer holds.
 const LOCK: &str = "history.lock";
+/// The file of versions that kept a database.
+const DATABASE: &str = "history.redb";
 /// How files are named that were damaged, before a number.
 const DAMAGED: &str = "history-damaged-";
 
@@ -275,6 +277,14 @@ impl History {
             }
         }
         let mut kept = None;
+        let database = directory.join(DATABASE);
+        if !path.try_exists().map_err(io)? && database.try_exists().map_err(io)? {
+            if !reset {
+                let detail = format!("{DATABASE} is of an earlier version and cannot be read");
+                return Err(HistoryError::Damaged { path: database, detail });
+            }
+            kept = Some(database);
+        }
         let contents = match read(&path) {
             Err(HistoryError::Damaged { .. }) if reset => {
                 kept = Some(keep(&path, directory).map_err(io)?);
@@ -510,6 +520,21 @@ mod tests {
             history.write(Record::new(HistoryEvent::Started, "")).unwrap();
         }
         assert_eq!(open(dir.path()).entries(9).len(), 1);
+    }
+
+    #[test]
+    fn the_database_of_an_earlier_version_is_no_beginning_without_a_word() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = dir.path().join(DATABASE);
+        fs::write(&database, b"redb").unwrap();
+        let error = History::open(dir.path(), false).err().unwrap();
+        assert_eq!(error.code(), "history_damaged");
+        assert!(error.to_string().contains("earlier version"), "{error}");
+        let (history, kept) = History::open(dir.path(), true).unwrap();
+        assert_eq!(kept.unwrap(), database);
+        history.write(Record::new(HistoryEvent::Started, "")).unwrap();
+        drop(history);
+        assert!(open(dir.path()).barred().is_empty() && database.exists());
     }
 
     #[test]
