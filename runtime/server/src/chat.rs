@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`: the next message of a conversation.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::Extension;
 use axum::extract::State;
@@ -29,7 +29,7 @@ pub(crate) async fn completions(
 ) -> Result<Response, ApiError> {
     let shared = Arc::clone(&app);
     let waiting = Waiting::default();
-    let waited_for = waiting.watch(app.options.limits.request_timeout);
+    let waited_for = waiting.watch(caller.until);
     let asks = caller.clone();
     let (body, prompt, logprobs, wanted, params, tools) = app.aside(move || {
         let app = shared;
@@ -52,7 +52,7 @@ pub(crate) async fn completions(
     .await?;
     let grammar = match wanted {
         Some(wanted) => {
-            let waited_for = waiting.watch(app.options.limits.request_timeout);
+            let waited_for = waiting.watch(caller.until);
             Some(Grammars::compile(&app, &caller, wanted, params.n, waited_for).await?)
         }
         None => None,
@@ -82,10 +82,10 @@ pub(crate) async fn completions(
 struct Waiting(Arc<()>);
 
 impl Waiting {
-    /// Tells whether the client still waits, which it does for this long at most.
-    fn watch(&self, patience: Duration) -> impl Fn() -> bool + use<> {
-        let (waiting, begun) = (Arc::downgrade(&self.0), Instant::now());
-        move || waiting.strong_count() > 0 && begun.elapsed() < patience
+    /// Tells whether the client still waits, which it does until then at most.
+    fn watch(&self, until: Instant) -> impl Fn() -> bool + use<> {
+        let waiting = Arc::downgrade(&self.0);
+        move || waiting.strong_count() > 0 && Instant::now() < until
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::extract::{FromRef, FromRequest, MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
@@ -32,6 +32,8 @@ pub(crate) struct Caller {
     /// The id in the log and in the answer's `x-request-id`.
     pub(crate) request: Arc<str>,
     pub(crate) listener: Listener,
+    /// When the time of the request is up, whatever is done for it then.
+    pub(crate) until: Instant,
     /// The request in traces.
     pub(crate) span: Span,
 }
@@ -84,7 +86,9 @@ pub(crate) async fn around(
             span.record("ruvllm.client", &*client);
             let (client, id) = (Arc::clone(&client), Arc::clone(&id));
             let priority = key.map_or(0, |key| key.priority);
-            let caller = Caller { client, priority, request: id, listener, span: span.clone() };
+            let until = until(start, app.options.limits.request_timeout);
+            let span = span.clone();
+            let caller = Caller { client, priority, request: id, listener, until, span };
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
@@ -103,6 +107,12 @@ pub(crate) async fn around(
         tracing::info!(request = &*id, client = &*client, %method, path, status, seconds, "request");
     }
     response
+}
+
+/// The moment that lies so far behind another; a year where that is longer than a clock can tell.
+fn until(start: Instant, time: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+    start.checked_add(time).unwrap_or(start + YEAR)
 }
 
 /// The name of a method of HTTP; whatever else clients make up must not become a new series of a metric.
@@ -164,7 +174,8 @@ pub(crate) async fn read_body(
     let caller = request.extensions().get::<Caller>();
     let bodies = app.bodies(caller.map_or(Listener::Client, |caller| caller.listener));
     let patience = app.options.limits.request_timeout;
-    let read = tokio::time::timeout(patience, bodies.read(request.into_body(), limit));
+    let until = caller.map_or_else(|| until(Instant::now(), patience), |caller| caller.until);
+    let read = tokio::time::timeout_at(until.into(), bodies.read(request.into_body(), limit));
     read.await.map_err(|_| ApiError::timeout(patience))?
 }
 

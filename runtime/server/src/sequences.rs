@@ -177,9 +177,8 @@ impl Sequences {
         if self.open == 0 {
             return None;
         }
-        let deadline = tokio::time::Instant::from_std(self.begun + self.limit);
         let step = loop {
-            match tokio::time::timeout_at(deadline, self.updates.recv()).await {
+            match tokio::time::timeout_at(self.caller.until.into(), self.updates.recv()).await {
                 Err(_) => break Err(ApiError::timeout(self.limit)),
                 // The scheduler says how every sequence ends, unless it ended itself.
                 Ok(None) => break Err(ApiError::draining()),

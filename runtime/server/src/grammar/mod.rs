@@ -11,7 +11,7 @@ mod trial;
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::Instant;
 
 use llguidance::api::{StopReason, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
@@ -100,8 +100,7 @@ impl Grammars {
         Grammars { vocabulary: OnceLock::new(), trial, enabled, turns, memory }
     }
 
-    /// Compiles what a request wants for each of its `texts`, as long as `waited_for` holds and within
-    /// `patience`.
+    /// Compiles what a request wants for each of its `texts`, as long as `waited_for` holds.
     ///
     /// # Errors
     /// A schema that is none, that asks for what cannot be enforced, or that takes more than it may.
@@ -118,7 +117,8 @@ impl Grammars {
             return Err(ApiError::bad_request("schemas_unsupported", message).of(wanted.param));
         }
         let patience = app.options.limits.request_timeout;
-        let turn = app.grammars.turns.take(&caller.client, patience).await?;
+        let turn = app.grammars.turns.take(&caller.client, caller.until).await;
+        let turn = turn?.ok_or_else(|| ApiError::timeout(patience))?;
         let (shared, client) = (Arc::clone(app), Arc::clone(&caller.client));
         // The turn ends with the work, which goes on for a moment where nobody waits for it any more.
         app.aside(move || {
@@ -177,20 +177,20 @@ impl Turns {
         Turns { clients, nameless: places(1), all: places(all) }
     }
 
-    /// Waits for a turn of this client's.
+    /// Waits for a turn of this client's; `None` where there was none in time.
     async fn take(
         &self,
         client: &str,
-        patience: Duration,
-    ) -> Result<[OwnedSemaphorePermit; 2], ApiError> {
+        until: Instant,
+    ) -> Result<Option<[OwnedSemaphorePermit; 2]>, ApiError> {
         let client = self.clients.get(client).unwrap_or(&self.nameless);
         let turn = async {
             let own = Arc::clone(client).acquire_owned().await?;
             Ok([own, Arc::clone(&self.all).acquire_owned().await?])
         };
-        let turn = tokio::time::timeout(patience, turn);
-        let turn = turn.await.map_err(|_| ApiError::timeout(patience))?;
-        turn.map_err(|closed: tokio::sync::AcquireError| ApiError::internal(closed.to_string()))
+        let Ok(turn) = tokio::time::timeout_at(until.into(), turn).await else { return Ok(None) };
+        let closed = |closed: tokio::sync::AcquireError| ApiError::internal(closed.to_string());
+        turn.map(Some).map_err(closed)
     }
 }
 
