@@ -41,7 +41,8 @@ pub(crate) struct App {
     pub(crate) template: Option<ChatTemplate>,
     /// How the template lets the model call tools, if it does.
     pub(crate) tool_format: Option<Format>,
-    pub(crate) grammars: Grammars,
+    /// What compiles the grammars of requests, if anything does.
+    pub(crate) grammars: Option<Arc<Grammars>>,
     /// The model's name in requests and answers.
     pub(crate) model: String,
     /// When serving began, in seconds since 1970.

@@ -264,8 +264,8 @@ impl ApiError {
 
     pub(crate) fn bodies_full() -> ApiError {
         let message = "the bodies of other requests take all the memory that there is for them; try again later";
-        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "bodies_full", message);
-        ApiError { retry: Retry::After(Duration::from_secs(1)), ..error }
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "bodies_full", message)
+            .retry(Retry::After(Duration::from_secs(1)))
     }
 
     pub(crate) fn too_many_values(limit: usize) -> ApiError {
@@ -282,34 +282,33 @@ impl ApiError {
 
     pub(crate) fn queue_full(retry_after: Duration) -> ApiError {
         let message = "too many requests are waiting; try again later";
-        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message);
-        ApiError { retry: Retry::After(retry_after), ..error }
+        ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
+            .retry(Retry::After(retry_after))
     }
 
     pub(crate) fn grammar_memory() -> ApiError {
         let message = "the schemas and tools of other requests take as much memory as they may; try again later";
-        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "grammar_memory", message);
-        ApiError { retry: Retry::After(Duration::from_secs(1)), ..error }
-    }
-
-    pub(crate) fn no_helper(reason: impl Into<String>) -> ApiError {
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "helper_unavailable", reason)
+        ApiError::new(StatusCode::TOO_MANY_REQUESTS, "grammar_memory", message)
+            .retry(Retry::After(Duration::from_secs(1)))
     }
 
     pub(crate) fn draining() -> ApiError {
         let message = "the server is about to stop; try again later or elsewhere";
-        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "draining", message);
-        ApiError { retry: Retry::After(Duration::from_secs(1)), ..error }
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "draining", message)
+            .retry(Retry::After(Duration::from_secs(1)))
     }
 
     pub(crate) fn timeout(limit: Duration) -> ApiError {
         let message = format!("the request took longer than {} seconds", limit.as_secs_f64());
-        let error = ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message);
-        ApiError { retry: Retry::Never, ..error }
+        ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message).retry(Retry::Never)
     }
 
     pub(crate) fn internal(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
+    }
+
+    fn retry(self, retry: Retry) -> ApiError {
+        ApiError { retry, ..self }
     }
 
     /// Names the parameter that is at fault.
@@ -449,7 +448,6 @@ impl From<ChatError> for ApiError {
             // It would cost as much again.
             _ => Retry::Never,
         };
-        let told = ApiError::new(status, error.code(), error.to_string()).of("messages");
-        ApiError { retry, ..told }
+        ApiError::new(status, error.code(), error.to_string()).of("messages").retry(retry)
     }
 }

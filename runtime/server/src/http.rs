@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use tracing::Span;
 
 use crate::app::{App, Listener};
-use crate::bodies::Held;
+use crate::bodies::{Bodies, Held};
 use crate::dashboard;
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -165,6 +165,12 @@ pub(crate) fn content_type(request: &Request) -> &str {
     kind.unwrap_or_default().split(';').next().unwrap_or_default().trim()
 }
 
+/// What the body of a request counts among.
+fn bodies<'a>(app: &'a App, request: &Request) -> &'a Bodies {
+    let caller = request.extensions().get::<Caller>();
+    app.bodies(caller.map_or(Listener::Client, |caller| caller.listener))
+}
+
 /// Reads the body, whose route takes at most `limit` bytes.
 pub(crate) async fn read_body(
     request: Request,
@@ -172,9 +178,9 @@ pub(crate) async fn read_body(
     limit: usize,
 ) -> Result<(Vec<u8>, Held), ApiError> {
     let caller = request.extensions().get::<Caller>();
-    let bodies = app.bodies(caller.map_or(Listener::Client, |caller| caller.listener));
     let patience = app.options.limits.request_timeout;
     let until = caller.map_or_else(|| until(Instant::now(), patience), |caller| caller.until);
+    let bodies = bodies(app, &request);
     let read = tokio::time::timeout_at(until.into(), bodies.read(request.into_body(), limit));
     read.await.map_err(|_| ApiError::timeout(patience))?
 }
@@ -192,10 +198,9 @@ where
             return Err(ApiError::not_json());
         }
         let app = Arc::from_ref(state);
-        let caller = request.extensions().get::<Caller>();
-        let listener = caller.map_or(Listener::Client, |caller| caller.listener);
+        let bodies = bodies(&app, &request);
         let (bytes, mut held) = read_body(request, &app, app.options.limits.max_body).await?;
-        app.bodies(listener).hold_more(&mut held, crate::json::bytes_of_values(&bytes))?;
+        bodies.hold_more(&mut held, crate::json::bytes_of_values(&bytes))?;
         let fields: Map<String, Value> = crate::json::object(&bytes).map_err(|error| {
             ApiError::bad_request("invalid_json", format!("the body is no JSON object: {error}"))
         })?;

@@ -11,7 +11,7 @@
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout};
+use std::process::{Child, ChildStdin, ChildStdout, ExitCode};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -314,11 +314,19 @@ impl Pool {
 /// answers to standard output, until its parent asks no more. `start` makes of the setup what answers
 /// requests; either may refuse, in words of the caller's protocol.
 ///
-/// A program calls this at the top of `main`, before it starts a thread.
-///
-/// # Errors
-/// Limits that the system refuses, and pipes that break.
-pub fn answer_requests<A>(start: impl FnOnce(&[u8]) -> Result<A, Vec<u8>>) -> io::Result<()>
+/// A program calls this at the top of `main`, before it starts a thread, and ends with the code. That is a
+/// failure where the system refuses a limit, or a pipe breaks.
+pub fn answer_requests<A>(start: impl FnOnce(&[u8]) -> Result<A, Vec<u8>>) -> ExitCode
+where
+    A: FnMut(&[u8]) -> Result<Vec<u8>, Vec<u8>>,
+{
+    match answer_all(start) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn answer_all<A>(start: impl FnOnce(&[u8]) -> Result<A, Vec<u8>>) -> io::Result<()>
 where
     A: FnMut(&[u8]) -> Result<Vec<u8>, Vec<u8>>,
 {

@@ -72,8 +72,6 @@ pub(crate) fn one_layout(schema: &mut Value) {
 pub(crate) struct Grammars {
     vocabulary: OnceLock<Result<Vocabulary, String>>,
     trial: Option<Trial>,
-    /// Whether any are compiled at all.
-    enabled: bool,
     turns: Turns,
     memory: Arc<Memory>,
 }
@@ -84,20 +82,21 @@ struct Vocabulary {
 }
 
 impl Grammars {
-    /// Grammars for the holders of keys with these names, which hold at most `memory` bytes together.
+    /// Grammars for the holders of keys with these names, which hold at most `memory` bytes together; `None`
+    /// where nothing compiles any.
     pub(crate) fn new<'a>(
         compiler: GrammarCompiler,
         clients: impl Iterator<Item = &'a str>,
         memory: usize,
-    ) -> Grammars {
-        let enabled = compiler != GrammarCompiler::None;
+    ) -> Option<Arc<Grammars>> {
         let trial = match compiler {
+            GrammarCompiler::None => return None,
+            GrammarCompiler::InProcess => None,
             GrammarCompiler::Process(process) => Some(Trial::new(process)),
-            GrammarCompiler::None | GrammarCompiler::InProcess => None,
         };
         let turns = Turns::new(clients, trial.as_ref().map_or(1, Trial::places));
         let memory = Arc::new(Memory::new(memory));
-        Grammars { vocabulary: OnceLock::new(), trial, enabled, turns, memory }
+        Some(Arc::new(Grammars { vocabulary: OnceLock::new(), trial, turns, memory }))
     }
 
     /// Compiles what a request wants for each of its `texts`, as long as `waited_for` holds.
@@ -111,27 +110,28 @@ impl Grammars {
         texts: usize,
         waited_for: impl Fn() -> bool + Send + 'static,
     ) -> Result<Grammar, ApiError> {
-        if !app.grammars.enabled {
+        let Some(grammars) = &app.grammars else {
             let message =
                 "this server compiles no grammars: its program names no `GrammarCompiler`";
             return Err(ApiError::bad_request("schemas_unsupported", message).of(wanted.param));
-        }
+        };
         let patience = app.options.limits.request_timeout;
-        let turn = app.grammars.turns.take(&caller.client, caller.until).await;
+        let turn = grammars.turns.take(&caller.client, caller.until).await;
         let turn = turn?.ok_or_else(|| ApiError::timeout(patience))?;
-        let (shared, client) = (Arc::clone(app), Arc::clone(&caller.client));
+        let (grammars, client) = (Arc::clone(grammars), Arc::clone(&caller.client));
+        let shared = Arc::clone(app);
         // The turn ends with the work, which goes on for a moment where nobody waits for it any more.
         app.aside(move || {
             let app = shared;
             let _turn = turn;
-            let Grammars { trial, memory, .. } = &app.grammars;
+            let Grammars { trial, memory, .. } = &*grammars;
             let Wanted { grammar, param } = wanted;
             let refuse = |refusal: Refusal| refusal.to_api(param);
             if let Some(trial) = trial {
                 let size = trial.size(&grammar, param, patience, &waited_for)?;
                 fits(size, texts, memory).map_err(refuse)?;
             }
-            let vocabulary = app.grammars.vocabulary.get_or_init(|| vocabulary(app.engine.model()));
+            let vocabulary = grammars.vocabulary.get_or_init(|| vocabulary(app.engine.model()));
             let vocabulary = vocabulary.as_ref();
             let Vocabulary { factory, ends } =
                 vocabulary.map_err(|reason| ApiError::internal(reason.clone()))?;

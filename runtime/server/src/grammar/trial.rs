@@ -239,7 +239,9 @@ impl Trial {
             }
             // Whoever is still there to read it has waited for too long.
             Failure::Cancelled => return Err(ApiError::timeout(patience)),
-            Failure::Unavailable { reason } => return Err(ApiError::no_helper(reason)),
+            Failure::Unavailable { reason } => {
+                return Err(ApiError::unhealthy("helper_unavailable", reason));
+            }
         };
         Err(refusal.to_api(param))
     }
@@ -259,7 +261,7 @@ pub fn grammar_process() -> ExitCode {
             Err(refusal) => Err(bytes(serde_json::to_vec(&refusal))),
         }
     };
-    let answered = answer_requests(|_| {
+    answer_requests(|_| {
         let bytes: TokEnv = ApproximateTokEnv::single_byte_env();
         let factory = ParserFactory::new_simple(&bytes);
         let mut factory = factory.map_err(|error| error.to_string().into_bytes())?;
@@ -277,9 +279,5 @@ pub fn grammar_process() -> ExitCode {
                 Err(Refusal::TooComplex(format!("its thread cannot be started: {error}")))
             }))
         })
-    });
-    match answered {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
-    }
+    })
 }
