@@ -5,6 +5,7 @@ mod compiling;
 mod demo_files;
 mod failing_kernels;
 mod kv_quality;
+mod library;
 mod live_kernels;
 mod lora;
 mod memory;

@@ -1,8 +1,6 @@
 //! Starting the program and reading what it said.
 
-use candle_core::Device;
-use candle_core::quantized::gguf_file::{Content, Value, write};
-use candle_core::quantized::{GgmlDType, QTensor};
+use ruvllm_engine::gguf::{self, GgufFile, TensorView, Value};
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -82,31 +80,21 @@ pub(crate) fn ruvllm_with_input<S: AsRef<std::ffi::OsStr>>(args: &[S], input: &s
     }
 }
 
-/// The demo model with other texts in its metadata, and with tensors of other types added.
+/// The demo model with other texts in its metadata, and with more tensors.
 pub(crate) fn demo_with(
     texts: &[(&str, &str)],
-    added: &[(&str, GgmlDType)],
+    added: &[TensorView<'_>],
     directory: &Path,
 ) -> PathBuf {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/tales-q8_0.gguf");
-    let mut reader = File::open(demo).unwrap();
-    let mut content = Content::read(&mut reader).unwrap();
+    let demo = GgufFile::open(&demo).unwrap();
+    let mut metadata = demo.metadata().clone();
     for (key, text) in texts {
-        content.metadata.insert((*key).to_owned(), Value::String((*text).to_owned()));
+        metadata.insert((*key).to_owned(), Value::String((*text).to_owned()));
     }
-    let names: Vec<&String> = content.tensor_infos.keys().collect();
-    let read = |name: &String| content.tensor(&mut reader, name, &Device::Cpu).unwrap();
-    let mut tensors: Vec<QTensor> = names.iter().copied().map(read).collect();
-    let mut names: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
-    for (name, dtype) in added {
-        let zeros = candle_core::Tensor::zeros(256, candle_core::DType::F32, &Device::Cpu).unwrap();
-        tensors.push(QTensor::quantize(&zeros, *dtype).unwrap());
-        names.push(name);
-    }
-    let tensors: Vec<_> = names.into_iter().zip(&tensors).collect();
-    let metadata: Vec<(&str, &Value)> =
-        content.metadata.iter().map(|(key, value)| (key.as_str(), value)).collect();
+    let tensors = [&demo.tensors(), added].concat();
+    let metadata = metadata.iter().map(|(key, value)| (key.as_str(), value));
     let path = directory.join("model.gguf");
-    write(&mut File::create(&path).unwrap(), &metadata, &tensors).unwrap();
+    gguf::write(&mut File::create(&path).unwrap(), metadata, &tensors).unwrap();
     path
 }

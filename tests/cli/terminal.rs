@@ -1,7 +1,8 @@
 //! Texts of model files that try to steer the terminal of who reads about them.
 
 use crate::program::{Run, demo_with, ruvllm, ruvllm_with_input};
-use candle_core::quantized::GgmlDType;
+use ruvllm_abi::DType;
+use ruvllm_engine::gguf::TensorView;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -35,7 +36,8 @@ fn no_error_about_a_gguf_file_holds_a_control_character_of_it() {
         assert_eq!(run.code, Some(1), "{part}: {}", run.stderr);
         harmless(&run, part);
     }
-    let path = demo_with(&[], &[(EVIL, GgmlDType::Q2K)], dir.path());
+    let empty = TensorView { name: EVIL, dtype: DType::F32, shape: &[0], bytes: &[] };
+    let path = demo_with(&[], &[empty], dir.path());
     let run = ruvllm(&["run", "-n", "1", "-m", path.to_str().unwrap()]);
     assert_eq!(run.code, Some(1), "{}", run.stderr);
     harmless(&run, "tensor");

@@ -1,31 +1,26 @@
 //! `ruvllm tokenize` against the ids of the field's reference.
 
-use crate::program::ruvllm_with_input;
-use std::path::Path;
+#[path = "../../runtime/engine/tests/common/vocabulary.rs"]
+mod vocabulary;
 
-const SEPARATOR: &str = "\n__ggml_vocab_test__\n";
+use crate::program::ruvllm_with_input;
+use ruvllm_engine::gguf;
+use vocabulary::vocabularies;
 
 #[test]
-fn shared_vocabularies_give_the_reference_ids() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/vocab");
-    if !dir.is_dir() {
-        eprintln!("skipped: no vocabularies beside the checkout");
-        return;
-    }
-    for name in ["llama-spm", "qwen2"] {
-        let file = |end: &str| dir.join(format!("ggml-vocab-{name}.gguf{end}"));
-        let input = std::fs::read_to_string(file(".inp")).unwrap();
-        let output = std::fs::read_to_string(file(".out")).unwrap();
-        let expected: Vec<String> = output
-            .lines()
-            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
-            .collect();
-        let model = file("");
+fn vocabularies_give_the_reference_ids() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, vocabulary) in vocabularies() {
+        let path = dir.path().join(name);
+        let metadata = vocabulary.metadata();
+        let metadata = metadata.iter().map(|(key, value)| (key.as_str(), value));
+        gguf::write(&mut std::fs::File::create(&path).unwrap(), metadata, &[]).unwrap();
         // One process per case is what a user does; a sample of them keeps the test short.
-        for (text, ids) in input.split(SEPARATOR).zip(&expected).step_by(5) {
+        for (text, ids) in vocabulary.cases.iter().step_by(5) {
             let run =
-                ruvllm_with_input(&["tokenize".as_ref(), "-m".as_ref(), model.as_os_str()], text);
-            assert_eq!(run.text(), ids, "{name}: {text:?}");
+                ruvllm_with_input(&["tokenize".as_ref(), "-m".as_ref(), path.as_os_str()], text);
+            let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+            assert_eq!(run.text(), ids.join(" "), "{name}: {text:?}");
         }
     }
 }

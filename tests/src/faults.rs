@@ -7,8 +7,8 @@
 
 use ruvllm_manifest::KernelEntry;
 use wasm_encoder::{
-    BlockType, CodeSection, ExportKind, ExportSection, Function, FunctionSection, MemArg,
-    MemArgTarget, Module, RawSection, ValType,
+    BlockType, CodeSection, ExportKind, ExportSection, Function, FunctionSection, MemArg, Module,
+    RawSection, ValType,
 };
 use wasmparser::{ExternalKind, Parser, Payload};
 
@@ -87,7 +87,7 @@ pub fn with_faults(wasm: &[u8], entry: &KernelEntry, faults: &Faults) -> Vec<u8>
             }
             other => {
                 if let Some((id, range)) = other.as_section() {
-                    let data = &wasm[range.start as usize..range.end as usize];
+                    let data = &wasm[range];
                     module.section(&RawSection { id, data });
                 }
             }
@@ -98,7 +98,7 @@ pub fn with_faults(wasm: &[u8], entry: &KernelEntry, faults: &Faults) -> Vec<u8>
 
 /// The new entry point.
 fn wrapper(original: u32, faults: &Faults) -> Function {
-    let at = |offset| MemArg { offset, align: 2, target: MemArgTarget::Memory(0), ordering: None };
+    let at = |offset| MemArg { offset, align: 2, memory_index: 0 };
     let (desc, hash) = (0, 1);
     let mut function = Function::new([(1, ValType::I32)]);
     let mut code = function.instructions();

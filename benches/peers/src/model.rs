@@ -27,7 +27,7 @@ impl ModelFile {
         let file = File::open(path).map_err(named)?;
         let bytes = io::copy(&mut BufReader::with_capacity(1 << 20, file), &mut io::sink());
         let metadata = GgufFile::read_metadata(path).map_err(|error| error.to_string())?;
-        let tokens = metadata.get(TOKENS).and_then(|value| value.to_vec().ok());
+        let tokens = metadata.get(TOKENS).and_then(|value| value.as_array());
         let vocab = tokens
             .and_then(|tokens| u32::try_from(tokens.len()).ok())
             .ok_or_else(|| format!("{}: no {TOKENS} in its header", path.display()))?;
@@ -45,12 +45,7 @@ impl ModelFile {
 fn bytes_per_token(path: &Path) -> Option<u64> {
     let file = GgufFile::open(path).ok()?;
     let tensors = file.tensors();
-    let tied = !tensors.iter().any(|(name, ..)| *name == "output.weight");
-    let counted = tensors.iter().filter(|(name, ..)| tied || *name != "token_embd.weight");
-    counted
-        .map(|(_, dtype, shape)| {
-            let (row, outer) = shape.split_last()?;
-            Some((dtype.bytes_for(*row)? * outer.iter().product::<usize>()) as u64)
-        })
-        .sum()
+    let tied = !tensors.iter().any(|tensor| tensor.name == "output.weight");
+    let counted = tensors.iter().filter(|tensor| tied || tensor.name != "token_embd.weight");
+    Some(counted.map(|tensor| tensor.bytes.len() as u64).sum())
 }

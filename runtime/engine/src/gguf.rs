@@ -5,21 +5,83 @@
 //! read beyond its end. Not checked: whether the weights are any good.
 
 mod header;
+mod value;
+mod write;
 
 use std::collections::HashMap;
-use std::io::Cursor;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use candle_core::quantized::GgmlDType;
-use candle_core::quantized::gguf_file::{Content, Value};
 use ruvllm_abi::DType;
 
 use crate::error::EngineError;
 use crate::storage::{Storage, Tensor, TensorBytes, TensorSource};
 
+use header::TensorInfo;
+
+pub use value::Value;
+pub use write::{TensorView, write};
+
 /// The metadata of a GGUF file by key.
 pub type Metadata = HashMap<String, Value>;
+
+/// What every file starts with.
+const MAGIC: [u8; 4] = *b"GGUF";
+/// Where tensors begin, in bytes, unless a file says otherwise.
+const DEFAULT_ALIGNMENT: u64 = 32;
+
+/// A type of tensor elements in files.
+struct TensorType {
+    id: u32,
+    name: &'static str,
+    /// `None` where the engine does not compute with it.
+    dtype: Option<DType>,
+}
+
+const fn supported(id: u32, name: &'static str, dtype: DType) -> TensorType {
+    TensorType { id, name, dtype: Some(dtype) }
+}
+
+const fn unsupported(id: u32, name: &'static str) -> TensorType {
+    TensorType { id, name, dtype: None }
+}
+
+/// The numbers and names that GGML has for types of elements.
+const TENSOR_TYPES: &[TensorType] = &[
+    supported(0, "F32", DType::F32),
+    supported(1, "F16", DType::F16),
+    supported(2, "Q4_0", DType::Q4_0),
+    supported(3, "Q4_1", DType::Q4_1),
+    supported(6, "Q5_0", DType::Q5_0),
+    supported(7, "Q5_1", DType::Q5_1),
+    supported(8, "Q8_0", DType::Q8_0),
+    unsupported(9, "Q8_1"),
+    unsupported(10, "Q2_K"),
+    unsupported(11, "Q3_K"),
+    supported(12, "Q4_K", DType::Q4_K),
+    supported(13, "Q5_K", DType::Q5_K),
+    supported(14, "Q6_K", DType::Q6_K),
+    unsupported(15, "Q8_K"),
+    unsupported(16, "IQ2_XXS"),
+    unsupported(17, "IQ2_XS"),
+    unsupported(18, "IQ3_XXS"),
+    unsupported(19, "IQ1_S"),
+    unsupported(20, "IQ4_NL"),
+    unsupported(21, "IQ3_S"),
+    unsupported(22, "IQ2_S"),
+    unsupported(23, "IQ4_XS"),
+    unsupported(24, "I8"),
+    unsupported(25, "I16"),
+    unsupported(26, "I32"),
+    unsupported(27, "I64"),
+    unsupported(28, "F64"),
+    unsupported(29, "IQ1_M"),
+    supported(30, "BF16", DType::BF16),
+    unsupported(34, "TQ1_0"),
+    unsupported(35, "TQ2_0"),
+    unsupported(39, "MXFP4"),
+];
 
 /// An open GGUF file.
 pub struct GgufFile {
@@ -51,33 +113,20 @@ impl GgufFile {
     /// A missing file, and a truncated or malformed header.
     pub fn read_metadata(path: &Path) -> Result<Metadata, EngineError> {
         let storage = Storage::map(path)?;
-        let origin = path.display().to_string();
-        let layout = header::check(&origin, storage.bytes(), false)?;
-        // The parser insists on the table of tensors: hand it a header that announces none.
-        let mut header = storage.bytes()[..layout.metadata_end].to_vec();
-        header[header::TENSOR_COUNT_AT..][..8].fill(0);
-        Ok(parse(&origin, &header)?.metadata)
+        Ok(header::read(&path.display().to_string(), storage.bytes(), false)?.metadata)
     }
 
     fn new(origin: String, storage: Storage) -> Result<GgufFile, EngineError> {
-        header::check(&origin, storage.bytes(), true)?;
-        let content = parse(&origin, storage.bytes())?;
+        let header = header::read(&origin, storage.bytes(), true)?;
         let storage = Arc::new(storage);
-        let mut tensors = HashMap::with_capacity(content.tensor_infos.len());
+        let mut tensors = HashMap::with_capacity(header.tensors.len());
         let mut furthest: Option<(u64, String)> = None;
         let mut total = 0u64;
-        for (name, info) in &content.tensor_infos {
+        for TensorInfo { name, dtype, shape, offset } in header.tensors {
             let malformed = |reason: String| EngineError::GgufMalformed {
                 path: origin.clone(),
                 reason: format!("tensor `{name}` {reason}"),
             };
-            let dtype = dtype_of(info.ggml_dtype).ok_or_else(|| EngineError::TensorType {
-                path: origin.clone(),
-                tensor: name.clone(),
-                found: format!("{:?}", info.ggml_dtype),
-            })?;
-            // The parser has reversed the file's order: the last dimension is the contiguous one.
-            let shape = info.shape.dims().to_vec();
             // Without elements the other dimensions could be anything, their product included.
             let size = shape
                 .split_last()
@@ -86,17 +135,14 @@ impl GgufFile {
                     outer.iter().try_fold(dtype.bytes_for(row)?, |size, &n| size.checked_mul(n))
                 })
                 .ok_or_else(|| malformed(format!("has the impossible shape {shape:?}")))?;
-            let start = content
-                .tensor_data_offset
-                .checked_add(info.offset)
-                .ok_or_else(|| malformed(format!("starts at {}", info.offset)))?;
-            let end = start
-                .checked_add(size as u64)
-                .ok_or_else(|| malformed(format!("starts at {}", info.offset)))?;
+            let range = header.data_start.checked_add(offset);
+            let range = range.and_then(|start| Some(start..start.checked_add(size as u64)?));
+            let Range { start, end } =
+                range.ok_or_else(|| malformed(format!("starts at {offset}")))?;
             if end > storage.bytes().len() as u64 {
                 // Reported once, for the tensor that lacks most: it says how much is missing.
                 if furthest.as_ref().is_none_or(|(far, _)| end > *far) {
-                    furthest = Some((end, name.clone()));
+                    furthest = Some((end, name));
                 }
                 continue;
             }
@@ -106,7 +152,7 @@ impl GgufFile {
                 return Err(malformed("shares its bytes with other tensors".to_owned()));
             }
             let bytes = TensorBytes::new(&storage, start as usize..end as usize, dtype);
-            tensors.insert(name.clone(), Tensor { dtype, shape, bytes });
+            tensors.insert(name, Tensor { dtype, shape, bytes });
         }
         if let Some((end, name)) = furthest {
             return Err(EngineError::GgufTruncated {
@@ -115,7 +161,7 @@ impl GgufFile {
                 missing: end - storage.bytes().len() as u64,
             });
         }
-        Ok(GgufFile { origin, metadata: content.metadata, tensors })
+        Ok(GgufFile { origin, metadata: header.metadata, tensors })
     }
 
     /// The metadata.
@@ -123,11 +169,19 @@ impl GgufFile {
         &self.metadata
     }
 
-    /// Names, element types and shapes (outermost dimension first) of all tensors, by name.
-    pub fn tensors(&self) -> Vec<(&str, DType, &[usize])> {
-        let mut all: Vec<_> =
-            self.tensors.iter().map(|(n, t)| (n.as_str(), t.dtype, t.shape.as_slice())).collect();
-        all.sort_unstable_by_key(|entry| entry.0);
+    /// All tensors, by name.
+    pub fn tensors(&self) -> Vec<TensorView<'_>> {
+        let mut all: Vec<_> = self
+            .tensors
+            .iter()
+            .map(|(name, Tensor { dtype, shape, bytes })| TensorView {
+                name,
+                dtype: *dtype,
+                shape,
+                bytes: bytes.as_slice(),
+            })
+            .collect();
+        all.sort_unstable_by_key(|tensor| tensor.name);
         all
     }
 }
@@ -140,26 +194,4 @@ impl TensorSource for GgufFile {
     fn find(&self, name: &str) -> Result<Option<Tensor>, EngineError> {
         Ok(self.tensors.get(name).cloned())
     }
-}
-
-fn parse(origin: &str, bytes: &[u8]) -> Result<Content, EngineError> {
-    Content::read(&mut Cursor::new(bytes))
-        .map_err(|e| EngineError::GgufMalformed { path: origin.to_owned(), reason: e.to_string() })
-}
-
-fn dtype_of(dtype: GgmlDType) -> Option<DType> {
-    Some(match dtype {
-        GgmlDType::F32 => DType::F32,
-        GgmlDType::F16 => DType::F16,
-        GgmlDType::BF16 => DType::BF16,
-        GgmlDType::Q8_0 => DType::Q8_0,
-        GgmlDType::Q4_0 => DType::Q4_0,
-        GgmlDType::Q4_1 => DType::Q4_1,
-        GgmlDType::Q5_0 => DType::Q5_0,
-        GgmlDType::Q5_1 => DType::Q5_1,
-        GgmlDType::Q4K => DType::Q4_K,
-        GgmlDType::Q5K => DType::Q5_K,
-        GgmlDType::Q6K => DType::Q6_K,
-        _ => return None,
-    })
 }

@@ -3,12 +3,10 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use candle_core::quantized::gguf_file::Value;
-
 use crate::chat::{ChatError, ChatTemplate, Renderer};
 use crate::config::{self, ModelConfig};
 use crate::error::EngineError;
-use crate::gguf::{GgufFile, Metadata};
+use crate::gguf::{GgufFile, Metadata, Value};
 use crate::hf::HfDir;
 use crate::tokenizer::Tokenizer;
 use crate::weights::ModelWeights;
@@ -177,8 +175,6 @@ pub fn open_tokenizer(path: &Path) -> Result<Tokenizer, EngineError> {
 }
 
 fn text(metadata: &Metadata, key: &str) -> Option<String> {
-    match metadata.get(key) {
-        Some(Value::String(text)) if !text.is_empty() => Some(text.clone()),
-        _ => None,
-    }
+    let text = metadata.get(key).and_then(Value::as_str)?;
+    (!text.is_empty()).then(|| text.to_owned())
 }

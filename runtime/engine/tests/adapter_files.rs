@@ -6,14 +6,14 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use candle_core::quantized::gguf_file::Value;
-use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{Device, Tensor};
 use common::lora::{Lora, TOLERANCE, exact, logits, write_gguf, write_safetensors};
 use common::{
     Fixture, LLAMA, QWEN2, Sizes, engine, relative_error, repository, some_tokens, two_threads,
 };
+use ruvllm_abi::DType;
+use ruvllm_engine::gguf::Value;
 use ruvllm_engine::{Adapter, Engine, Model};
+use ruvllm_tests::Tensor;
 use safetensors::SafeTensors;
 
 /// A family's directory, its GGUF file, and its sizes.
@@ -71,7 +71,7 @@ fn both_formats_fit_models_of_both_formats() {
         let dir = tempfile::tempdir().unwrap();
         let (peft, gguf) = (dir.path().join("peft"), dir.path().join("converted.gguf"));
         lora.write_peft(&peft, "");
-        converted.write_gguf(&gguf, sizes.architecture, GgmlDType::F32);
+        converted.write_gguf(&gguf, sizes.architecture, DType::F32);
         let tokens: Vec<u32> = some_tokens(40);
         let expected = logits(&engine(&merged_dir(&lora, &paths[0]), exact()), None, &tokens);
         for path in &paths {
@@ -124,11 +124,10 @@ fn refusal(engine: &Engine, write: impl FnOnce(&Path)) -> (&'static str, String)
 
 #[test]
 fn gguf_files_that_do_not_fit_are_refused() {
-    let fixture = Fixture::new(&QWEN2, GgmlDType::F32);
+    let fixture = Fixture::new(&QWEN2, DType::F32);
     let engine = engine(&fixture.model(), two_threads());
     let good = Lora::all(&QWEN2, 4, 1);
-    let written =
-        |lora: &Lora| refusal(&engine, |path| lora.write_gguf(path, "qwen2", GgmlDType::F32));
+    let written = |lora: &Lora| refusal(&engine, |path| lora.write_gguf(path, "qwen2", DType::F32));
 
     let error = Adapter::open(&engine, Path::new("no/such.gguf"), 1.0).unwrap_err();
     assert_eq!(error.code(), "file_not_found");
@@ -138,10 +137,10 @@ fn gguf_files_that_do_not_fit_are_refused() {
     assert_eq!(code, "not_an_adapter");
     assert!(text.contains("general.type"), "{text}");
 
-    let (code, text) = refusal(&engine, |path| good.write_gguf(path, "llama", GgmlDType::F32));
+    let (code, text) = refusal(&engine, |path| good.write_gguf(path, "llama", DType::F32));
     assert_eq!(code, "adapter_mismatch");
     assert!(text.contains("llama") && text.contains("qwen2"), "{text}");
-    let (code, _) = refusal(&engine, |path| good.write_gguf(path, "gemma", GgmlDType::F32));
+    let (code, _) = refusal(&engine, |path| good.write_gguf(path, "gemma", DType::F32));
     assert_eq!(code, "adapter_unsupported");
 
     let (code, text) = written(&Lora::all(&Sizes { dim: 128, ..QWEN2 }, 4, 1));
@@ -161,7 +160,7 @@ fn gguf_files_that_do_not_fit_are_refused() {
     let (code, text) = written(&Lora { alpha: f32::NAN, ..good.clone() });
     assert_eq!(code, "adapter_damaged", "{text}");
 
-    let with_tensors = |tensors: &[(&str, (usize, usize))], key: &str, value: Value| {
+    let with_tensors = |tensors: &[(&str, [usize; 2])], key: &str, value: Value| {
         refusal(&engine, |path| {
             let text = |text: &str| Value::String(text.to_owned());
             let metadata = [
@@ -175,21 +174,20 @@ fn gguf_files_that_do_not_fit_are_refused() {
             let tensors: Vec<_> = tensors
                 .iter()
                 .map(|(name, shape)| {
-                    let zeros = Tensor::zeros(*shape, candle_core::DType::F32, &Device::Cpu);
-                    let tensor = QTensor::quantize(&zeros.unwrap(), GgmlDType::F32).unwrap();
-                    ((*name).to_owned(), tensor)
+                    let zeros = vec![0.0; shape.iter().product()];
+                    ((*name).to_owned(), Tensor::new(DType::F32, shape, &zeros))
                 })
                 .collect();
             write_gguf(path, &metadata, &tensors);
         })
     };
-    let a = ("blk.0.attn_q.weight.lora_a", (4, 64));
+    let a = ("blk.0.attn_q.weight.lora_a", [4, 64]);
     let none = || Value::U32(0);
     let (code, text) = with_tensors(&[a], "general.x", none());
     assert_eq!(code, "adapter_damaged");
     assert!(text.contains(a.0), "{text}");
     for name in ["token_embd.weight.lora_a", "blk.0.attn_norm.weight", "blk.0.attn_q.bias.lora_a"] {
-        let (code, text) = with_tensors(&[a, (name, (4, 64))], "general.x", none());
+        let (code, text) = with_tensors(&[a, (name, [4, 64])], "general.x", none());
         assert_eq!(code, "adapter_unsupported");
         assert!(text.contains(name), "{text}");
     }
@@ -200,7 +198,7 @@ fn gguf_files_that_do_not_fit_are_refused() {
 
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("adapter.gguf");
-    good.write_gguf(&path, "qwen2", GgmlDType::F32);
+    good.write_gguf(&path, "qwen2", DType::F32);
     for scale in [f32::NAN, f32::INFINITY] {
         assert_eq!(Adapter::open(&engine, &path, scale).unwrap_err().code(), "invalid_option");
     }
@@ -220,7 +218,7 @@ fn flipped_bytes_never_panic() {
     let lora = Lora::all(&sizes, 2, 1);
     let temp = tempfile::tempdir().unwrap();
     let (gguf, peft) = (temp.path().join("adapter.gguf"), temp.path().join("peft"));
-    lora.write_gguf(&gguf, "qwen2", GgmlDType::F32);
+    lora.write_gguf(&gguf, "qwen2", DType::F32);
     lora.write_peft(&peft, "");
     for (adapter, file) in [
         (&gguf, gguf.clone()),
@@ -294,13 +292,11 @@ fn peft_directories_that_do_not_fit_are_refused() {
 
 #[test]
 fn quantised_adapters_are_taken_as_they_are_stored() {
-    let fixture = Fixture::new(&LLAMA, GgmlDType::F32);
+    let fixture = Fixture::new(&LLAMA, DType::F32);
     let engine = engine(&fixture.model(), exact());
     let (tokens, dir) = (some_tokens(30), tempfile::tempdir().unwrap());
     let lora = Lora::all(&LLAMA, 32, 3);
-    for (dtype, tolerance) in
-        [(GgmlDType::F16, 1e-3), (GgmlDType::Q8_0, 1e-2), (GgmlDType::Q4K, 0.3)]
-    {
+    for (dtype, tolerance) in [(DType::F16, 1e-3), (DType::Q8_0, 1e-2), (DType::Q4_K, 0.3)] {
         let path = dir.path().join("adapter.gguf");
         lora.write_gguf(&path, "llama", dtype);
         let adapter = Adapter::open(&engine, &path, 1.0).unwrap();
@@ -313,7 +309,7 @@ fn quantised_adapters_are_taken_as_they_are_stored() {
 
 #[test]
 fn an_alpha_of_zero_stands_for_no_scaling() {
-    let fixture = Fixture::new(&QWEN2, GgmlDType::F32);
+    let fixture = Fixture::new(&QWEN2, DType::F32);
     let engine = engine(&fixture.model(), exact());
     let lora = Lora::all(&QWEN2, 4, 1);
     let unscaled = Lora { alpha: 0.0, ..lora.clone() }.open(&engine, 1.0);
@@ -332,7 +328,7 @@ fn factors_that_leave_the_range_of_numbers_are_refused() {
         change(&mut lora);
         for peft in [false, true] {
             let (code, text) = refusal(&engine, |path| match peft {
-                false => lora.write_gguf(path, "qwen2", GgmlDType::F32),
+                false => lora.write_gguf(path, "qwen2", DType::F32),
                 true => lora.write_peft(path, ""),
             });
             assert_eq!(code, "adapter_damaged", "{text}");
@@ -351,7 +347,7 @@ fn factors_that_leave_the_range_of_numbers_are_refused() {
         lora.factors[5].b.fill(1e6);
     });
     let (code, text) = refusal(&engine, |path| {
-        Lora { alpha: 1e30, ..good.clone() }.write_gguf(path, "qwen2", GgmlDType::F32);
+        Lora { alpha: 1e30, ..good.clone() }.write_gguf(path, "qwen2", DType::F32);
     });
     assert_eq!(code, "adapter_damaged", "{text}");
 }

@@ -5,12 +5,12 @@ mod common;
 
 use std::sync::Arc;
 
-use candle_core::quantized::GgmlDType;
 use common::lora::{Lora, PARTS, TOLERANCE, exact, logits, with};
 use common::{
     Fixture, LLAMA, QWEN2, Sizes, best, core_pack_host, engine, native_host, relative_error,
     some_tokens, two_threads,
 };
+use ruvllm_abi::DType;
 use ruvllm_engine::memory::PAGE;
 use ruvllm_engine::{
     Adapter, Engine, EngineConfig, EngineError, KvCodec, Part, Session, SessionKey, SessionOptions,
@@ -24,7 +24,7 @@ use ruvllm_tests::wat::{Module, lora_apply_f32};
 fn an_adapter_computes_what_merged_weights_do() {
     let tokens = some_tokens(60);
     for sizes in [LLAMA, QWEN2] {
-        let fixture = Fixture::new(&sizes, GgmlDType::F32);
+        let fixture = Fixture::new(&sizes, DType::F32);
         let model = fixture.model();
         let engines = [native_host(), core_pack_host()]
             .map(|host| Engine::new(Arc::clone(&model), host, exact()).unwrap());
@@ -57,7 +57,7 @@ const MIXED_TOLERANCE: f32 = 1e-3;
 
 #[test]
 fn sessions_of_different_adapters_and_none_share_steps() {
-    let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+    let model = Fixture::new(&LLAMA, DType::F32).model();
     for host in [native_host(), core_pack_host()] {
         let engine = Engine::new(Arc::clone(&model), host, two_threads()).unwrap();
         let a = Lora::all(&LLAMA, 8, 1).open(&engine, 1.0);
@@ -118,7 +118,7 @@ fn sessions_of_different_adapters_and_none_share_steps() {
 #[test]
 fn blocks_are_shared_within_an_adapter_and_never_across() {
     let host = core_pack_host();
-    let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+    let model = Fixture::new(&LLAMA, DType::F32).model();
     let engine = Engine::new(model, host.clone(), two_threads()).unwrap();
     let lora = Lora::all(&LLAMA, 4, 1);
     let (first, other) = (lora.open(&engine, 1.0), Lora::all(&LLAMA, 4, 2).open(&engine, 1.0));
@@ -161,7 +161,7 @@ fn blocks_are_shared_within_an_adapter_and_never_across() {
 fn what_was_evicted_is_computed_again_with_the_same_adapter() {
     // 4 KiB of keys and values a token, and a budget for five of seven sequences.
     let sizes = Sizes { context: 2000, kv_heads: 4, layers: 4, ..LLAMA };
-    let model = Fixture::new(&sizes, GgmlDType::F32).model();
+    let model = Fixture::new(&sizes, DType::F32).model();
     let config = EngineConfig { batch: 64, ..two_threads() };
     let tight = engine(&model, EngineConfig { memory: Some(20 * PAGE), ..config.clone() });
     let adapter = Lora::all(&sizes, 4, 1).open(&tight, 1.0);
@@ -184,7 +184,7 @@ fn what_was_evicted_is_computed_again_with_the_same_adapter() {
 
 #[test]
 fn forks_and_truncated_sessions_keep_the_adapter() {
-    let engine = engine(&Fixture::new(&LLAMA, GgmlDType::F32).model(), two_threads());
+    let engine = engine(&Fixture::new(&LLAMA, DType::F32).model(), two_threads());
     let adapter = Lora::all(&LLAMA, 4, 1).open(&engine, 1.0);
     let tokens = some_tokens(80);
     let mut session = engine.session_with(&with(&adapter));
@@ -199,7 +199,7 @@ fn forks_and_truncated_sessions_keep_the_adapter() {
 
 #[test]
 fn an_adapter_counts_against_the_memory_while_it_lives() {
-    let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+    let model = Fixture::new(&LLAMA, DType::F32).model();
     let engine = engine(&model, EngineConfig { memory: Some(10 * PAGE), ..two_threads() });
     let held = || {
         let holders = engine.memory().pool.holders;
@@ -219,7 +219,7 @@ fn an_adapter_counts_against_the_memory_while_it_lives() {
 
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("large.gguf");
-    Lora::all(&LLAMA, 800, 1).write_gguf(&path, "llama", GgmlDType::F32);
+    Lora::all(&LLAMA, 800, 1).write_gguf(&path, "llama", DType::F32);
     let error = Adapter::open(&engine, &path, 1.0).unwrap_err();
     assert_eq!(error.code(), "memory_exhausted", "{error}");
     assert_eq!(held(), 0);
@@ -227,10 +227,10 @@ fn an_adapter_counts_against_the_memory_while_it_lives() {
 
 #[test]
 fn an_adapter_of_another_model_is_refused_before_any_work() {
-    let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+    let model = Fixture::new(&LLAMA, DType::F32).model();
     let (engine, other) = (
         engine(&model, two_threads()),
-        engine(&Fixture::new(&LLAMA, GgmlDType::F32).model(), two_threads()),
+        engine(&Fixture::new(&LLAMA, DType::F32).model(), two_threads()),
     );
     let adapter = Lora::all(&LLAMA, 4, 1).open(&other, 1.0);
     let (mut good, mut bad) = (engine.session(), engine.session_with(&with(&adapter)));
@@ -246,7 +246,7 @@ fn an_adapter_of_another_model_is_refused_before_any_work() {
 
 #[test]
 fn a_saved_session_goes_on_with_its_adapter_and_no_other() {
-    let engine = engine(&Fixture::new(&LLAMA, GgmlDType::F32).model(), two_threads());
+    let engine = engine(&Fixture::new(&LLAMA, DType::F32).model(), two_threads());
     let lora = Lora::all(&LLAMA, 4, 1);
     let (adapter, other) = (lora.open(&engine, 1.0), lora.open(&engine, 0.5));
     let dir = tempfile::tempdir().unwrap();
@@ -273,7 +273,7 @@ fn a_saved_session_goes_on_with_its_adapter_and_no_other() {
 
 #[test]
 fn a_kernel_that_traps_is_answered_for_by_its_native_twin() {
-    let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+    let model = Fixture::new(&LLAMA, DType::F32).model();
     let text = |host: Host| {
         let config = EngineConfig { threads: 1, ..EngineConfig::default() };
         let engine = Engine::new(Arc::clone(&model), host, config).unwrap();

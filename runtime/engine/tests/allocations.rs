@@ -6,9 +6,9 @@ mod common;
 use std::alloc::System;
 use std::ops::Range;
 
-use candle_core::quantized::GgmlDType;
 use common::lora::Lora;
 use common::{Fixture, LLAMA, core_pack_host, two_threads};
+use ruvllm_abi::DType;
 use ruvllm_engine::{
     Engine, EngineConfig, Sampler, SamplingOptions, Session, SessionOptions, TokenMask,
 };
@@ -20,7 +20,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 // One test alone in its program: what others allocate would count.
 #[test]
 fn a_decoded_token_allocates_nothing() {
-    let model = Fixture::new(&LLAMA, GgmlDType::Q8_0).model();
+    let model = Fixture::new(&LLAMA, DType::Q8_0).model();
     for policy in ["f16", "q8_0", "f16:32+q8_0:32+q4_0"] {
         let config = EngineConfig { kv: policy.parse().unwrap(), ..two_threads() };
         let engine = Engine::new(model.clone(), core_pack_host(), config).unwrap();

@@ -5,13 +5,13 @@ mod common;
 
 use std::path::Path;
 
-use candle_core::quantized::GgmlDType;
-use candle_core::quantized::gguf_file::Value;
 use common::{Fixture, LLAMA, QWEN2, Sizes, engine, native_host, two_threads};
+use ruvllm_abi::DType;
+use ruvllm_engine::gguf::Value;
 use ruvllm_engine::{Engine, EngineConfig, KvCodec, Model, open_tokenizer};
 
 fn small() -> Fixture {
-    Fixture::new(&Sizes { layers: 1, ..QWEN2 }, GgmlDType::F32)
+    Fixture::new(&Sizes { layers: 1, ..QWEN2 }, DType::F32)
 }
 
 fn open(bytes: &[u8]) -> Result<Model, (&'static str, String)> {
@@ -31,8 +31,7 @@ fn refusal(bytes: &[u8]) -> (&'static str, String) {
 /// Bytes up to the first tensor's data.
 fn header_len(fixture: &Fixture) -> usize {
     let bytes = fixture.bytes();
-    let data: usize =
-        fixture.tensors.values().map(|t| t.storage_size_in_bytes().next_multiple_of(32)).sum();
+    let data: usize = fixture.tensors.values().map(|t| t.bytes.len().next_multiple_of(32)).sum();
     bytes.len() - data
 }
 
@@ -171,7 +170,7 @@ fn tensors_that_are_missing_misshaped_or_of_another_type_are_named() {
     assert!(text.contains("blk.0.attn_k.bias"), "{text}");
 
     let mut fixture = small();
-    fixture.matrix("blk.0.ffn_up.weight", 96, 32, GgmlDType::F32, 0.1);
+    fixture.matrix("blk.0.ffn_up.weight", 96, 32, DType::F32, 0.1);
     let (code, text) = fixture.refusal();
     assert_eq!(code, "tensor_shape");
     assert!(text.contains("blk.0.ffn_up.weight") && text.contains("[96, 64]"), "{text}");
@@ -234,7 +233,7 @@ fn requests_that_cannot_be_met_are_refused_before_any_work() {
     session.prefill(&[4; 5]).unwrap();
     assert_eq!(session.decode(1).unwrap_err().code(), "prompt_too_long");
 
-    let odd_heads = Fixture::new(&Sizes { head_dim: 24, ..LLAMA }, GgmlDType::F32).model();
+    let odd_heads = Fixture::new(&Sizes { head_dim: 24, ..LLAMA }, DType::F32).model();
     let config = EngineConfig { kv: KvCodec::Q8_0.into(), ..two_threads() };
     let Err(error) = Engine::new(odd_heads, native_host(), config) else { panic!("accepted") };
     assert_eq!(error.code(), "kv_head_dim");

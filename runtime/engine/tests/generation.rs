@@ -5,15 +5,15 @@ mod common;
 
 use std::ops::ControlFlow;
 
-use candle_core::quantized::GgmlDType;
 use common::{Fixture, QWEN2, engine, some_tokens, two_threads};
+use ruvllm_abi::DType;
 use ruvllm_engine::{
     BenchOptions, Engine, EngineConfig, Event, Finish, FinishReason, GenerateOptions,
     SamplingOptions, bench, perplexity,
 };
 
 fn small(ctx: usize) -> Engine {
-    let model = Fixture::new(&QWEN2, GgmlDType::F32).model();
+    let model = Fixture::new(&QWEN2, DType::F32).model();
     engine(&model, EngineConfig { ctx: Some(ctx), ..two_threads() })
 }
 

@@ -7,9 +7,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use candle_core::quantized::GgmlDType;
-use candle_core::quantized::gguf_file::Value as Gguf;
 use common::{Fixture, QWEN2};
+use ruvllm_abi::DType;
+use ruvllm_engine::gguf::Value as Gguf;
 use ruvllm_engine::tokenizer::{Tokenizer, TokenizerError};
 use ruvllm_engine::{EngineError, Model};
 use serde_json::{Value, json};
@@ -424,7 +424,7 @@ fn tokens_cannot_be_chosen_so_that_all_lookups_collide() {
 
 #[test]
 fn tensors_that_share_the_bytes_of_a_file_are_refused() {
-    let fixture = Fixture::new(&QWEN2, GgmlDType::F32);
+    let fixture = Fixture::new(&QWEN2, DType::F32);
     let mut bytes = fixture.bytes();
     // All tensors begin where the first one does, and the file ends with the largest.
     let mut table_end = 0;
@@ -432,11 +432,11 @@ fn tensors_that_share_the_bytes_of_a_file_are_refused() {
         let entry = [&(name.len() as u64).to_le_bytes()[..], name.as_bytes()].concat();
         let at = bytes.windows(entry.len()).position(|window| window == entry).unwrap();
         // Behind the name: the number of dimensions, these, the type, the offset.
-        let offset = at + entry.len() + 4 + 8 * tensor.shape().dims().len() + 4;
+        let offset = at + entry.len() + 4 + 8 * tensor.shape.len() + 4;
         bytes[offset..offset + 8].fill(0);
         table_end = table_end.max(offset + 8);
     }
-    let largest = fixture.tensors.values().map(|tensor| tensor.storage_size_in_bytes()).max();
+    let largest = fixture.tensors.values().map(|tensor| tensor.bytes.len()).max();
     bytes.truncate(table_end.next_multiple_of(32) + largest.unwrap());
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");

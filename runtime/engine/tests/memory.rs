@@ -6,11 +6,11 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
-use candle_core::quantized::GgmlDType;
 use common::{
     Fixture, LLAMA, Sizes, best, core_pack_host, engine, native_host, relative_error, some_tokens,
     two_threads,
 };
+use ruvllm_abi::DType;
 use ruvllm_engine::memory::PAGE;
 use ruvllm_engine::{
     Engine, EngineConfig, EngineError, KvCodec, KvPolicy, MemoryReport, Model, Part, Session,
@@ -25,7 +25,7 @@ const BLOCK: usize = 32;
 
 /// A model of 1 KiB of f16 keys and values a token.
 fn model() -> Arc<Model> {
-    Fixture::new(&Sizes { context: 4096, ..LLAMA }, GgmlDType::F32).model()
+    Fixture::new(&Sizes { context: 4096, ..LLAMA }, DType::F32).model()
 }
 
 fn small() -> EngineConfig {
@@ -302,7 +302,7 @@ fn policies_differ_from_exact_storage_by_their_precision() {
 #[test]
 fn heads_that_are_no_power_of_two_are_rotated_in_groups() {
     let sizes = Sizes { heads: 2, kv_heads: 1, head_dim: 96, ..LLAMA };
-    let model = Fixture::new(&sizes, GgmlDType::F32).model();
+    let model = Fixture::new(&sizes, DType::F32).model();
     let last = |policy: &str| {
         let config = EngineConfig { kv: policy.parse().unwrap(), ..small() };
         engine(&model, config).session().prefill(&text(0, 200)).unwrap().to_vec()
@@ -339,7 +339,7 @@ fn truncating_and_going_on_is_as_never_having_gone_further() {
 
 /// A model of 4 KiB of f16 keys and values a token.
 fn wide_model() -> Arc<Model> {
-    Fixture::new(&Sizes { context: 2000, kv_heads: 4, layers: 4, ..LLAMA }, GgmlDType::F32).model()
+    Fixture::new(&Sizes { context: 2000, kv_heads: 4, layers: 4, ..LLAMA }, DType::F32).model()
 }
 
 /// A budget for five sequences of 1,800 tokens.
@@ -645,7 +645,7 @@ fn a_session_that_does_not_fit_or_is_damaged_is_refused() {
         restore(&with(EngineConfig { ctx: Some(99), ..small() }), &key).code(),
         "session_mismatch"
     );
-    let model = Fixture::new(&Sizes { context: 4096, ..LLAMA }, GgmlDType::Q8_0).model();
+    let model = Fixture::new(&Sizes { context: 4096, ..LLAMA }, DType::Q8_0).model();
     let error = restore(&self::engine(&model, small()), &key);
     assert!(error.to_string().contains("another model"), "{error}");
 
@@ -698,7 +698,7 @@ fn an_endless_sequence_forgets_the_middle_and_moves_up_what_follows() {
         ("f16,rotate", [5e-4, 5e-2]),
         ("q8_0", [1e-2, 5e-2]),
     ];
-    for (weights, dtype) in [GgmlDType::F32, GgmlDType::Q8_0].into_iter().enumerate() {
+    for (weights, dtype) in [DType::F32, DType::Q8_0].into_iter().enumerate() {
         let model = Fixture::new(&sizes, dtype).model();
         for (policy, tolerances) in policies {
             let tolerance = tolerances[weights];
@@ -727,7 +727,7 @@ fn an_endless_sequence_forgets_the_middle_and_moves_up_what_follows() {
 
 #[test]
 fn what_follows_forgotten_tokens_is_shared_with_nobody() {
-    let model = Fixture::new(&Sizes { context: 256, ..LLAMA }, GgmlDType::F32).model();
+    let model = Fixture::new(&Sizes { context: 256, ..LLAMA }, DType::F32).model();
     let engine = engine(&model, small());
     let mut session =
         engine.session_with(&SessionOptions { sinks: Some(4), ..SessionOptions::default() });
@@ -757,7 +757,7 @@ fn what_follows_forgotten_tokens_is_shared_with_nobody() {
 fn a_short_block_by_channel_is_whole_after_being_saved() {
     let dir = tempfile::tempdir().unwrap();
     let (path, key) = (dir.path().join("session"), SessionKey::generate().unwrap());
-    let model = Fixture::new(&Sizes { layers: 1, context: 256, ..LLAMA }, GgmlDType::F32).model();
+    let model = Fixture::new(&Sizes { layers: 1, context: 256, ..LLAMA }, DType::F32).model();
     let config = EngineConfig { kv: "k=q8_0c,v=q8_0".parse().unwrap(), ..small() };
     let engine = engine(&model, config);
     // The last eight tokens are of a block that was full before.

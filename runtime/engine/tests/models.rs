@@ -5,9 +5,9 @@ mod common;
 
 use std::sync::Arc;
 
-use candle_core::quantized::GgmlDType;
-use candle_core::quantized::gguf_file::Value;
 use common::{Fixture, LLAMA, QWEN2, Sizes, engine, relative_error, some_tokens, two_threads};
+use ruvllm_abi::DType;
+use ruvllm_engine::gguf::Value;
 use ruvllm_engine::{EngineConfig, KvCodec, Model};
 
 /// Activations meet block-quantised weights in 8 bits; over two layers that stays below 4 % of the
@@ -15,17 +15,17 @@ use ruvllm_engine::{EngineConfig, KvCodec, Model};
 #[test]
 fn every_weight_type_computes_what_its_dequantised_weights_say() {
     for (dtype, tolerance) in [
-        (GgmlDType::F32, 1e-4),
-        (GgmlDType::F16, 1e-4),
-        (GgmlDType::BF16, 1e-4),
-        (GgmlDType::Q8_0, 4e-2),
-        (GgmlDType::Q4_0, 4e-2),
-        (GgmlDType::Q4_1, 4e-2),
-        (GgmlDType::Q5_0, 4e-2),
-        (GgmlDType::Q5_1, 4e-2),
-        (GgmlDType::Q4K, 4e-2),
-        (GgmlDType::Q5K, 4e-2),
-        (GgmlDType::Q6K, 4e-2),
+        (DType::F32, 1e-4),
+        (DType::F16, 1e-4),
+        (DType::BF16, 1e-4),
+        (DType::Q8_0, 4e-2),
+        (DType::Q4_0, 4e-2),
+        (DType::Q4_1, 4e-2),
+        (DType::Q5_0, 4e-2),
+        (DType::Q5_1, 4e-2),
+        (DType::Q4_K, 4e-2),
+        (DType::Q5_K, 4e-2),
+        (DType::Q6_K, 4e-2),
     ] {
         let fixture = Fixture::new(&LLAMA, dtype);
         let tokens = some_tokens(12);
@@ -61,17 +61,17 @@ fn three_ways(model: &Arc<Model>, config: &EngineConfig, tokens: &[u32]) -> [Vec
 #[test]
 fn chunks_and_single_tokens_give_the_logits_of_the_whole_prompt() {
     let windowed = |sizes: &Sizes| {
-        let mut fixture = Fixture::new(sizes, GgmlDType::F32);
+        let mut fixture = Fixture::new(sizes, DType::F32);
         let key = format!("{}.attention.sliding_window", sizes.architecture);
         fixture.set(&key, Value::U32(9));
         fixture
     };
     let small_head = Sizes { head_dim: 24, ..QWEN2 };
     for (name, fixture) in [
-        ("llama", Fixture::new(&LLAMA, GgmlDType::F32)),
-        ("qwen2", Fixture::new(&QWEN2, GgmlDType::F32)),
+        ("llama", Fixture::new(&LLAMA, DType::F32)),
+        ("qwen2", Fixture::new(&QWEN2, DType::F32)),
         ("window", windowed(&LLAMA)),
-        ("head of 24", Fixture::new(&small_head, GgmlDType::F32)),
+        ("head of 24", Fixture::new(&small_head, DType::F32)),
     ] {
         let [whole, chunks, steps] = three_ways(&fixture.model(), &two_threads(), &some_tokens(40));
         // The order of sums differs between the shapes, nothing else.
@@ -84,8 +84,8 @@ fn chunks_and_single_tokens_give_the_logits_of_the_whole_prompt() {
 
 #[test]
 fn a_sliding_window_changes_what_is_seen() {
-    let plain = Fixture::new(&LLAMA, GgmlDType::F32);
-    let mut windowed = Fixture::new(&LLAMA, GgmlDType::F32);
+    let plain = Fixture::new(&LLAMA, DType::F32);
+    let mut windowed = Fixture::new(&LLAMA, DType::F32);
     windowed.set("llama.attention.sliding_window", Value::U32(4));
     let tokens = some_tokens(12);
     let logits = |fixture: &Fixture| {
@@ -101,7 +101,7 @@ fn a_sliding_window_changes_what_is_seen() {
 #[test]
 fn quantised_caches_stay_close_to_f16_in_prefill_and_decode() {
     for (name, sizes) in [("llama", LLAMA), ("qwen2", QWEN2)] {
-        let model = Fixture::new(&sizes, GgmlDType::F32).model();
+        let model = Fixture::new(&sizes, DType::F32).model();
         let with = |kv: KvCodec| EngineConfig { kv: kv.into(), ..two_threads() };
         let tokens = some_tokens(40);
         let [exact, ..] = three_ways(&model, &with(KvCodec::F16), &tokens);
@@ -118,7 +118,7 @@ fn quantised_caches_stay_close_to_f16_in_prefill_and_decode() {
 #[test]
 fn going_back_in_a_sequence_forgets_what_came_after() {
     for kv in [KvCodec::F16, KvCodec::Q8_0] {
-        let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+        let model = Fixture::new(&LLAMA, DType::F32).model();
         let engine = engine(&model, EngineConfig { kv: kv.into(), ..two_threads() });
         let tokens = some_tokens(20);
         let mut session = engine.session();
@@ -137,7 +137,7 @@ fn going_back_in_a_sequence_forgets_what_came_after() {
 
 #[test]
 fn sessions_of_an_engine_do_not_disturb_each_other_even_from_several_threads() {
-    let model = Fixture::new(&QWEN2, GgmlDType::Q8_0).model();
+    let model = Fixture::new(&QWEN2, DType::Q8_0).model();
     let engine = engine(&model, two_threads());
     let alone = |seed: usize| {
         let mut session = engine.session();
@@ -159,7 +159,7 @@ fn sessions_of_an_engine_do_not_disturb_each_other_even_from_several_threads() {
 fn threads_and_long_prompts_do_not_change_the_result() {
     // Longer than a rotation table would be if it held 256 positions, and than one KV block.
     let sizes = Sizes { context: 2048, layers: 1, ..QWEN2 };
-    let model = Fixture::new(&sizes, GgmlDType::F32).model();
+    let model = Fixture::new(&sizes, DType::F32).model();
     let tokens = some_tokens(1100);
     let last = |threads, kv: KvCodec| {
         let config = EngineConfig { threads, kv: kv.into(), ..EngineConfig::default() };
@@ -173,7 +173,7 @@ fn threads_and_long_prompts_do_not_change_the_result() {
 
 #[test]
 fn bytes_of_the_program_serve_as_a_model_wherever_they_lie() {
-    let bytes = Fixture::new(&QWEN2, GgmlDType::F16).bytes();
+    let bytes = Fixture::new(&QWEN2, DType::F16).bytes();
     let leaked: &'static [u8] = Vec::leak([&[0u8], bytes.as_slice()].concat());
     let model = Arc::new(Model::from_static(&leaked[1..], "built-in").unwrap());
     assert_eq!((model.name(), model.weight_type()), ("built-in", "f16"));

@@ -4,12 +4,12 @@
 
 mod common;
 
-use candle_core::quantized::GgmlDType;
-use candle_core::quantized::gguf_file::Value;
 use common::{
     Fixture, LLAMA, engine, native_host, relative_error, repository, some_tokens, two_threads,
 };
+use ruvllm_abi::DType;
 use ruvllm_engine::config::{self, RopeScaling, Yarn};
+use ruvllm_engine::gguf::Value;
 use ruvllm_engine::rope::Rotation;
 use ruvllm_engine::{Engine, EngineConfig, EngineError, RopeExtension, RopeMethod};
 
@@ -47,7 +47,7 @@ fn extension(method: RopeMethod, factor: Option<f64>) -> RopeExtension {
 
 /// The angles of a model with a trained context of 512, base 10,000 and heads of 64.
 fn extended(ctx: Option<usize>, extension: &RopeExtension) -> (usize, Rotation) {
-    let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+    let model = Fixture::new(&LLAMA, DType::F32).model();
     Rotation::for_context(model.config(), ctx, Some(extension)).unwrap()
 }
 
@@ -110,7 +110,7 @@ fn context_and_factor_follow_from_each_other() {
 
 #[test]
 fn what_cannot_be_asked_for_is_refused_before_any_work() {
-    let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+    let model = Fixture::new(&LLAMA, DType::F32).model();
     let refused = |ctx, rope_scaling| -> EngineError {
         let config = EngineConfig { ctx, rope_scaling, ..two_threads() };
         Engine::new(std::sync::Arc::clone(&model), native_host(), config).err().unwrap()
@@ -166,7 +166,7 @@ fn a_models_own_scaling_stays_under_an_extension() {
 #[test]
 fn gguf_metadata_says_the_same_as_a_config_json() {
     let rope = |entries: &[(&str, Value)]| {
-        let mut fixture = Fixture::new(&LLAMA, GgmlDType::F32);
+        let mut fixture = Fixture::new(&LLAMA, DType::F32);
         for (key, value) in entries {
             fixture.set(&format!("llama.rope.scaling.{key}"), value.clone());
         }
@@ -204,7 +204,7 @@ fn gguf_metadata_says_the_same_as_a_config_json() {
     let weighted = with(&[("yarn_log_multiplier", Value::F32(1.0))]);
     assert_eq!(weighted.attention_factor, 1.0);
 
-    let mut fixture = Fixture::new(&LLAMA, GgmlDType::F32);
+    let mut fixture = Fixture::new(&LLAMA, DType::F32);
     fixture.set("llama.rope.scaling.type", Value::String("yarn".to_owned()));
     assert_eq!(fixture.refusal().0, "config_missing");
     fixture.set("llama.rope.scaling.factor", Value::F32(4.0));
@@ -214,7 +214,7 @@ fn gguf_metadata_says_the_same_as_a_config_json() {
 
 #[test]
 fn an_engine_computes_beyond_the_trained_context_and_in_any_chunks() {
-    let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+    let model = Fixture::new(&LLAMA, DType::F32).model();
     let tokens = some_tokens(700);
     let mut seen: Vec<Vec<f32>> = Vec::new();
     for method in METHODS {

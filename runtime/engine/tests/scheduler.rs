@@ -8,10 +8,9 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{Device, Tensor};
 use common::requests::{Answer, LONG, alone, ask, greedy, sink, tales};
 use common::{Fixture, LLAMA, QWEN2, Sizes, engine, relative_error, some_tokens, two_threads};
+use ruvllm_abi::DType;
 use ruvllm_engine::memory::PAGE;
 use ruvllm_engine::scheduler::{
     Finished, Kind, Rejected, Request, Scheduler, SchedulerConfig, SchedulerStats, Ticket, Update,
@@ -21,12 +20,12 @@ use ruvllm_engine::{
     SessionOptions, TokenConstraint, TokenMask, Use,
 };
 use ruvllm_host::{Host, HostConfig};
-use ruvllm_tests::PackBuilder;
 use ruvllm_tests::wat::{Module, rmsnorm_f32};
+use ruvllm_tests::{PackBuilder, Tensor};
 
 /// A model of 1 KiB of f16 keys and values a token.
 fn model() -> Arc<Model> {
-    Fixture::new(&Sizes { context: 4096, ..LLAMA }, GgmlDType::F32).model()
+    Fixture::new(&Sizes { context: 4096, ..LLAMA }, DType::F32).model()
 }
 
 fn start(engine: &Engine, config: SchedulerConfig) -> Scheduler {
@@ -256,7 +255,7 @@ fn what_can_never_be_computed_is_refused_at_once() {
 
 #[test]
 fn a_long_prompt_holds_up_a_text_for_no_longer_than_a_chunk() {
-    let model = Fixture::new(&Sizes { context: 9000, ..LLAMA }, GgmlDType::F32).model();
+    let model = Fixture::new(&Sizes { context: 9000, ..LLAMA }, DType::F32).model();
     let config = SchedulerConfig { chunk: 128, ..SchedulerConfig::default() };
     let scheduler = start(&engine(&model, two_threads()), config);
     let running = ask(&scheduler, request(0, 10, 8000));
@@ -556,12 +555,11 @@ fn log_probabilities_are_the_models_own() {
 #[test]
 fn embeddings_are_the_mean_of_the_hidden_states() {
     // A vocabulary projection that leaves the first hidden states as they are.
-    let mut fixture = Fixture::new(&LLAMA, GgmlDType::F32);
-    let vocab = fixture.tensors["output.weight"].shape().dims()[0];
+    let mut fixture = Fixture::new(&LLAMA, DType::F32);
+    let vocab = fixture.tensors["output.weight"].shape[0];
     let identity: Vec<f32> =
         (0..vocab * LLAMA.dim).map(|i| f32::from(i / LLAMA.dim == i % LLAMA.dim)).collect();
-    let tensor = Tensor::from_vec(identity, (vocab, LLAMA.dim), &Device::Cpu).unwrap();
-    let tensor = QTensor::quantize(&tensor, GgmlDType::F32).unwrap();
+    let tensor = Tensor::new(DType::F32, &[vocab, LLAMA.dim], &identity);
     fixture.tensors.insert("output.weight".into(), tensor);
     let config = SchedulerConfig { chunk: 48, ..SchedulerConfig::default() };
     let scheduler = start(&engine(&fixture.model(), two_threads()), config);
@@ -588,7 +586,7 @@ fn embeddings_are_the_mean_of_the_hidden_states() {
 
 #[test]
 fn an_endless_text_goes_on_beside_others_and_through_pressure() {
-    let model = Fixture::new(&Sizes { context: 256, ..LLAMA }, GgmlDType::F32).model();
+    let model = Fixture::new(&Sizes { context: 256, ..LLAMA }, DType::F32).model();
     let scheduler = start(&engine(&model, two_threads()), SchedulerConfig::default());
     let session = SessionOptions { sinks: Some(4), ..SessionOptions::default() };
     let endless = Request { session, ..request(0, 600, 700) };
@@ -699,7 +697,7 @@ fn a_step_that_fails_once_harms_nobody() {
 fn where_every_step_fails_each_request_is_told_why() {
     // More calls in a step than an instance answers.
     let host = trapping("i32.gt_u (global.get $calls) (i32.const 99)");
-    let model = Fixture::new(&Sizes { layers: 60, ..QWEN2 }, GgmlDType::F32).model();
+    let model = Fixture::new(&Sizes { layers: 60, ..QWEN2 }, DType::F32).model();
     let config = EngineConfig { threads: 1, ..EngineConfig::default() };
     let engine = Engine::new(model, host, config).unwrap();
     let scheduler = start(&engine, SchedulerConfig::default());

@@ -5,13 +5,13 @@ mod common;
 
 use std::sync::Arc;
 
-use candle_core::quantized::GgmlDType;
-use candle_core::quantized::gguf_file::Value;
 use common::requests::tales;
 use common::{
     Fixture, LLAMA, QWEN2, best, core_pack_host, engine, families, native_host, relative_error,
     repository, some_tokens, two_threads,
 };
+use ruvllm_abi::DType;
+use ruvllm_engine::gguf::Value;
 use ruvllm_engine::{
     Engine, EngineConfig, EngineError, KvCodec, KvPolicy, Model, Part, ProbeText, Session,
     SessionOptions,
@@ -158,7 +158,7 @@ fn tales_read_the_same_in_common_steps() {
 
 #[test]
 fn a_sliding_window_ends_where_each_sequence_is() {
-    let mut fixture = Fixture::new(&LLAMA, GgmlDType::F32);
+    let mut fixture = Fixture::new(&LLAMA, DType::F32);
     fixture.set("llama.attention.sliding_window", Value::U32(9));
     let model = fixture.model();
     for engine in engines(&model, &native_host()) {
@@ -168,7 +168,7 @@ fn a_sliding_window_ends_where_each_sequence_is() {
 
 #[test]
 fn every_wanted_row_goes_to_its_part() {
-    let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+    let model = Fixture::new(&LLAMA, DType::F32).model();
     let engine = engine(&model, two_threads());
     let tokens = some_tokens(90);
     let mut sessions: Vec<Session> = (0..4).map(|_| engine.session()).collect();
@@ -207,7 +207,7 @@ fn every_wanted_row_goes_to_its_part() {
 
 #[test]
 fn a_part_that_cannot_be_computed_is_named_and_nothing_is_computed() {
-    let model = Fixture::new(&QWEN2, GgmlDType::F32).model();
+    let model = Fixture::new(&QWEN2, DType::F32).model();
     let config = EngineConfig { ctx: Some(8), ..two_threads() };
     let (engine, other) = (engine(&model, config.clone()), engine(&model, config));
     let mut sessions: Vec<Session> = (0..3).map(|_| engine.session()).collect();
@@ -262,7 +262,7 @@ fn trapping(good: u32) -> Host {
 /// Decodes 70 tokens in each of three sequences, each step until it succeeds; the logits at the end
 /// and the number of failures.
 fn decode_in_spite_of_failures(host: Host) -> (Vec<Vec<f32>>, usize) {
-    let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+    let model = Fixture::new(&LLAMA, DType::F32).model();
     let config = EngineConfig { threads: 1, ..EngineConfig::default() };
     let engine = Engine::new(model, host, config).unwrap();
     let mut sessions: Vec<Session> = (0..3).map(|_| engine.session()).collect();
@@ -294,7 +294,7 @@ fn a_step_that_fails_half_way_leaves_no_trace_in_any_sequence() {
 #[test]
 fn steps_go_to_and_fro_while_a_generation_is_on_trial_and_it_drains_after() {
     let host = Host::new(HostConfig::default()).unwrap();
-    let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+    let model = Fixture::new(&LLAMA, DType::F32).model();
     let config = EngineConfig { threads: 1, ..EngineConfig::default() };
     let engine = Engine::new(model, host.clone(), config).unwrap();
     let mut session = engine.session();
@@ -372,7 +372,7 @@ fn no_call_of_a_kernel_holds_rows_of_two_scopes() {
     let pack = PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&module)).build();
     let host = Host::new(HostConfig { strict: true, ..HostConfig::default() }).unwrap();
     host.install(pack.verify().unwrap()).unwrap();
-    let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+    let model = Fixture::new(&LLAMA, DType::F32).model();
     let engine = Engine::new(model, host, EngineConfig::default()).unwrap();
     let session = |scope: Option<&str>| {
         let scope = scope.map(str::to_owned);
@@ -403,7 +403,7 @@ fn a_step_whose_numbers_are_not_finite_is_an_error() {
         let config = HostConfig { cross_check_every: 0, ..HostConfig::default() };
         let host = Host::new(config).unwrap();
         host.install(pack.verify().unwrap()).unwrap();
-        let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+        let model = Fixture::new(&LLAMA, DType::F32).model();
         let engine = Engine::new(model, host, EngineConfig::default()).unwrap();
         let mut session = engine.session();
         let error = session.prefill(&some_tokens(5)).map(drop).unwrap_err();
@@ -436,7 +436,7 @@ fn who_makes_a_steps_numbers_infinite_is_found_in_the_next() {
     let host = Host::new(HostConfig { cross_check_every: u32::MAX, ..HostConfig::default() });
     let host = host.unwrap();
     host.install(pack.verify().unwrap()).unwrap();
-    let model = Fixture::new(&LLAMA, GgmlDType::F32).model();
+    let model = Fixture::new(&LLAMA, DType::F32).model();
     let config = EngineConfig { threads: 1, ..EngineConfig::default() };
     let engine = Engine::new(model, host.clone(), config).unwrap();
     let quarantined = || host.stats().iter().any(|stats| stats.quarantined);

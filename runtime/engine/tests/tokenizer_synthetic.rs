@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use candle_core::quantized::gguf_file::Value;
+use ruvllm_engine::gguf::Value;
 use ruvllm_engine::tokenizer::{DetokenizerStream, Tokenizer, TokenizerError};
 
 const NORMAL: i32 = 1;

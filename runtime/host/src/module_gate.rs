@@ -236,7 +236,7 @@ impl Gate<'_> {
                 }
                 Payload::DataSection(s) => {
                     self.cap("module_items", "data segments", count(s.count()), items);
-                    let size = s.range().end - s.range().start;
+                    let size = s.range().len() as u64;
                     let cap = self.limits.data_bytes as u64;
                     self.cap("module_data", "bytes of data", size, cap);
                 }
@@ -254,7 +254,7 @@ impl Gate<'_> {
     fn function(&mut self, body: &FunctionBody<'_>) -> Result<(), BinaryReaderError> {
         let index = self.functions;
         self.functions += 1;
-        let size = (body.range().end - body.range().start) as usize;
+        let size = body.range().len();
         if size > self.limits.function_bytes {
             let cap = self.limits.function_bytes;
             let what = format!("function {index} has {size} bytes; this host takes {cap}");

@@ -33,6 +33,7 @@ pub use runtime::{Conversation, Prompt, Runtime, RuntimeBuilder};
 
 pub use ruvllm_engine as engine;
 pub use ruvllm_host as host;
+#[cfg(feature = "server")]
 pub use ruvllm_server as server;
 pub use ruvllm_signing as signing;
 

@@ -115,8 +115,7 @@ pub fn normalise(wasm: &[u8], entry_point: &str) -> Result<Vec<u8>, String> {
             }
             other => {
                 if let Some((id, range)) = other.as_section() {
-                    let (start, end) = (range.start as usize, range.end as usize);
-                    let data = wasm.get(start..end).ok_or("a section leaves the module")?;
+                    let data = wasm.get(range).ok_or("a section leaves the module")?;
                     module.section(&RawSection { id, data });
                 }
             }

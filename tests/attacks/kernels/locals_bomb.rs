@@ -32,10 +32,7 @@ fn with_locals(locals: u32) -> Vec<u8> {
             Payload::CodeSectionEntry(_) => {}
             other => {
                 if let Some((id, range)) = other.as_section() {
-                    module.section(&RawSection {
-                        id,
-                        data: &wasm[range.start as usize..range.end as usize],
-                    });
+                    module.section(&RawSection { id, data: &wasm[range] });
                 }
             }
         }

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ruvllm_engine::gguf::GgufFile;
+use ruvllm_engine::gguf::{GgufFile, TensorView};
 
 fuzz_target!(|bytes: &[u8]| {
     // SAFETY: the reader wants bytes that live as long as it does, and says 'static for want of a
@@ -10,10 +10,9 @@ fuzz_target!(|bytes: &[u8]| {
     // bytes are.
     let bytes: &'static [u8] = unsafe { std::mem::transmute(bytes) };
     if let Ok(file) = GgufFile::from_static(bytes, "fuzz") {
-        for (name, dtype, shape) in file.tensors() {
+        for TensorView { name, dtype, shape, bytes } in file.tensors() {
             let elems: usize = shape.iter().product();
-            let size = dtype.bytes_for(elems).unwrap_or(0);
-            assert!(size <= bytes.len(), "{name} {dtype} {shape:?} is larger than the file");
+            assert_eq!(dtype.bytes_for(elems), Some(bytes.len()), "{name} {dtype} {shape:?}");
         }
     }
 });

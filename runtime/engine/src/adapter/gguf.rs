@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use candle_core::quantized::gguf_file::Value;
-
 use super::{AdapterFile, Half, Scaling, Target};
 use crate::config::gguf_layout;
 use crate::error::EngineError;
-use crate::gguf::GgufFile;
+use crate::gguf::{GgufFile, TensorView, Value};
 use crate::storage::TensorSource as _;
 
 /// Reads a GGUF adapter of either version of the format.
@@ -21,10 +19,7 @@ pub(super) fn read(path: &Path) -> Result<AdapterFile, EngineError> {
         other => other,
     })?;
     let origin = file.origin().to_owned();
-    let text = |key: &str| match file.metadata().get(key) {
-        Some(Value::String(text)) => Some(text.as_str()),
-        _ => None,
-    };
+    let text = |key: &str| file.metadata().get(key).and_then(Value::as_str);
     let kind = text("general.type").unwrap_or("model");
     if kind != "adapter" {
         let reason = format!("the file's `general.type` is {kind}, not adapter");
@@ -61,7 +56,7 @@ pub(super) fn read(path: &Path) -> Result<AdapterFile, EngineError> {
         layout,
         pairs: BTreeMap::new(),
     };
-    for (name, ..) in file.tensors() {
+    for TensorView { name, .. } in file.tensors() {
         let (layer, target, half) = place(name).ok_or_else(|| {
             unsupported(format!("tensor `{name}` is no factor of a layer's projection"))
         })?;

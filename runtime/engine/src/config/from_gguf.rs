@@ -1,11 +1,10 @@
 //! The configuration in a GGUF file's metadata.
 
-use candle_core::quantized::gguf_file::Value;
 use ruvllm_native::quant::dequantize_row;
 
 use super::{MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling, Yarn};
 use crate::error::EngineError;
-use crate::gguf::{GgufFile, Metadata};
+use crate::gguf::{GgufFile, Metadata, Value};
 use crate::storage::TensorSource;
 
 /// What a family does differently.
@@ -55,7 +54,7 @@ impl Keys<'_> {
         // Some converters write one entry per layer even where all layers are alike.
         let value = match value {
             Value::Array(values) => match values.split_first() {
-                Some((first, rest)) if rest.iter().all(|v| integer(v) == integer(first)) => first,
+                Some((first, rest)) if rest.iter().all(|v| v.as_i64() == first.as_i64()) => first,
                 _ => {
                     let reason = "layers of different sizes are not supported";
                     return Err(self.invalid(name, format!("{} values", values.len()), reason));
@@ -63,7 +62,7 @@ impl Keys<'_> {
             },
             other => other,
         };
-        match integer(value).and_then(|n| usize::try_from(n).ok()) {
+        match value.as_i64().and_then(|n| usize::try_from(n).ok()) {
             Some(n) => Ok(Some(n)),
             None => Err(self.invalid(name, format!("{value:?}"), "expected a size")),
         }
@@ -83,24 +82,7 @@ impl Keys<'_> {
     }
 
     fn text(&self, name: &str) -> Option<&str> {
-        match self.metadata.get(&self.key(name)) {
-            Some(Value::String(text)) => Some(text),
-            _ => None,
-        }
-    }
-}
-
-fn integer(value: &Value) -> Option<i64> {
-    match *value {
-        Value::U8(n) => Some(n.into()),
-        Value::I8(n) => Some(n.into()),
-        Value::U16(n) => Some(n.into()),
-        Value::I16(n) => Some(n.into()),
-        Value::U32(n) => Some(n.into()),
-        Value::I32(n) => Some(n.into()),
-        Value::U64(n) => i64::try_from(n).ok(),
-        Value::I64(n) => Some(n),
-        _ => None,
+        self.metadata.get(&self.key(name)).and_then(Value::as_str)
     }
 }
 

@@ -2,10 +2,9 @@
 
 use std::collections::HashMap;
 
-use candle_core::quantized::gguf_file::Value;
-
 use super::error::TokenizerError;
 use super::vocab::attr;
+use crate::gguf::Value;
 
 /// The key-value pairs of a GGUF file.
 pub(super) struct Metadata<'a>(pub(super) &'a HashMap<String, Value>);
@@ -14,19 +13,12 @@ fn malformed(key: &str, reason: impl Into<String>) -> TokenizerError {
     TokenizerError::Malformed { what: key.into(), reason: reason.into() }
 }
 
+/// A number, or a truth value as one.
 fn integer(value: &Value) -> Option<i64> {
-    Some(match value {
-        Value::U8(v) => (*v).into(),
-        Value::I8(v) => (*v).into(),
-        Value::U16(v) => (*v).into(),
-        Value::I16(v) => (*v).into(),
-        Value::U32(v) => (*v).into(),
-        Value::I32(v) => (*v).into(),
-        Value::U64(v) => i64::try_from(*v).ok()?,
-        Value::I64(v) => *v,
-        Value::Bool(v) => (*v).into(),
-        _ => return None,
-    })
+    match value {
+        Value::Bool(v) => Some((*v).into()),
+        other => other.as_i64(),
+    }
 }
 
 impl<'a> Metadata<'a> {

@@ -26,8 +26,6 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
 
-use candle_core::quantized::gguf_file::Value;
-
 pub use error::TokenizerError;
 pub use stream::DetokenizerStream;
 
@@ -37,6 +35,8 @@ use metadata::Metadata;
 use special::{Part, SpecialTokens};
 use spm::Spm;
 use vocab::Vocab;
+
+use crate::gguf::Value;
 
 /// The tokenizer of a model.
 #[derive(Debug)]

@@ -148,9 +148,9 @@ fn is_space(byte: u8) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gguf::Value;
     use crate::tokenizer::metadata::Metadata;
     use crate::tokenizer::vocab::family;
-    use candle_core::quantized::gguf_file::Value;
     use std::collections::{BTreeSet, HashMap};
 
     /// The order of the reference, one pass over the text for each token.

@@ -7,12 +7,12 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
 use ahash::AHashMap;
-use candle_core::quantized::gguf_file::Value;
 
 use super::error::TokenizerError;
 use super::metadata::Metadata;
 use super::pre_table::PreTokenizer;
 use super::unicode;
+use crate::gguf::Value;
 
 /// Attribute bits of a token; several may be set.
 pub(super) mod attr {

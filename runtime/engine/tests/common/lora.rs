@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use candle_core::quantized::gguf_file::{self, Value};
-use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{Device, Tensor};
+use ruvllm_abi::DType;
+use ruvllm_engine::gguf::{self, Value};
 use ruvllm_engine::{Adapter, Engine, EngineConfig, KvCodec, Model, SessionOptions};
+use ruvllm_tests::Tensor;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
-use super::{Fixture, Sizes, random, two_threads};
+use super::{Fixture, Sizes, random, two_threads, view};
 
 /// With keys and values in f32: sums of another order, as fractions of the largest logit.
 pub const TOLERANCE: f32 = 1e-4;
@@ -71,7 +71,7 @@ impl Lora {
     }
 
     /// Writes it as llama.cpp's converter does.
-    pub fn write_gguf(&self, path: &Path, architecture: &str, dtype: GgmlDType) {
+    pub fn write_gguf(&self, path: &Path, architecture: &str, dtype: DType) {
         let text = |text: &str| Value::String(text.to_owned());
         let metadata = [
             ("general.type", text("adapter")),
@@ -82,13 +82,12 @@ impl Lora {
         let mut tensors = Vec::new();
         for Factors { layer, part, rows, cols, a, b, .. } in &self.factors {
             for (half, values, shape) in
-                [("lora_a", a, (self.rank, *cols)), ("lora_b", b, (*rows, self.rank))]
+                [("lora_a", a, [self.rank, *cols]), ("lora_b", b, [*rows, self.rank])]
             {
-                let tensor = Tensor::from_vec(values.clone(), shape, &Device::Cpu).unwrap();
                 // As quantising programs do where rows are no whole blocks.
-                let dtype = if shape.1 % dtype.block_size() == 0 { dtype } else { GgmlDType::F32 };
+                let dtype = if dtype.bytes_for(shape[1]).is_some() { dtype } else { DType::F32 };
                 let name = format!("blk.{layer}.{part}.weight.{half}");
-                tensors.push((name, QTensor::quantize(&tensor, dtype).unwrap()));
+                tensors.push((name, Tensor::new(dtype, &shape, values)));
             }
         }
         write_gguf(path, &metadata, &tensors);
@@ -147,12 +146,10 @@ impl Lora {
         let mut merged = fixture.dequantized();
         for factors in &self.factors {
             let name = format!("blk.{}.{}.weight", factors.layer, factors.part);
-            let weights = merged.tensors[&name].dequantize(&Device::Cpu).unwrap();
-            let mut weights = weights.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            let mut weights = merged.tensors[&name].values();
             self.add(factors, scale, &mut weights);
-            let shape = (factors.rows, factors.cols);
-            let weights = Tensor::from_vec(weights, shape, &Device::Cpu).unwrap();
-            merged.tensors.insert(name, QTensor::quantize(&weights, GgmlDType::F32).unwrap());
+            let shape = [factors.rows, factors.cols];
+            merged.tensors.insert(name, Tensor::new(DType::F32, &shape, &weights));
         }
         merged.model()
     }
@@ -160,16 +157,16 @@ impl Lora {
     pub fn open(&self, engine: &Engine, scale: f32) -> Adapter {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("adapter.gguf");
-        self.write_gguf(&path, &engine.model().config().architecture, GgmlDType::F32);
+        self.write_gguf(&path, &engine.model().config().architecture, DType::F32);
         Adapter::open(engine, &path, scale).unwrap()
     }
 }
 
-pub fn write_gguf(path: &Path, metadata: &[(&str, Value)], tensors: &[(String, QTensor)]) {
+pub fn write_gguf(path: &Path, metadata: &[(&str, Value)], tensors: &[(String, Tensor)]) {
     let mut file = std::fs::File::create(path).unwrap();
-    let metadata: Vec<_> = metadata.iter().map(|(key, value)| (*key, value)).collect();
-    let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
-    gguf_file::write(&mut file, &metadata, &tensors).unwrap();
+    let metadata = metadata.iter().map(|(key, value)| (*key, value));
+    let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| view(name, tensor)).collect();
+    gguf::write(&mut file, metadata, &tensors).unwrap();
 }
 
 pub fn write_safetensors(path: &Path, tensors: &[(String, Vec<usize>, Vec<f32>)]) {

@@ -6,21 +6,20 @@ pub mod requests;
 pub mod swapping;
 
 use std::collections::BTreeMap;
-use std::io::Cursor;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use candle_core::quantized::gguf_file::{self, Value};
-use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{Device, Tensor};
+use ruvllm_abi::DType;
+use ruvllm_engine::gguf::{self, TensorView, Value};
 use ruvllm_engine::{Engine, EngineConfig, Model};
 use ruvllm_host::{Host, HostConfig};
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
+use ruvllm_tests::Tensor;
 
 /// A model to be written: metadata and tensors, changed at will before writing.
 pub struct Fixture {
     pub metadata: BTreeMap<String, Value>,
-    pub tensors: BTreeMap<String, QTensor>,
+    pub tensors: BTreeMap<String, Tensor>,
 }
 
 /// Sizes of a random model.
@@ -65,7 +64,7 @@ pub fn random(seed: u64, n: usize, spread: f32) -> Vec<f32> {
 }
 
 impl Fixture {
-    pub fn new(sizes: &Sizes, dtype: GgmlDType) -> Fixture {
+    pub fn new(sizes: &Sizes, dtype: DType) -> Fixture {
         let mut fixture = Fixture { metadata: BTreeMap::new(), tensors: BTreeMap::new() };
         fixture.describe(sizes);
         let tokens = fixture.vocabulary();
@@ -143,25 +142,21 @@ impl Fixture {
         self.metadata.insert(key.to_owned(), value);
     }
 
-    pub fn matrix(&mut self, name: &str, rows: usize, cols: usize, dtype: GgmlDType, spread: f32) {
+    pub fn matrix(&mut self, name: &str, rows: usize, cols: usize, dtype: DType, spread: f32) {
         let seed = name.bytes().fold(7, |h: u64, b| h.wrapping_mul(31).wrapping_add(b.into()));
         let values = random(seed, rows * cols, spread);
-        let tensor = Tensor::from_vec(values, (rows, cols), &Device::Cpu).unwrap();
-        self.tensors.insert(name.to_owned(), QTensor::quantize(&tensor, dtype).unwrap());
+        self.tensors.insert(name.to_owned(), Tensor::new(dtype, &[rows, cols], &values));
     }
 
     pub fn vector(&mut self, name: &str, len: usize, centre: f32) {
         let values = random(len as u64 + name.len() as u64, len, 0.2);
         let values: Vec<f32> = values.iter().map(|x| x + centre).collect();
-        let tensor = Tensor::from_vec(values, len, &Device::Cpu).unwrap();
-        self.tensors.insert(name.to_owned(), QTensor::quantize(&tensor, GgmlDType::F32).unwrap());
+        self.tensors.insert(name.to_owned(), Tensor::new(DType::F32, &[len], &values));
     }
 
     /// The same model with every tensor widened to f32.
     pub fn dequantized(&self) -> Fixture {
-        let widen = |t: &QTensor| {
-            QTensor::quantize(&t.dequantize(&Device::Cpu).unwrap(), GgmlDType::F32).unwrap()
-        };
+        let widen = |t: &Tensor| Tensor::new(DType::F32, &t.shape, &t.values());
         Fixture {
             metadata: self.metadata.clone(),
             tensors: self.tensors.iter().map(|(n, t)| (n.clone(), widen(t))).collect(),
@@ -169,11 +164,11 @@ impl Fixture {
     }
 
     pub fn bytes(&self) -> Vec<u8> {
-        let mut out = Cursor::new(Vec::new());
-        let metadata: Vec<_> = self.metadata.iter().map(|(k, v)| (k.as_str(), v)).collect();
-        let tensors: Vec<_> = self.tensors.iter().map(|(n, t)| (n.as_str(), t)).collect();
-        gguf_file::write(&mut out, &metadata, &tensors).unwrap();
-        out.into_inner()
+        let mut out = Vec::new();
+        let metadata = self.metadata.iter().map(|(k, v)| (k.as_str(), v));
+        let tensors: Vec<_> = self.tensors.iter().map(|(name, t)| view(name, t)).collect();
+        gguf::write(&mut out, metadata, &tensors).unwrap();
+        out
     }
 
     pub fn write(&self, dir: &Path) -> PathBuf {
@@ -195,6 +190,10 @@ impl Fixture {
             Err(error) => (error.code(), error.to_string()),
         }
     }
+}
+
+pub fn view<'a>(name: &'a str, tensor: &'a Tensor) -> TensorView<'a> {
+    TensorView { name, dtype: tensor.dtype, shape: &tensor.shape, bytes: &tensor.bytes }
 }
 
 pub fn native_host() -> Host {

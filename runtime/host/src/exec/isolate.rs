@@ -13,7 +13,7 @@ use std::convert::Infallible;
 use wasm_encoder::reencode::{Error, Reencode, utils};
 use wasm_encoder::{
     BlockType, CodeSection, ExportKind, ExportSection, Function, FunctionSection, InstructionSink,
-    MemArg, MemArgTarget, Module, TypeSection, ValType,
+    MemArg, Module, TypeSection, ValType,
 };
 use wasmparser::{
     CodeSectionReader, ExportSectionReader, FunctionSectionReader, Operator, Parser, Payload,
@@ -150,7 +150,7 @@ const LEN: u32 = 2;
 const WIDE: i32 = 16;
 
 const fn at(align: u32) -> MemArg {
-    MemArg { offset: 0, align, target: MemArgTarget::Memory(0), ordering: None }
+    MemArg { offset: 0, align, memory_index: 0 }
 }
 
 /// `while len >= step { body }`.
