@@ -1,0 +1,159 @@
+//! Runs all tests of the workspace, and says at the end what `cargo test` does not: which tests were
+//! skipped and why, and which took longest.
+//!
+//! A test that cannot run for want of a tool prints a line `skipped: REASON` and passes. Whoever has
+//! installed the tool says so with `--never-skip=TEXT`: a reason with that text is a failure then.
+#![forbid(unsafe_code)]
+
+mod output;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use output::{Outcome, Reader};
+
+const HELP: &str = "\
+Runs all tests: cargo run --release -p ruvllm-test [-- [--never-skip=TEXT]... [FILTER]]
+
+  --never-skip=TEXT  a test that is skipped for a reason with this text in it has failed
+  FILTER             only tests with this text in their names";
+
+/// Tests whose times are shown at the end.
+const SLOWEST: usize = 10;
+
+struct Options {
+    never_skip: Vec<String>,
+    filter: Option<String>,
+}
+
+fn options() -> Result<Options, String> {
+    let mut options = Options { never_skip: Vec::new(), filter: None };
+    for arg in std::env::args().skip(1) {
+        if let Some(text) = arg.strip_prefix("--never-skip=") {
+            options.never_skip.push(text.to_owned());
+        } else if arg.starts_with('-') {
+            return Err(format!("unknown option {arg}\n{HELP}"));
+        } else if options.filter.is_some() {
+            return Err(format!("more than one filter\n{HELP}"));
+        } else {
+            options.filter = Some(arg);
+        }
+    }
+    Ok(options)
+}
+
+/// A program of tests, and the directory of its package, where it runs.
+struct Program {
+    executable: PathBuf,
+    directory: PathBuf,
+}
+
+/// The text of a field in a line of JSON that cargo wrote; none where it is null.
+fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = line.split_once(&format!("\"{name}\":\""))?;
+    rest.split_once('"').map(|(text, _)| text)
+}
+
+fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["test", "--release", "--workspace"]);
+    // What `cargo run` says of this package. Some build scripts look at it, so with it they and all that depends
+    // on them would be built anew.
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            cargo.env_remove(&name);
+        }
+    }
+    cargo
+}
+
+/// Builds all tests and lists their programs.
+fn build() -> Result<Vec<Program>, String> {
+    let mut child = cargo()
+        .args(["--no-run", "--message-format=json-render-diagnostics"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("cargo does not start: {error}"))?;
+    let mut programs = Vec::new();
+    for line in child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines()) {
+        let line = line.map_err(|error| error.to_string())?;
+        // A program that has tests is built without them, too.
+        let tests =
+            line.split("\"profile\":").nth(1).is_some_and(|rest| rest.contains("\"test\":true}"));
+        let (Some(executable), Some(manifest)) =
+            (field(&line, "executable"), field(&line, "manifest_path"))
+        else {
+            continue;
+        };
+        if tests && let Some(directory) = Path::new(manifest).parent() {
+            programs.push(Program { executable: executable.into(), directory: directory.into() });
+        }
+    }
+    let status = child.wait().map_err(|error| error.to_string())?;
+    match status.success() && !programs.is_empty() {
+        true => Ok(programs),
+        false => Err("the tests do not build".to_owned()),
+    }
+}
+
+/// Runs one program of tests, or what else prints as one does, and shows what it prints.
+fn run(command: &mut Command, outcome: &mut Outcome) -> Result<(), String> {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("{}: {error}", command.get_program().display()))?;
+    let mut reader = Reader::new(outcome);
+    for line in child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines()) {
+        let line = line.map_err(|error| error.to_string())?;
+        if reader.shown(&line) {
+            println!("{line}");
+        }
+    }
+    let status = child.wait().map_err(|error| error.to_string())?;
+    if !status.success() {
+        outcome.failed.push(format!("{}: {status}", command.get_program().display()));
+    }
+    Ok(())
+}
+
+fn all(options: &Options) -> Result<bool, String> {
+    let start = Instant::now();
+    let programs = build()?;
+    println!("built in {} s", start.elapsed().as_secs());
+    let start = Instant::now();
+    let mut outcome = Outcome::default();
+    for Program { executable, directory } in programs {
+        println!("\n{}", executable.display());
+        let mut command = Command::new(&executable);
+        command.current_dir(&directory).env("CARGO_MANIFEST_DIR", &directory);
+        command.args(&options.filter).arg("--show-output");
+        // Times of tests are unstable in the harness of the standard library, which takes this variable
+        // for leave to print them.
+        command.args(["-Zunstable-options", "--report-time"]).env("RUSTC_BOOTSTRAP", "1");
+        run(&mut command, &mut outcome)?;
+    }
+    println!("\nexamples in documentation");
+    run(cargo().arg("--doc").arg("--").args(&options.filter), &mut outcome)?;
+    println!("\n{}", outcome.summary(SLOWEST, start.elapsed()));
+    let complaints = outcome.complaints(&options.never_skip);
+    complaints.iter().for_each(|complaint| println!("failed: {complaint}"));
+    Ok(complaints.is_empty())
+}
+
+fn main() -> ExitCode {
+    if std::env::args().any(|arg| arg == "--help" || arg == "-h") {
+        println!("{HELP}");
+        return ExitCode::SUCCESS;
+    }
+    match options().and_then(|options| all(&options)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
