@@ -10,6 +10,8 @@ mod live_kernels;
 mod lora;
 mod memory;
 mod packs;
+#[cfg(unix)]
+mod pages;
 mod parity;
 mod program;
 mod refusals;

@@ -176,3 +176,20 @@ fn main() -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commands_of_the_guide_are_understood() {
+        let guide = include_str!("../../../runtime/server/GUIDE.md");
+        let lines: Vec<&str> =
+            guide.lines().filter(|line| line.starts_with("ruvllm-load ")).collect();
+        assert!(lines.len() >= 5, "{lines:?}");
+        for line in lines {
+            let words = line.split(" #").next().unwrap_or_default().split_whitespace();
+            assert!(Cli::try_parse_from(words).is_ok(), "{line}");
+        }
+    }
+}

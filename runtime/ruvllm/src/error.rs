@@ -46,3 +46,19 @@ pub enum Error {
     #[error(transparent)]
     Call(#[from] ruvllm_host::CallError),
 }
+
+impl Error {
+    /// A stable name in snake case: that of the part which refused.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Error::Engine(error) => error.code(),
+            Error::Tokenizer(error) => error.code(),
+            Error::Chat(error) => error.code(),
+            Error::NoChatTemplate { .. } => "no_chat_template",
+            Error::Pack { source, .. } => source.code(),
+            Error::Trust { .. } => "trust_policy",
+            Error::Host(error) => error.code(),
+            Error::Call(error) => error.code(),
+        }
+    }
+}

@@ -1,21 +1,4 @@
-//! An LLM runtime in which every hot operation is a signed, sandboxed kernel that can be replaced.
-//!
-//! [`Runtime`] brings together a model, kernel packs and a trust policy, and generates text. It is
-//! `Send + Sync`; each conversation has its own [`Conversation`] or session. What lies below is
-//! public too: [`engine`] for models, sessions and sampling, [`host`] for kernels by op or by id,
-//! [`signing`] for keys, policies and packs.
-//!
-//! ```no_run
-//! use std::ops::ControlFlow;
-//!
-//! let runtime = ruvllm::Runtime::builder().build()?; // the demo model and the core pack
-//! let options = ruvllm::GenerateOptions::default();
-//! runtime.generate(ruvllm::Prompt::Raw("Once upon a time"), &options, |text| {
-//!     print!("{text}");
-//!     ControlFlow::Continue(())
-//! })?;
-//! # Ok::<(), ruvllm::Error>(())
-//! ```
+#![doc = include_str!("../EMBEDDING.md")]
 #![forbid(unsafe_code)]
 
 pub mod embedded;
