@@ -3,20 +3,9 @@
 //! Nothing but commands, as somebody types them who has read the README. Where there is no compiler
 //! for wasm32, or `ruvllm-pack` has not been built beside `ruvllm`, this says so and passes.
 
-use crate::program::ruvllm;
-use std::path::{Path, PathBuf};
+use crate::program::{pack_tool, ruvllm};
+use std::path::Path;
 use std::process::Command;
-
-/// `ruvllm-pack` beside the program under test, where `cargo test --workspace` puts it.
-fn pack_tool() -> Option<PathBuf> {
-    let name = format!("ruvllm-pack{}", std::env::consts::EXE_SUFFIX);
-    let tool = Path::new(env!("CARGO_BIN_EXE_ruvllm")).with_file_name(name);
-    if tool.is_file() {
-        return Some(tool);
-    }
-    eprintln!("skipped: ruvllm-pack is not built; `cargo test --workspace` builds it");
-    None
-}
 
 /// Runs `ruvllm-pack` and gives what it says as JSON.
 fn pack(tool: &Path, args: &[&str]) -> serde_json::Value {

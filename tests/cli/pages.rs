@@ -5,7 +5,7 @@
 //! lines. Blocks of one page share a directory, in which the folders of the repository can be seen. In a block of
 //! `sh` commands are not run, since they need something that only the reader has; that their options exist is seen.
 
-use crate::program::caches;
+use crate::program::{caches, pack_tool};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -136,18 +136,18 @@ fn help(program: &Path, commands: &[&str]) -> Option<String> {
 }
 
 /// Sees that commands and long options of a line exist.
-fn check_options(page: &str, line: &str) {
+fn check_options(page: &str, line: &str, pack_tool: &Path) {
     let line = line.split(" #").next().unwrap_or_default();
     let line = line.replace("cargo run --release -- ", "ruvllm ");
     let words: Vec<&str> = line.split_whitespace().collect();
     let program = match words.first() {
-        Some(&"ruvllm") => program().to_owned(),
-        Some(&"ruvllm-pack") => program().with_file_name("ruvllm-pack"),
+        Some(&"ruvllm") => program(),
+        Some(&"ruvllm-pack") => pack_tool,
         _ => return,
     };
     // Some commands have commands of their own.
     let depth = if ["kernels", "trust", "keyring"].contains(&words[1]) { 2 } else { 1 };
-    let help = words.get(1..=depth).and_then(|commands| help(&program, commands));
+    let help = words.get(1..=depth).and_then(|commands| help(program, commands));
     let help = help.unwrap_or_else(|| panic!("{page}: no such command: {line}"));
     for option in words.iter().filter(|word| word.starts_with("--")) {
         let option = option.split('=').next().unwrap_or_default();
@@ -160,13 +160,10 @@ fn check_options(page: &str, line: &str) {
 }
 
 fn check(page: &str) {
-    if !program().with_file_name("ruvllm-pack").is_file() {
-        eprintln!("skipped: ruvllm-pack is not built; `cargo test --workspace` builds it");
-        return;
-    }
+    let Some(pack_tool) = pack_tool() else { return };
     run(page);
     for block in blocks(page, "sh") {
-        block.replace("\\\n", " ").lines().for_each(|line| check_options(page, line));
+        block.replace("\\\n", " ").lines().for_each(|line| check_options(page, line, &pack_tool));
     }
 }
 

@@ -51,6 +51,17 @@ pub(crate) fn caches() -> &'static Path {
     CACHES.path()
 }
 
+/// `ruvllm-pack` beside the program under test, where `cargo test --workspace` puts it.
+pub(crate) fn pack_tool() -> Option<PathBuf> {
+    let name = format!("ruvllm-pack{}", std::env::consts::EXE_SUFFIX);
+    let tool = Path::new(env!("CARGO_BIN_EXE_ruvllm")).with_file_name(name);
+    if tool.is_file() {
+        return Some(tool);
+    }
+    eprintln!("skipped: ruvllm-pack is not built; `cargo test --workspace` builds it");
+    None
+}
+
 /// Runs `ruvllm` with these arguments and an empty standard input.
 pub(crate) fn ruvllm<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Run {
     ruvllm_with_input(args, "")

@@ -31,56 +31,40 @@ const MAGIC: [u8; 4] = *b"GGUF";
 /// Where tensors begin, in bytes, unless a file says otherwise.
 const DEFAULT_ALIGNMENT: u64 = 32;
 
-/// A type of tensor elements in files.
-struct TensorType {
-    id: u32,
-    name: &'static str,
-    /// `None` where the engine does not compute with it.
-    dtype: Option<DType>,
-}
-
-const fn supported(id: u32, name: &'static str, dtype: DType) -> TensorType {
-    TensorType { id, name, dtype: Some(dtype) }
-}
-
-const fn unsupported(id: u32, name: &'static str) -> TensorType {
-    TensorType { id, name, dtype: None }
-}
-
-/// The numbers and names that GGML has for types of elements.
-const TENSOR_TYPES: &[TensorType] = &[
-    supported(0, "F32", DType::F32),
-    supported(1, "F16", DType::F16),
-    supported(2, "Q4_0", DType::Q4_0),
-    supported(3, "Q4_1", DType::Q4_1),
-    supported(6, "Q5_0", DType::Q5_0),
-    supported(7, "Q5_1", DType::Q5_1),
-    supported(8, "Q8_0", DType::Q8_0),
-    unsupported(9, "Q8_1"),
-    unsupported(10, "Q2_K"),
-    unsupported(11, "Q3_K"),
-    supported(12, "Q4_K", DType::Q4_K),
-    supported(13, "Q5_K", DType::Q5_K),
-    supported(14, "Q6_K", DType::Q6_K),
-    unsupported(15, "Q8_K"),
-    unsupported(16, "IQ2_XXS"),
-    unsupported(17, "IQ2_XS"),
-    unsupported(18, "IQ3_XXS"),
-    unsupported(19, "IQ1_S"),
-    unsupported(20, "IQ4_NL"),
-    unsupported(21, "IQ3_S"),
-    unsupported(22, "IQ2_S"),
-    unsupported(23, "IQ4_XS"),
-    unsupported(24, "I8"),
-    unsupported(25, "I16"),
-    unsupported(26, "I32"),
-    unsupported(27, "I64"),
-    unsupported(28, "F64"),
-    unsupported(29, "IQ1_M"),
-    supported(30, "BF16", DType::BF16),
-    unsupported(34, "TQ1_0"),
-    unsupported(35, "TQ2_0"),
-    unsupported(39, "MXFP4"),
+/// The numbers and names that GGML has for types of elements; `None` where the engine does not compute with one.
+const TENSOR_TYPES: &[(u32, &str, Option<DType>)] = &[
+    (0, "F32", Some(DType::F32)),
+    (1, "F16", Some(DType::F16)),
+    (2, "Q4_0", Some(DType::Q4_0)),
+    (3, "Q4_1", Some(DType::Q4_1)),
+    (6, "Q5_0", Some(DType::Q5_0)),
+    (7, "Q5_1", Some(DType::Q5_1)),
+    (8, "Q8_0", Some(DType::Q8_0)),
+    (9, "Q8_1", None),
+    (10, "Q2_K", None),
+    (11, "Q3_K", None),
+    (12, "Q4_K", Some(DType::Q4_K)),
+    (13, "Q5_K", Some(DType::Q5_K)),
+    (14, "Q6_K", Some(DType::Q6_K)),
+    (15, "Q8_K", None),
+    (16, "IQ2_XXS", None),
+    (17, "IQ2_XS", None),
+    (18, "IQ3_XXS", None),
+    (19, "IQ1_S", None),
+    (20, "IQ4_NL", None),
+    (21, "IQ3_S", None),
+    (22, "IQ2_S", None),
+    (23, "IQ4_XS", None),
+    (24, "I8", None),
+    (25, "I16", None),
+    (26, "I32", None),
+    (27, "I64", None),
+    (28, "F64", None),
+    (29, "IQ1_M", None),
+    (30, "BF16", Some(DType::BF16)),
+    (34, "TQ1_0", None),
+    (35, "TQ2_0", None),
+    (39, "MXFP4", None),
 ];
 
 /// An open GGUF file.

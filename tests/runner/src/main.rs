@@ -7,9 +7,9 @@
 
 mod output;
 
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::Instant;
 
 use output::{Outcome, Reader};
@@ -70,29 +70,37 @@ fn cargo() -> Command {
     cargo
 }
 
+/// Runs a command and hands over what it prints, line by line.
+fn read(command: &mut Command, mut line: impl FnMut(&str)) -> Result<ExitStatus, String> {
+    let named = |error: io::Error, command: &Command| {
+        format!("{}: {error}", command.get_program().display())
+    };
+    let mut child =
+        command.stdout(Stdio::piped()).spawn().map_err(|error| named(error, command))?;
+    for printed in child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines()) {
+        line(&printed.map_err(|error| named(error, command))?);
+    }
+    child.wait().map_err(|error| named(error, command))
+}
+
 /// Builds all tests and lists their programs.
 fn build() -> Result<Vec<Program>, String> {
-    let mut child = cargo()
-        .args(["--no-run", "--message-format=json-render-diagnostics"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|error| format!("cargo does not start: {error}"))?;
     let mut programs = Vec::new();
-    for line in child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines()) {
-        let line = line.map_err(|error| error.to_string())?;
+    let mut build = cargo();
+    build.args(["--no-run", "--message-format=json-render-diagnostics"]);
+    let status = read(&mut build, |line| {
         // A program that has tests is built without them, too.
         let tests =
             line.split("\"profile\":").nth(1).is_some_and(|rest| rest.contains("\"test\":true}"));
         let (Some(executable), Some(manifest)) =
-            (field(&line, "executable"), field(&line, "manifest_path"))
+            (field(line, "executable"), field(line, "manifest_path"))
         else {
-            continue;
+            return;
         };
         if tests && let Some(directory) = Path::new(manifest).parent() {
             programs.push(Program { executable: executable.into(), directory: directory.into() });
         }
-    }
-    let status = child.wait().map_err(|error| error.to_string())?;
+    })?;
     match status.success() && !programs.is_empty() {
         true => Ok(programs),
         false => Err("the tests do not build".to_owned()),
@@ -101,19 +109,15 @@ fn build() -> Result<Vec<Program>, String> {
 
 /// Runs one program of tests, or what else prints as one does, and shows what it prints.
 fn run(command: &mut Command, outcome: &mut Outcome) -> Result<(), String> {
-    let mut child = command
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|error| format!("{}: {error}", command.get_program().display()))?;
+    let failed_before = outcome.failed.len();
     let mut reader = Reader::new(outcome);
-    for line in child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines()) {
-        let line = line.map_err(|error| error.to_string())?;
-        if reader.shown(&line) {
+    let status = read(command, |line| {
+        if reader.shown(line) {
             println!("{line}");
         }
-    }
-    let status = child.wait().map_err(|error| error.to_string())?;
-    if !status.success() {
+    })?;
+    // One that ends with a failure and names no failed test, as after a crash.
+    if !status.success() && outcome.failed.len() == failed_before {
         outcome.failed.push(format!("{}: {status}", command.get_program().display()));
     }
     Ok(())

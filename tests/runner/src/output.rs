@@ -7,7 +7,7 @@ use std::time::Duration;
 pub(crate) struct Outcome {
     passed: usize,
     ignored: usize,
-    /// Names of failed tests and of programs that ended with a failure.
+    /// Names of failed tests, and of programs that failed without one.
     pub(crate) failed: Vec<String>,
     /// Tests that say of themselves that they did not run, with the reason.
     skipped: Vec<(String, String)>,

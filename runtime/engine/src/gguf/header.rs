@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 
 use ruvllm_abi::DType;
 
-use super::{DEFAULT_ALIGNMENT, Metadata, TENSOR_TYPES, Value};
+use super::{DEFAULT_ALIGNMENT, MAGIC, Metadata, TENSOR_TYPES, Value};
 use crate::error::EngineError;
 
 /// The most array elements that all metadata together may hold; vocabularies have below a million.
@@ -44,13 +44,6 @@ struct Reader<'a> {
     array_elements: u64,
 }
 
-/// A number of the file.
-macro_rules! number {
-    ($reader:expr, $what:expr, $type:ty) => {
-        $reader.array($what).map(<$type>::from_le_bytes)
-    };
-}
-
 impl<'a> Reader<'a> {
     fn malformed(&self, reason: String) -> EngineError {
         EngineError::GgufMalformed { path: self.origin.to_owned(), reason }
@@ -80,11 +73,11 @@ impl<'a> Reader<'a> {
     }
 
     fn u32(&mut self, what: &str) -> Result<u32, EngineError> {
-        number!(self, what, u32)
+        self.array(what).map(u32::from_le_bytes)
     }
 
     fn u64(&mut self, what: &str) -> Result<u64, EngineError> {
-        number!(self, what, u64)
+        self.array(what).map(u64::from_le_bytes)
     }
 
     /// A text, without the zeros that some writers end one with. Bytes that are no UTF-8, which old
@@ -98,14 +91,14 @@ impl<'a> Reader<'a> {
 
     fn value(&mut self, type_id: u32, key: &str, depth: usize) -> Result<Value, EngineError> {
         Ok(match type_id {
-            0 => Value::U8(number!(self, key, u8)?),
-            1 => Value::I8(number!(self, key, i8)?),
-            2 => Value::U16(number!(self, key, u16)?),
-            3 => Value::I16(number!(self, key, i16)?),
-            4 => Value::U32(number!(self, key, u32)?),
-            5 => Value::I32(number!(self, key, i32)?),
-            6 => Value::F32(number!(self, key, f32)?),
-            7 => match number!(self, key, u8)? {
+            0 => Value::U8(u8::from_le_bytes(self.array(key)?)),
+            1 => Value::I8(i8::from_le_bytes(self.array(key)?)),
+            2 => Value::U16(u16::from_le_bytes(self.array(key)?)),
+            3 => Value::I16(i16::from_le_bytes(self.array(key)?)),
+            4 => Value::U32(u32::from_le_bytes(self.array(key)?)),
+            5 => Value::I32(i32::from_le_bytes(self.array(key)?)),
+            6 => Value::F32(f32::from_le_bytes(self.array(key)?)),
+            7 => match u8::from_le_bytes(self.array(key)?) {
                 0 => Value::Bool(false),
                 1 => Value::Bool(true),
                 other => {
@@ -114,9 +107,9 @@ impl<'a> Reader<'a> {
             },
             8 => Value::String(self.string(key)?),
             9 => self.values(key, depth)?,
-            10 => Value::U64(number!(self, key, u64)?),
-            11 => Value::I64(number!(self, key, i64)?),
-            12 => Value::F64(number!(self, key, f64)?),
+            10 => Value::U64(u64::from_le_bytes(self.array(key)?)),
+            11 => Value::I64(i64::from_le_bytes(self.array(key)?)),
+            12 => Value::F64(f64::from_le_bytes(self.array(key)?)),
             _ => {
                 return Err(self.malformed(format!("`{key}` has the unknown value type {type_id}")));
             }
@@ -178,10 +171,10 @@ impl<'a> Reader<'a> {
             }
             shape.reverse();
             let type_id = self.u32(&what)?;
-            let known = TENSOR_TYPES.iter().find(|known| known.id == type_id);
-            let Some(dtype) = known.and_then(|known| known.dtype) else {
+            let known = TENSOR_TYPES.iter().find(|(id, ..)| *id == type_id);
+            let Some(dtype) = known.and_then(|(.., dtype)| *dtype) else {
                 let found = known
-                    .map_or_else(|| format!("number {type_id}"), |known| known.name.to_owned());
+                    .map_or_else(|| format!("number {type_id}"), |(_, name, _)| (*name).to_owned());
                 return Err(EngineError::TensorType {
                     path: self.origin.to_owned(),
                     tensor: name,
@@ -220,7 +213,7 @@ impl<'a> Reader<'a> {
 pub(super) fn read(origin: &str, bytes: &[u8], tensors: bool) -> Result<Header, EngineError> {
     let mut reader = Reader { origin, bytes, at: 0, array_elements: 0 };
     let version_error = |found: String| EngineError::GgufVersion { path: origin.to_owned(), found };
-    if !bytes.is_empty() && !bytes.starts_with(&b"GGUF"[..bytes.len().min(4)]) {
+    if !bytes.is_empty() && !bytes.starts_with(&MAGIC[..bytes.len().min(4)]) {
         if bytes.starts_with(b"FUGG") {
             return Err(version_error("in big-endian order".to_owned()));
         }

@@ -43,8 +43,9 @@ pub fn write<'a>(
     }
     let mut offset = 0u64;
     for TensorView { name, dtype, shape, bytes } in tensors {
-        let known = TENSOR_TYPES.iter().find(|known| known.dtype == Some(*dtype));
-        let known = known.ok_or_else(|| invalid(format!("tensor `{name}` is of type {dtype}")))?;
+        let known = TENSOR_TYPES.iter().find(|(.., known)| *known == Some(*dtype));
+        let (type_id, ..) =
+            known.ok_or_else(|| invalid(format!("tensor `{name}` is of type {dtype}")))?;
         let elements = shape.iter().try_fold(1usize, |all, dim| all.checked_mul(*dim));
         if elements.and_then(|elements| dtype.bytes_for(elements)) != Some(bytes.len()) {
             return Err(invalid(format!(
@@ -55,22 +56,20 @@ pub fn write<'a>(
         push_text(&mut header, name);
         header.extend((shape.len() as u32).to_le_bytes());
         shape.iter().rev().for_each(|dim| header.extend((*dim as u64).to_le_bytes()));
-        header.extend(known.id.to_le_bytes());
+        header.extend(type_id.to_le_bytes());
         header.extend(offset.to_le_bytes());
         offset = (offset + bytes.len() as u64).next_multiple_of(DEFAULT_ALIGNMENT);
     }
-    pad(&mut header);
-    out.write_all(&header)?;
-    for tensor in tensors {
-        let mut padded = tensor.bytes.to_vec();
-        pad(&mut padded);
-        out.write_all(&padded)?;
-    }
-    Ok(())
+    write_padded(out, &header)?;
+    tensors.iter().try_for_each(|tensor| write_padded(out, tensor.bytes))
 }
 
-fn pad(bytes: &mut Vec<u8>) {
-    bytes.resize(bytes.len().next_multiple_of(DEFAULT_ALIGNMENT as usize), 0);
+/// Writes bytes and zeros up to where the next tensor may begin.
+fn write_padded(out: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+    const ALIGNMENT: usize = DEFAULT_ALIGNMENT as usize;
+    let rest = bytes.len().next_multiple_of(ALIGNMENT) - bytes.len();
+    out.write_all(bytes)?;
+    out.write_all(&[0; ALIGNMENT][..rest])
 }
 
 fn push_text(out: &mut Vec<u8>, text: &str) {

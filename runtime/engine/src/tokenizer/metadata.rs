@@ -24,10 +24,7 @@ fn integer(value: &Value) -> Option<i64> {
 impl<'a> Metadata<'a> {
     /// A text; empty when absent.
     pub(super) fn text(&self, key: &str) -> &'a str {
-        match self.0.get(key) {
-            Some(Value::String(text)) => text,
-            _ => "",
-        }
+        self.0.get(key).and_then(Value::as_str).unwrap_or_default()
     }
 
     pub(super) fn required_text(&self, key: &str) -> Result<&'a str, TokenizerError> {
