@@ -2,7 +2,7 @@
 
 use super::tile::Tile;
 use super::{Call, narrow, wide};
-use crate::ops::simd::Simd;
+use crate::ops::simd::{Kernel, Simd};
 use std::f32::consts::LOG2_E;
 
 /// Row `r` is query `r / group` of the tile, head `r % group` of the group.
@@ -108,17 +108,39 @@ impl Unit {
         // Seen by all: up to the first query, and inside the window of the last.
         let full = tile.last <= self.first && last - tile.first.min(last) < back;
         let mask = Mask { positions: &tile.positions, first: self.first, window: back as f32 };
-        if self.block == 0 {
-            narrow::add(s, self, call.shape.head_dim, tile, &mask, full, scores);
-        } else {
-            wide::add(s, self, call.shape.head_dim, tile, &mask, full, scores);
-        }
+        let dim = call.shape.head_dim;
+        s.enter(AddTile { unit: self, dim, tile, mask, full, scores });
     }
 
     /// Where `row` is in `o`, and in a wide unit's `q`: element `d` at `start + d * step`.
     fn place(&self, row: usize) -> (usize, usize) {
         let step = self.block.max(1);
         (row / step * step * self.stride + row % step, step)
+    }
+}
+
+/// The sums over a tile of keys and values: the bulk of the work, and a function of its own, since compilers take
+/// more than twice as long for code twice the size.
+struct AddTile<'a> {
+    unit: &'a mut Unit,
+    dim: usize,
+    tile: &'a Tile,
+    mask: Mask<'a>,
+    full: bool,
+    scores: &'a mut Vec<f32>,
+}
+
+impl Kernel for AddTile<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let AddTile { unit, dim, tile, mask, full, scores } = self;
+        if unit.block == 0 {
+            narrow::add(s, unit, dim, tile, &mask, full, scores);
+        } else {
+            wide::add(s, unit, dim, tile, &mask, full, scores);
+        }
     }
 }
 

@@ -81,25 +81,25 @@ pub(super) unsafe fn tile<
             for b in 0..CHUNK / (4 * G) {
                 let at = c * int_chunk_bytes(LANES, G) + b * int_block_bytes(LANES, G);
                 let mut blocks = [panels.add(at); P];
-                unroll!(p < P {
+                unroll!(p < P, 2 {
                     blocks[p] = panels.add(p * panel_bytes + at);
                 });
                 let sums = products::<G, P, C, N>(blocks, input);
                 let mut scales = [vdupq_n_f32(0.0); N];
-                unroll!(i < N {
+                unroll!(i < N, 4 {
                     let [first, second] = pair::<C>(i).map(|row| vdup_n_f32(input.scale(row)));
                     scales[i] = vcombine_f32(first, second);
                 });
-                unroll!(p < P {
+                unroll!(p < P, 2 {
                     add_scaled(&mut acc[p], &sums[p], blocks[p].add(16 * G), &scales);
                 });
                 if BIAS == 0 {
                     let mut totals = [vdupq_n_f32(0.0); N];
-                    unroll!(i < N {
+                    unroll!(i < N, 4 {
                         let [first, second] = pair::<C>(i).map(|row| vdup_n_f32(input.sum(row)));
                         totals[i] = vcombine_f32(first, second);
                     });
-                    unroll!(p < P {
+                    unroll!(p < P, 2 {
                         take_offsets(&mut acc[p], blocks[p].add(16 * (G + 1)), &totals);
                     });
                 }
@@ -136,13 +136,13 @@ unsafe fn products<const G: usize, const P: usize, const C: usize, const N: usiz
         // Sixteen bytes of each row at a time.
         for sixteen in 0..G / 4 {
             let mut a = [[vdupq_n_s64(0); 2]; N];
-            unroll!(i < N {
+            unroll!(i < N, 4 {
                 let [first, second] = pair::<C>(i).map(|row| {
                     vreinterpretq_s64_s32(vld1q_s32(act.bytes(row).add(4 * sixteen)))
                 });
                 a[i] = [vzip1q_s64(first, second), vzip2q_s64(first, second)];
             });
-            unroll!(p < P {
+            unroll!(p < P, 2 {
                 add_products(&mut sums[p], &a, blocks[p].add(64 * sixteen));
             });
         }
@@ -160,12 +160,12 @@ unsafe fn add_products<const N: usize>(
     // SAFETY: the caller has the instructions and four vectors at `w`.
     unsafe {
         let (low, high) = (vld1q_u8(w), vld1q_u8(w.add(16)));
-        unroll!(i < N {
+        unroll!(i < N, 4 {
             smmla!(sums[i][0], a[i][0], low);
             smmla!(sums[i][1], a[i][0], high);
         });
         let (low, high) = (vld1q_u8(w.add(32)), vld1q_u8(w.add(48)));
-        unroll!(i < N {
+        unroll!(i < N, 4 {
             smmla!(sums[i][0], a[i][1], low);
             smmla!(sums[i][1], a[i][1], high);
         });
@@ -183,7 +183,7 @@ unsafe fn add_scaled<const N: usize>(
     // SAFETY: the caller has NEON and four scales.
     unsafe {
         let [low, high] = halves_twice(scales);
-        unroll!(i < N {
+        unroll!(i < N, 4 {
             let by = [vmulq_f32(low, a_scales[i]), vmulq_f32(high, a_scales[i])];
             acc[i][0] = vfmaq_f32(acc[i][0], number(sums[i][0]), by[0]);
             acc[i][1] = vfmaq_f32(acc[i][1], number(sums[i][1]), by[1]);
@@ -201,7 +201,7 @@ unsafe fn take_offsets<const N: usize>(
     // SAFETY: the caller has NEON and four offsets.
     unsafe {
         let [low, high] = halves_twice(offsets);
-        unroll!(i < N {
+        unroll!(i < N, 4 {
             acc[i][0] = vfmsq_f32(acc[i][0], low, a_sums[i]);
             acc[i][1] = vfmsq_f32(acc[i][1], high, a_sums[i]);
         });

@@ -176,7 +176,7 @@ unsafe fn tile<const C: usize>(
                 std::mem::transmute::<__m512i, __m512bh>(bits)
             };
             let w = [load(0), load(MAX_LANES)];
-            unroll!(i < C {
+            unroll!(i < C, 16 {
                 let pair = (*act.data.add(i * act.stride + k)).cast_signed();
                 let a = std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(pair));
                 acc[i] = [_mm512_dpbf16_ps(acc[i][0], w[0], a), _mm512_dpbf16_ps(acc[i][1], w[1], a)];

@@ -241,7 +241,7 @@ unsafe fn dot_packed<const DOT: u8, const T: u8, const C: usize>(
             }
         }
         let col = y.range().start;
-        unroll!(i < C {
+        unroll!(i < C, 8 {
             let mut values = [0.0; PANEL];
             _mm512_storeu_ps(values.as_mut_ptr(), acc[i]);
             y.put(act.first + i, col, &values, false);
@@ -265,15 +265,15 @@ unsafe fn add<const DOT: u8, const T: u8, const G: usize, const C: usize>(
     unsafe {
         let mut sums = [_mm512_setzero_si512(); C];
         if has_bias {
-            unroll!(i < C { sums[i] = _mm512_set1_epi32(act.start(i)); });
+            unroll!(i < C, 8 { sums[i] = _mm512_set1_epi32(act.start(i)); });
         }
-        unroll!(g < G {
-            unroll!(i < C {
+        unroll!(g < G, 8 {
+            unroll!(i < C, 8 {
                 let four = _mm512_set1_epi32(*act.bytes(i).add(g));
                 sums[i] = Avx512::<DOT>::dpbusd(sums[i], block.q[part * G + g], four);
             });
         });
-        unroll!(i < C {
+        unroll!(i < C, 8 {
             let scale = _mm512_mul_ps(block.scale[part], _mm512_set1_ps(act.scale(i)));
             acc[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[i]), scale, acc[i]);
             if !has_bias {

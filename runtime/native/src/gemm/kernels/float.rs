@@ -143,7 +143,7 @@ pub(in crate::gemm) unsafe fn tile_float<S: Simd, const C: usize>(
         for k in 0..len {
             let row = panel.add(k * width);
             let w = [S::load(row), S::load(row.add(lanes))];
-            unroll!(i < C {
+            unroll!(i < C, 16 {
                 let a = S::splat(*act.data.add(i * act.stride + k));
                 acc[i] = [S::fma(w[0], a, acc[i][0]), S::fma(w[1], a, acc[i][1])];
             });

@@ -60,12 +60,12 @@ pub(in crate::gemm) unsafe fn dots_apart<
     // SAFETY: the contract of `block_dots` is that of `block_dot` for each panel and row.
     unsafe {
         let mut dots = [[S::zero(); C]; P];
-        unroll!(p < P {
+        unroll!(p < P, 2 {
             let mut w = [S::load_bytes(blocks[p]); G];
-            unroll!(g < G {
+            unroll!(g < G, 8 {
                 w[g] = S::load_bytes(blocks[p].add(4 * S::LANES * g));
             });
-            unroll!(i < C {
+            unroll!(i < C, 16 {
                 dots[p][i] = S::block_dot::<G, FOLD>(&w, act.bytes(i).cast());
             });
         });
@@ -106,21 +106,21 @@ pub(in crate::gemm) unsafe fn dots_biased<
     unsafe {
         let mut sums = [[S::splat_int(0); C]; P];
         if BIAS != 0 {
-            unroll!(i < C {
+            unroll!(i < C, 8 {
                 let start = S::splat_int(act.start(i));
-                unroll!(p < P { sums[p][i] = start; });
+                unroll!(p < P, 2 { sums[p][i] = start; });
             });
         }
-        unroll!(g < G {
+        unroll!(g < G, 8 {
             let mut w = [S::splat_int(0); P];
-            unroll!(p < P { w[p] = S::load_bytes(blocks[p].add(4 * S::LANES * g)); });
-            unroll!(i < C {
+            unroll!(p < P, 2 { w[p] = S::load_bytes(blocks[p].add(4 * S::LANES * g)); });
+            unroll!(i < C, 8 {
                 let four = S::splat_int(act.bytes(i).add(g).read_unaligned());
-                unroll!(p < P { sums[p][i] = S::dpbusd(sums[p][i], w[p], four); });
+                unroll!(p < P, 2 { sums[p][i] = S::dpbusd(sums[p][i], w[p], four); });
             });
         });
         let mut dots = [[S::zero(); C]; P];
-        unroll!(p < P { unroll!(i < C { dots[p][i] = S::from_ints(sums[p][i]); }); });
+        unroll!(p < P, 2 { unroll!(i < C, 8 { dots[p][i] = S::from_ints(sums[p][i]); }); });
         dots
     }
 }
@@ -234,19 +234,19 @@ pub(in crate::gemm) unsafe fn tile_int<
         let panel_bytes = chunks * int_chunk_bytes(lanes, G);
         let mut acc = [[S::zero(); C]; P];
         let mut blocks = [panels; P];
-        unroll!(p < P { blocks[p] = panels.add(p * panel_bytes); });
+        unroll!(p < P, 2 { blocks[p] = panels.add(p * panel_bytes); });
         let mut act_block = ActBlock::<G, C>::first(act);
         for _ in 0..chunks * (CHUNK / (4 * G)) {
             let dots = S::block_dots::<G, FOLD, BIAS, P, C>(blocks, act_block);
-            unroll!(p < P {
+            unroll!(p < P, 2 {
                 let scale = S::load(blocks[p].add(4 * lanes * G).cast());
-                unroll!(i < C {
+                unroll!(i < C, 16 {
                     let a_scale = S::splat(act_block.scale(i));
                     acc[p][i] = S::fma(dots[p][i], S::mul(scale, a_scale), acc[p][i]);
                 });
                 if const { BIAS == 0 || !(S::BIASED || S::SIGNED) } {
                     let offset = S::load(blocks[p].add(4 * lanes * (G + 1)).cast());
-                    unroll!(i < C {
+                    unroll!(i < C, 16 {
                         acc[p][i] = S::fnma(offset, S::splat(act_block.sum(i)), acc[p][i]);
                     });
                 }

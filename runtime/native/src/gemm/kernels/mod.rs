@@ -25,9 +25,10 @@ pub(super) const FLOAT_VECTORS: usize = 2;
 /// The widest vector of any instruction set, in f32.
 pub(super) const MAX_LANES: usize = 16;
 
-/// Runs `$body` for each `$i` in `0..$n`, `$n` a constant of at most 16, as straight code: compilers
+/// Runs `$body` for each `$i` in `0..$n`, `$n` a constant of at most `$most`, as straight code: compilers
 /// leave loops of this size rolled up, and accumulators indexed by a variable go to memory. The
-/// inline constants keep what a width does not use from being compiled at all.
+/// inline constants keep what a width does not use from being compiled at all; it is read and checked
+/// all the same, `$most` times for each loop around it, which is why `$most` is as small as can be.
 /// `unroll!(i in [..] ..)` does so for each of some literals.
 macro_rules! unroll {
     ($i:ident in [$($at:literal)*] $body:block) => {
@@ -36,10 +37,14 @@ macro_rules! unroll {
             $body
         })*
     };
-    ($i:ident < $n:ident $body:block) => {
-        unroll!(@ $i $n $body 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    ($i:ident < $n:ident, 2 $body:block) => { unroll!(@ $i $n $body 2: 0 1) };
+    ($i:ident < $n:ident, 4 $body:block) => { unroll!(@ $i $n $body 4: 0 1 2 3) };
+    ($i:ident < $n:ident, 8 $body:block) => { unroll!(@ $i $n $body 8: 0 1 2 3 4 5 6 7) };
+    ($i:ident < $n:ident, 16 $body:block) => {
+        unroll!(@ $i $n $body 16: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
     };
-    (@ $i:ident $n:ident $body:block $($at:literal)*) => {
+    (@ $i:ident $n:ident $body:block $most:literal: $($at:literal)*) => {
+        assert!(const { $n <= $most });
         $(
             if const { $at < $n } {
                 let $i = $at;

@@ -22,7 +22,8 @@ impl Simd for Portable {
     const LANES: usize = 4;
     const TILE: usize = 2;
 
-    #[inline(always)]
+    /// Not inlined, so that a kernel is compiled once and apart from what calls it, as in the other files.
+    #[inline(never)]
     fn enter<K: Kernel>(self, kernel: K) -> K::Output {
         kernel.run(self)
     }
