@@ -74,10 +74,7 @@ impl PublicKey {
             return PublicKey::from_pem(text);
         }
         if text.starts_with("ssh-") || text.starts_with("ecdsa-") || text.starts_with("sk-") {
-            const WANTED: &str = "an Ed25519 key of OpenSSH, `ssh-ed25519 AAAA...`";
-            let key = ssh_key::PublicKey::from_openssh(text).map_err(|_| not_a_key(WANTED))?;
-            let key = key.key_data().ed25519().ok_or_else(|| not_a_key(WANTED))?;
-            return PublicKey::from_bytes(&key.0);
+            return PublicKey::from_bytes(&crate::openssh::public_key(text)?);
         }
         text.parse()
     }

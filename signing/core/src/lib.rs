@@ -25,6 +25,7 @@ mod floor;
 mod key;
 mod keyring;
 mod lock;
+mod openssh;
 mod pack;
 mod policy;
 mod policy_file;

@@ -81,18 +81,7 @@ impl SecretKey {
     /// # Errors
     /// As for [`SecretKey::parse`].
     pub fn from_openssh(text: &str) -> Result<SecretKey, PackError> {
-        let wanted = "an OpenSSH private key of type ed25519";
-        let key = ssh_key::PrivateKey::from_openssh(text).map_err(|_| not_a_key(wanted))?;
-        if key.is_encrypted() {
-            return Err(encrypted("cp KEY PLAIN && ssh-keygen -p -N \"\" -f PLAIN"));
-        }
-        // The library wipes its own copies when they are dropped.
-        let pair = key.key_data().ed25519().ok_or_else(|| not_a_key(wanted))?;
-        let key = SigningKey::from_bytes(pair.private.as_ref());
-        if key.verifying_key().as_bytes() != &pair.public.0 {
-            return Err(not_a_key("a whole OpenSSH key: its two halves do not belong together"));
-        }
-        Ok(SecretKey(key))
+        crate::openssh::secret_key(text).map(SecretKey)
     }
 
     /// The key as PKCS#8 PEM, version 1 so that every OpenSSL reads it.
@@ -169,7 +158,7 @@ pub fn read_secret_file(path: &Path) -> Result<Zeroizing<Vec<u8>>, PackError> {
     Ok(bytes)
 }
 
-fn encrypted(command: &str) -> PackError {
+pub(crate) fn encrypted(command: &str) -> PackError {
     PackError::Key {
         message: format!(
             "the secret key is encrypted and passphrases are not asked for: decrypt a copy on a \
