@@ -60,8 +60,7 @@ pub enum TokenizerError {
         /// Why.
         source: std::io::Error,
     },
-    /// A `tokenizer.json` is no JSON, contradicts itself or has what is not supported, or the `tokenizers`
-    /// library refused a text.
+    /// A `tokenizer.json` is no JSON, contradicts itself or has what is not supported.
     #[error(
         "tokenizer.json: {0}; use the file that came with the model, or convert the model to GGUF"
     )]

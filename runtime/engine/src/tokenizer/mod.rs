@@ -1,8 +1,8 @@
 //! Text to tokens and back.
 //!
 //! One [`Tokenizer`] for GGUF files (SentencePiece and byte-level BPE, token for token what llama.cpp
-//! produces from the same metadata) and for Hugging Face directories (`tokenizer.json`, by the
-//! `tokenizers` crate). Immutable once loaded, so threads share it freely.
+//! produces from the same metadata) and for Hugging Face directories (`tokenizer.json`, token for token what
+//! the `tokenizers` library produces). Immutable once loaded, so threads share it freely.
 //!
 //! Text that is data should be encoded with [`Tokenizer::encode`], which never yields a control token for
 //! it: a user cannot forge a turn by typing `<|im_end|>`. Rendered chat templates need
@@ -11,7 +11,7 @@
 mod bpe;
 mod error;
 mod hf;
-mod hf_file;
+mod merges;
 mod metadata;
 mod pre;
 mod pre_table;
@@ -133,7 +133,7 @@ impl Tokenizer {
     ) -> Result<Vec<u32>, TokenizerError> {
         match &self.backend {
             Backend::Gguf(gguf) => gguf.encode(text, parse_special, add_special),
-            Backend::Hf(hf) => hf.encode(text, parse_special, add_special),
+            Backend::Hf(hf) => Ok(hf.encode(text, parse_special, add_special)),
         }
     }
 

@@ -120,6 +120,17 @@ pub(super) fn char_to_byte(c: char) -> Option<u8> {
     }
 }
 
+/// The character that stands for a byte there.
+pub(super) fn byte_to_char(byte: u8) -> char {
+    let shifted = match byte {
+        0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => return char::from(byte),
+        0x00..=0x20 => u32::from(byte),
+        0x7F..=0xA0 => u32::from(byte) - 0x7F + 0x21,
+        0xAD => 0x43,
+    };
+    char::from_u32(0x100 + shifted).unwrap_or(char::REPLACEMENT_CHARACTER)
+}
+
 /// The bytes that a byte-level token stands for; `None` when a character is outside the alphabet.
 pub(super) fn alphabet_to_bytes(token: &str) -> Option<Vec<u8>> {
     token.chars().map(char_to_byte).collect()
@@ -128,16 +139,6 @@ pub(super) fn alphabet_to_bytes(token: &str) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn byte_to_char(byte: u8) -> char {
-        let shifted = match byte {
-            0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => return char::from(byte),
-            0x00..=0x20 => u32::from(byte),
-            0x7F..=0xA0 => u32::from(byte) - 0x7F + 0x21,
-            0xAD => 0x43,
-        };
-        char::from_u32(0x100 + shifted).unwrap_or(char::REPLACEMENT_CHARACTER)
-    }
 
     #[test]
     fn byte_alphabet_is_a_bijection() {

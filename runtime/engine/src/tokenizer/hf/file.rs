@@ -1,0 +1,268 @@
+//! From what a `tokenizer.json` says to the tokenizer that it describes.
+//!
+//! Anything but the known components is refused, and so is a file that could cost more than its size and
+//! that of a text explain.
+//!
+//! What holds for an accepted file: a text grows by a bounded factor on its way to tokens and back; it is
+//! cut by few patterns, each from a list of ones that take linear time; an id is that of one token; merges
+//! stay within the vocabulary; few tokens are put around a text. Not checked: whether the tokenizer is the
+//! one that the model was trained with.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::added::{AddedToken, AddedTokens};
+use super::components::{self, Spelling};
+use super::cut::Step;
+use super::decode::Decoder;
+use super::json;
+use super::model::{Model, Settings};
+use super::normalize::{Normalized, Normalizer};
+use crate::tokenizer::error::TokenizerError;
+use crate::tokenizer::merges::MergeTable;
+use crate::tokenizer::special::MAX_SPECIAL_BYTES;
+use crate::tokenizer::vocab::MAX_TOKEN_BYTES;
+
+/// Bytes of all added tokens together.
+const MAX_ADDED_BYTES: usize = 1 << 20;
+/// Bytes of the token that stands for unknown characters.
+const MAX_UNKNOWN_BYTES: usize = 64;
+/// Tokens that may be put around a text.
+const MAX_AROUND: usize = 16;
+
+/// What a file comes to.
+#[derive(Debug)]
+pub(super) struct HfFile {
+    pub(super) normalizers: Vec<Normalizer>,
+    pub(super) steps: Vec<Step>,
+    pub(super) model: Model,
+    pub(super) decoders: Vec<Decoder>,
+    pub(super) added: AddedTokens,
+    /// The texts of all tokens by id.
+    pub(super) texts: HashMap<u32, String>,
+    /// Tokens in front of a text, where special ones are added.
+    pub(super) before: Vec<u32>,
+    /// Tokens behind it.
+    pub(super) behind: Vec<u32>,
+    pub(super) spelling: Spelling,
+}
+
+impl HfFile {
+    /// The token with this text.
+    pub(super) fn token_id(&self, text: &str) -> Option<u32> {
+        self.model.id(text).or_else(|| self.added.id(text))
+    }
+}
+
+/// An error that names what is not supported or contradicts itself.
+pub(super) fn refuse<T>(reason: impl Into<String>) -> Result<T, TokenizerError> {
+    Err(TokenizerError::HuggingFace(reason.into()))
+}
+
+/// Builds the tokenizer of a file.
+///
+/// # Errors
+/// [`TokenizerError::HuggingFace`] with what is not supported or contradicts itself.
+pub(super) fn read(bytes: &[u8]) -> Result<HfFile, TokenizerError> {
+    let json: json::File = serde_json::from_slice(bytes)
+        .map_err(|error| TokenizerError::HuggingFace(error.to_string()))?;
+    let mut tokens = Tokens::default();
+    for (text, id) in &json.model.vocab {
+        tokens.add(text, *id)?;
+    }
+    let around = Around::new(json.post_processor)?;
+    let (decoders, spelling) = components::decoders(json.decoder)?;
+    let normalizers = components::normalizers(json.normalizer)?;
+    let steps = components::steps(json.pre_tokenizer)?;
+    let model = model(json.model)?;
+    let added = added_tokens(json.added_tokens, &normalizers, &model, &mut tokens)?;
+    if let Some(id) = around.ids().find(|id| !tokens.by_id.contains_key(id)) {
+        return refuse(format!("the template has token {id}, which there is not"));
+    }
+    Ok(HfFile {
+        normalizers,
+        steps,
+        model,
+        decoders,
+        added,
+        texts: tokens.by_id,
+        before: around.before,
+        behind: around.behind,
+        spelling,
+    })
+}
+
+/// The texts of all tokens by id.
+#[derive(Default)]
+struct Tokens {
+    by_id: HashMap<u32, String>,
+}
+
+impl Tokens {
+    fn add(&mut self, text: &str, id: u32) -> Result<(), TokenizerError> {
+        if text.len() > MAX_TOKEN_BYTES {
+            return refuse(format!("token {id} has more than {MAX_TOKEN_BYTES} bytes"));
+        }
+        match self.by_id.insert(id, text.into()) {
+            Some(other) if other != text => {
+                refuse(format!("token {id} is both {other:?} and {text:?}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The added tokens. Ids that are not in the vocabulary follow it without a gap.
+fn added_tokens(
+    mut added: Vec<json::Added>,
+    normalizers: &[Normalizer],
+    model: &Model,
+    tokens: &mut Tokens,
+) -> Result<AddedTokens, TokenizerError> {
+    added.sort_by_key(|token| token.id);
+    let mut bytes = 0;
+    let mut ids = HashMap::new();
+    let mut built = BTreeMap::<u32, AddedToken>::new();
+    let mut next = model.len();
+    let mut gap = None;
+    for token in added {
+        let json::Added { id, content, single_word, lstrip, rstrip, normalized, special } = token;
+        tokens.add(&content, id)?;
+        let normalized = (normalized && content.len() <= MAX_SPECIAL_BYTES)
+            .then(|| Normalized::new(normalizers, &content, true).text.into_owned());
+        // What a text is searched for; the search may look that far ahead at each place.
+        let longest = normalized.as_ref().map_or(0, String::len).max(content.len());
+        bytes += longest;
+        if longest > MAX_SPECIAL_BYTES || bytes > MAX_ADDED_BYTES {
+            return refuse(format!(
+                "the added token {id} is longer than {MAX_SPECIAL_BYTES} bytes, or all are longer than {MAX_ADDED_BYTES}"
+            ));
+        }
+        if single_word || lstrip || rstrip {
+            return refuse(format!(
+                "the added token {content:?} has `single_word`, `lstrip` or `rstrip`, which are not supported"
+            ));
+        }
+        if !content.is_empty() && normalized.as_ref().is_some_and(String::is_empty) {
+            return refuse(format!(
+                "nothing is left of the added token {content:?} once normalised"
+            ));
+        }
+        let other = model.id(&content).or_else(|| ids.get(&content).copied());
+        let follows = other.is_none() && !content.is_empty() && id as usize == next;
+        if follows {
+            next += 1;
+            ids.insert(content.clone(), id);
+        } else if other != Some(id) {
+            gap = gap.or(Some((id, content)));
+            continue;
+        }
+        if !content.is_empty() {
+            // If a file has it twice, the last one counts.
+            let special = special || built.get(&id).is_some_and(|token| token.special);
+            built.insert(id, AddedToken { text: content, special, normalized });
+        }
+    }
+    match gap {
+        Some((id, content)) => refuse(format!(
+            "the added token {content:?} cannot have the id {id}: ids follow the vocabulary without a gap"
+        )),
+        None => AddedTokens::new(built),
+    }
+}
+
+/// The tokens around a text.
+#[derive(Default)]
+struct Around {
+    before: Vec<u32>,
+    behind: Vec<u32>,
+}
+
+impl Around {
+    fn new(component: Option<json::PostProcessor>) -> Result<Self, TokenizerError> {
+        let parts = components::flat(component, |part| match part {
+            json::PostProcessor::Sequence { processors } => Ok(processors),
+            single => Err(single),
+        })?;
+        let mut templates = parts.into_iter().filter_map(|part| match part {
+            json::PostProcessor::TemplateProcessing { single, special_tokens } => {
+                Some((single, special_tokens))
+            }
+            json::PostProcessor::ByteLevel | json::PostProcessor::Sequence { .. } => None,
+        });
+        let Some((single, special_tokens)) = templates.next() else { return Ok(Self::default()) };
+        if templates.next().is_some() {
+            return refuse("more than one template is not supported");
+        }
+        let mut pieces =
+            single.split(|piece| matches!(piece, json::Piece::Sequence { id } if id == "A"));
+        let (Some(before), Some(behind), None) = (pieces.next(), pieces.next(), pieces.next())
+        else {
+            return refuse("the template of single texts must have the sequence A once");
+        };
+        Ok(Self { before: ids(before, &special_tokens)?, behind: ids(behind, &special_tokens)? })
+    }
+
+    fn ids(&self) -> impl Iterator<Item = &u32> {
+        self.before.iter().chain(&self.behind)
+    }
+}
+
+fn ids(
+    pieces: &[json::Piece],
+    special_tokens: &HashMap<String, json::TemplateToken>,
+) -> Result<Vec<u32>, TokenizerError> {
+    let mut ids = Vec::new();
+    for piece in pieces {
+        let token = match piece {
+            json::Piece::SpecialToken { id } => special_tokens.get(id),
+            json::Piece::Sequence { .. } => None,
+        };
+        let Some(token) = token else {
+            return refuse("the template of single texts has a piece that there is not");
+        };
+        if ids.len() + token.ids.len() > MAX_AROUND {
+            return refuse(format!("a template of more than {MAX_AROUND} tokens is not supported"));
+        }
+        ids.extend(&token.ids);
+    }
+    Ok(ids)
+}
+
+fn model(model: json::Model) -> Result<Model, TokenizerError> {
+    if model.dropout.is_some_and(|dropout| dropout != 0.0) {
+        return refuse("a `dropout` belongs to training and is not supported");
+    }
+    let affixes = [
+        ("continuing_subword_prefix", model.continuing_subword_prefix),
+        ("end_of_word_suffix", model.end_of_word_suffix),
+    ];
+    for (name, affix) in affixes {
+        if affix.is_some_and(|affix| !affix.is_empty()) {
+            return refuse(format!("a `{name}` is not supported"));
+        }
+    }
+    let known = |text: &str| match model.vocab.get(text) {
+        Some(id) => Ok(*id),
+        None => refuse(format!("the merges or `unk_token` have {text:?}, which there is not")),
+    };
+    let mut merges = MergeTable::with_capacity(model.merges.len());
+    let mut merged = String::new();
+    // Of a pair that is there twice the last one counts, so the last one is added first.
+    for (rank, json::Merge(left, right)) in model.merges.iter().enumerate().rev() {
+        merged.clear();
+        merged.extend([left.as_str(), right.as_str()]);
+        merges.add(known(left)?, known(right)?, rank as u32, known(&merged)?);
+    }
+    let unknown = model.unk_token.as_deref().map(known).transpose()?;
+    // A text may have as many of them as characters.
+    if model.unk_token.is_some_and(|token| token.len() > MAX_UNKNOWN_BYTES) {
+        return refuse(format!("the `unk_token` has more than {MAX_UNKNOWN_BYTES} bytes"));
+    }
+    let settings = Settings {
+        unknown,
+        fuse_unknown: model.fuse_unk.unwrap_or(false),
+        byte_fallback: model.byte_fallback.unwrap_or(false),
+        ignore_merges: model.ignore_merges.unwrap_or(false),
+    };
+    Ok(Model::new(model.vocab, merges, &settings))
+}
