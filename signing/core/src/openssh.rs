@@ -1,25 +1,26 @@
 //! Keys as OpenSSH writes them, where the feature `openssh` is on.
 
 use crate::PackError;
+#[cfg(feature = "openssh")]
+use crate::{key::not_a_key, secret::encrypted};
 use ed25519_dalek::SigningKey;
 
 /// The 32 bytes of a line `ssh-ed25519 AAAA...`.
 #[cfg(feature = "openssh")]
 pub(crate) fn public_key(text: &str) -> Result<[u8; 32], PackError> {
-    const WANTED: &str = "an Ed25519 key of OpenSSH, `ssh-ed25519 AAAA...`";
-    let key = ssh_key::PublicKey::from_openssh(text).map_err(|_| crate::key::not_a_key(WANTED))?;
-    let key = key.key_data().ed25519().ok_or_else(|| crate::key::not_a_key(WANTED))?;
+    let wanted = "an Ed25519 key of OpenSSH, `ssh-ed25519 AAAA...`";
+    let key = ssh_key::PublicKey::from_openssh(text).map_err(|_| not_a_key(wanted))?;
+    let key = key.key_data().ed25519().ok_or_else(|| not_a_key(wanted))?;
     Ok(key.0)
 }
 
 /// The key in an unencrypted file of `ssh-keygen -t ed25519`.
 #[cfg(feature = "openssh")]
 pub(crate) fn secret_key(text: &str) -> Result<SigningKey, PackError> {
-    use crate::key::not_a_key;
     let wanted = "an OpenSSH private key of type ed25519";
     let key = ssh_key::PrivateKey::from_openssh(text).map_err(|_| not_a_key(wanted))?;
     if key.is_encrypted() {
-        return Err(crate::secret::encrypted("cp KEY PLAIN && ssh-keygen -p -N \"\" -f PLAIN"));
+        return Err(encrypted("cp KEY PLAIN && ssh-keygen -p -N \"\" -f PLAIN"));
     }
     // The library wipes its own copies when they are dropped.
     let pair = key.key_data().ed25519().ok_or_else(|| not_a_key(wanted))?;
@@ -43,9 +44,8 @@ pub(crate) fn secret_key(_: &str) -> Result<SigningKey, PackError> {
 #[cfg(not(feature = "openssh"))]
 fn left_out() -> PackError {
     PackError::Key {
-        message:
-            "keys of OpenSSH are not read by this program, which was built without the feature \
+        message: "this program reads no keys of OpenSSH, since it was built without the feature \
                   `openssh` of ruvllm-signing: give the key as PEM"
-                .to_owned(),
+            .to_owned(),
     }
 }

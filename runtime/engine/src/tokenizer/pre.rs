@@ -169,15 +169,8 @@ fn cut_classes(
             ends.push(at + found.start());
         }
         let (from, mut to) = (at + found.start(), at + found.end());
-        // No alternative ends in white space but the tail, and the ones that end in a newline.
         let last = codes[to - 1];
-        let is_run = match tail {
-            Tail::None => false,
-            Tail::Run => is_space(last),
-            Tail::RunAfterNewlines | Tail::Cascade => {
-                is_space(last) && !matches!(last, b'\r' | b'\n')
-            }
-        };
+        let is_run = tail.took(is_space(last), matches!(last, b'\r' | b'\n'));
         if is_run && to - from > 1 && to < codes.len() {
             to -= 1;
         }

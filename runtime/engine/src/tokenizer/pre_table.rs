@@ -16,6 +16,18 @@ pub(super) enum Tail {
     Cascade,
 }
 
+impl Tail {
+    /// Whether a match whose last character is white space or not, a newline or not, is a run that the tail took:
+    /// no other alternative ends in white space, but those that end in a newline.
+    pub(super) fn took(self, is_space: bool, is_newline: bool) -> bool {
+        match self {
+            Self::None => false,
+            Self::Run => is_space,
+            Self::RunAfterNewlines | Self::Cascade => is_space && !is_newline,
+        }
+    }
+}
+
 /// One cut.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Stage {

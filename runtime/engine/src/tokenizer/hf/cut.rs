@@ -153,12 +153,7 @@ impl Matcher {
 
 /// The end of a match, which is a character shorter if it is a run of white space in front of something else.
 fn tail_end(text: &str, range: Range<usize>, tail: Tail) -> usize {
-    // No alternative ends in white space but the tail, and the ones that end in a newline.
-    let is_tail = |c: char| match tail {
-        Tail::None => false,
-        Tail::Run => c.is_whitespace(),
-        Tail::RunAfterNewlines | Tail::Cascade => c.is_whitespace() && !matches!(c, '\r' | '\n'),
-    };
+    let is_tail = |c: char| tail.took(c.is_whitespace(), matches!(c, '\r' | '\n'));
     if range.end == text.len() {
         return range.end;
     }

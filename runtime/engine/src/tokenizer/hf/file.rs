@@ -123,7 +123,6 @@ fn added_tokens(
     let mut ids = HashMap::new();
     let mut built = BTreeMap::<u32, AddedToken>::new();
     let mut next = model.len();
-    let mut gap = None;
     for token in added {
         let json::Added { id, content, single_word, lstrip, rstrip, normalized, special } = token;
         tokens.add(&content, id)?;
@@ -153,8 +152,9 @@ fn added_tokens(
             next += 1;
             ids.insert(content.clone(), id);
         } else if other != Some(id) {
-            gap = gap.or(Some((id, content)));
-            continue;
+            return refuse(format!(
+                "the added token {content:?} cannot have the id {id}: ids follow the vocabulary without a gap"
+            ));
         }
         if !content.is_empty() {
             // If a file has it twice, the last one counts.
@@ -162,12 +162,7 @@ fn added_tokens(
             built.insert(id, AddedToken { text: content, special, normalized });
         }
     }
-    match gap {
-        Some((id, content)) => refuse(format!(
-            "the added token {content:?} cannot have the id {id}: ids follow the vocabulary without a gap"
-        )),
-        None => AddedTokens::new(built),
-    }
+    AddedTokens::new(built)
 }
 
 /// The tokens around a text.
