@@ -5,7 +5,6 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 use thiserror::Error;
-use time::{Date, Month, OffsetDateTime, Time};
 
 /// A point in time to the second, years 0000 to 9999.
 ///
@@ -21,6 +20,13 @@ pub struct ParseTimestampError;
 
 const MIN: i64 = -62_167_219_200;
 const MAX: i64 = 253_402_300_799;
+
+/// Seconds of a day.
+const DAY: i64 = 86_400;
+/// Days of 400 years.
+const ERA: i64 = 146_097;
+/// Days from 0000-03-01 to 1970-01-01.
+const EPOCH: i64 = 719_468;
 
 impl Timestamp {
     /// The time that many seconds after 1970-01-01T00:00:00Z, or `None` outside of years 0000 to
@@ -54,8 +60,7 @@ impl FromStr for Timestamp {
     }
 }
 
-/// By hand where the format is, so that one spelling is read and no leap second; the calendar is the
-/// library's.
+/// By hand, so that one spelling is read and no leap second.
 fn parse(s: &[u8]) -> Option<i64> {
     let number = |range: std::ops::Range<usize>| -> Option<u16> {
         s.get(range)?
@@ -67,9 +72,17 @@ fn parse(s: &[u8]) -> Option<i64> {
     if separators.iter().any(|&(i, c)| s.get(i) != Some(&c)) || !matches!(s[10], b'T' | b't') {
         return None;
     }
-    let month = Month::try_from(small(5)?).ok()?;
-    let date = Date::from_calendar_date(number(0..4)?.into(), month, small(8)?).ok()?;
-    let time = Time::from_hms(small(11)?, small(14)?, small(17)?).ok()?;
+    let date = (number(0..4)?.into(), small(5)?, small(8)?);
+    let day = day_of(date);
+    // What is no date is counted on into another one.
+    if date_of(day) != date {
+        return None;
+    }
+    let (hour, minute, second) = (small(11)?, small(14)?, small(17)?);
+    if hour > 23 || minute > 59 || second > 59 {
+        return None;
+    }
+    let time = (i64::from(hour) * 60 + i64::from(minute)) * 60 + i64::from(second);
     let mut zone = s.get(19..)?;
     if let Some(fraction) = zone.strip_prefix(b".") {
         let digits = fraction.iter().take_while(|b| b.is_ascii_digit()).count();
@@ -90,16 +103,40 @@ fn parse(s: &[u8]) -> Option<i64> {
         }
         _ => return None,
     };
-    Some(date.with_time(time).assume_utc().unix_timestamp() - offset)
+    Some(day * DAY + time - offset)
+}
+
+/// The number of a day of the Gregorian calendar (year, month, day of the month), from 1970-01-01 on.
+///
+/// This and [`date_of`] are `days_from_civil` and `civil_from_days` of Howard Hinnant's "chrono-compatible
+/// low-level date algorithms". They count in eras of 400 years, after which the calendar repeats, and in years
+/// that begin in March, so that the leap day is the last of a year.
+fn day_of((year, month, day): (i64, u8, u8)) -> i64 {
+    let (month, day) = (i64::from(month), i64::from(day));
+    let year = if month <= 2 { year - 1 } else { year };
+    let (era, year) = (year.div_euclid(400), year.rem_euclid(400));
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    let day_of_era = year * 365 + year / 4 - year / 100 + day_of_year;
+    era * ERA + day_of_era - EPOCH
+}
+
+/// The date of such a number.
+fn date_of(day: i64) -> (i64, u8, u8) {
+    let (era, day_of_era) = ((day + EPOCH).div_euclid(ERA), (day + EPOCH).rem_euclid(ERA));
+    let leap_days = day_of_era / 1460 - day_of_era / 36_524 + day_of_era / 146_096;
+    let year = (day_of_era - leap_days) / 365;
+    let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let (year, month) = if month < 10 { (year, month + 3) } else { (year + 1, month - 9) };
+    (era * 400 + year, month as u8, day as u8)
 }
 
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A Timestamp is within years 0000 to 9999, which the library has.
-        let time = OffsetDateTime::from_unix_timestamp(self.0).map_err(|_| fmt::Error)?;
-        let (year, month, day) = time.to_calendar_date();
-        let (hour, minute, second) = time.to_hms();
-        let month = u8::from(month);
+        let (year, month, day) = date_of(self.0.div_euclid(DAY));
+        let second = self.0.rem_euclid(DAY);
+        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
         write!(f, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
     }
 }
@@ -132,9 +169,28 @@ mod tests {
     }
 
     #[test]
+    fn every_day_has_the_date_that_counting_gives() {
+        let leap = |year: i64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+        let mut day = MIN / DAY;
+        for year in 0..=9999 {
+            let february = if leap(year) { 29 } else { 28 };
+            let months = [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+            for (month, days) in (1..).zip(months) {
+                for date in (1..=days).map(|of_month| (year, month, of_month)) {
+                    assert_eq!((day_of(date), date_of(day)), (day, date));
+                    day += 1;
+                }
+                let none = format!("{year:04}-{month:02}-{:02}T00:00:00Z", days + 1);
+                assert_eq!(none.parse::<Timestamp>(), Err(ParseTimestampError));
+            }
+        }
+        assert_eq!(day * DAY - 1, MAX);
+    }
+
+    #[test]
     fn every_day_of_1860_to_2134_round_trips() {
         for day in -40_176..60_265 {
-            let time = Timestamp::from_unix(day * 86_400 + 86_399).unwrap();
+            let time = Timestamp::from_unix(day * DAY + DAY - 1).unwrap();
             assert_eq!(time.to_string().parse(), Ok(time));
         }
     }
@@ -146,6 +202,9 @@ mod tests {
             "2026-11-20",
             "2026-11-20 00:00:00Z",
             "2026-13-01T00:00:00Z",
+            "2026-00-01T00:00:00Z",
+            "2026-01-00T00:00:00Z",
+            "2026-11-20T00:60:00Z",
             "2026-02-29T00:00:00Z",
             "2026-11-20T24:00:00Z",
             "2026-11-20T00:00:60Z",

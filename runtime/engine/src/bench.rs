@@ -6,8 +6,8 @@
 
 use std::time::Instant;
 
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
+use chacha20::ChaCha8Rng;
+use chacha20::rand_core::{Rng, SeedableRng};
 use serde::Serialize;
 
 use crate::adapter::Adapter;

@@ -36,7 +36,9 @@ pub const MAX_THREADS: usize = 256;
 /// would wait for the same arithmetic units and the same memory.
 pub fn default_threads() -> usize {
     let usable = thread::available_parallelism().map_or(1, usize::from);
-    usable.min(num_cpus::get_physical()).clamp(1, MAX_THREADS)
+    // Where the system does not tell, or counts none, every thread counts as a core.
+    let cores = sysinfo::System::physical_core_count().ok().filter(|&cores| cores > 0);
+    usable.min(cores.unwrap_or(usable)).clamp(1, MAX_THREADS)
 }
 
 thread_local! {

@@ -10,7 +10,6 @@ use crate::{PackError, PublicKey, Signature};
 use ed25519_dalek::pkcs8::spki::der::pem::LineEnding;
 use ed25519_dalek::pkcs8::{DecodePrivateKey, EncodePrivateKey, KeypairBytes};
 use ed25519_dalek::{Signer, SigningKey};
-use rand::TryRng;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -30,8 +29,7 @@ impl SecretKey {
     /// [`PackError::Entropy`] where there is none.
     pub fn generate() -> Result<SecretKey, PackError> {
         let mut seed = Zeroizing::new([0u8; 32]);
-        rand::rngs::SysRng
-            .try_fill_bytes(seed.as_mut_slice())
+        getrandom::fill(seed.as_mut_slice())
             .map_err(|e| PackError::Entropy { message: e.to_string() })?;
         Ok(SecretKey(SigningKey::from_bytes(&seed)))
     }

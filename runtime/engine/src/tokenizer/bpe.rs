@@ -2,8 +2,7 @@
 //!
 //! A symbol is a token or a text that only occurs inside merges.
 
-use ahash::AHashMap;
-
+use super::Map;
 use super::error::TokenizerError;
 use super::merges::{MergeTable, Scratch};
 use super::metadata::Metadata;
@@ -23,7 +22,7 @@ pub(super) struct Bpe {
     /// Symbol of each byte; empty when symbols start as characters.
     byte_symbols: Vec<u32>,
     /// Symbols of texts that are no tokens, numbered from the vocabulary size on.
-    extra: AHashMap<Box<[u8]>, u32>,
+    extra: Map<Box<[u8]>, u32>,
     ignore_merges: bool,
     newline_runs: bool,
 }
@@ -37,7 +36,7 @@ impl Bpe {
         let texts = meta.strings("tokenizer.ggml.merges")?;
         let (few, many) = texts.size_hint();
         let mut merges = MergeTable::with_capacity(many.unwrap_or(few));
-        let mut extra = AHashMap::<Box<[u8]>, u32>::new();
+        let mut extra = Map::<Box<[u8]>, u32>::default();
         let mut symbol = |bytes: &[u8]| {
             vocab.find(bytes).or_else(|| extra.get(bytes).copied()).unwrap_or_else(|| {
                 let id = (vocab.len() + extra.len()) as u32;

@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use ahash::AHashMap;
+use super::Map;
 
 const NONE: u32 = u32::MAX;
 /// Rank of a pair that does not merge.
@@ -17,7 +17,7 @@ const SCAN_LIMIT: usize = 32;
 
 /// `(left, right)` to rank and merged symbol.
 #[derive(Debug, Default)]
-pub(super) struct MergeTable(AHashMap<u64, (u32, u32)>);
+pub(super) struct MergeTable(Map<u64, (u32, u32)>);
 
 /// The symbols of a piece and what merging them needs; reused from piece to piece.
 #[derive(Default)]
@@ -61,7 +61,7 @@ fn key(left: u32, right: u32) -> u64 {
 
 impl MergeTable {
     pub(super) fn with_capacity(capacity: usize) -> Self {
-        Self(AHashMap::with_capacity(capacity))
+        Self(Map::with_capacity_and_hasher(capacity, Default::default()))
     }
 
     /// Adds a merge, unless the pair has one.

@@ -38,6 +38,10 @@ use vocab::Vocab;
 
 use crate::gguf::Value;
 
+/// A map for keys that come from files and texts: fast, and keyed at random, so that nobody can choose keys
+/// that collide.
+type Map<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
+
 /// The tokenizer of a model.
 #[derive(Debug)]
 pub struct Tokenizer {

@@ -10,8 +10,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-use ahash::AHashMap;
-
+use super::Map;
 use super::error::TokenizerError;
 use super::vocab::{Vocab, attr};
 
@@ -31,7 +30,7 @@ pub(super) struct SpecialTokens {
     /// Longest first; the rank of a token is its place here.
     tokens: Vec<u32>,
     /// The trie of their texts: from a node and a byte to the next node.
-    edges: AHashMap<(u32, u8), u32>,
+    edges: Map<(u32, u8), u32>,
     /// For each node, the rank of the token that ends there.
     ends: Vec<Option<usize>>,
     /// Whether a token starts with the byte; most bytes of a text are done with this.
@@ -41,7 +40,7 @@ pub(super) struct SpecialTokens {
 impl SpecialTokens {
     pub(super) fn new(vocab: &Vocab) -> Result<Self, TokenizerError> {
         let tokens = vocab.special_tokens();
-        let (mut edges, mut ends) = (AHashMap::new(), vec![None]);
+        let (mut edges, mut ends) = (Map::default(), vec![None]);
         let mut starts = [false; 256];
         for (rank, token) in tokens.iter().enumerate() {
             let text = vocab.text(*token).as_bytes();

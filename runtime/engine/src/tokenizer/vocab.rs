@@ -6,8 +6,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
-use ahash::AHashMap;
-
+use super::Map;
 use super::error::TokenizerError;
 use super::metadata::Metadata;
 use super::pre_table::PreTokenizer;
@@ -133,7 +132,7 @@ pub(super) struct Vocab {
     scores: Vec<f32>,
     attrs: Vec<u16>,
     /// By the bytes that a text spells under the byte alphabet, else by the text itself.
-    ids: AHashMap<Box<[u8]>, u32>,
+    ids: Map<Box<[u8]>, u32>,
     byte_tokens: Box<[Option<u32>; 256]>,
     max_token_len: usize,
     spelling: Spelling,
@@ -163,7 +162,8 @@ impl Vocab {
         }
         let scores = meta.scores(texts.len())?;
         let attrs = meta.token_types(texts.len())?;
-        let mut by_text = AHashMap::<&str, u32>::with_capacity(texts.len());
+        let mut by_text =
+            Map::<&str, u32>::with_capacity_and_hasher(texts.len(), Default::default());
         for (id, text) in texts.iter().enumerate() {
             by_text.insert(text, id as u32);
         }
@@ -200,7 +200,8 @@ impl Vocab {
         let Marks { mut attrs, eog, .. } = marks;
         strip_attributes(meta, &by_text, &mut attrs);
 
-        let mut ids = AHashMap::<Box<[u8]>, u32>::with_capacity(texts.len());
+        let mut ids =
+            Map::<Box<[u8]>, u32>::with_capacity_and_hasher(texts.len(), Default::default());
         let mut max_token_len = 0;
         for (text, id) in &by_text {
             let key = match defaults.spelling {
@@ -311,7 +312,7 @@ impl Vocab {
 
 /// Attributes while they are being derived from token texts.
 struct Marks<'a> {
-    by_text: &'a AHashMap<&'a str, u32>,
+    by_text: &'a Map<&'a str, u32>,
     attrs: Vec<u16>,
     eog: BTreeSet<u32>,
 }
@@ -350,7 +351,7 @@ impl Marks<'_> {
 }
 
 /// White space attributes, which GGUF does not carry and which go by the names of models.
-fn strip_attributes(meta: &Metadata<'_>, by_text: &AHashMap<&str, u32>, attrs: &mut [u16]) {
+fn strip_attributes(meta: &Metadata<'_>, by_text: &Map<&str, u32>, attrs: &mut [u16]) {
     let name = meta.text("general.name").to_ascii_lowercase();
     let pre = meta.text("tokenizer.ggml.pre");
     let mut change = |token: &str, change: fn(u16) -> u16| {

@@ -5,8 +5,10 @@ use super::terminal::{self, say};
 use super::{Ended, Failure, setup};
 use ruvllm::Runtime;
 use ruvllm::engine::{BenchOptions, BenchRow, bench};
+use ruvllm::signing::Timestamp;
 use ruvllm_native::probe;
 use serde::Serialize;
+use std::time::SystemTime;
 
 /// A measurement, under the field names of llama-bench where it has them.
 #[derive(Serialize)]
@@ -63,7 +65,7 @@ fn measure(runtime: &Runtime, args: &BenchArgs, test: Test) -> Result<Row, Failu
     let engine = runtime.engine();
     let Test { n_prompt, n_gen, n_parallel } = test;
     let (n_depth, reps) = (args.n_depth, usize::from(args.repetitions));
-    let test_time = now();
+    let test_time = Timestamp::from(SystemTime::now()).to_string();
     let options = BenchOptions { n_prompt, n_gen, n_depth, n_parallel, reps, warmup: true };
     let measured = bench(engine, runtime.adapter(), &options)?;
     let total: u64 = measured.samples_ns.iter().sum();
@@ -106,11 +108,4 @@ fn print_table(rows: &[Row]) {
             row.kernel_share * 100.0
         );
     }
-}
-
-/// The time of the test, RFC 3339 in UTC.
-fn now() -> String {
-    time::OffsetDateTime::now_utc()
-        .format(&time::format_description::well_known::Rfc3339)
-        .unwrap_or_default()
 }

@@ -1,11 +1,10 @@
 //! Byte-pair encoding as `tokenizer.json` describes it: symbols start as characters.
 
-use std::collections::HashMap;
-
+use crate::tokenizer::Map;
 use crate::tokenizer::merges::{MergeTable, Scratch};
 
-/// Token texts to ids, by a hash that nobody can choose collisions for.
-pub(super) type Ids = HashMap<String, u32, ahash::RandomState>;
+/// Token texts to ids.
+pub(super) type Ids = Map<String, u32>;
 
 /// Characters whose tokens are kept in a list: the alphabet of bytes, with ASCII, ends below.
 const NEAR: u32 = 0x144;
