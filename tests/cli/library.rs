@@ -1,18 +1,26 @@
-//! The library that a host application builds in: what it brings along.
+//! The library that a host application builds in: what it brings along; and what builds have in common.
 
 use std::collections::BTreeSet;
 use std::process::Command;
 
+/// The lines of `cargo tree`.
+fn tree(options: &[&str]) -> BTreeSet<String> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["tree", "--offline", "--locked", "--prefix", "none"]).args(options);
+    // From the workspace, so that its default members are what Cargo takes where no package is named.
+    let workspace = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let output = cargo.current_dir(workspace).output().expect("cargo starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let tree = String::from_utf8(output.stdout).expect("UTF-8");
+    tree.lines().map(|line| line.trim_end_matches(" (*)").to_owned()).collect()
+}
+
 /// The crates that become part of a program with `ruvllm` in it, as `NAME VERSION`. What runs only while
 /// compiling is not among them.
 fn crates(options: &[&str]) -> BTreeSet<String> {
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["tree", "--offline", "--locked", "--package", "ruvllm", "--prefix", "none"]);
-    cargo.args(["--edges", "normal,no-proc-macro", "--format", "{p}"]).args(options);
-    let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo starts");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let tree = String::from_utf8(output.stdout).expect("UTF-8");
-    tree.lines()
+    let common = ["--package", "ruvllm", "--edges", "normal,no-proc-macro", "--format", "{p}"];
+    tree(&[&common, options].concat())
+        .iter()
         .filter_map(|line| {
             let mut words = line.split_whitespace();
             Some(format!("{} {}", words.next()?, words.next()?))
@@ -20,16 +28,51 @@ fn crates(options: &[&str]) -> BTreeSet<String> {
         .collect()
 }
 
+fn names(crates: &BTreeSet<String>) -> BTreeSet<&str> {
+    crates.iter().filter_map(|name| name.split(' ').next()).collect()
+}
+
 #[test]
 fn it_brings_no_server_no_tls_and_no_terminal() {
     let library = crates(&["--no-default-features"]);
-    let names: BTreeSet<&str> = library.iter().filter_map(|name| name.split(' ').next()).collect();
+    let names = names(&library);
     for absent in
-        ["axum", "clap", "ctrlc", "llguidance", "plotters", "rustls", "ssh-key", "tokio", "ureq"]
+        ["axum", "clap", "ctrlc", "llguidance", "plotters", "rustls", "tokenizers", "tokio", "ureq"]
     {
         assert!(!names.contains(absent), "{absent} is part of the library");
     }
+    // What does the same is in the tree anyway, or in the standard library.
+    for double in ["ahash", "num_cpus", "rand", "rand_chacha", "time"] {
+        assert!(!names.contains(double), "{double} is part of the library");
+    }
     assert!(names.contains("wasmtime"));
-    assert!(library.len() <= 155, "{} crates: {library:#?}", library.len());
-    assert!(crates(&[]).len() > library.len());
+    assert!(library.len() <= 118, "{} crates: {library:#?}", library.len());
+}
+
+#[test]
+fn each_feature_brings_its_crates_and_the_program_has_all() {
+    let (library, program) = (crates(&["--no-default-features"]), crates(&[]));
+    for (feature, its) in [
+        ("chat-templates", "minijinja"),
+        ("encryption", "chacha20poly1305"),
+        ("openssh", "ssh-key"),
+        ("pem", "pkcs8"),
+        ("server", "axum"),
+        ("toml", "toml"),
+    ] {
+        let with = crates(&["--no-default-features", "--features", feature]);
+        assert!(!names(&library).contains(its), "{its} is part of the library");
+        assert!(names(&with).contains(its), "`{feature}` does not bring {its}");
+        assert!(names(&program).contains(its), "the program has no `{feature}`");
+    }
+}
+
+#[test]
+fn all_tests_take_over_the_crates_that_the_program_was_built_from() {
+    let format = ["--format", "{p} [{f}]"];
+    let program = tree(&[&["--edges", "normal,build"], &format[..]].concat());
+    let tests = tree(&[&["--workspace", "--edges", "normal,build,dev"], &format[..]].concat());
+    let again: Vec<_> = program.difference(&tests).collect();
+    // Another set of features is another crate, and so is all that depends on it.
+    assert!(again.is_empty(), "compiled a second time, with other features: {again:#?}");
 }

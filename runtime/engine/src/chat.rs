@@ -6,7 +6,10 @@
 //! stack, memory, bytes and time that hold whatever it does, and what exceeds one is an error of that
 //! rendering alone. In this process only steps are bounded, which is for templates that are trusted as code
 //! is; and a template that nobody has decided about does not run.
+//!
+//! The interpreter is the feature `chat-templates`.
 
+#[cfg_attr(not(feature = "chat-templates"), path = "chat/absent.rs")]
 mod jinja;
 mod process;
 
@@ -81,6 +84,11 @@ pub enum ChatError {
         "the model's chat template is code from a file, and nothing says where it may run: name a process with `Renderer::Process`, or, for a file that is trusted as a program is, `Renderer::InProcess`"
     )]
     NoRenderer,
+    /// The program has no interpreter of templates.
+    #[error(
+        "this program renders no chat templates, since it was built without the feature `chat-templates`: turn it on, or give a text to continue"
+    )]
+    Disabled,
 }
 
 impl ChatError {
@@ -95,6 +103,7 @@ impl ChatError {
             Self::Cancelled => "chat_template_cancelled",
             Self::Unavailable { .. } => "chat_template_unavailable",
             Self::NoRenderer => "chat_template_no_renderer",
+            Self::Disabled => "chat_template_disabled",
         }
     }
 }
@@ -163,7 +172,8 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatError::Refused`] when the template rejects the messages (roles that do not alternate, a system
     /// message it has no place for), [`ChatError::Render`] when it fails otherwise;
-    /// [`ChatError::NoRenderer`] without a renderer; from a process also those of its limits.
+    /// [`ChatError::NoRenderer`] without a renderer; [`ChatError::Disabled`] without the feature
+    /// `chat-templates`; from a process also those of its limits.
     pub fn render(
         &self,
         messages: &[Message],

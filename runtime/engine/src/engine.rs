@@ -39,7 +39,7 @@ pub struct EngineConfig {
     /// [`crate::memory::kernel_share`]; where that is used up, native twins answer in their place.
     pub memory: Option<usize>,
     /// An existing directory for blocks that the budget has no room for while their sessions rest;
-    /// `None` computes them again instead.
+    /// `None` computes them again instead. It needs the feature `encryption`.
     pub spill_dir: Option<PathBuf>,
     /// Tokens that a session holds at most; `None` is the context that the model was made for, times
     /// the factor of [`EngineConfig::rope_scaling`] where one is given.
@@ -223,7 +223,8 @@ impl Engine {
         Session::new(self.clone(), table)
     }
 
-    /// Continues a session that [`Session::save`] wrote, with the key that it was saved with.
+    /// Continues a session that [`Session::save`] wrote, with the key that it was saved with. It needs the
+    /// feature `encryption`.
     ///
     /// # Errors
     /// [`EngineError::Sealed`] for a file that is damaged or does not open with the key,

@@ -33,18 +33,19 @@
 //! Not protected against: an old file put in place of a newer one, or one file in place of another
 //! that was sealed for the same purpose (what a file stands for belongs into its header); who can
 //! read this process's memory, its swap or its core dumps; who sees how long files are.
+//!
+//! The cipher is the feature `encryption`. In a build without it nothing is sealed or opened, since nothing
+//! leaves memory in the clear.
 
+#[cfg_attr(not(feature = "encryption"), path = "sealed/absent.rs")]
+mod cipher;
 mod file;
 mod key;
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 
-use aead_stream::{EncryptorBE32, NewStream as _, StreamBE32, StreamPrimitive as _};
-use chacha20poly1305::ChaCha20Poly1305;
-use hkdf::Hkdf;
-use sha2::Sha256;
-use zeroize::Zeroizing;
+use cipher::{Opener, Sealer};
 
 pub use file::write_atomically;
 pub use key::SessionKey;
@@ -69,6 +70,11 @@ const AHEAD: usize = 2 << 20;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealedError {
+    /// The program has no cipher.
+    #[error(
+        "this program neither saves nor opens state, since it was built without the feature `encryption`"
+    )]
+    Disabled,
     /// The file is something else.
     #[error("this is no saved state; check the path")]
     NotSealed,
@@ -136,6 +142,7 @@ impl SealedError {
     /// The stable code of the error.
     pub fn code(&self) -> &'static str {
         match self {
+            SealedError::Disabled => "sealed_disabled",
             SealedError::NotSealed => "not_sealed",
             SealedError::Version { .. } => "sealed_version",
             SealedError::Key => "sealed_key",
@@ -169,30 +176,12 @@ impl SealedError {
     }
 }
 
-/// The stream of one file.
-fn stream(
-    key: &SessionKey,
-    salt: &[u8; SALT_BYTES],
-    purpose: &str,
-) -> Result<StreamBE32<ChaCha20Poly1305>, SealedError> {
-    let mut file_key = Zeroizing::new([0; 32]);
-    // The two fields before the purpose have fixed lengths, so nothing runs together.
-    let info = [&MAGIC[..], &VERSION.to_le_bytes(), purpose.as_bytes()];
-    Hkdf::<Sha256>::new(Some(salt), key.bytes())
-        .expand_multi_info(&info, file_key.as_mut_slice())
-        // Only for more than 8160 bytes.
-        .map_err(|_| SealedError::Key)?;
-    let file_key: &[u8; 32] = &file_key;
-    // The key is this file's alone, so its nonces need nothing of their own.
-    Ok(StreamBE32::new(file_key.into(), &Default::default()))
-}
-
 /// Seals chunks into a writer.
 ///
 /// Dropped without [`SealedWriter::finish`] it leaves a stream that no reader takes for whole.
 pub struct SealedWriter<W: Write> {
     out: W,
-    stream: EncryptorBE32<ChaCha20Poly1305>,
+    sealer: Sealer,
     buffer: Vec<u8>,
 }
 
@@ -210,11 +199,11 @@ impl<W: Write> SealedWriter<W> {
     ) -> Result<SealedWriter<W>, SealedError> {
         let mut salt = [0; SALT_BYTES];
         getrandom::fill(&mut salt).map_err(|source| SealedError::Entropy { source })?;
-        let stream = stream(key, &salt, purpose)?.encryptor();
+        let sealer = Sealer::new(key.bytes(), &salt, purpose)?;
         for field in [&MAGIC[..], &VERSION.to_le_bytes(), &salt] {
             out.write_all(field).map_err(SealedError::write)?;
         }
-        let mut writer = SealedWriter { out, stream, buffer: Vec::new() };
+        let mut writer = SealedWriter { out, sealer, buffer: Vec::new() };
         writer.chunk(header)?;
         Ok(writer)
     }
@@ -231,9 +220,7 @@ impl<W: Write> SealedWriter<W> {
         self.buffer.clear();
         self.buffer.reserve(bytes + TAG_BYTES);
         self.buffer.extend_from_slice(contents);
-        self.stream
-            .encrypt_next_in_place(&[], &mut self.buffer)
-            .map_err(|_| SealedError::TooManyChunks)?;
+        self.sealer.seal(&mut self.buffer)?;
         self.out.write_all(&length.to_le_bytes()).map_err(SealedError::write)?;
         self.out.write_all(&self.buffer).map_err(SealedError::write)
     }
@@ -243,9 +230,9 @@ impl<W: Write> SealedWriter<W> {
     /// # Errors
     /// [`SealedError::StorageFull`] and [`SealedError::Write`].
     pub fn finish(self) -> Result<W, SealedError> {
-        let SealedWriter { mut out, stream, mut buffer } = self;
+        let SealedWriter { mut out, sealer, mut buffer } = self;
         buffer.clear();
-        stream.encrypt_last_in_place(&[], &mut buffer).map_err(|_| SealedError::TooManyChunks)?;
+        sealer.seal_last(&mut buffer)?;
         out.write_all(&LAST.to_le_bytes()).map_err(SealedError::write)?;
         out.write_all(&buffer).map_err(SealedError::write)?;
         out.flush().map_err(SealedError::write)?;
@@ -257,7 +244,7 @@ impl<W: Write> SealedWriter<W> {
 pub struct SealedReader<R: Read> {
     input: R,
     /// `None` after the last chunk and after a failure.
-    stream: Option<StreamBE32<ChaCha20Poly1305>>,
+    opener: Option<Opener>,
     /// Number of the next chunk in the file.
     position: u32,
     /// Chunks that are open already.
@@ -296,7 +283,7 @@ impl<R: Read> SealedReader<R> {
         input.read_exact(&mut salt).map_err(SealedError::read)?;
         let mut reader = SealedReader {
             input,
-            stream: Some(stream(key, &salt, purpose)?),
+            opener: Some(Opener::new(key.bytes(), &salt, purpose)?),
             position: 0,
             ready: VecDeque::new(),
             spares: Vec::new(),
@@ -327,8 +314,8 @@ impl<R: Read> SealedReader<R> {
     pub fn chunk(&mut self, contents: &mut Vec<u8>) -> Result<bool, SealedError> {
         if self.ready.is_empty() {
             contents.clear();
-            if let Some(stream) = self.stream.take() {
-                self.stream = self.open_some(stream)?;
+            if let Some(opener) = self.opener.take() {
+                self.opener = self.open_some(opener)?;
             } else if self.position != ENDED {
                 return Err(SealedError::Damaged);
             }
@@ -338,11 +325,8 @@ impl<R: Read> SealedReader<R> {
         Ok(true)
     }
 
-    /// Opens the next chunk, or with several threads some; gives the stream back if it goes on.
-    fn open_some(
-        &mut self,
-        stream: StreamBE32<ChaCha20Poly1305>,
-    ) -> Result<Option<StreamBE32<ChaCha20Poly1305>>, SealedError> {
+    /// Opens the next chunk, or with several threads some; gives the opener back if the stream goes on.
+    fn open_some(&mut self, opener: Opener) -> Result<Option<Opener>, SealedError> {
         let (mut sealed, mut bytes) = (Vec::new(), 0);
         let end = loop {
             let (last, chunk) = self.read_sealed()?;
@@ -359,14 +343,11 @@ impl<R: Read> SealedReader<R> {
         let count = u32::try_from(sealed.len()).map_err(|_| SealedError::Damaged)?;
         // The last number is kept for the mark of an end.
         let after = first.checked_add(count).filter(|&n| n < ENDED).ok_or(SealedError::Damaged)?;
-        let open = |at: u32, last, chunk: &mut Vec<u8>| {
-            stream.decrypt_in_place(at, last, &[], chunk).map_err(|_| SealedError::Damaged)
-        };
         let share = sealed.len().div_ceil(self.threads).max(1);
         std::thread::scope(|scope| {
             let open_all = |(chunks, at): (&mut [Vec<u8>], u32)| {
                 let mut numbered = chunks.iter_mut().zip(at..);
-                numbered.try_for_each(|(chunk, at)| open(at, false, chunk))
+                numbered.try_for_each(|(chunk, at)| opener.open(at, false, chunk))
             };
             let mut shares = sealed.chunks_mut(share).zip((first..).step_by(share));
             let own = shares.next();
@@ -380,8 +361,8 @@ impl<R: Read> SealedReader<R> {
         })?;
         self.position = after;
         self.ready.extend(sealed);
-        let Some(mut end) = end else { return Ok(Some(stream)) };
-        open(after, true, &mut end)?;
+        let Some(mut end) = end else { return Ok(Some(opener)) };
+        opener.open(after, true, &mut end)?;
         match self.input.read_exact(&mut [0]).map_err(SealedError::read) {
             Err(SealedError::Truncated) => {
                 self.position = ENDED;

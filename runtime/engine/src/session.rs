@@ -73,7 +73,8 @@ impl Session {
     }
 
     /// Writes the sequence to a file, sealed with `key` ([`crate::sealed`]), in place of any that is
-    /// there; [`Engine::restore_session`] continues it. Logits are not part of it.
+    /// there; [`Engine::restore_session`] continues it. Logits are not part of it. It needs the feature
+    /// `encryption`.
     ///
     /// # Errors
     /// [`EngineError::Sealed`], with a file that is there left as it was; and what computing evicted

@@ -164,7 +164,7 @@ pub fn default_state_dir() -> Option<PathBuf> {
 }
 
 /// Reads a trust policy file and the keyring that it may name, which must not be older than the
-/// newest one that `seen` remembers.
+/// newest one that `seen` remembers. It needs the feature `toml`.
 ///
 /// # Errors
 ///

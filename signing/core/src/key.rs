@@ -7,8 +7,6 @@ use crate::PackError;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ed25519_dalek::VerifyingKey;
-use ed25519_dalek::pkcs8::spki::der::pem::LineEnding;
-use ed25519_dalek::pkcs8::{DecodePublicKey, EncodePublicKey, PublicKeyBytes};
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::str::FromStr;
@@ -55,9 +53,7 @@ impl PublicKey {
     /// # Errors
     /// As for [`PublicKey::from_bytes`].
     pub fn from_pem(pem: &str) -> Result<PublicKey, PackError> {
-        let bytes = PublicKeyBytes::from_public_key_pem(pem)
-            .map_err(|_| not_a_key("a PEM with an Ed25519 PUBLIC KEY"))?;
-        PublicKey::from_bytes(&bytes.0)
+        PublicKey::from_bytes(&crate::pem::public_key(pem)?)
     }
 
     /// Reads any text form: `ed25519:<base64>`, a PEM `PUBLIC KEY`, or a line of OpenSSH
@@ -84,9 +80,7 @@ impl PublicKey {
     /// # Errors
     /// [`PackError::Key`] should the encoder fail.
     pub fn to_pem(&self) -> Result<String, PackError> {
-        PublicKeyBytes(*self.as_bytes())
-            .to_public_key_pem(LineEnding::LF)
-            .map_err(|e| PackError::Key { message: format!("cannot write the public key: {e}") })
+        crate::pem::write_public_key(self.as_bytes())
     }
 
     /// The 32 bytes of RFC 8032.

@@ -14,10 +14,15 @@
 //! kernels, it does not trust them), a stolen key before it is revoked, and an attacker who holds
 //! the host's clock within the validity of a key (see [`Clock`]). `THREAT-MODEL.md` beside this
 //! crate says which claims are made and which test holds each.
+//!
+//! Keys as PEM and of OpenSSH, and TOML, can be left out of a build (`pem`, `openssh`, `toml`). Their
+//! functions are there all the same, and give an error that names the feature.
 #![forbid(unsafe_code)]
 
 mod archive;
 mod clock;
+#[cfg_attr(not(feature = "toml"), path = "absent/document.rs")]
+mod document;
 mod envelope;
 mod error;
 mod files;
@@ -25,8 +30,11 @@ mod floor;
 mod key;
 mod keyring;
 mod lock;
+#[cfg_attr(not(feature = "openssh"), path = "absent/openssh.rs")]
 mod openssh;
 mod pack;
+#[cfg_attr(not(feature = "pem"), path = "absent/pem.rs")]
+mod pem;
 mod policy;
 mod policy_file;
 mod publisher;

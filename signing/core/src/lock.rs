@@ -1,4 +1,4 @@
-//! `packs.lock`: the exact packs of a deployment.
+//! `packs.lock`: the exact packs of a deployment. The file is TOML, which is the feature `toml`.
 //!
 //! ```toml
 //! version = 1
@@ -11,8 +11,7 @@
 //! The digest is that of the manifest's bytes, which tie down every file. A lock says which packs may
 //! be loaded, not whom to trust: a pack is verified first, then held against the lock.
 
-use crate::policy_file::describe;
-use crate::{PackError, VerifiedPack, Violation};
+use crate::{PackError, VerifiedPack, Violation, document};
 use ruvllm_manifest::{MANIFEST_FILE, PackName, Sha256Hex, escape_untrusted};
 use semver::Version;
 use serde::{Deserialize, Serialize};
@@ -79,7 +78,7 @@ impl PackLock {
         if text.len() as u64 > MAX_LOCK_BYTES {
             return Err(invalid(format!("longer than {MAX_LOCK_BYTES} bytes")));
         }
-        let document: Document = toml::from_str(text).map_err(|e| invalid(describe(text, &e)))?;
+        let document: Document = document::read(text).map_err(invalid)?;
         if document.version != 1 {
             return Err(invalid(format!("version = {}; this runtime reads 1", document.version)));
         }
@@ -105,8 +104,8 @@ impl PackLock {
                 Entry { version: pack.version.to_string(), digest: pack.digest.to_string() };
             (name.to_string(), entry)
         });
-        toml::to_string(&Document { version: 1, packs: packs.collect() })
-            .map_err(|e| PackError::Lock { message: e.to_string() })
+        document::write(&Document { version: 1, packs: packs.collect() })
+            .map_err(|message| PackError::Lock { message })
     }
 
     /// Pins a pack; another pin of its name gives way. Gives what was there.

@@ -1,12 +1,11 @@
-//! Keys as OpenSSH writes them, where the feature `openssh` is on.
+//! Keys as OpenSSH writes them.
 
 use crate::PackError;
-#[cfg(feature = "openssh")]
-use crate::{key::not_a_key, secret::encrypted};
+use crate::key::not_a_key;
+use crate::secret::encrypted;
 use ed25519_dalek::SigningKey;
 
 /// The 32 bytes of a line `ssh-ed25519 AAAA...`.
-#[cfg(feature = "openssh")]
 pub(crate) fn public_key(text: &str) -> Result<[u8; 32], PackError> {
     let wanted = "an Ed25519 key of OpenSSH, `ssh-ed25519 AAAA...`";
     let key = ssh_key::PublicKey::from_openssh(text).map_err(|_| not_a_key(wanted))?;
@@ -15,7 +14,6 @@ pub(crate) fn public_key(text: &str) -> Result<[u8; 32], PackError> {
 }
 
 /// The key in an unencrypted file of `ssh-keygen -t ed25519`.
-#[cfg(feature = "openssh")]
 pub(crate) fn secret_key(text: &str) -> Result<SigningKey, PackError> {
     let wanted = "an OpenSSH private key of type ed25519";
     let key = ssh_key::PrivateKey::from_openssh(text).map_err(|_| not_a_key(wanted))?;
@@ -29,23 +27,4 @@ pub(crate) fn secret_key(text: &str) -> Result<SigningKey, PackError> {
         return Err(not_a_key("a whole OpenSSH key: its two halves do not belong together"));
     }
     Ok(key)
-}
-
-#[cfg(not(feature = "openssh"))]
-pub(crate) fn public_key(_: &str) -> Result<[u8; 32], PackError> {
-    Err(left_out())
-}
-
-#[cfg(not(feature = "openssh"))]
-pub(crate) fn secret_key(_: &str) -> Result<SigningKey, PackError> {
-    Err(left_out())
-}
-
-#[cfg(not(feature = "openssh"))]
-fn left_out() -> PackError {
-    PackError::Key {
-        message: "this program reads no keys of OpenSSH, since it was built without the feature \
-                  `openssh` of ruvllm-signing: give the key as PEM"
-            .to_owned(),
-    }
 }

@@ -8,11 +8,12 @@ use ruvllm_manifest::Timestamp;
 /// The publisher of [`TrustPolicy::builtin`].
 pub const BUILTIN_PUBLISHER: &str = "ruvllm";
 
-const BUILTIN_KEY: &str = include_str!("../keys/release.pub.pem");
+/// That of `keys/release.pub.pem`, in the form that every build reads.
+const BUILTIN_KEY: &str = "ed25519:U1w6stVLs6KD+VVwOSmTd+kgk8sADTIVa2F+DsEU5Nk=";
 
 /// The publishers that a host trusts and how many of them must agree.
 ///
-/// As a file it is TOML:
+/// As a file it is TOML, which is the feature `toml`:
 ///
 /// ```toml
 /// version = 1
@@ -83,7 +84,8 @@ impl TrustPolicy {
 
     /// Trust in the project's release key alone, for packs `ruvllm-*`, in the sandbox only.
     pub fn builtin() -> TrustPolicy {
-        let entry = PublicKey::from_pem(BUILTIN_KEY)
+        let entry = BUILTIN_KEY
+            .parse::<PublicKey>()
             .and_then(|key| Ok((key, "ruvllm-*".parse::<PackPattern>()?)));
         let publishers = entry.into_iter().map(|(key, pattern)| Publisher {
             name: BUILTIN_PUBLISHER.to_owned(),
@@ -213,6 +215,8 @@ mod tests {
         assert!(publisher.may_sign(&"ruvllm-core-kernels".parse().unwrap()));
         assert!(!publisher.may_sign(&"acme-kernels".parse().unwrap()));
         assert!(!publisher.native);
+        let pem = include_str!("../keys/release.pub.pem");
+        assert_eq!(publisher.key, PublicKey::from_pem(pem).unwrap());
     }
 
     #[test]

@@ -1,10 +1,9 @@
 //! The trust policy as a TOML file, alone or with a keyring.
 
-use crate::error::without_values;
 use crate::keyring::{KeyringTrust, RootKeys, UnverifiedKeyring};
 use crate::policy::TrustPolicy;
 use crate::publisher::{self, Publisher, PublisherEntry};
-use crate::{Clock, PackError, PublicKey, VersionFloor};
+use crate::{Clock, PackError, PublicKey, VersionFloor, document};
 use serde::Deserialize;
 use std::fs::File;
 use std::io::Read;
@@ -120,7 +119,7 @@ fn decode(text: &str) -> Result<Decoded, PackError> {
     if text.len() > MAX_POLICY_BYTES {
         return Err(invalid(format!("longer than {MAX_POLICY_BYTES} bytes")));
     }
-    let document: Document = toml::from_str(text).map_err(|e| invalid(describe(text, &e)))?;
+    let document: Document = document::read(text).map_err(invalid)?;
     if document.version != 1 {
         return Err(invalid(format!("version = {}; this runtime reads 1", document.version)));
     }
@@ -151,13 +150,4 @@ fn keys(texts: &[String], field: &str) -> Result<Vec<PublicKey>, PackError> {
 
 fn invalid(message: String) -> PackError {
     PackError::Policy { message }
-}
-
-/// What a parser says and where, without the line itself, which may hold what is nobody's business.
-pub(crate) fn describe(text: &str, error: &toml::de::Error) -> String {
-    let line = error.span().and_then(|span| text.get(..span.start)).map(|before| {
-        let line = before.lines().count().max(1) + usize::from(before.ends_with('\n'));
-        format!("line {line}: ")
-    });
-    format!("{}{}", line.unwrap_or_default(), without_values(error.message()))
 }

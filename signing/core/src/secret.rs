@@ -7,14 +7,12 @@
 
 use crate::key::{decode, not_a_key};
 use crate::{PackError, PublicKey, Signature};
-use ed25519_dalek::pkcs8::spki::der::pem::LineEnding;
-use ed25519_dalek::pkcs8::{DecodePrivateKey, EncodePrivateKey, KeypairBytes};
 use ed25519_dalek::{Signer, SigningKey};
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::Path;
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::Zeroizing;
 
 /// A key file is a few hundred bytes.
 const MAX_KEY_FILE: u64 = 16 * 1024;
@@ -64,14 +62,7 @@ impl SecretKey {
     /// # Errors
     /// As for [`SecretKey::parse`].
     pub fn from_pem(pem: &str) -> Result<SecretKey, PackError> {
-        if pem.contains("-----BEGIN ENCRYPTED PRIVATE KEY-----") {
-            return Err(encrypted("openssl pkey -in KEY -out PLAIN"));
-        }
-        let wanted = "an unencrypted PKCS#8 PEM with an Ed25519 PRIVATE KEY";
-        let mut pair = KeypairBytes::from_pkcs8_pem(pem).map_err(|_| not_a_key(wanted))?;
-        let key = SigningKey::try_from(&pair).map_err(|_| not_a_key(wanted));
-        pair.secret_key.zeroize();
-        key.map(SecretKey)
+        crate::pem::secret_key(pem).map(SecretKey)
     }
 
     /// Reads an unencrypted OpenSSH private key, as `ssh-keygen -t ed25519 -N ""` writes it.
@@ -87,10 +78,7 @@ impl SecretKey {
     /// # Errors
     /// [`PackError::Key`] should the encoder fail.
     pub fn to_pem(&self) -> Result<Zeroizing<String>, PackError> {
-        let mut pair = KeypairBytes { secret_key: self.0.to_bytes(), public_key: None };
-        let pem = pair.to_pkcs8_pem(LineEnding::LF);
-        pair.secret_key.zeroize();
-        pem.map_err(|_| PackError::Key { message: "cannot write the secret key".to_owned() })
+        crate::pem::write_secret_key(&self.0)
     }
 
     /// Reads a key file, see [`SecretKey::parse`].
@@ -156,6 +144,7 @@ pub fn read_secret_file(path: &Path) -> Result<Zeroizing<Vec<u8>>, PackError> {
     Ok(bytes)
 }
 
+#[cfg(any(feature = "openssh", feature = "pem"))]
 pub(crate) fn encrypted(command: &str) -> PackError {
     PackError::Key {
         message: format!(

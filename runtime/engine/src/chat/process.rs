@@ -50,6 +50,7 @@ enum Refusal {
     Refused(String),
     Render(String),
     Limit(String),
+    Disabled,
 }
 
 impl Refusal {
@@ -59,6 +60,7 @@ impl Refusal {
             ChatError::Refused { reason } => (Refusal::Refused, reason),
             ChatError::Limit { reason } => (Refusal::Limit, reason),
             ChatError::Render { reason } => (Refusal::Render, reason),
+            ChatError::Disabled => (|_| Refusal::Disabled, String::new()),
             error => (Refusal::Render, error.to_string()),
         };
         let refusal = kind(reason.chars().take(MAX_REASON).collect());
@@ -72,6 +74,7 @@ impl Refusal {
             Ok(Refusal::Refused(reason)) => ChatError::Refused { reason },
             Ok(Refusal::Render(reason)) => ChatError::Render { reason },
             Ok(Refusal::Limit(reason)) => ChatError::Limit { reason },
+            Ok(Refusal::Disabled) => ChatError::Disabled,
             Err(error) => ChatError::Render { reason: error.to_string() },
         }
     }

@@ -49,14 +49,19 @@ impl SpillDir {
     /// Makes a directory for this process in `parent`, which must exist.
     ///
     /// # Errors
-    /// [`EngineError::SpillDirectory`] where nothing can be written there.
+    /// [`EngineError::SpillDirectory`] where nothing can be written there; [`EngineError::Sealed`] without
+    /// the feature `encryption`.
     pub(crate) fn new(parent: &Path) -> Result<SpillDir, EngineError> {
         let refused = |source| EngineError::SpillDirectory { path: parent.to_owned(), source };
+        let key = SessionKey::generate()?;
+        // A program that cannot seal says so here, not block by block.
+        SealedWriter::new(std::io::sink(), &key, PURPOSE, &[])
+            .map_err(|source| EngineError::Sealed { path: parent.to_owned(), source })?;
         let dir =
             tempfile::Builder::new().prefix("ruvllm-spill-").tempdir_in(parent).map_err(refused)?;
         std::fs::write(dir.path().join("probe"), [0; 4096]).map_err(refused)?;
         std::fs::remove_file(dir.path().join("probe")).map_err(refused)?;
-        Ok(SpillDir { dir, key: SessionKey::generate()?, count: 0, buffer: Vec::new() })
+        Ok(SpillDir { dir, key, count: 0, buffer: Vec::new() })
     }
 
     /// Writes a block.
