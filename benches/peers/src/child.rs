@@ -143,6 +143,7 @@ impl<'a> Bench<'a> {
     fn memory(&self) -> f64 {
         thread::sleep(QUIET);
         probe::read_bandwidth(&ThreadPool::new(self.threads), probe::STREAM_BYTES, PROBE_TIME)
+            .bytes_per_second
     }
 }
 

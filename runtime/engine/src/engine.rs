@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ruvllm_host::{Host, KernelBudget, KernelMemory};
+use ruvllm_native::gemm::{ReadPattern, ReadRates};
 use ruvllm_native::{Isa, ThreadPool};
 
 use crate::adapter::Adapter;
@@ -54,10 +55,16 @@ pub struct EngineConfig {
     /// Whether to rearrange the weights in memory where products are faster from that. Without it a
     /// mapped file's weights stay where they are, shared with other processes.
     pub repack: bool,
+    /// How rearranged weights are read from memory. `None` measures that where the weights are larger than
+    /// caches, in a fifth of a second.
+    pub read_pattern: Option<ReadPattern>,
     /// Whether prompts meet 16-bit float weights as bf16 where the processor is faster so, on AMD's about
     /// twice as fast: activations, and f16 weights, are rounded to 8 bits of precision.
     pub bf16: bool,
 }
+
+/// Bytes of weights from which on it is measured how they are best read: more than caches hold.
+const MEASURED_FROM: usize = 256 << 20;
 
 impl Default for EngineConfig {
     fn default() -> Self {
@@ -73,6 +80,7 @@ impl Default for EngineConfig {
             batch: 512,
             isa: None,
             repack: true,
+            read_pattern: None,
             bf16: false,
         }
     }
@@ -190,12 +198,21 @@ impl Engine {
             identity(&model, &rotation),
         )
         .with_ahead(host.worker()?);
-        let decoder =
-            Mutex::new(Decoder::new(kernels, kv, RopeTables::new(rotation), config.bf16, scratch));
+        let rope = RopeTables::new(rotation);
+        let mut decoder = Decoder::new(kernels, kv, rope, scratch);
+        decoder.set_products(config.bf16, host.config().deterministic);
+        let decoder = Mutex::new(decoder);
         let pool = ThreadPool::new(config.threads);
         let isa = config.isa.unwrap_or_else(Isa::detect);
         if config.repack {
-            model.weights().pack(&pool, isa)?;
+            let pattern = match config.read_pattern {
+                Some(pattern) => pattern,
+                None if model.weights().bytes_to_pack(isa) < MEASURED_FROM => {
+                    ReadPattern::default()
+                }
+                None => ReadRates::measure(&pool, isa)?.best(),
+            };
+            model.weights().pack(&pool, isa, pattern)?;
         }
         let _kernels = reserved;
         let shared = Shared { pool, isa, model, host, config, context, memory, decoder, _kernels };

@@ -61,3 +61,6 @@ pub use scheduler::{Scheduler, SchedulerConfig};
 pub use sealed::SessionKey;
 pub use session::Session;
 pub use step::Part;
+
+pub use ruvllm_native::Isa;
+pub use ruvllm_native::gemm::ReadPattern;

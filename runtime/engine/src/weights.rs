@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use ruvllm_abi::DType;
 use ruvllm_host::Resident;
-use ruvllm_native::gemm::{PackedWeights, Weights};
+use ruvllm_native::gemm::{PackedWeights, ReadPattern, Weights};
 use ruvllm_native::quant::dequantize_row;
 use ruvllm_native::{Isa, NativeError, ThreadPool};
 
@@ -37,14 +37,19 @@ impl Linear {
     }
 
     /// Rearranges the weights for these instructions, where that pays and has not been done.
-    fn pack(&self, pool: &ThreadPool, isa: Isa) -> Result<(), NativeError> {
-        if self.packed.get().is_none() && PackedWeights::pays(self.dtype, isa) {
-            let packed = PackedWeights::new(pool, &self.matrix()?)?;
+    fn pack(&self, pool: &ThreadPool, isa: Isa, pattern: ReadPattern) -> Result<(), NativeError> {
+        if self.is_to_pack(isa) {
+            let mut packed = PackedWeights::new(pool, &self.matrix()?)?;
+            packed.set_pattern(pattern);
             // Another engine may have been faster; its panels are the same.
             let _ = self.packed.set(packed);
             self.bytes.release();
         }
         Ok(())
+    }
+
+    fn is_to_pack(&self, isa: Isa) -> bool {
+        self.packed.get().is_none() && PackedWeights::pays(self.dtype, isa)
     }
 
     pub(crate) fn dtype(&self) -> DType {
@@ -112,12 +117,27 @@ impl ModelWeights {
     }
 
     /// Rearranges every matrix that products are computed with, where that pays with these
-    /// instructions. One that the file holds in place gives its memory back.
+    /// instructions, to be read by a pattern. One that the file holds in place gives its memory back.
     ///
     /// # Errors
     /// [`NativeError::OutOfMemory`].
-    pub(crate) fn pack(&self, pool: &ThreadPool, isa: Isa) -> Result<(), NativeError> {
-        self.projections().chain([self.output()]).try_for_each(|linear| linear.pack(pool, isa))
+    pub(crate) fn pack(
+        &self,
+        pool: &ThreadPool,
+        isa: Isa,
+        pattern: ReadPattern,
+    ) -> Result<(), NativeError> {
+        self.multiplied().try_for_each(|linear| linear.pack(pool, isa, pattern))
+    }
+
+    /// Bytes of the matrices that [`pack`](Self::pack) would rearrange.
+    pub(crate) fn bytes_to_pack(&self, isa: Isa) -> usize {
+        self.multiplied().filter(|linear| linear.is_to_pack(isa)).map(Linear::size).sum()
+    }
+
+    /// Every matrix that products are computed with.
+    fn multiplied(&self) -> impl Iterator<Item = &Linear> {
+        self.projections().chain([self.output()])
     }
 
     /// The projection from hidden states to logits.

@@ -22,7 +22,7 @@ pub use ruvllm_signing as signing;
 
 pub use ruvllm_engine::chat::{Message, Renderer};
 pub use ruvllm_engine::{
-    Adapter, FinishReason, GenerateOptions, KvCodec, KvPolicy, RopeExtension, RopeMethod,
-    SamplingOptions, Session, SessionKey, SessionOptions,
+    Adapter, FinishReason, GenerateOptions, Isa, KvCodec, KvPolicy, ReadPattern, RopeExtension,
+    RopeMethod, SamplingOptions, Session, SessionKey, SessionOptions,
 };
 pub use ruvllm_host::process::HelperProcess;

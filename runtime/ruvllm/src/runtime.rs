@@ -4,8 +4,8 @@ use crate::{AdapterReport, Completion, Error, KernelSet, KernelSetBuilder, RunRe
 use ruvllm_engine::chat::{ChatTemplate, Message, Renderer};
 use ruvllm_engine::memory::kernel_share;
 use ruvllm_engine::{
-    Adapter, Engine, EngineConfig, Event, Finish, GenerateOptions, KvPolicy, Model, RopeExtension,
-    Session, SessionKey, SessionOptions,
+    Adapter, Engine, EngineConfig, Event, Finish, GenerateOptions, Isa, KvPolicy, Model,
+    ReadPattern, RopeExtension, Session, SessionKey, SessionOptions,
 };
 use ruvllm_host::{Host, InstallReport};
 use std::ops::ControlFlow;
@@ -49,6 +49,8 @@ pub struct RuntimeBuilder {
     spill_dir: Option<PathBuf>,
     sinks: Option<usize>,
     repack: bool,
+    read_pattern: Option<ReadPattern>,
+    isa: Option<Isa>,
     bf16: bool,
     renderer: Option<Renderer>,
 }
@@ -69,6 +71,8 @@ impl Runtime {
             spill_dir: None,
             sinks: None,
             repack: true,
+            read_pattern: None,
+            isa: None,
             bf16: false,
             renderer: None,
         }
@@ -345,6 +349,20 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Reads rearranged weights from memory by this pattern, instead of measuring which is the fastest;
+    /// see [`EngineConfig::read_pattern`].
+    pub fn read_pattern(mut self, pattern: ReadPattern) -> Self {
+        self.read_pattern = Some(pattern);
+        self
+    }
+
+    /// Computes products and attention with these instructions instead of the best that the processor
+    /// has; [`HostConfig::isa`](crate::host::HostConfig::isa) says so for the native kernels.
+    pub fn isa(mut self, isa: Isa) -> Self {
+        self.isa = Some(isa);
+        self
+    }
+
     /// Allows prompts to meet 16-bit float weights as bf16; see [`EngineConfig::bf16`].
     pub fn bf16(mut self, bf16: bool) -> Self {
         self.bf16 = bf16;
@@ -377,6 +395,8 @@ impl RuntimeBuilder {
             spill_dir,
             sinks,
             repack,
+            read_pattern,
+            isa,
             bf16,
             renderer,
         } = self;
@@ -402,6 +422,8 @@ impl RuntimeBuilder {
             spill_dir,
             rope_scaling,
             repack,
+            read_pattern,
+            isa,
             bf16,
             ..EngineConfig::default()
         };

@@ -145,26 +145,30 @@ impl Chunk<'_> {
 pub(crate) type EachLogits<'a> = dyn FnMut(usize, usize, &[f32]) + 'a;
 
 impl Decoder {
-    /// `bf16` allows products of 16-bit float weights as bf16; `scratch` counts the working memory.
+    /// `scratch` counts the working memory.
     pub(crate) fn new(
         kernels: Kernels,
         kv: KvStore,
         rope_tables: RopeTables,
-        bf16: bool,
         scratch: Reservation,
     ) -> Decoder {
-        let mut buffers = Buffers::default();
-        buffers.activations.allow_bf16(bf16);
         Decoder {
             kernels,
             kv,
             rope_tables,
             positions: Vec::new(),
             scopes: StepScopes::default(),
-            buffers,
+            buffers: Buffers::default(),
             lists: Lists::default(),
             scratch,
         }
+    }
+
+    /// Whether products of 16-bit float weights may be computed as bf16, and whether the number of rows
+    /// may not change a bit of a product.
+    pub(crate) fn set_products(&mut self, bf16: bool, deterministic: bool) {
+        self.buffers.activations.allow_bf16(bf16);
+        self.buffers.activations.set_deterministic(deterministic);
     }
 
     /// Bytes of working memory for steps of up to `rows` rows, of which at most [`LOGIT_ROWS`] have

@@ -59,6 +59,7 @@ pub struct Activations {
     k: usize,
     forms: [bool; 3],
     bf16: bool,
+    deterministic: bool,
     chunks: Vec<ActChunk>,
     floats: Vec<f32>,
     /// Pairs of bf16, the first of each in the low bits.
@@ -79,6 +80,15 @@ impl Activations {
     pub fn allow_bf16(&mut self, allow: bool) {
         if self.bf16 != allow {
             (self.bf16, self.forms) = (allow, [false; 3]);
+        }
+    }
+
+    /// Whether the number of rows may not change a bit of a product, from the next
+    /// [`prepare`](Self::prepare) on; at first it may. Products of many rows with weights that are not
+    /// packed are slower then: they are computed as those of one row are.
+    pub fn set_deterministic(&mut self, deterministic: bool) {
+        if self.deterministic != deterministic {
+            (self.deterministic, self.forms) = (deterministic, [false; 3]);
         }
     }
 
@@ -128,7 +138,8 @@ impl Activations {
         let isa = isa.usable().widest();
         (self.m, self.k) = (m, k);
         for w in for_weights.iter().filter(|_| m > 0 && k > 0) {
-            self.forms[Plan::of(*w, isa, m, self.bf16).form() as usize] = true;
+            let plan = Plan::of(*w, isa, self.plan_rows(), self.bf16);
+            self.forms[plan.form() as usize] = true;
         }
         let rows = |form: Form| if self.has(form) { m } else { 0 };
         let (ints, floats) = (rows(Form::Ints), rows(Form::Floats));
@@ -154,6 +165,11 @@ impl Activations {
     /// Columns, `k`.
     pub fn cols(&self) -> usize {
         self.k
+    }
+
+    /// The number of rows that products are planned for.
+    pub(super) fn plan_rows(&self) -> usize {
+        if self.deterministic { self.m.min(1) } else { self.m }
     }
 
     /// Whether products as bf16 are allowed.
@@ -312,7 +328,7 @@ fn pad(x: &[f32], row: &mut [f32]) {
 
 /// Quantises one row; the same result for every `isa`.
 fn quantize(isa: Isa, x: &[f32], row: &mut [ActChunk]) {
-    match isa {
+    match isa.plain() {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => super::x86_avx512::quantize(x, row),
         #[cfg(target_arch = "x86_64")]

@@ -1,21 +1,27 @@
 //! Products of activations with weights in any format: `y[m, n] = x[m, k] · w[n, k]ᵀ`.
 //!
 //! Weights are read as the file has them, or from [`PackedWeights`], which were rearranged from it
-//! once so that sixteen rows are multiplied side by side. What is done with the file's rows depends on
-//! the number of rows of `x` (see `Plan`):
+//! once so that sixteen rows are multiplied side by side: a few rows of `x` with panels as they are read
+//! from memory (`streamed`), many in tiles (`tiled`), to the same bits. What is done with the file's rows
+//! depends on the number of rows of `x` (see `Plan`):
 //! - few rows (decoding): each weight row is read once, unpacked in registers and multiplied with
 //!   every activation row. Memory bandwidth is the bound; rows are split among the threads in
 //!   contiguous shares, each a single stream with software prefetch.
-//! - many rows (prompts, batches): a panel of weight rows is unpacked once into a buffer that stays
-//!   in the second-level cache, and runs over all activation rows in register tiles. The rows of a
+//! - many rows (prompts, batches): a panel of weight rows is packed and unpacked once, into a buffer that
+//!   stays in the second-level cache, and runs over all activation rows in register tiles. The rows of a
 //!   tile lie side by side for that (see `tiles`), as they do for all products with packed weights.
 //!
 //! Blocked weights meet activations quantised to 8 bits with a scale per 32 elements, multiplied
 //! as integers; [`Activations`] holds them, quantised once for all matrices that share an input.
-//! Plain float weights, and 8-bit ones where the processor lacks a fast 8-bit product, meet the
-//! activations as f32, or many rows as bf16 where that is allowed and the processor has its products.
+//! Plain float weights meet the activations as f32, or many rows as bf16 where that is allowed and the
+//! processor has its products.
 //! The error against f64 is thus that of rounding activations to 8 bits (about
 //! 0.4 % of a block's largest, uniformly) or that of f32 summation.
+//!
+//! What was tried for 256-bit vectors without 8-bit dot products (Zen 3) and did not pay: fetching the next
+//! blocks of a tile's panels (no gain, some loss), and leaving it to the compiler in which order sums grow
+//! (it kept what it had read of the activations for the other half of a panel, and ran out of registers: half
+//! the speed with four rows).
 //!
 //! Invariants: `unsafe` is confined to the modules that hold SIMD and to `out`; sizes are
 //! validated when [`Weights`], [`Activations`] and [`MatMut`] meet in [`matmul`].
@@ -30,6 +36,7 @@ pub(crate) mod neon_i8mm;
 mod out;
 mod packed;
 mod scalar;
+mod streamed;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod tiled;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -42,8 +49,6 @@ pub(crate) mod x86_avx2;
 pub(crate) mod x86_avx512;
 #[cfg(target_arch = "x86_64")]
 mod x86_bf16;
-#[cfg(target_arch = "x86_64")]
-mod x86_packed;
 
 use ruvllm_abi::DType;
 
@@ -55,6 +60,7 @@ use act::ActChunk;
 pub use act::{ActRows, Activations};
 use out::Out;
 pub use packed::PackedWeights;
+pub use streamed::{ReadPattern, ReadRates};
 
 /// The types of weights that [`matmul`] multiplies by.
 pub fn weight_types() -> impl Iterator<Item = DType> {
@@ -180,10 +186,10 @@ impl Plan {
     /// rows from which unpacking a panel pays are measured: blocks
     /// as integers are cheap to multiply row by row, those that panels hold as f32 the more so.
     fn of(dtype: DType, isa: Isa, m: usize, bf16: bool) -> Plan {
-        let (dot, panel, from) = match (is_blocked(dtype), int_panels(dtype, isa)) {
-            (true, true) => (Plan::DotInt, Plan::PanelInt, 13),
-            (true, false) => (Plan::DotInt, Plan::PanelFloat, 24),
-            (false, _) => (Plan::DotFloat, float_panels(dtype, isa, bf16), 6),
+        let (dot, panel, from) = if is_blocked(dtype) {
+            (Plan::DotInt, Plan::PanelInt, 13)
+        } else {
+            (Plan::DotFloat, float_panels(dtype, isa, bf16), 6)
         };
         if m >= from && isa != Isa::Scalar { panel } else { dot }
     }
@@ -204,7 +210,7 @@ impl Plan {
 /// How [`matmul`] computes a product, for people to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Method {
-    /// The instructions, such as `avx512 vnni`.
+    /// The instructions, such as `avx512-vnni`.
     pub instructions: &'static str,
     /// `int8` where activations are quantised and the products are of integers, `bf16` where they
     /// are rounded to it and its products summed as f32, else `f32`.
@@ -223,17 +229,9 @@ pub fn method(dtype: DType, isa: Isa, m: usize, bf16: bool) -> Option<Method> {
     }
     let plan = Plan::of(dtype, isa, m, bf16);
     let instructions = match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 if plan.is_int() && x86_avx512::has_vnni() => "avx512 vnni",
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 if plan == Plan::PanelPairs => "avx512 bf16",
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 if plan.is_int() && x86_avx2::has_vnni() => "avx2 vnni",
-        #[cfg(target_arch = "aarch64")]
-        Isa::Neon if plan == Plan::PanelInt && neon::has_i8mm() => "neon i8mm",
-        #[cfg(target_arch = "aarch64")]
-        Isa::Neon if plan.is_int() && neon::has_dotprod() => "neon dotprod",
-        isa => isa.name(),
+        _ if plan == Plan::PanelPairs => "avx512-bf16",
+        isa if plan.is_int() => isa.name(),
+        isa => isa.plain().name(),
     };
     Some(Method {
         instructions,
@@ -252,7 +250,7 @@ pub fn method(dtype: DType, isa: Isa, m: usize, bf16: bool) -> Option<Method> {
 
 /// How tiles of plain numbers of this type are computed.
 fn float_panels(dtype: DType, isa: Isa, bf16: bool) -> Plan {
-    let pays = match isa {
+    let pays = match isa.plain() {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => x86_bf16::pays(),
         _ => false,
@@ -261,19 +259,6 @@ fn float_panels(dtype: DType, isa: Isa, bf16: bool) -> Plan {
         Plan::PanelPairs
     } else {
         Plan::PanelFloat
-    }
-}
-
-/// Whether tiles of this type are faster as integers than as f32. Without the VNNI instructions
-/// x86 multiplies bytes in pairs that saturate at 16 bits, too few for 8-bit weights.
-fn int_panels(dtype: DType, isa: Isa) -> bool {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => dtype != DType::Q8_0 || x86_avx512::has_vnni(),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => dtype != DType::Q8_0 || x86_avx2::has_vnni(),
-        Isa::Neon => true,
-        _ => dtype != DType::Q8_0,
     }
 }
 
@@ -304,7 +289,7 @@ pub fn matmul(
         let what = "matmul: elements of the output";
         return Err(NativeError::Shape { what, expected: needed, actual: y.data.len() });
     }
-    let plan = Plan::of(w.dtype, isa, m, act.bf16());
+    let plan = Plan::of(w.dtype, isa, act.plan_rows(), act.bf16());
     if !act.has(plan.form()) {
         return Err(NativeError::Unsupported {
             what: "matmul with activations that were not prepared for these weights",
@@ -312,19 +297,15 @@ pub fn matmul(
         });
     }
     let (job, out) = (Job { w, act }, Out::new(y.data, y.stride, m, n));
-    match isa {
+    match isa.plain() {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => match w.packed {
-            Some(packed) if plan.is_int() && x86_packed::is_available() => {
-                x86_packed::run(pool, &job, packed, out);
-            }
-            _ if plan == Plan::PanelPairs => x86_bf16::run(pool, &job, out),
-            _ => x86_avx512::run(pool, plan, &job, out),
-        },
+        Isa::Avx512 if plan == Plan::PanelPairs => x86_bf16::run(pool, &job, out),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => x86_avx2::run(pool, plan, &job, out),
+        Isa::Avx512 => x86_avx512::run(pool, isa, plan, &job, out),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => x86_avx2::run(pool, isa, plan, &job, out),
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => neon::run(pool, plan, &job, out),
+        Isa::Neon => neon::run(pool, isa, plan, &job, out),
         _ => out.share(pool, 16, 1, &|y| scalar::run(&job, y)),
     }
     Ok(())

@@ -4,8 +4,13 @@
 use core::arch::aarch64::*;
 use core::arch::asm;
 
-use super::kernels::{self, ActTile, Entries, Input, Rows, Simd, entries, entry};
+use super::kernels::int::sums;
+use super::kernels::packed::Streams;
+use super::kernels::{
+    self, ActBlock, ActTile, Ahead, Entries, Input, Rows, Simd, entries, entry, methods, unroll,
+};
 use super::out::{Columns, Out};
+use super::packed::PanelRows;
 use super::{ActChunk, Job, Plan, act, neon_i8mm, tiled};
 use crate::probe::prefetch;
 use crate::quant::neon::{ChunkNeon, spill_neon, unpack_neon, widen};
@@ -15,9 +20,6 @@ use crate::{Isa, ThreadPool};
 /// The instruction set, with 8-bit dot products as `DOT` says.
 struct Neon<const DOT: u8>;
 
-/// How far ahead of the loads weights are fetched, in bytes.
-const AHEAD: usize = 6 * 1024;
-
 /// Steps of NEON that widen.
 const PLAIN: u8 = 0;
 /// `sdot`.
@@ -25,45 +27,25 @@ const DOTPROD: u8 = 1;
 /// `sdot`, and `smmla` in tiles.
 const I8MM: u8 = 2;
 
-/// Whether the processor adds four products of bytes at once.
-pub(crate) fn has_dotprod() -> bool {
-    std::arch::is_aarch64_feature_detected!("dotprod")
-}
-
-/// Whether it also multiplies two rows of eight bytes with two others.
-pub(crate) fn has_i8mm() -> bool {
-    has_dotprod() && std::arch::is_aarch64_feature_detected!("i8mm")
-}
-
-/// Computes a product; `Isa::Neon` is available.
-pub(super) fn run(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
-    assert!(Isa::Neon.is_available(), "dispatched to instructions that are missing");
-    if has_i8mm() {
+/// Computes a product, with the 8-bit dot or matrix products where `isa` has them.
+pub(super) fn run(pool: &ThreadPool, isa: Isa, plan: Plan, job: &Job<'_>, out: Out<'_>) {
+    let isa = if isa.plain() == Isa::Neon { isa } else { Isa::Neon };
+    assert!(isa.is_available(), "dispatched to {isa}");
+    match isa {
         // SAFETY: just checked.
-        unsafe { tiled::run::<Neon<I8MM>>(pool, plan, job, out) }
-    } else if has_dotprod() {
+        Isa::NeonI8mm => unsafe { tiled::run::<Neon<I8MM>>(pool, plan, job, out) },
         // SAFETY: just checked.
-        unsafe { tiled::run::<Neon<DOTPROD>>(pool, plan, job, out) }
-    } else {
+        Isa::NeonDotprod => unsafe { tiled::run::<Neon<DOTPROD>>(pool, plan, job, out) },
         // SAFETY: just checked.
-        unsafe { tiled::run::<Neon<PLAIN>>(pool, plan, job, out) }
+        _ => unsafe { tiled::run::<Neon<PLAIN>>(pool, plan, job, out) },
     }
 }
 
-/// [`run`] as a processor with `sdot` only would.
-#[cfg(test)]
-pub(super) fn run_dotprod(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
-    assert!(has_dotprod(), "dispatched to instructions that are missing");
-    // SAFETY: just checked; NEON comes with it.
-    unsafe { tiled::run::<Neon<DOTPROD>>(pool, plan, job, out) }
-}
-
-/// [`run`] as a processor with neither would.
-#[cfg(test)]
-pub(super) fn run_plain(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
+/// Writes the panel of `rows` to `out`.
+pub(super) fn pack(rows: &PanelRows<'_>, out: &mut [u8]) {
     assert!(Isa::Neon.is_available(), "dispatched to instructions that are missing");
     // SAFETY: just checked.
-    unsafe { tiled::run::<Neon<PLAIN>>(pool, plan, job, out) }
+    unsafe { tiled::pack::<Neon<PLAIN>>(rows, out) }
 }
 
 entries!(Neon<PLAIN>, "neon");
@@ -124,32 +106,24 @@ unsafe impl<const DOT: u8> Simd for Neon<DOT> {
     const LANES: usize = 4;
     const INT_PANELS: usize = if DOT == I8MM { 2 } else { 1 };
     const INT_COLS: usize = if DOT == I8MM { 4 } else { 8 };
+    const STREAMED_COLS: usize = 8;
     const FLOAT_COLS: usize = 8;
-    const BIASED: bool = false;
+    const QUADS: bool = true;
     const SIGNED: bool = true;
     type Chunk = ChunkNeon;
     type F = float32x4_t;
     type B = int8x16_t;
 
-    #[inline(always)]
-    unsafe fn unpack<const T: u8>(p: *const u8) -> ChunkNeon {
-        // SAFETY: the trait's contract.
-        unsafe { unpack_neon::<T>(p) }
-    }
+    methods! {
+        fn unpack<const T: u8>(p: *const u8) -> ChunkNeon {
+            unpack_neon::<T>(p)
+        }
 
-    #[inline(always)]
-    unsafe fn spill(chunk: &ChunkNeon, out: &mut Unpacked) {
-        spill_neon(chunk, out);
-    }
+        fn spill(chunk: &ChunkNeon, out: &mut Unpacked) {
+            spill_neon(chunk, out);
+        }
 
-    #[inline(always)]
-    unsafe fn dot<const T: u8>(
-        chunk: &ChunkNeon,
-        act: *const ActChunk,
-        acc: &mut [float32x4_t; 2],
-    ) {
-        // SAFETY: the trait's contract; `act` is one chunk.
-        unsafe {
+        fn dot<const T: u8>(chunk: &ChunkNeon, act: *const ActChunk, acc: &mut [float32x4_t; 2]) {
             let scales = (&raw const (*act).scale).cast::<f32>();
             let sums = (&raw const (*act).sum).cast::<f32>();
             let q = (&raw const (*act).q).cast::<i8>();
@@ -168,60 +142,40 @@ unsafe impl<const DOT: u8> Simd for Neon<DOT> {
                 acc[1] = vfmaq_laneq_f32::<3>(acc[1], dot(3), scale);
             }
         }
-    }
 
-    #[inline(always)]
-    unsafe fn zero() -> float32x4_t {
-        // SAFETY: the trait's contract.
-        unsafe { vdupq_n_f32(0.0) }
-    }
+        fn zero() -> float32x4_t {
+            vdupq_n_f32(0.0)
+        }
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> float32x4_t {
-        // SAFETY: the trait's contract.
-        unsafe { vdupq_n_f32(x) }
-    }
+        fn splat(x: f32) -> float32x4_t {
+            vdupq_n_f32(x)
+        }
 
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> float32x4_t {
-        // SAFETY: the trait's contract.
-        unsafe { vld1q_f32(p) }
-    }
+        fn load(p: *const f32) -> float32x4_t {
+            vld1q_f32(p)
+        }
 
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, x: float32x4_t) {
-        // SAFETY: the trait's contract.
-        unsafe { vst1q_f32(p, x) }
-    }
+        fn store(p: *mut f32, x: float32x4_t) {
+            vst1q_f32(p, x)
+        }
 
-    #[inline(always)]
-    unsafe fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        // SAFETY: the trait's contract.
-        unsafe { vmulq_f32(a, b) }
-    }
+        fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+            vmulq_f32(a, b)
+        }
 
-    #[inline(always)]
-    unsafe fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
-        // SAFETY: the trait's contract.
-        unsafe { vfmaq_f32(c, a, b) }
-    }
+        fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+            vfmaq_f32(c, a, b)
+        }
 
-    #[inline(always)]
-    unsafe fn fnma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
-        // SAFETY: the trait's contract.
-        unsafe { vfmsq_f32(c, a, b) }
-    }
+        fn fnma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+            vfmsq_f32(c, a, b)
+        }
 
-    #[inline(always)]
-    unsafe fn sum(x: float32x4_t) -> f32 {
-        // SAFETY: the trait's contract.
-        unsafe { vaddvq_f32(x) }
-    }
+        fn sum(x: float32x4_t) -> f32 {
+            vaddvq_f32(x)
+        }
 
-    #[inline(always)]
-    unsafe fn convert<const T: u8>(p: *const u8) -> float32x4_t {
-        // SAFETY: the trait's contract; the bytes are loaded as bytes, so of any alignment.
-        unsafe {
+        fn convert<const T: u8>(p: *const u8) -> float32x4_t {
             match T {
                 tag::F16 => widen(vreinterpret_u16_u8(vld1_u8(p))),
                 tag::BF16 => {
@@ -231,21 +185,13 @@ unsafe impl<const DOT: u8> Simd for Neon<DOT> {
                 _ => vreinterpretq_f32_u8(vld1q_u8(p)),
             }
         }
-    }
 
-    #[inline(always)]
-    unsafe fn from_bytes(p: *const i8) -> float32x4_t {
-        // SAFETY: the trait's contract.
-        unsafe {
+        fn from_signed(p: *const i8) -> float32x4_t {
             let x = vcreate_s8(u64::from(p.cast::<u32>().read_unaligned()));
             vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(x))))
         }
-    }
 
-    #[inline(always)]
-    unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
-        // SAFETY: the trait's contract.
-        unsafe {
+        fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
             let x: [float32x4_t; 4] = std::array::from_fn(|i| vld1q_f32(src.add(i * src_stride)));
             let (a, b) = (vzip1q_f32(x[0], x[2]), vzip2q_f32(x[0], x[2]));
             let (c, d) = (vzip1q_f32(x[1], x[3]), vzip2q_f32(x[1], x[3]));
@@ -254,85 +200,124 @@ unsafe impl<const DOT: u8> Simd for Neon<DOT> {
                 vst1q_f32(dst.add(i * dst_stride), row);
             }
         }
-    }
 
-    #[inline(always)]
-    unsafe fn load_bytes(p: *const u8) -> int8x16_t {
-        // SAFETY: the trait's contract.
-        unsafe { vld1q_s8(p.cast()) }
-    }
+        fn from_unsigned(p: *const u8) -> float32x4_t {
+            let x = vcreate_u8(u64::from(p.cast::<u32>().read_unaligned()));
+            vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(x))))
+        }
 
-    #[inline(always)]
-    unsafe fn block_dot<const G: usize, const FOLD: usize>(
-        w: &[int8x16_t; G],
-        a: *const i8,
-    ) -> float32x4_t {
-        // SAFETY: the trait's contract.
-        unsafe {
-            let mut sum = no_sum();
-            for (i, w) in w.chunks_exact(4).enumerate() {
-                let a = vld1q_s8(a.add(16 * i));
-                if DOT != PLAIN {
-                    sdot!(sum, w[0], a, ".4b[0]");
-                    sdot!(sum, w[1], a, ".4b[1]");
-                    sdot!(sum, w[2], a, ".4b[2]");
-                    sdot!(sum, w[3], a, ".4b[3]");
-                } else {
-                    let a = vreinterpretq_s32_s8(a);
-                    let four = [
-                        vdupq_laneq_s32::<0>(a),
-                        vdupq_laneq_s32::<1>(a),
-                        vdupq_laneq_s32::<2>(a),
-                        vdupq_laneq_s32::<3>(a),
-                    ];
-                    for (w, a) in w.iter().zip(four) {
-                        sum = dot_bytes::<DOT>(sum, *w, vreinterpretq_s8_s32(a));
-                    }
-                }
-            }
-            number(sum)
+        fn load_bytes(p: *const u8) -> int8x16_t {
+            vld1q_s8(p.cast())
+        }
+
+        fn store_bytes(p: *mut u8, x: int8x16_t) {
+            vst1q_s8(p.cast(), x);
+        }
+
+        fn splat_int(x: i32) -> int8x16_t {
+            vreinterpretq_s8_s32(vdupq_n_s32(x))
+        }
+
+        fn and(a: int8x16_t, b: int8x16_t) -> int8x16_t {
+            vandq_s8(a, b)
+        }
+
+        fn or(a: int8x16_t, b: int8x16_t) -> int8x16_t {
+            vorrq_s8(a, b)
+        }
+
+        fn shift(x: int8x16_t, by: i32) -> int8x16_t {
+            vreinterpretq_s8_u16(vshlq_u16(vreinterpretq_u16_s8(x), vdupq_n_s16(by as i16)))
+        }
+
+        fn sub_bytes(a: int8x16_t, b: int8x16_t) -> int8x16_t {
+            vsubq_s8(a, b)
+        }
+
+        fn start(word: i32) -> int8x16_t {
+            vreinterpretq_s8_s32(vaddq_s32(vdupq_n_s32(word), no_sum()))
+        }
+
+        fn add_products(_kind: u8, sum: int8x16_t, w: int8x16_t, a: int8x16_t) -> int8x16_t {
+            vreinterpretq_s8_s32(dot_bytes::<DOT>(vreinterpretq_s32_s8(sum), w, a))
+        }
+
+        fn total(_kind: u8, sum: int8x16_t) -> float32x4_t {
+            number(vreinterpretq_s32_s8(sum))
         }
     }
 
     #[inline(always)]
-    unsafe fn arrange<const G: usize>(block: *mut u8) {
+    unsafe fn block_dots<const G: usize, const SUMS: u8, const P: usize, const C: usize>(
+        blocks: [*const u8; P],
+        act: ActBlock<C>,
+    ) -> [[float32x4_t; C]; P] {
+        // SAFETY: the trait's contract.
+        unsafe {
+            if DOT == PLAIN {
+                return kernels::int::block_dots::<Self, G, SUMS, P, C>(blocks, act);
+            }
+            // `sdot` takes four words of activations from one register.
+            let mut dots = [[vdupq_n_f32(0.0); C]; P];
+            for (dots, block) in dots.iter_mut().zip(blocks) {
+                let w: [int8x16_t; G] = std::array::from_fn(|g| vld1q_s8(block.add(16 * g).cast()));
+                unroll!(i < C, 8 {
+                    let mut sum = no_sum();
+                    for (four, w) in w.chunks_exact(4).enumerate() {
+                        let a = vreinterpretq_s8_s32(vld1q_s32(act.words(i).add(4 * four)));
+                        sdot!(sum, w[0], a, ".4b[0]");
+                        sdot!(sum, w[1], a, ".4b[1]");
+                        sdot!(sum, w[2], a, ".4b[2]");
+                        sdot!(sum, w[3], a, ".4b[3]");
+                    }
+                    dots[i] = number(sum);
+                });
+            }
+            dots
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn arrange(block: *mut u8, groups: usize) {
         if DOT == I8MM {
             // SAFETY: the trait's contract.
-            unsafe { neon_i8mm::arrange::<G>(block) }
+            unsafe { neon_i8mm::arrange(block, groups) }
         }
     }
 
     #[inline(always)]
     unsafe fn tile<
         const G: usize,
-        const FOLD: usize,
-        const BIAS: u32,
+        const SUMS: u8,
+        const OFFSETS: bool,
         const P: usize,
         const C: usize,
     >(
         panels: *const u8,
-        chunks: usize,
+        blocks: usize,
         act: ActTile,
         col: usize,
         y: &mut Columns<'_>,
     ) {
-        if const { C > Self::INT_COLS || P > Self::INT_PANELS } {
+        if const { C > Self::INT_COLS || P > Self::INT_PANELS || SUMS != sums::QUADS } {
             return;
         }
         // SAFETY: the trait's contract.
         unsafe {
             match (DOT, C) {
-                (I8MM, 1 | 2) => neon_i8mm::tile::<G, BIAS, P, C, 1>(panels, chunks, act, col, y),
-                (I8MM, _) => neon_i8mm::tile::<G, BIAS, P, C, 2>(panels, chunks, act, col, y),
-                _ => {
-                    kernels::int::tile_int::<Self, G, FOLD, BIAS, P, C>(panels, chunks, act, col, y)
+                (I8MM, 1 | 2) => {
+                    neon_i8mm::tile::<G, OFFSETS, P, C, 1>(panels, blocks, act, col, y)
                 }
+                (I8MM, _) => neon_i8mm::tile::<G, OFFSETS, P, C, 2>(panels, blocks, act, col, y),
+                _ => kernels::int::tile_int::<Self, G, SUMS, OFFSETS, P, C>(
+                    panels, blocks, act, col, y,
+                ),
             }
         }
     }
 
     #[inline(always)]
-    fn fetch_ahead(p: *const u8) {
-        prefetch(p.wrapping_add(AHEAD));
+    fn fetch_ahead(p: *const u8, ahead: Ahead) {
+        prefetch(p.wrapping_add(ahead.second / 2 + ahead.first / 2));
     }
 }

@@ -11,11 +11,10 @@
 use core::arch::aarch64::*;
 use core::arch::asm;
 
-use super::kernels::int::{int_block_bytes, int_chunk_bytes};
+use super::kernels::int::int_block_bytes;
 use super::kernels::{ActBlock, ActTile, unroll};
 use super::neon::{no_sum, number};
 use super::out::Columns;
-use crate::quant::CHUNK;
 
 /// Weight rows of a panel.
 const LANES: usize = 4;
@@ -42,10 +41,10 @@ pub(crate) use smmla;
 
 /// Puts a block of four bytes of each row in a vector into the order of [`tile`].
 #[inline(always)]
-pub(super) unsafe fn arrange<const G: usize>(block: *mut u8) {
-    // SAFETY: the caller has NEON and a block of `G` vectors.
+pub(super) unsafe fn arrange(block: *mut u8, groups: usize) {
+    // SAFETY: the caller has NEON and a block of so many vectors.
     unsafe {
-        for i in (0..G).step_by(2) {
+        for i in (0..groups).step_by(2) {
             let (low, high) = (block.add(16 * i), block.add(16 * i + 16));
             let a = vreinterpretq_u32_u8(vld1q_u8(low));
             let b = vreinterpretq_u32_u8(vld1q_u8(high));
@@ -60,51 +59,47 @@ pub(super) unsafe fn arrange<const G: usize>(block: *mut u8) {
 #[inline(always)]
 pub(super) unsafe fn tile<
     const G: usize,
-    const BIAS: u32,
+    const OFFSETS: bool,
     const P: usize,
     const C: usize,
     const N: usize,
 >(
     panels: *const u8,
-    chunks: usize,
+    blocks: usize,
     act: ActTile,
     col: usize,
     y: &mut Columns<'_>,
 ) {
-    // SAFETY: the caller has the instructions; each panel holds `chunks` chunks and so does the
-    // tile `act`.
+    // SAFETY: the caller has the instructions; each panel holds so many blocks, and so does the tile
+    // `act`.
     unsafe {
-        let panel_bytes = chunks * int_chunk_bytes(LANES, G);
+        let block_bytes = int_block_bytes(LANES, G);
         let mut acc = [[[vdupq_n_f32(0.0); 2]; N]; P];
-        let mut input = ActBlock::<G, C>::first(act);
-        for c in 0..chunks {
-            for b in 0..CHUNK / (4 * G) {
-                let at = c * int_chunk_bytes(LANES, G) + b * int_block_bytes(LANES, G);
-                let mut blocks = [panels.add(at); P];
-                unroll!(p < P, 2 {
-                    blocks[p] = panels.add(p * panel_bytes + at);
-                });
-                let sums = products::<G, P, C, N>(blocks, input);
-                let mut scales = [vdupq_n_f32(0.0); N];
+        let mut input = ActBlock::<C>::first(act, G);
+        let mut at = [panels; P];
+        unroll!(p < P, 2 { at[p] = panels.add(p * blocks * block_bytes); });
+        for _ in 0..blocks {
+            let sums = products::<G, P, C, N>(at, input);
+            let mut scales = [vdupq_n_f32(0.0); N];
+            unroll!(i < N, 4 {
+                let [first, second] = pair::<C>(i).map(|row| vdup_n_f32(input.scale(row)));
+                scales[i] = vcombine_f32(first, second);
+            });
+            unroll!(p < P, 2 {
+                add_scaled(&mut acc[p], &sums[p], at[p].add(16 * G), &scales);
+            });
+            if OFFSETS {
+                let mut totals = [vdupq_n_f32(0.0); N];
                 unroll!(i < N, 4 {
-                    let [first, second] = pair::<C>(i).map(|row| vdup_n_f32(input.scale(row)));
-                    scales[i] = vcombine_f32(first, second);
+                    let [first, second] = pair::<C>(i).map(|row| vdup_n_f32(input.sum(row)));
+                    totals[i] = vcombine_f32(first, second);
                 });
                 unroll!(p < P, 2 {
-                    add_scaled(&mut acc[p], &sums[p], blocks[p].add(16 * G), &scales);
+                    take_offsets(&mut acc[p], at[p].add(16 * (G + 1)), &totals);
                 });
-                if BIAS == 0 {
-                    let mut totals = [vdupq_n_f32(0.0); N];
-                    unroll!(i < N, 4 {
-                        let [first, second] = pair::<C>(i).map(|row| vdup_n_f32(input.sum(row)));
-                        totals[i] = vcombine_f32(first, second);
-                    });
-                    unroll!(p < P, 2 {
-                        take_offsets(&mut acc[p], blocks[p].add(16 * (G + 1)), &totals);
-                    });
-                }
-                input = input.next();
             }
+            unroll!(p < P, 2 { at[p] = at[p].add(block_bytes); });
+            input = input.next();
         }
         for (p, acc) in acc.iter().enumerate() {
             let col = col + p * LANES;
@@ -128,7 +123,7 @@ pub(super) unsafe fn tile<
 #[inline(always)]
 unsafe fn products<const G: usize, const P: usize, const C: usize, const N: usize>(
     blocks: [*const u8; P],
-    act: ActBlock<G, C>,
+    act: ActBlock<C>,
 ) -> [[Sums<int32x4_t>; N]; P] {
     // SAFETY: the caller has the instructions, blocks of `G` vectors and `C` rows of as many.
     unsafe {
@@ -138,7 +133,7 @@ unsafe fn products<const G: usize, const P: usize, const C: usize, const N: usiz
             let mut a = [[vdupq_n_s64(0); 2]; N];
             unroll!(i < N, 4 {
                 let [first, second] = pair::<C>(i).map(|row| {
-                    vreinterpretq_s64_s32(vld1q_s32(act.bytes(row).add(4 * sixteen)))
+                    vreinterpretq_s64_s32(vld1q_s32(act.words(row).add(4 * sixteen)))
                 });
                 a[i] = [vzip1q_s64(first, second), vzip2q_s64(first, second)];
             });

@@ -2,9 +2,9 @@
 //!
 //! In a file each row is a stream of its own, and its scales lie between its elements: every vector
 //! of it must be picked apart before it can be multiplied, for every group of activation rows again.
-//! Here a *panel* holds [`PANEL`] rows in the order in which a product takes them: one vector has
-//! four neighbouring elements of each row, one lane to a row, so that sums need no reduction, scales
-//! no permutation, and activations are a broadcast that all lanes share. Elements keep their bits and
+//! Here a *panel* holds [`PANEL`] rows in the order in which a product takes them: one vector of 512 bits,
+//! two of 256 or four of 128, has four neighbouring elements of each row, one lane to a row, so that sums
+//! need no reduction, scales no permutation, and activations are a broadcast that all lanes share. Elements keep their bits and
 //! scales their precision; a panel is at most 3 % larger than its rows.
 //!
 //! A panel is a sequence of units, of two blocks of 32 elements or of a k-quant's 256 (`r` is a lane):
@@ -27,7 +27,7 @@
 use memmap2::MmapMut;
 use ruvllm_abi::DType;
 
-use super::Weights;
+use super::{ReadPattern, Weights};
 use crate::pool::ThreadPool;
 use crate::quant::{
     CHUNK, MAX_CHUNK_BYTES, Unpacked, chunk_bytes, is_blocked, scales_and_mins, tag,
@@ -38,10 +38,10 @@ use crate::{Isa, NativeError};
 pub(super) const PANEL: usize = 16;
 
 /// Elements of a row that a block has.
-const BLOCK: usize = 32;
+pub(super) const BLOCK: usize = 32;
 
 /// A vector: four bytes of each row.
-const LINE: usize = 4 * PANEL;
+pub(super) const LINE: usize = 4 * PANEL;
 
 /// Groups of four elements in a block.
 const GROUPS: usize = BLOCK / 4;
@@ -61,7 +61,7 @@ pub(super) struct Layout {
 
 impl Layout {
     /// The layout of a blocked type.
-    const fn of(dtype: DType) -> Layout {
+    pub(super) const fn of(dtype: DType) -> Layout {
         Layout::of_tag(dtype as u8)
     }
 
@@ -91,7 +91,7 @@ impl Layout {
     }
 
     /// Units of a row of `cols` elements.
-    const fn units(self, cols: usize) -> usize {
+    pub(super) const fn units(self, cols: usize) -> usize {
         cols.div_ceil(self.blocks * BLOCK)
     }
 }
@@ -103,16 +103,16 @@ pub struct PackedWeights {
     dtype: DType,
     rows: usize,
     cols: usize,
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Other kernels read rows.
     panel_bytes: usize,
+    pattern: ReadPattern,
     data: MmapMut,
 }
 
 impl PackedWeights {
     /// Whether products with weights of this type are faster from panels with these instructions:
-    /// blocked types with the 8-bit dot products of AVX-512.
+    /// blocked types wherever there are vectors.
     pub fn pays(dtype: DType, isa: Isa) -> bool {
-        is_blocked(dtype) && is_supported(isa.usable().widest())
+        is_blocked(dtype) && isa.usable() != Isa::Scalar
     }
 
     /// Rearranges `weights` on all threads of `pool`. Takes about as much memory as they do.
@@ -122,6 +122,32 @@ impl PackedWeights {
     /// [`NativeError::OutOfMemory`].
     pub fn new(pool: &ThreadPool, weights: &Weights<'_>) -> Result<PackedWeights, NativeError> {
         let Weights { dtype, rows, cols, .. } = *weights;
+        let mut packed = PackedWeights::zeros(dtype, rows, cols)?;
+        pool.for_chunks(&mut packed.data, packed.panel_bytes, &|panel, out| {
+            pack_panel(&PanelRows::new(weights, panel * PANEL), out);
+        });
+        Ok(packed)
+    }
+
+    /// Weights of whole panels, about so many bytes, that are all the same small number.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(super) fn uniform(
+        pool: &ThreadPool,
+        dtype: DType,
+        cols: usize,
+        bytes: usize,
+    ) -> Result<PackedWeights, NativeError> {
+        let layout = Layout::of(dtype);
+        let panels = bytes / (layout.units(cols) * layout.unit_bytes());
+        let mut packed = PackedWeights::zeros(dtype, panels * PANEL, cols)?;
+        // As a scale about 2^-8.
+        pool.for_chunks(&mut packed.data, packed.panel_bytes, &|_, panel| panel.fill(0x1c));
+        Ok(packed)
+    }
+
+    fn zeros(dtype: DType, rows: usize, cols: usize) -> Result<PackedWeights, NativeError> {
         if !is_blocked(dtype) {
             return Err(NativeError::unsupported("packing weights", dtype));
         }
@@ -129,21 +155,38 @@ impl PackedWeights {
         let panel_bytes = layout.units(cols) * layout.unit_bytes();
         let bytes = rows.div_ceil(PANEL).saturating_mul(panel_bytes);
         let out_of_memory = |_| NativeError::OutOfMemory { what: "packed weights", bytes };
-        let mut data = MmapMut::map_anon(bytes).map_err(out_of_memory)?;
+        let data = MmapMut::map_anon(bytes).map_err(out_of_memory)?;
         // Fewer page faults now and fewer misses of the translation cache later, where the system
         // has large pages to give.
         #[cfg(target_os = "linux")]
         let _ = data.advise(memmap2::Advice::HugePage);
-        let isa = Isa::detect();
-        pool.for_chunks(&mut data, panel_bytes, &|panel, out| {
-            let rows = PanelRows::new(weights, panel * PANEL);
-            match isa {
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => super::x86_packed::pack(&rows, out),
-                _ => pack(&rows, out, |chunk, out| crate::quant::unpack(dtype, chunk, out)),
-            }
-        });
-        Ok(PackedWeights { dtype, rows, cols, panel_bytes, data })
+        Ok(PackedWeights { dtype, rows, cols, panel_bytes, pattern: ReadPattern::default(), data })
+    }
+
+    /// Sets how products with few rows of activations read the panels.
+    pub fn set_pattern(&mut self, pattern: ReadPattern) {
+        self.pattern = pattern;
+    }
+
+    /// How products with few rows of activations read the panels.
+    pub fn pattern(&self) -> ReadPattern {
+        self.pattern
+    }
+
+    /// The type of the weights.
+    pub(super) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Rows of the matrix.
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The matrix without the file's rows, for products that read panels only.
+    pub(super) fn alone(&self) -> Weights<'_> {
+        let PackedWeights { dtype, rows, cols, .. } = *self;
+        Weights { dtype, rows, cols, row_bytes: 0, data: &[], packed: Some(self) }
     }
 
     /// Bytes that the panels take.
@@ -156,27 +199,39 @@ impl PackedWeights {
         (self.dtype, self.rows, self.cols) == (weights.dtype, weights.rows, weights.cols)
     }
 
-    /// The panel that row `row` is in, and its number of units.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Other kernels read rows.
-    pub(super) fn panel(&self, row: usize) -> (&[u8], usize) {
-        let units = Layout::of(self.dtype).units(self.cols);
-        (&self.data[row / PANEL * self.panel_bytes..][..self.panel_bytes], units)
+    /// The panel that row `row` is in.
+    pub(super) fn panel(&self, row: usize) -> &[u8] {
+        &self.data[row / PANEL * self.panel_bytes..][..self.panel_bytes]
+    }
+
+    /// Units of a panel.
+    pub(super) fn units(&self) -> usize {
+        Layout::of(self.dtype).units(self.cols)
     }
 
     /// Bytes of a panel.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Other kernels read rows.
     pub(super) fn panel_bytes(&self) -> usize {
         self.panel_bytes
     }
 }
 
-/// Whether there are kernels that read panels with these instructions.
-fn is_supported(isa: Isa) -> bool {
-    match isa {
+/// Writes the panel of `rows` to `out` with the best instructions there are.
+fn pack_panel(rows: &PanelRows<'_>, out: &mut [u8]) {
+    match Isa::detect().plain() {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => super::x86_packed::is_available(),
-        _ => false,
+        Isa::Avx512 => super::x86_avx512::pack(rows, out),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => super::x86_avx2::pack(rows, out),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => super::neon::pack(rows, out),
+        _ => pack_portable(rows, out),
     }
+}
+
+/// [`pack_panel`] without vectors.
+pub(super) fn pack_portable(rows: &PanelRows<'_>, out: &mut [u8]) {
+    let dtype = rows.dtype();
+    pack(rows, out, |chunk, out| crate::quant::unpack(dtype, chunk, out), gather);
 }
 
 /// The rows of a panel, in the file's layout.
@@ -215,34 +270,47 @@ impl<'a> PanelRows<'a> {
     }
 }
 
-/// Writes the panel of `rows` to `out`. `unpack` is [`crate::quant::unpack`] for their type, with
-/// whichever instructions the caller enables.
+/// The groups of four elements of a chunk, each of all rows of a panel.
+pub(super) type Lines = [[u8; LINE]; CHUNK / 4];
+
+/// Writes the panel of `rows` to `out`. `unpack` is [`crate::quant::unpack`] for their type, and `gather`
+/// [`gather`], with whichever instructions the caller enables.
 #[inline(always)]
-pub(super) fn pack(rows: &PanelRows<'_>, out: &mut [u8], unpack: impl Fn(&[u8], &mut Unpacked)) {
+pub(super) fn pack(
+    rows: &PanelRows<'_>,
+    out: &mut [u8],
+    unpack: impl Fn(&[u8], &mut Unpacked),
+    gather: impl Fn(&[Unpacked; PANEL], &mut Lines),
+) {
     let dtype = rows.dtype();
     let layout = Layout::of(dtype);
-    let flip = if dtype == DType::Q8_0 { 0x80 } else { 0 };
-    let (mut chunk, mut padded) = (Unpacked::ZERO, [0; MAX_CHUNK_BYTES]);
+    let (mut chunks, mut lines) = ([const { Unpacked::ZERO }; PANEL], [[0; LINE]; CHUNK / 4]);
+    let mut padded = [0; MAX_CHUNK_BYTES];
     let chunk_units = CHUNK / (layout.blocks * BLOCK);
     for (c, units) in out.chunks_mut(chunk_units * layout.unit_bytes()).enumerate() {
-        let mut blocks = [[[0u8; LINE]; GROUPS]; CHUNK / BLOCK];
-        for lane in 0..PANEL {
+        for (lane, chunk) in chunks.iter_mut().enumerate() {
             let bytes = rows.chunk(lane, c, &mut padded);
-            unpack(bytes, &mut chunk);
-            for (q, block) in chunk.q.as_chunks::<BLOCK>().0.iter().zip(&mut blocks) {
-                for (q, group) in q.as_chunks::<4>().0.iter().zip(block) {
-                    group[4 * lane..][..4].copy_from_slice(&q.map(|q| q.cast_unsigned() ^ flip));
-                }
-            }
+            unpack(bytes, chunk);
             for (u, unit) in units.chunks_exact_mut(layout.unit_bytes()).enumerate() {
                 let scales = &bytes[u * bytes.len() / chunk_units..];
                 pack_scales(dtype, scales, lane, &mut unit[..layout.header]);
             }
         }
+        gather(&chunks, &mut lines);
         let packed = units.chunks_exact_mut(layout.unit_bytes());
-        for (unit, blocks) in packed.zip(blocks.chunks_exact(layout.blocks)) {
+        let blocks = lines.as_chunks::<GROUPS>().0.chunks_exact(layout.blocks);
+        for (unit, blocks) in packed.zip(blocks) {
             let packed = unit[layout.header..].chunks_exact_mut(layout.block_bytes());
             packed.zip(blocks).for_each(|(packed, block)| pack_block(layout, block, packed));
+        }
+    }
+}
+
+/// Brings together what lies at the same place of each row.
+fn gather(chunks: &[Unpacked; PANEL], lines: &mut Lines) {
+    for (lane, chunk) in chunks.iter().enumerate() {
+        for (line, q) in lines.iter_mut().zip(chunk.q.as_chunks::<4>().0) {
+            line[4 * lane..][..4].copy_from_slice(&q.map(i8::cast_unsigned));
         }
     }
 }
@@ -288,7 +356,9 @@ fn pack_block(layout: Layout, groups: &[[u8; LINE]; GROUPS], packed: &mut [u8]) 
     let (low, high) = packed.split_at_mut(layout.low * LINE);
     let low = low.as_chunks_mut::<LINE>().0;
     if layout.low == GROUPS {
-        low.copy_from_slice(groups);
+        for (low, group) in low.iter_mut().zip(groups) {
+            low.iter_mut().zip(group).for_each(|(low, q)| *low = q ^ 0x80);
+        }
         return;
     }
     for (low, pair) in low.iter_mut().zip(groups.as_chunks::<2>().0) {

@@ -51,69 +51,27 @@ const ROUNDING: f64 = 1e-5;
 enum Path {
     /// As callers do.
     Dispatched(Isa),
-    /// As a processor with other 8-bit dot products would, in tiles or not.
-    Variant(&'static Variant, Plan),
+    /// As a processor with other 8-bit dot products would, in tiles or not, from panels or not.
+    Variant(&'static Variant, Plan, bool),
     /// As callers do who allow products as bf16.
     Bf16,
     /// From panels, as callers do where that is supported.
-    Packed,
-    /// From panels, as on a processor with the 8-bit dot products of AVX-512.
-    #[cfg(target_arch = "x86_64")]
-    PackedVnni,
+    Packed(Isa),
 }
 
-/// 8-bit dot products that a family of instructions is written for, which dispatch may pass over.
+/// 8-bit dot products that no processor of this machine's has: what they compute, in other steps.
 struct Variant {
     name: &'static str,
     isa: Isa,
-    usable: fn() -> bool,
     run: fn(&ThreadPool, Plan, &Job<'_>, Out<'_>),
-    /// Whether panels can hold 8-bit weights as integers.
-    wide: bool,
 }
 
 #[cfg(target_arch = "x86_64")]
 const VARIANTS: &[Variant] = &[
-    Variant {
-        name: "avx512 vnni",
-        isa: Isa::Avx512,
-        usable: || Isa::Avx512.is_available(),
-        run: x86_avx512::run_model,
-        wide: true,
-    },
-    Variant {
-        name: "avx2 vnni",
-        isa: Isa::Avx2,
-        usable: || Isa::Avx2.is_available(),
-        run: x86_avx2::run_model,
-        wide: true,
-    },
-    Variant {
-        name: "avx2 plain",
-        isa: Isa::Avx2,
-        usable: || Isa::Avx2.is_available(),
-        run: x86_avx2::run_plain,
-        wide: false,
-    },
+    Variant { name: "avx512-vnni", isa: Isa::Avx512, run: x86_avx512::run_model },
+    Variant { name: "avx2-vnni", isa: Isa::Avx2, run: x86_avx2::run_model },
 ];
-#[cfg(target_arch = "aarch64")]
-const VARIANTS: &[Variant] = &[
-    Variant {
-        name: "neon dotprod",
-        isa: Isa::Neon,
-        usable: neon::has_dotprod,
-        run: neon::run_dotprod,
-        wide: true,
-    },
-    Variant {
-        name: "neon plain",
-        isa: Isa::Neon,
-        usable: || Isa::Neon.is_available(),
-        run: neon::run_plain,
-        wide: true,
-    },
-];
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[cfg(not(target_arch = "x86_64"))]
 const VARIANTS: &[Variant] = &[];
 
 /// Computes one product and compares every element with f64.
@@ -144,27 +102,20 @@ fn check(pool: &ThreadPool, path: Path, dtype: DType, (m, n, k): (usize, usize, 
             matmul(pool, isa, &w, &act, MatMut { data: &mut y, stride }).unwrap();
             (Plan::of(dtype, isa, m, true).form(), "bf16")
         }
-        Path::Variant(variant, plan) => {
+        Path::Variant(variant, plan, from_panels) => {
             act.prepare(pool, variant.isa, &x, m, k, &[DType::Q4_0]).unwrap();
+            let packed = PackedWeights::new(pool, &w).unwrap();
+            let w = if from_panels { w.with_packed(&packed).unwrap() } else { w };
             let out = Out::new(&mut y, stride, m, n);
             (variant.run)(pool, plan, &Job { w: &w, act: &act }, out);
             (Form::Ints, variant.name)
         }
-        Path::Packed => {
-            let isa = Isa::detect();
+        Path::Packed(isa) => {
             let packed = PackedWeights::new(pool, &w).unwrap();
             let w = w.with_packed(&packed).unwrap();
             act.prepare(pool, isa, &x, m, k, &[dtype]).unwrap();
             matmul(pool, isa, &w, &act, MatMut { data: &mut y, stride }).unwrap();
             (Form::Ints, "packed")
-        }
-        #[cfg(target_arch = "x86_64")]
-        Path::PackedVnni => {
-            let packed = PackedWeights::new(pool, &w).unwrap();
-            act.prepare(pool, Isa::Avx512, &x, m, k, &[DType::Q4_0]).unwrap();
-            let out = Out::new(&mut y, stride, m, n);
-            x86_packed::run_model(pool, &Job { w: &w, act: &act }, &packed, out);
-            (Form::Ints, "packed vnni")
         }
     };
 
@@ -249,16 +200,15 @@ fn panels_longer_than_the_cache_and_wide_batches_agree_with_f64() {
 fn dot_products_that_the_dispatch_passes_over_agree_with_f64() {
     let pool = ThreadPool::new(2);
     let blocked = || weight_types().filter(|dtype| dtype.is_quantized());
-    for variant in VARIANTS.iter().filter(|variant| (variant.usable)()) {
+    for variant in VARIANTS.iter().filter(|variant| variant.isa.is_available()) {
         for (i, dtype) in blocked().enumerate() {
             for &k in depths(dtype) {
-                for (m, n) in [(1, 5), (3, 18), (8, 33)] {
-                    let check = |plan| {
-                        check(&pool, Path::Variant(variant, plan), dtype, (m, n, k), i as u64);
-                    };
-                    check(Plan::DotInt);
-                    if variant.wide || dtype != DType::Q8_0 {
-                        check(Plan::PanelInt);
+                for (m, n) in [(1, 5), (3, 18), (8, 33), (33, 21)] {
+                    for plan in [Plan::DotInt, Plan::PanelInt] {
+                        for packed in [false, true] {
+                            let path = Path::Variant(variant, plan, packed);
+                            check(&pool, path, dtype, (m, n, k), i as u64);
+                        }
                     }
                 }
             }
@@ -284,14 +234,21 @@ fn products_from_panels_agree_with_f64_for_odd_shapes() {
         let pool = ThreadPool::new(threads);
         for dtype in weight_types().filter(|dtype| dtype.is_quantized()) {
             for &k in depths(dtype) {
-                let shapes =
-                    [(1, 37), (2, 5), (5, 1), (7, 16), (15, 33), (16, 17), (31, 70), (43, 33)];
+                let shapes = [
+                    (1, 37),
+                    (1, 130),
+                    (2, 5),
+                    (5, 1),
+                    (7, 16),
+                    (15, 33),
+                    (16, 17),
+                    (31, 70),
+                    (43, 33),
+                ];
                 for (m, n) in shapes {
                     seed += 1;
-                    check(&pool, Path::Packed, dtype, (m, n, k), seed);
-                    #[cfg(target_arch = "x86_64")]
-                    if Isa::Avx512.is_available() {
-                        check(&pool, Path::PackedVnni, dtype, (m, n, k), seed);
+                    for &isa in Isa::available() {
+                        check(&pool, Path::Packed(isa), dtype, (m, n, k), seed);
                     }
                 }
             }
@@ -307,14 +264,131 @@ fn rows_are_packed_alike_with_and_without_vectors() {
             let data = random.weights(dtype, rows * cols);
             let w = Weights::new(dtype, rows, cols, &data).unwrap();
             let packed = PackedWeights::new(&ThreadPool::new(1), &w).unwrap();
-            let (panel, _) = packed.panel(0);
+            let panel = packed.panel(0);
             let mut portable = vec![0; panel.len()];
             let panel_rows = packed::PanelRows::new(&w, 0);
-            packed::pack(&panel_rows, &mut portable, |x, y| quant::unpack(dtype, x, y));
+            packed::pack_portable(&panel_rows, &mut portable);
             assert_eq!(panel, portable, "{dtype}");
             assert!(rows < 16 || packed.bytes() <= data.len() * 5 / 4, "{dtype}");
         }
     }
+}
+
+/// The bits of a deterministic product with `m` rows of activations: for all numbers of rows and threads
+/// the same, of each row by itself.
+fn bits_alike(isa: Isa, w: &Weights<'_>, x: &[f32], m: usize) -> Vec<u32> {
+    let (n, k) = (w.rows(), w.cols());
+    let mut act = Activations::new();
+    act.allow_bf16(true);
+    act.set_deterministic(true);
+    let mut product = |pool: &ThreadPool, x: &[f32]| {
+        let rows = x.len() / k;
+        act.prepare(pool, isa, x, rows, k, &[w.dtype()]).unwrap();
+        let mut y = vec![0.0; rows * n];
+        matmul(pool, isa, w, &act, MatMut { data: &mut y, stride: n }).unwrap();
+        y.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+    };
+    let one = ThreadPool::new(1);
+    let alone: Vec<u32> = x[..m * k].chunks(k).flat_map(|x| product(&one, x)).collect();
+    for threads in [1, 3] {
+        let pool = ThreadPool::new(threads);
+        for rows in [2, 3, 5, 8, 13, 24, 33, m] {
+            let y = product(&pool, &x[..rows * k]);
+            assert!(y == alone[..rows * n], "{} {isa} {threads} {rows}", w.dtype());
+        }
+    }
+    alone
+}
+
+#[test]
+fn rows_streams_and_threads_change_no_bit_of_a_deterministic_product() {
+    let (n, k, m) = (83, 768, 41);
+    let mut random = Random(11);
+    let x: Vec<f32> = (0..m * k).map(|_| random.number()).collect();
+    for dtype in weight_types() {
+        let data = random.weights(dtype, n * k);
+        let w = Weights::new(dtype, n, k, &data).unwrap();
+        for &isa in Isa::available() {
+            bits_alike(isa, &w, &x, m);
+            if !PackedWeights::pays(dtype, isa) {
+                continue;
+            }
+            let mut packed = PackedWeights::new(&ThreadPool::new(1), &w).unwrap();
+            let results = ReadPattern::ALL.map(|(_, pattern)| {
+                packed.set_pattern(pattern);
+                bits_alike(isa, &w.with_packed(&packed).unwrap(), &x, m)
+            });
+            assert!(results.iter().all(|bits| *bits == results[0]), "{dtype} {isa}");
+        }
+    }
+}
+
+#[test]
+fn the_largest_sums_of_a_block_are_exact() {
+    let pool = ThreadPool::new(1);
+    let k = 512;
+    for sign in [1.0, -1.0] {
+        // As large as 8 bits hold, of one sign or of both in turn.
+        for alternating in [false, true] {
+            let x: Vec<f32> =
+                (0..k).map(|i| if alternating && i % 2 == 1 { -sign } else { sign }).collect();
+            for dtype in weight_types().filter(|dtype| dtype.is_quantized()) {
+                for byte in [0x00, 0xff, 0x80, 0x7f, 0x0f, 0xf0] {
+                    let layout = dtype.layout();
+                    let mut data = vec![byte; dtype.bytes_for(k).unwrap()];
+                    for block in data.chunks_exact_mut(layout.bytes) {
+                        let halves: &[usize] = match dtype {
+                            DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => &[0],
+                            DType::Q6_K => &[208],
+                            _ => &[0, 2],
+                        };
+                        for at in halves {
+                            block[*at..at + 2].copy_from_slice(&[0x00, 0x3c]);
+                        }
+                    }
+                    let mut numbers = vec![0.0; k];
+                    dequantize_row_with(Isa::Scalar, dtype, &data, &mut numbers).unwrap();
+                    let exact: f64 =
+                        numbers.iter().zip(&x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+                    let size: f64 = numbers.iter().map(|w| f64::from(w.abs())).sum();
+                    let w = Weights::new(dtype, 1, k, &data).unwrap();
+                    let packed = PackedWeights::new(&pool, &w).unwrap();
+                    for &isa in Isa::available() {
+                        for (m, w) in [
+                            (1, w),
+                            (40, w),
+                            (1, w.with_packed(&packed).unwrap()),
+                            (40, w.with_packed(&packed).unwrap()),
+                        ] {
+                            let mut act = Activations::new();
+                            act.prepare(&pool, isa, &x.repeat(m), m, k, &[dtype]).unwrap();
+                            let mut y = vec![0.0; m];
+                            matmul(&pool, isa, &w, &act, MatMut { data: &mut y, stride: 1 })
+                                .unwrap();
+                            for y in y {
+                                let error = (f64::from(y) - exact).abs();
+                                assert!(
+                                    error <= ROUNDING * size,
+                                    "{dtype} {isa} {m} {byte:x}: {y} {exact}"
+                                );
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn read_patterns_are_measured_and_named() {
+    for (name, pattern) in ReadPattern::ALL {
+        assert_eq!((ReadPattern::named(name), pattern.name()), (Some(pattern), name));
+    }
+    assert_eq!(ReadPattern::named("3-near"), None);
+    let rates = ReadRates::measure(&ThreadPool::new(2), Isa::detect()).unwrap();
+    assert!(rates.iter().all(|(_, rate)| rate > 1e6), "{rates:?}");
+    assert!(rates.iter().any(|(pattern, _)| pattern == rates.best()));
 }
 
 #[test]

@@ -7,9 +7,11 @@ use std::ops::Range;
 
 use ruvllm_abi::DType;
 
-use super::kernels::int::{bias, int_chunk_bytes};
+use super::kernels::int::{Form, int_block_bytes, sums};
 use super::kernels::{Entries, FLOAT_VECTORS, Input, Rows};
 use super::out::{Columns, Out};
+use super::packed::{Layout, PANEL, PanelRows};
+use super::streamed;
 use super::tiles::{Line, TileShape, Tiles, with_lines, with_tiles};
 use super::{ActChunk, DOT_COLS, Job, Plan};
 use crate::ThreadPool;
@@ -38,33 +40,90 @@ const DOT_ROWS: usize = 16;
 thread_local! {
     /// The panels of this thread, kept from product to product.
     static SCRATCH: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+    /// A packed panel on its way there.
+    static PACKED: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
 }
+
+/// Calls `$s::$f::<type, $($const),*>` for the blocked type.
+macro_rules! blocked {
+    ($dtype:expr, $s:ident :: $f:ident <_ $(, $c:tt)*> $args:tt) => {
+        match $dtype {
+            DType::Q8_0 => $s::$f::<{ tag::Q8_0 } $(, $c)*> $args,
+            DType::Q4_0 => $s::$f::<{ tag::Q4_0 } $(, $c)*> $args,
+            DType::Q4_1 => $s::$f::<{ tag::Q4_1 } $(, $c)*> $args,
+            DType::Q5_0 => $s::$f::<{ tag::Q5_0 } $(, $c)*> $args,
+            DType::Q5_1 => $s::$f::<{ tag::Q5_1 } $(, $c)*> $args,
+            DType::Q4_K => $s::$f::<{ tag::Q4_K } $(, $c)*> $args,
+            DType::Q5_K => $s::$f::<{ tag::Q5_K } $(, $c)*> $args,
+            _ => $s::$f::<{ tag::Q6_K } $(, $c)*> $args,
+        }
+    };
+}
+
+pub(super) use blocked;
 
 /// Computes `out` with the instructions of `S`.
 ///
 /// # Safety
 /// The processor has the instructions of `S`.
 pub(super) unsafe fn run<S: Entries>(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
-    match plan {
+    match (plan, job.w.packed) {
         // SAFETY: the caller's contract.
-        Plan::DotInt => out.share(pool, streamed(job), 1, &|y| unsafe { dot_int::<S>(job, y) }),
-        // SAFETY: the caller's contract.
-        Plan::DotFloat => out.share(pool, streamed(job), 1, &|y| unsafe { dot_float::<S>(job, y) }),
-        // SAFETY: the caller's contract; there is room for a panel.
-        Plan::PanelInt => unsafe {
-            deal_int_panels::<S>(pool, job, out, &|first, count, to| {
-                let rows = job.rows(first, count);
-                match groups(job.w.dtype) {
-                    4 => S::pack_int::<{ tag::Q6_K }, 4>(&rows, to),
-                    _ => blocked!(job.w.dtype, S::pack_int < _, 8 > (&rows, to)),
-                }
-            });
+        (Plan::DotInt | Plan::PanelInt, Some(packed)) if job.act.rows() <= S::STREAMED_COLS => unsafe {
+            streamed::run::<S>(pool, job, packed, out);
         },
-        Plan::PanelFloat | Plan::PanelPairs => {
+        (Plan::DotInt | Plan::PanelInt, Some(packed)) => {
+            // SAFETY: the caller's contract.
+            unsafe {
+                deal_int_panels::<S>(pool, job, out, &|row, blocks, to| {
+                    let (panel, units) = (packed.panel(row).as_ptr(), packed.units());
+                    blocked!(job.w.dtype, S::unpack_panel<_>(panel, units, blocks, to));
+                });
+            }
+        }
+        (Plan::DotInt, None) => {
+            let rows = streamed(job);
+            // SAFETY: the caller's contract.
+            out.share(pool, rows, 1, &|y| unsafe { dot_int::<S>(job, y) });
+        }
+        (Plan::PanelInt, None) => {
+            let layout = Layout::of(job.w.dtype);
+            let units = layout.units(job.w.cols);
+            // SAFETY: the caller's contract.
+            unsafe {
+                deal_int_panels::<S>(pool, job, out, &|row, blocks, to| {
+                    let bytes = units * layout.unit_bytes();
+                    PACKED.with(|cell| {
+                        with_lines(cell, bytes, |panel| {
+                            let panel = &mut bytemuck::cast_slice_mut(panel)[..bytes];
+                            let rows = PanelRows::new(job.w, row);
+                            blocked!(job.w.dtype, S::pack<_>(&rows, panel));
+                            let panel = panel.as_ptr();
+                            blocked!(job.w.dtype, S::unpack_panel<_>(panel, units, blocks, to));
+                        })
+                    });
+                });
+            }
+        }
+        (Plan::DotFloat, _) => {
+            let rows = streamed(job);
+            // SAFETY: the caller's contract.
+            out.share(pool, rows, 1, &|y| unsafe { dot_float::<S>(job, y) });
+        }
+        (Plan::PanelFloat | Plan::PanelPairs, _) => {
             // SAFETY: the caller's contract.
             out.deal(pool, PANELS * S::LANES, &|y| unsafe { panel_float::<S>(job, y) });
         }
     }
+}
+
+/// Writes the panel of `rows` to `out` with the instructions of `S`.
+///
+/// # Safety
+/// The processor has the instructions of `S`.
+pub(super) unsafe fn pack<S: Entries>(rows: &PanelRows<'_>, out: &mut [u8]) {
+    // SAFETY: the caller's contract.
+    unsafe { blocked!(rows.dtype(), S::pack<_>(rows, out)) }
 }
 
 /// The weight rows that a thread takes at a time where each is read once.
@@ -86,7 +145,7 @@ impl Job<'_> {
         }
     }
 
-    pub(super) fn ints(&self, first: usize) -> Input<ActChunk> {
+    fn ints(&self, first: usize) -> Input<ActChunk> {
         let stride = self.act.chunk_stride();
         Input { data: self.act.chunks()[first * stride..].as_ptr(), stride, first }
     }
@@ -103,24 +162,6 @@ impl Job<'_> {
         Input { data: self.act.floats()[first * stride + from..].as_ptr(), stride, first }
     }
 }
-
-/// Calls `$s::$f::<type, $($const),*>` for the blocked type.
-macro_rules! blocked {
-    ($dtype:expr, $s:ident :: $f:ident <_ $(, $c:tt)*> $args:tt) => {
-        match $dtype {
-            DType::Q8_0 => $s::$f::<{ tag::Q8_0 } $(, $c)*> $args,
-            DType::Q4_0 => $s::$f::<{ tag::Q4_0 } $(, $c)*> $args,
-            DType::Q4_1 => $s::$f::<{ tag::Q4_1 } $(, $c)*> $args,
-            DType::Q5_0 => $s::$f::<{ tag::Q5_0 } $(, $c)*> $args,
-            DType::Q5_1 => $s::$f::<{ tag::Q5_1 } $(, $c)*> $args,
-            DType::Q4_K => $s::$f::<{ tag::Q4_K } $(, $c)*> $args,
-            DType::Q5_K => $s::$f::<{ tag::Q5_K } $(, $c)*> $args,
-            _ => $s::$f::<{ tag::Q6_K } $(, $c)*> $args,
-        }
-    };
-}
-
-pub(super) use blocked;
 
 /// Calls `$f` for blocks of rows and, of each, groups of activation rows.
 fn by_groups(
@@ -181,41 +222,30 @@ unsafe fn dot_float<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>) {
     });
 }
 
-/// Vectors of four bytes that share a scale: 16 elements in `Q6_K`, 32 in the others.
-fn groups(dtype: DType) -> usize {
-    if dtype == DType::Q6_K { 4 } else { 8 }
-}
-
-fn int_panel_bytes<S: Entries>(job: &Job<'_>) -> usize {
-    job.act.chunk_stride() * int_chunk_bytes(S::LANES, groups(job.w.dtype))
-}
-
 /// Runs `f` on this thread's scratch memory of at least `bytes`.
-pub(super) fn with_scratch(bytes: usize, f: impl FnOnce(*mut u8)) {
+fn with_scratch(bytes: usize, f: impl FnOnce(*mut u8)) {
     SCRATCH.with(|cell| with_lines(cell, bytes, |lines| f(lines.as_mut_ptr().cast())));
 }
 
 /// The widest tile for at most `most` activation rows that does not exceed `left`.
-pub(super) fn tile_width(widths: &[usize], most: usize, left: usize) -> usize {
+fn tile_width(widths: &[usize], most: usize, left: usize) -> usize {
     widths.iter().copied().find(|width| *width <= most.min(left)).unwrap_or(1)
 }
 
-/// Writes the panel of integers of some rows, of which it gets the first and their number, to memory
-/// that has room for it.
-pub(super) type PackPanel<'a> = dyn Fn(usize, usize, *mut u8) + Sync + 'a;
+/// Writes the panels of bytes of the sixteen weight rows from the first argument on, so many blocks of
+/// each row, to memory that has room for them.
+type UnpackPanel<'a> = dyn Fn(usize, usize, *mut u8) + Sync + 'a;
 
-/// Computes `out` in panels of integers that `pack` makes, so many at a time as stay in cache.
+/// Computes `out` in panels of bytes that `unpack` makes, so many at a time as stay in cache.
 ///
 /// # Safety
-/// The processor has the instructions of `S`; `pack` writes what [`Entries::tile_int`] reads.
-pub(super) unsafe fn deal_int_panels<S: Entries>(
+/// The processor has the instructions of `S`; `unpack` writes what [`Entries::tile_int`] reads.
+unsafe fn deal_int_panels<S: Entries>(
     pool: &ThreadPool,
     job: &Job<'_>,
     out: Out<'_>,
-    pack: &PackPanel<'_>,
+    unpack: &UnpackPanel<'_>,
 ) {
-    let panels = (CACHED / int_panel_bytes::<S>(job)).clamp(1, INT_PANELS);
-    let panels = panels.next_multiple_of(S::INT_PANELS);
     let widths: &[usize] = match (S::INT_PANELS, S::INT_COLS) {
         (1, 16..) => &[16, 8, 4, 2],
         (1, 8..) => &[8, 4, 2],
@@ -223,62 +253,62 @@ pub(super) unsafe fn deal_int_panels<S: Entries>(
         (_, 5..) => &[5, 4, 3, 2],
         _ => &[4, 3, 2],
     };
-    with_tiles(pool, job.act, tile_shape(job.w.dtype, widths), |tiles| {
+    with_tiles(pool, job.act, tile_shape::<S>(job.w.dtype, widths), |tiles| {
+        let panel_bytes = tiles.blocks() * int_block_bytes(PANEL, tiles.form().groups);
+        let panels = (CACHED / panel_bytes).clamp(1, INT_PANELS * S::LANES / PANEL);
+        let panels = panels.next_multiple_of((S::INT_PANELS * S::LANES).div_ceil(PANEL));
         // SAFETY: the caller's contract.
-        out.deal(pool, panels * S::LANES, &|y| unsafe { panel_int::<S>(job, tiles, y, pack) });
+        out.deal(pool, panels * PANEL, &|y| unsafe { panel_int::<S>(tiles, y, unpack) });
     });
 }
 
 /// How activations are laid out for weights of this type.
-pub(super) fn tile_shape(dtype: DType, widths: &'static [usize]) -> TileShape {
-    TileShape { widths, groups: groups(dtype), bias: bias(dtype as u8) }
+pub(super) fn tile_shape<S: Entries>(dtype: DType, widths: &'static [usize]) -> TileShape {
+    TileShape { widths, form: Form::of::<S>(dtype as u8) }
 }
 
-unsafe fn panel_int<S: Entries>(
-    job: &Job<'_>,
-    tiles: &Tiles<'_>,
-    y: &mut Columns<'_>,
-    pack: &PackPanel<'_>,
-) {
-    let (range, dtype) = (y.range(), job.w.dtype);
-    let (chunks, bytes) = (tiles.chunks(), int_panel_bytes::<S>(job));
-    let starts = range.clone().step_by(S::LANES);
-    with_scratch(starts.len().next_multiple_of(S::INT_PANELS) * bytes, |scratch| {
-        for (i, start) in starts.clone().enumerate() {
-            // SAFETY: scratch has `bytes` for each panel.
-            pack(start, S::LANES.min(range.end - start), unsafe { scratch.add(i * bytes) });
+unsafe fn panel_int<S: Entries>(tiles: &Tiles<'_>, y: &mut Columns<'_>, unpack: &UnpackPanel<'_>) {
+    let (range, blocks, form) = (y.range(), tiles.blocks(), tiles.form());
+    let bytes = blocks * int_block_bytes(S::LANES, form.groups);
+    let panels = range.clone().step_by(PANEL);
+    let scratch = (panels.len() * (PANEL / S::LANES)).next_multiple_of(S::INT_PANELS) * bytes;
+    with_scratch(scratch, |scratch| {
+        for (i, start) in panels.enumerate() {
+            // SAFETY: scratch has `bytes` for each part of a panel.
+            unpack(start, blocks, unsafe { scratch.add(i * (PANEL / S::LANES) * bytes) });
         }
-        // Vectors to a scale, how many products fit 16 bits, the exponent of the format's bias.
         macro_rules! tile {
             ($p:literal, $c:literal, $args:tt) => {
-                match dtype {
-                    DType::Q8_0 => S::tile_int::<8, 8, { bias(tag::Q8_0) }, $p, $c> $args,
-                    DType::Q4_0 => S::tile_int::<8, 8, { bias(tag::Q4_0) }, $p, $c> $args,
-                    DType::Q5_0 => S::tile_int::<8, 4, { bias(tag::Q5_0) }, $p, $c> $args,
-                    DType::Q6_K => S::tile_int::<4, 2, { bias(tag::Q6_K) }, $p, $c> $args,
-                    DType::Q5_1 | DType::Q5_K => S::tile_int::<8, 4, 0, $p, $c> $args,
-                    _ => S::tile_int::<8, 8, 0, $p, $c> $args,
+                match (form.groups, form.sums, form.offsets) {
+                    (4, sums::QUADS, _) => S::tile_int::<4, { sums::QUADS }, false, $p, $c> $args,
+                    (4, _, _) => S::tile_int::<4, { sums::PAIRS }, false, $p, $c> $args,
+                    (16, _, _) => S::tile_int::<16, { sums::WIDE }, false, $p, $c> $args,
+                    (_, sums::QUADS, false) => S::tile_int::<8, { sums::QUADS }, false, $p, $c> $args,
+                    (_, sums::QUADS, true) => S::tile_int::<8, { sums::QUADS }, true, $p, $c> $args,
+                    (_, _, false) => S::tile_int::<8, { sums::PAIRS }, false, $p, $c> $args,
+                    (_, _, true) => S::tile_int::<8, { sums::PAIRS }, true, $p, $c> $args,
                 }
             };
         }
         for (width, act) in tiles.iter() {
-            for (i, start) in starts.clone().enumerate().step_by(S::INT_PANELS) {
-                // SAFETY: the caller has the instructions; the panels were packed above from rows
-                // of `chunks` chunks, and `act` is a tile of `width` rows of as many. A second panel that
-                // was not packed is memory of the scratch, and nothing of it reaches `y`.
+            let starts = range.clone().step_by(S::INT_PANELS * S::LANES);
+            for (i, start) in starts.enumerate() {
+                // SAFETY: the caller has the instructions; the panels were unpacked above to so many
+                // blocks, and `act` is a tile of `width` rows of as many. A second panel that was not
+                // is memory of the scratch, and nothing of it reaches `y`.
                 unsafe {
-                    let panel = scratch.add(i * bytes).cast_const();
+                    let panel = scratch.add(i * S::INT_PANELS * bytes).cast_const();
                     match (S::INT_PANELS, width) {
-                        (1, 16) => tile!(1, 16, (panel, chunks, act, start, y)),
-                        (1, 8) => tile!(1, 8, (panel, chunks, act, start, y)),
-                        (1, 4) => tile!(1, 4, (panel, chunks, act, start, y)),
-                        (1, 2) => tile!(1, 2, (panel, chunks, act, start, y)),
-                        (1, _) => tile!(1, 1, (panel, chunks, act, start, y)),
-                        (_, 5) => tile!(2, 5, (panel, chunks, act, start, y)),
-                        (_, 4) => tile!(2, 4, (panel, chunks, act, start, y)),
-                        (_, 3) => tile!(2, 3, (panel, chunks, act, start, y)),
-                        (_, 2) => tile!(2, 2, (panel, chunks, act, start, y)),
-                        (_, _) => tile!(2, 1, (panel, chunks, act, start, y)),
+                        (1, 16) => tile!(1, 16, (panel, blocks, act, start, y)),
+                        (1, 8) => tile!(1, 8, (panel, blocks, act, start, y)),
+                        (1, 4) => tile!(1, 4, (panel, blocks, act, start, y)),
+                        (1, 2) => tile!(1, 2, (panel, blocks, act, start, y)),
+                        (1, _) => tile!(1, 1, (panel, blocks, act, start, y)),
+                        (_, 5) => tile!(2, 5, (panel, blocks, act, start, y)),
+                        (_, 4) => tile!(2, 4, (panel, blocks, act, start, y)),
+                        (_, 3) => tile!(2, 3, (panel, blocks, act, start, y)),
+                        (_, 2) => tile!(2, 2, (panel, blocks, act, start, y)),
+                        (_, _) => tile!(2, 1, (panel, blocks, act, start, y)),
                     }
                 }
             }
@@ -362,8 +392,7 @@ unsafe fn panel_float<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>) {
             match job.w.dtype {
                 DType::F32 => S::pack_float::<{ tag::F32 }>(rows, start, end, to),
                 DType::F16 => S::pack_float::<{ tag::F16 }>(rows, start, end, to),
-                DType::BF16 => S::pack_float::<{ tag::BF16 }>(rows, start, end, to),
-                dtype => blocked!(dtype, S::pack_float<_>(rows, start, end, to)),
+                _ => S::pack_float::<{ tag::BF16 }>(rows, start, end, to),
             }
         }
     };

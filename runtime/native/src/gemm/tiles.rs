@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 
+use super::kernels::int::{Form, sums};
 use super::kernels::{ActTile, act_block_words};
 use super::{ActChunk, Activations};
 use crate::ThreadPool;
@@ -42,10 +43,8 @@ pub(super) fn with_lines(cell: &Cell<Vec<Line>>, bytes: usize, f: impl FnOnce(&m
 pub(super) struct TileShape {
     /// Rows of a tile, the widest first. A row that no width fits is a tile of its own.
     pub(super) widths: &'static [usize],
-    /// Words of four bytes that share a scale: 4 or 8.
-    pub(super) groups: usize,
-    /// The exponent of what the weights, as unsigned numbers, are too large by; 0 if they are not.
-    pub(super) bias: u32,
+    /// What products with the weights need.
+    pub(super) form: Form,
 }
 
 impl TileShape {
@@ -84,9 +83,14 @@ pub(super) struct Tiles<'a> {
     stride: usize,
 }
 
+/// Blocks of a chunk, each with scales of its own.
+fn chunk_blocks(form: Form) -> usize {
+    if form.groups == 4 { CHUNK / GROUP } else { CHUNK / (2 * GROUP) }
+}
+
 /// Words of a chunk of so many rows.
-fn chunk_words(groups: usize, rows: usize) -> usize {
-    CHUNK / (4 * groups) * act_block_words(groups, rows)
+fn chunk_words(form: Form, rows: usize) -> usize {
+    chunk_blocks(form) * act_block_words(form.groups, rows)
 }
 
 /// Lays out activations on all threads, and calls `f` with them.
@@ -98,7 +102,7 @@ pub(super) fn with_tiles(
 ) {
     let (m, chunks) = (act.rows(), act.chunk_stride());
     let widest = shape.width(m);
-    let stride = (chunks * chunk_words(shape.groups, widest)).max(1);
+    let stride = (chunks * chunk_words(shape.form, widest)).max(1);
     let words = shape.rows(m).count() * stride;
     SCRATCH.with(|cell| {
         with_lines(cell, size_of::<u32>() * words, |lines| {
@@ -106,13 +110,13 @@ pub(super) fn with_tiles(
             let lay = |number: usize, out: &mut [u32]| {
                 let rows = shape.rows_of(m, number);
                 let cols = rows.len();
-                let chunk_words = chunk_words(shape.groups, cols);
+                let chunk_words = chunk_words(shape.form, cols);
                 for (c, out) in out.chunks_exact_mut(chunk_words).take(chunks).enumerate() {
                     for (i, row) in rows.clone().enumerate() {
                         let chunk = &act.chunks()[row * chunks + c];
-                        match shape.groups {
-                            4 => lay::<4>(chunk, i, cols, shape.bias, out),
-                            _ => lay::<8>(chunk, i, cols, shape.bias, out),
+                        match shape.form.groups {
+                            4 => lay::<4>(chunk, i, cols, shape.form, out),
+                            _ => lay::<8>(chunk, i, cols, shape.form, out),
                         }
                     }
                 }
@@ -128,23 +132,45 @@ pub(super) fn with_tiles(
 }
 
 /// Writes a chunk of one row as row `i` of the `cols` of a tile's chunk, as
-/// [`ActBlock`](super::kernels::ActBlock) reads it.
+/// [`ActBlock`](super::kernels::ActBlock) reads it. A scale is that of `G` words of the chunk.
 #[inline(always)]
-fn lay<const G: usize>(chunk: &ActChunk, i: usize, cols: usize, bias: u32, out: &mut [u32]) {
-    let blocks = out.chunks_exact_mut(act_block_words(G, cols));
-    let q = bytemuck::cast_slice::<i8, u32>(&chunk.q).as_chunks::<G>().0;
+fn lay<const G: usize>(chunk: &ActChunk, i: usize, cols: usize, form: Form, out: &mut [u32]) {
+    let blocks = out.chunks_exact_mut(act_block_words(form.groups, cols));
+    let q = bytemuck::cast_slice::<i8, [i8; 4]>(&chunk.q).as_chunks::<G>().0;
     for (b, (block, q)) in blocks.zip(q).enumerate() {
         let (total, sum) = if 4 * G == GROUP {
             (chunk.total[b], chunk.sum[b])
         } else {
             (chunk.block_total[b], chunk.block_sum[b])
         };
-        let (bytes, rest) = block.split_at_mut(cols * G);
-        bytes[i * G..][..G].copy_from_slice(q);
+        let (words, rest) = block.split_at_mut(cols * form.groups);
+        let words = &mut words[i * form.groups..][..form.groups];
+        if form.sums == sums::WIDE {
+            for (words, q) in words.as_chunks_mut::<2>().0.iter_mut().zip(q) {
+                let [a, b, c, d] = q.map(i16::from);
+                *words = [pair(a, c), pair(b, d)];
+            }
+        } else {
+            words.copy_from_slice(bytemuck::cast_slice(q));
+        }
         rest[i] = chunk.scale[4 * G * b / GROUP].to_bits();
-        rest[cols + i] = -(i32::from(total) << bias) as u32;
+        rest[cols + i] = match (form.bias, form.sums) {
+            (0, _) => 0,
+            (bias, sums::PAIRS) => {
+                let low: i32 = q.iter().map(|q| i32::from(q[0]) + i32::from(q[1])).sum();
+                // Modulo 2^16, as the sums are.
+                let start = |total: i32| -(total << bias) as i16;
+                pair(start(low), start(i32::from(total) - low))
+            }
+            (bias, _) => -(i32::from(total) << bias) as u32,
+        };
         rest[2 * cols + i] = sum.to_bits();
     }
+}
+
+/// Two numbers of 16 bits as a word, the first in the low bits.
+fn pair(low: i16, high: i16) -> u32 {
+    u32::from(low.cast_unsigned()) | u32::from(high.cast_unsigned()) << 16
 }
 
 impl Tiles<'_> {
@@ -156,9 +182,14 @@ impl Tiles<'_> {
         })
     }
 
-    /// Chunks of a row.
-    pub(super) fn chunks(&self) -> usize {
-        self.chunks
+    /// What products with the weights need.
+    pub(super) fn form(&self) -> Form {
+        self.shape.form
+    }
+
+    /// Blocks of a row.
+    pub(super) fn blocks(&self) -> usize {
+        self.chunks * chunk_blocks(self.shape.form)
     }
 }
 
@@ -170,7 +201,8 @@ mod tests {
     fn tiles_cover_every_row_once_and_can_be_asked_for_by_number() {
         let widths: [&'static [usize]; 3] = [&[5, 4, 3, 2], &[16, 8, 4, 2], &[8, 4, 2]];
         for widths in widths {
-            let shape = TileShape { widths, groups: 8, bias: 0 };
+            let form = Form { sums: sums::QUADS, groups: 8, bias: 0, offsets: false };
+            let shape = TileShape { widths, form };
             for m in 1..100 {
                 let mut next = 0;
                 for (number, rows) in shape.rows(m).enumerate() {

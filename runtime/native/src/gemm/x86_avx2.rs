@@ -1,11 +1,14 @@
 //! AVX2, FMA and F16C, with and without the 8-bit dot products of AVX-VNNI.
 #![allow(unsafe_code)]
 
+use core::arch::asm;
 use core::arch::x86_64::*;
 
-use super::kernels::int::{self, Dpbusd};
-use super::kernels::{self, ActBlock, ActTile, Entries, Input, Rows, Simd, entries, entry};
+use super::kernels::int::sums;
+use super::kernels::packed::Streams;
+use super::kernels::{self, ActTile, Ahead, Entries, Input, Rows, Simd, entries, entry, methods};
 use super::out::{Columns, Out};
+use super::packed::PanelRows;
 use super::{ActChunk, Job, Plan, act, tiled, x86};
 use crate::quant::x86::{Chunk256, spill_256, unpack_256};
 use crate::quant::{Unpacked, tag};
@@ -22,21 +25,25 @@ const VNNI: u8 = 1;
 #[cfg(test)]
 const MODEL: u8 = 2;
 
-/// Whether the processor multiplies and adds four bytes of a 256-bit vector at once.
-pub(crate) fn has_vnni() -> bool {
-    is_x86_feature_detected!("avxvnni")
-}
-
-/// Computes a product; `Isa::Avx2` is available.
-pub(super) fn run(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
-    assert!(Isa::Avx2.is_available(), "dispatched to instructions that are missing");
-    if has_vnni() {
+/// Computes a product, with the 8-bit dot products where `isa` has them.
+pub(super) fn run(pool: &ThreadPool, isa: Isa, plan: Plan, job: &Job<'_>, out: Out<'_>) {
+    let is_available = |isa: Isa| assert!(isa.is_available(), "dispatched to {isa}");
+    if isa == Isa::Avx2Vnni {
+        is_available(isa);
         // SAFETY: just checked.
         unsafe { tiled::run::<Avx2<VNNI>>(pool, plan, job, out) }
     } else {
+        is_available(Isa::Avx2);
         // SAFETY: just checked.
         unsafe { tiled::run::<Avx2<PLAIN>>(pool, plan, job, out) }
     }
+}
+
+/// Writes the panel of `rows` to `out`.
+pub(super) fn pack(rows: &PanelRows<'_>, out: &mut [u8]) {
+    assert!(Isa::Avx2.is_available(), "dispatched to instructions that are missing");
+    // SAFETY: just checked.
+    unsafe { tiled::pack::<Avx2<PLAIN>>(rows, out) }
 }
 
 /// [`act::quantize_row`] with these instructions.
@@ -63,15 +70,24 @@ pub(super) fn run_model(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'
     unsafe { tiled::run::<Avx2<MODEL>>(pool, plan, job, out) }
 }
 
-/// [`run`] as a processor without AVX-VNNI would.
-#[cfg(test)]
-pub(super) fn run_plain(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
-    assert!(Isa::Avx2.is_available(), "dispatched to instructions that are missing");
-    // SAFETY: just checked.
-    unsafe { tiled::run::<Avx2<PLAIN>>(pool, plan, job, out) }
-}
-
 impl<const DOT: u8> Avx2<DOT> {
+    /// Adds to `sum` in each lane four products of a byte of `w`, unsigned, and one of `a`, signed.
+    #[inline(always)]
+    unsafe fn dpbusd(sum: __m256i, w: __m256i, a: __m256i) -> __m256i {
+        // SAFETY: the caller has the instructions that `DOT` stands for.
+        unsafe {
+            if DOT == VNNI {
+                return _mm256_dpbusd_avx_epi32(sum, w, a);
+            }
+            let even = _mm256_madd_epi16(
+                _mm256_and_si256(w, _mm256_set1_epi16(255)),
+                _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8),
+            );
+            let odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(a, 8));
+            _mm256_add_epi32(sum, _mm256_add_epi32(even, odd))
+        }
+    }
+
     /// Sums of four products of an unsigned and a signed byte. Without VNNI bytes of `w` are
     /// below 129, so that pairs fit 16 bits.
     #[inline(always)]
@@ -91,30 +107,25 @@ impl<const DOT: u8> Avx2<DOT> {
 // stores no more than that.
 unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
     const LANES: usize = 8;
-    const INT_PANELS: usize = if DOT == PLAIN { 1 } else { 2 };
-    const INT_COLS: usize = 4;
+    const INT_PANELS: usize = 2;
+    const INT_COLS: usize = if DOT == PLAIN { 5 } else { 4 };
+    const STREAMED_COLS: usize = 16;
     const FLOAT_COLS: usize = 6;
-    const BIASED: bool = DOT != PLAIN;
+    const QUADS: bool = DOT != PLAIN;
     type Chunk = Chunk256;
     type F = __m256;
     type B = __m256i;
 
-    #[inline(always)]
-    unsafe fn unpack<const T: u8>(p: *const u8) -> Chunk256 {
-        // SAFETY: the trait's contract.
-        unsafe { unpack_256::<T>(p) }
-    }
+    methods! {
+        fn unpack<const T: u8>(p: *const u8) -> Chunk256 {
+            unpack_256::<T>(p)
+        }
 
-    #[inline(always)]
-    unsafe fn spill(chunk: &Chunk256, out: &mut Unpacked) {
-        // SAFETY: the trait's contract.
-        unsafe { spill_256(chunk, out) }
-    }
+        fn spill(chunk: &Chunk256, out: &mut Unpacked) {
+            spill_256(chunk, out);
+        }
 
-    #[inline(always)]
-    unsafe fn dot<const T: u8>(chunk: &Chunk256, act: *const ActChunk, acc: &mut [__m256; 2]) {
-        // SAFETY: the trait's contract; `act` is one chunk.
-        unsafe {
+        fn dot<const T: u8>(chunk: &Chunk256, act: *const ActChunk, acc: &mut [__m256; 2]) {
             let scales = (&raw const (*act).scale).cast::<f32>();
             let sums = (&raw const (*act).sum).cast::<f32>();
             let mut scale = chunk.scale;
@@ -149,64 +160,42 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
                 acc[i % 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, acc[i % 2]);
             }
         }
-    }
 
-    #[inline(always)]
-    unsafe fn zero() -> __m256 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm256_setzero_ps() }
-    }
+        fn zero() -> __m256 {
+            _mm256_setzero_ps()
+        }
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> __m256 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm256_set1_ps(x) }
-    }
+        fn splat(x: f32) -> __m256 {
+            _mm256_set1_ps(x)
+        }
 
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> __m256 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm256_loadu_ps(p) }
-    }
+        fn load(p: *const f32) -> __m256 {
+            _mm256_loadu_ps(p)
+        }
 
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, x: __m256) {
-        // SAFETY: the trait's contract.
-        unsafe { _mm256_storeu_ps(p, x) }
-    }
+        fn store(p: *mut f32, x: __m256) {
+            _mm256_storeu_ps(p, x);
+        }
 
-    #[inline(always)]
-    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm256_mul_ps(a, b) }
-    }
+        fn mul(a: __m256, b: __m256) -> __m256 {
+            _mm256_mul_ps(a, b)
+        }
 
-    #[inline(always)]
-    unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
+        fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
+            _mm256_fmadd_ps(a, b, c)
+        }
 
-    #[inline(always)]
-    unsafe fn fnma(a: __m256, b: __m256, c: __m256) -> __m256 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm256_fnmadd_ps(a, b, c) }
-    }
+        fn fnma(a: __m256, b: __m256, c: __m256) -> __m256 {
+            _mm256_fnmadd_ps(a, b, c)
+        }
 
-    #[inline(always)]
-    unsafe fn sum(x: __m256) -> f32 {
-        // SAFETY: the trait's contract.
-        unsafe {
+        fn sum(x: __m256) -> f32 {
             let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
             let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
             _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
         }
-    }
 
-    #[inline(always)]
-    unsafe fn convert<const T: u8>(p: *const u8) -> __m256 {
-        // SAFETY: the trait's contract.
-        unsafe {
+        fn convert<const T: u8>(p: *const u8) -> __m256 {
             match T {
                 tag::F16 => _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
                 tag::BF16 => {
@@ -216,18 +205,16 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
                 _ => _mm256_loadu_ps(p.cast()),
             }
         }
-    }
 
-    #[inline(always)]
-    unsafe fn from_bytes(p: *const i8) -> __m256 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) }
-    }
+        fn from_signed(p: *const i8) -> __m256 {
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))
+        }
 
-    #[inline(always)]
-    unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
-        // SAFETY: the trait's contract.
-        unsafe {
+        fn from_unsigned(p: *const u8) -> __m256 {
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())))
+        }
+
+        fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
             // Rows i and i + 4 share a register, so that what is left is 4 x 4 in each half.
             let pair = |i: usize, at: usize| {
                 let low = _mm_loadu_ps(src.add(i * src_stride + at));
@@ -249,89 +236,65 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
                 }
             }
         }
-    }
 
-    #[inline(always)]
-    unsafe fn load_bytes(p: *const u8) -> __m256i {
-        // SAFETY: the trait's contract.
-        unsafe { _mm256_loadu_si256(p.cast()) }
-    }
+        fn load_bytes(p: *const u8) -> __m256i {
+            _mm256_loadu_si256(p.cast())
+        }
 
-    #[inline(always)]
-    unsafe fn block_dot<const G: usize, const FOLD: usize>(
-        w: &[__m256i; G],
-        a: *const i8,
-    ) -> __m256 {
-        // SAFETY: the trait's contract.
-        unsafe {
-            let a = a.cast::<i32>();
-            let mut sum = _mm256_setzero_si256();
-            for (i, w) in w.chunks(FOLD).enumerate() {
-                let mut pairs = _mm256_setzero_si256();
-                for (j, w) in w.iter().enumerate() {
-                    let a = _mm256_set1_epi32(a.add(FOLD * i + j).read_unaligned());
-                    pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(*w, a));
-                }
-                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+        fn store_bytes(p: *mut u8, x: __m256i) {
+            _mm256_storeu_si256(p.cast(), x);
+        }
+
+        fn splat_int(x: i32) -> __m256i {
+            _mm256_set1_epi32(x)
+        }
+
+        fn and(a: __m256i, b: __m256i) -> __m256i {
+            _mm256_and_si256(a, b)
+        }
+
+        fn or(a: __m256i, b: __m256i) -> __m256i {
+            _mm256_or_si256(a, b)
+        }
+
+        fn shift(x: __m256i, by: i32) -> __m256i {
+            let count = _mm_cvtsi32_si128(by.abs());
+            if by < 0 { _mm256_srl_epi16(x, count) } else { _mm256_sll_epi16(x, count) }
+        }
+
+        fn sub_bytes(a: __m256i, b: __m256i) -> __m256i {
+            _mm256_sub_epi8(a, b)
+        }
+
+        fn add_products(kind: u8, sum: __m256i, w: __m256i, a: __m256i) -> __m256i {
+            match kind {
+                sums::QUADS => Self::dpbusd(sum, w, a),
+                sums::PAIRS => pinned(_mm256_add_epi16(sum, _mm256_maddubs_epi16(w, a))),
+                _ => pinned(_mm256_add_epi32(sum, _mm256_madd_epi16(w, a))),
             }
-            _mm256_cvtepi32_ps(sum)
+        }
+
+        fn total(kind: u8, sum: __m256i) -> __m256 {
+            _mm256_cvtepi32_ps(match kind {
+                sums::PAIRS => _mm256_madd_epi16(sum, _mm256_set1_epi16(1)),
+                _ => sum,
+            })
         }
     }
 
     #[inline(always)]
-    unsafe fn block_dots<
-        const G: usize,
-        const FOLD: usize,
-        const BIAS: u32,
-        const P: usize,
-        const C: usize,
-    >(
-        blocks: [*const u8; P],
-        act: ActBlock<G, C>,
-    ) -> [[__m256; C]; P] {
-        // SAFETY: the trait's contract.
-        unsafe {
-            if DOT == PLAIN {
-                int::dots_apart::<Self, G, FOLD, P, C>(blocks, act)
-            } else {
-                int::dots_biased::<Self, G, BIAS, P, C>(blocks, act)
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn fetch_ahead(p: *const u8) {
-        x86::fetch_ahead(p);
+    fn fetch_ahead(p: *const u8, ahead: Ahead) {
+        x86::fetch_ahead(p, ahead);
     }
 }
 
-// SAFETY: as for `Simd`.
-unsafe impl<const DOT: u8> Dpbusd for Avx2<DOT> {
-    #[inline(always)]
-    unsafe fn dpbusd(sum: __m256i, w: __m256i, a: __m256i) -> __m256i {
-        // SAFETY: the trait's contract; those that `DOT` stands for are among the instructions.
-        unsafe {
-            if DOT == VNNI {
-                return _mm256_dpbusd_avx_epi32(sum, w, a);
-            }
-            let even = _mm256_madd_epi16(
-                _mm256_and_si256(w, _mm256_set1_epi16(255)),
-                _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8),
-            );
-            let odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(a, 8));
-            _mm256_add_epi32(sum, _mm256_add_epi32(even, odd))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn splat_int(x: i32) -> __m256i {
-        // SAFETY: the trait's contract.
-        unsafe { _mm256_set1_epi32(x) }
-    }
-
-    #[inline(always)]
-    unsafe fn from_ints(x: __m256i) -> __m256 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm256_cvtepi32_ps(x) }
-    }
+/// The same vector, which compilers do not know to be: they regroup long chains of sums, and then run
+/// out of registers (40 instead of 120 thousand million products in a second).
+#[inline]
+#[target_feature(enable = "avx2")]
+fn pinned(x: __m256i) -> __m256i {
+    let mut x = x;
+    // SAFETY: there are no instructions in it.
+    unsafe { asm!("/* {0} */", inout(ymm_reg) x, options(nomem, nostack, preserves_flags)) };
+    x
 }

@@ -1,11 +1,14 @@
 //! AVX-512 F, BW, VL and DQ, with and without the 8-bit dot products of VNNI.
 #![allow(unsafe_code)]
 
+use core::arch::asm;
 use core::arch::x86_64::*;
 
-use super::kernels::int::{self, Dpbusd};
-use super::kernels::{self, ActBlock, ActTile, Entries, Input, Rows, Simd, entries, entry};
+use super::kernels::int::sums;
+use super::kernels::packed::Streams;
+use super::kernels::{self, ActTile, Ahead, Entries, Input, Rows, Simd, entries, entry, methods};
 use super::out::{Columns, Out};
+use super::packed::PanelRows;
 use super::{ActChunk, Job, Plan, act, tiled, x86};
 use crate::quant::x86::{Chunk512, spill_512, unpack_512, unpack_halves_q4_0};
 use crate::quant::{CHUNK, Unpacked, tag};
@@ -22,21 +25,25 @@ pub(super) const VNNI: u8 = 1;
 #[cfg(test)]
 pub(super) const MODEL: u8 = 2;
 
-/// Whether the processor multiplies and adds four bytes at once.
-pub(crate) fn has_vnni() -> bool {
-    is_x86_feature_detected!("avx512vnni")
-}
-
-/// Computes a product; `Isa::Avx512` is available.
-pub(super) fn run(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
-    assert!(Isa::Avx512.is_available(), "dispatched to instructions that are missing");
-    if has_vnni() {
+/// Computes a product, with the 8-bit dot products where `isa` has them.
+pub(super) fn run(pool: &ThreadPool, isa: Isa, plan: Plan, job: &Job<'_>, out: Out<'_>) {
+    let is_available = |isa: Isa| assert!(isa.is_available(), "dispatched to {isa}");
+    if isa == Isa::Avx512Vnni {
+        is_available(isa);
         // SAFETY: just checked.
         unsafe { tiled::run::<Avx512<VNNI>>(pool, plan, job, out) }
     } else {
+        is_available(Isa::Avx512);
         // SAFETY: just checked.
         unsafe { tiled::run::<Avx512<PLAIN>>(pool, plan, job, out) }
     }
+}
+
+/// Writes the panel of `rows` to `out`.
+pub(super) fn pack(rows: &PanelRows<'_>, out: &mut [u8]) {
+    assert!(Isa::Avx512.is_available(), "dispatched to instructions that are missing");
+    // SAFETY: just checked.
+    unsafe { tiled::pack::<Avx512<PLAIN>>(rows, out) }
 }
 
 /// [`act::quantize_row`] with these instructions.
@@ -128,6 +135,23 @@ pub(super) fn run_model(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'
 }
 
 impl<const DOT: u8> Avx512<DOT> {
+    /// Adds to `sum` in each lane four products of a byte of `w`, unsigned, and one of `a`, signed.
+    #[inline(always)]
+    unsafe fn dpbusd(sum: __m512i, w: __m512i, a: __m512i) -> __m512i {
+        // SAFETY: the caller has the instructions that `DOT` stands for.
+        unsafe {
+            if DOT == VNNI {
+                return _mm512_dpbusd_epi32(sum, w, a);
+            }
+            let even = _mm512_madd_epi16(
+                _mm512_and_si512(w, _mm512_set1_epi16(255)),
+                _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8),
+            );
+            let odd = _mm512_madd_epi16(_mm512_srli_epi16(w, 8), _mm512_srai_epi16(a, 8));
+            _mm512_add_epi32(sum, _mm512_add_epi32(even, odd))
+        }
+    }
+
     /// Sums of four products of an unsigned and a signed byte. Without VNNI bytes of `w` are
     /// below 129, so that pairs fit 16 bits.
     #[inline(always)]
@@ -176,36 +200,29 @@ impl<const DOT: u8> Avx512<DOT> {
 // stores no more than that.
 unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
     const LANES: usize = 16;
-    const INT_PANELS: usize = if DOT == PLAIN { 1 } else { 2 };
-    const INT_COLS: usize = if DOT == PLAIN { 16 } else { 5 };
+    const INT_PANELS: usize = 2;
+    const INT_COLS: usize = 5;
+    const STREAMED_COLS: usize = 32;
     const FLOAT_COLS: usize = 12;
-    const BIASED: bool = DOT != PLAIN;
+    const QUADS: bool = DOT != PLAIN;
     type Chunk = Chunk512;
     type F = __m512;
     type B = __m512i;
 
-    #[inline(always)]
-    unsafe fn unpack<const T: u8>(p: *const u8) -> Chunk512 {
-        // SAFETY: the trait's contract.
-        unsafe { unpack_512::<T>(p) }
-    }
+    methods! {
+        fn unpack<const T: u8>(p: *const u8) -> Chunk512 {
+            unpack_512::<T>(p)
+        }
 
-    #[inline(always)]
-    unsafe fn spill(chunk: &Chunk512, out: &mut Unpacked) {
-        // SAFETY: the trait's contract.
-        unsafe { spill_512(chunk, out) }
-    }
+        fn spill(chunk: &Chunk512, out: &mut Unpacked) {
+            spill_512(chunk, out);
+        }
 
-    #[inline(always)]
-    unsafe fn unpack_for_dot<const T: u8>(p: *const u8) -> Chunk512 {
-        // SAFETY: the trait's contract.
-        unsafe { if T == tag::Q4_0 { unpack_halves_q4_0(p) } else { unpack_512::<T>(p) } }
-    }
+        fn unpack_for_dot<const T: u8>(p: *const u8) -> Chunk512 {
+            if T == tag::Q4_0 { unpack_halves_q4_0(p) } else { unpack_512::<T>(p) }
+        }
 
-    #[inline(always)]
-    unsafe fn dot<const T: u8>(chunk: &Chunk512, act: *const ActChunk, acc: &mut [__m512; 2]) {
-        // SAFETY: the trait's contract; `act` is one chunk.
-        unsafe {
+        fn dot<const T: u8>(chunk: &Chunk512, act: *const ActChunk, acc: &mut [__m512; 2]) {
             let scales = _mm512_loadu_ps((&raw const (*act).scale).cast());
             let scales = _mm512_mul_ps(chunk.scale, scales);
             let sums = _mm512_loadu_ps((&raw const (*act).sum).cast());
@@ -248,60 +265,40 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
                 acc[i % 2] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, acc[i % 2]);
             }
         }
-    }
 
-    #[inline(always)]
-    unsafe fn zero() -> __m512 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_setzero_ps() }
-    }
+        fn zero() -> __m512 {
+            _mm512_setzero_ps()
+        }
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> __m512 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_set1_ps(x) }
-    }
+        fn splat(x: f32) -> __m512 {
+            _mm512_set1_ps(x)
+        }
 
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> __m512 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_loadu_ps(p) }
-    }
+        fn load(p: *const f32) -> __m512 {
+            _mm512_loadu_ps(p)
+        }
 
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, x: __m512) {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_storeu_ps(p, x) }
-    }
+        fn store(p: *mut f32, x: __m512) {
+            _mm512_storeu_ps(p, x);
+        }
 
-    #[inline(always)]
-    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_mul_ps(a, b) }
-    }
+        fn mul(a: __m512, b: __m512) -> __m512 {
+            _mm512_mul_ps(a, b)
+        }
 
-    #[inline(always)]
-    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_fmadd_ps(a, b, c) }
-    }
+        fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+            _mm512_fmadd_ps(a, b, c)
+        }
 
-    #[inline(always)]
-    unsafe fn fnma(a: __m512, b: __m512, c: __m512) -> __m512 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_fnmadd_ps(a, b, c) }
-    }
+        fn fnma(a: __m512, b: __m512, c: __m512) -> __m512 {
+            _mm512_fnmadd_ps(a, b, c)
+        }
 
-    #[inline(always)]
-    unsafe fn sum(x: __m512) -> f32 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_reduce_add_ps(x) }
-    }
+        fn sum(x: __m512) -> f32 {
+            _mm512_reduce_add_ps(x)
+        }
 
-    #[inline(always)]
-    unsafe fn convert<const T: u8>(p: *const u8) -> __m512 {
-        // SAFETY: the trait's contract.
-        unsafe {
+        fn convert<const T: u8>(p: *const u8) -> __m512 {
             match T {
                 tag::F16 => _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())),
                 tag::BF16 => {
@@ -311,18 +308,16 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
                 _ => _mm512_loadu_ps(p.cast()),
             }
         }
-    }
 
-    #[inline(always)]
-    unsafe fn from_bytes(p: *const i8) -> __m512 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
-    }
+        fn from_signed(p: *const i8) -> __m512 {
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))
+        }
 
-    #[inline(always)]
-    unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
-        // SAFETY: the trait's contract.
-        unsafe {
+        fn from_unsigned(p: *const u8) -> __m512 {
+            _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())))
+        }
+
+        fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
             // Four quarter rows to a register, rows i, i + 4, i + 8 and i + 12, so that what is
             // left is 4 x 4 in each quarter.
             let quarters = |i: usize, at: usize| {
@@ -347,89 +342,65 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
                 }
             }
         }
-    }
 
-    #[inline(always)]
-    unsafe fn load_bytes(p: *const u8) -> __m512i {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_loadu_si512(p.cast()) }
-    }
+        fn load_bytes(p: *const u8) -> __m512i {
+            _mm512_loadu_si512(p.cast())
+        }
 
-    #[inline(always)]
-    unsafe fn block_dot<const G: usize, const FOLD: usize>(
-        w: &[__m512i; G],
-        a: *const i8,
-    ) -> __m512 {
-        // SAFETY: the trait's contract.
-        unsafe {
-            let a = a.cast::<i32>();
-            let mut sum = _mm512_setzero_si512();
-            for (i, w) in w.chunks(FOLD).enumerate() {
-                let mut pairs = _mm512_setzero_si512();
-                for (j, w) in w.iter().enumerate() {
-                    let four = _mm512_set1_epi32(a.add(FOLD * i + j).read_unaligned());
-                    pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(*w, four));
-                }
-                sum = _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+        fn store_bytes(p: *mut u8, x: __m512i) {
+            _mm512_storeu_si512(p.cast(), x);
+        }
+
+        fn splat_int(x: i32) -> __m512i {
+            _mm512_set1_epi32(x)
+        }
+
+        fn and(a: __m512i, b: __m512i) -> __m512i {
+            _mm512_and_si512(a, b)
+        }
+
+        fn or(a: __m512i, b: __m512i) -> __m512i {
+            _mm512_or_si512(a, b)
+        }
+
+        fn shift(x: __m512i, by: i32) -> __m512i {
+            let count = _mm_cvtsi32_si128(by.abs());
+            if by < 0 { _mm512_srl_epi16(x, count) } else { _mm512_sll_epi16(x, count) }
+        }
+
+        fn sub_bytes(a: __m512i, b: __m512i) -> __m512i {
+            _mm512_sub_epi8(a, b)
+        }
+
+        fn add_products(kind: u8, sum: __m512i, w: __m512i, a: __m512i) -> __m512i {
+            match kind {
+                sums::QUADS => Self::dpbusd(sum, w, a),
+                sums::PAIRS => pinned(_mm512_add_epi16(sum, _mm512_maddubs_epi16(w, a))),
+                _ => pinned(_mm512_add_epi32(sum, _mm512_madd_epi16(w, a))),
             }
-            _mm512_cvtepi32_ps(sum)
+        }
+
+        fn total(kind: u8, sum: __m512i) -> __m512 {
+            _mm512_cvtepi32_ps(match kind {
+                sums::PAIRS => _mm512_madd_epi16(sum, _mm512_set1_epi16(1)),
+                _ => sum,
+            })
         }
     }
 
     #[inline(always)]
-    unsafe fn block_dots<
-        const G: usize,
-        const FOLD: usize,
-        const BIAS: u32,
-        const P: usize,
-        const C: usize,
-    >(
-        blocks: [*const u8; P],
-        act: ActBlock<G, C>,
-    ) -> [[__m512; C]; P] {
-        // SAFETY: the trait's contract.
-        unsafe {
-            if DOT == PLAIN {
-                int::dots_apart::<Self, G, FOLD, P, C>(blocks, act)
-            } else {
-                int::dots_biased::<Self, G, BIAS, P, C>(blocks, act)
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn fetch_ahead(p: *const u8) {
-        x86::fetch_ahead(p);
+    fn fetch_ahead(p: *const u8, ahead: Ahead) {
+        x86::fetch_ahead(p, ahead);
     }
 }
 
-// SAFETY: as for `Simd`.
-unsafe impl<const DOT: u8> Dpbusd for Avx512<DOT> {
-    #[inline(always)]
-    unsafe fn dpbusd(sum: __m512i, w: __m512i, a: __m512i) -> __m512i {
-        // SAFETY: the trait's contract; those that `DOT` stands for are among the instructions.
-        unsafe {
-            if DOT == VNNI {
-                return _mm512_dpbusd_epi32(sum, w, a);
-            }
-            let even = _mm512_madd_epi16(
-                _mm512_and_si512(w, _mm512_set1_epi16(255)),
-                _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8),
-            );
-            let odd = _mm512_madd_epi16(_mm512_srli_epi16(w, 8), _mm512_srai_epi16(a, 8));
-            _mm512_add_epi32(sum, _mm512_add_epi32(even, odd))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn splat_int(x: i32) -> __m512i {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_set1_epi32(x) }
-    }
-
-    #[inline(always)]
-    unsafe fn from_ints(x: __m512i) -> __m512 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_cvtepi32_ps(x) }
-    }
+/// The same vector, which compilers do not know to be: they regroup long chains of sums, and then run
+/// out of registers (40 instead of 120 thousand million products in a second).
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn pinned(x: __m512i) -> __m512i {
+    let mut x = x;
+    // SAFETY: there are no instructions in it.
+    unsafe { asm!("/* {0} */", inout(zmm_reg) x, options(nomem, nostack, preserves_flags)) };
+    x
 }

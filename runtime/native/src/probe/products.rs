@@ -3,7 +3,7 @@
 
 use std::hint::black_box;
 
-use crate::{Isa, gemm};
+use crate::Isa;
 
 /// Sums that grow side by side: more than the instruction's latency times how many start in a cycle,
 /// fewer than there are registers.
@@ -22,21 +22,13 @@ impl Loop {
     pub(super) fn detect() -> Option<Loop> {
         match Isa::detect() {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 if gemm::x86_avx512::has_vnni() => {
-                Some(Loop { products: SUMS * 64, run: x86::vnni_512 })
-            }
+            Isa::Avx512Vnni => Some(Loop { products: SUMS * 64, run: x86::vnni_512 }),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 if gemm::x86_avx2::has_vnni() => {
-                Some(Loop { products: SUMS * 32, run: x86::vnni_256 })
-            }
+            Isa::Avx2Vnni => Some(Loop { products: SUMS * 32, run: x86::vnni_256 }),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon if gemm::neon::has_i8mm() => {
-                Some(Loop { products: SUMS * 32, run: neon::smmla })
-            }
+            Isa::NeonI8mm => Some(Loop { products: SUMS * 32, run: neon::smmla }),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon if gemm::neon::has_dotprod() => {
-                Some(Loop { products: SUMS * 16, run: neon::sdot })
-            }
+            Isa::NeonDotprod => Some(Loop { products: SUMS * 16, run: neon::sdot }),
             _ => None,
         }
     }

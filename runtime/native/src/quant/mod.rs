@@ -107,7 +107,7 @@ pub fn dequantize_row_with(
     dst: &mut [f32],
 ) -> Result<(), NativeError> {
     check_row("dequantize_row", dtype, dst.len(), src.len())?;
-    match isa.usable() {
+    match isa.usable().widest().plain() {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => x86::dequantize_avx2(dtype, src, dst),
         #[cfg(target_arch = "x86_64")]

@@ -6,7 +6,7 @@ use ruvllm::engine::memory::parse_size;
 use ruvllm::host::CompilerProcess;
 use ruvllm::server::GrammarCompiler;
 use ruvllm::server::ServerOptions;
-use ruvllm::{KvPolicy, Renderer};
+use ruvllm::{Isa, KvPolicy, ReadPattern, Renderer};
 use std::path::PathBuf;
 
 /// Runs language models with signed, sandboxed kernels.
@@ -97,9 +97,13 @@ pub(crate) struct KernelOptions {
     /// Fail a request whose kernel fails, instead of answering it with the next kernel.
     #[arg(long)]
     pub(crate) strict: bool,
-    /// Take kernels whose results do not depend on the processor; slower.
+    /// Take kernels whose results do not depend on the processor, and products whose results do not
+    /// depend on how many tokens are computed together; slower.
     #[arg(long)]
     pub(crate) deterministic: bool,
+    /// The instructions of native code, as `doctor` lists them; the best of the processor when absent.
+    #[arg(long, value_name = "NAME", value_parser = isa)]
+    pub(crate) isa: Option<Isa>,
     /// Where compiled kernels are kept between runs; the user's cache directory when absent.
     #[arg(long, value_name = "DIR")]
     pub(crate) cache_dir: Option<PathBuf>,
@@ -168,6 +172,11 @@ pub(crate) struct ModelOptions<K: Args = KvOption> {
     /// instead of rearranging them for speed.
     #[arg(long)]
     pub(crate) no_repack: bool,
+    /// How weights are read from memory where one token is computed: STREAMS-near or STREAMS-far, with 1,
+    /// 2 or 4 streams for each thread, fetched one or twelve kilobytes ahead; what is measured to be the
+    /// fastest when absent (`doctor` shows it).
+    #[arg(long, value_name = "PATTERN", value_parser = read_pattern, conflicts_with = "no_repack")]
+    pub(crate) read_pattern: Option<ReadPattern>,
     /// Multiply 16-bit float weights as bf16 in prompts, where the processor is faster so (`doctor`
     /// says): a little less exact; `perplexity` says how much.
     #[arg(long)]
@@ -440,6 +449,25 @@ fn lora(text: &str) -> Result<(PathBuf, f32), String> {
         (path, scale) if !path.is_empty() && scale.is_finite() => Ok((path.into(), scale)),
         _ => Err("give FILE or FILE=SCALE, such as adapter.gguf=0.5".to_owned()),
     }
+}
+
+fn isa(text: &str) -> Result<Isa, String> {
+    let listed = || {
+        let names: Vec<_> = Isa::available().iter().map(|isa| isa.name()).collect();
+        names.join(", ")
+    };
+    match Isa::named(text) {
+        Some(isa) if isa.is_available() => Ok(isa),
+        Some(isa) => Err(format!("this processor does not have {isa}; it has {}", listed())),
+        None => Err(format!("give one of {}", listed())),
+    }
+}
+
+fn read_pattern(text: &str) -> Result<ReadPattern, String> {
+    ReadPattern::named(text).ok_or_else(|| {
+        let names = ReadPattern::ALL.map(|(name, _)| name);
+        format!("give one of {}", names.join(", "))
+    })
 }
 
 fn rope_factor(text: &str) -> Result<f64, String> {

@@ -5,7 +5,7 @@ use super::terminal::{self, say};
 use super::{Ended, Failure, setup};
 use ruvllm::host::{Host, InstallReport};
 use ruvllm_abi::DType;
-use ruvllm_native::gemm::{self, Method};
+use ruvllm_native::gemm::{self, Method, ReadPattern, ReadRates};
 use ruvllm_native::{Isa, ThreadPool, pool, probe};
 use serde::Serialize;
 use std::fmt;
@@ -24,9 +24,12 @@ struct Diagnosis {
     logical_processors: usize,
     threads: usize,
     instructions: &'static str,
+    /// What `--isa` takes here.
+    available: Vec<&'static str>,
     features: Vec<Feature>,
     weights: Vec<WeightPaths>,
     memory: Vec<Bandwidth>,
+    reading: Vec<Reading>,
     /// Empty where the processor has no instruction for them.
     int8_products: Vec<Products>,
     sandbox: Sandbox,
@@ -50,6 +53,17 @@ struct WeightPaths {
 struct Bandwidth {
     threads: usize,
     gb_per_second: f64,
+    /// The places that each thread read from in turn: of 1, 2, 4 and 8 the fastest.
+    streams: usize,
+}
+
+/// How fast products with one row of activations read packed weights by a pattern.
+#[derive(Serialize)]
+struct Reading {
+    threads: usize,
+    pattern: &'static str,
+    gb_per_second: f64,
+    chosen: bool,
 }
 
 /// What bounds prompts and batches.
@@ -72,18 +86,21 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
     let set = setup::kernel_set(&args.kernels)?.build()?;
     let ready_ms = started.elapsed().as_secs_f64() * 1e3;
     let threads = args.threads.map_or_else(pool::default_threads, usize::from);
+    let isa = args.kernels.isa.unwrap_or_else(Isa::detect);
     let diagnosis = Diagnosis {
         processor: probe::processor(),
         architecture: std::env::consts::ARCH,
         logical_processors: std::thread::available_parallelism().map_or(1, usize::from),
         threads,
-        instructions: Isa::detect().name(),
+        instructions: isa.name(),
+        available: Isa::available().iter().map(|isa| isa.name()).collect(),
         features: Isa::features()
             .into_iter()
             .map(|(name, present)| Feature { name, present })
             .collect(),
-        weights: gemm::weight_types().map(|dtype| paths(dtype, args.bf16)).collect(),
+        weights: gemm::weight_types().map(|dtype| paths(dtype, isa, args.bf16)).collect(),
         memory: memory(threads),
+        reading: reading(threads, isa),
         int8_products: products(threads),
         sandbox: sandbox(set.host(), set.installed(), ready_ms),
     };
@@ -95,9 +112,9 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
     Ok(Ended::Done)
 }
 
-fn paths(dtype: DType, bf16: bool) -> WeightPaths {
+fn paths(dtype: DType, isa: Isa, bf16: bool) -> WeightPaths {
     let named = |rows| {
-        gemm::method(dtype, Isa::detect(), rows, bf16).map_or_else(
+        gemm::method(dtype, isa, rows, bf16).map_or_else(
             || "not multiplied with".to_owned(),
             |Method { instructions, arithmetic, layout }| {
                 format!("{instructions}, {arithmetic}, {layout}")
@@ -111,9 +128,26 @@ fn paths(dtype: DType, bf16: bool) -> WeightPaths {
 fn memory(threads: usize) -> Vec<Bandwidth> {
     let measure = |pool: ThreadPool| {
         let rate = probe::read_bandwidth(&pool, probe::STREAM_BYTES, PROBE_TIME);
-        Bandwidth { threads: pool.threads(), gb_per_second: rate / 1e9 }
+        Bandwidth {
+            threads: pool.threads(),
+            gb_per_second: rate.bytes_per_second / 1e9,
+            streams: rate.streams,
+        }
     };
     one_and_all(threads).map(measure).collect()
+}
+
+/// What all threads read by each pattern; nothing where there is no memory to measure it.
+fn reading(threads: usize, isa: Isa) -> Vec<Reading> {
+    let Ok(rates) = ReadRates::measure(&ThreadPool::new(threads), isa) else { return Vec::new() };
+    let best = rates.best();
+    let reading = |(pattern, rate): (ReadPattern, f64)| Reading {
+        threads,
+        pattern: pattern.name(),
+        gb_per_second: rate / 1e9,
+        chosen: pattern == best,
+    };
+    rates.iter().map(reading).collect()
 }
 
 /// What one thread computes, and what all do.
@@ -160,9 +194,16 @@ impl fmt::Display for Diagnosis {
         if !named(false).is_empty() {
             writeln!(f, "missing here  {}", named(false))?;
         }
-        for (i, Bandwidth { threads, gb_per_second }) in self.memory.iter().enumerate() {
+        writeln!(f, "--isa         {}", self.available.join(" "))?;
+        for (i, Bandwidth { threads, gb_per_second, streams }) in self.memory.iter().enumerate() {
             let label = if i == 0 { "memory reads" } else { "" };
-            writeln!(f, "{label:<13} {gb_per_second:.1} GB/s with {threads} thread(s)")?;
+            let by = format!("{threads} thread(s), {streams} stream(s) each");
+            writeln!(f, "{label:<13} {gb_per_second:.1} GB/s with {by}")?;
+        }
+        for (i, Reading { pattern, gb_per_second, chosen, .. }) in self.reading.iter().enumerate() {
+            let label = if i == 0 { "read pattern" } else { "" };
+            let mark = if *chosen { ", chosen for decoding" } else { "" };
+            writeln!(f, "{label:<13} {pattern:<6} {gb_per_second:.1} GB/s{mark}")?;
         }
         for (i, Products { threads, giga_per_second }) in self.int8_products.iter().enumerate() {
             let label = if i == 0 { "8-bit maths" } else { "" };

@@ -7,7 +7,7 @@ use clap::Args;
 use ruvllm::host::{Compiler, CompilerProcess, HostConfig, InstallReport, Policy};
 use ruvllm::signing::{PackLock, VersionFloor};
 use ruvllm::{
-    KernelSet, KernelSetBuilder, KvPolicy, Renderer, RopeExtension, RopeMethod, Runtime,
+    Isa, KernelSet, KernelSetBuilder, KvPolicy, Renderer, RopeExtension, RopeMethod, Runtime,
     RuntimeBuilder, SamplingOptions,
 };
 use std::io::{self, Write as _};
@@ -34,6 +34,7 @@ pub(crate) fn kernel_set(options: &KernelOptions) -> Result<KernelSetBuilder, Fa
         policy,
         strict: options.strict,
         deterministic: options.deterministic,
+        isa: options.isa.unwrap_or_else(Isa::detect),
         cache_dir,
         compiler: Compiler::Process(CompilerProcess::default()),
         ..HostConfig::default()
@@ -98,6 +99,12 @@ fn builder<K: Args>(options: &ModelOptions<K>, kv: &KvPolicy) -> Result<RuntimeB
     let kernels = kernel_set(&options.kernels)?;
     let mut builder = Runtime::builder().kernels(kernels).kv(kv.clone());
     builder = builder.repack(!options.no_repack).bf16(options.bf16);
+    if let Some(isa) = options.kernels.isa {
+        builder = builder.isa(isa);
+    }
+    if let Some(pattern) = options.read_pattern {
+        builder = builder.read_pattern(pattern);
+    }
     if let Some(path) = &options.model {
         builder = builder.model(path);
     }

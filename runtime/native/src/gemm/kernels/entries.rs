@@ -1,9 +1,11 @@
 //! The functions that enable the instructions which the inner loops are compiled with.
 #![allow(unsafe_code)]
 
+use super::packed::Streams;
 use super::{ActTile, Input, Rows, Simd};
 use crate::gemm::ActChunk;
 use crate::gemm::out::Columns;
+use crate::gemm::packed::PanelRows;
 
 /// The non-inlined functions that enable the instructions of a [`Simd`]; `entries!` writes them.
 ///
@@ -22,20 +24,28 @@ pub(in crate::gemm) unsafe trait Entries: Simd {
         y: &mut Columns<'_>,
         act: Input<f32>,
     );
-    /// See [`pack_int`](super::int::pack_int).
-    unsafe fn pack_int<const T: u8, const G: usize>(rows: &Rows, panel: *mut u8);
+    /// See [`dot_packed`](super::packed::dot_packed).
+    unsafe fn dot_packed<const T: u8, const P: usize, const C: usize>(
+        streams: Streams<P>,
+        act: ActTile,
+        y: &mut Columns<'_>,
+    );
+    /// See [`unpack_panel`](super::packed::unpack_panel).
+    unsafe fn unpack_panel<const T: u8>(panel: *const u8, units: usize, blocks: usize, to: *mut u8);
+    /// See [`pack`](super::packed::pack).
+    unsafe fn pack<const T: u8>(rows: &PanelRows<'_>, out: &mut [u8]);
     /// See [`pack_float`](super::float::pack_float).
     unsafe fn pack_float<const T: u8>(rows: &Rows, from: usize, to: usize, panel: *mut f32);
     /// See [`Simd::tile`].
     unsafe fn tile_int<
         const G: usize,
-        const FOLD: usize,
-        const BIAS: u32,
+        const SUMS: u8,
+        const OFFSETS: bool,
         const P: usize,
         const C: usize,
     >(
         panels: *const u8,
-        chunks: usize,
+        blocks: usize,
         act: ActTile,
         col: usize,
         y: &mut Columns<'_>,
@@ -86,10 +96,21 @@ macro_rules! entries {
                 y: &mut Columns<'_>,
                 act: Input<f32>,
             ) => kernels::float::dot_float::<$simd, T, M>(rows, y, act));
-            entry!($features, pack_int<T: u8, G: usize>(
-                rows: &Rows,
-                panel: *mut u8,
-            ) => kernels::int::pack_int::<$simd, T, G>(rows, panel));
+            entry!($features, dot_packed<T: u8, P: usize, C: usize>(
+                streams: Streams<P>,
+                act: ActTile,
+                y: &mut Columns<'_>,
+            ) => kernels::packed::dot_packed::<$simd, T, P, C>(streams, act, y));
+            entry!($features, unpack_panel<T: u8>(
+                panel: *const u8,
+                units: usize,
+                blocks: usize,
+                to: *mut u8,
+            ) => kernels::packed::unpack_panel::<$simd, T>(panel, units, blocks, to));
+            entry!($features, pack<T: u8>(
+                rows: &PanelRows<'_>,
+                out: &mut [u8],
+            ) => kernels::packed::pack::<$simd, T>(rows, out));
             entry!($features, pack_float<T: u8>(
                 rows: &Rows,
                 from: usize,
@@ -97,14 +118,14 @@ macro_rules! entries {
                 panel: *mut f32,
             ) => kernels::float::pack_float::<$simd, T>(rows, from, to, panel));
             entry!($features, tile_int<
-                G: usize, FOLD: usize, BIAS: u32, P: usize, C: usize
+                G: usize, SUMS: u8, OFFSETS: bool, P: usize, C: usize
             >(
                 panels: *const u8,
-                chunks: usize,
+                blocks: usize,
                 act: ActTile,
                 col: usize,
                 y: &mut Columns<'_>,
-            ) => <$simd>::tile::<G, FOLD, BIAS, P, C>(panels, chunks, act, col, y));
+            ) => <$simd>::tile::<G, SUMS, OFFSETS, P, C>(panels, blocks, act, col, y));
             entry!($features, tile_float<C: usize>(
                 panel: *const f32,
                 len: usize,

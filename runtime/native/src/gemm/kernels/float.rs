@@ -1,9 +1,9 @@
 //! Weights and activations as f32.
 #![allow(unsafe_code)]
 
-use super::{FLOAT_VECTORS, Input, MAX_LANES, PADDED, Rows, Simd, unroll};
+use super::{Ahead, FLOAT_VECTORS, Input, MAX_LANES, PADDED, Rows, Simd, unroll};
 use crate::gemm::out::Columns;
-use crate::quant::{CHUNK, GROUP, Unpacked, tag};
+use crate::quant::{CHUNK, tag};
 
 /// `y[act.first + i, r] = act[i] · rows[r]` for all rows and `M` rows of activations. The rows are
 /// the columns of `y`.
@@ -25,7 +25,7 @@ pub(in crate::gemm) unsafe fn dot_float<S: Simd, const T: u8, const M: usize>(
             for s in 0..whole {
                 let p = p.add(s * step * size);
                 for line in 0..(step * size).div_ceil(64) {
-                    S::fetch_ahead(p.wrapping_add(64 * line));
+                    S::fetch_ahead(p.wrapping_add(64 * line), Ahead::FAR);
                 }
                 step_float::<S, T, M>(p, size, &act, s * step, &mut acc);
             }
@@ -100,22 +100,7 @@ pub(in crate::gemm) unsafe fn pack_float<S: Simd, const T: u8>(
 unsafe fn numbers<S: Simd, const T: u8>(p: *const u8, out: &mut [f32; CHUNK]) {
     // SAFETY: the module's contract; `p` holds a chunk of type `T`.
     unsafe {
-        let size = match T {
-            tag::F32 => 4,
-            tag::F16 | tag::BF16 => 2,
-            _ => {
-                let mut chunk = Unpacked::ZERO;
-                S::spill(&S::unpack::<T>(p), &mut chunk);
-                for i in (0..CHUNK).step_by(S::LANES) {
-                    let group = i / GROUP;
-                    let q = S::from_bytes(chunk.q.as_ptr().add(i));
-                    let offset = S::splat(-chunk.offset[group]);
-                    let x = S::fma(q, S::splat(chunk.scale[group]), offset);
-                    S::store(out.as_mut_ptr().add(i), x);
-                }
-                return;
-            }
-        };
+        let size = if T == tag::F32 { 4 } else { 2 };
         for i in (0..CHUNK).step_by(S::LANES) {
             S::store(out.as_mut_ptr().add(i), S::convert::<T>(p.add(i * size)));
         }

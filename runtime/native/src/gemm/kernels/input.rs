@@ -1,4 +1,7 @@
 //! What the inner loops read: rows of weights and of activations.
+#![allow(unsafe_code)]
+
+use core::arch::asm;
 
 use crate::quant::{CHUNK, MAX_CHUNK_BYTES};
 
@@ -25,66 +28,75 @@ pub(in crate::gemm) struct ActTile {
     pub(in crate::gemm) first: usize,
 }
 
-/// `4 * G` activations of `C` rows that share a scale, as [`tiles`](crate::gemm::tiles) lay them out, in
-/// words of four bytes: the integers, `[C, G]`, of which a word holds four; then of each row the scale,
-/// as f32; what its sums of products with unsigned weights start at, as i32, so that these weights count
-/// as less their bias; and the sum of the activations, as f32.
+/// Activations of `C` rows that share a scale, as [`tiles`](crate::gemm::tiles) lay them out, in words of
+/// four bytes: the integers, `[C, groups]`, as [`Sums`](super::sums) say; then of each row the scale, as
+/// f32; what its sums start at, so that unsigned weights count as less their bias; and the sum of the
+/// activations, as f32.
 #[derive(Clone, Copy)]
-pub(in crate::gemm) struct ActBlock<const G: usize, const C: usize>(*const u32);
+pub(in crate::gemm) struct ActBlock<const C: usize> {
+    words: *const u32,
+    groups: usize,
+}
 
 /// Words of an [`ActBlock`] of so many groups and rows.
 pub(in crate::gemm) const fn act_block_words(groups: usize, rows: usize) -> usize {
     (groups + 3) * rows
 }
 
-impl<const G: usize, const C: usize> ActBlock<G, C> {
-    /// The first block of a tile.
+impl<const C: usize> ActBlock<C> {
+    /// The first block of a tile, of so many groups.
     #[inline(always)]
-    pub(in crate::gemm) fn first(tile: ActTile) -> Self {
-        ActBlock(tile.blocks)
+    pub(in crate::gemm) fn first(tile: ActTile, groups: usize) -> Self {
+        ActBlock { words: tile.blocks, groups }
     }
 
-    /// What a tile has behind this block.
-    #[cfg(target_arch = "x86_64")]
+    /// The same block, of which compilers do not know that it is: they would keep what they read of one in
+    /// registers, until these run out.
     #[inline(always)]
-    pub(in crate::gemm) fn rest(self, tile: ActTile) -> ActTile {
-        ActTile { blocks: self.next().0, first: tile.first }
+    pub(in crate::gemm) fn read_anew(self) -> Self {
+        let mut words = self.words;
+        #[allow(clippy::pointers_in_nomem_asm_block)]
+        // Nothing is read or written, only later, again.
+        // SAFETY: there are no instructions in it.
+        unsafe {
+            asm!("/* {0} */", inout(reg) words, options(nomem, nostack, preserves_flags));
+        }
+        ActBlock { words, ..self }
     }
 
     /// The block behind this one. Kernels go on from block to block instead of counting them, so that
     /// each has one address register: products whose address has two are split up by some processors.
     #[inline(always)]
     pub(in crate::gemm) fn next(self) -> Self {
-        ActBlock(self.0.wrapping_add(act_block_words(G, C)))
+        ActBlock { words: self.words.wrapping_add(act_block_words(self.groups, C)), ..self }
     }
 
-    /// The first of the block's `G` words of row `i`.
+    /// The block's words of row `i`, of which there are as many as groups.
     #[inline(always)]
-    pub(in crate::gemm) unsafe fn bytes(self, i: usize) -> *const i32 {
+    pub(in crate::gemm) unsafe fn words(self, i: usize) -> *const i32 {
         // SAFETY: `i < C`, by the module's contract.
-        unsafe { self.0.add(i * G).cast() }
+        unsafe { self.words.add(i * self.groups).cast() }
     }
 
     /// The scale of row `i`.
     #[inline(always)]
     pub(in crate::gemm) unsafe fn scale(self, i: usize) -> f32 {
-        // SAFETY: as for `bytes`.
-        unsafe { *self.0.add(C * G + i).cast() }
+        // SAFETY: as for `words`.
+        unsafe { *self.words.add(C * self.groups + i).cast() }
     }
 
     /// What sums of row `i` start at.
-    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(in crate::gemm) unsafe fn start(self, i: usize) -> i32 {
-        // SAFETY: as for `bytes`.
-        unsafe { *self.0.add(C * (G + 1) + i).cast() }
+        // SAFETY: as for `words`.
+        unsafe { *self.words.add(C * (self.groups + 1) + i).cast() }
     }
 
     /// The sum of the activations of row `i`.
     #[inline(always)]
     pub(in crate::gemm) unsafe fn sum(self, i: usize) -> f32 {
-        // SAFETY: as for `bytes`.
-        unsafe { *self.0.add(C * (G + 2) + i).cast() }
+        // SAFETY: as for `words`.
+        unsafe { *self.words.add(C * (self.groups + 2) + i).cast() }
     }
 }
 

@@ -1,5 +1,5 @@
 //! The inner loops of all products, written once over [`Simd`], which the instruction sets
-//! implement: of integers in [`int`], of floats in [`float`].
+//! implement: of integers in [`int`] and [`packed`], of floats in [`float`].
 //!
 //! Every body here is inlined into functions that enable the instructions ([`entries!`]); none
 //! checks for them, which is why all are unsafe: the one contract is that the processor has the
@@ -11,6 +11,7 @@ mod entries;
 pub(super) mod float;
 mod input;
 pub(super) mod int;
+pub(super) mod packed;
 
 use super::ActChunk;
 use super::out::Columns;
@@ -18,6 +19,23 @@ use crate::quant::Unpacked;
 
 pub(super) use entries::{Entries, entries, entry};
 pub(super) use input::{ActBlock, ActTile, Input, PADDED, Rows, act_block_words};
+
+/// How far ahead of the loads weights are fetched, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ahead {
+    /// Into the second-level cache, where not 0: it has room for more fetches at a time than the first,
+    /// which bounds how fast some processors read.
+    pub(super) second: usize,
+    /// Into the first-level cache.
+    pub(super) first: usize,
+}
+
+impl Ahead {
+    /// What suits one stream.
+    pub(super) const FAR: Ahead = Ahead { second: 12 * 1024, first: 2 * 1024 };
+    /// What suits several.
+    pub(super) const NEAR: Ahead = Ahead { second: 0, first: 1024 };
+}
 
 /// Vectors of f32 that a panel of floats is wide.
 pub(super) const FLOAT_VECTORS: usize = 2;
@@ -29,13 +47,15 @@ pub(super) const MAX_LANES: usize = 16;
 /// leave loops of this size rolled up, and accumulators indexed by a variable go to memory. The
 /// inline constants keep what a width does not use from being compiled at all; it is read and checked
 /// all the same, `$most` times for each loop around it, which is why `$most` is as small as can be.
-/// `unroll!(i in [..] ..)` does so for each of some literals.
+/// `unroll!(i in [..]; cond => ..)` does so for those of some literals for which a constant holds.
 macro_rules! unroll {
-    ($i:ident in [$($at:literal)*] $body:block) => {
-        $({
-            let $i = $at;
-            $body
-        })*
+    ($i:ident in [$($at:literal)*]; $cond:expr => $body:block) => {
+        $(
+            if const { let $i = $at; $cond } {
+                let $i = $at;
+                $body
+            }
+        )*
     };
     ($i:ident < $n:ident, 2 $body:block) => { unroll!(@ $i $n $body 2: 0 1) };
     ($i:ident < $n:ident, 4 $body:block) => { unroll!(@ $i $n $body 4: 0 1 2 3) };
@@ -55,6 +75,24 @@ macro_rules! unroll {
 }
 pub(super) use unroll;
 
+/// Writes methods of [`Simd`] and the like whose bodies are intrinsics.
+macro_rules! methods {
+    ($(
+        fn $name:ident $(<const $c:ident: $of:ty>)? ($($arg:ident: $arg_of:ty),*) $(-> $to:ty)?
+            $body:block
+    )*) => {$(
+        #[inline(always)]
+        // Safe where every processor of the target has the instructions.
+        #[allow(unused_unsafe)]
+        unsafe fn $name $(<const $c: $of>)? ($($arg: $arg_of),*) $(-> $to)? {
+            // SAFETY: the trait's contract: the processor has the instructions, and pointers can be
+            // read or written for as much as the method's documentation says.
+            unsafe { $body }
+        }
+    )*};
+}
+pub(super) use methods;
+
 /// One instruction set.
 ///
 /// # Safety
@@ -68,13 +106,16 @@ pub(super) unsafe trait Simd {
     const INT_PANELS: usize;
     /// The most activation rows of a tile of integers.
     const INT_COLS: usize;
+    /// The most activation rows that are multiplied with packed panels as these are read. More are
+    /// multiplied in tiles, for which panels are unpacked to bytes first.
+    const STREAMED_COLS: usize;
     /// The most activation rows of a tile of floats.
     const FLOAT_COLS: usize;
-    /// Whether [`block_dots`](Self::block_dots) takes all weights as unsigned, 8-bit ones offset by
-    /// 128, and takes off itself what the format's offset adds.
-    const BIASED: bool;
-    /// Whether panels of bytes hold weights less the bias of their format, so that products need
-    /// no correction.
+    /// Whether four bytes of a lane are multiplied by four others and added up in one step. Else pairs
+    /// are, in 16 bits; see [`sums`].
+    const QUADS: bool;
+    /// Whether bytes of weights are signed as those of activations are. Panels of bytes then hold weights
+    /// less the bias of their format, so that products need no correction.
     const SIGNED: bool = false;
     /// An unpacked chunk in registers.
     type Chunk: Copy;
@@ -116,55 +157,68 @@ pub(super) unsafe trait Simd {
     /// Loads a vector of numbers of the float type `T`.
     unsafe fn convert<const T: u8>(p: *const u8) -> Self::F;
     /// Loads a vector of signed bytes as f32.
-    unsafe fn from_bytes(p: *const i8) -> Self::F;
+    unsafe fn from_signed(p: *const i8) -> Self::F;
     /// Writes the transpose of the `LANES` x `LANES` matrix at `src` to `dst`.
     unsafe fn transpose(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize);
 
     /// Loads bytes, unaligned.
     unsafe fn load_bytes(p: *const u8) -> Self::B;
-    /// In each lane the dot product of its `4 * G` bytes of `w` with as many activations at `a`,
-    /// as f32. `FOLD` products of weight and activation fit an i16 pairwise.
-    unsafe fn block_dot<const G: usize, const FOLD: usize>(
-        w: &[Self::B; G],
-        a: *const i8,
-    ) -> Self::F;
-    /// [`block_dot`](Self::block_dot) for each of `P` panels and `C` rows of activations. Where
-    /// `BIASED`, each weight counts as `2^BIAS` less, if `BIAS` is not 0.
+    /// Stores bytes, unaligned.
+    unsafe fn store_bytes(p: *mut u8, x: Self::B);
+    /// `x` in every lane.
+    unsafe fn splat_int(x: i32) -> Self::B;
+    /// The bits that are set in both.
+    unsafe fn and(a: Self::B, b: Self::B) -> Self::B;
+    /// The bits that are set in either.
+    unsafe fn or(a: Self::B, b: Self::B) -> Self::B;
+    /// Moves the bits of each 16 so many places up, or down where the number is negative.
+    unsafe fn shift(x: Self::B, by: i32) -> Self::B;
+    /// `a - b` of each byte, modulo 256.
+    unsafe fn sub_bytes(a: Self::B, b: Self::B) -> Self::B;
+    /// Loads a vector of unsigned bytes as f32.
+    unsafe fn from_unsigned(p: *const u8) -> Self::F;
+
+    /// Sums that start at a word of an [`ActBlock`], in every lane.
     #[inline(always)]
-    unsafe fn block_dots<
-        const G: usize,
-        const FOLD: usize,
-        const BIAS: u32,
-        const P: usize,
-        const C: usize,
-    >(
+    unsafe fn start(word: i32) -> Self::B {
+        // SAFETY: the contract is the same.
+        unsafe { Self::splat_int(word) }
+    }
+    /// Adds the products of four bytes of weights and of activations, or of two 16-bit numbers, to each
+    /// lane of sums of the kind [`sums`](int::sums).
+    unsafe fn add_products(sums: u8, sum: Self::B, w: Self::B, a: Self::B) -> Self::B;
+    /// Sums of the kind `sums` as f32.
+    unsafe fn total(sums: u8, sum: Self::B) -> Self::F;
+    /// The dot products of a block of each of `P` panels of bytes with `C` rows of activations.
+    #[inline(always)]
+    unsafe fn block_dots<const G: usize, const SUMS: u8, const P: usize, const C: usize>(
         blocks: [*const u8; P],
-        act: ActBlock<G, C>,
+        act: ActBlock<C>,
     ) -> [[Self::F; C]; P] {
         // SAFETY: the contract is the same.
-        unsafe { int::dots_apart::<Self, G, FOLD, P, C>(blocks, act) }
+        unsafe { int::block_dots::<Self, G, SUMS, P, C>(blocks, act) }
     }
-    /// Puts the `G` vectors of a panel's block into the order that [`tile`](Self::tile) reads.
+    /// Puts the `groups` vectors of a panel's block into the order that [`tile`](Self::tile) reads.
     #[inline(always)]
-    unsafe fn arrange<const G: usize>(_block: *mut u8) {}
+    unsafe fn arrange(_block: *mut u8, _groups: usize) {}
     /// See [`int::tile_int`].
     #[inline(always)]
     unsafe fn tile<
         const G: usize,
-        const FOLD: usize,
-        const BIAS: u32,
+        const SUMS: u8,
+        const OFFSETS: bool,
         const P: usize,
         const C: usize,
     >(
         panels: *const u8,
-        chunks: usize,
+        blocks: usize,
         act: ActTile,
         col: usize,
         y: &mut Columns<'_>,
     ) {
         // SAFETY: the contract is the same.
-        unsafe { int::tile_int::<Self, G, FOLD, BIAS, P, C>(panels, chunks, act, col, y) }
+        unsafe { int::tile_int::<Self, G, SUMS, OFFSETS, P, C>(panels, blocks, act, col, y) }
     }
-    /// Asks for what a stream reads some time after the cache line at `p`, which need not be there.
-    fn fetch_ahead(p: *const u8);
+    /// Asks for what a stream reads so far after the cache line at `p`, which need not be there.
+    fn fetch_ahead(p: *const u8, ahead: Ahead);
 }

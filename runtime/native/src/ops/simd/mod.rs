@@ -49,10 +49,10 @@ pub(crate) trait Kernel {
 /// Runs `kernel` with the instructions of `isa`, or of the best that the processor has.
 #[inline]
 pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
-    match isa {
+    match isa.plain() {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx2 => {
-            if isa == Isa::Avx512
+        plain @ (Isa::Avx512 | Isa::Avx2) => {
+            if plain == Isa::Avx512
                 && let Some(s) = avx512::Avx512::detect()
             {
                 return s.enter(kernel);

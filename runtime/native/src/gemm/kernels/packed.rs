@@ -1,0 +1,313 @@
+//! What is read from panels of [`PackedWeights`](crate::gemm::PackedWeights). Their lines of sixteen rows
+//! are as many vectors as `LANES` goes into them, so a panel is a few *parts* of `LANES` rows each.
+#![allow(unsafe_code)]
+
+use super::int::{Form, int_block_bytes, sums};
+use super::{ActBlock, ActTile, Ahead, Simd, unroll};
+use crate::gemm::out::Columns;
+use crate::gemm::packed::{self, LINE, Layout, Lines, PANEL, PanelRows};
+use crate::quant::{Unpacked, tag};
+
+/// The most parts that a panel has.
+const MAX_PARTS: usize = 4;
+
+/// Parts of a panel.
+pub(in crate::gemm) const fn parts<S: Simd + ?Sized>() -> usize {
+    PANEL / S::LANES
+}
+
+/// Panels that are read side by side, each a stream of its own.
+#[derive(Clone, Copy)]
+pub(in crate::gemm) struct Streams<const P: usize> {
+    /// Where each begins.
+    pub(in crate::gemm) panels: [*const u8; P],
+    /// The column of the first row of each.
+    pub(in crate::gemm) cols: [usize; P],
+    /// Units of each.
+    pub(in crate::gemm) units: usize,
+    /// How far ahead of the loads each is fetched.
+    pub(in crate::gemm) ahead: Ahead,
+}
+
+/// `y[act.first + i, col + r] = act[i] · panel[r]` for `C` rows of activations and the rows of `P`
+/// panels.
+#[inline(always)]
+pub(in crate::gemm) unsafe fn dot_packed<S: Simd, const T: u8, const P: usize, const C: usize>(
+    streams: Streams<P>,
+    act: ActTile,
+    y: &mut Columns<'_>,
+) {
+    let layout = const { Layout::of_tag(T) };
+    let lines = (layout.unit_bytes() / LINE).div_ceil(layout.blocks);
+    // SAFETY: the module's contract; each panel holds so many units, the tile blocks for as many
+    // elements.
+    unsafe {
+        let mut acc = [[[S::zero(); C]; MAX_PARTS]; P];
+        let mut act_block = ActBlock::<C>::first(act, const { Form::of::<S>(T).groups });
+        let mut units = streams.panels;
+        for _ in 0..streams.units {
+            for b in 0..layout.blocks {
+                unroll!(p < P, 4 {
+                    // Spread out, since few misses can be under way at a time.
+                    for line in b * lines..(b + 1) * lines {
+                        S::fetch_ahead(units[p].wrapping_add(LINE * line), streams.ahead);
+                    }
+                    unroll!(part in [0 1 2 3]; part < parts::<S>() => {
+                        let lane = part * S::LANES;
+                        let act = act_block.read_anew();
+                        add_block::<S, T, C>(&mut acc[p][part], units[p], b, lane, act);
+                    });
+                });
+                act_block = act_block.next();
+                if const { halves(T) == 2 } {
+                    act_block = act_block.next();
+                }
+            }
+            unroll!(p < P, 4 { units[p] = units[p].add(layout.unit_bytes()); });
+        }
+        for (acc, col) in acc.iter().zip(streams.cols) {
+            for (part, acc) in acc[..parts::<S>()].iter().enumerate() {
+                let col = col + part * S::LANES;
+                if !y.range().contains(&col) {
+                    break;
+                }
+                for (i, acc) in acc.iter().enumerate() {
+                    let mut values = [0.0; PANEL];
+                    S::store(values.as_mut_ptr(), *acc);
+                    y.put(act.first + i, col, &values[..S::LANES], false);
+                }
+            }
+        }
+    }
+}
+
+/// Parts of a block that have scales, and sums of activations, of their own.
+const fn halves(t: u8) -> usize {
+    if t == tag::Q6_K { 2 } else { 1 }
+}
+
+/// Adds to `acc` the products of block `b` of a unit, of the rows from `lane` on, and of the activations.
+#[inline(always)]
+unsafe fn add_block<S: Simd, const T: u8, const C: usize>(
+    acc: &mut [S::F; C],
+    unit: *const u8,
+    b: usize,
+    lane: usize,
+    act: ActBlock<C>,
+) {
+    let form = const { Form::of::<S>(T) };
+    // SAFETY: the module's contract.
+    unsafe {
+        let (scales, offset) = scales::<S, T>(unit, b, lane);
+        let data = elements::<T>(unit, b, lane);
+        unroll!(half in [0 1]; half < halves(T) => {
+            let act = if half == 0 { act } else { act.next() };
+            let mut sums = [S::splat_int(0); C];
+            unroll!(i < C, 8 {
+                sums[i] = S::start(if form.bias == 0 { 0 } else { act.start(i) });
+            });
+            unroll!(step in [0 1 2 3 4 5 6 7]; step < steps::<S>(T) => {
+                let w = two::<S, T>(data, half * steps::<S>(T) + step);
+                unroll!(i < C, 8 {
+                    let a = act.words(i).add(2 * step);
+                    sums[i] = S::add_products(form.sums, sums[i], w[0], S::splat_int(*a));
+                    sums[i] = S::add_products(form.sums, sums[i], w[1], S::splat_int(*a.add(1)));
+                });
+            });
+            unroll!(i < C, 8 {
+                let scale = S::mul(scales[half], S::splat(act.scale(i)));
+                acc[i] = S::fma(S::total(form.sums, sums[i]), scale, acc[i]);
+                if form.offsets {
+                    acc[i] = S::fnma(offset, S::splat(act.sum(i)), acc[i]);
+                }
+            });
+        });
+    }
+}
+
+/// Where the elements of a block begin, those of row `lane`.
+#[inline(always)]
+unsafe fn elements<const T: u8>(unit: *const u8, b: usize, lane: usize) -> *const u8 {
+    let layout = const { Layout::of_tag(T) };
+    // SAFETY: the module's contract.
+    unsafe { unit.add(layout.header + b * layout.block_bytes() + 4 * lane) }
+}
+
+/// The scales of a block, of its two halves where they differ, and its offset.
+#[inline(always)]
+unsafe fn scales<S: Simd, const T: u8>(
+    unit: *const u8,
+    b: usize,
+    lane: usize,
+) -> ([S::F; 2], S::F) {
+    // SAFETY: the module's contract; every offset is in the header of a unit of this format.
+    unsafe {
+        let (halves, bytes) = (unit.add(2 * lane), unit.add(LINE + lane));
+        let (scale, offset) = match T {
+            tag::Q4_K | tag::Q5_K => {
+                let (d, dmin) = (half::<S>(halves, 0), half::<S>(halves, 1));
+                let scale = S::mul(d, S::from_unsigned(bytes.add(PANEL * b)));
+                (scale, S::mul(dmin, S::from_unsigned(bytes.add(PANEL * (8 + b)))))
+            }
+            tag::Q6_K => {
+                let (d, bytes) = (half::<S>(halves, 0), bytes.add(2 * PANEL * b).cast());
+                let scale = S::mul(d, S::from_signed(bytes));
+                return ([scale, S::mul(d, S::from_signed(bytes.add(PANEL)))], S::zero());
+            }
+            // The file has what is added.
+            tag::Q4_1 | tag::Q5_1 => {
+                (half::<S>(halves, b), S::mul(half::<S>(halves, 2 + b), S::splat(-1.0)))
+            }
+            _ => (half::<S>(halves, b), S::zero()),
+        };
+        let form = const { Form::of::<S>(T) };
+        if form.offsets && form.bias != 0 {
+            let bias = S::splat(const { (1 << Form::of::<S>(T).bias) as f32 });
+            return ([scale; 2], S::fnma(scale, bias, offset));
+        }
+        ([scale; 2], offset)
+    }
+}
+
+/// Line `i` of f16.
+#[inline(always)]
+unsafe fn half<S: Simd>(halves: *const u8, i: usize) -> S::F {
+    // SAFETY: the module's contract.
+    unsafe { S::convert::<{ tag::F16 }>(halves.add(2 * PANEL * i)) }
+}
+
+/// Pairs of vectors that share a scale.
+const fn steps<S: Simd + ?Sized>(t: u8) -> usize {
+    Form::of::<S>(t).groups / 2
+}
+
+/// Vectors `2 * step` and the next of a block: what meets the same words of activations.
+#[inline(always)]
+unsafe fn two<S: Simd, const T: u8>(data: *const u8, step: usize) -> [S::B; 2] {
+    // SAFETY: the module's contract.
+    unsafe {
+        if const { T == tag::Q8_0 } {
+            if const { sums::of::<S>(T) == sums::WIDE } {
+                let x = line::<S>(data, step);
+                return [S::and(x, S::splat_int(0x00ff_00ff)), S::shift(x, -8)];
+            }
+            let x = [line::<S>(data, 2 * step), line::<S>(data, 2 * step + 1)];
+            if S::SIGNED {
+                let bias = S::splat_int(i32::from_ne_bytes([0x80; 4]));
+                return [S::sub_bytes(x[0], bias), S::sub_bytes(x[1], bias)];
+            }
+            return x;
+        }
+        let (x, nibble) = (line::<S>(data, step), S::splat_int(0x0f0f_0f0f));
+        let (even, odd) = (S::and(x, nibble), S::and(S::shift(x, -4), nibble));
+        [
+            with_high_bits::<S, T>(even, data, 2 * step),
+            with_high_bits::<S, T>(odd, data, 2 * step + 1),
+        ]
+    }
+}
+
+/// Line `i` of a block.
+#[inline(always)]
+unsafe fn line<S: Simd>(data: *const u8, i: usize) -> S::B {
+    // SAFETY: the module's contract.
+    unsafe { S::load_bytes(data.add(LINE * i)) }
+}
+
+/// Group `g` with its fifth and sixth bits, from the lines behind those of the nibbles.
+#[inline(always)]
+unsafe fn with_high_bits<S: Simd, const T: u8>(low: S::B, data: *const u8, g: usize) -> S::B {
+    let bits = const { Layout::of_tag(T).high };
+    if bits == 0 {
+        return low;
+    }
+    // SAFETY: the module's contract.
+    unsafe {
+        let high = S::shift(line::<S>(data, 4 + g * bits / 8), 4 - (g * bits % 8) as i32);
+        let mask = S::splat_int(if bits == 1 { 0x1010_1010 } else { 0x3030_3030 });
+        S::or(low, S::and(high, mask))
+    }
+}
+
+/// Writes the parts of a panel, one after the other, as the panels of bytes that
+/// [`tile_int`](super::int::tile_int) reads: `blocks` blocks each, zeros behind those that there are.
+#[inline(always)]
+pub(in crate::gemm) unsafe fn unpack_panel<S: Simd, const T: u8>(
+    panel: *const u8,
+    units: usize,
+    blocks: usize,
+    to: *mut u8,
+) {
+    let (layout, form) = const { (Layout::of_tag(T), Form::of::<S>(T)) };
+    let (vector, bytes) = (4 * S::LANES, int_block_bytes(S::LANES, form.groups));
+    let there = units * layout.blocks * halves(T);
+    // SAFETY: the module's contract; the panel holds `units` units, and there is room for the blocks.
+    unsafe {
+        for u in 0..units {
+            let unit = panel.add(u * layout.unit_bytes());
+            for line in 0..layout.unit_bytes() / LINE {
+                S::fetch_ahead(unit.wrapping_add(LINE * line), Ahead::FAR);
+            }
+            for (b, part) in (0..layout.blocks).flat_map(|b| (0..parts::<S>()).map(move |p| (b, p)))
+            {
+                let lane = part * S::LANES;
+                let (scales, offset) = scales::<S, T>(unit, b, lane);
+                let data = elements::<T>(unit, b, lane);
+                let at = part * blocks + (u * layout.blocks + b) * halves(T);
+                let mut to = to.add(at * bytes);
+                unroll!(half in [0 1]; half < halves(T) => {
+                    unroll!(step in [0 1 2 3 4 5 6 7]; step < steps::<S>(T) => {
+                        let w = two::<S, T>(data, half * steps::<S>(T) + step);
+                        for (i, w) in w.into_iter().enumerate() {
+                            let to = to.add((2 * step + i) * vector);
+                            S::store_bytes(to, less_bias::<S, T>(w));
+                        }
+                    });
+                    S::arrange(to, form.groups);
+                    S::store(to.add(form.groups * vector).cast(), scales[half]);
+                    S::store(to.add((form.groups + 1) * vector).cast(), offset);
+                    to = to.add(bytes);
+                });
+            }
+        }
+        for part in 0..parts::<S>() {
+            to.add((part * blocks + there) * bytes).write_bytes(0, (blocks - there) * bytes);
+        }
+    }
+}
+
+/// Elements as panels of bytes have them.
+#[inline(always)]
+unsafe fn less_bias<S: Simd, const T: u8>(w: S::B) -> S::B {
+    let bias = const { Form::of::<S>(T).bias };
+    if !S::SIGNED || bias == 0 || T == tag::Q8_0 {
+        return w;
+    }
+    // SAFETY: the module's contract.
+    unsafe { S::sub_bytes(w, S::splat_int(i32::from_ne_bytes([1 << bias; 4]))) }
+}
+
+/// [`packed::pack`] with these instructions.
+#[inline(always)]
+pub(in crate::gemm) unsafe fn pack<S: Simd, const T: u8>(rows: &PanelRows<'_>, out: &mut [u8]) {
+    packed::pack(
+        rows,
+        out,
+        // SAFETY: the module's contract; `chunk` is a chunk of this format.
+        |chunk, out| unsafe { S::spill(&S::unpack::<T>(chunk.as_ptr()), out) },
+        |chunks, lines| {
+            const { assert!(size_of::<Unpacked>().is_multiple_of(4)) };
+            for lane in (0..PANEL).step_by(S::LANES) {
+                for group in (0..lines.len()).step_by(S::LANES) {
+                    let from = chunks[lane].q[4 * group..].as_ptr().cast();
+                    let to = lines[group][4 * lane..].as_mut_ptr().cast();
+                    // SAFETY: the module's contract; four bytes of `LANES` chunks and groups from
+                    // here on, as f32 that nothing computes with.
+                    unsafe { S::transpose(from, size_of::<Unpacked>() / 4, to, PANEL) };
+                }
+            }
+        },
+    );
+}
+
+const _: () = assert!(size_of::<Lines>() == 4 * PANEL * 64);

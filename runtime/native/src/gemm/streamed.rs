@@ -1,0 +1,211 @@
+//! Products with a few rows of activations, which read packed weights from memory: how many panels are
+//! read side by side, and how far ahead they are fetched.
+//!
+//! A processor's memory answers faster when a thread asks for several places at a time: on a Zen 3 four
+//! streams of a thread read a quarter more than one, on a Zen 5 they read less. So it is measured.
+#![allow(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use ruvllm_abi::DType;
+
+use super::{Activations, MatMut, PackedWeights, matmul};
+use crate::{Isa, NativeError, ThreadPool};
+
+/// How products with few rows of activations read packed weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadPattern {
+    streams: usize,
+    far: bool,
+}
+
+impl ReadPattern {
+    /// All that there are, by their names.
+    pub const ALL: [(&'static str, ReadPattern); 6] = [
+        ("1-near", ReadPattern { streams: 1, far: false }),
+        ("1-far", ReadPattern { streams: 1, far: true }),
+        ("2-near", ReadPattern { streams: 2, far: false }),
+        ("2-far", ReadPattern { streams: 2, far: true }),
+        ("4-near", ReadPattern { streams: 4, far: false }),
+        ("4-far", ReadPattern { streams: 4, far: true }),
+    ];
+
+    /// The pattern of that name, such as `4-near`: panels that a thread reads side by side, and
+    /// whether they are fetched a kilobyte ahead or, into the second-level cache, twelve.
+    pub fn named(name: &str) -> Option<ReadPattern> {
+        Self::ALL.iter().find(|(of, _)| *of == name).map(|(_, pattern)| *pattern)
+    }
+
+    /// The name.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, of)| *of == self).map_or("", |(name, _)| name)
+    }
+}
+
+impl Default for ReadPattern {
+    /// What is a good choice on most processors.
+    fn default() -> Self {
+        ReadPattern { streams: 2, far: true }
+    }
+}
+
+impl std::fmt::Display for ReadPattern {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What each pattern reads on this machine, in bytes per second, of all threads of a pool together.
+#[derive(Clone, Debug)]
+pub struct ReadRates(Vec<(ReadPattern, f64)>);
+
+/// Panels that are read to measure, in bytes: several times what caches of a core and its neighbours
+/// hold.
+const MEASURED_BYTES: usize = 128 << 20;
+
+/// Columns of the measured matrix.
+const MEASURED_COLS: usize = 4096;
+
+impl ReadRates {
+    /// Multiplies one row of activations by 128 MiB of packed weights with each pattern in turn, three
+    /// times. Takes a fifth of a second where memory is slow.
+    ///
+    /// # Errors
+    /// The system has no memory for the weights.
+    pub fn measure(pool: &ThreadPool, isa: Isa) -> Result<ReadRates, NativeError> {
+        let mut packed = PackedWeights::uniform(pool, DType::Q4_0, MEASURED_COLS, MEASURED_BYTES)?;
+        let (mut act, mut y) = (Activations::new(), vec![0.0; packed.rows()]);
+        act.prepare(pool, isa, &[1.0; MEASURED_COLS], 1, MEASURED_COLS, &[DType::Q4_0])?;
+        let mut rates = ReadPattern::ALL.map(|(_, pattern)| (pattern, Duration::MAX));
+        for _ in 0..3 {
+            for (pattern, best) in &mut rates {
+                packed.set_pattern(*pattern);
+                let begun = Instant::now();
+                let stride = y.len();
+                matmul(pool, isa, &packed.alone(), &act, MatMut { data: &mut y, stride })?;
+                *best = begun.elapsed().min(*best);
+            }
+        }
+        let rate = |time: Duration| packed.bytes() as f64 / time.as_secs_f64().max(1e-9);
+        Ok(ReadRates(rates.map(|(pattern, best)| (pattern, rate(best))).to_vec()))
+    }
+
+    /// The fastest pattern; the default one where none is clearly faster.
+    pub fn best(&self) -> ReadPattern {
+        let usual = ReadPattern::default();
+        let of =
+            |pattern| self.0.iter().find(|(of, _)| *of == pattern).map_or(0.0, |(_, rate)| *rate);
+        let best = self.0.iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(usual, |best| best.0);
+        if of(best) > 1.02 * of(usual) { best } else { usual }
+    }
+
+    /// Every pattern with its bytes per second.
+    pub fn iter(&self) -> impl Iterator<Item = (ReadPattern, f64)> {
+        self.0.iter().copied()
+    }
+}
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod run {
+    use super::ReadPattern;
+    use crate::ThreadPool;
+    use crate::gemm::Job;
+    use crate::gemm::kernels::packed::Streams;
+    use crate::gemm::kernels::{ActTile, Ahead, Entries};
+    use crate::gemm::out::{Columns, Out};
+    use crate::gemm::packed::{PANEL, PackedWeights};
+    use crate::gemm::tiled::{STREAMED, blocked, tile_shape};
+    use crate::gemm::tiles::with_tiles;
+    use crate::quant::tag;
+    use ruvllm_abi::DType;
+
+    impl ReadPattern {
+        /// The panels that products with so many rows of activations read side by side, of so many that
+        /// there are: more rows need the registers themselves, and memory is not what they wait for.
+        fn streams(self, rows: usize, panels: usize) -> usize {
+            let most = self.streams.min(match rows {
+                1 => 4,
+                2 => 2,
+                _ => 1,
+            });
+            [4, 2, 1].into_iter().find(|streams| *streams <= most.min(panels)).unwrap_or(1)
+        }
+
+        fn ahead(self) -> Ahead {
+            if self.far { Ahead::FAR } else { Ahead::NEAR }
+        }
+    }
+
+    /// Computes `out` from panels as they are read: each is in the first-level cache for all rows of
+    /// activations.
+    ///
+    /// # Safety
+    /// The processor has the instructions of `S`.
+    pub(in crate::gemm) unsafe fn run<S: Entries>(
+        pool: &ThreadPool,
+        job: &Job<'_>,
+        packed: &PackedWeights,
+        out: Out<'_>,
+    ) {
+        assert!(packed.fits(job.w), "panels of other weights");
+        let (rows, pattern) = (job.act.rows(), packed.pattern());
+        let unit = (STREAMED / packed.panel_bytes()).max(1).next_multiple_of(4) * PANEL;
+        with_tiles(pool, job.act, tile_shape::<S>(job.w.dtype, &[8, 4, 2]), |tiles| {
+            out.share(pool, unit, PANEL, &|y| {
+                let mut range = y.range();
+                while !range.is_empty() {
+                    let panels = range.len().div_ceil(PANEL);
+                    let streams = pattern.streams(rows, panels);
+                    let each = panels / streams;
+                    for i in 0..each {
+                        let cols = std::array::from_fn(|p| range.start + (p * each + i) * PANEL);
+                        for (rows, act) in tiles.iter() {
+                            // SAFETY: the caller's contract; the tile is `rows` rows of activations.
+                            unsafe { panels_by_rows::<S>(packed, streams, cols, rows, act, y) };
+                        }
+                    }
+                    range.start += each * streams * PANEL;
+                }
+            });
+        });
+    }
+
+    /// Multiplies the panels whose first rows are the first `streams` columns of `cols` with a tile of
+    /// `rows` rows.
+    ///
+    /// # Safety
+    /// As [`run`]; the tile has as many blocks as a weight row.
+    unsafe fn panels_by_rows<S: Entries>(
+        packed: &PackedWeights,
+        streams: usize,
+        cols: [usize; 4],
+        rows: usize,
+        act: ActTile,
+        y: &mut Columns<'_>,
+    ) {
+        macro_rules! dot {
+            ($p:literal, $c:literal) => {{
+                let cols: [usize; $p] = std::array::from_fn(|p| cols[p]);
+                let streams = Streams {
+                    panels: cols.map(|col| packed.panel(col).as_ptr()),
+                    cols,
+                    units: packed.units(),
+                    ahead: packed.pattern().ahead(),
+                };
+                // SAFETY: the caller's contract; the panels have as many units.
+                unsafe { blocked!(packed.dtype(), S::dot_packed < _, $p, $c > (streams, act, y)) }
+            }};
+        }
+        match (streams, rows) {
+            (4, _) => dot!(4, 1),
+            (2, 2) => dot!(2, 2),
+            (2, _) => dot!(2, 1),
+            (_, 8) => dot!(1, 8),
+            (_, 4) => dot!(1, 4),
+            (_, 2) => dot!(1, 2),
+            _ => dot!(1, 1),
+        }
+    }
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) use run::run;
