@@ -29,7 +29,7 @@ pub(in crate::gemm) struct ActTile {
 }
 
 /// Activations of `C` rows that share a scale, as [`tiles`](crate::gemm::tiles) lay them out, in words of
-/// four bytes: the integers, `[C, groups]`, as [`Sums`](super::sums) say; then of each row the scale, as
+/// four bytes: the integers, `[C, groups]`, as [`sums`](super::int::sums) say; then of each row the scale, as
 /// f32; what its sums start at, so that unsigned weights count as less their bias; and the sum of the
 /// activations, as f32.
 #[derive(Clone, Copy)]
