@@ -73,7 +73,12 @@ impl ReadRates {
     /// # Errors
     /// The system has no memory for the weights.
     pub fn measure(pool: &ThreadPool, isa: Isa) -> Result<ReadRates, NativeError> {
-        let mut packed = PackedWeights::uniform(pool, DType::Q4_0, MEASURED_COLS, MEASURED_BYTES)?;
+        ReadRates::of(pool, isa, MEASURED_BYTES)
+    }
+
+    /// [`measure`](Self::measure) with so many bytes of weights.
+    pub(super) fn of(pool: &ThreadPool, isa: Isa, bytes: usize) -> Result<ReadRates, NativeError> {
+        let mut packed = PackedWeights::uniform(pool, DType::Q4_0, MEASURED_COLS, bytes)?;
         let (mut act, mut y) = (Activations::new(), vec![0.0; packed.rows()]);
         act.prepare(pool, isa, &[1.0; MEASURED_COLS], 1, MEASURED_COLS, &[DType::Q4_0])?;
         let mut rates = ReadPattern::ALL.map(|(_, pattern)| (pattern, Duration::MAX));
