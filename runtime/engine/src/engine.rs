@@ -210,7 +210,9 @@ impl Engine {
                 None if model.weights().bytes_to_pack(isa) < MEASURED_FROM => {
                     ReadPattern::default()
                 }
-                None => ReadRates::measure(&pool, isa)?.best(),
+                // Without memory to measure in, the usual one.
+                None => ReadRates::measure(&pool, isa)
+                    .map_or_else(|_| ReadPattern::default(), |rates| rates.best()),
             };
             model.weights().pack(&pool, isa, pattern)?;
         }

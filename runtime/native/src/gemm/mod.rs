@@ -34,8 +34,11 @@ pub(crate) mod neon;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon_i8mm;
 mod out;
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
+// Without vectors rows are read.
 mod packed;
 mod scalar;
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod streamed;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod tiled;
@@ -76,7 +79,6 @@ pub struct Weights<'a> {
     cols: usize,
     row_bytes: usize,
     data: &'a [u8],
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Other kernels read rows.
     packed: Option<&'a PackedWeights>,
 }
 

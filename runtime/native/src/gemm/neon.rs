@@ -318,6 +318,7 @@ unsafe impl<const DOT: u8> Simd for Neon<DOT> {
 
     #[inline(always)]
     fn fetch_ahead(p: *const u8, ahead: Ahead) {
-        prefetch(p.wrapping_add(ahead.second / 2 + ahead.first / 2));
+        // One fetch instead of two, from between them. Not measured: no such processor was at hand.
+        prefetch(p.wrapping_add((ahead.second + ahead.first) / 2));
     }
 }

@@ -49,12 +49,6 @@ impl Default for ReadPattern {
     }
 }
 
-impl std::fmt::Display for ReadPattern {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// What each pattern reads on this machine, in bytes per second, of all threads of a pool together.
 #[derive(Clone, Debug)]
 pub struct ReadRates(Vec<(ReadPattern, f64)>);
@@ -71,13 +65,19 @@ impl ReadRates {
     /// times. Takes a fifth of a second where memory is slow.
     ///
     /// # Errors
-    /// The system has no memory for the weights.
+    /// Products do not read packed weights with these instructions, or the system has no memory for them.
     pub fn measure(pool: &ThreadPool, isa: Isa) -> Result<ReadRates, NativeError> {
         ReadRates::of(pool, isa, MEASURED_BYTES)
     }
 
     /// [`measure`](Self::measure) with so many bytes of weights.
     pub(super) fn of(pool: &ThreadPool, isa: Isa, bytes: usize) -> Result<ReadRates, NativeError> {
+        if !PackedWeights::pays(DType::Q4_0, isa) {
+            return Err(NativeError::Unsupported {
+                what: "measuring how packed weights are read",
+                detail: isa.to_string(),
+            });
+        }
         let mut packed = PackedWeights::uniform(pool, DType::Q4_0, MEASURED_COLS, bytes)?;
         let (mut act, mut y) = (Activations::new(), vec![0.0; packed.rows()]);
         act.prepare(pool, isa, &[1.0; MEASURED_COLS], 1, MEASURED_COLS, &[DType::Q4_0])?;

@@ -19,17 +19,12 @@ impl Random {
     /// Blocks of random bits with small scales.
     fn weights(&mut self, dtype: DType, elems: usize) -> Vec<u8> {
         let layout = dtype.layout();
-        let halves: &[usize] = match dtype {
-            DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => &[0],
-            DType::Q6_K => &[208],
-            _ => &[0, 2],
-        };
         let mut bytes = Vec::new();
         for _ in 0..elems / layout.elems {
             if dtype.is_quantized() {
                 let start = bytes.len();
                 bytes.extend((0..layout.bytes).map(|_| self.next() as u8));
-                for at in halves {
+                for at in halves(dtype) {
                     let scale = half::f16::from_f32(self.number() * 0.05).to_le_bytes();
                     bytes[start + at..start + at + 2].copy_from_slice(&scale);
                 }
@@ -40,6 +35,15 @@ impl Random {
             }
         }
         bytes
+    }
+}
+
+/// Where a block has numbers of 16 bits, its scale and its offset.
+fn halves(dtype: DType) -> &'static [usize] {
+    match dtype {
+        DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => &[0],
+        DType::Q6_K => &[208],
+        _ => &[0, 2],
     }
 }
 
@@ -337,12 +341,7 @@ fn the_largest_sums_of_a_block_are_exact() {
                     let layout = dtype.layout();
                     let mut data = vec![byte; dtype.bytes_for(k).unwrap()];
                     for block in data.chunks_exact_mut(layout.bytes) {
-                        let halves: &[usize] = match dtype {
-                            DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => &[0],
-                            DType::Q6_K => &[208],
-                            _ => &[0, 2],
-                        };
-                        for at in halves {
+                        for at in halves(dtype) {
                             block[*at..at + 2].copy_from_slice(&[0x00, 0x3c]);
                         }
                     }
@@ -386,6 +385,7 @@ fn read_patterns_are_measured_and_named() {
         assert_eq!((ReadPattern::named(name), pattern.name()), (Some(pattern), name));
     }
     assert_eq!(ReadPattern::named("3-near"), None);
+    assert!(ReadRates::of(&ThreadPool::new(1), Isa::Scalar, 1 << 20).is_err());
     let rates = ReadRates::of(&ThreadPool::new(2), Isa::detect(), 1 << 20).unwrap();
     assert!(rates.iter().all(|(_, rate)| rate > 1e4), "{rates:?}");
     assert!(rates.iter().any(|(pattern, _)| pattern == rates.best()));

@@ -97,7 +97,7 @@ pub(super) unsafe fn run<S: Entries>(pool: &ThreadPool, plan: Plan, job: &Job<'_
                         with_lines(cell, bytes, |panel| {
                             let panel = &mut bytemuck::cast_slice_mut(panel)[..bytes];
                             let rows = PanelRows::new(job.w, row);
-                            blocked!(job.w.dtype, S::pack<_>(&rows, panel));
+                            pack::<S>(&rows, panel);
                             let panel = panel.as_ptr();
                             blocked!(job.w.dtype, S::unpack_panel<_>(panel, units, blocks, to));
                         })

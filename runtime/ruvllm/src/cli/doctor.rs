@@ -137,7 +137,8 @@ fn memory(threads: usize) -> Vec<Bandwidth> {
     one_and_all(threads).map(measure).collect()
 }
 
-/// What all threads read by each pattern; nothing where there is no memory to measure it.
+/// What all threads read by each pattern; nothing where products read no packed weights or there is no memory to
+/// measure it.
 fn reading(threads: usize, isa: Isa) -> Vec<Reading> {
     let Ok(rates) = ReadRates::measure(&ThreadPool::new(threads), isa) else { return Vec::new() };
     let best = rates.best();

@@ -142,6 +142,43 @@ pub(in crate::gemm) unsafe fn block_dots<
     }
 }
 
+/// A sum of row `i` of activations with the dot product of one more block, whose scale and, where there
+/// are any, offset are given. All products from panels add up so, to the same bits.
+#[inline(always)]
+pub(in crate::gemm) unsafe fn with_block<S: Simd + ?Sized, const C: usize>(
+    sum: S::F,
+    dot: S::F,
+    [scale, offset]: [S::F; 2],
+    act: ActBlock<C>,
+    i: usize,
+    offsets: bool,
+) -> S::F {
+    // SAFETY: the module's contract.
+    unsafe {
+        let sum = S::fma(dot, S::mul(scale, S::splat(act.scale(i))), sum);
+        if offsets { S::fnma(offset, S::splat(act.sum(i)), sum) } else { sum }
+    }
+}
+
+/// `y[first + i, col + r] = sums[i]`, lane `r`, as far as there are columns.
+#[inline(always)]
+pub(in crate::gemm) unsafe fn put<S: Simd + ?Sized, const C: usize>(
+    sums: &[S::F; C],
+    first: usize,
+    col: usize,
+    y: &mut Columns<'_>,
+) {
+    if !y.range().contains(&col) {
+        return;
+    }
+    for (i, sum) in sums.iter().enumerate() {
+        let mut values = [0.0; MAX_LANES];
+        // SAFETY: the module's contract; no vector has more lanes.
+        unsafe { S::store(values.as_mut_ptr(), *sum) };
+        y.put(first + i, col, &values[..S::LANES], false);
+    }
+}
+
 /// Bytes of a block of a panel of integers with `lanes` rows: `groups` vectors of four bytes a lane, a
 /// vector of scales, one of offsets.
 pub(in crate::gemm) const fn int_block_bytes(lanes: usize, groups: usize) -> usize {
@@ -180,30 +217,18 @@ pub(in crate::gemm) unsafe fn tile_int<
             let dots = S::block_dots::<G, SUMS, P, C>(at, act_block);
             unroll!(p < P, 2 {
                 let scale = S::load(at[p].add(4 * lanes * G).cast());
+                let offset = S::load(at[p].add(4 * lanes * (G + 1)).cast());
                 unroll!(i < C, 16 {
-                    let a_scale = S::splat(act_block.scale(i));
-                    acc[p][i] = S::fma(dots[p][i], S::mul(scale, a_scale), acc[p][i]);
+                    acc[p][i] = with_block::<S, C>(
+                        acc[p][i], dots[p][i], [scale, offset], act_block, i, OFFSETS,
+                    );
                 });
-                if OFFSETS {
-                    let offset = S::load(at[p].add(4 * lanes * (G + 1)).cast());
-                    unroll!(i < C, 16 {
-                        acc[p][i] = S::fnma(offset, S::splat(act_block.sum(i)), acc[p][i]);
-                    });
-                }
                 at[p] = at[p].add(block_bytes);
             });
             act_block = act_block.next();
         }
         for (p, acc) in acc.iter().enumerate() {
-            let col = col + p * lanes;
-            if !y.range().contains(&col) {
-                break;
-            }
-            for (i, acc) in acc.iter().enumerate() {
-                let mut values = [0.0; MAX_LANES];
-                S::store(values.as_mut_ptr(), *acc);
-                y.put(act.first + i, col, &values[..lanes], false);
-            }
+            put::<S, C>(acc, act.first, col + p * lanes, y);
         }
     }
 }

@@ -2,10 +2,10 @@
 //! are as many vectors as `LANES` goes into them, so a panel is a few *parts* of `LANES` rows each.
 #![allow(unsafe_code)]
 
-use super::int::{Form, int_block_bytes, sums};
+use super::int::{Form, int_block_bytes, put, sums, with_block};
 use super::{ActBlock, ActTile, Ahead, Simd, unroll};
 use crate::gemm::out::Columns;
-use crate::gemm::packed::{self, LINE, Layout, Lines, PANEL, PanelRows};
+use crate::gemm::packed::{self, LINE, Layout, PANEL, PanelRows};
 use crate::quant::{Unpacked, tag};
 
 /// The most parts that a panel has.
@@ -67,15 +67,7 @@ pub(in crate::gemm) unsafe fn dot_packed<S: Simd, const T: u8, const P: usize, c
         }
         for (acc, col) in acc.iter().zip(streams.cols) {
             for (part, acc) in acc[..parts::<S>()].iter().enumerate() {
-                let col = col + part * S::LANES;
-                if !y.range().contains(&col) {
-                    break;
-                }
-                for (i, acc) in acc.iter().enumerate() {
-                    let mut values = [0.0; PANEL];
-                    S::store(values.as_mut_ptr(), *acc);
-                    y.put(act.first + i, col, &values[..S::LANES], false);
-                }
+                put::<S, C>(acc, act.first, col + part * S::LANES, y);
             }
         }
     }
@@ -115,11 +107,9 @@ unsafe fn add_block<S: Simd, const T: u8, const C: usize>(
                 });
             });
             unroll!(i < C, 8 {
-                let scale = S::mul(scales[half], S::splat(act.scale(i)));
-                acc[i] = S::fma(S::total(form.sums, sums[i]), scale, acc[i]);
-                if form.offsets {
-                    acc[i] = S::fnma(offset, S::splat(act.sum(i)), acc[i]);
-                }
+                let dot = S::total(form.sums, sums[i]);
+                let scale = [scales[half], offset];
+                acc[i] = with_block::<S, C>(acc[i], dot, scale, act, i, form.offsets);
             });
         });
     }
@@ -296,7 +286,6 @@ pub(in crate::gemm) unsafe fn pack<S: Simd, const T: u8>(rows: &PanelRows<'_>, o
         // SAFETY: the module's contract; `chunk` is a chunk of this format.
         |chunk, out| unsafe { S::spill(&S::unpack::<T>(chunk.as_ptr()), out) },
         |chunks, lines| {
-            const { assert!(size_of::<Unpacked>().is_multiple_of(4)) };
             for lane in (0..PANEL).step_by(S::LANES) {
                 for group in (0..lines.len()).step_by(S::LANES) {
                     let from = chunks[lane].q[4 * group..].as_ptr().cast();
@@ -309,5 +298,3 @@ pub(in crate::gemm) unsafe fn pack<S: Simd, const T: u8>(rows: &PanelRows<'_>, o
         },
     );
 }
-
-const _: () = assert!(size_of::<Lines>() == 4 * PANEL * 64);
