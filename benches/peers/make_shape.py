@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Writes a GGUF of a real model's shape with random weights, for side-by-side speed runs that need no download.
 
-    make_shape.py --shape tinyllama-1.1b OUT.gguf
+    make_shape.py --shape tinyllama-1.1b --type q4_k_m OUT.gguf
 
-Weights are F16, drawn from N(0, 0.02) so that activations stay finite; norms are one. The text such a model
-writes is noise, and its speed is that of the real one. The tokenizer is synthetic but complete: every byte has
-a token. Other weight types: quantise the result with the peer's own tool, as for a real model.
+Weights have a mean of zero and a deviation of 0.02, so that activations stay finite; norms are one. F16 is drawn
+from the normal distribution; blocks of the other types have random integers. Tensors of a file have the types that
+llama-quantize gives them. The text such a model writes is noise, and its speed is that of the real one. The
+tokenizer is synthetic but complete: every byte has a token.
 
 Needs: gguf==0.19.0, numpy==2.4.6. Peak memory is a few hundred megabytes.
 """
@@ -23,6 +24,56 @@ SHAPES = {
     "smollm-135m": dict(dim=576, ffn=1536, layers=30, heads=9, kv=3, vocab=49152, tied=True, context=2048, eps=1e-5, base=10000.0, tokenizer="bpe"),
 }
 SIGMA = 0.02
+Type = gguf.GGMLQuantizationType
+FILES = {
+    "f16": (Type.F16, gguf.LlamaFileType.MOSTLY_F16), "q8_0": (Type.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+    "q4_0": (Type.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0), "q4_1": (Type.Q4_1, gguf.LlamaFileType.MOSTLY_Q4_1),
+    "q5_0": (Type.Q5_0, gguf.LlamaFileType.MOSTLY_Q5_0), "q5_1": (Type.Q5_1, gguf.LlamaFileType.MOSTLY_Q5_1),
+    "q4_k_m": (Type.Q4_K, gguf.LlamaFileType.MOSTLY_Q4_K_M), "q5_k_m": (Type.Q5_K, gguf.LlamaFileType.MOSTLY_Q5_K_M),
+    "q6_k": (Type.Q6_K, gguf.LlamaFileType.MOSTLY_Q6_K),
+}
+
+
+def tensor_type(name, s, file):
+    """The type that llama-quantize gives a tensor in a file of that name."""
+    base = FILES[file][0]
+    if base in (Type.F16, Type.Q8_0):
+        return base
+    if name == ("token_embd.weight" if s["tied"] else "output.weight"):
+        return Type.Q6_K if s["dim"] % 256 == 0 else Type.Q8_0
+    if file.endswith("_m") and name.rsplit(".", 2)[-2] in ("attn_v", "ffn_down"):
+        # More bits for the first and the last eighth of the layers, and for every third between.
+        i, n = int(name.split(".")[1]), s["layers"]
+        if i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2:
+            return Type.Q6_K
+    return base
+
+
+def blocks(rng, kind, count):
+    """`count` blocks of a type as `[count, bytes]`: random integers, and scales for the deviation `SIGMA`."""
+    out = rng.integers(0, 256, (count, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
+
+    def put(at, value):
+        out[:, at:at + 2] = np.frombuffer(np.float16(value).tobytes(), np.uint8)
+
+    uniform = lambda bits: ((1 << bits) ** 2 / 12) ** 0.5
+    if kind == Type.Q6_K:
+        # Scales of 5 bits, or that of the block would be subnormal.
+        out[:, 192:208] = (out[:, 192:208] // 8).astype(np.int8) - 16
+        put(208, SIGMA / (uniform(5) * uniform(6)))
+        return out
+    bits = int(kind.name[1])
+    if kind in (Type.Q4_K, Type.Q5_K):
+        # Their scales and minima have 6 bits; a minimum is half of what its scale spans.
+        d = SIGMA / (2 ** 5 * uniform(bits) * 2)
+        put(0, d)
+        put(2, d * (2 ** bits - 1) / 2)
+        return out
+    d = SIGMA / uniform(bits)
+    put(0, d)
+    if kind in (Type.Q4_1, Type.Q5_1):
+        put(2, -d * (2 ** bits - 1) / 2)
+    return out
 
 
 def words():
@@ -112,10 +163,13 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("out", type=pathlib.Path)
     ap.add_argument("--shape", choices=SHAPES, required=True)
+    ap.add_argument("--type", choices=FILES, default="f16", help="type of the weights, as the file's name usually says it")
     ap.add_argument("--context", type=int, help="context length that the file allows; the shape's own when absent")
     ap.add_argument("--seed", type=int, default=0)
     a = ap.parse_args()
     s = SHAPES[a.shape]
+    if "_k" in a.type and s["dim"] % 256:
+        ap.error(f"{a.type} has blocks of 256, and this shape's rows are no multiple of that")
 
     w = gguf.GGUFWriter(a.out, "llama")
     w.add_type(gguf.GGUFType.MODEL)
@@ -130,26 +184,32 @@ def main():
     w.add_rope_freq_base(s["base"])
     w.add_layer_norm_rms_eps(s["eps"])
     w.add_vocab_size(s["vocab"])
-    w.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    w.add_file_type(FILES[a.type][1])
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
     (spm_vocabulary if s["tokenizer"] == "spm" else bpe_vocabulary)(w, s["vocab"])
 
     # Sizes first, data one tensor at a time: the whole model is never in memory.
-    layout = list(tensors(s))
-    for name, shape in layout:
-        dtype = np.dtype(np.float32 if len(shape) == 1 else np.float16)
-        w.add_tensor_info(name, shape, dtype, int(np.prod(shape)) * dtype.itemsize)
+    layout = [(name, shape, Type.F32 if len(shape) == 1 else tensor_type(name, s, a.type)) for name, shape in tensors(s)]
+    for name, shape, kind in layout:
+        if kind in (Type.F32, Type.F16):
+            dtype = np.dtype(np.float32 if kind == Type.F32 else np.float16)
+            w.add_tensor_info(name, shape, dtype, int(np.prod(shape)) * dtype.itemsize)
+        else:
+            shape = gguf.quant_shape_to_byte_shape(shape, kind)
+            w.add_tensor_info(name, shape, np.dtype(np.uint8), int(np.prod(shape)), raw_dtype=kind)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_ti_data_to_file()
     rng = np.random.default_rng(a.seed)
-    for _, shape in layout:
-        if len(shape) == 1:
+    for _, shape, kind in layout:
+        if kind == Type.F32:
             w.write_tensor_data(np.ones(shape, np.float32))
-        else:
+        elif kind == Type.F16:
             data = rng.standard_normal(shape, np.float32)
             data *= SIGMA
             w.write_tensor_data(data.astype(np.float16))
+        else:
+            w.write_tensor_data(blocks(rng, kind, int(np.prod(shape)) // gguf.GGML_QUANT_SIZES[kind][0]))
     w.close()
     print(f"{a.out}: {a.out.stat().st_size / 1e6:.0f} MB")
 

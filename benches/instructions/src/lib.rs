@@ -5,7 +5,7 @@ use half::f16;
 use ruvllm_abi::DType;
 use ruvllm_host::{Host, HostConfig, OpCall, OpKey, Operand, Policy, Resident};
 use ruvllm_native::attention::{AttnScratch, AttnShape, KvLayout, KvSegment, attention};
-use ruvllm_native::gemm::{Activations, MatMut, Weights, matmul};
+use ruvllm_native::gemm::{Activations, MatMut, PackedWeights, Weights, matmul};
 use ruvllm_native::ops::{self, LoraShape, RopeShape};
 use ruvllm_native::{Isa, ThreadPool};
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
@@ -38,11 +38,15 @@ const ROWS: usize = 64;
 pub fn product(isa: Isa, dtype: DType, m: usize) -> Ready {
     let pool = ThreadPool::new(1);
     let bytes = weights(dtype);
+    let w = Weights::new(dtype, ROWS, COLS, &bytes).expect("whole rows");
+    let packed = PackedWeights::pays(dtype, isa)
+        .then(|| PackedWeights::new(&pool, &w).expect("there is memory"));
     let mut act = Activations::new();
     act.prepare(&pool, isa, &noise(m * COLS), m, COLS, &[dtype]).expect("sizes agree");
     let mut y = vec![0.0; m * ROWS];
     Ready::new(move || {
         let w = Weights::new(dtype, ROWS, COLS, &bytes).expect("whole rows");
+        let w = packed.as_ref().map_or(w, |packed| w.with_packed(packed).expect("of its size"));
         let y = MatMut { data: black_box(&mut y), stride: ROWS };
         matmul(&pool, isa, &w, &act, y).expect("sizes agree");
     })

@@ -6,6 +6,28 @@ use serde::Serialize;
 /// The lock file is what was built.
 const LOCK: &str = include_str!("../Cargo.lock");
 
+/// What llama.cpp was compiled for.
+const MARCH: &str = env!("LLAMA_CPP_MARCH");
+
+/// Sets of instructions and what compilers call a processor that has them.
+const MARCHES: [(&str, Isa); 3] =
+    [("x86-64-v3", Isa::Avx2), ("alderlake", Isa::Avx2Vnni), ("x86-64-v4", Isa::Avx512)];
+
+/// Says whether llama.cpp was compiled for just the instructions that ruvllm is to use.
+pub(crate) fn same_instructions(isa: Isa) -> Result<(), String> {
+    let is_all = isa == Isa::detect();
+    let known = MARCHES.iter().any(|&known| known == (MARCH, isa));
+    if known || (MARCH == "native" && is_all) {
+        return Ok(());
+    }
+    let march = MARCHES.iter().find(|(_, known)| *known == isa && !is_all);
+    let march = march.map_or("native", |(march, _)| march);
+    Err(format!(
+        "llama.cpp was built with -march={MARCH}, and ruvllm would use {isa}; for those build with \
+         CMAKE_C_FLAGS=-march={march} CMAKE_CXX_FLAGS=-march={march}, or limit ruvllm with --isa"
+    ))
+}
+
 /// The machine as `ruvllm doctor` names it, and the engines.
 #[derive(Serialize)]
 pub(crate) struct Machine {
@@ -14,6 +36,7 @@ pub(crate) struct Machine {
     logical_processors: usize,
     threads: usize,
     instructions: &'static str,
+    llama_cpp_march: &'static str,
     features: Vec<&'static str>,
     llama_cpp_sys_2: &'static str,
     candle_transformers: &'static str,
@@ -21,14 +44,16 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub(crate) fn new(threads: usize) -> Machine {
+    /// `isa` is what ruvllm keeps to, all that there is when absent.
+    pub(crate) fn new(threads: usize, isa: Option<&str>) -> Machine {
         let features = Isa::features().into_iter().filter(|(_, present)| *present);
         Machine {
             processor: probe::processor(),
             architecture: std::env::consts::ARCH,
             logical_processors: std::thread::available_parallelism().map_or(1, usize::from),
             threads,
-            instructions: Isa::detect().name(),
+            instructions: isa.and_then(Isa::named).unwrap_or_else(Isa::detect).name(),
+            llama_cpp_march: MARCH,
             features: features.map(|(name, _)| name).collect(),
             llama_cpp_sys_2: locked("llama-cpp-sys-2"),
             candle_transformers: locked("candle-transformers"),
@@ -41,17 +66,18 @@ impl std::fmt::Display for Machine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{} ({}), {} threads on {} logical processors, {}: {}. llama.cpp of llama-cpp-sys-2 {}, \
-             candle-transformers {}, ruvllm {}.",
+            "{} ({}), {} threads on {} logical processors, which have {}. ruvllm {} with {}, llama.cpp of \
+             llama-cpp-sys-2 {} with -march={}, candle-transformers {}.",
             self.processor,
             self.architecture,
             self.threads,
             self.logical_processors,
-            self.instructions,
             self.features.join(" "),
-            self.llama_cpp_sys_2,
-            self.candle_transformers,
             self.ruvllm,
+            self.instructions,
+            self.llama_cpp_sys_2,
+            self.llama_cpp_march,
+            self.candle_transformers,
         )
     }
 }

@@ -15,6 +15,15 @@
 //! built on, because it chooses its instructions then. candle and ruvllm choose theirs when they run,
 //! and are compiled as anyone gets them.
 //!
+//! A processor can be compared as if it had fewer instructions: llama.cpp is built for these, and
+//! ruvllm keeps to them with `--isa`. What does not go together is refused.
+//!
+//! ```console
+//! export CMAKE_C_FLAGS=-march=x86-64-v3 CMAKE_CXX_FLAGS=-march=x86-64-v3    # --isa avx2
+//! export CMAKE_C_FLAGS=-march=alderlake CMAKE_CXX_FLAGS=-march=alderlake    # --isa avx2-vnni
+//! export CMAKE_C_FLAGS=-march=x86-64-v4 CMAKE_CXX_FLAGS=-march=x86-64-v4    # --isa avx512
+//! ```
+//!
 //! ```console
 //! cd benches/peers                      # its .cargo/config.toml has the flags
 //! LIBCLANG_PATH=/usr/lib/llvm-19/lib cargo run --release -- \
@@ -35,6 +44,7 @@ mod table;
 
 use clap::{Parser, Subcommand};
 use protocol::{Engine, Kv};
+use ruvllm_native::Isa;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -70,6 +80,10 @@ struct Options {
     #[arg(short, long, value_name = "SEQUENCES", default_value = "1", value_delimiter = ',',
         value_parser = clap::value_parser!(u16).range(1..=256))]
     batch: Vec<u16>,
+    /// Instructions that ruvllm uses at most, by the names that `ruvllm doctor` lists; all that the
+    /// processor has when absent. llama.cpp has to be built for the same.
+    #[arg(long, value_name = "NAME", value_parser = isa)]
+    isa: Option<String>,
     /// Threads; one for each physical core that this process may use when absent.
     #[arg(short, long, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
@@ -98,6 +112,14 @@ enum Child {
         /// A `protocol::Request`.
         request: String,
     },
+}
+
+/// Checks a set of instructions and that llama.cpp has no others.
+fn isa(name: &str) -> Result<String, String> {
+    let isa = Isa::named(name).filter(|isa| isa.is_available());
+    let isa = isa.ok_or("this processor has not got it; `ruvllm doctor` lists what it has")?;
+    machine::same_instructions(isa)?;
+    Ok(name.to_owned())
 }
 
 fn main() -> ExitCode {

@@ -1,11 +1,11 @@
 //! The engines in turn, round after round.
 
-use crate::machine::Machine;
+use crate::machine::{self, Machine};
 use crate::model::ModelFile;
 use crate::protocol::{COMMAND, Engine, Reply, Request, Sample, Task, Test};
 use crate::table::Report;
 use crate::{Failure, Options};
-use ruvllm_native::pool;
+use ruvllm_native::{Isa, pool};
 use serde::Serialize;
 use std::env;
 use std::fs::File;
@@ -63,6 +63,9 @@ pub(crate) struct Started {
 
 /// Measures everything that `options` ask for and prints the tables.
 pub(crate) fn main(options: &Options) -> Result<(), Failure> {
+    if options.isa.is_none() {
+        machine::same_instructions(Isa::detect())?;
+    }
     let threads = options.threads.map_or_else(pool::default_threads, usize::from);
     let subjects: Vec<Subject> = options.model.iter().map(|path| subject(path)).collect();
     let tests = tests(options);
@@ -84,7 +87,7 @@ pub(crate) fn main(options: &Options) -> Result<(), Failure> {
             results.first_text.push(first_text(program)?);
         }
     }
-    let machine = Machine::new(threads);
+    let machine = Machine::new(threads, options.isa.as_deref());
     print!(
         "{}",
         Report { options, machine: &machine, subjects: &subjects, tests, results: &results }
@@ -186,6 +189,7 @@ impl Turns<'_> {
             model: file.path.clone(),
             vocab: file.vocab,
             threads: self.threads,
+            isa: self.options.isa.clone(),
             kv: self.options.kv,
             task,
         };

@@ -32,15 +32,16 @@ pub(crate) trait Peer {
 
 /// Loads the model that `request` names into the engine that it names.
 pub(crate) fn load(request: &Request) -> Result<Box<dyn Peer>, Failure> {
-    let (policy, isa) = match request.engine {
+    let isa = request.isa.as_deref().and_then(Isa::named).unwrap_or_else(Isa::detect);
+    let (policy, twins) = match request.engine {
         Engine::LlamaCpp => return Ok(Box::new(llama_cpp::LlamaCpp::load(request)?)),
         Engine::Candle => return Ok(Box::new(candle::Candle::load(request)?)),
-        Engine::Ruvllm => (Policy::SandboxFirst, Isa::detect()),
-        Engine::RuvllmNative => (Policy::NativeOnly, Isa::detect()),
+        Engine::Ruvllm => (Policy::SandboxFirst, isa),
+        Engine::RuvllmNative => (Policy::NativeOnly, isa),
         Engine::RuvllmNative128 => {
             let narrow = Isa::narrow().ok_or("no instructions on vectors of 128 bits")?;
             (Policy::NativeOnly, narrow)
         }
     };
-    Ok(Box::new(ruvllm::Ruvllm::load(request, policy, isa)?))
+    Ok(Box::new(ruvllm::Ruvllm::load(request, policy, isa, twins)?))
 }

@@ -14,11 +14,16 @@ pub(crate) struct Ruvllm {
 }
 
 impl Ruvllm {
-    /// `policy` says whether kernels run in the sandbox or as their native twins, `isa` what those
-    /// compute with.
-    pub(crate) fn load(request: &Request, policy: Policy, isa: Isa) -> Result<Ruvllm, Failure> {
+    /// `policy` says whether kernels run in the sandbox or as their native twins, `twins` what those
+    /// compute with, `isa` what everything else does.
+    pub(crate) fn load(
+        request: &Request,
+        policy: Policy,
+        isa: Isa,
+        twins: Isa,
+    ) -> Result<Ruvllm, Failure> {
         let cache_dir = ruvllm::default_cache_dir();
-        let config = HostConfig { policy, isa, cache_dir, ..HostConfig::default() };
+        let config = HostConfig { policy, isa: twins, cache_dir, ..HostConfig::default() };
         let kv = match request.kv {
             Kv::F16 => KvCodec::F16,
             Kv::Q8_0 => KvCodec::Q8_0,
@@ -27,6 +32,7 @@ impl Ruvllm {
             .model(&request.model)
             .kernels(KernelSet::builder().config(config))
             .threads(request.threads)
+            .isa(isa)
             .kv(kv)
             .build()?;
         Ok(Ruvllm { runtime, sessions: Vec::new() })

@@ -84,8 +84,8 @@ impl Activations {
     }
 
     /// Whether the number of rows may not change a bit of a product, from the next
-    /// [`prepare`](Self::prepare) on; at first it may. Products of many rows with weights that are not
-    /// packed are slower then: they are computed as those of one row are.
+    /// [`prepare`](Self::prepare) on; at first it may. Products of many rows with weights of floats are
+    /// slower then: they are computed as those of one row are.
     pub fn set_deterministic(&mut self, deterministic: bool) {
         if self.deterministic != deterministic {
             (self.deterministic, self.forms) = (deterministic, [false; 3]);

@@ -1,20 +1,17 @@
 //! Products of activations with weights in any format: `y[m, n] = x[m, k] · w[n, k]ᵀ`.
 //!
-//! Weights are read as the file has them, or from [`PackedWeights`], which were rearranged from it
-//! once so that sixteen rows are multiplied side by side: a few rows of `x` with panels as they are read
-//! from memory (`streamed`), many in tiles (`tiled`), to the same bits. What is done with the file's rows
-//! depends on the number of rows of `x` (see `Plan`):
-//! - few rows (decoding): each weight row is read once, unpacked in registers and multiplied with
-//!   every activation row. Memory bandwidth is the bound; rows are split among the threads in
-//!   contiguous shares, each a single stream with software prefetch.
-//! - many rows (prompts, batches): a panel of weight rows is packed and unpacked once, into a buffer that
-//!   stays in the second-level cache, and runs over all activation rows in register tiles. The rows of a
-//!   tile lie side by side for that (see `tiles`), as they do for all products with packed weights.
-//!
 //! Blocked weights meet activations quantised to 8 bits with a scale per 32 elements, multiplied
-//! as integers; [`Activations`] holds them, quantised once for all matrices that share an input.
+//! as integers; [`Activations`] holds them, quantised once for all matrices that share an input. They are
+//! read in panels of sixteen rows, from [`PackedWeights`] or else rearranged for each product:
+//! - few rows of `x` (decoding): with panels as they are read from memory (`streamed`). Memory bandwidth is
+//!   the bound; panels are split among the threads in contiguous shares.
+//! - many rows (prompts, batches): panels are unpacked into a buffer that stays in the second-level cache, and
+//!   run over all rows of `x` in register tiles (`tiled`), to the same bits.
+//!
+//! Rows of `x` that are multiplied together lie side by side for both (see `tiles`).
+//!
 //! Plain float weights meet the activations as f32, or many rows as bf16 where that is allowed and the
-//! processor has its products.
+//! processor has its products: few rows of `x` with each weight row as it is read, many with panels of them.
 //! The error against f64 is thus that of rounding activations to 8 bits (about
 //! 0.4 % of a block's largest, uniformly) or that of f32 summation.
 //!
@@ -154,18 +151,16 @@ pub struct MatMut<'a> {
     pub stride: usize,
 }
 
-/// The most rows of activations that a pass over the weights takes in registers.
+/// The most rows of activations that a pass over weights of floats takes in registers.
 const DOT_COLS: usize = 4;
 
 /// How a product is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Plan {
-    /// Row by row, integers.
-    DotInt,
-    /// Row by row, floats.
+    /// Integers.
+    Ints,
+    /// Floats, row by row.
     DotFloat,
-    /// Panels of bytes, integers.
-    PanelInt,
     /// Panels of f32.
     PanelFloat,
     /// Panels of pairs of bf16.
@@ -184,21 +179,21 @@ enum Form {
 }
 
 impl Plan {
-    /// `isa` is usable; `bf16` says whether 16-bit floats may be multiplied as such. The numbers of
-    /// rows from which unpacking a panel pays are measured: blocks
-    /// as integers are cheap to multiply row by row, those that panels hold as f32 the more so.
+    /// `isa` is usable; `bf16` says whether 16-bit floats may be multiplied as such. The number of
+    /// rows from which panels of floats pay is measured.
     fn of(dtype: DType, isa: Isa, m: usize, bf16: bool) -> Plan {
-        let (dot, panel, from) = if is_blocked(dtype) {
-            (Plan::DotInt, Plan::PanelInt, 13)
+        if is_blocked(dtype) {
+            Plan::Ints
+        } else if m >= 6 && isa != Isa::Scalar {
+            float_panels(dtype, isa, bf16)
         } else {
-            (Plan::DotFloat, float_panels(dtype, isa, bf16), 6)
-        };
-        if m >= from && isa != Isa::Scalar { panel } else { dot }
+            Plan::DotFloat
+        }
     }
 
     fn form(self) -> Form {
         match self {
-            Plan::DotInt | Plan::PanelInt => Form::Ints,
+            Plan::Ints => Form::Ints,
             Plan::DotFloat | Plan::PanelFloat => Form::Floats,
             Plan::PanelPairs => Form::Pairs,
         }
@@ -217,8 +212,8 @@ pub struct Method {
     /// `int8` where activations are quantised and the products are of integers, `bf16` where they
     /// are rounded to it and its products summed as f32, else `f32`.
     pub arithmetic: &'static str,
-    /// `rows` where weights are unpacked in registers, `panels` where they are unpacked once for many
-    /// rows of activations, `packed` where that pays and [`PackedWeights`] are given.
+    /// `rows` where weights are read as the file has them, `panels` where they are unpacked once for many
+    /// rows of activations, `packed` where they are read from panels of [`PackedWeights`].
     pub layout: &'static str,
 }
 
@@ -244,8 +239,8 @@ pub fn method(dtype: DType, isa: Isa, m: usize, bf16: bool) -> Option<Method> {
         },
         layout: match plan {
             _ if PackedWeights::pays(dtype, isa) => "packed",
-            Plan::DotInt | Plan::DotFloat => "rows",
-            Plan::PanelInt | Plan::PanelFloat | Plan::PanelPairs => "panels",
+            Plan::Ints | Plan::DotFloat => "rows",
+            Plan::PanelFloat | Plan::PanelPairs => "panels",
         },
     })
 }

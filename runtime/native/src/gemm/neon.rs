@@ -11,7 +11,7 @@ use super::kernels::{
 };
 use super::out::{Columns, Out};
 use super::packed::PanelRows;
-use super::{ActChunk, Job, Plan, act, neon_i8mm, tiled};
+use super::{Job, Plan, act, neon_i8mm, tiled};
 use crate::probe::prefetch;
 use crate::quant::neon::{ChunkNeon, spill_neon, unpack_neon, widen};
 use crate::quant::{Unpacked, tag};
@@ -31,13 +31,15 @@ const I8MM: u8 = 2;
 pub(super) fn run(pool: &ThreadPool, isa: Isa, plan: Plan, job: &Job<'_>, out: Out<'_>) {
     let isa = if isa.plain() == Isa::Neon { isa } else { Isa::Neon };
     assert!(isa.is_available(), "dispatched to {isa}");
-    match isa {
-        // SAFETY: just checked.
-        Isa::NeonI8mm => unsafe { tiled::run::<Neon<I8MM>>(pool, plan, job, out) },
-        // SAFETY: just checked.
-        Isa::NeonDotprod => unsafe { tiled::run::<Neon<DOTPROD>>(pool, plan, job, out) },
-        // SAFETY: just checked.
-        _ => unsafe { tiled::run::<Neon<PLAIN>>(pool, plan, job, out) },
+    // SAFETY: just checked.
+    unsafe {
+        match (plan, isa) {
+            (Plan::Ints, Isa::NeonI8mm) => tiled::run_ints::<Neon<I8MM>>(pool, job, out),
+            (Plan::Ints, Isa::NeonDotprod) => tiled::run_ints::<Neon<DOTPROD>>(pool, job, out),
+            (Plan::Ints, _) => tiled::run_ints::<Neon<PLAIN>>(pool, job, out),
+            // Products of floats have no use for those of bytes.
+            _ => tiled::run_floats::<Neon<PLAIN>>(pool, plan, job, out),
+        }
     }
 }
 
@@ -121,26 +123,6 @@ unsafe impl<const DOT: u8> Simd for Neon<DOT> {
 
         fn spill(chunk: &ChunkNeon, out: &mut Unpacked) {
             spill_neon(chunk, out);
-        }
-
-        fn dot<const T: u8>(chunk: &ChunkNeon, act: *const ActChunk, acc: &mut [float32x4_t; 2]) {
-            let scales = (&raw const (*act).scale).cast::<f32>();
-            let sums = (&raw const (*act).sum).cast::<f32>();
-            let q = (&raw const (*act).q).cast::<i8>();
-            for i in 0..4 {
-                let scale = vmulq_f32(chunk.scale[i], vld1q_f32(scales.add(4 * i)));
-                if T != tag::Q8_0 {
-                    acc[1] = vfmsq_f32(acc[1], chunk.offset[i], vld1q_f32(sums.add(4 * i)));
-                }
-                let dot = |j: usize| {
-                    let a = vld1q_s8(q.add(64 * i + 16 * j));
-                    number(dot_bytes::<DOT>(no_sum(), chunk.q[4 * i + j], a))
-                };
-                acc[0] = vfmaq_laneq_f32::<0>(acc[0], dot(0), scale);
-                acc[1] = vfmaq_laneq_f32::<1>(acc[1], dot(1), scale);
-                acc[0] = vfmaq_laneq_f32::<2>(acc[0], dot(2), scale);
-                acc[1] = vfmaq_laneq_f32::<3>(acc[1], dot(3), scale);
-            }
         }
 
         fn zero() -> float32x4_t {

@@ -90,6 +90,11 @@ impl Layout {
         self.header + self.blocks * self.block_bytes()
     }
 
+    /// Bytes of a panel of rows of `cols` elements.
+    pub(super) const fn panel_bytes(self, cols: usize) -> usize {
+        self.units(cols) * self.unit_bytes()
+    }
+
     /// Units of a row of `cols` elements.
     pub(super) const fn units(self, cols: usize) -> usize {
         cols.div_ceil(self.blocks * BLOCK)
@@ -139,8 +144,7 @@ impl PackedWeights {
         cols: usize,
         bytes: usize,
     ) -> Result<PackedWeights, NativeError> {
-        let layout = Layout::of(dtype);
-        let panels = bytes / (layout.units(cols) * layout.unit_bytes());
+        let panels = bytes / Layout::of(dtype).panel_bytes(cols);
         let mut packed = PackedWeights::zeros(dtype, panels * PANEL, cols)?;
         // As a scale about 2^-8.
         pool.for_chunks(&mut packed.data, packed.panel_bytes, &|_, panel| panel.fill(0x1c));
@@ -151,8 +155,7 @@ impl PackedWeights {
         if !is_blocked(dtype) {
             return Err(NativeError::unsupported("packing weights", dtype));
         }
-        let layout = Layout::of(dtype);
-        let panel_bytes = layout.units(cols) * layout.unit_bytes();
+        let panel_bytes = Layout::of(dtype).panel_bytes(cols);
         let bytes = rows.div_ceil(PANEL).saturating_mul(panel_bytes);
         let out_of_memory = |_| NativeError::OutOfMemory { what: "packed weights", bytes };
         let data = MmapMut::map_anon(bytes).map_err(out_of_memory)?;
@@ -171,11 +174,6 @@ impl PackedWeights {
     /// How products with few rows of activations read the panels.
     pub fn pattern(&self) -> ReadPattern {
         self.pattern
-    }
-
-    /// The type of the weights.
-    pub(super) fn dtype(&self) -> DType {
-        self.dtype
     }
 
     /// Rows of the matrix.
@@ -202,16 +200,6 @@ impl PackedWeights {
     /// The panel that row `row` is in.
     pub(super) fn panel(&self, row: usize) -> &[u8] {
         &self.data[row / PANEL * self.panel_bytes..][..self.panel_bytes]
-    }
-
-    /// Units of a panel.
-    pub(super) fn units(&self) -> usize {
-        Layout::of(self.dtype).units(self.cols)
-    }
-
-    /// Bytes of a panel.
-    pub(super) fn panel_bytes(&self) -> usize {
-        self.panel_bytes
     }
 }
 

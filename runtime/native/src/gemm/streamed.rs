@@ -30,6 +30,9 @@ impl ReadPattern {
         ("4-far", ReadPattern { streams: 4, far: true }),
     ];
 
+    /// A single panel at a time.
+    const ONE: ReadPattern = ReadPattern { streams: 1, far: false };
+
     /// The pattern of that name, such as `4-near`: panels that a thread reads side by side, and
     /// whether they are fetched a kilobyte ahead or, into the second-level cache, twelve.
     pub fn named(name: &str) -> Option<ReadPattern> {
@@ -115,11 +118,11 @@ mod run {
     use super::ReadPattern;
     use crate::ThreadPool;
     use crate::gemm::Job;
-    use crate::gemm::kernels::packed::Streams;
+    use crate::gemm::kernels::packed::{MAX_STREAMS, Streams};
     use crate::gemm::kernels::{ActTile, Ahead, Entries};
     use crate::gemm::out::{Columns, Out};
-    use crate::gemm::packed::{PANEL, PackedWeights};
-    use crate::gemm::tiled::{STREAMED, blocked, tile_shape};
+    use crate::gemm::packed::{Layout, PANEL};
+    use crate::gemm::tiled::{STREAMED, blocked, tile_shape, with_panel};
     use crate::gemm::tiles::with_tiles;
     use crate::quant::tag;
     use ruvllm_abi::DType;
@@ -129,7 +132,7 @@ mod run {
         /// there are: more rows need the registers themselves, and memory is not what they wait for.
         fn streams(self, rows: usize, panels: usize) -> usize {
             let most = self.streams.min(match rows {
-                1 => 4,
+                1 => MAX_STREAMS,
                 2 => 2,
                 _ => 1,
             });
@@ -146,69 +149,75 @@ mod run {
     ///
     /// # Safety
     /// The processor has the instructions of `S`.
-    pub(in crate::gemm) unsafe fn run<S: Entries>(
-        pool: &ThreadPool,
-        job: &Job<'_>,
-        packed: &PackedWeights,
-        out: Out<'_>,
-    ) {
-        assert!(packed.fits(job.w), "panels of other weights");
-        let (rows, pattern) = (job.act.rows(), packed.pattern());
-        let unit = (STREAMED / packed.panel_bytes()).max(1).next_multiple_of(4) * PANEL;
+    pub(in crate::gemm) unsafe fn run<S: Entries>(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
+        let layout = Layout::of(job.w.dtype);
+        let (rows, units) = (job.act.rows(), layout.units(job.w.cols));
+        // A panel that is packed for the product is the only one.
+        let pattern = job.w.packed.map_or(ReadPattern::ONE, |packed| packed.pattern());
+        let unit = (STREAMED / layout.panel_bytes(job.w.cols)).max(1).next_multiple_of(4) * PANEL;
         with_tiles(pool, job.act, tile_shape::<S>(job.w.dtype, &[8, 4, 2]), |tiles| {
             out.share(pool, unit, PANEL, &|y| {
                 let mut range = y.range();
                 while !range.is_empty() {
                     let panels = range.len().div_ceil(PANEL);
-                    let streams = pattern.streams(rows, panels);
-                    let each = panels / streams;
+                    let count = pattern.streams(rows, panels);
+                    let each = panels / count;
                     for i in 0..each {
-                        let cols = std::array::from_fn(|p| range.start + (p * each + i) * PANEL);
-                        for (rows, act) in tiles.iter() {
-                            // SAFETY: the caller's contract; the tile is `rows` rows of activations.
-                            unsafe { panels_by_rows::<S>(packed, streams, cols, rows, act, y) };
+                        let cols = std::array::from_fn(|p| {
+                            range.start + (p.min(count - 1) * each + i) * PANEL
+                        });
+                        let multiply = |panels, y: &mut Columns<'_>| {
+                            let ahead = pattern.ahead();
+                            let streams = Streams { panels, cols, count, units, ahead };
+                            for (rows, act) in tiles.iter() {
+                                // SAFETY: the caller's contract; the tile is `rows` rows of activations,
+                                // and there are as many panels as streams.
+                                unsafe { dot::<S>(job.w.dtype, &streams, rows, act, y) };
+                            }
+                        };
+                        match job.w.packed {
+                            Some(packed) => {
+                                multiply(cols.map(|col| packed.panel(col).as_ptr()), y);
+                            }
+                            // SAFETY: the caller's contract.
+                            None => unsafe {
+                                with_panel::<S>(job, cols[0], |panel| {
+                                    multiply([panel; MAX_STREAMS], y);
+                                });
+                            },
                         }
                     }
-                    range.start += each * streams * PANEL;
+                    range.start += each * count * PANEL;
                 }
             });
         });
     }
 
-    /// Multiplies the panels whose first rows are the first `streams` columns of `cols` with a tile of
-    /// `rows` rows.
+    /// Multiplies panels of weights of a type with a tile of `rows` rows.
     ///
     /// # Safety
-    /// As [`run`]; the tile has as many blocks as a weight row.
-    unsafe fn panels_by_rows<S: Entries>(
-        packed: &PackedWeights,
-        streams: usize,
-        cols: [usize; 4],
+    /// As [`run`]; the tile has as many blocks as a weight row; several panels meet at most two rows, more
+    /// than two one.
+    unsafe fn dot<S: Entries>(
+        dtype: DType,
+        streams: &Streams,
         rows: usize,
         act: ActTile,
         y: &mut Columns<'_>,
     ) {
         macro_rules! dot {
-            ($p:literal, $c:literal) => {{
-                let cols: [usize; $p] = std::array::from_fn(|p| cols[p]);
-                let streams = Streams {
-                    panels: cols.map(|col| packed.panel(col).as_ptr()),
-                    cols,
-                    units: packed.units(),
-                    ahead: packed.pattern().ahead(),
-                };
-                // SAFETY: the caller's contract; the panels have as many units.
-                unsafe { blocked!(packed.dtype(), S::dot_packed < _, $p, $c > (streams, act, y)) }
-            }};
+            ($p:literal, $c:literal) => {
+                blocked!(dtype, S::dot_packed < _, $p, $c > (streams, act, y))
+            };
         }
-        match (streams, rows) {
-            (4, _) => dot!(4, 1),
-            (2, 2) => dot!(2, 2),
-            (2, _) => dot!(2, 1),
-            (_, 8) => dot!(1, 8),
-            (_, 4) => dot!(1, 4),
-            (_, 2) => dot!(1, 2),
-            _ => dot!(1, 1),
+        // SAFETY: the caller's contract.
+        unsafe {
+            match rows {
+                8 => dot!(1, 8),
+                4 => dot!(1, 4),
+                2 => dot!(2, 2),
+                _ => dot!(4, 1),
+            }
         }
     }
 }

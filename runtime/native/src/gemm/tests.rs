@@ -55,8 +55,8 @@ const ROUNDING: f64 = 1e-5;
 enum Path {
     /// As callers do.
     Dispatched(Isa),
-    /// As a processor with other 8-bit dot products would, in tiles or not, from panels or not.
-    Variant(&'static Variant, Plan, bool),
+    /// As a processor with other 8-bit dot products would, from panels or not.
+    Variant(&'static Variant, bool),
     /// As callers do who allow products as bf16.
     Bf16,
     /// From panels, as callers do where that is supported.
@@ -67,7 +67,7 @@ enum Path {
 struct Variant {
     name: &'static str,
     isa: Isa,
-    run: fn(&ThreadPool, Plan, &Job<'_>, Out<'_>),
+    run: fn(&ThreadPool, &Job<'_>, Out<'_>),
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -106,12 +106,12 @@ fn check(pool: &ThreadPool, path: Path, dtype: DType, (m, n, k): (usize, usize, 
             matmul(pool, isa, &w, &act, MatMut { data: &mut y, stride }).unwrap();
             (Plan::of(dtype, isa, m, true).form(), "bf16")
         }
-        Path::Variant(variant, plan, from_panels) => {
+        Path::Variant(variant, from_panels) => {
             act.prepare(pool, variant.isa, &x, m, k, &[DType::Q4_0]).unwrap();
             let packed = PackedWeights::new(pool, &w).unwrap();
             let w = if from_panels { w.with_packed(&packed).unwrap() } else { w };
             let out = Out::new(&mut y, stride, m, n);
-            (variant.run)(pool, plan, &Job { w: &w, act: &act }, out);
+            (variant.run)(pool, &Job { w: &w, act: &act }, out);
             (Form::Ints, variant.name)
         }
         Path::Packed(isa) => {
@@ -208,11 +208,9 @@ fn dot_products_that_the_dispatch_passes_over_agree_with_f64() {
         for (i, dtype) in blocked().enumerate() {
             for &k in depths(dtype) {
                 for (m, n) in [(1, 5), (3, 18), (8, 33), (33, 21)] {
-                    for plan in [Plan::DotInt, Plan::PanelInt] {
-                        for packed in [false, true] {
-                            let path = Path::Variant(variant, plan, packed);
-                            check(&pool, path, dtype, (m, n, k), i as u64);
-                        }
+                    for packed in [false, true] {
+                        let path = Path::Variant(variant, packed);
+                        check(&pool, path, dtype, (m, n, k), i as u64);
                     }
                 }
             }

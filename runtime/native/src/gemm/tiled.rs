@@ -13,7 +13,7 @@ use super::out::{Columns, Out};
 use super::packed::{Layout, PANEL, PanelRows};
 use super::streamed;
 use super::tiles::{Line, TileShape, Tiles, with_lines, with_tiles};
-use super::{ActChunk, DOT_COLS, Job, Plan};
+use super::{DOT_COLS, Job, Plan};
 use crate::ThreadPool;
 use crate::quant::{CHUNK, chunk_bytes, tag};
 
@@ -34,7 +34,7 @@ const FLOAT_DEPTH: usize = 4 * CHUNK;
 /// them costs and much less than a turn of another process.
 pub(super) const STREAMED: usize = 128 * 1024;
 
-/// Weight rows that stay in cache while groups of activation rows pass over them.
+/// Weight rows of floats that stay in cache while groups of activation rows pass over them.
 const DOT_ROWS: usize = 16;
 
 thread_local! {
@@ -62,59 +62,59 @@ macro_rules! blocked {
 
 pub(super) use blocked;
 
-/// Computes `out` with the instructions of `S`.
+/// Computes `out`, of weights in blocks, with the instructions of `S`.
 ///
 /// # Safety
 /// The processor has the instructions of `S`.
-pub(super) unsafe fn run<S: Entries>(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
-    match (plan, job.w.packed) {
-        // SAFETY: the caller's contract.
-        (Plan::DotInt | Plan::PanelInt, Some(packed)) if job.act.rows() <= S::STREAMED_COLS => unsafe {
-            streamed::run::<S>(pool, job, packed, out);
-        },
-        (Plan::DotInt | Plan::PanelInt, Some(packed)) => {
-            // SAFETY: the caller's contract.
-            unsafe {
-                deal_int_panels::<S>(pool, job, out, &|row, blocks, to| {
-                    let (panel, units) = (packed.panel(row).as_ptr(), packed.units());
-                    blocked!(job.w.dtype, S::unpack_panel<_>(panel, units, blocks, to));
-                });
-            }
-        }
-        (Plan::DotInt, None) => {
-            let rows = streamed(job);
-            // SAFETY: the caller's contract.
-            out.share(pool, rows, 1, &|y| unsafe { dot_int::<S>(job, y) });
-        }
-        (Plan::PanelInt, None) => {
-            let layout = Layout::of(job.w.dtype);
-            let units = layout.units(job.w.cols);
-            // SAFETY: the caller's contract.
-            unsafe {
-                deal_int_panels::<S>(pool, job, out, &|row, blocks, to| {
-                    let bytes = units * layout.unit_bytes();
-                    PACKED.with(|cell| {
-                        with_lines(cell, bytes, |panel| {
-                            let panel = &mut bytemuck::cast_slice_mut(panel)[..bytes];
-                            let rows = PanelRows::new(job.w, row);
-                            pack::<S>(&rows, panel);
-                            let panel = panel.as_ptr();
-                            blocked!(job.w.dtype, S::unpack_panel<_>(panel, units, blocks, to));
-                        })
-                    });
-                });
-            }
-        }
-        (Plan::DotFloat, _) => {
-            let rows = streamed(job);
-            // SAFETY: the caller's contract.
-            out.share(pool, rows, 1, &|y| unsafe { dot_float::<S>(job, y) });
-        }
-        (Plan::PanelFloat | Plan::PanelPairs, _) => {
-            // SAFETY: the caller's contract.
-            out.deal(pool, PANELS * S::LANES, &|y| unsafe { panel_float::<S>(job, y) });
+pub(super) unsafe fn run_ints<S: Entries>(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if job.act.rows() <= S::STREAMED_COLS {
+            streamed::run::<S>(pool, job, out);
+        } else {
+            deal_int_panels::<S>(pool, job, out);
         }
     }
+}
+
+/// Computes `out`, of weights in floats, with the instructions of `S`.
+///
+/// # Safety
+/// The processor has the instructions of `S`.
+pub(super) unsafe fn run_floats<S: Entries>(
+    pool: &ThreadPool,
+    plan: Plan,
+    job: &Job<'_>,
+    out: Out<'_>,
+) {
+    if plan == Plan::DotFloat {
+        let rows = (STREAMED / job.w.row_bytes).max(1).next_multiple_of(DOT_ROWS);
+        // SAFETY: the caller's contract.
+        out.share(pool, rows, 1, &|y| unsafe { dot_float::<S>(job, y) });
+    } else {
+        // SAFETY: the caller's contract.
+        out.deal(pool, PANELS * S::LANES, &|y| unsafe { panel_float::<S>(job, y) });
+    }
+}
+
+/// Calls `f` with the panel that weight row `row` is the first of: one of those that the weights were
+/// packed to, or one that is packed now.
+///
+/// # Safety
+/// The processor has the instructions of `S`.
+pub(super) unsafe fn with_panel<S: Entries>(job: &Job<'_>, row: usize, f: impl FnOnce(*const u8)) {
+    if let Some(packed) = job.w.packed {
+        return f(packed.panel(row).as_ptr());
+    }
+    let bytes = Layout::of(job.w.dtype).panel_bytes(job.w.cols);
+    PACKED.with(|cell| {
+        with_lines(cell, bytes, |panel| {
+            let panel = &mut bytemuck::cast_slice_mut(panel)[..bytes];
+            // SAFETY: the caller's contract.
+            unsafe { pack::<S>(&PanelRows::new(job.w, row), panel) };
+            f(panel.as_ptr());
+        });
+    });
 }
 
 /// Writes the panel of `rows` to `out` with the instructions of `S`.
@@ -124,11 +124,6 @@ pub(super) unsafe fn run<S: Entries>(pool: &ThreadPool, plan: Plan, job: &Job<'_
 pub(super) unsafe fn pack<S: Entries>(rows: &PanelRows<'_>, out: &mut [u8]) {
     // SAFETY: the caller's contract.
     unsafe { blocked!(rows.dtype(), S::pack<_>(rows, out)) }
-}
-
-/// The weight rows that a thread takes at a time where each is read once.
-fn streamed(job: &Job<'_>) -> usize {
-    (STREAMED / job.w.row_bytes).max(1).next_multiple_of(DOT_ROWS)
 }
 
 impl Job<'_> {
@@ -143,11 +138,6 @@ impl Job<'_> {
             k: w.cols,
             count,
         }
-    }
-
-    fn ints(&self, first: usize) -> Input<ActChunk> {
-        let stride = self.act.chunk_stride();
-        Input { data: self.act.chunks()[first * stride..].as_ptr(), stride, first }
     }
 
     /// Activation rows from `first` on, from pair `from` on.
@@ -181,21 +171,6 @@ fn by_groups(
             first += cols;
         }
     }
-}
-
-unsafe fn dot_int<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>) {
-    by_groups(job, y, |rows, y, first, cols| {
-        let act = job.ints(first);
-        // SAFETY: the caller has the instructions; `act` has `cols` rows from `first` on.
-        unsafe {
-            match cols {
-                1 => blocked!(job.w.dtype, S::dot_int < _, 1 > (rows, y, act)),
-                2 => blocked!(job.w.dtype, S::dot_int < _, 2 > (rows, y, act)),
-                3 => blocked!(job.w.dtype, S::dot_int < _, 3 > (rows, y, act)),
-                _ => blocked!(job.w.dtype, S::dot_int < _, 4 > (rows, y, act)),
-            }
-        }
-    });
 }
 
 unsafe fn dot_float<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>) {
@@ -232,20 +207,11 @@ fn tile_width(widths: &[usize], most: usize, left: usize) -> usize {
     widths.iter().copied().find(|width| *width <= most.min(left)).unwrap_or(1)
 }
 
-/// Writes the panels of bytes of the sixteen weight rows from the first argument on, so many blocks of
-/// each row, to memory that has room for them.
-type UnpackPanel<'a> = dyn Fn(usize, usize, *mut u8) + Sync + 'a;
-
-/// Computes `out` in panels of bytes that `unpack` makes, so many at a time as stay in cache.
+/// Computes `out` in panels of bytes, so many at a time as stay in cache.
 ///
 /// # Safety
-/// The processor has the instructions of `S`; `unpack` writes what [`Entries::tile_int`] reads.
-unsafe fn deal_int_panels<S: Entries>(
-    pool: &ThreadPool,
-    job: &Job<'_>,
-    out: Out<'_>,
-    unpack: &UnpackPanel<'_>,
-) {
+/// The processor has the instructions of `S`.
+unsafe fn deal_int_panels<S: Entries>(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
     let widths: &[usize] = match (S::INT_PANELS, S::INT_COLS) {
         (1, 16..) => &[16, 8, 4, 2],
         (1, 8..) => &[8, 4, 2],
@@ -258,7 +224,7 @@ unsafe fn deal_int_panels<S: Entries>(
         let panels = (CACHED / panel_bytes).clamp(1, INT_PANELS * S::LANES / PANEL);
         let panels = panels.next_multiple_of((S::INT_PANELS * S::LANES).div_ceil(PANEL));
         // SAFETY: the caller's contract.
-        out.deal(pool, panels * PANEL, &|y| unsafe { panel_int::<S>(tiles, y, unpack) });
+        out.deal(pool, panels * PANEL, &|y| unsafe { panel_int::<S>(job, tiles, y) });
     });
 }
 
@@ -267,15 +233,21 @@ pub(super) fn tile_shape<S: Entries>(dtype: DType, widths: &'static [usize]) -> 
     TileShape { widths, form: Form::of::<S>(dtype as u8) }
 }
 
-unsafe fn panel_int<S: Entries>(tiles: &Tiles<'_>, y: &mut Columns<'_>, unpack: &UnpackPanel<'_>) {
+unsafe fn panel_int<S: Entries>(job: &Job<'_>, tiles: &Tiles<'_>, y: &mut Columns<'_>) {
+    let units = Layout::of(job.w.dtype).units(job.w.cols);
     let (range, blocks, form) = (y.range(), tiles.blocks(), tiles.form());
     let bytes = blocks * int_block_bytes(S::LANES, form.groups);
     let panels = range.clone().step_by(PANEL);
     let scratch = (panels.len() * (PANEL / S::LANES)).next_multiple_of(S::INT_PANELS) * bytes;
     with_scratch(scratch, |scratch| {
         for (i, start) in panels.enumerate() {
-            // SAFETY: scratch has `bytes` for each part of a panel.
-            unpack(start, blocks, unsafe { scratch.add(i * (PANEL / S::LANES) * bytes) });
+            // SAFETY: the caller's contract; scratch has `bytes` for each part of a panel.
+            unsafe {
+                let to = scratch.add(i * (PANEL / S::LANES) * bytes);
+                with_panel::<S>(job, start, |panel| {
+                    blocked!(job.w.dtype, S::unpack_panel<_>(panel, units, blocks, to));
+                });
+            }
         }
         macro_rules! tile {
             ($p:literal, $c:literal, $args:tt) => {

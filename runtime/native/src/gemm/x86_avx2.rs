@@ -28,14 +28,19 @@ const MODEL: u8 = 2;
 /// Computes a product, with the 8-bit dot products where `isa` has them.
 pub(super) fn run(pool: &ThreadPool, isa: Isa, plan: Plan, job: &Job<'_>, out: Out<'_>) {
     let is_available = |isa: Isa| assert!(isa.is_available(), "dispatched to {isa}");
-    if isa == Isa::Avx2Vnni {
+    // Products of floats are those without VNNI.
+    if isa == Isa::Avx2Vnni && plan == Plan::Ints {
         is_available(isa);
         // SAFETY: just checked.
-        unsafe { tiled::run::<Avx2<VNNI>>(pool, plan, job, out) }
-    } else {
-        is_available(Isa::Avx2);
-        // SAFETY: just checked.
-        unsafe { tiled::run::<Avx2<PLAIN>>(pool, plan, job, out) }
+        return unsafe { tiled::run_ints::<Avx2<VNNI>>(pool, job, out) };
+    }
+    is_available(Isa::Avx2);
+    // SAFETY: just checked.
+    unsafe {
+        match plan {
+            Plan::Ints => tiled::run_ints::<Avx2<PLAIN>>(pool, job, out),
+            _ => tiled::run_floats::<Avx2<PLAIN>>(pool, plan, job, out),
+        }
     }
 }
 
@@ -64,10 +69,10 @@ entries!(Avx2<MODEL>, "avx2,fma,f16c");
 
 /// [`run`] as a processor with AVX-VNNI would.
 #[cfg(test)]
-pub(super) fn run_model(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
+pub(super) fn run_model(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
     assert!(Isa::Avx2.is_available(), "dispatched to instructions that are missing");
     // SAFETY: just checked.
-    unsafe { tiled::run::<Avx2<MODEL>>(pool, plan, job, out) }
+    unsafe { tiled::run_ints::<Avx2<MODEL>>(pool, job, out) }
 }
 
 impl<const DOT: u8> Avx2<DOT> {
@@ -85,20 +90,6 @@ impl<const DOT: u8> Avx2<DOT> {
             );
             let odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(a, 8));
             _mm256_add_epi32(sum, _mm256_add_epi32(even, odd))
-        }
-    }
-
-    /// Sums of four products of an unsigned and a signed byte. Without VNNI bytes of `w` are
-    /// below 129, so that pairs fit 16 bits.
-    #[inline(always)]
-    unsafe fn dot_unsigned(w: __m256i, a: __m256i) -> __m256i {
-        // SAFETY: the caller has the instructions.
-        unsafe {
-            if DOT != PLAIN {
-                Self::dpbusd(_mm256_setzero_si256(), w, a)
-            } else {
-                _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1))
-            }
         }
     }
 }
@@ -123,42 +114,6 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
 
         fn spill(chunk: &Chunk256, out: &mut Unpacked) {
             spill_256(chunk, out);
-        }
-
-        fn dot<const T: u8>(chunk: &Chunk256, act: *const ActChunk, acc: &mut [__m256; 2]) {
-            let scales = (&raw const (*act).scale).cast::<f32>();
-            let sums = (&raw const (*act).sum).cast::<f32>();
-            let mut scale = chunk.scale;
-            for (i, scale) in scale.iter_mut().enumerate() {
-                *scale = _mm256_mul_ps(*scale, _mm256_loadu_ps(scales.add(8 * i)));
-                if T != tag::Q8_0 {
-                    let sum = _mm256_loadu_ps(sums.add(8 * i));
-                    acc[i] = _mm256_fnmadd_ps(chunk.offset[i], sum, acc[i]);
-                } else if DOT != PLAIN {
-                    // Signed weights are taken as unsigned ones that are 128 more.
-                    let offset = _mm256_mul_ps(chunk.scale[i], _mm256_set1_ps(128.0));
-                    let sum = _mm256_loadu_ps(sums.add(8 * i));
-                    acc[i] = _mm256_fnmadd_ps(offset, sum, acc[i]);
-                }
-            }
-            let q = (&raw const (*act).q).cast::<u8>();
-            for (i, w) in chunk.q.iter().enumerate() {
-                let a = _mm256_loadu_si256(q.add(32 * i).cast());
-                let dot = match (T, DOT) {
-                    // Signs move to the activations, for which -128 does not occur.
-                    (tag::Q8_0, PLAIN) => {
-                        Self::dot_unsigned(_mm256_abs_epi8(*w), _mm256_sign_epi8(a, *w))
-                    }
-                    (tag::Q8_0, _) => {
-                        Self::dot_unsigned(_mm256_xor_si256(*w, _mm256_set1_epi8(-128)), a)
-                    }
-                    _ => Self::dot_unsigned(*w, a),
-                };
-                let at = 2 * (i % 4) as i32;
-                let index = _mm256_setr_epi32(at, at, at, at, at + 1, at + 1, at + 1, at + 1);
-                let scale = _mm256_permutevar8x32_ps(scale[i / 4], index);
-                acc[i % 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, acc[i % 2]);
-            }
         }
 
         fn zero() -> __m256 {

@@ -10,7 +10,7 @@ use super::kernels::{self, ActTile, Ahead, Entries, Input, Rows, Simd, entries, 
 use super::out::{Columns, Out};
 use super::packed::PanelRows;
 use super::{ActChunk, Job, Plan, act, tiled, x86};
-use crate::quant::x86::{Chunk512, spill_512, unpack_512, unpack_halves_q4_0};
+use crate::quant::x86::{Chunk512, spill_512, unpack_512};
 use crate::quant::{CHUNK, Unpacked, tag};
 use crate::{Isa, ThreadPool};
 
@@ -18,9 +18,9 @@ use crate::{Isa, ThreadPool};
 pub(super) struct Avx512<const DOT: u8>;
 
 /// Two steps of AVX-512 BW, the first of which saturates at 16 bits.
-const PLAIN: u8 = 0;
+pub(super) const PLAIN: u8 = 0;
 /// The instruction of VNNI.
-pub(super) const VNNI: u8 = 1;
+const VNNI: u8 = 1;
 /// What the instruction computes, without it: how tests reach that path on any machine.
 #[cfg(test)]
 pub(super) const MODEL: u8 = 2;
@@ -28,14 +28,19 @@ pub(super) const MODEL: u8 = 2;
 /// Computes a product, with the 8-bit dot products where `isa` has them.
 pub(super) fn run(pool: &ThreadPool, isa: Isa, plan: Plan, job: &Job<'_>, out: Out<'_>) {
     let is_available = |isa: Isa| assert!(isa.is_available(), "dispatched to {isa}");
-    if isa == Isa::Avx512Vnni {
+    // Products of floats are those without VNNI.
+    if isa == Isa::Avx512Vnni && plan == Plan::Ints {
         is_available(isa);
         // SAFETY: just checked.
-        unsafe { tiled::run::<Avx512<VNNI>>(pool, plan, job, out) }
-    } else {
-        is_available(Isa::Avx512);
-        // SAFETY: just checked.
-        unsafe { tiled::run::<Avx512<PLAIN>>(pool, plan, job, out) }
+        return unsafe { tiled::run_ints::<Avx512<VNNI>>(pool, job, out) };
+    }
+    is_available(Isa::Avx512);
+    // SAFETY: just checked.
+    unsafe {
+        match plan {
+            Plan::Ints => tiled::run_ints::<Avx512<PLAIN>>(pool, job, out),
+            _ => tiled::run_floats::<Avx512<PLAIN>>(pool, plan, job, out),
+        }
     }
 }
 
@@ -128,10 +133,10 @@ entries!(Avx512<MODEL>, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c");
 
 /// [`run`] as a processor with VNNI would.
 #[cfg(test)]
-pub(super) fn run_model(pool: &ThreadPool, plan: Plan, job: &Job<'_>, out: Out<'_>) {
+pub(super) fn run_model(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
     assert!(Isa::Avx512.is_available(), "dispatched to instructions that are missing");
     // SAFETY: just checked.
-    unsafe { tiled::run::<Avx512<MODEL>>(pool, plan, job, out) }
+    unsafe { tiled::run_ints::<Avx512<MODEL>>(pool, job, out) }
 }
 
 impl<const DOT: u8> Avx512<DOT> {
@@ -149,49 +154,6 @@ impl<const DOT: u8> Avx512<DOT> {
             );
             let odd = _mm512_madd_epi16(_mm512_srli_epi16(w, 8), _mm512_srai_epi16(a, 8));
             _mm512_add_epi32(sum, _mm512_add_epi32(even, odd))
-        }
-    }
-
-    /// Sums of four products of an unsigned and a signed byte. Without VNNI bytes of `w` are
-    /// below 129, so that pairs fit 16 bits.
-    #[inline(always)]
-    unsafe fn dot_unsigned(w: __m512i, a: __m512i) -> __m512i {
-        // SAFETY: the caller has the instructions.
-        unsafe {
-            if DOT != PLAIN {
-                Self::dpbusd(_mm512_setzero_si512(), w, a)
-            } else {
-                _mm512_madd_epi16(_mm512_maddubs_epi16(w, a), _mm512_set1_epi16(1))
-            }
-        }
-    }
-
-    /// Sums of four products of `w[0]` and `a[0]` and four of `w[1]` and `a[1]`; bytes of `w` are
-    /// below 64.
-    #[inline(always)]
-    unsafe fn dot_small(w: [__m512i; 2], a: [__m512i; 2]) -> __m512i {
-        // SAFETY: the caller has the instructions.
-        unsafe {
-            if DOT != PLAIN {
-                Self::dpbusd(Self::dot_unsigned(w[0], a[0]), w[1], a[1])
-            } else {
-                let pairs = _mm512_add_epi16(
-                    _mm512_maddubs_epi16(w[0], a[0]),
-                    _mm512_maddubs_epi16(w[1], a[1]),
-                );
-                _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))
-            }
-        }
-    }
-
-    /// Sums of four products of signed bytes, without VNNI; `a` is not -128.
-    #[inline(always)]
-    unsafe fn dot_signed(w: __m512i, a: __m512i) -> __m512i {
-        // SAFETY: the caller has the instructions.
-        unsafe {
-            let negative = _mm512_movepi8_mask(w);
-            let a = _mm512_mask_sub_epi8(a, negative, _mm512_setzero_si512(), a);
-            Self::dot_unsigned(_mm512_abs_epi8(w), a)
         }
     }
 }
@@ -216,54 +178,6 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
 
         fn spill(chunk: &Chunk512, out: &mut Unpacked) {
             spill_512(chunk, out);
-        }
-
-        fn unpack_for_dot<const T: u8>(p: *const u8) -> Chunk512 {
-            if T == tag::Q4_0 { unpack_halves_q4_0(p) } else { unpack_512::<T>(p) }
-        }
-
-        fn dot<const T: u8>(chunk: &Chunk512, act: *const ActChunk, acc: &mut [__m512; 2]) {
-            let scales = _mm512_loadu_ps((&raw const (*act).scale).cast());
-            let scales = _mm512_mul_ps(chunk.scale, scales);
-            let sums = _mm512_loadu_ps((&raw const (*act).sum).cast());
-            if T != tag::Q8_0 {
-                acc[1] = _mm512_fnmadd_ps(chunk.offset, sums, acc[1]);
-            } else if DOT != PLAIN {
-                // Signed weights are taken as unsigned ones that are 128 more.
-                let offset = _mm512_mul_ps(chunk.scale, _mm512_set1_ps(128.0));
-                acc[1] = _mm512_fnmadd_ps(offset, sums, acc[1]);
-            }
-            let q = (&raw const (*act).q).cast::<u8>();
-            // Lanes 0-3 hold the first 16 products, and so on.
-            let quarter = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-            if T == tag::Q4_0 {
-                for (i, acc) in acc.iter_mut().enumerate() {
-                    let a = Self::load_bytes(q.add(128 * i));
-                    let b = Self::load_bytes(q.add(128 * i + 64));
-                    let first = _mm512_shuffle_i64x2(a, b, 0b10_00_10_00);
-                    let second = _mm512_shuffle_i64x2(a, b, 0b11_01_11_01);
-                    let dot =
-                        Self::dot_small([chunk.q[2 * i], chunk.q[2 * i + 1]], [first, second]);
-                    let index = _mm512_slli_epi32(quarter, 1);
-                    let index = _mm512_add_epi32(index, _mm512_set1_epi32(8 * i as i32));
-                    let scale = _mm512_permutexvar_ps(index, scales);
-                    *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, *acc);
-                }
-                return;
-            }
-            for (i, w) in chunk.q.iter().enumerate() {
-                let a = Self::load_bytes(q.add(64 * i));
-                let dot = match (T, DOT) {
-                    (tag::Q8_0, PLAIN) => Self::dot_signed(*w, a),
-                    (tag::Q8_0, _) => {
-                        Self::dot_unsigned(_mm512_xor_si512(*w, _mm512_set1_epi8(-128)), a)
-                    }
-                    _ => Self::dot_unsigned(*w, a),
-                };
-                let index = _mm512_add_epi32(quarter, _mm512_set1_epi32(4 * i as i32));
-                let scale = _mm512_permutexvar_ps(index, scales);
-                acc[i % 2] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, acc[i % 2]);
-            }
         }
 
         fn zero() -> __m512 {

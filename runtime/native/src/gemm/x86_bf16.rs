@@ -13,7 +13,7 @@ use super::Job;
 use super::kernels::{Input, MAX_LANES, PADDED, Rows, Simd, unroll};
 use super::out::{Columns, Out};
 use super::tiled::{Panels, Tile};
-use super::x86_avx512::{Avx512, VNNI};
+use super::x86_avx512::{Avx512, PLAIN};
 use crate::quant::CHUNK;
 use crate::{Isa, ThreadPool};
 
@@ -145,7 +145,7 @@ unsafe fn pack(rows: &Rows, halves: bool, pairs: Range<usize>, panel: *mut u32) 
                 let to = panel.add((c * PAIRS - pairs.start) * PANEL + vector * MAX_LANES);
                 for k in (0..PAIRS).step_by(MAX_LANES) {
                     let from = buffer.as_ptr().cast::<f32>().add(k);
-                    Avx512::<VNNI>::transpose(from, PAIRS, to.add(k * PANEL).cast(), PANEL);
+                    Avx512::<PLAIN>::transpose(from, PAIRS, to.add(k * PANEL).cast(), PANEL);
                 }
             }
         }

@@ -258,49 +258,6 @@ unsafe fn k_scales_512(p: *const u8) -> (__m512, __m512) {
     }
 }
 
-/// Unpacks the `Q4_0` chunk at `p` in another order than [`unpack_512`]: the first halves of blocks 0
-/// to 3, one to each quarter of the register, their second halves, and the same of blocks 4 to 7. Two
-/// permutations do what else takes one for each block.
-///
-/// # Safety
-/// As [`unpack_512`].
-#[inline(always)]
-pub(crate) unsafe fn unpack_halves_q4_0(p: *const u8) -> Chunk512 {
-    /// Words of the nibbles of four blocks, from block `first` on, in two registers of which the
-    /// first starts at word `a` and the second at word `b`.
-    const fn words(first: u16, a: u16, b: u16) -> [u16; 32] {
-        let mut index = [0; 32];
-        let mut i = 0;
-        while i < 32 {
-            let word = 9 * (first + i / 8) + 1 + i % 8;
-            index[i as usize] = if word < a + 32 { word - a } else { 32 + word - b };
-            i += 1;
-        }
-        index
-    }
-    const LOW: [u16; 32] = words(0, 0, 32);
-    const HIGH: [u16; 32] = words(4, 32, 40);
-    // SAFETY: the caller's contract; the chunk has 144 bytes.
-    unsafe {
-        let [a, b, c] = [0, 64, 80].map(|at| _mm512_loadu_si512(p.add(at).cast()));
-        let index = |words: &[u16; 32]| _mm512_loadu_si512(words.as_ptr().cast());
-        let low = _mm512_permutex2var_epi16(a, index(&LOW), b);
-        let high = _mm512_permutex2var_epi16(b, index(&HIGH), c);
-        let mask = _mm512_set1_epi8(15);
-        let q = [
-            _mm512_and_si512(low, mask),
-            _mm512_and_si512(_mm512_srli_epi16(low, 4), mask),
-            _mm512_and_si512(high, mask),
-            _mm512_and_si512(_mm512_srli_epi16(high, 4), mask),
-        ];
-        let scales = _mm_setr_epi16(0, 9, 18, 27, 36, 45, 54, 63);
-        let scales = _mm512_permutex2var_epi16(a, _mm512_castsi128_si512(scales), b);
-        let scale = twice_512(_mm256_cvtph_ps(_mm512_castsi512_si128(scales)));
-        let offset = _mm512_mul_ps(scale, _mm512_set1_ps(8.0));
-        Chunk512 { q, scale, offset }
-    }
-}
-
 /// Unpacks the chunk at `p` of the format `T`.
 ///
 /// # Safety

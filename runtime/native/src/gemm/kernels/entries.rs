@@ -3,7 +3,6 @@
 
 use super::packed::Streams;
 use super::{ActTile, Input, Rows, Simd};
-use crate::gemm::ActChunk;
 use crate::gemm::out::Columns;
 use crate::gemm::packed::PanelRows;
 
@@ -12,12 +11,6 @@ use crate::gemm::packed::PanelRows;
 /// # Safety
 /// As [`Simd`].
 pub(in crate::gemm) unsafe trait Entries: Simd {
-    /// See [`dot_int`](super::int::dot_int).
-    unsafe fn dot_int<const T: u8, const M: usize>(
-        rows: &Rows,
-        y: &mut Columns<'_>,
-        act: Input<ActChunk>,
-    );
     /// See [`dot_float`](super::float::dot_float).
     unsafe fn dot_float<const T: u8, const M: usize>(
         rows: &Rows,
@@ -26,7 +19,7 @@ pub(in crate::gemm) unsafe trait Entries: Simd {
     );
     /// See [`dot_packed`](super::packed::dot_packed).
     unsafe fn dot_packed<const T: u8, const P: usize, const C: usize>(
-        streams: Streams<P>,
+        streams: &Streams,
         act: ActTile,
         y: &mut Columns<'_>,
     );
@@ -86,18 +79,13 @@ macro_rules! entries {
     ($simd:ty, $features:literal) => {
         // SAFETY: the functions inside enable what the trait's contract says the processor has.
         unsafe impl Entries for $simd {
-            entry!($features, dot_int<T: u8, M: usize>(
-                rows: &Rows,
-                y: &mut Columns<'_>,
-                act: Input<ActChunk>,
-            ) => kernels::int::dot_int::<$simd, T, M>(rows, y, act));
             entry!($features, dot_float<T: u8, M: usize>(
                 rows: &Rows,
                 y: &mut Columns<'_>,
                 act: Input<f32>,
             ) => kernels::float::dot_float::<$simd, T, M>(rows, y, act));
             entry!($features, dot_packed<T: u8, P: usize, C: usize>(
-                streams: Streams<P>,
+                streams: &Streams,
                 act: ActTile,
                 y: &mut Columns<'_>,
             ) => kernels::packed::dot_packed::<$simd, T, P, C>(streams, act, y));

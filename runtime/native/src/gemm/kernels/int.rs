@@ -1,49 +1,9 @@
 //! Weights in blocks and activations in 8 bits: products of integers.
 #![allow(unsafe_code)]
 
-use super::{ActBlock, ActTile, Ahead, Input, MAX_LANES, PADDED, Rows, Simd, unroll};
-use crate::gemm::ActChunk;
+use super::{ActBlock, ActTile, MAX_LANES, Simd, unroll};
 use crate::gemm::out::Columns;
-use crate::quant::{CHUNK, tag};
-
-/// `y[act.first + i, r] = act[i] · rows[r]` for all rows and `M` rows of activations. The rows are
-/// the columns of `y`.
-#[inline(always)]
-pub(in crate::gemm) unsafe fn dot_int<S: Simd, const T: u8, const M: usize>(
-    rows: &Rows,
-    y: &mut Columns<'_>,
-    act: Input<ActChunk>,
-) {
-    // SAFETY: the module's contract; `act` holds `M` rows of as many chunks as a weight row.
-    unsafe {
-        let whole = rows.k / CHUNK;
-        let start = y.range().start;
-        for r in 0..rows.count {
-            let p = rows.data.add(r * rows.bytes);
-            let mut acc = [[S::zero(); 2]; M];
-            for c in 0..whole {
-                let p = p.add(c * rows.chunk_bytes);
-                for line in 0..rows.chunk_bytes.div_ceil(64) {
-                    S::fetch_ahead(p.wrapping_add(64 * line), Ahead::FAR);
-                }
-                let chunk = S::unpack_for_dot::<T>(p);
-                for (i, acc) in acc.iter_mut().enumerate() {
-                    S::dot::<T>(&chunk, act.data.add(i * act.stride + c), acc);
-                }
-            }
-            if whole * CHUNK < rows.k {
-                let chunk = S::unpack_for_dot::<T>(rows.chunk(r, whole, &mut [0; PADDED]));
-                for (i, acc) in acc.iter_mut().enumerate() {
-                    S::dot::<T>(&chunk, act.data.add(i * act.stride + whole), acc);
-                }
-            }
-            for (i, acc) in acc.iter().enumerate() {
-                let sum = S::sum(S::fma(acc[0], S::splat(1.0), acc[1]));
-                y.put(act.first + i, start + r, &[sum], false);
-            }
-        }
-    }
-}
+use crate::quant::tag;
 
 /// How the products of a block are added up, as integers.
 pub(in crate::gemm) mod sums {

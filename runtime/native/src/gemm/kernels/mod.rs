@@ -13,7 +13,6 @@ mod input;
 pub(super) mod int;
 pub(super) mod packed;
 
-use super::ActChunk;
 use super::out::Columns;
 use crate::quant::Unpacked;
 
@@ -128,16 +127,6 @@ pub(super) unsafe trait Simd {
     unsafe fn unpack<const T: u8>(p: *const u8) -> Self::Chunk;
     /// Stores a chunk.
     unsafe fn spill(chunk: &Self::Chunk, out: &mut Unpacked);
-    /// Unpacks the chunk of format `T` at `p` in the order that [`dot`](Self::dot) takes.
-    #[inline(always)]
-    unsafe fn unpack_for_dot<const T: u8>(p: *const u8) -> Self::Chunk {
-        // SAFETY: the contract is the same.
-        unsafe { Self::unpack::<T>(p) }
-    }
-    /// Adds the product of a chunk of format `T` and of activations to `acc`, whose lanes add up
-    /// to the sum.
-    unsafe fn dot<const T: u8>(chunk: &Self::Chunk, act: *const ActChunk, acc: &mut [Self::F; 2]);
-
     /// Zeros.
     unsafe fn zero() -> Self::F;
     /// `x` in every lane.

@@ -16,61 +16,90 @@ pub(in crate::gemm) const fn parts<S: Simd + ?Sized>() -> usize {
     PANEL / S::LANES
 }
 
+/// The most panels that are read side by side.
+pub(in crate::gemm) const MAX_STREAMS: usize = 4;
+
 /// Panels that are read side by side, each a stream of its own.
 #[derive(Clone, Copy)]
-pub(in crate::gemm) struct Streams<const P: usize> {
+pub(in crate::gemm) struct Streams {
     /// Where each begins.
-    pub(in crate::gemm) panels: [*const u8; P],
+    pub(in crate::gemm) panels: [*const u8; MAX_STREAMS],
     /// The column of the first row of each.
-    pub(in crate::gemm) cols: [usize; P],
+    pub(in crate::gemm) cols: [usize; MAX_STREAMS],
+    /// Panels that there are.
+    pub(in crate::gemm) count: usize,
     /// Units of each.
     pub(in crate::gemm) units: usize,
     /// How far ahead of the loads each is fetched.
     pub(in crate::gemm) ahead: Ahead,
 }
 
-/// `y[act.first + i, col + r] = act[i] · panel[r]` for `C` rows of activations and the rows of `P`
-/// panels.
+/// `y[act.first + i, col + r] = act[i] · panel[r]` for `C` rows of activations and the rows of the
+/// panels, of which at most `P` are read.
 #[inline(always)]
 pub(in crate::gemm) unsafe fn dot_packed<S: Simd, const T: u8, const P: usize, const C: usize>(
-    streams: Streams<P>,
+    streams: &Streams,
     act: ActTile,
     y: &mut Columns<'_>,
 ) {
     let layout = const { Layout::of_tag(T) };
-    let lines = (layout.unit_bytes() / LINE).div_ceil(layout.blocks);
     // SAFETY: the module's contract; each panel holds so many units, the tile blocks for as many
     // elements.
     unsafe {
         let mut acc = [[[S::zero(); C]; MAX_PARTS]; P];
         let mut act_block = ActBlock::<C>::first(act, const { Form::of::<S>(T).groups });
-        let mut units = streams.panels;
-        for _ in 0..streams.units {
-            for b in 0..layout.blocks {
-                unroll!(p < P, 4 {
-                    // Spread out, since few misses can be under way at a time.
-                    for line in b * lines..(b + 1) * lines {
-                        S::fetch_ahead(units[p].wrapping_add(LINE * line), streams.ahead);
-                    }
-                    unroll!(part in [0 1 2 3]; part < parts::<S>() => {
-                        let lane = part * S::LANES;
-                        let act = act_block.read_anew();
-                        add_block::<S, T, C>(&mut acc[p][part], units[p], b, lane, act);
-                    });
-                });
-                act_block = act_block.next();
-                if const { halves(T) == 2 } {
-                    act_block = act_block.next();
+        for unit in 0..streams.units {
+            let at = unit * layout.unit_bytes();
+            let mut behind = act_block;
+            if P == 1 {
+                // Without a loop its sums can stay in registers.
+                let unit = streams.panels[0].add(at);
+                behind = add_unit::<S, T, C>(&mut acc[0], unit, act_block, streams.ahead);
+            } else {
+                for (acc, panel) in acc.iter_mut().zip(streams.panels).take(streams.count) {
+                    behind = add_unit::<S, T, C>(acc, panel.add(at), act_block, streams.ahead);
                 }
             }
-            unroll!(p < P, 4 { units[p] = units[p].add(layout.unit_bytes()); });
+            act_block = behind;
         }
-        for (acc, col) in acc.iter().zip(streams.cols) {
+        for (acc, col) in acc.iter().zip(streams.cols).take(streams.count) {
             for (part, acc) in acc[..parts::<S>()].iter().enumerate() {
                 put::<S, C>(acc, act.first, col + part * S::LANES, y);
             }
         }
     }
+}
+
+/// Adds to `acc` the products of a unit of a panel and of the activations, and gives the block behind these.
+#[inline(always)]
+unsafe fn add_unit<S: Simd, const T: u8, const C: usize>(
+    acc: &mut [[S::F; C]; MAX_PARTS],
+    unit: *const u8,
+    mut act: ActBlock<C>,
+    ahead: Ahead,
+) -> ActBlock<C> {
+    let layout = const { Layout::of_tag(T) };
+    let lines = (layout.unit_bytes() / LINE).div_ceil(layout.blocks);
+    // SAFETY: the module's contract.
+    unsafe {
+        let mut sums = [[S::zero(); C]; MAX_PARTS];
+        unroll!(part in [0 1 2 3]; part < parts::<S>() => { sums[part] = acc[part]; });
+        for b in 0..layout.blocks {
+            // Spread out, since few misses can be under way at a time.
+            for line in b * lines..(b + 1) * lines {
+                S::fetch_ahead(unit.wrapping_add(LINE * line), ahead);
+            }
+            unroll!(part in [0 1 2 3]; part < parts::<S>() => {
+                add_block::<S, T, C>(&mut sums[part], unit, b, part * S::LANES, act.read_anew());
+            });
+            act = act.next();
+            if const { halves(T) == 2 } {
+                act = act.next();
+            }
+        }
+        unroll!(part in [0 1 2 3]; part < parts::<S>() => { acc[part] = sums[part]; });
+    }
+    act
 }
 
 /// Parts of a block that have scales, and sums of activations, of their own.
