@@ -17,8 +17,9 @@ use crate::quant::neon::{ChunkNeon, spill_neon, unpack_neon, widen};
 use crate::quant::{Unpacked, tag};
 use crate::{Isa, ThreadPool};
 
-/// The instruction set, with 8-bit dot products as `DOT` says.
-struct Neon<const DOT: u8>;
+/// The instruction set, with 8-bit dot products as `DOT` says. A value says that the processor has it.
+#[derive(Clone, Copy)]
+struct Neon<const DOT: u8>(());
 
 /// Steps of NEON that widen.
 const PLAIN: u8 = 0;
@@ -29,25 +30,34 @@ const I8MM: u8 = 2;
 
 /// Computes a product, with the 8-bit dot or matrix products where `isa` has them.
 pub(super) fn run(pool: &ThreadPool, isa: Isa, plan: Plan, job: &Job<'_>, out: Out<'_>) {
-    let isa = if isa.plain() == Isa::Neon { isa } else { Isa::Neon };
-    assert!(isa.is_available(), "dispatched to {isa}");
-    // SAFETY: just checked.
-    unsafe {
-        match (plan, isa) {
-            (Plan::Ints, Isa::NeonI8mm) => tiled::run_ints::<Neon<I8MM>>(pool, job, out),
-            (Plan::Ints, Isa::NeonDotprod) => tiled::run_ints::<Neon<DOTPROD>>(pool, job, out),
-            (Plan::Ints, _) => tiled::run_ints::<Neon<PLAIN>>(pool, job, out),
-            // Products of floats have no use for those of bytes.
-            _ => tiled::run_floats::<Neon<PLAIN>>(pool, plan, job, out),
-        }
+    match (plan, isa) {
+        (Plan::Ints, Isa::NeonI8mm) => tiled::run_ints(Neon::<I8MM>::new(), pool, job, out),
+        (Plan::Ints, Isa::NeonDotprod) => tiled::run_ints(Neon::<DOTPROD>::new(), pool, job, out),
+        (Plan::Ints, _) => tiled::run_ints(Neon::<PLAIN>::new(), pool, job, out),
+        // Products of floats have no use for those of bytes.
+        _ => tiled::run_floats(Neon::<PLAIN>::new(), pool, plan, job, out),
     }
 }
 
 /// Writes the panel of `rows` to `out`.
 pub(super) fn pack(rows: &PanelRows<'_>, out: &mut [u8]) {
-    assert!(Isa::Neon.is_available(), "dispatched to instructions that are missing");
-    // SAFETY: just checked.
-    unsafe { tiled::pack::<Neon<PLAIN>>(rows, out) }
+    tiled::pack(Neon::<PLAIN>::new(), rows, out);
+}
+
+impl<const DOT: u8> Neon<DOT> {
+    /// Where the processor has the instructions.
+    ///
+    /// # Panics
+    /// It has not.
+    fn new() -> Self {
+        let isa = match DOT {
+            I8MM => Isa::NeonI8mm,
+            DOTPROD => Isa::NeonDotprod,
+            _ => Isa::Neon,
+        };
+        assert!(isa.is_available(), "dispatched to {isa}, which is missing");
+        Neon(())
+    }
 }
 
 entries!(Neon<PLAIN>, "neon");
@@ -275,9 +285,9 @@ unsafe impl<const DOT: u8> Simd for Neon<DOT> {
         const P: usize,
         const C: usize,
     >(
-        panels: *const u8,
+        panels: &[u8],
         blocks: usize,
-        act: ActTile,
+        act: ActTile<'_>,
         col: usize,
         y: &mut Columns<'_>,
     ) {

@@ -11,7 +11,7 @@
 use core::arch::aarch64::*;
 use core::arch::asm;
 
-use super::kernels::int::int_block_bytes;
+use super::kernels::int::{int_block_bytes, panel_starts};
 use super::kernels::{ActBlock, ActTile, unroll};
 use super::neon::{no_sum, number};
 use super::out::Columns;
@@ -64,20 +64,18 @@ pub(super) unsafe fn tile<
     const C: usize,
     const N: usize,
 >(
-    panels: *const u8,
+    panels: &[u8],
     blocks: usize,
-    act: ActTile,
+    act: ActTile<'_>,
     col: usize,
     y: &mut Columns<'_>,
 ) {
-    // SAFETY: the caller has the instructions; each panel holds so many blocks, and so does the tile
-    // `act`.
+    let block_bytes = int_block_bytes(LANES, G);
+    let mut at = panel_starts::<P>(panels, blocks * block_bytes);
+    let mut input = ActBlock::<C>::first(act, blocks, G);
+    // SAFETY: the caller has the instructions; the panels and the tile have so many blocks.
     unsafe {
-        let block_bytes = int_block_bytes(LANES, G);
         let mut acc = [[[vdupq_n_f32(0.0); 2]; N]; P];
-        let mut input = ActBlock::<C>::first(act, G);
-        let mut at = [panels; P];
-        unroll!(p < P, 2 { at[p] = panels.add(p * blocks * block_bytes); });
         for _ in 0..blocks {
             let sums = products::<G, P, C, N>(at, input);
             let mut scales = [vdupq_n_f32(0.0); N];

@@ -3,7 +3,6 @@
 //!
 //! A processor's memory answers faster when a thread asks for several places at a time: on a Zen 3 four
 //! streams of a thread read a quarter more than one, on a Zen 5 they read less. So it is measured.
-#![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};
 
@@ -146,16 +145,18 @@ mod run {
 
     /// Computes `out` from panels as they are read: each is in the first-level cache for all rows of
     /// activations.
-    ///
-    /// # Safety
-    /// The processor has the instructions of `S`.
-    pub(in crate::gemm) unsafe fn run<S: Entries>(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
-        let layout = Layout::of(job.w.dtype);
-        let (rows, units) = (job.act.rows(), layout.units(job.w.cols));
+    pub(in crate::gemm) fn run<S: Entries>(
+        simd: S,
+        pool: &ThreadPool,
+        job: &Job<'_>,
+        out: Out<'_>,
+    ) {
+        let (dtype, rows) = (job.w.dtype, job.act.rows());
         // A panel that is packed for the product is the only one.
         let pattern = job.w.packed.map_or(ReadPattern::ONE, |packed| packed.pattern());
-        let unit = (STREAMED / layout.panel_bytes(job.w.cols)).max(1).next_multiple_of(4) * PANEL;
-        with_tiles(pool, job.act, tile_shape::<S>(job.w.dtype, &[8, 4, 2]), |tiles| {
+        let panel_bytes = Layout::of(dtype).panel_bytes(job.w.cols);
+        let unit = (STREAMED / panel_bytes).max(1).next_multiple_of(MAX_STREAMS) * PANEL;
+        with_tiles(pool, job.act, tile_shape::<S>(dtype, &[8, 4, 2]), |tiles| {
             out.share(pool, unit, PANEL, &|y| {
                 let mut range = y.range();
                 while !range.is_empty() {
@@ -166,25 +167,17 @@ mod run {
                         let cols = std::array::from_fn(|p| {
                             range.start + (p.min(count - 1) * each + i) * PANEL
                         });
-                        let multiply = |panels, y: &mut Columns<'_>| {
-                            let ahead = pattern.ahead();
-                            let streams = Streams { panels, cols, count, units, ahead };
+                        let multiply = |panels: [&[u8]; MAX_STREAMS], y: &mut Columns<'_>| {
+                            let streams = Streams { panels, cols, count, ahead: pattern.ahead() };
                             for (rows, act) in tiles.iter() {
-                                // SAFETY: the caller's contract; the tile is `rows` rows of activations,
-                                // and there are as many panels as streams.
-                                unsafe { dot::<S>(job.w.dtype, &streams, rows, act, y) };
+                                dot(simd, dtype, &streams, rows, act, y);
                             }
                         };
                         match job.w.packed {
-                            Some(packed) => {
-                                multiply(cols.map(|col| packed.panel(col).as_ptr()), y);
-                            }
-                            // SAFETY: the caller's contract.
-                            None => unsafe {
-                                with_panel::<S>(job, cols[0], |panel| {
-                                    multiply([panel; MAX_STREAMS], y);
-                                });
-                            },
+                            Some(packed) => multiply(cols.map(|col| packed.panel(col)), y),
+                            None => with_panel(simd, job, cols[0], |panel| {
+                                multiply([panel; MAX_STREAMS], y);
+                            }),
                         }
                     }
                     range.start += each * count * PANEL;
@@ -193,31 +186,21 @@ mod run {
         });
     }
 
-    /// Multiplies panels of weights of a type with a tile of `rows` rows.
-    ///
-    /// # Safety
-    /// As [`run`]; the tile has as many blocks as a weight row; several panels meet at most two rows, more
-    /// than two one.
-    unsafe fn dot<S: Entries>(
+    /// Multiplies panels of weights of a type with a tile of `rows` rows: up to four with one row, two
+    /// with two, one with more.
+    fn dot<S: Entries>(
+        simd: S,
         dtype: DType,
-        streams: &Streams,
+        streams: &Streams<'_>,
         rows: usize,
-        act: ActTile,
+        act: ActTile<'_>,
         y: &mut Columns<'_>,
     ) {
-        macro_rules! dot {
-            ($p:literal, $c:literal) => {
-                blocked!(dtype, S::dot_packed < _, $p, $c > (streams, act, y))
-            };
-        }
-        // SAFETY: the caller's contract.
-        unsafe {
-            match rows {
-                8 => dot!(1, 8),
-                4 => dot!(1, 4),
-                2 => dot!(2, 2),
-                _ => dot!(4, 1),
-            }
+        match rows {
+            8 => blocked!(dtype, simd.dot_packed < _, 1, 8 > (streams, act, y)),
+            4 => blocked!(dtype, simd.dot_packed < _, 1, 4 > (streams, act, y)),
+            2 => blocked!(dtype, simd.dot_packed < _, 2, 2 > (streams, act, y)),
+            _ => blocked!(dtype, simd.dot_packed < _, 4, 1 > (streams, act, y)),
         }
     }
 }

@@ -1,6 +1,5 @@
 //! How a product is cut up: which columns a thread takes, which panels stay in cache, which
 //! instance of a kernel runs.
-#![allow(unsafe_code)]
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -44,44 +43,36 @@ thread_local! {
     static PACKED: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
 }
 
-/// Calls `$s::$f::<type, $($const),*>` for the blocked type.
+/// Calls `$simd.$f::<type, $($const),*>` for the blocked type.
 macro_rules! blocked {
-    ($dtype:expr, $s:ident :: $f:ident <_ $(, $c:tt)*> $args:tt) => {
+    ($dtype:expr, $simd:ident.$f:ident<_ $(, $c:literal)*> $args:tt) => {
         match $dtype {
-            DType::Q8_0 => $s::$f::<{ tag::Q8_0 } $(, $c)*> $args,
-            DType::Q4_0 => $s::$f::<{ tag::Q4_0 } $(, $c)*> $args,
-            DType::Q4_1 => $s::$f::<{ tag::Q4_1 } $(, $c)*> $args,
-            DType::Q5_0 => $s::$f::<{ tag::Q5_0 } $(, $c)*> $args,
-            DType::Q5_1 => $s::$f::<{ tag::Q5_1 } $(, $c)*> $args,
-            DType::Q4_K => $s::$f::<{ tag::Q4_K } $(, $c)*> $args,
-            DType::Q5_K => $s::$f::<{ tag::Q5_K } $(, $c)*> $args,
-            _ => $s::$f::<{ tag::Q6_K } $(, $c)*> $args,
+            DType::Q8_0 => $simd.$f::<{ tag::Q8_0 } $(, $c)*> $args,
+            DType::Q4_0 => $simd.$f::<{ tag::Q4_0 } $(, $c)*> $args,
+            DType::Q4_1 => $simd.$f::<{ tag::Q4_1 } $(, $c)*> $args,
+            DType::Q5_0 => $simd.$f::<{ tag::Q5_0 } $(, $c)*> $args,
+            DType::Q5_1 => $simd.$f::<{ tag::Q5_1 } $(, $c)*> $args,
+            DType::Q4_K => $simd.$f::<{ tag::Q4_K } $(, $c)*> $args,
+            DType::Q5_K => $simd.$f::<{ tag::Q5_K } $(, $c)*> $args,
+            _ => $simd.$f::<{ tag::Q6_K } $(, $c)*> $args,
         }
     };
 }
 
 pub(super) use blocked;
 
-/// Computes `out`, of weights in blocks, with the instructions of `S`.
-///
-/// # Safety
-/// The processor has the instructions of `S`.
-pub(super) unsafe fn run_ints<S: Entries>(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        if job.act.rows() <= S::STREAMED_COLS {
-            streamed::run::<S>(pool, job, out);
-        } else {
-            deal_int_panels::<S>(pool, job, out);
-        }
+/// Computes `out`, of weights in blocks.
+pub(super) fn run_ints<S: Entries>(simd: S, pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
+    if job.act.rows() <= S::STREAMED_COLS {
+        streamed::run(simd, pool, job, out);
+    } else {
+        deal_int_panels(simd, pool, job, out);
     }
 }
 
-/// Computes `out`, of weights in floats, with the instructions of `S`.
-///
-/// # Safety
-/// The processor has the instructions of `S`.
-pub(super) unsafe fn run_floats<S: Entries>(
+/// Computes `out`, of weights in floats.
+pub(super) fn run_floats<S: Entries>(
+    simd: S,
     pool: &ThreadPool,
     plan: Plan,
     job: &Job<'_>,
@@ -89,67 +80,56 @@ pub(super) unsafe fn run_floats<S: Entries>(
 ) {
     if plan == Plan::DotFloat {
         let rows = (STREAMED / job.w.row_bytes).max(1).next_multiple_of(DOT_ROWS);
-        // SAFETY: the caller's contract.
-        out.share(pool, rows, 1, &|y| unsafe { dot_float::<S>(job, y) });
+        out.share(pool, rows, 1, &|y| dot_float(simd, job, y));
     } else {
-        // SAFETY: the caller's contract.
-        out.deal(pool, PANELS * S::LANES, &|y| unsafe { panel_float::<S>(job, y) });
+        out.deal(pool, PANELS * S::LANES, &|y| panel_float(simd, job, y));
     }
 }
 
 /// Calls `f` with the panel that weight row `row` is the first of: one of those that the weights were
 /// packed to, or one that is packed now.
-///
-/// # Safety
-/// The processor has the instructions of `S`.
-pub(super) unsafe fn with_panel<S: Entries>(job: &Job<'_>, row: usize, f: impl FnOnce(*const u8)) {
+pub(super) fn with_panel<S: Entries>(simd: S, job: &Job<'_>, row: usize, f: impl FnOnce(&[u8])) {
     if let Some(packed) = job.w.packed {
-        return f(packed.panel(row).as_ptr());
+        return f(packed.panel(row));
     }
     let bytes = Layout::of(job.w.dtype).panel_bytes(job.w.cols);
     PACKED.with(|cell| {
         with_lines(cell, bytes, |panel| {
             let panel = &mut bytemuck::cast_slice_mut(panel)[..bytes];
-            // SAFETY: the caller's contract.
-            unsafe { pack::<S>(&PanelRows::new(job.w, row), panel) };
-            f(panel.as_ptr());
+            pack(simd, &PanelRows::new(job.w, row), panel);
+            f(panel);
         });
     });
 }
 
-/// Writes the panel of `rows` to `out` with the instructions of `S`.
-///
-/// # Safety
-/// The processor has the instructions of `S`.
-pub(super) unsafe fn pack<S: Entries>(rows: &PanelRows<'_>, out: &mut [u8]) {
-    // SAFETY: the caller's contract.
-    unsafe { blocked!(rows.dtype(), S::pack<_>(rows, out)) }
+/// Writes the panel of `rows` to `out`.
+pub(super) fn pack<S: Entries>(simd: S, rows: &PanelRows<'_>, out: &mut [u8]) {
+    blocked!(rows.dtype(), simd.pack<_>(rows, out));
 }
 
 impl Job<'_> {
     /// The weight rows behind some columns of the output.
-    pub(super) fn rows(&self, first: usize, count: usize) -> Rows {
+    pub(super) fn rows(&self, first: usize, count: usize) -> Rows<'_> {
         let w = self.w;
         debug_assert!(count > 0 && first + count <= w.rows);
         Rows {
-            data: w.data[first * w.row_bytes..].as_ptr(),
+            data: &w.data[first * w.row_bytes..][..count * w.row_bytes],
             bytes: w.row_bytes,
             chunk_bytes: chunk_bytes(w.dtype),
             k: w.cols,
-            count,
         }
     }
 
     /// Activation rows from `first` on, from pair `from` on.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn pairs(&self, first: usize, from: usize) -> Input<u32> {
+    pub(super) fn pairs(&self, first: usize, from: usize) -> Input<'_, u32> {
         let stride = self.act.pair_stride();
-        Input { data: self.act.pairs()[first * stride + from..].as_ptr(), stride, first }
+        Input { data: &self.act.pairs()[first * stride + from..], stride, first }
     }
 
-    fn floats(&self, first: usize, from: usize) -> Input<f32> {
+    fn floats(&self, first: usize, from: usize) -> Input<'_, f32> {
         let stride = self.act.float_stride();
-        Input { data: self.act.floats()[first * stride + from..].as_ptr(), stride, first }
+        Input { data: &self.act.floats()[first * stride + from..], stride, first }
     }
 }
 
@@ -157,13 +137,13 @@ impl Job<'_> {
 fn by_groups(
     job: &Job<'_>,
     y: &mut Columns<'_>,
-    mut f: impl FnMut(&Rows, &mut Columns<'_>, usize, usize),
+    mut f: impl FnMut(&Rows<'_>, &mut Columns<'_>, usize, usize),
 ) {
     let (range, m) = (y.range(), job.act.rows());
     let block = if m <= DOT_COLS { range.len() } else { DOT_ROWS };
     for start in range.clone().step_by(block) {
         let rows = job.rows(start, block.min(range.end - start));
-        let mut part = y.part(start..start + rows.count);
+        let mut part = y.part(start..start + rows.count());
         let mut first = 0;
         while first < m {
             let cols = DOT_COLS.min(m - first);
@@ -173,33 +153,32 @@ fn by_groups(
     }
 }
 
-unsafe fn dot_float<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>) {
+fn dot_float<S: Entries>(simd: S, job: &Job<'_>, y: &mut Columns<'_>) {
     macro_rules! by_type {
         ($m:literal, $args:tt) => {
             match job.w.dtype {
-                DType::F16 => S::dot_float::<{ tag::F16 }, $m> $args,
-                DType::BF16 => S::dot_float::<{ tag::BF16 }, $m> $args,
-                _ => S::dot_float::<{ tag::F32 }, $m> $args,
+                DType::F16 => simd.dot_float::<{ tag::F16 }, $m> $args,
+                DType::BF16 => simd.dot_float::<{ tag::BF16 }, $m> $args,
+                _ => simd.dot_float::<{ tag::F32 }, $m> $args,
             }
         };
     }
     by_groups(job, y, |rows, y, first, cols| {
         let act = job.floats(first, 0);
-        // SAFETY: the caller has the instructions; `act` has `cols` rows from `first` on.
-        unsafe {
-            match cols {
-                1 => by_type!(1, (rows, y, act)),
-                2 => by_type!(2, (rows, y, act)),
-                3 => by_type!(3, (rows, y, act)),
-                _ => by_type!(4, (rows, y, act)),
-            }
+        match cols {
+            1 => by_type!(1, (rows, y, act)),
+            2 => by_type!(2, (rows, y, act)),
+            3 => by_type!(3, (rows, y, act)),
+            _ => by_type!(4, (rows, y, act)),
         }
     });
 }
 
-/// Runs `f` on this thread's scratch memory of at least `bytes`.
-fn with_scratch(bytes: usize, f: impl FnOnce(*mut u8)) {
-    SCRATCH.with(|cell| with_lines(cell, bytes, |lines| f(lines.as_mut_ptr().cast())));
+/// Runs `f` on so many bytes of this thread's scratch memory.
+fn with_scratch(bytes: usize, f: impl FnOnce(&mut [u8])) {
+    SCRATCH.with(|cell| {
+        with_lines(cell, bytes, |lines| f(&mut bytemuck::cast_slice_mut(lines)[..bytes]));
+    });
 }
 
 /// The widest tile for at most `most` activation rows that does not exceed `left`.
@@ -208,10 +187,7 @@ fn tile_width(widths: &[usize], most: usize, left: usize) -> usize {
 }
 
 /// Computes `out` in panels of bytes, so many at a time as stay in cache.
-///
-/// # Safety
-/// The processor has the instructions of `S`.
-unsafe fn deal_int_panels<S: Entries>(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
+fn deal_int_panels<S: Entries>(simd: S, pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
     let widths: &[usize] = match (S::INT_PANELS, S::INT_COLS) {
         (1, 16..) => &[16, 8, 4, 2],
         (1, 8..) => &[8, 4, 2],
@@ -223,8 +199,7 @@ unsafe fn deal_int_panels<S: Entries>(pool: &ThreadPool, job: &Job<'_>, out: Out
         let panel_bytes = tiles.blocks() * int_block_bytes(PANEL, tiles.form().groups);
         let panels = (CACHED / panel_bytes).clamp(1, INT_PANELS * S::LANES / PANEL);
         let panels = panels.next_multiple_of((S::INT_PANELS * S::LANES).div_ceil(PANEL));
-        // SAFETY: the caller's contract.
-        out.deal(pool, panels * PANEL, &|y| unsafe { panel_int::<S>(job, tiles, y) });
+        out.deal(pool, panels * PANEL, &|y| panel_int(simd, job, tiles, y));
     });
 }
 
@@ -233,55 +208,51 @@ pub(super) fn tile_shape<S: Entries>(dtype: DType, widths: &'static [usize]) -> 
     TileShape { widths, form: Form::of::<S>(dtype as u8) }
 }
 
-unsafe fn panel_int<S: Entries>(job: &Job<'_>, tiles: &Tiles<'_>, y: &mut Columns<'_>) {
-    let units = Layout::of(job.w.dtype).units(job.w.cols);
+fn panel_int<S: Entries>(simd: S, job: &Job<'_>, tiles: &Tiles<'_>, y: &mut Columns<'_>) {
     let (range, blocks, form) = (y.range(), tiles.blocks(), tiles.form());
+    let (dtype, parts) = (job.w.dtype, PANEL / S::LANES);
     let bytes = blocks * int_block_bytes(S::LANES, form.groups);
     let panels = range.clone().step_by(PANEL);
-    let scratch = (panels.len() * (PANEL / S::LANES)).next_multiple_of(S::INT_PANELS) * bytes;
+    let scratch = (panels.len() * parts).next_multiple_of(S::INT_PANELS) * bytes;
     with_scratch(scratch, |scratch| {
-        for (i, start) in panels.enumerate() {
-            // SAFETY: the caller's contract; scratch has `bytes` for each part of a panel.
-            unsafe {
-                let to = scratch.add(i * (PANEL / S::LANES) * bytes);
-                with_panel::<S>(job, start, |panel| {
-                    blocked!(job.w.dtype, S::unpack_panel<_>(panel, units, blocks, to));
-                });
-            }
+        for (start, to) in panels.zip(scratch.chunks_mut(parts * bytes)) {
+            with_panel(simd, job, start, |panel| {
+                blocked!(dtype, simd.unpack_panel<_>(panel, blocks, to));
+            });
         }
         macro_rules! tile {
             ($p:literal, $c:literal, $args:tt) => {
                 match (form.groups, form.sums, form.offsets) {
-                    (4, sums::QUADS, _) => S::tile_int::<4, { sums::QUADS }, false, $p, $c> $args,
-                    (4, _, _) => S::tile_int::<4, { sums::PAIRS }, false, $p, $c> $args,
-                    (16, _, _) => S::tile_int::<16, { sums::WIDE }, false, $p, $c> $args,
-                    (_, sums::QUADS, false) => S::tile_int::<8, { sums::QUADS }, false, $p, $c> $args,
-                    (_, sums::QUADS, true) => S::tile_int::<8, { sums::QUADS }, true, $p, $c> $args,
-                    (_, _, false) => S::tile_int::<8, { sums::PAIRS }, false, $p, $c> $args,
-                    (_, _, true) => S::tile_int::<8, { sums::PAIRS }, true, $p, $c> $args,
+                    (4, sums::QUADS, _) => simd.tile_int::<4, { sums::QUADS }, false, $p, $c> $args,
+                    (4, _, _) => simd.tile_int::<4, { sums::PAIRS }, false, $p, $c> $args,
+                    (16, _, _) => simd.tile_int::<16, { sums::WIDE }, false, $p, $c> $args,
+                    (_, sums::QUADS, false) => {
+                        simd.tile_int::<8, { sums::QUADS }, false, $p, $c> $args
+                    }
+                    (_, sums::QUADS, true) => {
+                        simd.tile_int::<8, { sums::QUADS }, true, $p, $c> $args
+                    }
+                    (_, _, false) => simd.tile_int::<8, { sums::PAIRS }, false, $p, $c> $args,
+                    (_, _, true) => simd.tile_int::<8, { sums::PAIRS }, true, $p, $c> $args,
                 }
             };
         }
         for (width, act) in tiles.iter() {
             let starts = range.clone().step_by(S::INT_PANELS * S::LANES);
-            for (i, start) in starts.enumerate() {
-                // SAFETY: the caller has the instructions; the panels were unpacked above to so many
-                // blocks, and `act` is a tile of `width` rows of as many. A second panel that was not
-                // is memory of the scratch, and nothing of it reaches `y`.
-                unsafe {
-                    let panel = scratch.add(i * S::INT_PANELS * bytes).cast_const();
-                    match (S::INT_PANELS, width) {
-                        (1, 16) => tile!(1, 16, (panel, blocks, act, start, y)),
-                        (1, 8) => tile!(1, 8, (panel, blocks, act, start, y)),
-                        (1, 4) => tile!(1, 4, (panel, blocks, act, start, y)),
-                        (1, 2) => tile!(1, 2, (panel, blocks, act, start, y)),
-                        (1, _) => tile!(1, 1, (panel, blocks, act, start, y)),
-                        (_, 5) => tile!(2, 5, (panel, blocks, act, start, y)),
-                        (_, 4) => tile!(2, 4, (panel, blocks, act, start, y)),
-                        (_, 3) => tile!(2, 3, (panel, blocks, act, start, y)),
-                        (_, 2) => tile!(2, 2, (panel, blocks, act, start, y)),
-                        (_, _) => tile!(2, 1, (panel, blocks, act, start, y)),
-                    }
+            // A second panel that was not unpacked is memory of the scratch, and nothing of it reaches
+            // `y`.
+            for (start, panels) in starts.zip(scratch.chunks(S::INT_PANELS * bytes)) {
+                match (S::INT_PANELS, width) {
+                    (1, 16) => tile!(1, 16, (panels, blocks, act, start, y)),
+                    (1, 8) => tile!(1, 8, (panels, blocks, act, start, y)),
+                    (1, 4) => tile!(1, 4, (panels, blocks, act, start, y)),
+                    (1, 2) => tile!(1, 2, (panels, blocks, act, start, y)),
+                    (1, _) => tile!(1, 1, (panels, blocks, act, start, y)),
+                    (_, 5) => tile!(2, 5, (panels, blocks, act, start, y)),
+                    (_, 4) => tile!(2, 4, (panels, blocks, act, start, y)),
+                    (_, 3) => tile!(2, 3, (panels, blocks, act, start, y)),
+                    (_, 2) => tile!(2, 2, (panels, blocks, act, start, y)),
+                    (_, _) => tile!(2, 1, (panels, blocks, act, start, y)),
                 }
             }
         }
@@ -304,8 +275,8 @@ pub(super) struct Panels {
 
 /// A tile: `cols` rows of activations from `first` on, in `depth`, and the panel that holds as much of
 /// weight row `start` and those behind it.
-pub(super) struct Tile {
-    pub(super) panel: *const u8,
+pub(super) struct Tile<'a> {
+    pub(super) panel: &'a [u8],
     pub(super) depth: Range<usize>,
     pub(super) start: usize,
     pub(super) first: usize,
@@ -320,25 +291,22 @@ impl Panels {
         &self,
         job: &Job<'_>,
         y: &mut Columns<'_>,
-        pack: impl Fn(&Rows, Range<usize>, *mut u8),
-        tile: impl Fn(Tile, &mut Columns<'_>),
+        pack: impl Fn(&Rows<'_>, Range<usize>, &mut [u8]),
+        tile: impl Fn(Tile<'_>, &mut Columns<'_>),
     ) {
         let (range, m) = (y.range(), job.act.rows());
         let starts = range.clone().step_by(self.rows);
         with_scratch(starts.len() * self.bytes, |scratch| {
-            // SAFETY: scratch has `bytes` for each panel.
-            let panel = |i: usize| unsafe { scratch.add(i * self.bytes) };
             for from in (0..self.row).step_by(self.depth) {
                 let depth = from..self.row.min(from + self.depth);
-                for (i, start) in starts.clone().enumerate() {
+                for (start, panel) in starts.clone().zip(scratch.chunks_mut(self.bytes)) {
                     let rows = job.rows(start, self.rows.min(range.end - start));
-                    pack(&rows, depth.clone(), panel(i));
+                    pack(&rows, depth.clone(), panel);
                 }
                 let mut first = 0;
                 while first < m {
                     let cols = tile_width(&[12, 8, 6, 4, 2], self.cols, m - first);
-                    for (i, start) in starts.clone().enumerate() {
-                        let panel = panel(i).cast_const();
+                    for (start, panel) in starts.clone().zip(scratch.chunks(self.bytes)) {
                         tile(Tile { panel, depth: depth.clone(), start, first, cols }, y);
                     }
                     first += cols;
@@ -348,7 +316,7 @@ impl Panels {
     }
 }
 
-unsafe fn panel_float<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>) {
+fn panel_float<S: Entries>(simd: S, job: &Job<'_>, y: &mut Columns<'_>) {
     let rows = FLOAT_VECTORS * S::LANES;
     let panels = Panels {
         rows,
@@ -357,31 +325,24 @@ unsafe fn panel_float<S: Entries>(job: &Job<'_>, y: &mut Columns<'_>) {
         bytes: FLOAT_DEPTH * rows * size_of::<f32>(),
         cols: S::FLOAT_COLS,
     };
-    let pack = |rows: &Rows, Range { start, end }, to: *mut u8| {
-        let to = to.cast();
-        // SAFETY: the caller has the instructions; there is room for a panel.
-        unsafe {
-            match job.w.dtype {
-                DType::F32 => S::pack_float::<{ tag::F32 }>(rows, start, end, to),
-                DType::F16 => S::pack_float::<{ tag::F16 }>(rows, start, end, to),
-                _ => S::pack_float::<{ tag::BF16 }>(rows, start, end, to),
-            }
+    let pack = |rows: &Rows<'_>, Range { start, end }, to: &mut [u8]| {
+        let to = bytemuck::cast_slice_mut(to);
+        match job.w.dtype {
+            DType::F32 => simd.pack_float::<{ tag::F32 }>(rows, start, end, to),
+            DType::F16 => simd.pack_float::<{ tag::F16 }>(rows, start, end, to),
+            _ => simd.pack_float::<{ tag::BF16 }>(rows, start, end, to),
         }
     };
-    let tile = |Tile { panel, depth, start, first, cols }: Tile, y: &mut Columns<'_>| {
-        let (panel, act) = (panel.cast(), job.floats(first, depth.start));
+    let tile = |Tile { panel, depth, start, first, cols }: Tile<'_>, y: &mut Columns<'_>| {
+        let (panel, act) = (bytemuck::cast_slice(panel), job.floats(first, depth.start));
         let (len, add) = (depth.len(), depth.start > 0);
-        // SAFETY: the caller has the instructions; the panel was packed above with `len` elements, and
-        // `act` has `cols` rows of as many.
-        unsafe {
-            match cols {
-                12 => S::tile_float::<12>(panel, len, act, start, add, y),
-                8 => S::tile_float::<8>(panel, len, act, start, add, y),
-                6 => S::tile_float::<6>(panel, len, act, start, add, y),
-                4 => S::tile_float::<4>(panel, len, act, start, add, y),
-                2 => S::tile_float::<2>(panel, len, act, start, add, y),
-                _ => S::tile_float::<1>(panel, len, act, start, add, y),
-            }
+        match cols {
+            12 => simd.tile_float::<12>(panel, len, act, start, add, y),
+            8 => simd.tile_float::<8>(panel, len, act, start, add, y),
+            6 => simd.tile_float::<6>(panel, len, act, start, add, y),
+            4 => simd.tile_float::<4>(panel, len, act, start, add, y),
+            2 => simd.tile_float::<2>(panel, len, act, start, add, y),
+            _ => simd.tile_float::<1>(panel, len, act, start, add, y),
         }
     };
     panels.run(job, y, pack, tile);

@@ -175,11 +175,9 @@ fn pair(low: i16, high: i16) -> u32 {
 
 impl Tiles<'_> {
     /// Each tile, with the number of its rows.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, ActTile)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, ActTile<'_>)> {
         let tiles = self.words.chunks_exact(self.stride).zip(self.shape.rows(self.m));
-        tiles.map(|(words, rows)| {
-            (rows.len(), ActTile { blocks: words.as_ptr(), first: rows.start })
-        })
+        tiles.map(|(words, rows)| (rows.len(), ActTile { blocks: words, first: rows.start }))
     }
 
     /// What products with the weights need.

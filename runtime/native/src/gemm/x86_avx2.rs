@@ -14,8 +14,9 @@ use crate::quant::x86::{Chunk256, spill_256, unpack_256};
 use crate::quant::{Unpacked, tag};
 use crate::{Isa, ThreadPool};
 
-/// The instruction set, with 8-bit dot products as `DOT` says.
-struct Avx2<const DOT: u8>;
+/// The instruction set, with 8-bit dot products as `DOT` says. A value says that the processor has it.
+#[derive(Clone, Copy)]
+struct Avx2<const DOT: u8>(());
 
 /// Two steps of AVX2, the first of which saturates at 16 bits.
 const PLAIN: u8 = 0;
@@ -27,28 +28,17 @@ const MODEL: u8 = 2;
 
 /// Computes a product, with the 8-bit dot products where `isa` has them.
 pub(super) fn run(pool: &ThreadPool, isa: Isa, plan: Plan, job: &Job<'_>, out: Out<'_>) {
-    let is_available = |isa: Isa| assert!(isa.is_available(), "dispatched to {isa}");
-    // Products of floats are those without VNNI.
-    if isa == Isa::Avx2Vnni && plan == Plan::Ints {
-        is_available(isa);
-        // SAFETY: just checked.
-        return unsafe { tiled::run_ints::<Avx2<VNNI>>(pool, job, out) };
-    }
-    is_available(Isa::Avx2);
-    // SAFETY: just checked.
-    unsafe {
-        match plan {
-            Plan::Ints => tiled::run_ints::<Avx2<PLAIN>>(pool, job, out),
-            _ => tiled::run_floats::<Avx2<PLAIN>>(pool, plan, job, out),
-        }
+    match (plan, isa) {
+        (Plan::Ints, Isa::Avx2Vnni) => tiled::run_ints(Avx2::<VNNI>::new(), pool, job, out),
+        (Plan::Ints, _) => tiled::run_ints(Avx2::<PLAIN>::new(), pool, job, out),
+        // Products of floats are those without VNNI.
+        _ => tiled::run_floats(Avx2::<PLAIN>::new(), pool, plan, job, out),
     }
 }
 
 /// Writes the panel of `rows` to `out`.
 pub(super) fn pack(rows: &PanelRows<'_>, out: &mut [u8]) {
-    assert!(Isa::Avx2.is_available(), "dispatched to instructions that are missing");
-    // SAFETY: just checked.
-    unsafe { tiled::pack::<Avx2<PLAIN>>(rows, out) }
+    tiled::pack(Avx2::<PLAIN>::new(), rows, out);
 }
 
 /// [`act::quantize_row`] with these instructions.
@@ -70,12 +60,20 @@ entries!(Avx2<MODEL>, "avx2,fma,f16c");
 /// [`run`] as a processor with AVX-VNNI would.
 #[cfg(test)]
 pub(super) fn run_model(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
-    assert!(Isa::Avx2.is_available(), "dispatched to instructions that are missing");
-    // SAFETY: just checked.
-    unsafe { tiled::run_ints::<Avx2<MODEL>>(pool, job, out) }
+    tiled::run_ints(Avx2::<MODEL>::new(), pool, job, out);
 }
 
 impl<const DOT: u8> Avx2<DOT> {
+    /// Where the processor has the instructions.
+    ///
+    /// # Panics
+    /// It has not.
+    fn new() -> Self {
+        let isa = if DOT == VNNI { Isa::Avx2Vnni } else { Isa::Avx2 };
+        assert!(isa.is_available(), "dispatched to {isa}, which is missing");
+        Avx2(())
+    }
+
     /// Adds to `sum` in each lane four products of a byte of `w`, unsigned, and one of `a`, signed.
     #[inline(always)]
     unsafe fn dpbusd(sum: __m256i, w: __m256i, a: __m256i) -> __m256i {

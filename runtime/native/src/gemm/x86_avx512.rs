@@ -14,8 +14,9 @@ use crate::quant::x86::{Chunk512, spill_512, unpack_512};
 use crate::quant::{CHUNK, Unpacked, tag};
 use crate::{Isa, ThreadPool};
 
-/// The instruction set, with 8-bit dot products as `DOT` says.
-pub(super) struct Avx512<const DOT: u8>;
+/// The instruction set, with 8-bit dot products as `DOT` says. A value says that the processor has it.
+#[derive(Clone, Copy)]
+pub(super) struct Avx512<const DOT: u8>(());
 
 /// Two steps of AVX-512 BW, the first of which saturates at 16 bits.
 pub(super) const PLAIN: u8 = 0;
@@ -27,28 +28,17 @@ pub(super) const MODEL: u8 = 2;
 
 /// Computes a product, with the 8-bit dot products where `isa` has them.
 pub(super) fn run(pool: &ThreadPool, isa: Isa, plan: Plan, job: &Job<'_>, out: Out<'_>) {
-    let is_available = |isa: Isa| assert!(isa.is_available(), "dispatched to {isa}");
-    // Products of floats are those without VNNI.
-    if isa == Isa::Avx512Vnni && plan == Plan::Ints {
-        is_available(isa);
-        // SAFETY: just checked.
-        return unsafe { tiled::run_ints::<Avx512<VNNI>>(pool, job, out) };
-    }
-    is_available(Isa::Avx512);
-    // SAFETY: just checked.
-    unsafe {
-        match plan {
-            Plan::Ints => tiled::run_ints::<Avx512<PLAIN>>(pool, job, out),
-            _ => tiled::run_floats::<Avx512<PLAIN>>(pool, plan, job, out),
-        }
+    match (plan, isa) {
+        (Plan::Ints, Isa::Avx512Vnni) => tiled::run_ints(Avx512::<VNNI>::new(), pool, job, out),
+        (Plan::Ints, _) => tiled::run_ints(Avx512::<PLAIN>::new(), pool, job, out),
+        // Products of floats are those without VNNI.
+        _ => tiled::run_floats(Avx512::<PLAIN>::new(), pool, plan, job, out),
     }
 }
 
 /// Writes the panel of `rows` to `out`.
 pub(super) fn pack(rows: &PanelRows<'_>, out: &mut [u8]) {
-    assert!(Isa::Avx512.is_available(), "dispatched to instructions that are missing");
-    // SAFETY: just checked.
-    unsafe { tiled::pack::<Avx512<PLAIN>>(rows, out) }
+    tiled::pack(Avx512::<PLAIN>::new(), rows, out);
 }
 
 /// [`act::quantize_row`] with these instructions.
@@ -134,12 +124,20 @@ entries!(Avx512<MODEL>, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c");
 /// [`run`] as a processor with VNNI would.
 #[cfg(test)]
 pub(super) fn run_model(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
-    assert!(Isa::Avx512.is_available(), "dispatched to instructions that are missing");
-    // SAFETY: just checked.
-    unsafe { tiled::run_ints::<Avx512<MODEL>>(pool, job, out) }
+    tiled::run_ints(Avx512::<MODEL>::new(), pool, job, out);
 }
 
 impl<const DOT: u8> Avx512<DOT> {
+    /// Where the processor has the instructions.
+    ///
+    /// # Panics
+    /// It has not.
+    fn new() -> Self {
+        let isa = if DOT == VNNI { Isa::Avx512Vnni } else { Isa::Avx512 };
+        assert!(isa.is_available(), "dispatched to {isa}, which is missing");
+        Avx512(())
+    }
+
     /// Adds to `sum` in each lane four products of a byte of `w`, unsigned, and one of `a`, signed.
     #[inline(always)]
     unsafe fn dpbusd(sum: __m512i, w: __m512i, a: __m512i) -> __m512i {

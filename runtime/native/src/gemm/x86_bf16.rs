@@ -92,15 +92,14 @@ pub(super) fn run(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
 unsafe fn panels(job: &Job<'_>, y: &mut Columns<'_>) {
     let row = job.w.cols.div_ceil(2);
     let panels = Panels { rows: PANEL, row, depth: DEPTH, bytes: PANEL_BYTES, cols: 12 };
-    let pack = |rows: &Rows, pairs, to: *mut u8| {
-        // SAFETY: the caller's contract; there is room for a panel.
-        unsafe { pack(rows, job.w.dtype == DType::F16, pairs, to.cast()) };
+    let pack = |rows: &Rows<'_>, pairs, to: &mut [u8]| {
+        // SAFETY: the caller's contract.
+        unsafe { pack(rows, job.w.dtype == DType::F16, pairs, bytemuck::cast_slice_mut(to)) };
     };
-    let tile = |Tile { panel, depth, start, first, cols }: Tile, y: &mut Columns<'_>| {
-        let (panel, act) = (panel.cast(), job.pairs(first, depth.start));
+    let tile = |Tile { panel, depth, start, first, cols }: Tile<'_>, y: &mut Columns<'_>| {
+        let (panel, act) = (bytemuck::cast_slice(panel), job.pairs(first, depth.start));
         let (len, add) = (depth.len(), depth.start > 0);
-        // SAFETY: the caller's contract; the panel was packed above with `len` pairs, and `act` has
-        // `cols` rows of as many.
+        // SAFETY: the caller's contract.
         unsafe {
             match cols {
                 12 => tile::<12>(panel, len, act, start, add, y),
@@ -119,20 +118,22 @@ unsafe fn panels(job: &Job<'_>, y: &mut Columns<'_>) {
 /// `[pairs, rows]`, padded to whole chunks; `halves` says that the rows are in f16. Lanes beyond
 /// `rows.count` repeat the last row.
 ///
-/// # Safety
-/// The processor has the instructions, and `panel` has room.
+/// # Panics
+/// `panel` has no room for them.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn pack(rows: &Rows, halves: bool, pairs: Range<usize>, panel: *mut u32) {
+fn pack(rows: &Rows<'_>, halves: bool, pairs: Range<usize>, panel: &mut [u32]) {
     const PAIRS: usize = CHUNK / 2;
-    // SAFETY: the caller's contract; pairs travel as f32 that nothing computes with.
+    let room = (pairs.end.next_multiple_of(PAIRS) - pairs.start) * PANEL;
+    assert!(panel.len() >= room, "no room for a panel");
+    // SAFETY: the size was just checked; pairs travel as f32 that nothing computes with.
     unsafe {
         let (mut buffer, mut padded) = ([[0u32; PAIRS]; MAX_LANES], [0; PADDED]);
         for c in pairs.start / PAIRS..pairs.end.div_ceil(PAIRS) {
             for vector in 0..PANEL / MAX_LANES {
                 for (lane, buffer) in buffer.iter_mut().enumerate() {
-                    let row = (vector * MAX_LANES + lane).min(rows.count - 1);
-                    let chunk = rows.chunk(row, c, &mut padded).cast::<[u32; PAIRS]>();
-                    *buffer = chunk.read_unaligned();
+                    let row = (vector * MAX_LANES + lane).min(rows.count() - 1);
+                    let chunk = rows.chunk(row, c, &mut padded);
+                    bytemuck::cast_slice_mut(buffer).copy_from_slice(chunk);
                     if halves {
                         for pairs in buffer.as_chunks_mut::<MAX_LANES>().0 {
                             let low = _mm256_loadu_si256(pairs.as_ptr().cast());
@@ -142,7 +143,8 @@ unsafe fn pack(rows: &Rows, halves: bool, pairs: Range<usize>, panel: *mut u32) 
                         }
                     }
                 }
-                let to = panel.add((c * PAIRS - pairs.start) * PANEL + vector * MAX_LANES);
+                let to =
+                    panel.as_mut_ptr().add((c * PAIRS - pairs.start) * PANEL + vector * MAX_LANES);
                 for k in (0..PAIRS).step_by(MAX_LANES) {
                     let from = buffer.as_ptr().cast::<f32>().add(k);
                     Avx512::<PLAIN>::transpose(from, PAIRS, to.add(k * PANEL).cast(), PANEL);
@@ -155,29 +157,30 @@ unsafe fn pack(rows: &Rows, halves: bool, pairs: Range<usize>, panel: *mut u32) 
 /// `y[act.first + i, col + r] = act[i] · panel[r]` over `len` pairs, for `C` rows of activations; with
 /// `add`, added to what is there.
 ///
-/// # Safety
-/// The processor has the instructions; `panel` and the rows of `act` hold `len` pairs.
+/// # Panics
+/// `panel` or the rows of `act` hold less than `len` pairs.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn tile<const C: usize>(
-    panel: *const u32,
+fn tile<const C: usize>(
+    panel: &[u32],
     len: usize,
-    act: Input<u32>,
+    act: Input<'_, u32>,
     col: usize,
     add: bool,
     y: &mut Columns<'_>,
 ) {
-    // SAFETY: the caller's contract. The transmutations are between vectors of the same bits.
+    assert!(panel.len() >= len * PANEL && act.holds(C, len), "less pairs than to multiply");
+    // SAFETY: the sizes were just checked. The transmutations are between vectors of the same bits.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); 2]; C];
         for k in 0..len {
-            let row = panel.add(k * PANEL);
+            let row = panel.as_ptr().add(k * PANEL);
             let load = |at: usize| {
                 let bits = _mm512_loadu_si512(row.add(at).cast());
                 std::mem::transmute::<__m512i, __m512bh>(bits)
             };
             let w = [load(0), load(MAX_LANES)];
             unroll!(i < C, 16 {
-                let pair = (*act.data.add(i * act.stride + k)).cast_signed();
+                let pair = (*act.data.get_unchecked(i * act.stride + k)).cast_signed();
                 let a = std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(pair));
                 acc[i] = [_mm512_dpbf16_ps(acc[i][0], w[0], a), _mm512_dpbf16_ps(acc[i][1], w[1], a)];
             });

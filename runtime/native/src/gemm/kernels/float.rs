@@ -9,18 +9,20 @@ use crate::quant::{CHUNK, tag};
 /// the columns of `y`.
 #[inline(always)]
 pub(in crate::gemm) unsafe fn dot_float<S: Simd, const T: u8, const M: usize>(
-    rows: &Rows,
+    rows: &Rows<'_>,
     y: &mut Columns<'_>,
-    act: Input<f32>,
+    act: Input<'_, f32>,
 ) {
-    // SAFETY: the module's contract; rows of `act` hold zeros up to a multiple of 64 elements,
-    // which is at least four vectors.
+    let (step, size) = (4 * S::LANES, rows.chunk_bytes / CHUNK);
+    // Zeros behind the last element are part of an activation row.
+    assert!(act.holds(M, rows.k.next_multiple_of(step)), "activation rows of less elements");
+    assert!(rows.bytes >= rows.k * size, "weight rows of less elements");
+    // SAFETY: the module's contract; the sizes were just checked.
     unsafe {
-        let (step, size) = (4 * S::LANES, rows.chunk_bytes / CHUNK);
         let whole = rows.k / step;
         let start = y.range().start;
-        for r in 0..rows.count {
-            let p = rows.data.add(r * rows.bytes);
+        for r in 0..rows.count() {
+            let p = rows.row(r).as_ptr();
             let mut acc = [[S::zero(); 2]; M];
             for s in 0..whole {
                 let p = p.add(s * step * size);
@@ -49,7 +51,7 @@ pub(in crate::gemm) unsafe fn dot_float<S: Simd, const T: u8, const M: usize>(
 unsafe fn step_float<S: Simd, const T: u8, const M: usize>(
     p: *const u8,
     size: usize,
-    act: &Input<f32>,
+    act: &Input<'_, f32>,
     at: usize,
     acc: &mut [[S::F; 2]; M],
 ) {
@@ -58,7 +60,7 @@ unsafe fn step_float<S: Simd, const T: u8, const M: usize>(
         for j in 0..4 {
             let w = S::convert::<T>(p.add(j * S::LANES * size));
             for (i, acc) in acc.iter_mut().enumerate() {
-                let a = S::load(act.data.add(i * act.stride + at + j * S::LANES));
+                let a = S::load(act.data.as_ptr().add(i * act.stride + at + j * S::LANES));
                 acc[j % 2] = S::fma(w, a, acc[j % 2]);
             }
         }
@@ -70,22 +72,23 @@ unsafe fn step_float<S: Simd, const T: u8, const M: usize>(
 /// chunk. Lanes beyond `rows.count` repeat the last row.
 #[inline(always)]
 pub(in crate::gemm) unsafe fn pack_float<S: Simd, const T: u8>(
-    rows: &Rows,
+    rows: &Rows<'_>,
     from: usize,
     to: usize,
-    panel: *mut f32,
+    panel: &mut [f32],
 ) {
-    // SAFETY: the module's contract; `panel` has room for the elements, padded to whole chunks.
+    let (lanes, width) = (S::LANES, FLOAT_VECTORS * S::LANES);
+    assert!(panel.len() >= (to.next_multiple_of(CHUNK) - from) * width, "no room for a panel");
+    // SAFETY: the module's contract; the size was just checked.
     unsafe {
-        let (lanes, width) = (S::LANES, FLOAT_VECTORS * S::LANES);
         let (mut buffer, mut padded) = ([[0.0f32; CHUNK]; MAX_LANES], [0; PADDED]);
         for c in from / CHUNK..to.div_ceil(CHUNK) {
             for vector in 0..FLOAT_VECTORS {
                 for (lane, buffer) in buffer[..lanes].iter_mut().enumerate() {
-                    let row = (vector * lanes + lane).min(rows.count - 1);
+                    let row = (vector * lanes + lane).min(rows.count() - 1);
                     numbers::<S, T>(rows.chunk(row, c, &mut padded), buffer);
                 }
-                let panel = panel.add((c * CHUNK - from) * width + vector * lanes);
+                let panel = panel.as_mut_ptr().add((c * CHUNK - from) * width + vector * lanes);
                 for k in (0..CHUNK).step_by(lanes) {
                     let buffer = buffer.as_ptr().cast::<f32>().add(k);
                     S::transpose(buffer, CHUNK, panel.add(k * width), width);
@@ -95,14 +98,15 @@ pub(in crate::gemm) unsafe fn pack_float<S: Simd, const T: u8>(
     }
 }
 
-/// The numbers of the chunk at `p`.
+/// The numbers of a chunk.
 #[inline(always)]
-unsafe fn numbers<S: Simd, const T: u8>(p: *const u8, out: &mut [f32; CHUNK]) {
-    // SAFETY: the module's contract; `p` holds a chunk of type `T`.
+unsafe fn numbers<S: Simd, const T: u8>(chunk: &[u8], out: &mut [f32; CHUNK]) {
+    let size = if T == tag::F32 { 4 } else { 2 };
+    assert!(chunk.len() >= CHUNK * size, "a part of a chunk");
+    // SAFETY: the module's contract; the size was just checked.
     unsafe {
-        let size = if T == tag::F32 { 4 } else { 2 };
         for i in (0..CHUNK).step_by(S::LANES) {
-            S::store(out.as_mut_ptr().add(i), S::convert::<T>(p.add(i * size)));
+            S::store(out.as_mut_ptr().add(i), S::convert::<T>(chunk.as_ptr().add(i * size)));
         }
     }
 }
@@ -111,9 +115,9 @@ unsafe fn numbers<S: Simd, const T: u8>(p: *const u8, out: &mut [f32; CHUNK]) {
 /// activations; with `add`, added to what is there.
 #[inline(always)]
 pub(in crate::gemm) unsafe fn tile_float<S: Simd, const C: usize>(
-    panel: *const f32,
+    panel: &[f32],
     len: usize,
-    act: Input<f32>,
+    act: Input<'_, f32>,
     col: usize,
     add: bool,
     y: &mut Columns<'_>,
@@ -121,15 +125,16 @@ pub(in crate::gemm) unsafe fn tile_float<S: Simd, const C: usize>(
     if const { C > S::FLOAT_COLS } {
         return;
     }
-    // SAFETY: the module's contract; `panel` and the rows of `act` hold `len` elements.
+    let (lanes, width) = (S::LANES, FLOAT_VECTORS * S::LANES);
+    assert!(panel.len() >= len * width && act.holds(C, len), "less elements than to multiply");
+    // SAFETY: the module's contract; the sizes were just checked.
     unsafe {
-        let (lanes, width) = (S::LANES, FLOAT_VECTORS * S::LANES);
         let mut acc = [[S::zero(); FLOAT_VECTORS]; C];
         for k in 0..len {
-            let row = panel.add(k * width);
+            let row = panel.as_ptr().add(k * width);
             let w = [S::load(row), S::load(row.add(lanes))];
             unroll!(i < C, 16 {
-                let a = S::splat(*act.data.add(i * act.stride + k));
+                let a = S::splat(*act.data.get_unchecked(i * act.stride + k));
                 acc[i] = [S::fma(w[0], a, acc[i][0]), S::fma(w[1], a, acc[i][1])];
             });
         }

@@ -5,26 +5,34 @@ use core::arch::asm;
 
 use crate::quant::{CHUNK, MAX_CHUNK_BYTES};
 
-/// Weight rows: `count` of them at `data`, `bytes` apart, each of `k` elements.
-pub(in crate::gemm) struct Rows {
-    pub(in crate::gemm) data: *const u8,
+/// Weight rows, `bytes` apart, each of `k` elements.
+pub(in crate::gemm) struct Rows<'a> {
+    pub(in crate::gemm) data: &'a [u8],
     pub(in crate::gemm) bytes: usize,
     pub(in crate::gemm) chunk_bytes: usize,
     pub(in crate::gemm) k: usize,
-    pub(in crate::gemm) count: usize,
 }
 
-/// Activation rows: row `first` of the product is at `data`, the next `stride` elements on.
-pub(in crate::gemm) struct Input<T> {
-    pub(in crate::gemm) data: *const T,
+/// Activation rows: row `first` of the product begins `data`, the next is `stride` elements on.
+#[derive(Clone, Copy)]
+pub(in crate::gemm) struct Input<'a, T> {
+    pub(in crate::gemm) data: &'a [T],
     pub(in crate::gemm) stride: usize,
     pub(in crate::gemm) first: usize,
 }
 
+impl<T> Input<'_, T> {
+    /// Whether there are so many rows of so many elements.
+    #[inline(always)]
+    pub(in crate::gemm) fn holds(&self, rows: usize, elems: usize) -> bool {
+        self.data.len() >= (rows - 1) * self.stride + elems
+    }
+}
+
 /// Activation rows side by side: row `first` of the product and those behind it, as [`ActBlock`]s.
 #[derive(Clone, Copy)]
-pub(in crate::gemm) struct ActTile {
-    pub(in crate::gemm) blocks: *const u32,
+pub(in crate::gemm) struct ActTile<'a> {
+    pub(in crate::gemm) blocks: &'a [u32],
     pub(in crate::gemm) first: usize,
 }
 
@@ -44,10 +52,14 @@ pub(in crate::gemm) const fn act_block_words(groups: usize, rows: usize) -> usiz
 }
 
 impl<const C: usize> ActBlock<C> {
-    /// The first block of a tile, of so many groups.
+    /// The first block of a tile that has so many of them, of so many groups each.
+    ///
+    /// # Panics
+    /// It has less.
     #[inline(always)]
-    pub(in crate::gemm) fn first(tile: ActTile, groups: usize) -> Self {
-        ActBlock { words: tile.blocks, groups }
+    pub(in crate::gemm) fn first(tile: ActTile<'_>, blocks: usize, groups: usize) -> Self {
+        assert!(tile.blocks.len() >= blocks * act_block_words(groups, C), "a tile of less blocks");
+        ActBlock { words: tile.blocks.as_ptr(), groups }
     }
 
     /// The same block, of which compilers do not know that it is: they would keep what they read of one in
@@ -100,27 +112,35 @@ impl<const C: usize> ActBlock<C> {
     }
 }
 
-impl Rows {
+impl Rows<'_> {
+    /// Rows that there are.
+    #[inline(always)]
+    pub(in crate::gemm) fn count(&self) -> usize {
+        self.data.len() / self.bytes
+    }
+
+    /// Row `i`.
+    #[inline(always)]
+    pub(in crate::gemm) fn row(&self, i: usize) -> &[u8] {
+        &self.data[i * self.bytes..][..self.bytes]
+    }
+
     /// Chunk `c` of row `i`, whole: the last of a row is copied to `padded`, before zeros, if need
     /// be.
     #[inline(always)]
-    pub(in crate::gemm) unsafe fn chunk(
-        &self,
+    pub(in crate::gemm) fn chunk<'b>(
+        &'b self,
         i: usize,
         c: usize,
-        padded: &mut [u8; PADDED],
-    ) -> *const u8 {
-        // SAFETY: `i < count` and chunk `c` starts inside the row, so `len` bytes can be read.
-        unsafe {
-            let p = self.data.add(i * self.bytes + c * self.chunk_bytes);
-            let len = self.bytes - c * self.chunk_bytes;
-            if len >= self.chunk_bytes {
-                return p;
-            }
-            padded.fill(0);
-            p.copy_to_nonoverlapping(padded.as_mut_ptr(), len);
-            padded.as_ptr()
+        padded: &'b mut [u8; PADDED],
+    ) -> &'b [u8] {
+        let rest = &self.row(i)[c * self.chunk_bytes..];
+        if rest.len() >= self.chunk_bytes {
+            return &rest[..self.chunk_bytes];
         }
+        padded.fill(0);
+        padded[..rest.len()].copy_from_slice(rest);
+        &padded[..self.chunk_bytes]
     }
 }
 

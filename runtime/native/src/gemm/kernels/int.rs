@@ -20,7 +20,7 @@ pub(in crate::gemm) mod sums {
     pub(in crate::gemm) const WIDE: u8 = 2;
 
     /// The kind for a format.
-    pub(in crate::gemm) const fn of<S: Simd + ?Sized>(t: u8) -> u8 {
+    pub(in crate::gemm) const fn of<S: Simd>(t: u8) -> u8 {
         match t {
             _ if S::QUADS => QUADS,
             tag::Q8_0 => WIDE,
@@ -44,7 +44,7 @@ pub(in crate::gemm) struct Form {
 
 impl Form {
     /// The form of format `t` with the instructions of `S`.
-    pub(in crate::gemm) const fn of<S: Simd + ?Sized>(t: u8) -> Form {
+    pub(in crate::gemm) const fn of<S: Simd>(t: u8) -> Form {
         let sums = sums::of::<S>(t);
         let bias = match t {
             // Made signed as they are read.
@@ -70,7 +70,7 @@ impl Form {
 /// The body of [`Simd::block_dots`]: each activation is read once for all panels.
 #[inline(always)]
 pub(in crate::gemm) unsafe fn block_dots<
-    S: Simd + ?Sized,
+    S: Simd,
     const G: usize,
     const SUMS: u8,
     const P: usize,
@@ -105,7 +105,7 @@ pub(in crate::gemm) unsafe fn block_dots<
 /// A sum of row `i` of activations with the dot product of one more block, whose scale and, where there
 /// are any, offset are given. All products from panels add up so, to the same bits.
 #[inline(always)]
-pub(in crate::gemm) unsafe fn with_block<S: Simd + ?Sized, const C: usize>(
+pub(in crate::gemm) unsafe fn with_block<S: Simd, const C: usize>(
     sum: S::F,
     dot: S::F,
     [scale, offset]: [S::F; 2],
@@ -122,7 +122,7 @@ pub(in crate::gemm) unsafe fn with_block<S: Simd + ?Sized, const C: usize>(
 
 /// `y[first + i, col + r] = sums[i]`, lane `r`, as far as there are columns.
 #[inline(always)]
-pub(in crate::gemm) unsafe fn put<S: Simd + ?Sized, const C: usize>(
+pub(in crate::gemm) unsafe fn put<S: Simd, const C: usize>(
     sums: &[S::F; C],
     first: usize,
     col: usize,
@@ -149,30 +149,29 @@ pub(in crate::gemm) const fn int_block_bytes(lanes: usize, groups: usize) -> usi
 /// panels, one after the other.
 #[inline(always)]
 pub(in crate::gemm) unsafe fn tile_int<
-    S: Simd + ?Sized,
+    S: Simd,
     const G: usize,
     const SUMS: u8,
     const OFFSETS: bool,
     const P: usize,
     const C: usize,
 >(
-    panels: *const u8,
+    panels: &[u8],
     blocks: usize,
-    act: ActTile,
+    act: ActTile<'_>,
     col: usize,
     y: &mut Columns<'_>,
 ) {
     if const { C > S::INT_COLS || P > S::INT_PANELS || S::QUADS != (SUMS == sums::QUADS) } {
         return;
     }
-    // SAFETY: the module's contract; each panel holds so many blocks, and so does the tile `act`.
+    let lanes = S::LANES;
+    let block_bytes = int_block_bytes(lanes, G);
+    let mut at = panel_starts::<P>(panels, blocks * block_bytes);
+    let mut act_block = ActBlock::<C>::first(act, blocks, G);
+    // SAFETY: the module's contract; the panels and the tile have so many blocks.
     unsafe {
-        let lanes = S::LANES;
-        let block_bytes = int_block_bytes(lanes, G);
         let mut acc = [[S::zero(); C]; P];
-        let mut at = [panels; P];
-        unroll!(p < P, 2 { at[p] = panels.add(p * blocks * block_bytes); });
-        let mut act_block = ActBlock::<C>::first(act, G);
         for _ in 0..blocks {
             let dots = S::block_dots::<G, SUMS, P, C>(at, act_block);
             unroll!(p < P, 2 {
@@ -191,4 +190,14 @@ pub(in crate::gemm) unsafe fn tile_int<
             put::<S, C>(acc, act.first, col + p * lanes, y);
         }
     }
+}
+
+/// Where each of `P` panels of so many bytes, one after the other, begins.
+///
+/// # Panics
+/// There are less.
+#[inline(always)]
+pub(in crate::gemm) fn panel_starts<const P: usize>(panels: &[u8], bytes: usize) -> [*const u8; P] {
+    assert!(panels.len() >= P * bytes, "less panels than to multiply");
+    std::array::from_fn(|p| panels[p * bytes..].as_ptr())
 }

@@ -3,8 +3,9 @@
 //!
 //! Every body here is inlined into functions that enable the instructions ([`entries!`]); none
 //! checks for them, which is why all are unsafe: the one contract is that the processor has the
-//! instructions of `S`, and that pointers are good for what the documentation says is read. A
-//! closure would be compiled without the instructions if it is not inlined, so there are none.
+//! instructions of `S`, and, of those that take pointers, that these are good for what the documentation
+//! says is read. What comes from outside is slices, whose sizes are checked before pointers are made of
+//! them. A closure would be compiled without the instructions if it is not inlined, so there are none.
 #![allow(unsafe_code)]
 
 mod entries;
@@ -92,12 +93,12 @@ macro_rules! methods {
 }
 pub(super) use methods;
 
-/// One instruction set.
+/// One instruction set. A value of it says that the processor has the instructions.
 ///
 /// # Safety
-/// Implementations may assume that the processor has the instructions; callers of every method
-/// make sure of it, and that pointers can be read (or written) for what the method loads (stores).
-pub(super) unsafe trait Simd {
+/// There are values only where the processor has the instructions. Methods may assume these; callers of
+/// every method make sure of it, and that pointers can be read (or written) for what it loads (stores).
+pub(super) unsafe trait Simd: Copy + Send + Sync {
     /// f32 in a vector; also the weight rows of a panel of bytes. At most [`MAX_LANES`].
     const LANES: usize;
     /// The panels that a tile of integers takes at a time, 1 or 2: two share what is read of the
@@ -199,9 +200,9 @@ pub(super) unsafe trait Simd {
         const P: usize,
         const C: usize,
     >(
-        panels: *const u8,
+        panels: &[u8],
         blocks: usize,
-        act: ActTile,
+        act: ActTile<'_>,
         col: usize,
         y: &mut Columns<'_>,
     ) {

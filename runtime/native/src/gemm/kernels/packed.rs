@@ -12,24 +12,22 @@ use crate::quant::{Unpacked, tag};
 const MAX_PARTS: usize = 4;
 
 /// Parts of a panel.
-pub(in crate::gemm) const fn parts<S: Simd + ?Sized>() -> usize {
+pub(in crate::gemm) const fn parts<S: Simd>() -> usize {
     PANEL / S::LANES
 }
 
 /// The most panels that are read side by side.
 pub(in crate::gemm) const MAX_STREAMS: usize = 4;
 
-/// Panels that are read side by side, each a stream of its own.
+/// Panels of one size that are read side by side, each a stream of its own.
 #[derive(Clone, Copy)]
-pub(in crate::gemm) struct Streams {
-    /// Where each begins.
-    pub(in crate::gemm) panels: [*const u8; MAX_STREAMS],
+pub(in crate::gemm) struct Streams<'a> {
+    /// Each panel.
+    pub(in crate::gemm) panels: [&'a [u8]; MAX_STREAMS],
     /// The column of the first row of each.
     pub(in crate::gemm) cols: [usize; MAX_STREAMS],
     /// Panels that there are.
     pub(in crate::gemm) count: usize,
-    /// Units of each.
-    pub(in crate::gemm) units: usize,
     /// How far ahead of the loads each is fetched.
     pub(in crate::gemm) ahead: Ahead,
 }
@@ -38,25 +36,30 @@ pub(in crate::gemm) struct Streams {
 /// panels, of which at most `P` are read.
 #[inline(always)]
 pub(in crate::gemm) unsafe fn dot_packed<S: Simd, const T: u8, const P: usize, const C: usize>(
-    streams: &Streams,
-    act: ActTile,
+    streams: &Streams<'_>,
+    act: ActTile<'_>,
     y: &mut Columns<'_>,
 ) {
     let layout = const { Layout::of_tag(T) };
-    // SAFETY: the module's contract; each panel holds so many units, the tile blocks for as many
+    let panels = streams.panels.map(<[u8]>::as_ptr);
+    let bytes = streams.panels[0].len();
+    assert!(streams.panels.iter().all(|panel| panel.len() == bytes), "panels of several sizes");
+    let units = bytes / layout.unit_bytes();
+    let groups = const { Form::of::<S>(T).groups };
+    let mut act_block = ActBlock::<C>::first(act, units * layout.blocks * halves(T), groups);
+    // SAFETY: the module's contract; each panel holds so many units, and the tile blocks for as many
     // elements.
     unsafe {
         let mut acc = [[[S::zero(); C]; MAX_PARTS]; P];
-        let mut act_block = ActBlock::<C>::first(act, const { Form::of::<S>(T).groups });
-        for unit in 0..streams.units {
+        for unit in 0..units {
             let at = unit * layout.unit_bytes();
             let mut behind = act_block;
             if P == 1 {
                 // Without a loop its sums can stay in registers.
-                let unit = streams.panels[0].add(at);
+                let unit = panels[0].add(at);
                 behind = add_unit::<S, T, C>(&mut acc[0], unit, act_block, streams.ahead);
             } else {
-                for (acc, panel) in acc.iter_mut().zip(streams.panels).take(streams.count) {
+                for (acc, panel) in acc.iter_mut().zip(panels).take(streams.count) {
                     behind = add_unit::<S, T, C>(acc, panel.add(at), act_block, streams.ahead);
                 }
             }
@@ -196,7 +199,7 @@ unsafe fn half<S: Simd>(halves: *const u8, i: usize) -> S::F {
 }
 
 /// Pairs of vectors that share a scale.
-const fn steps<S: Simd + ?Sized>(t: u8) -> usize {
+const fn steps<S: Simd>(t: u8) -> usize {
     Form::of::<S>(t).groups / 2
 }
 
@@ -252,15 +255,17 @@ unsafe fn with_high_bits<S: Simd, const T: u8>(low: S::B, data: *const u8, g: us
 /// [`tile_int`](super::int::tile_int) reads: `blocks` blocks each, zeros behind those that there are.
 #[inline(always)]
 pub(in crate::gemm) unsafe fn unpack_panel<S: Simd, const T: u8>(
-    panel: *const u8,
-    units: usize,
+    panel: &[u8],
     blocks: usize,
-    to: *mut u8,
+    to: &mut [u8],
 ) {
     let (layout, form) = const { (Layout::of_tag(T), Form::of::<S>(T)) };
     let (vector, bytes) = (4 * S::LANES, int_block_bytes(S::LANES, form.groups));
+    let units = panel.len() / layout.unit_bytes();
     let there = units * layout.blocks * halves(T);
-    // SAFETY: the module's contract; the panel holds `units` units, and there is room for the blocks.
+    assert!(there <= blocks && to.len() >= parts::<S>() * blocks * bytes, "no room for a panel");
+    let (panel, to) = (panel.as_ptr(), to.as_mut_ptr());
+    // SAFETY: the module's contract; the sizes were just checked.
     unsafe {
         for u in 0..units {
             let unit = panel.add(u * layout.unit_bytes());
