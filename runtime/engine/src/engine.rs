@@ -53,7 +53,8 @@ pub struct EngineConfig {
     /// Instructions of the native operations; `None` is the best that the processor has.
     pub isa: Option<Isa>,
     /// Whether to rearrange the weights in memory where products are faster from that. Without it a
-    /// mapped file's weights stay where they are, shared with other processes.
+    /// mapped file's weights stay where they are, shared with other processes, and each product
+    /// rearranges them for itself: the same results, several times slower.
     pub repack: bool,
     /// How rearranged weights are read from memory. `None` measures that where the weights are larger than
     /// caches, in a fifth of a second.

@@ -169,7 +169,7 @@ pub(crate) struct ModelOptions<K: Args = KvOption> {
     #[arg(long, value_name = "FACTOR", requires = "rope_scaling", value_parser = rope_factor)]
     pub(crate) rope_factor: Option<f64>,
     /// Compute from the weights as the file has them, in memory that is shared with other processes,
-    /// instead of rearranging them for speed.
+    /// instead of rearranging them at load: the same text, several times slower.
     #[arg(long)]
     pub(crate) no_repack: bool,
     /// How weights are read from memory where one token is computed: STREAMS-near or STREAMS-far, with 1,
