@@ -1,5 +1,7 @@
 //! Activations in the forms that the kernels read: 8-bit blocks, or f32 with padded rows.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use ruvllm_abi::DType;
 
 use super::{Form, Plan};
@@ -51,6 +53,9 @@ const MOST_ELEMS: usize = isize::MAX as usize / 16;
 /// would put the columns of a tile in the same few cache sets.
 const STAGGER: usize = 16;
 
+/// The next version of an input; 0 is that of one that was never taken in.
+static VERSIONS: AtomicU64 = AtomicU64::new(1);
+
 /// An input of matrix products, `[m, k]`, in the forms that given weights need. A buffer to reuse:
 /// it grows to the largest input it has held.
 #[derive(Clone, Debug, Default)]
@@ -60,6 +65,8 @@ pub struct Activations {
     forms: [bool; 3],
     bf16: bool,
     deterministic: bool,
+    /// Another one whenever anything may change.
+    version: u64,
     chunks: Vec<ActChunk>,
     floats: Vec<f32>,
     /// Pairs of bf16, the first of each in the low bits.
@@ -129,6 +136,7 @@ impl Activations {
         for_weights: &[DType],
     ) -> Result<ActRows<'_>, NativeError> {
         (self.m, self.k, self.forms) = (0, 0, [false; 3]);
+        self.version = VERSIONS.fetch_add(1, Relaxed);
         let row = k.checked_next_multiple_of(CHUNK).unwrap_or(usize::MAX);
         let elems = m.max(1).saturating_mul(row);
         if elems > MOST_ELEMS {
@@ -160,6 +168,11 @@ impl Activations {
     /// Rows, `m`.
     pub fn rows(&self) -> usize {
         self.m
+    }
+
+    /// A number that no other contents of any input have had.
+    pub(super) fn version(&self) -> u64 {
+        self.version
     }
 
     /// Columns, `k`.

@@ -4,14 +4,14 @@
 use core::arch::aarch64::*;
 use core::arch::asm;
 
-use super::kernels::int::sums;
+use super::kernels::int::{Form, sums};
 use super::kernels::packed::Streams;
 use super::kernels::{
     self, ActBlock, ActTile, Ahead, Entries, Input, Rows, Simd, entries, entry, methods, unroll,
 };
 use super::out::{Columns, Out};
 use super::packed::PanelRows;
-use super::{Job, Plan, act, neon_i8mm, tiled};
+use super::{ActChunk, Job, Plan, act, neon_i8mm, tiled, tiles};
 use crate::probe::prefetch;
 use crate::quant::neon::{ChunkNeon, spill_neon, unpack_neon, widen};
 use crate::quant::{Unpacked, tag};

@@ -432,6 +432,30 @@ fn activations_serve_several_types_and_are_reused() {
 }
 
 #[test]
+fn products_read_the_activations_that_they_are_given() {
+    let (n, k, pool, isa) = (40, 512, ThreadPool::new(2), Isa::detect());
+    let mut random = Random(12);
+    let data = random.weights(DType::Q8_0, n * k);
+    let w = Weights::new(DType::Q8_0, n, k, &data).unwrap();
+    for m in [1, 3, 40] {
+        let product = |act: &Activations| {
+            let mut y = vec![0.0; m * n];
+            matmul(&pool, isa, &w, act, MatMut { data: &mut y, stride: n }).unwrap();
+            y
+        };
+        let mut input = || (0..m * k).map(|_| random.number()).collect::<Vec<f32>>();
+        let mut act = Activations::new();
+        act.prepare(&pool, isa, &input(), m, k, &[DType::Q8_0]).unwrap();
+        let (first, copy) = (product(&act), act.clone());
+        act.prepare(&pool, isa, &input(), m, k, &[DType::Q8_0]).unwrap();
+        let second = product(&act);
+        assert_ne!(first, second);
+        // What was laid out for the last product is for these no longer.
+        assert_eq!((product(&copy), product(&act), product(&act)), (first, second.clone(), second));
+    }
+}
+
+#[test]
 fn activations_that_come_a_few_rows_at_a_time_are_those_that_come_at_once() {
     let pool = ThreadPool::new(2);
     let mut random = Random(10);

@@ -195,7 +195,7 @@ fn deal_int_panels<S: Entries>(simd: S, pool: &ThreadPool, job: &Job<'_>, out: O
         (_, 5..) => &[5, 4, 3, 2],
         _ => &[4, 3, 2],
     };
-    with_tiles(pool, job.act, tile_shape::<S>(job.w.dtype, widths), |tiles| {
+    with_tiles(simd, pool, job.act, tile_shape::<S>(job.w.dtype, widths), |tiles| {
         let panel_bytes = tiles.blocks() * int_block_bytes(PANEL, tiles.form().groups);
         let panels = (CACHED / panel_bytes).clamp(1, INT_PANELS * S::LANES / PANEL);
         let panels = panels.next_multiple_of((S::INT_PANELS * S::LANES).div_ceil(PANEL));

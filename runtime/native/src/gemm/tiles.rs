@@ -9,7 +9,7 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 
 use super::kernels::int::{Form, sums};
-use super::kernels::{ActTile, act_block_words};
+use super::kernels::{ActTile, Entries, act_block_words};
 use super::{ActChunk, Activations};
 use crate::ThreadPool;
 use crate::quant::{CHUNK, GROUP};
@@ -25,6 +25,8 @@ pub(super) struct Line([u8; 64]);
 thread_local! {
     /// The tiles that products of this thread read, kept from product to product.
     static SCRATCH: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+    /// Which those are: several matrices meet the same activations.
+    static LAID: Cell<Option<(u64, TileShape)>> = const { Cell::new(None) };
 }
 
 /// Takes the buffer out of `cell` for `f`, with at least `bytes` in it.
@@ -39,7 +41,7 @@ pub(super) fn with_lines(cell: &Cell<Vec<Line>>, bytes: usize, f: impl FnOnce(&m
 }
 
 /// How activations are laid out for some weights.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct TileShape {
     /// Rows of a tile, the widest first. A row that no width fits is a tile of its own.
     pub(super) widths: &'static [usize],
@@ -93,8 +95,10 @@ fn chunk_words(form: Form, rows: usize) -> usize {
     chunk_blocks(form) * act_block_words(form.groups, rows)
 }
 
-/// Lays out activations on all threads, and calls `f` with them.
-pub(super) fn with_tiles(
+/// Lays out activations on all threads, and calls `f` with them. What the last product of this thread had
+/// laid out is not laid out again.
+pub(super) fn with_tiles<S: Entries>(
+    simd: S,
     pool: &ThreadPool,
     act: &Activations,
     shape: TileShape,
@@ -114,27 +118,43 @@ pub(super) fn with_tiles(
                 for (c, out) in out.chunks_exact_mut(chunk_words).take(chunks).enumerate() {
                     for (i, row) in rows.clone().enumerate() {
                         let chunk = &act.chunks()[row * chunks + c];
-                        match shape.form.groups {
-                            4 => lay::<4>(chunk, i, cols, shape.form, out),
-                            _ => lay::<8>(chunk, i, cols, shape.form, out),
-                        }
+                        simd.lay(chunk, i, cols, shape.form, out);
                     }
                 }
             };
-            if size_of_val(words) < ALONE {
+            let wanted = Some((act.version(), shape));
+            if LAID.take() == wanted {
+                // They are there.
+            } else if size_of_val(words) < ALONE {
                 words.chunks_mut(stride).enumerate().for_each(|(i, out)| lay(i, out));
             } else {
                 pool.for_chunks(words, stride, &lay);
             }
             f(&Tiles { words, shape, m, chunks, stride });
+            LAID.set(wanted);
         });
     });
 }
 
 /// Writes a chunk of one row as row `i` of the `cols` of a tile's chunk, as
-/// [`ActBlock`](super::kernels::ActBlock) reads it. A scale is that of `G` words of the chunk.
+/// [`ActBlock`](super::kernels::ActBlock) reads it.
 #[inline(always)]
-fn lay<const G: usize>(chunk: &ActChunk, i: usize, cols: usize, form: Form, out: &mut [u32]) {
+pub(super) fn lay(chunk: &ActChunk, i: usize, cols: usize, form: Form, out: &mut [u32]) {
+    match form.groups {
+        4 => lay_groups::<4>(chunk, i, cols, form, out),
+        _ => lay_groups::<8>(chunk, i, cols, form, out),
+    }
+}
+
+/// [`lay`] where a scale is that of `G` words of the chunk.
+#[inline(always)]
+fn lay_groups<const G: usize>(
+    chunk: &ActChunk,
+    i: usize,
+    cols: usize,
+    form: Form,
+    out: &mut [u32],
+) {
     let blocks = out.chunks_exact_mut(act_block_words(form.groups, cols));
     let q = bytemuck::cast_slice::<i8, [i8; 4]>(&chunk.q).as_chunks::<G>().0;
     for (b, (block, q)) in blocks.zip(q).enumerate() {

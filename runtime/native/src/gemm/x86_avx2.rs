@@ -4,12 +4,12 @@
 use core::arch::asm;
 use core::arch::x86_64::*;
 
-use super::kernels::int::sums;
+use super::kernels::int::{Form, sums};
 use super::kernels::packed::Streams;
 use super::kernels::{self, ActTile, Ahead, Entries, Input, Rows, Simd, entries, entry, methods};
 use super::out::{Columns, Out};
 use super::packed::PanelRows;
-use super::{ActChunk, Job, Plan, act, tiled, x86};
+use super::{ActChunk, Job, Plan, act, tiled, tiles, x86};
 use crate::quant::x86::{Chunk256, spill_256, unpack_256};
 use crate::quant::{Unpacked, tag};
 use crate::{Isa, ThreadPool};

@@ -1,8 +1,10 @@
 //! The functions that enable the instructions which the inner loops are compiled with.
 #![allow(unsafe_code)]
 
+use super::int::Form;
 use super::packed::Streams;
 use super::{ActTile, Input, Rows, Simd};
+use crate::gemm::ActChunk;
 use crate::gemm::out::Columns;
 use crate::gemm::packed::PanelRows;
 
@@ -27,6 +29,8 @@ pub(in crate::gemm) trait Entries: Simd {
     fn unpack_panel<const T: u8>(self, panel: &[u8], blocks: usize, to: &mut [u8]);
     /// See [`pack`](super::packed::pack).
     fn pack<const T: u8>(self, rows: &PanelRows<'_>, out: &mut [u8]);
+    /// See [`lay`](crate::gemm::tiles::lay).
+    fn lay(self, chunk: &ActChunk, i: usize, cols: usize, form: Form, out: &mut [u32]);
     /// See [`pack_float`](super::float::pack_float).
     fn pack_float<const T: u8>(self, rows: &Rows<'_>, from: usize, to: usize, panel: &mut [f32]);
     /// See [`Simd::tile`].
@@ -67,6 +71,7 @@ macro_rules! entry {
             #[target_feature(enable = $features)]
             fn go<$(const $c: $of),*>($($arg: $arg_of),*) {
                 // SAFETY: the instructions are enabled.
+                #[allow(unused_unsafe)]
                 unsafe { $body }
             }
             // SAFETY: a value of this type says that the processor has the instructions.
@@ -100,6 +105,13 @@ macro_rules! entries {
                 rows: &PanelRows<'_>,
                 out: &mut [u8],
             ) => kernels::packed::pack::<$simd, T>(rows, out));
+            entry!($features, lay<>(
+                chunk: &ActChunk,
+                i: usize,
+                cols: usize,
+                form: Form,
+                out: &mut [u32],
+            ) => tiles::lay(chunk, i, cols, form, out));
             entry!($features, pack_float<T: u8>(
                 rows: &Rows<'_>,
                 from: usize,
