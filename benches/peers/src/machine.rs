@@ -20,8 +20,10 @@ pub(crate) fn same_instructions(isa: Isa) -> Result<(), String> {
     if known || (MARCH == "native" && is_all) {
         return Ok(());
     }
-    let march = MARCHES.iter().find(|(_, known)| *known == isa && !is_all);
-    let march = march.map_or("native", |(march, _)| march);
+    let march = MARCHES.iter().find(|(_, known)| *known == isa).map(|(march, _)| *march);
+    let Some(march) = march.or(is_all.then_some("native")) else {
+        return Err(format!("llama.cpp cannot be built for {isa} alone; choose another --isa"));
+    };
     Err(format!(
         "llama.cpp was built with -march={MARCH}, and ruvllm would use {isa}; for those build with \
          CMAKE_C_FLAGS=-march={march} CMAKE_CXX_FLAGS=-march={march}, or limit ruvllm with --isa"
@@ -44,15 +46,15 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// `isa` is what ruvllm keeps to, all that there is when absent.
-    pub(crate) fn new(threads: usize, isa: Option<&str>) -> Machine {
+    /// `isa` is what ruvllm keeps to.
+    pub(crate) fn new(threads: usize, isa: Isa) -> Machine {
         let features = Isa::features().into_iter().filter(|(_, present)| *present);
         Machine {
             processor: probe::processor(),
             architecture: std::env::consts::ARCH,
             logical_processors: std::thread::available_parallelism().map_or(1, usize::from),
             threads,
-            instructions: isa.and_then(Isa::named).unwrap_or_else(Isa::detect).name(),
+            instructions: isa.name(),
             llama_cpp_march: MARCH,
             features: features.map(|(name, _)| name).collect(),
             llama_cpp_sys_2: locked("llama-cpp-sys-2"),

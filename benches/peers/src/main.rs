@@ -44,7 +44,6 @@ mod table;
 
 use clap::{Parser, Subcommand};
 use protocol::{Engine, Kv};
-use ruvllm_native::Isa;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -82,7 +81,7 @@ struct Options {
     batch: Vec<u16>,
     /// Instructions that ruvllm uses at most, by the names that `ruvllm doctor` lists; all that the
     /// processor has when absent. llama.cpp has to be built for the same.
-    #[arg(long, value_name = "NAME", value_parser = isa)]
+    #[arg(long, value_name = "NAME")]
     isa: Option<String>,
     /// Threads; one for each physical core that this process may use when absent.
     #[arg(short, long, value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -112,14 +111,6 @@ enum Child {
         /// A `protocol::Request`.
         request: String,
     },
-}
-
-/// Checks a set of instructions and that llama.cpp has no others.
-fn isa(name: &str) -> Result<String, String> {
-    let isa = Isa::named(name).filter(|isa| isa.is_available());
-    let isa = isa.ok_or("this processor has not got it; `ruvllm doctor` lists what it has")?;
-    machine::same_instructions(isa)?;
-    Ok(name.to_owned())
 }
 
 fn main() -> ExitCode {

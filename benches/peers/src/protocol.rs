@@ -89,8 +89,8 @@ pub(crate) struct Request {
     /// Token ids to draw from: `0..vocab`.
     pub(crate) vocab: u32,
     pub(crate) threads: usize,
-    /// The instructions that ruvllm keeps to, by name; all that there are when absent.
-    pub(crate) isa: Option<String>,
+    /// The instructions that ruvllm keeps to, by name.
+    pub(crate) isa: String,
     pub(crate) kv: Kv,
     pub(crate) task: Task,
 }

@@ -63,14 +63,12 @@ pub(crate) struct Started {
 
 /// Measures everything that `options` ask for and prints the tables.
 pub(crate) fn main(options: &Options) -> Result<(), Failure> {
-    if options.isa.is_none() {
-        machine::same_instructions(Isa::detect())?;
-    }
+    let isa = instructions(options)?;
     let threads = options.threads.map_or_else(pool::default_threads, usize::from);
     let subjects: Vec<Subject> = options.model.iter().map(|path| subject(path)).collect();
     let tests = tests(options);
     let mut results = Results::default();
-    let turns = Turns { options, threads, tests: &tests };
+    let turns = Turns { options, threads, isa, tests: &tests };
     for round in 0..options.rounds {
         eprintln!("round {} of {}", round + 1, options.rounds);
         for subject in &subjects {
@@ -87,7 +85,7 @@ pub(crate) fn main(options: &Options) -> Result<(), Failure> {
             results.first_text.push(first_text(program)?);
         }
     }
-    let machine = Machine::new(threads, options.isa.as_deref());
+    let machine = Machine::new(threads, isa);
     print!(
         "{}",
         Report { options, machine: &machine, subjects: &subjects, tests, results: &results }
@@ -99,6 +97,18 @@ pub(crate) fn main(options: &Options) -> Result<(), Failure> {
         serde_json::to_writer_pretty(file, &all)?;
     }
     Ok(())
+}
+
+/// What ruvllm keeps to, which llama.cpp was built for.
+fn instructions(options: &Options) -> Result<Isa, Failure> {
+    let isa = match &options.isa {
+        None => Isa::detect(),
+        Some(name) => Isa::named(name).filter(|isa| isa.is_available()).ok_or_else(|| {
+            format!("this processor has not got {name}; `ruvllm doctor` lists what it has")
+        })?,
+    };
+    machine::same_instructions(isa)?;
+    Ok(isa)
 }
 
 fn subject(path: &Path) -> Subject {
@@ -119,6 +129,7 @@ fn tests(options: &Options) -> Vec<Test> {
 struct Turns<'a> {
     options: &'a Options,
     threads: usize,
+    isa: Isa,
     tests: &'a [Test],
 }
 
@@ -189,7 +200,7 @@ impl Turns<'_> {
             model: file.path.clone(),
             vocab: file.vocab,
             threads: self.threads,
-            isa: self.options.isa.clone(),
+            isa: self.isa.name().to_owned(),
             kv: self.options.kv,
             task,
         };

@@ -32,7 +32,7 @@ pub(crate) trait Peer {
 
 /// Loads the model that `request` names into the engine that it names.
 pub(crate) fn load(request: &Request) -> Result<Box<dyn Peer>, Failure> {
-    let isa = request.isa.as_deref().and_then(Isa::named).unwrap_or_else(Isa::detect);
+    let isa = Isa::named(&request.isa).ok_or("no such instructions")?;
     let (policy, twins) = match request.engine {
         Engine::LlamaCpp => return Ok(Box::new(llama_cpp::LlamaCpp::load(request)?)),
         Engine::Candle => return Ok(Box::new(candle::Candle::load(request)?)),

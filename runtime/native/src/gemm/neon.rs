@@ -44,25 +44,9 @@ pub(super) fn pack(rows: &PanelRows<'_>, out: &mut [u8]) {
     tiled::pack(Neon::<PLAIN>::new(), rows, out);
 }
 
-impl<const DOT: u8> Neon<DOT> {
-    /// Where the processor has the instructions.
-    ///
-    /// # Panics
-    /// It has not.
-    fn new() -> Self {
-        let isa = match DOT {
-            I8MM => Isa::NeonI8mm,
-            DOTPROD => Isa::NeonDotprod,
-            _ => Isa::Neon,
-        };
-        assert!(isa.is_available(), "dispatched to {isa}, which is missing");
-        Neon(())
-    }
-}
-
-entries!(Neon<PLAIN>, "neon");
-entries!(Neon<DOTPROD>, "neon,dotprod");
-entries!(Neon<I8MM>, "neon,dotprod,i8mm");
+entries!(Neon<PLAIN>, Isa::Neon, "neon");
+entries!(Neon<DOTPROD>, Isa::NeonDotprod, "neon,dotprod");
+entries!(Neon<I8MM>, Isa::NeonI8mm, "neon,dotprod,i8mm");
 
 /// `sdot` of `$w` with the operand `$a`, a whole register or one of its four lanes. Assembly,
 /// since the intrinsic is not stable; the directive admits it where the target does not.

@@ -52,10 +52,10 @@ pub(super) fn quantize(x: &[f32], row: &mut [ActChunk]) {
     unsafe { go(x, row) }
 }
 
-entries!(Avx2<PLAIN>, "avx2,fma,f16c");
-entries!(Avx2<VNNI>, "avx2,fma,f16c,avxvnni");
+entries!(Avx2<PLAIN>, Isa::Avx2, "avx2,fma,f16c");
+entries!(Avx2<VNNI>, Isa::Avx2Vnni, "avx2,fma,f16c,avxvnni");
 #[cfg(test)]
-entries!(Avx2<MODEL>, "avx2,fma,f16c");
+entries!(Avx2<MODEL>, Isa::Avx2, "avx2,fma,f16c");
 
 /// [`run`] as a processor with AVX-VNNI would.
 #[cfg(test)]
@@ -64,16 +64,6 @@ pub(super) fn run_model(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
 }
 
 impl<const DOT: u8> Avx2<DOT> {
-    /// Where the processor has the instructions.
-    ///
-    /// # Panics
-    /// It has not.
-    fn new() -> Self {
-        let isa = if DOT == VNNI { Isa::Avx2Vnni } else { Isa::Avx2 };
-        assert!(isa.is_available(), "dispatched to {isa}, which is missing");
-        Avx2(())
-    }
-
     /// Adds to `sum` in each lane four products of a byte of `w`, unsigned, and one of `a`, signed.
     #[inline(always)]
     unsafe fn dpbusd(sum: __m256i, w: __m256i, a: __m256i) -> __m256i {

@@ -116,10 +116,14 @@ fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
     }
 }
 
-entries!(Avx512<PLAIN>, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c");
-entries!(Avx512<VNNI>, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
+entries!(Avx512<PLAIN>, Isa::Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c");
+entries!(
+    Avx512<VNNI>,
+    Isa::Avx512Vnni,
+    "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"
+);
 #[cfg(test)]
-entries!(Avx512<MODEL>, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c");
+entries!(Avx512<MODEL>, Isa::Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c");
 
 /// [`run`] as a processor with VNNI would.
 #[cfg(test)]
@@ -128,16 +132,6 @@ pub(super) fn run_model(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
 }
 
 impl<const DOT: u8> Avx512<DOT> {
-    /// Where the processor has the instructions.
-    ///
-    /// # Panics
-    /// It has not.
-    fn new() -> Self {
-        let isa = if DOT == VNNI { Isa::Avx512Vnni } else { Isa::Avx512 };
-        assert!(isa.is_available(), "dispatched to {isa}, which is missing");
-        Avx512(())
-    }
-
     /// Adds to `sum` in each lane four products of a byte of `w`, unsigned, and one of `a`, signed.
     #[inline(always)]
     unsafe fn dpbusd(sum: __m512i, w: __m512i, a: __m512i) -> __m512i {

@@ -81,10 +81,21 @@ macro_rules! entry {
 }
 pub(in crate::gemm) use entry;
 
-/// Implements [`Entries`] for `$simd` with the instructions `$features`, which are those that a value of
-/// it stands for.
+/// Implements [`Entries`] for `$simd` with the instructions `$features`, which are those of `$isa`, and
+/// the one way to a value of it.
 macro_rules! entries {
-    ($simd:ty, $features:literal) => {
+    ($simd:ty, $isa:expr, $features:literal) => {
+        impl $simd {
+            /// Where the processor has the instructions.
+            ///
+            /// # Panics
+            /// It has not.
+            fn new() -> Self {
+                assert!($isa.is_available(), "dispatched to {}, which is missing", $isa);
+                Self(())
+            }
+        }
+
         impl Entries for $simd {
             entry!($features, dot_float<T: u8, M: usize>(
                 rows: &Rows<'_>,
