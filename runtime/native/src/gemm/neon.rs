@@ -10,11 +10,10 @@ use super::kernels::{
     self, ActBlock, ActTile, Ahead, Entries, Input, Rows, Simd, entries, entry, methods, unroll,
 };
 use super::out::{Columns, Out};
-use super::packed::PanelRows;
 use super::{ActChunk, Job, Plan, act, neon_i8mm, tiled, tiles};
 use crate::probe::prefetch;
-use crate::quant::neon::{ChunkNeon, spill_neon, unpack_neon, widen};
-use crate::quant::{Unpacked, tag};
+use crate::quant::neon::widen;
+use crate::quant::tag;
 use crate::{Isa, ThreadPool};
 
 /// The instruction set, with 8-bit dot products as `DOT` says. A value says that the processor has it.
@@ -37,11 +36,6 @@ pub(super) fn run(pool: &ThreadPool, isa: Isa, plan: Plan, job: &Job<'_>, out: O
         // Products of floats have no use for those of bytes.
         _ => tiled::run_floats(Neon::<PLAIN>::new(), pool, plan, job, out),
     }
-}
-
-/// Writes the panel of `rows` to `out`.
-pub(super) fn pack(rows: &PanelRows<'_>, out: &mut [u8]) {
-    tiled::pack(Neon::<PLAIN>::new(), rows, out);
 }
 
 entries!(Neon<PLAIN>, Isa::Neon, "neon");
@@ -106,19 +100,10 @@ unsafe impl<const DOT: u8> Simd for Neon<DOT> {
     const FLOAT_COLS: usize = 8;
     const QUADS: bool = true;
     const SIGNED: bool = true;
-    type Chunk = ChunkNeon;
     type F = float32x4_t;
     type B = int8x16_t;
 
     methods! {
-        fn unpack<const T: u8>(p: *const u8) -> ChunkNeon {
-            unpack_neon::<T>(p)
-        }
-
-        fn spill(chunk: &ChunkNeon, out: &mut Unpacked) {
-            spill_neon(chunk, out);
-        }
-
         fn zero() -> float32x4_t {
             vdupq_n_f32(0.0)
         }

@@ -27,11 +27,10 @@
 use memmap2::MmapMut;
 use ruvllm_abi::DType;
 
+use super::pack::pack_panel;
 use super::{ReadPattern, Weights};
 use crate::pool::ThreadPool;
-use crate::quant::{
-    CHUNK, MAX_CHUNK_BYTES, Unpacked, chunk_bytes, is_blocked, scales_and_mins, tag,
-};
+use crate::quant::{is_blocked, tag};
 use crate::{Isa, NativeError};
 
 /// Rows of a panel.
@@ -42,9 +41,6 @@ pub(super) const BLOCK: usize = 32;
 
 /// A vector: four bytes of each row.
 pub(super) const LINE: usize = 4 * PANEL;
-
-/// Groups of four elements in a block.
-const GROUPS: usize = BLOCK / 4;
 
 /// How the units of a type are made.
 #[derive(Clone, Copy)]
@@ -129,7 +125,7 @@ impl PackedWeights {
         let Weights { dtype, rows, cols, .. } = *weights;
         let mut packed = PackedWeights::zeros(dtype, rows, cols)?;
         pool.for_chunks(&mut packed.data, packed.panel_bytes, &|panel, out| {
-            pack_panel(&PanelRows::new(weights, panel * PANEL), out);
+            pack_panel(weights, panel * PANEL, out);
         });
         Ok(packed)
     }
@@ -200,170 +196,5 @@ impl PackedWeights {
     /// The panel that row `row` is in.
     pub(super) fn panel(&self, row: usize) -> &[u8] {
         &self.data[row / PANEL * self.panel_bytes..][..self.panel_bytes]
-    }
-}
-
-/// Writes the panel of `rows` to `out` with the best instructions there are.
-fn pack_panel(rows: &PanelRows<'_>, out: &mut [u8]) {
-    match Isa::detect().plain() {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => super::x86_avx512::pack(rows, out),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => super::x86_avx2::pack(rows, out),
-        #[cfg(target_arch = "aarch64")]
-        Isa::Neon => super::neon::pack(rows, out),
-        _ => pack_portable(rows, out),
-    }
-}
-
-/// [`pack_panel`] without vectors.
-pub(super) fn pack_portable(rows: &PanelRows<'_>, out: &mut [u8]) {
-    let dtype = rows.dtype();
-    pack(rows, out, |chunk, out| crate::quant::unpack(dtype, chunk, out), gather);
-}
-
-/// The rows of a panel, in the file's layout.
-pub(super) struct PanelRows<'a> {
-    weights: &'a Weights<'a>,
-    first: usize,
-}
-
-impl<'a> PanelRows<'a> {
-    /// The rows of `weights` from row `first` on.
-    pub(super) fn new(weights: &'a Weights<'a>, first: usize) -> PanelRows<'a> {
-        PanelRows { weights, first }
-    }
-
-    pub(super) fn dtype(&self) -> DType {
-        self.weights.dtype
-    }
-
-    /// Chunk `c` of the row in `lane`, copied before zeros where the row ends in it.
-    #[inline(always)]
-    fn chunk<'b>(
-        &'b self,
-        lane: usize,
-        c: usize,
-        padded: &'b mut [u8; MAX_CHUNK_BYTES],
-    ) -> &'b [u8] {
-        let w = self.weights;
-        let bytes = chunk_bytes(w.dtype);
-        let rest = &w.row((self.first + lane).min(w.rows - 1))[c * bytes..];
-        if rest.len() >= bytes {
-            return &rest[..bytes];
-        }
-        padded.fill(0);
-        padded[..rest.len()].copy_from_slice(rest);
-        &padded[..bytes]
-    }
-}
-
-/// The groups of four elements of a chunk, each of all rows of a panel.
-pub(super) type Lines = [[u8; LINE]; CHUNK / 4];
-
-/// Writes the panel of `rows` to `out`. `unpack` is [`crate::quant::unpack`] for their type, and `gather`
-/// [`gather`], with whichever instructions the caller enables.
-#[inline(always)]
-pub(super) fn pack(
-    rows: &PanelRows<'_>,
-    out: &mut [u8],
-    unpack: impl Fn(&[u8], &mut Unpacked),
-    gather: impl Fn(&[Unpacked; PANEL], &mut Lines),
-) {
-    let dtype = rows.dtype();
-    let layout = Layout::of(dtype);
-    let (mut chunks, mut lines) = ([const { Unpacked::ZERO }; PANEL], [[0; LINE]; CHUNK / 4]);
-    let mut padded = [0; MAX_CHUNK_BYTES];
-    let chunk_units = CHUNK / (layout.blocks * BLOCK);
-    for (c, units) in out.chunks_mut(chunk_units * layout.unit_bytes()).enumerate() {
-        for (lane, chunk) in chunks.iter_mut().enumerate() {
-            let bytes = rows.chunk(lane, c, &mut padded);
-            unpack(bytes, chunk);
-            for (u, unit) in units.chunks_exact_mut(layout.unit_bytes()).enumerate() {
-                let scales = &bytes[u * bytes.len() / chunk_units..];
-                pack_scales(dtype, scales, lane, &mut unit[..layout.header]);
-            }
-        }
-        gather(&chunks, &mut lines);
-        let packed = units.chunks_exact_mut(layout.unit_bytes());
-        let blocks = lines.as_chunks::<GROUPS>().0.chunks_exact(layout.blocks);
-        for (unit, blocks) in packed.zip(blocks) {
-            let packed = unit[layout.header..].chunks_exact_mut(layout.block_bytes());
-            packed.zip(blocks).for_each(|(packed, block)| pack_block(layout, block, packed));
-        }
-    }
-}
-
-/// Brings together what lies at the same place of each row.
-fn gather(chunks: &[Unpacked; PANEL], lines: &mut Lines) {
-    for (lane, chunk) in chunks.iter().enumerate() {
-        for (line, q) in lines.iter_mut().zip(chunk.q.as_chunks::<4>().0) {
-            line[4 * lane..][..4].copy_from_slice(&q.map(i8::cast_unsigned));
-        }
-    }
-}
-
-/// Copies what scales a unit of one row, whose bytes in the file's layout start `unit`.
-#[inline(always)]
-fn pack_scales(dtype: DType, unit: &[u8], lane: usize, header: &mut [u8]) {
-    let mut half = |to: usize, from: usize| {
-        header[to + 2 * lane..][..2].copy_from_slice(&unit[from..from + 2]);
-    };
-    match dtype {
-        DType::Q4_K | DType::Q5_K => {
-            half(0, 0);
-            half(2 * PANEL, 2);
-            for j in 0..8 {
-                let (scale, min) = scales_and_mins(&unit[4..16], j);
-                header[LINE + PANEL * j + lane] = scale;
-                header[LINE + PANEL * (8 + j) + lane] = min;
-            }
-        }
-        DType::Q6_K => {
-            half(0, 208);
-            for (j, scale) in unit[192..208].iter().enumerate() {
-                header[LINE + PANEL * j + lane] = *scale;
-            }
-        }
-        _ => {
-            for block in 0..2 {
-                let from = block * dtype.layout().bytes;
-                half(2 * PANEL * block, from);
-                if matches!(dtype, DType::Q4_1 | DType::Q5_1) {
-                    half(LINE + 2 * PANEL * block, from + 2);
-                }
-            }
-        }
-    }
-}
-
-/// Puts the bits of a block's elements, in bytes of vectors as the module's notes number them, where
-/// they belong.
-#[inline(always)]
-fn pack_block(layout: Layout, groups: &[[u8; LINE]; GROUPS], packed: &mut [u8]) {
-    let (low, high) = packed.split_at_mut(layout.low * LINE);
-    let low = low.as_chunks_mut::<LINE>().0;
-    if layout.low == GROUPS {
-        for (low, group) in low.iter_mut().zip(groups) {
-            low.iter_mut().zip(group).for_each(|(low, q)| *low = q ^ 0x80);
-        }
-        return;
-    }
-    for (low, pair) in low.iter_mut().zip(groups.as_chunks::<2>().0) {
-        for ((low, even), odd) in low.iter_mut().zip(&pair[0]).zip(&pair[1]) {
-            *low = even & 15 | odd << 4;
-        }
-    }
-    if layout.high == 0 {
-        return;
-    }
-    let sharing = GROUPS / layout.high;
-    for (high, groups) in high.as_chunks_mut::<LINE>().0.iter_mut().zip(groups.chunks(sharing)) {
-        high.fill(0);
-        for (g, group) in groups.iter().enumerate() {
-            for (high, q) in high.iter_mut().zip(group) {
-                *high |= q >> 4 << (g * layout.high);
-            }
-        }
     }
 }

@@ -1,5 +1,6 @@
+use super::packed::{BLOCK, LINE, Layout, PANEL};
 use super::*;
-use crate::quant::{self, CHUNK, dequantize_row_with};
+use crate::quant::{self, CHUNK, Unpacked, chunk_bytes, dequantize_row_with};
 
 /// A stream of bits, the same on every machine.
 struct Random(u64);
@@ -258,19 +259,49 @@ fn products_from_panels_agree_with_f64_for_odd_shapes() {
     }
 }
 
+/// Element `e` of the row in `lane` of a panel, as an unsigned number: what the notes of `packed` say.
+fn packed_element(dtype: DType, panel: &[u8], lane: usize, e: usize) -> u8 {
+    let layout = Layout::of(dtype);
+    let (unit, e) = (e / (layout.blocks * BLOCK), e % (layout.blocks * BLOCK));
+    let (block, e) = (e / BLOCK, e % BLOCK);
+    let (group, byte) = (e / 4, 4 * lane + e % 4);
+    let start = unit * layout.unit_bytes() + layout.header + block * layout.block_bytes();
+    let line = |i: usize| panel[start + i * LINE + byte];
+    if layout.low == 8 {
+        return line(group);
+    }
+    let low = line(group / 2) >> (4 * (group % 2)) & 15;
+    match layout.high {
+        0 => low,
+        1 => low | (line(4) >> group & 1) << 4,
+        _ => low | (line(4 + group / 4) >> (2 * (group % 4)) & 3) << 4,
+    }
+}
+
 #[test]
-fn rows_are_packed_alike_with_and_without_vectors() {
+fn a_panel_has_the_elements_of_its_rows() {
     let mut random = Random(5);
     for dtype in weight_types().filter(|dtype| dtype.is_quantized()) {
         for (rows, cols) in [(3, depths(dtype)[0]), (16, depths(dtype)[1])] {
             let data = random.weights(dtype, rows * cols);
             let w = Weights::new(dtype, rows, cols, &data).unwrap();
             let packed = PackedWeights::new(&ThreadPool::new(1), &w).unwrap();
-            let panel = packed.panel(0);
-            let mut portable = vec![0; panel.len()];
-            let panel_rows = packed::PanelRows::new(&w, 0);
-            packed::pack_portable(&panel_rows, &mut portable);
-            assert_eq!(panel, portable, "{dtype}");
+            let bytes = chunk_bytes(dtype);
+            for lane in 0..PANEL {
+                let row = w.row(lane.min(rows - 1));
+                for from in (0..cols).step_by(CHUNK) {
+                    let (mut chunk, mut unpacked) = (vec![0; bytes], Unpacked::ZERO);
+                    let rest = &row[from / CHUNK * bytes..];
+                    let there = rest.len().min(bytes);
+                    chunk[..there].copy_from_slice(&rest[..there]);
+                    quant::unpack(dtype, &chunk, &mut unpacked);
+                    for (i, q) in unpacked.q.iter().enumerate().take(cols - from) {
+                        let bias = if dtype == DType::Q8_0 { 128 } else { 0 };
+                        let element = packed_element(dtype, packed.panel(0), lane, from + i);
+                        assert_eq!(i16::from(element), i16::from(*q) + bias, "{dtype} {lane} {i}");
+                    }
+                }
+            }
             assert!(rows < 16 || packed.bytes() <= data.len() * 5 / 4, "{dtype}");
         }
     }

@@ -9,7 +9,8 @@ use ruvllm_abi::DType;
 use super::kernels::int::{Form, int_block_bytes, sums};
 use super::kernels::{Entries, FLOAT_VECTORS, Input, Rows};
 use super::out::{Columns, Out};
-use super::packed::{Layout, PANEL, PanelRows};
+use super::pack::pack_panel;
+use super::packed::{Layout, PANEL};
 use super::streamed;
 use super::tiles::{Line, TileShape, Tiles, with_lines, with_tiles};
 use super::{DOT_COLS, Job, Plan};
@@ -88,7 +89,7 @@ pub(super) fn run_floats<S: Entries>(
 
 /// Calls `f` with the panel that weight row `row` is the first of: one of those that the weights were
 /// packed to, or one that is packed now.
-pub(super) fn with_panel<S: Entries>(simd: S, job: &Job<'_>, row: usize, f: impl FnOnce(&[u8])) {
+pub(super) fn with_panel(job: &Job<'_>, row: usize, f: impl FnOnce(&[u8])) {
     if let Some(packed) = job.w.packed {
         return f(packed.panel(row));
     }
@@ -96,15 +97,10 @@ pub(super) fn with_panel<S: Entries>(simd: S, job: &Job<'_>, row: usize, f: impl
     PACKED.with(|cell| {
         with_lines(cell, bytes, |panel| {
             let panel = &mut bytemuck::cast_slice_mut(panel)[..bytes];
-            pack(simd, &PanelRows::new(job.w, row), panel);
+            pack_panel(job.w, row, panel);
             f(panel);
         });
     });
-}
-
-/// Writes the panel of `rows` to `out`.
-pub(super) fn pack<S: Entries>(simd: S, rows: &PanelRows<'_>, out: &mut [u8]) {
-    blocked!(rows.dtype(), simd.pack<_>(rows, out));
 }
 
 impl Job<'_> {
@@ -216,7 +212,7 @@ fn panel_int<S: Entries>(simd: S, job: &Job<'_>, tiles: &Tiles<'_>, y: &mut Colu
     let scratch = (panels.len() * parts).next_multiple_of(S::INT_PANELS) * bytes;
     with_scratch(scratch, |scratch| {
         for (start, to) in panels.zip(scratch.chunks_mut(parts * bytes)) {
-            with_panel(simd, job, start, |panel| {
+            with_panel(job, start, |panel| {
                 blocked!(dtype, simd.unpack_panel<_>(panel, blocks, to));
             });
         }

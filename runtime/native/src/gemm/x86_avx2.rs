@@ -8,10 +8,8 @@ use super::kernels::int::{Form, sums};
 use super::kernels::packed::Streams;
 use super::kernels::{self, ActTile, Ahead, Entries, Input, Rows, Simd, entries, entry, methods};
 use super::out::{Columns, Out};
-use super::packed::PanelRows;
 use super::{ActChunk, Job, Plan, act, tiled, tiles, x86};
-use crate::quant::x86::{Chunk256, spill_256, unpack_256};
-use crate::quant::{Unpacked, tag};
+use crate::quant::tag;
 use crate::{Isa, ThreadPool};
 
 /// The instruction set, with 8-bit dot products as `DOT` says. A value says that the processor has it.
@@ -34,11 +32,6 @@ pub(super) fn run(pool: &ThreadPool, isa: Isa, plan: Plan, job: &Job<'_>, out: O
         // Products of floats are those without VNNI.
         _ => tiled::run_floats(Avx2::<PLAIN>::new(), pool, plan, job, out),
     }
-}
-
-/// Writes the panel of `rows` to `out`.
-pub(super) fn pack(rows: &PanelRows<'_>, out: &mut [u8]) {
-    tiled::pack(Avx2::<PLAIN>::new(), rows, out);
 }
 
 /// [`act::quantize_row`] with these instructions.
@@ -91,19 +84,10 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
     const STREAMED_COLS: usize = 16;
     const FLOAT_COLS: usize = 6;
     const QUADS: bool = DOT != PLAIN;
-    type Chunk = Chunk256;
     type F = __m256;
     type B = __m256i;
 
     methods! {
-        fn unpack<const T: u8>(p: *const u8) -> Chunk256 {
-            unpack_256::<T>(p)
-        }
-
-        fn spill(chunk: &Chunk256, out: &mut Unpacked) {
-            spill_256(chunk, out);
-        }
-
         fn zero() -> __m256 {
             _mm256_setzero_ps()
         }

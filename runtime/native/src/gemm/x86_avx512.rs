@@ -8,10 +8,8 @@ use super::kernels::int::{Form, sums};
 use super::kernels::packed::Streams;
 use super::kernels::{self, ActTile, Ahead, Entries, Input, Rows, Simd, entries, entry, methods};
 use super::out::{Columns, Out};
-use super::packed::PanelRows;
 use super::{ActChunk, Job, Plan, act, tiled, tiles, x86};
-use crate::quant::x86::{Chunk512, spill_512, unpack_512};
-use crate::quant::{CHUNK, Unpacked, tag};
+use crate::quant::{CHUNK, tag};
 use crate::{Isa, ThreadPool};
 
 /// The instruction set, with 8-bit dot products as `DOT` says. A value says that the processor has it.
@@ -34,11 +32,6 @@ pub(super) fn run(pool: &ThreadPool, isa: Isa, plan: Plan, job: &Job<'_>, out: O
         // Products of floats are those without VNNI.
         _ => tiled::run_floats(Avx512::<PLAIN>::new(), pool, plan, job, out),
     }
-}
-
-/// Writes the panel of `rows` to `out`.
-pub(super) fn pack(rows: &PanelRows<'_>, out: &mut [u8]) {
-    tiled::pack(Avx512::<PLAIN>::new(), rows, out);
 }
 
 /// [`act::quantize_row`] with these instructions.
@@ -159,19 +152,10 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
     const STREAMED_COLS: usize = 32;
     const FLOAT_COLS: usize = 12;
     const QUADS: bool = DOT != PLAIN;
-    type Chunk = Chunk512;
     type F = __m512;
     type B = __m512i;
 
     methods! {
-        fn unpack<const T: u8>(p: *const u8) -> Chunk512 {
-            unpack_512::<T>(p)
-        }
-
-        fn spill(chunk: &Chunk512, out: &mut Unpacked) {
-            spill_512(chunk, out);
-        }
-
         fn zero() -> __m512 {
             _mm512_setzero_ps()
         }

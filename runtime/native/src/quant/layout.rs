@@ -67,7 +67,7 @@ fn legacy<const BYTES: usize>(
 }
 
 /// The 6-bit scales and mins of the eight sub-blocks of `Q4_K` and `Q5_K`.
-pub(crate) fn scales_and_mins(packed: &[u8], j: usize) -> (u8, u8) {
+fn scales_and_mins(packed: &[u8], j: usize) -> (u8, u8) {
     if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
     } else {

@@ -6,7 +6,6 @@ use super::packed::Streams;
 use super::{ActTile, Input, Rows, Simd};
 use crate::gemm::ActChunk;
 use crate::gemm::out::Columns;
-use crate::gemm::packed::PanelRows;
 
 /// The non-inlined functions that enable the instructions of a [`Simd`]; `entries!` writes them. They are
 /// safe: the value that they are called on says that the processor has the instructions.
@@ -27,8 +26,6 @@ pub(in crate::gemm) trait Entries: Simd {
     );
     /// See [`unpack_panel`](super::packed::unpack_panel).
     fn unpack_panel<const T: u8>(self, panel: &[u8], blocks: usize, to: &mut [u8]);
-    /// See [`pack`](super::packed::pack).
-    fn pack<const T: u8>(self, rows: &PanelRows<'_>, out: &mut [u8]);
     /// See [`lay`](crate::gemm::tiles::lay).
     fn lay(self, chunk: &ActChunk, i: usize, cols: usize, form: Form, out: &mut [u32]);
     /// See [`pack_float`](super::float::pack_float).
@@ -112,10 +109,6 @@ macro_rules! entries {
                 blocks: usize,
                 to: &mut [u8],
             ) => kernels::packed::unpack_panel::<$simd, T>(panel, blocks, to));
-            entry!($features, pack<T: u8>(
-                rows: &PanelRows<'_>,
-                out: &mut [u8],
-            ) => kernels::packed::pack::<$simd, T>(rows, out));
             entry!($features, lay<>(
                 chunk: &ActChunk,
                 i: usize,

@@ -15,7 +15,6 @@ pub(super) mod int;
 pub(super) mod packed;
 
 use super::out::Columns;
-use crate::quant::Unpacked;
 
 pub(super) use entries::{Entries, entries, entry};
 pub(super) use input::{ActBlock, ActTile, Input, PADDED, Rows, act_block_words};
@@ -117,17 +116,11 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
     /// Whether bytes of weights are signed as those of activations are. Panels of bytes then hold weights
     /// less the bias of their format, so that products need no correction.
     const SIGNED: bool = false;
-    /// An unpacked chunk in registers.
-    type Chunk: Copy;
     /// A vector of f32.
     type F: Copy;
     /// A vector of bytes: four for each lane.
     type B: Copy;
 
-    /// Unpacks the chunk of format `T` at `p`.
-    unsafe fn unpack<const T: u8>(p: *const u8) -> Self::Chunk;
-    /// Stores a chunk.
-    unsafe fn spill(chunk: &Self::Chunk, out: &mut Unpacked);
     /// Zeros.
     unsafe fn zero() -> Self::F;
     /// `x` in every lane.

@@ -5,8 +5,8 @@
 use super::int::{Form, int_block_bytes, put, sums, with_block};
 use super::{ActBlock, ActTile, Ahead, Simd, unroll};
 use crate::gemm::out::Columns;
-use crate::gemm::packed::{self, LINE, Layout, PANEL, PanelRows};
-use crate::quant::{Unpacked, tag};
+use crate::gemm::packed::{LINE, Layout, PANEL};
+use crate::quant::tag;
 
 /// The most parts that a panel has.
 const MAX_PARTS: usize = 4;
@@ -309,26 +309,4 @@ unsafe fn less_bias<S: Simd, const T: u8>(w: S::B) -> S::B {
     }
     // SAFETY: the module's contract.
     unsafe { S::sub_bytes(w, S::splat_int(i32::from_ne_bytes([1 << bias; 4]))) }
-}
-
-/// [`packed::pack`] with these instructions.
-#[inline(always)]
-pub(in crate::gemm) unsafe fn pack<S: Simd, const T: u8>(rows: &PanelRows<'_>, out: &mut [u8]) {
-    packed::pack(
-        rows,
-        out,
-        // SAFETY: the module's contract; `chunk` is a chunk of this format.
-        |chunk, out| unsafe { S::spill(&S::unpack::<T>(chunk.as_ptr()), out) },
-        |chunks, lines| {
-            for lane in (0..PANEL).step_by(S::LANES) {
-                for group in (0..lines.len()).step_by(S::LANES) {
-                    let from = chunks[lane].q[4 * group..].as_ptr().cast();
-                    let to = lines[group][4 * lane..].as_mut_ptr().cast();
-                    // SAFETY: the module's contract; four bytes of `LANES` chunks and groups from
-                    // here on, as f32 that nothing computes with.
-                    unsafe { S::transpose(from, size_of::<Unpacked>() / 4, to, PANEL) };
-                }
-            }
-        },
-    );
 }
