@@ -92,8 +92,11 @@ unsafe fn add_unit<S: Simd, const T: u8, const C: usize>(
             for line in b * lines..(b + 1) * lines {
                 S::fetch_ahead(unit.wrapping_add(LINE * line), ahead);
             }
-            unroll!(part in [0 1 2 3]; part < parts::<S>() => {
-                add_block::<S, T, C>(&mut sums[part], unit, b, part * S::LANES, act.read_anew());
+            unroll!(part in [0 2]; part < parts::<S>() && in_pairs::<S>(C) => {
+                add_block::<S, T, C, 2>(&mut sums, part, unit, b, act.read_anew());
+            });
+            unroll!(part in [0 1 2 3]; part < parts::<S>() && !in_pairs::<S>(C) => {
+                add_block::<S, T, C, 1>(&mut sums, part, unit, b, act.read_anew());
             });
             act = act.next();
             if const { halves(T) == 2 } {
@@ -110,38 +113,57 @@ const fn halves(t: u8) -> usize {
     if t == tag::Q6_K { 2 } else { 1 }
 }
 
-/// Adds to `acc` the products of block `b` of a unit, of the rows from `lane` on, and of the activations.
+/// Whether two parts of a panel are multiplied side by side with so many rows of activations, so that
+/// what is read of these serves both: where registers hold the sums of both.
+const fn in_pairs<S: Simd>(rows: usize) -> bool {
+    parts::<S>() >= 2 && rows <= 4
+}
+
+/// Adds to `acc` the products of block `b` of a unit, of `N` parts from `first` on, and of the activations.
 #[inline(always)]
-unsafe fn add_block<S: Simd, const T: u8, const C: usize>(
-    acc: &mut [S::F; C],
+unsafe fn add_block<S: Simd, const T: u8, const C: usize, const N: usize>(
+    acc: &mut [[S::F; C]; MAX_PARTS],
+    first: usize,
     unit: *const u8,
     b: usize,
-    lane: usize,
     act: ActBlock<C>,
 ) {
     let form = const { Form::of::<S>(T) };
     // SAFETY: the module's contract.
     unsafe {
-        let (scales, offset) = scales::<S, T>(unit, b, lane);
-        let data = elements::<T>(unit, b, lane);
+        let mut scale_and_offset = [([S::zero(); 2], S::zero()); N];
+        let mut data = [unit; N];
+        unroll!(p < N, 2 {
+            scale_and_offset[p] = scales::<S, T>(unit, b, (first + p) * S::LANES);
+            data[p] = elements::<T>(unit, b, (first + p) * S::LANES);
+        });
         unroll!(half in [0 1]; half < halves(T) => {
             let act = if half == 0 { act } else { act.next() };
-            let mut sums = [S::splat_int(0); C];
+            let mut sums = [[S::splat_int(0); C]; N];
             unroll!(i < C, 8 {
-                sums[i] = S::start(if form.bias == 0 { 0 } else { act.start(i) });
+                let start = S::start(if form.bias == 0 { 0 } else { act.start(i) });
+                unroll!(p < N, 2 { sums[p][i] = start; });
             });
             unroll!(step in [0 1 2 3 4 5 6 7]; step < steps::<S>(T) => {
-                let w = two::<S, T>(data, half * steps::<S>(T) + step);
+                let mut w = [[S::splat_int(0); 2]; N];
+                unroll!(p < N, 2 { w[p] = two::<S, T>(data[p], half * steps::<S>(T) + step); });
                 unroll!(i < C, 8 {
                     let a = act.words(i).add(2 * step);
-                    sums[i] = S::add_products(form.sums, sums[i], w[0], S::splat_int(*a));
-                    sums[i] = S::add_products(form.sums, sums[i], w[1], S::splat_int(*a.add(1)));
+                    let a = [S::splat_int(*a), S::splat_int(*a.add(1))];
+                    unroll!(p < N, 2 {
+                        sums[p][i] = S::add_products(form.sums, sums[p][i], w[p][0], a[0]);
+                        sums[p][i] = S::add_products(form.sums, sums[p][i], w[p][1], a[1]);
+                    });
                 });
             });
             unroll!(i < C, 8 {
-                let dot = S::total(form.sums, sums[i]);
-                let scale = [scales[half], offset];
-                acc[i] = with_block::<S, C>(acc[i], dot, scale, act, i, form.offsets);
+                unroll!(p < N, 2 {
+                    let dot = S::total(form.sums, sums[p][i]);
+                    let (scales, offset) = scale_and_offset[p];
+                    let scale = [scales[half], offset];
+                    acc[first + p][i] =
+                        with_block::<S, C>(acc[first + p][i], dot, scale, act, i, form.offsets);
+                });
             });
         });
     }
