@@ -3,9 +3,9 @@
 //! A [`Model`] is the read-only part: weights in place over a mapped file ([`gguf`], [`hf`]), one
 //! [`config`] for every family, tokenizer and chat template. An [`Engine`] adds threads and the
 //! kernels of a host; a [`Session`] is one sequence with its KV cache, perhaps with an [`Adapter`],
-//! and a [`step`] computes tokens of several sessions at once. [`generate`] turns prompt tokens
-//! into text, a [`scheduler`] those of many requests at the same time; [`perplexity()`] and
-//! [`bench()`] measure.
+//! and a [`step`] computes tokens of several sessions at once. The [`scheduler`] turns prompt tokens
+//! into text, for many requests at the same time or for one on the caller's thread
+//! ([`Session::generate`]); [`perplexity()`] and [`bench()`] measure.
 //!
 //! Invariants: files are checked when they are opened, so computing never meets a shape or a byte
 //! range that it did not expect; a failed step leaves its session as it was. The engine names
@@ -39,6 +39,7 @@ pub mod sealed;
 pub mod session;
 pub mod step;
 mod storage;
+mod text;
 pub mod tokenizer;
 mod weights;
 

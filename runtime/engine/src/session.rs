@@ -220,7 +220,7 @@ impl Session {
     }
 
     /// Whether the sequence can go on with these tokens.
-    fn check(&self, tokens: &[u32]) -> Result<(), EngineError> {
+    pub(crate) fn check(&self, tokens: &[u32]) -> Result<(), EngineError> {
         if let Some(adapter) = self.adapter() {
             self.engine.check_adapter(adapter)?;
         }

@@ -84,6 +84,7 @@ fn a_request_gets_its_text_and_how_it_ended() {
     let expected = alone(scheduler.engine(), &prompt, &options);
     let answer = ask(&scheduler, Request::new(prompt, options));
     assert!(matches!(answer.next(), Update::Started(started) if started.cached_tokens == 0));
+    assert!(matches!(answer.next(), Update::Prefill { done: 40, total: 40 }));
     let (tokens, finished) = answer.all();
     let text: String = tokens.iter().map(|token| token.text.as_str()).collect();
     let ids: Vec<u32> = tokens.iter().map(|token| token.token).collect();
@@ -269,6 +270,7 @@ fn a_long_prompt_holds_up_a_text_for_no_longer_than_a_chunk() {
         widest = widest.max(scheduler.stats().batch_tokens);
         match long.updates.recv_timeout(Duration::from_micros(100)) {
             Ok((at, Update::Token(_))) => break at,
+            Ok((_, Update::Prefill { .. })) => {}
             Ok((_, other)) => panic!("{other:?}"),
             Err(_) => assert!(started.elapsed() < LONG),
         }
@@ -512,7 +514,7 @@ fn a_constraint_decides_and_its_failures_are_its_requests_alone() {
         let error = loop {
             match failing.next() {
                 Update::Failed(error) => break error,
-                Update::Started(_) => {}
+                Update::Started(_) | Update::Prefill { .. } => {}
                 other => panic!("{other:?}"),
             }
         };

@@ -184,6 +184,7 @@ impl Sequences {
                 Ok(None) => break Err(ApiError::draining()),
                 Ok(Some((index, update))) => match update {
                     Update::Started(started) => self.usage.cached += started.cached_tokens,
+                    Update::Prefill { .. } => {}
                     Update::Token(token) => {
                         self.usage.completion += 1;
                         break Ok((index, Step::Token(token)));

@@ -1,9 +1,10 @@
 //! The scheduler: texts of many requests from one engine, a step at a time (continuous batching, Yu et
 //! al., OSDI 2022).
 //!
-//! One thread computes steps. A step holds one token of every running text and chunks of prompts up
-//! to a budget of tokens, so a long prompt holds up no text for longer than a chunk takes. Requests
-//! join and leave at every step.
+//! One thread computes steps (`runner`). A step holds one token of every running text and chunks of
+//! prompts up to a budget of tokens, so a long prompt holds up no text for longer than a chunk takes.
+//! Requests join and leave at every step. The loop of steps itself (`batch`) needs neither thread nor queue:
+//! [`Session::generate`] runs it for a single request on the caller's thread (`single`).
 //!
 //! - *Who is next* (`queue`): the highest priority; within it the client that was served least, in
 //!   tokens, those of texts counted twice; within a client who came first. Of two clients that always
@@ -21,7 +22,7 @@
 //! - *Common beginnings* (`plan`): a request whose prompt begins as that of a running one in the same
 //!   scope waits until that one has computed what they share, and then takes it over from the prefix
 //!   cache. So the choices of one prompt compute it once.
-//! - *Failures* (`runner`): a part that the engine names fails alone. Any other failure is tried once
+//! - *Failures* (`batch`): a part that the engine names fails alone. Any other failure is tried once
 //!   more, and then every sequence of the step in a step of its own; those that fail again end with
 //!   their error.
 //!
@@ -34,29 +35,32 @@
 //! the scheduler's thread alone and never under its lock. Not protected against: a sink that blocks
 //! holds up every request. A panic outside sinks and constraints ends the scheduler: it lets go of all
 //! sinks and takes no more requests ([`Scheduler::is_alive`]).
+//!
+//! [`Session::generate`]: crate::Session::generate
 
 mod admission;
+mod batch;
 mod plan;
 mod queue;
 mod request;
 mod runner;
 mod sequence;
+mod single;
 mod stats;
-mod text;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-pub use request::{Finished, Kind, Latency, Rejected, Request, Sink, Started, Token, Update};
+pub use crate::generate::Token;
+pub use request::{Finished, Kind, Latency, Rejected, Request, Sink, Started, Update};
 pub use stats::{SchedulerStats, StepSizes};
 
 use crate::engine::Engine;
 use crate::error::EngineError;
 use queue::Queue;
 use request::Job;
-use runner::Runner;
 use stats::Pace;
 
 /// Configuration of a [`Scheduler`].
@@ -117,12 +121,12 @@ pub struct Scheduler {
 }
 
 struct Handle {
-    shared: Arc<Shared>,
+    inner: Arc<Inner>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the scheduler's thread and its handles share.
-struct Shared {
+/// What the scheduler's thread and its handles have in common.
+struct Inner {
     engine: Engine,
     config: SchedulerConfig,
     state: Mutex<State>,
@@ -150,7 +154,7 @@ enum Phase {
     Stopped,
 }
 
-impl Shared {
+impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -171,36 +175,39 @@ impl Scheduler {
             stats: SchedulerStats::default(),
         };
         let (work, idle) = (Condvar::new(), Condvar::new());
-        let shared = Arc::new(Shared { engine, config, state: Mutex::new(state), work, idle });
-        let runner = Runner::new(Arc::clone(&shared));
-        let thread = thread::Builder::new().name("ruvllm-steps".into()).spawn(|| runner.run());
+        let inner = Arc::new(Inner { engine, config, state: Mutex::new(state), work, idle });
+        let thread = thread::Builder::new().name("ruvllm-steps".into());
+        let thread = thread.spawn({
+            let inner = Arc::clone(&inner);
+            || runner::run(inner)
+        });
         let thread = thread.map_err(|source| EngineError::InvalidOption {
             option: "scheduler",
             value: source.to_string(),
             reason: "the system gave no thread for it",
         })?;
-        Ok(Scheduler { handle: Arc::new(Handle { shared, thread: Some(thread) }) })
+        Ok(Scheduler { handle: Arc::new(Handle { inner, thread: Some(thread) }) })
     }
 
     /// The engine that computes.
     pub fn engine(&self) -> &Engine {
-        &self.handle.shared.engine
+        &self.handle.inner.engine
     }
 
     /// The configuration.
     pub fn config(&self) -> &SchedulerConfig {
-        &self.handle.shared.config
+        &self.handle.inner.config
     }
 
     /// Whether requests can still be computed; not so after a panic of the thread.
     pub fn is_alive(&self) -> bool {
-        self.handle.shared.state().phase != Phase::Stopped
+        self.handle.inner.state().phase != Phase::Stopped
     }
 
     /// How long the thread has been at what it does now, a step and what belongs to it; zero where there is
     /// nothing to do.
     pub fn busy_for(&self) -> Duration {
-        self.handle.shared.state().busy.map_or(Duration::ZERO, |since| since.elapsed())
+        self.handle.inner.state().busy.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// Queues a request. What becomes of it goes to `sink`, on the scheduler's thread, so it must not
@@ -209,14 +216,14 @@ impl Scheduler {
     /// # Errors
     /// [`Rejected`]; the sink is not called then.
     pub fn submit(&self, request: Request, sink: Sink) -> Result<Ticket, Rejected> {
-        let shared = &self.handle.shared;
+        let inner = &self.handle.inner;
         let cancel = Arc::new(AtomicBool::new(false));
-        let job = Job::new(&shared.engine, request, sink, Arc::clone(&cancel))?;
-        let mut state = shared.state();
+        let job = Job::new(&inner.engine, request, sink, Arc::clone(&cancel))?;
+        let mut state = inner.state();
         if state.phase != Phase::Open {
             return Err(Rejected::Draining);
         }
-        if state.queue.len() >= shared.config.queue {
+        if state.queue.len() >= inner.config.queue {
             state.stats.rejected += 1;
             return Err(Rejected::QueueFull {
                 retry_after: state.pace.time_for(state.queue.len()),
@@ -224,22 +231,22 @@ impl Scheduler {
         }
         state.queue.push(job);
         state.busy.get_or_insert_with(Instant::now);
-        shared.work.notify_one();
+        inner.work.notify_one();
         Ok(Ticket { cancel })
     }
 
     /// Figures as of the last step.
     pub fn stats(&self) -> SchedulerStats {
-        let state = self.handle.shared.state();
+        let state = self.handle.inner.state();
         SchedulerStats { waiting: state.queue.len(), ..state.stats }
     }
 
     /// Takes no more requests, and returns when all are done, or at the latest after `timeout`; gives
     /// whether all are. What runs then goes on running.
     pub fn drain(&self, timeout: Duration) -> bool {
-        let shared = &self.handle.shared;
+        let inner = &self.handle.inner;
         let deadline = Instant::now().checked_add(timeout);
-        let mut state = shared.state();
+        let mut state = inner.state();
         if state.phase == Phase::Open {
             state.phase = Phase::Draining;
         }
@@ -251,7 +258,7 @@ impl Scheduler {
             if left.is_zero() {
                 return false;
             }
-            state = match shared.idle.wait_timeout(state, left) {
+            state = match inner.idle.wait_timeout(state, left) {
                 Ok((state, _)) => state,
                 Err(poisoned) => poisoned.into_inner().0,
             };
@@ -262,8 +269,8 @@ impl Scheduler {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.shared.state().phase = Phase::Stopped;
-        self.shared.work.notify_one();
+        self.inner.state().phase = Phase::Stopped;
+        self.inner.work.notify_one();
         let Some(thread) = self.thread.take() else { return };
         // A sink may hold the last handle.
         if thread.thread().id() != thread::current().id() {

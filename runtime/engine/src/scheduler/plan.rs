@@ -2,17 +2,18 @@
 
 use std::cmp::Reverse;
 
-use super::runner::Runner;
+use super::batch::Batch;
+use super::queue::PROMPT_WEIGHT;
 use super::sequence::Sequence;
 
-impl Runner {
+impl Batch<'_> {
     /// Plans a step: one token of every text, and shares of the prompts.
     ///
     /// Prompts of the highest priority share the budget equally, the shortest first, so that what these
     /// leave goes to the longer ones; then the next priority. A share is no less than a block.
     pub(super) fn plan(&mut self) {
         self.follow();
-        let config = self.shared.engine.config();
+        let config = self.engine.config();
         let (batch, block) = (config.batch, config.kv_block);
         let mut texts = 0;
         for index in 0..self.running.len() {
@@ -27,14 +28,14 @@ impl Runner {
                 texts += 1;
             }
         }
-        let most = if texts > 0 { self.shared.config.chunk } else { batch };
+        let most = if texts > 0 { self.config.chunk } else { batch };
         let mut left = most.min(batch.saturating_sub(texts).max(block));
         let mut prompts: Vec<usize> = (0..self.running.len())
             .filter(|&i| self.running[i].is_prompt() && self.running[i].leader.is_none())
             .collect();
         prompts.sort_by_key(|&i| {
             let sequence = &self.running[i];
-            (Reverse(sequence.priority()), sequence.pending().len(), sequence.job.order)
+            (Reverse(sequence.priority()), sequence.pending().len(), sequence.order)
         });
         for (n, &index) in prompts.iter().enumerate() {
             if left == 0 {
@@ -60,9 +61,8 @@ impl Runner {
         let (lost, cached) = self.running[index].wake();
         self.stats.recomputed_tokens += lost as u64;
         self.stats.cached_tokens += cached as u64;
-        if cached > 0 {
-            self.refund(index, cached);
-        }
+        // What was not computed for its client is not counted.
+        self.running[index].cost -= cached as i64 * PROMPT_WEIGHT;
     }
 
     /// Looks again whether those that wait for another's beginning still have to.
@@ -70,7 +70,7 @@ impl Runner {
         for index in 0..self.running.len() {
             let Some((order, shared)) = self.running[index].leader else { continue };
             let before = &self.running[..index];
-            let leader = before.iter().find(|other| other.job.order == order);
+            let leader = before.iter().find(|other| other.order == order);
             self.running[index].leader = match leader {
                 Some(leader) if leader.len() < shared => continue,
                 Some(_) => None,
@@ -82,9 +82,9 @@ impl Runner {
 
     /// Who of the first `count` running sequences computes the most of the beginning of this one's
     /// prompt, by its order, and how many tokens that is. Nobody waits for a lower priority.
-    pub(super) fn leader(&self, sequence: &Sequence, count: usize) -> Option<(u64, usize)> {
+    pub(super) fn leader(&self, sequence: &Sequence<'_>, count: usize) -> Option<(u64, usize)> {
         let len = sequence.len();
-        let share = |other: &Sequence| (other.job.order, self.common(sequence, other));
+        let share = |other: &Sequence<'_>| (other.order, self.common(sequence, other));
         let shares = self.running[..count].iter().filter(|other| other.is_prompt());
         let shares = shares.filter(|other| other.priority() >= sequence.priority());
         let ahead = shares.map(|other| (share(other), other.len()));
@@ -93,21 +93,21 @@ impl Runner {
     }
 
     /// Tokens at the beginning of a sequence that it shares, or is going to, with one that runs.
-    pub(super) fn shared_tokens(&self, sequence: &Sequence) -> usize {
+    pub(super) fn shared_tokens(&self, sequence: &Sequence<'_>) -> usize {
         self.running.iter().map(|other| self.common(sequence, other)).max().unwrap_or(0)
     }
 
     /// Tokens at the beginning that two sequences can share: in whole blocks, and not the last, whose
     /// logits each computes for itself.
-    fn common(&self, sequence: &Sequence, other: &Sequence) -> usize {
-        let (ours, theirs) = (&sequence.job.session, &other.job.session);
+    fn common(&self, sequence: &Sequence<'_>, other: &Sequence<'_>) -> usize {
+        let (ours, theirs) = (&sequence.options, &other.options);
         let alike = ours.scope == theirs.scope && ours.adapter == theirs.adapter;
         if !(alike && sequence.shares() && other.shares()) {
             return 0;
         }
         let pairs = sequence.tokens().zip(other.tokens());
         let alike = pairs.take_while(|(a, b)| a == b).count();
-        let block = self.shared.engine.config().kv_block;
+        let block = self.engine.config().kv_block;
         alike.min(sequence.tokens().count().saturating_sub(1)) / block * block
     }
 }

@@ -1,17 +1,15 @@
 //! What a request asks for, and what it is told.
 
 use std::ops::ControlFlow;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::text::Text;
 use crate::constraint::TokenConstraint;
 use crate::engine::{Engine, SessionOptions};
 use crate::error::EngineError;
-use crate::generate::{FinishReason, GenerateOptions, Usage};
-use crate::logprobs::Logprobs;
+use crate::generate::{FinishReason, GenerateOptions, Token, Usage};
+use crate::text::Text;
 
 /// What a request wants of its prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,6 +63,13 @@ pub type Sink = Box<dyn FnMut(Update) -> ControlFlow<()> + Send>;
 pub enum Update {
     /// Its first step is computed next.
     Started(Started),
+    /// So many tokens of the prompt of a text are computed.
+    Prefill {
+        /// Tokens computed.
+        done: usize,
+        /// Tokens of the prompt.
+        total: usize,
+    },
     /// A token was chosen.
     Token(Token),
     /// The text has ended; the last update.
@@ -82,18 +87,6 @@ pub struct Started {
     pub queued: Duration,
     /// Tokens of the prompt that others had computed.
     pub cached_tokens: usize,
-}
-
-/// A chosen token.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Token {
-    /// Its id.
-    pub token: u32,
-    /// The text that is certain with it. It may be empty, and it may be of earlier tokens, which were held
-    /// back because a character was not whole or might have been a stop string.
-    pub text: String,
-    /// How likely it was, where that was asked for.
-    pub logprobs: Option<Logprobs>,
 }
 
 /// How a text ended.
@@ -139,7 +132,7 @@ pub enum Rejected {
     Invalid(#[from] EngineError),
 }
 
-/// A request on its way through the scheduler.
+/// A request that waits for its turn.
 pub(super) struct Job {
     pub(super) prompt: Vec<u32>,
     pub(super) work: Work,
@@ -148,10 +141,8 @@ pub(super) struct Job {
     /// Its place in the order of arrival.
     pub(super) order: u64,
     pub(super) submitted: Instant,
-    sink: Sink,
-    /// Whether the sink broke off.
-    closed: bool,
-    cancel: Arc<AtomicBool>,
+    pub(super) sink: Sink,
+    pub(super) cancel: Arc<AtomicBool>,
 }
 
 /// What is made of the prompt.
@@ -195,21 +186,11 @@ impl Job {
             }
         };
         let (client, submitted) = (client.into(), Instant::now());
-        let closed = false;
-        Ok(Job { prompt, work, session, client, order: 0, submitted, sink, closed, cancel })
+        Ok(Job { prompt, work, session, client, order: 0, submitted, sink, cancel })
     }
 
     /// Whether nobody waits for it any more.
     pub(super) fn is_cancelled(&self) -> bool {
-        self.closed || self.cancel.load(Ordering::Relaxed)
-    }
-
-    /// Tells its sink something, unless that broke off.
-    pub(super) fn tell(&mut self, update: Update) {
-        if !self.closed {
-            let told = catch_unwind(AssertUnwindSafe(|| (self.sink)(update)));
-            // A sink that panics is as good as one that breaks off.
-            self.closed = !matches!(told, Ok(ControlFlow::Continue(())));
-        }
+        self.cancel.load(Ordering::Relaxed)
     }
 }

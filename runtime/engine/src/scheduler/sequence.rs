@@ -1,26 +1,39 @@
 //! A request that has begun: its session, and the tokens that it goes on with.
 
 use std::cmp::Reverse;
+use std::ops::{ControlFlow, Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::request::{Finished, Job, Latency, Started, Update, Work};
-use super::text::Choice;
 use crate::engine::{Engine, SessionOptions};
 use crate::error::EngineError;
 use crate::generate::{FinishReason, Usage};
 use crate::sampler::Candidates;
 use crate::session::Session;
 use crate::step::Part;
+use crate::text::{Choice, Text};
 
 /// Tokens for which a sequence should have room when it joins.
 pub(super) const ROOM: usize = 64;
 
-/// A sequence of the scheduler.
-pub(super) struct Sequence {
-    pub(super) job: Job,
-    session: Session,
+/// A sequence of a batch.
+pub(super) struct Sequence<'a> {
+    pub(super) client: Arc<str>,
+    /// Its request's place in the order of arrival.
+    pub(super) order: u64,
+    pub(super) options: SessionOptions,
+    /// What its client was served since that was last counted, in weighted tokens.
+    pub(super) cost: i64,
+    work: Work,
+    submitted: Instant,
+    sink: LocalSink<'a>,
+    /// Whether the sink broke off.
+    closed: bool,
+    cancel: Arc<AtomicBool>,
+    session: SessionHandle<'a>,
     /// Tokens to go on with: the prompt, what has to be computed again, or the token chosen last.
     feed: Vec<u32>,
     /// Of these, how many are computed.
@@ -40,6 +53,35 @@ pub(super) struct Sequence {
     first_token: Option<Instant>,
 }
 
+/// Receives what becomes of a sequence, on the thread of its batch.
+pub(super) type LocalSink<'a> = Box<dyn FnMut(Update) -> ControlFlow<()> + 'a>;
+
+/// The session of a sequence: its own, or that of the caller who waits for it.
+enum SessionHandle<'a> {
+    Owned(Session),
+    Borrowed(&'a mut Session),
+}
+
+impl Deref for SessionHandle<'_> {
+    type Target = Session;
+
+    fn deref(&self) -> &Session {
+        match self {
+            SessionHandle::Owned(session) => session,
+            SessionHandle::Borrowed(session) => session,
+        }
+    }
+}
+
+impl DerefMut for SessionHandle<'_> {
+    fn deref_mut(&mut self) -> &mut Session {
+        match self {
+            SessionHandle::Owned(session) => session,
+            SessionHandle::Borrowed(session) => session,
+        }
+    }
+}
+
 /// How a sequence ends.
 pub(super) enum End {
     Done(FinishReason),
@@ -47,22 +89,73 @@ pub(super) enum End {
     Embedding(Vec<f32>),
 }
 
-impl Sequence {
-    pub(super) fn new(engine: &Engine, mut job: Job) -> Sequence {
-        let feed = std::mem::take(&mut job.prompt);
+impl<'a> Sequence<'a> {
+    /// A sequence for a request that has waited, with a session of its own.
+    pub(super) fn new(engine: &Engine, job: Job) -> Sequence<'a> {
+        let Job { prompt, work, session: options, client, order, submitted, mut sink, cancel } =
+            job;
+        // A sink that panics is as good as one that breaks off.
+        let told = move |update| {
+            catch_unwind(AssertUnwindSafe(|| sink(update))).unwrap_or(ControlFlow::Break(()))
+        };
+        let session = SessionHandle::Owned(engine.session_with(&options));
+        let base = Sequence::with(session, prompt, work, cancel, Box::new(told));
+        Sequence { client, order, options, submitted, idle: true, ..base }
+    }
+
+    /// A sequence that goes on with the session of a caller who waits for its end. The engine gets back what
+    /// the session has lost, so that none of its tokens are missing where that fails.
+    pub(super) fn borrowing(
+        session: &'a mut Session,
+        prompt: &[u32],
+        text: Text,
+        cancel: Arc<AtomicBool>,
+        sink: LocalSink<'a>,
+    ) -> Sequence<'a> {
+        let work = Work::Text(Box::new(text));
+        Sequence::with(SessionHandle::Borrowed(session), prompt.to_vec(), work, cancel, sink)
+    }
+
+    fn with(
+        session: SessionHandle<'a>,
+        feed: Vec<u32>,
+        work: Work,
+        cancel: Arc<AtomicBool>,
+        sink: LocalSink<'a>,
+    ) -> Sequence<'a> {
         Sequence {
-            session: engine.session_with(&job.session),
+            client: Arc::default(),
+            order: 0,
+            options: SessionOptions::default(),
+            cost: 0,
+            work,
+            submitted: Instant::now(),
+            sink,
+            closed: false,
+            cancel,
+            session,
             prompt: feed.len(),
             feed,
             fed: 0,
             take: 0,
-            idle: true,
+            idle: false,
             leader: None,
             choice: None,
             cached: 0,
             started: None,
             first_token: None,
-            job,
+        }
+    }
+
+    /// Whether nobody waits for it any more.
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.closed || self.cancel.load(Ordering::Relaxed)
+    }
+
+    /// Tells its sink something, unless that broke off.
+    fn tell(&mut self, update: Update) {
+        if !self.closed {
+            self.closed = (self.sink)(update).is_break();
         }
     }
 
@@ -87,12 +180,12 @@ impl Sequence {
     }
 
     pub(super) fn priority(&self) -> u8 {
-        self.job.session.priority
+        self.options.priority
     }
 
     /// The order in which sequences are kept: the priority, then who came first.
     pub(super) fn rank(&self) -> (u8, Reverse<u64>) {
-        (self.priority(), Reverse(self.job.order))
+        (self.priority(), Reverse(self.order))
     }
 
     /// Bytes of its blocks, with those that it needs next; what another computes for it is not its own.
@@ -104,8 +197,8 @@ impl Sequence {
 
     /// Whether it can take over blocks from others, and they from it.
     pub(super) fn shares(&self) -> bool {
-        let SessionOptions { scope, sinks, .. } = &self.job.session;
-        matches!(self.job.work, Work::Text(_)) && scope.is_some() && sinks.is_none()
+        let SessionOptions { scope, sinks, .. } = &self.options;
+        matches!(self.work, Work::Text(_)) && scope.is_some() && sinks.is_none()
     }
 
     /// Whether it goes on with the token that was chosen last, and nothing else.
@@ -124,7 +217,7 @@ impl Sequence {
     pub(super) fn wake(&mut self) -> (usize, usize) {
         let mut lost = 0;
         // Hidden states of lost tokens are in the sum already; the engine catches up on their blocks.
-        if let Work::Text(_) = self.job.work {
+        if let Work::Text(_) = self.work {
             let mut feed = self.session.forget_lost();
             lost = feed.len();
             if lost > 0 {
@@ -134,7 +227,7 @@ impl Sequence {
         }
         let mut found = 0;
         let pending = &self.feed[self.fed..];
-        if let (Work::Text(_), [rest @ .., _]) = (&self.job.work, pending)
+        if let (Work::Text(_), [rest @ .., _]) = (&self.work, pending)
             && !rest.is_empty()
         {
             // What the host refuses here it refuses in the step.
@@ -147,8 +240,8 @@ impl Sequence {
         }
         self.started = Some(Instant::now());
         self.cached = found;
-        let queued = self.job.submitted.elapsed();
-        self.job.tell(Update::Started(Started { queued, cached_tokens: found }));
+        let queued = self.submitted.elapsed();
+        self.tell(Update::Started(Started { queued, cached_tokens: found }));
         (lost, found)
     }
 
@@ -157,7 +250,7 @@ impl Sequence {
         let tokens = &self.feed[self.fed..self.fed + self.take];
         let goes_on = self.fed + self.take < self.feed.len();
         let part = Part::new(&mut self.session, tokens);
-        match &mut self.job.work {
+        match &mut self.work {
             Work::Embedding(embedding) => {
                 embedding.step.fill(0.0);
                 Part { hidden: Some(&mut embedding.step), ..part }
@@ -170,31 +263,39 @@ impl Sequence {
     /// Goes on after its part was computed.
     pub(super) fn advance(&mut self) {
         self.fed += self.take;
-        if let Work::Embedding(embedding) = &mut self.job.work {
-            let sums = embedding.sum.iter_mut().zip(&embedding.step);
-            sums.for_each(|(sum, step)| *sum += step);
+        match &mut self.work {
+            Work::Embedding(embedding) => {
+                let sums = embedding.sum.iter_mut().zip(&embedding.step);
+                sums.for_each(|(sum, step)| *sum += step);
+            }
+            Work::Text(_) if self.first_token.is_none() => {
+                let total = self.prompt;
+                let done = total.saturating_sub(self.pending().len());
+                self.tell(Update::Prefill { done, total });
+            }
+            Work::Text(_) => {}
         }
     }
 
     /// Whether all its tokens are computed.
-    pub(super) fn is_ready(&self) -> bool {
+    fn is_ready(&self) -> bool {
         self.fed == self.feed.len()
     }
 
-    /// Chooses the token that follows, on any thread.
-    pub(super) fn choose(&mut self, candidates: &mut Candidates) {
-        let Sequence { job, session, choice, .. } = self;
-        let Work::Text(text) = &mut job.work else { return };
-        // A constraint is somebody else's code.
-        let chosen = catch_unwind(AssertUnwindSafe(|| text.choose(session, candidates)));
-        let panicked = |_| Err(EngineError::Constraint { reason: "it panicked".into() });
-        *choice = Some(chosen.unwrap_or_else(panicked));
+    /// What chooses the token that follows, where the step gave the logits for it and somebody still
+    /// waits for it.
+    pub(super) fn chooser(&mut self) -> Option<Chooser<'_>> {
+        if !self.is_ready() || self.is_cancelled() {
+            return None;
+        }
+        let Sequence { work: Work::Text(text), session, choice, .. } = self else { return None };
+        Some(Chooser { text, session, choice })
     }
 
     /// Tells what the step gave. Gives how it ends, if it does, and whether there was a token.
     pub(super) fn deliver(&mut self) -> (Option<End>, bool) {
         let ready = self.is_ready();
-        if let (Work::Embedding(embedding), true) = (&mut self.job.work, ready) {
+        if let (Work::Embedding(embedding), true) = (&mut self.work, ready) {
             let count = self.prompt as f32;
             let mean = std::mem::take(&mut embedding.sum).into_iter().map(|sum| sum / count);
             return (Some(End::Embedding(mean.collect())), false);
@@ -210,29 +311,32 @@ impl Sequence {
             self.feed.clear();
             self.feed.push(token.token);
             self.fed = 0;
-            self.job.tell(Update::Token(token));
+            self.tell(Update::Token(token));
         }
         (end.map(End::Done), chosen)
     }
 
-    /// Ends it; its blocks are free then. Who broke off is told nothing.
+    /// Ends it; the blocks of a session of its own are free then. Who broke off is told nothing.
     pub(super) fn end(mut self, end: End) {
         let update = match end {
             End::Failed(error) => Update::Failed(error),
             End::Embedding(mean) => Update::Embedding(mean),
             End::Done(reason) => Update::Done(self.finished(reason)),
         };
-        let Sequence { mut job, session, .. } = self;
+        let Sequence { mut sink, closed, session, .. } = self;
         drop(session);
-        job.tell(update);
+        if !closed {
+            // Nothing is left to break off.
+            let _ = sink(update);
+        }
     }
 
     fn finished(&mut self, reason: FinishReason) -> Finished {
-        let (text, completion_tokens) = match &mut self.job.work {
+        let (text, completion_tokens) = match &mut self.work {
             Work::Text(text) => (text.rest(reason), text.written()),
             Work::Embedding(_) => Default::default(),
         };
-        let submitted = self.job.submitted;
+        let submitted = self.submitted;
         let since = |at: Option<Instant>| at.map(|at| at - submitted);
         let total = submitted.elapsed();
         Finished {
@@ -247,9 +351,21 @@ impl Sequence {
             },
         }
     }
+}
 
-    /// The name of its client.
-    pub(super) fn client(&self) -> &Arc<str> {
-        &self.job.client
+/// What chooses the token of one sequence, on any thread.
+pub(super) struct Chooser<'s> {
+    text: &'s mut Text,
+    session: &'s Session,
+    choice: &'s mut Option<Result<Choice, EngineError>>,
+}
+
+impl Chooser<'_> {
+    pub(super) fn choose(&mut self, candidates: &mut Candidates) {
+        let Chooser { text, session, choice } = self;
+        // A constraint is somebody else's code.
+        let chosen = catch_unwind(AssertUnwindSafe(|| text.choose(session, candidates)));
+        let panicked = |_| Err(EngineError::Constraint { reason: "it panicked".into() });
+        **choice = Some(chosen.unwrap_or_else(panicked));
     }
 }

@@ -48,7 +48,7 @@ impl Answer {
         let mut tokens = Vec::new();
         loop {
             match self.next() {
-                Update::Started(_) => {}
+                Update::Started(_) | Update::Prefill { .. } => {}
                 Update::Token(token) => tokens.push(token),
                 Update::Done(finished) => return (tokens, finished),
                 other => panic!("{other:?}"),

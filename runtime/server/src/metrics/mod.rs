@@ -80,7 +80,7 @@ impl Watch {
                 }
             }
             Update::Done(finished) => self.latency.total.record(finished.latency.total),
-            Update::Failed(_) | Update::Embedding(_) => {}
+            Update::Prefill { .. } | Update::Failed(_) | Update::Embedding(_) => {}
         }
     }
 }
