@@ -11,9 +11,9 @@ use chacha20::rand_core::{Rng, SeedableRng};
 use serde::Serialize;
 
 use crate::adapter::Adapter;
-use crate::engine::{Engine, SessionOptions};
+use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::session::Session;
+use crate::session::{Session, SessionOptions};
 
 /// What to measure: `n_prompt` tokens at once, then `n_gen` tokens one by one, `reps` times, each
 /// after `n_depth` tokens that are there already; all of it in each of `n_parallel` sequences.

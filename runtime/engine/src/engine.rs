@@ -14,16 +14,13 @@ use crate::adapter::Adapter;
 use crate::decoder::{Chunk, Decoder, EachLogits, Machine};
 use crate::error::EngineError;
 use crate::kernels::Kernels;
-use crate::kv::{
-    BlockShape, KvPolicy, KvStats, KvStore, KvTable, Means, SpillDir, Standing, scope,
-};
+use crate::kv::{BlockShape, KvPolicy, KvStats, KvStore, KvTable, Means, SpillDir, Standing};
 use crate::memory::{
     KernelReservation, MemoryPool, PAGE, PoolUsage, Reservation, Use, kernel_share,
 };
 use crate::model::Model;
 use crate::rope::{RopeExtension, RopeTables, Rotation};
 use crate::sealed::SessionKey;
-use crate::session::Session;
 
 /// Configuration of an [`Engine`].
 #[derive(Clone, Debug, PartialEq)]
@@ -87,7 +84,7 @@ impl Default for EngineConfig {
     }
 }
 
-struct Shared {
+struct EngineInner {
     model: Arc<Model>,
     host: Host,
     pool: ThreadPool,
@@ -98,48 +95,6 @@ struct Shared {
     decoder: Mutex<Decoder>,
     /// Counts what the host's kernels take as long as the engine lives.
     _kernels: Arc<dyn KernelBudget>,
-}
-
-/// What a session is to others of its engine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SessionOptions {
-    /// Memory of sessions with a higher priority is reclaimed later.
-    pub priority: u8,
-    /// Sessions of one scope share the blocks of common beginnings. How fast a beginning is computed
-    /// tells whether somebody of the scope used it before: give tenants who must not learn that of
-    /// each other scopes of their own. `None` shares nothing.
-    pub scope: Option<String>,
-    /// Makes the sequence endless: where its context is full it forgets, in whole blocks, the older half
-    /// of what follows its first tokens, of which at least so many stay, a quarter of the context at
-    /// most. Other sequences end there.
-    pub sinks: Option<usize>,
-    /// What the session adds to the model's projections. Sessions share beginnings only with those of
-    /// the same adapter, or that have none either.
-    pub adapter: Option<Adapter>,
-    /// Keeps to the active generation of kernels while another is on trial, for measurements. Whatever
-    /// is in a step with it does, too.
-    pub steady: bool,
-}
-
-impl SessionOptions {
-    fn standing(&self, context: usize) -> Standing {
-        let adapter = self.adapter.as_ref().map(Adapter::fingerprint);
-        Standing {
-            priority: self.priority,
-            sinks: self.sinks.map(|sinks| sinks.min(context / 4)),
-            scope: self.scope.as_deref().map(|name| scope(name, adapter.as_ref())),
-            adapter: self.adapter.clone(),
-            steady: self.steady,
-        }
-    }
-}
-
-impl Default for SessionOptions {
-    /// No priority, the common scope, an end, no adapter, and a share in trials.
-    fn default() -> Self {
-        let scope = Some(String::new());
-        Self { priority: 0, scope, sinks: None, adapter: None, steady: false }
-    }
 }
 
 /// Who holds the memory of an engine, and what its KV cache has done.
@@ -156,7 +111,7 @@ pub struct MemoryReport {
 /// A model, threads and kernels, ready to compute. Cheap to clone; clones share everything.
 #[derive(Clone)]
 pub struct Engine {
-    shared: Arc<Shared>,
+    inner: Arc<EngineInner>,
 }
 
 impl Engine {
@@ -218,8 +173,9 @@ impl Engine {
             model.weights().pack(&pool, isa, pattern)?;
         }
         let _kernels = reserved;
-        let shared = Shared { pool, isa, model, host, config, context, memory, decoder, _kernels };
-        Ok(Engine { shared: Arc::new(shared) })
+        let inner =
+            EngineInner { pool, isa, model, host, config, context, memory, decoder, _kernels };
+        Ok(Engine { inner: Arc::new(inner) })
     }
 
     /// A second engine, which stores keys and values by another policy and is otherwise the same. Model,
@@ -229,45 +185,33 @@ impl Engine {
     /// As [`Engine::new`].
     pub fn with_kv(&self, kv: KvPolicy) -> Result<Engine, EngineError> {
         let config = EngineConfig { kv, ..self.config().clone() };
-        Engine::new(Arc::clone(&self.shared.model), self.host().clone(), config)
+        Engine::new(Arc::clone(&self.inner.model), self.host().clone(), config)
     }
 
-    /// A new, empty sequence.
-    pub fn session(&self) -> Session {
-        self.session_with(&SessionOptions::default())
+    /// The table of a new, empty sequence.
+    pub(crate) fn table(&self, standing: Standing) -> KvTable {
+        self.decoder().kv.table(self.context(), standing)
     }
 
-    /// A new, empty sequence with options of its own.
-    pub fn session_with(&self, options: &SessionOptions) -> Session {
-        let table = self.decoder().kv.table(self.context(), options.standing(self.context()));
-        Session::new(self.clone(), table)
-    }
-
-    /// Continues a session that [`Session::save`] wrote, with the key that it was saved with. It needs the
-    /// feature `encryption`.
+    /// The table of a sequence that was saved, with its blocks.
     ///
     /// # Errors
-    /// [`EngineError::Sealed`] for a file that is damaged or does not open with the key,
-    /// [`EngineError::SessionMismatch`] for one of another model, adapter or way of storing keys and
-    /// values, [`EngineError::ForeignAdapter`], [`EngineError::MemoryExhausted`]. Nothing is lost then
-    /// but the time to compute the sequence again.
-    pub fn restore_session(
+    /// As [`Engine::restore_session`].
+    pub(crate) fn restore_table(
         &self,
         path: &Path,
         key: &SessionKey,
-        options: &SessionOptions,
-    ) -> Result<Session, EngineError> {
-        if let Some(adapter) = &options.adapter {
+        standing: Standing,
+    ) -> Result<KvTable, EngineError> {
+        if let Some(adapter) = &standing.adapter {
             self.check_adapter(adapter)?;
         }
         let limits = (self.context(), self.model().vocab());
-        let (mut decoder, _) = self.pinned(options.steady)?;
+        let (mut decoder, _) = self.pinned(standing.steady)?;
         let Decoder { kernels, kv, .. } = &mut *decoder;
         kv.begin(kernels);
-        let mut means = Means { kernels, pool: &self.shared.pool };
-        let table = kv.load(path, key, options.standing(self.context()), limits, &mut means)?;
-        drop(decoder);
-        Ok(Session::new(self.clone(), table))
+        let mut means = Means { kernels, pool: &self.inner.pool };
+        kv.load(path, key, standing, limits, &mut means)
     }
 
     /// Counts `bytes` of memory that its owner keeps, an adapter's weights for example, against the
@@ -284,7 +228,7 @@ impl Engine {
     ) -> Result<Reservation, EngineError> {
         let mut decoder = self.decoder();
         let decoder = &mut *decoder;
-        let mut means = Means { kernels: &mut decoder.kernels, pool: &self.shared.pool };
+        let mut means = Means { kernels: &mut decoder.kernels, pool: &self.inner.pool };
         decoder.kv.reserve(kind, owner, priority, bytes, &mut means)
     }
 
@@ -293,13 +237,13 @@ impl Engine {
         let mut decoder = self.decoder();
         decoder.kv.drain();
         let kv = decoder.kv.stats();
-        let kernels = self.shared.host.kernel_memory();
-        MemoryReport { pool: self.shared.memory.usage(), kv, kernels }
+        let kernels = self.inner.host.kernel_memory();
+        MemoryReport { pool: self.inner.memory.usage(), kv, kernels }
     }
 
     /// The threads that compute.
     pub(crate) fn pool(&self) -> &ThreadPool {
-        &self.shared.pool
+        &self.inner.pool
     }
 
     /// Bytes that the blocks of a sequence of `tokens` tokens take at most.
@@ -310,7 +254,7 @@ impl Engine {
 
     /// Bytes of the budget that reservations leave for blocks.
     pub(crate) fn block_budget(&self) -> usize {
-        let usage = self.shared.memory.usage();
+        let usage = self.inner.memory.usage();
         usage.budget - usage.reserved()
     }
 
@@ -323,7 +267,7 @@ impl Engine {
         if needed <= self.block_budget() {
             return Ok(());
         }
-        let usage = self.shared.memory.usage();
+        let usage = self.inner.memory.usage();
         let holders = usage.describe_holders().join(", ");
         Err(EngineError::MemoryExhausted { needed, budget: usage.budget, holders })
     }
@@ -337,32 +281,32 @@ impl Engine {
 
     /// The model.
     pub fn model(&self) -> &Model {
-        &self.shared.model
+        &self.inner.model
     }
 
     /// The host whose kernels the engine calls.
     pub fn host(&self) -> &Host {
-        &self.shared.host
+        &self.inner.host
     }
 
     /// The configuration.
     pub fn config(&self) -> &EngineConfig {
-        &self.shared.config
+        &self.inner.config
     }
 
     /// Tokens that a session holds at most.
     pub fn context(&self) -> usize {
-        self.shared.context
+        self.inner.context
     }
 
     /// The instructions that native operations use.
     pub fn isa(&self) -> Isa {
-        self.shared.isa
+        self.inner.isa
     }
 
     /// The model, to be kept.
     pub(crate) fn shared_model(&self) -> &Arc<Model> {
-        &self.shared.model
+        &self.inner.model
     }
 
     /// Whether the kernels of this moment can apply adapters.
@@ -412,22 +356,22 @@ impl Engine {
 
     /// Whether both are clones of one engine.
     pub(crate) fn is(&self, other: &Engine) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared)
+        Arc::ptr_eq(&self.inner, &other.inner)
     }
 
     /// The decoder, once no step is computed.
     pub(crate) fn decoder(&self) -> MutexGuard<'_, Decoder> {
         // A panic in an earlier step leaves nothing half-done that a later one would read.
-        self.shared.decoder.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.decoder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The decoder with the kernels of this moment, once no step is computed, and what it computes
     /// with; `steady` never has it be a trial's turn.
     fn pinned(&self, steady: bool) -> Result<(MutexGuard<'_, Decoder>, Machine<'_>), EngineError> {
-        let shared = &*self.shared;
+        let inner = &*self.inner;
         let mut decoder = self.decoder();
-        decoder.kernels.pin(&shared.host, steady)?;
-        Ok((decoder, Machine { pool: &shared.pool, isa: shared.isa }))
+        decoder.kernels.pin(&inner.host, steady)?;
+        Ok((decoder, Machine { pool: &inner.pool, isa: inner.isa }))
     }
 
     /// Gets all of a sequence's blocks into memory, and hands them to `use_them`.
@@ -436,9 +380,9 @@ impl Engine {
         table: &mut KvTable,
         use_them: impl FnOnce(&KvStore, &KvTable) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
-        let shared = &*self.shared;
+        let inner = &*self.inner;
         let (mut decoder, machine) = self.pinned(table.standing.steady)?;
-        decoder.ready(machine, &shared.model, table, shared.config.batch)?;
+        decoder.ready(machine, &inner.model, table, inner.config.batch)?;
         use_them(&decoder.kv, table)
     }
 
@@ -448,10 +392,10 @@ impl Engine {
         chunks: &mut [Chunk<'_>],
         each: &mut EachLogits<'_>,
     ) -> Result<(), EngineError> {
-        let shared = &*self.shared;
+        let inner = &*self.inner;
         let steady = chunks.iter().any(|chunk| chunk.table.standing.steady);
         let (mut decoder, machine) = self.pinned(steady)?;
-        decoder.run(machine, &shared.model, chunks, shared.config.batch, each)
+        decoder.run(machine, &inner.model, chunks, inner.config.batch, each)
     }
 }
 

@@ -7,7 +7,7 @@ use ruvllm_host::{CallError, HostError};
 use ruvllm_native::NativeError;
 
 use crate::sealed::SealedError;
-use crate::tokenizer::TokenizerError;
+use crate::tokenizer::error::TokenizerError;
 
 /// An error of the engine. [`EngineError::code`] is stable; messages say what to do.
 #[derive(Debug, thiserror::Error)]
@@ -454,4 +454,9 @@ impl EngineError {
         }
         EngineError::Io { path: path.to_owned(), source }
     }
+}
+
+/// The beginning of a hash, as messages show it.
+pub(crate) fn short_hash(hash: &[u8; 32]) -> String {
+    hash[..6].iter().map(|byte| format!("{byte:02x}")).collect()
 }

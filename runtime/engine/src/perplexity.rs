@@ -11,8 +11,9 @@ use std::time::Instant;
 use serde::Serialize;
 
 use crate::adapter::Adapter;
-use crate::engine::{Engine, SessionOptions};
+use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::session::SessionOptions;
 
 /// The perplexity of a text, or of its chunks so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -9,10 +9,11 @@ use std::thread;
 use std::time::Duration;
 
 use crate::adapter::Adapter;
-use crate::engine::{Engine, SessionOptions};
+use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::model::Model;
 use crate::perplexity::negative_log_likelihood;
+use crate::session::SessionOptions;
 
 /// Tokens of a step.
 const STEP: usize = 32;

@@ -11,11 +11,53 @@ use crate::adapter::Adapter;
 use crate::decoder::Chunk;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::kv::{Gap, KvTable};
+use crate::kv::{Gap, KvTable, Standing, scope};
 use crate::sealed::SessionKey;
 
 /// Receives the index of a token and its logits `[vocab]`.
 pub type EachRow<'a> = dyn FnMut(usize, &[f32]) + 'a;
+
+/// What a session is to others of its engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionOptions {
+    /// Memory of sessions with a higher priority is reclaimed later.
+    pub priority: u8,
+    /// Sessions of one scope share the blocks of common beginnings. How fast a beginning is computed
+    /// tells whether somebody of the scope used it before: give tenants who must not learn that of
+    /// each other scopes of their own. `None` shares nothing.
+    pub scope: Option<String>,
+    /// Makes the sequence endless: where its context is full it forgets, in whole blocks, the older half
+    /// of what follows its first tokens, of which at least so many stay, a quarter of the context at
+    /// most. Other sequences end there.
+    pub sinks: Option<usize>,
+    /// What the session adds to the model's projections. Sessions share beginnings only with those of
+    /// the same adapter, or that have none either.
+    pub adapter: Option<Adapter>,
+    /// Keeps to the active generation of kernels while another is on trial, for measurements. Whatever
+    /// is in a step with it does, too.
+    pub steady: bool,
+}
+
+impl SessionOptions {
+    fn standing(&self, context: usize) -> Standing {
+        let adapter = self.adapter.as_ref().map(Adapter::fingerprint);
+        Standing {
+            priority: self.priority,
+            sinks: self.sinks.map(|sinks| sinks.min(context / 4)),
+            scope: self.scope.as_deref().map(|name| scope(name, adapter.as_ref())),
+            adapter: self.adapter.clone(),
+            steady: self.steady,
+        }
+    }
+}
+
+impl Default for SessionOptions {
+    /// No priority, the common scope, an end, no adapter, and a share in trials.
+    fn default() -> Self {
+        let scope = Some(String::new());
+        Self { priority: 0, scope, sinks: None, adapter: None, steady: false }
+    }
+}
 
 /// One sequence: its tokens, and the blocks of their keys and values.
 pub struct Session {
@@ -25,8 +67,38 @@ pub struct Session {
     logits: Vec<f32>,
 }
 
+impl Engine {
+    /// A new, empty sequence.
+    pub fn session(&self) -> Session {
+        self.session_with(&SessionOptions::default())
+    }
+
+    /// A new, empty sequence with options of its own.
+    pub fn session_with(&self, options: &SessionOptions) -> Session {
+        Session::new(self.clone(), self.table(options.standing(self.context())))
+    }
+
+    /// Continues a session that [`Session::save`] wrote, with the key that it was saved with. It needs the
+    /// feature `encryption`.
+    ///
+    /// # Errors
+    /// [`EngineError::Sealed`] for a file that is damaged or does not open with the key,
+    /// [`EngineError::SessionMismatch`] for one of another model, adapter or way of storing keys and
+    /// values, [`EngineError::ForeignAdapter`], [`EngineError::MemoryExhausted`]. Nothing is lost then
+    /// but the time to compute the sequence again.
+    pub fn restore_session(
+        &self,
+        path: &Path,
+        key: &SessionKey,
+        options: &SessionOptions,
+    ) -> Result<Session, EngineError> {
+        let table = self.restore_table(path, key, options.standing(self.context()))?;
+        Ok(Session::new(self.clone(), table))
+    }
+}
+
 impl Session {
-    pub(crate) fn new(engine: Engine, table: KvTable) -> Session {
+    fn new(engine: Engine, table: KvTable) -> Session {
         Session { engine, table, logits: Vec::new() }
     }
 

@@ -23,10 +23,8 @@ use ruvllm_native::ops::{LoraShape, lora_interleave};
 use ruvllm_native::quant::dequantize_row;
 
 use crate::config::RopeLayout;
-use crate::engine::Engine;
-use crate::error::EngineError;
-use crate::kv::short;
-use crate::memory::{Reservation, Use};
+use crate::error::{EngineError, short_hash};
+use crate::memory::Reservation;
 use crate::model::Model;
 use crate::storage::Tensor;
 use crate::weights::{Layer, Linear};
@@ -96,10 +94,10 @@ pub(crate) struct Update {
 /// A LoRA adapter of a model. Cheap to clone; clones share everything.
 #[derive(Clone)]
 pub struct Adapter {
-    shared: Arc<Shared>,
+    inner: Arc<AdapterInner>,
 }
 
-struct Shared {
+struct AdapterInner {
     name: String,
     rank: usize,
     alpha: f32,
@@ -112,84 +110,73 @@ struct Shared {
 }
 
 impl Adapter {
-    /// Opens a GGUF adapter or a PEFT directory for the engine's model, whichever is there. `scale`
-    /// multiplies what the adapter adds; 1 is as it was trained.
-    ///
-    /// Engines that share the model ([`Engine::with_kv`]) can all compute with the adapter; its
-    /// weights count against the memory of the one that opened it.
+    /// Reads a GGUF adapter or a PEFT directory and checks it against the model; `reserve` counts the bytes
+    /// of its factors, under its name, before they are laid out.
     ///
     /// # Errors
-    /// [`EngineError::NotAnAdapter`], [`EngineError::AdapterUnsupported`],
-    /// [`EngineError::AdapterMismatch`] and [`EngineError::AdapterDamaged`]; those of the file
-    /// formats; [`EngineError::OpUnavailable`] where no kernel applies adapters;
-    /// [`EngineError::MemoryExhausted`]; [`EngineError::InvalidOption`] for a scale that is no number.
-    pub fn open(engine: &Engine, path: &Path, scale: f32) -> Result<Adapter, EngineError> {
-        if !scale.is_finite() {
-            let reason = "the scale of an adapter must be a finite number";
-            return Err(EngineError::InvalidOption {
-                option: "scale",
-                value: scale.to_string(),
-                reason,
-            });
-        }
-        engine.require_lora()?;
+    /// As [`Adapter::open`], and what `reserve` gives.
+    pub(crate) fn load(
+        model: &Arc<Model>,
+        path: &Path,
+        scale: f32,
+        reserve: impl FnOnce(&str, usize) -> Result<Reservation, EngineError>,
+    ) -> Result<Adapter, EngineError> {
         let kind = std::fs::metadata(path).map_err(|e| EngineError::io(path, e))?;
         let file = if kind.is_dir() { peft::read(path)? } else { gguf::read(path)? };
-        file.open(engine, scale)
+        file.load(model, scale, reserve)
     }
 
     /// The adapter's own name, or that of its file.
     pub fn name(&self) -> &str {
-        &self.shared.name
+        &self.inner.name
     }
 
     /// The largest rank among its updates.
     pub fn rank(&self) -> usize {
-        self.shared.rank
+        self.inner.rank
     }
 
     /// The file's alpha: updates are multiplied by alpha over rank, or what the file says instead.
     pub fn alpha(&self) -> f32 {
-        self.shared.alpha
+        self.inner.alpha
     }
 
     /// The scale that it was opened with.
     pub fn scale(&self) -> f32 {
-        self.shared.scale
+        self.inner.scale
     }
 
     /// Bytes of its factors in memory.
     pub fn bytes(&self) -> usize {
-        self.shared.reserved.bytes()
+        self.inner.reserved.bytes()
     }
 
     /// A hash of factors, scales and targets, which tells adapters and their generations apart. The
     /// same for a PEFT adapter and its conversion to GGUF in f32.
     pub fn fingerprint(&self) -> [u8; 32] {
-        self.shared.fingerprint
+        self.inner.fingerprint
     }
 
     /// The beginning of [`Adapter::fingerprint`] in hexadecimal, for people.
     pub fn generation(&self) -> String {
-        short(&self.shared.fingerprint)
+        short_hash(&self.inner.fingerprint)
     }
 
     /// Whether it can compute with this model.
     pub(crate) fn is_for(&self, model: &Model) -> bool {
-        std::ptr::eq(&*self.shared.model, model)
+        std::ptr::eq(&*self.inner.model, model)
     }
 
     /// What it adds to a projection of a layer.
     pub(crate) fn update(&self, layer: usize, target: Target) -> Option<&Update> {
-        self.shared.layers.get(layer)?[target as usize].as_ref()
+        self.inner.layers.get(layer)?[target as usize].as_ref()
     }
 }
 
 /// Adapters are equal if they add the same.
 impl PartialEq for Adapter {
     fn eq(&self, other: &Adapter) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared)
-            || self.shared.fingerprint == other.shared.fingerprint
+        Arc::ptr_eq(&self.inner, &other.inner) || self.inner.fingerprint == other.inner.fingerprint
     }
 }
 
@@ -198,9 +185,9 @@ impl Eq for Adapter {}
 impl fmt::Debug for Adapter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Adapter")
-            .field("name", &self.shared.name)
-            .field("rank", &self.shared.rank)
-            .field("scale", &self.shared.scale)
+            .field("name", &self.inner.name)
+            .field("rank", &self.inner.rank)
+            .field("scale", &self.inner.scale)
             .finish_non_exhaustive()
     }
 }
@@ -274,8 +261,12 @@ impl AdapterFile {
     }
 
     /// Checks every update against the model, counts the memory, and lays the factors out.
-    fn open(&self, engine: &Engine, scale: f32) -> Result<Adapter, EngineError> {
-        let model = engine.shared_model();
+    fn load(
+        &self,
+        model: &Arc<Model>,
+        scale: f32,
+        reserve: impl FnOnce(&str, usize) -> Result<Reservation, EngineError>,
+    ) -> Result<Adapter, EngineError> {
         let family = &model.config().architecture;
         if let Some(architecture) = self.architecture.as_ref().filter(|&name| name != family) {
             return Err(self.mismatch(format!("it is for {architecture}, the model is {family}")));
@@ -289,7 +280,7 @@ impl AdapterFile {
             return Err(self.damaged("it has no factors".to_owned()));
         }
         let bytes = all.iter().map(|f| f.shape.groups() * f.shape.rank * 4 * size_of::<f32>());
-        let reserved = engine.reserve(Use::Adapter, &self.name, u8::MAX, bytes.sum())?;
+        let reserved = reserve(&self.name, bytes.sum())?;
 
         // Whoever computes without it must not see it.
         let owner = Owner::unique();
@@ -306,7 +297,7 @@ impl AdapterFile {
             let layer: &mut [_; Target::ALL.len()] = &mut layers[factors.layer];
             layer[factors.target as usize] = Some(update);
         }
-        let shared = Shared {
+        let inner = AdapterInner {
             name: self.name.clone(),
             rank: all.iter().map(|f| f.shape.rank).max().unwrap_or(0),
             alpha: self.alpha,
@@ -316,7 +307,7 @@ impl AdapterFile {
             model: Arc::clone(model),
             reserved,
         };
-        Ok(Adapter { shared: Arc::new(shared) })
+        Ok(Adapter { inner: Arc::new(inner) })
     }
 
     /// The factors of an update, if they fit their projection.

@@ -23,10 +23,8 @@ use std::time::{Duration, Instant};
 use ruvllm_host::{Scope, Worker};
 use ruvllm_native::ThreadPool;
 
-use super::block::{BlockShape, Codecs, Half, Side};
+use super::block::{BlockShape, Codecs, Side};
 use super::recode::{Packer, Scratch};
-use super::store::{KvStore, Place, copy_side};
-use super::table::BlockId;
 use crate::error::EngineError;
 use crate::kernels::{Kernels, Pinned};
 
@@ -38,11 +36,11 @@ const JOBS: usize = 64;
 
 /// The thread, and the jobs that were handed to it.
 pub(super) struct Ahead {
-    shared: Arc<Shared>,
+    queue: Arc<JobQueue>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct JobQueue {
     jobs: Mutex<Jobs>,
     /// A job was handed over, or the thread is to end.
     handed: Condvar,
@@ -67,7 +65,7 @@ struct Listed {
 }
 
 /// A block to be written anew.
-struct Job {
+pub(super) struct Job {
     /// By half, the sides that change.
     rewrites: [Option<Rewrite>; 2],
     tokens: usize,
@@ -79,9 +77,9 @@ struct Job {
 }
 
 /// A copy of a side, and where it is written anew.
-struct Rewrite {
-    from: Side,
-    to: Side,
+pub(super) struct Rewrite {
+    pub(super) from: Side,
+    pub(super) to: Side,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -97,7 +95,7 @@ pub(super) type Written = ([Option<Side>; 2], Duration);
 
 /// A block's claim to the job that writes it anew. The job goes with it.
 pub(super) struct Claim {
-    shared: Arc<Shared>,
+    queue: Arc<JobQueue>,
     number: u64,
 }
 
@@ -105,7 +103,7 @@ impl Claim {
     /// What was written, once it is; `None` where that is not for these codecs, or not by these kernels, or
     /// was given up or failed.
     pub(super) fn redeem(self, codecs: Codecs, kernels: &Arc<Pinned>) -> Option<Written> {
-        let job = self.shared.take(self.number, |job| job.state != State::Waiting)?;
+        let job = self.queue.take(self.number, |job| job.state != State::Waiting)?;
         let State::Written(took) = job.state else { return None };
         let fits = job.codecs == codecs && Weak::ptr_eq(&job.kernels, &Arc::downgrade(kernels));
         fits.then(|| (job.rewrites.map(|rewrite| Some(rewrite?.to)), took))
@@ -114,11 +112,11 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.shared.take(self.number, |_| true);
+        self.queue.take(self.number, |_| true);
     }
 }
 
-impl Shared {
+impl JobQueue {
     fn lock(&self) -> MutexGuard<'_, Jobs> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -190,6 +188,18 @@ impl Shared {
 }
 
 impl Job {
+    /// A block of `tokens` tokens that the kernels of the step write anew.
+    pub(super) fn new(
+        rewrites: [Option<Rewrite>; 2],
+        tokens: usize,
+        isolation: Scope,
+        codecs: Codecs,
+        kernels: &Arc<Pinned>,
+    ) -> Job {
+        let kernels = Arc::downgrade(kernels);
+        Job { rewrites, tokens, isolation, codecs, kernels, state: State::Waiting }
+    }
+
     fn write(&mut self, shape: &BlockShape, packer: &mut Packer<'_>) -> Result<(), EngineError> {
         let mut rewrites = self.rewrites.iter_mut().flatten();
         rewrites.try_for_each(|Rewrite { from, to }| packer.recode(shape, self.tokens, from, to))
@@ -200,108 +210,62 @@ impl Ahead {
     /// Starts the thread, if the system lets it.
     pub(super) fn start(shape: BlockShape, worker: Worker) -> Option<Ahead> {
         let jobs = Jobs { list: Vec::with_capacity(JOBS), next: 0, end: false };
-        let shared = Arc::new(Shared {
+        let queue = Arc::new(JobQueue {
             jobs: Mutex::new(jobs),
             handed: Condvar::new(),
             back: Condvar::new(),
         });
-        let theirs = Arc::clone(&shared);
+        let theirs = Arc::clone(&queue);
         let thread = thread::Builder::new()
             .name("ruvllm-kv".into())
             .spawn(move || theirs.work(shape, worker));
-        Some(Ahead { shared, thread: Some(thread.ok()?) })
+        Some(Ahead { queue, thread: Some(thread.ok()?) })
     }
 
     /// Jobs that there are.
     pub(super) fn jobs(&self) -> usize {
-        self.shared.lock().list.len()
+        self.queue.lock().list.len()
     }
 
     /// Whether another job can be handed over. Where there are many, those go that were handed over before
     /// step `stale`: their sequences rest.
-    fn has_room(&self, stale: u64) -> bool {
+    pub(super) fn has_room(&self, stale: u64) -> bool {
         if self.jobs() == JOBS {
             self.give_up(stale);
         }
         self.jobs() < JOBS
     }
 
-    fn hand(&self, job: Job, since: u64) -> Claim {
-        let mut jobs = self.shared.lock();
+    pub(super) fn hand(&self, job: Job, since: u64) -> Claim {
+        let mut jobs = self.queue.lock();
         let number = jobs.next;
         jobs.next += 1;
         jobs.list.push(Listed { number, since, job: Some(job) });
-        self.shared.handed.notify_one();
-        Claim { shared: Arc::clone(&self.shared), number }
+        self.queue.handed.notify_one();
+        Claim { queue: Arc::clone(&self.queue), number }
     }
 
     /// Gives up the jobs that were handed over before a step; one that the thread has is waited for.
-    fn give_up(&self, before: u64) {
-        let mut jobs = self.shared.lock();
+    pub(super) fn give_up(&self, before: u64) {
+        let mut jobs = self.queue.lock();
         loop {
             jobs.list.retain(|listed| listed.since >= before || listed.job.is_none());
             if jobs.list.iter().all(|listed| listed.since >= before) {
                 return;
             }
-            jobs = Shared::wait(&self.shared.back, jobs);
+            jobs = JobQueue::wait(&self.queue.back, jobs);
         }
     }
 }
 
 impl Drop for Ahead {
     fn drop(&mut self) {
-        self.shared.lock().end = true;
-        self.shared.handed.notify_one();
+        self.queue.lock().end = true;
+        self.queue.handed.notify_one();
         if let Some(thread) = self.thread.take() {
             // It catches the panics of kernels; another can only be its own bug, and panicking in a
             // destructor would hide it.
             let _ = thread.join();
-        }
-    }
-}
-
-impl KvStore {
-    /// Hands a copy of a block to the thread, where there is memory to spare for it. In a pool that is
-    /// nearly full there is none: what would have to be given up again is not begun.
-    pub(super) fn write_ahead(&mut self, id: BlockId, codecs: Codecs, kernels: &Kernels) {
-        // A sequence that is decoded gets to its next boundary in that many steps.
-        let stale = self.clock.saturating_sub(self.shape.tokens as u64);
-        let block = &self.blocks[id.0 as usize];
-        let (Some(ahead), Place::Memory(stored)) = (&self.ahead, &block.place) else { return };
-        if !ahead.has_room(stale) {
-            return;
-        }
-        let mut rewrites = [None, None];
-        for (half, rewrite) in Half::BOTH.into_iter().zip(&mut rewrites) {
-            let side = stored.side(half);
-            if side.codec == codecs.of(half) {
-                continue;
-            }
-            let leased = (self.lease_side(side.codec), self.lease_side(codecs.of(half)));
-            let (Ok(from), Ok(to)) = leased else { return };
-            *rewrite = Some(Rewrite { from, to });
-        }
-        if self.is_crowded() {
-            return;
-        }
-        for (half, rewrite) in Half::BOTH.into_iter().zip(&mut rewrites) {
-            if let Some(Rewrite { from, .. }) = rewrite {
-                copy_side(stored.side(half), from);
-            }
-        }
-        let (tokens, kernels) = (block.tokens, Arc::downgrade(kernels.pinned()));
-        let isolation = block.isolation;
-        let job = Job { rewrites, tokens, isolation, codecs, kernels, state: State::Waiting };
-        let claim = ahead.hand(job, self.clock);
-        if let Place::Memory(stored) = &mut self.blocks[id.0 as usize].place {
-            stored.ahead = Some(claim);
-        }
-    }
-
-    /// Gives up what was written ahead of time, and its memory.
-    pub(crate) fn give_up_ahead(&self) {
-        if let Some(ahead) = &self.ahead {
-            ahead.give_up(u64::MAX);
         }
     }
 }

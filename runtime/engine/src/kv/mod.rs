@@ -34,14 +34,16 @@ mod spill;
 mod stats;
 mod steps;
 mod store;
+mod stored;
 mod table;
+mod write_ahead;
 
 #[cfg(test)]
 mod tests;
 
 pub(crate) use block::{BlockShape, Half};
 pub use policy::{InvalidKvPolicy, KvCodec, KvPolicy, KvTiers};
-pub(crate) use prefix::{scope, short};
+pub(crate) use prefix::scope;
 pub(crate) use spill::SpillDir;
 pub use stats::KvStats;
 pub(crate) use store::{KvStore, Means};

@@ -43,11 +43,6 @@ pub(crate) fn extend(origin: &PrefixKey, before: &PrefixKey, tokens: &[u32]) -> 
     *hasher.finalize().as_bytes()
 }
 
-/// The beginning of a hash, for messages.
-pub(crate) fn short(hash: &[u8; 32]) -> String {
-    hash[..6].iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

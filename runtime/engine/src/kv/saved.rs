@@ -13,12 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use super::block::Codecs;
 use super::policy::KvCodec;
-use super::prefix;
 use super::spill::{read_block, write_block};
 use super::store::{KvStore, Means, Place};
 use super::table::{Entry, Gap, KvTable, Standing};
 use crate::adapter::Adapter;
-use crate::error::EngineError;
+use crate::error::{EngineError, short_hash};
 use crate::sealed::{SealedError, SealedReader, SealedWriter, SessionKey, write_atomically};
 
 const PURPOSE: &str = "session";
@@ -176,7 +175,7 @@ impl KvStore {
         let mismatch = |what: &'static str, saved: String, here: String| {
             Err(EngineError::SessionMismatch { path: path.to_owned(), what, saved, here })
         };
-        let short = |hash: [u8; 32]| prefix::short(&hash);
+        let short = |hash: [u8; 32]| short_hash(&hash);
         if header.model != self.model {
             return mismatch("model", short(header.model), short(self.model));
         }

@@ -9,9 +9,10 @@
 
 use ruvllm_host::Scope;
 
-use super::block::{BlockShape, Half, Stored};
+use super::block::{BlockShape, Half};
 use super::recode::Packer;
 use super::store::{KvStore, Means, Place};
+use super::stored::Stored;
 use super::table::KvTable;
 use crate::error::EngineError;
 use crate::kernels::Kernels;

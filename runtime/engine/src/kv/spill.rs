@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use super::block::{BlockShape, Codecs, Half, Stored};
+use super::block::{BlockShape, Codecs, Half};
+use super::stored::Stored;
 use crate::error::EngineError;
 use crate::sealed::{MAX_CHUNK, SealedError, SealedReader, SealedWriter, SessionKey};
 

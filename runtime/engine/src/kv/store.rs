@@ -11,12 +11,13 @@ use ruvllm_host::{Scope, Worker};
 use ruvllm_native::ThreadPool;
 
 use super::ahead::{Ahead, Written};
-use super::block::{BlockShape, Codecs, Half, Side, Stored};
+use super::block::{BlockShape, Codecs, Half, Side};
 use super::policy::{KvCodec, KvPolicy};
 use super::prefix::{self, PrefixKey};
 use super::recode::{Packer, Scratch};
 use super::spill::{SpillDir, Ticket};
 use super::stats::KvStats;
+use super::stored::Stored;
 use super::table::{BlockId, Entry, KvTable, Released, Standing};
 use crate::error::EngineError;
 use crate::kernels::{Kernels, Shaping};

@@ -121,12 +121,12 @@ pub struct Scheduler {
 }
 
 struct Handle {
-    inner: Arc<Inner>,
+    inner: Arc<SchedulerInner>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// What the scheduler's thread and its handles have in common.
-struct Inner {
+struct SchedulerInner {
     engine: Engine,
     config: SchedulerConfig,
     state: Mutex<State>,
@@ -154,7 +154,7 @@ enum Phase {
     Stopped,
 }
 
-impl Inner {
+impl SchedulerInner {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -175,7 +175,8 @@ impl Scheduler {
             stats: SchedulerStats::default(),
         };
         let (work, idle) = (Condvar::new(), Condvar::new());
-        let inner = Arc::new(Inner { engine, config, state: Mutex::new(state), work, idle });
+        let inner =
+            Arc::new(SchedulerInner { engine, config, state: Mutex::new(state), work, idle });
         let thread = thread::Builder::new().name("ruvllm-steps".into());
         let thread = thread.spawn({
             let inner = Arc::clone(&inner);

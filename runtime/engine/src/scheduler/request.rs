@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::constraint::TokenConstraint;
-use crate::engine::{Engine, SessionOptions};
+use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::generate::{FinishReason, GenerateOptions, Token, Usage};
+use crate::session::SessionOptions;
 use crate::text::Text;
 
 /// What a request wants of its prompt.

@@ -7,17 +7,17 @@ use super::batch::Batch;
 use super::queue::PROMPT_WEIGHT;
 use super::sequence::{End, Sequence};
 use super::stats::SchedulerStats;
-use super::{Inner, Phase};
+use super::{Phase, SchedulerInner};
 use crate::generate::FinishReason;
 
 /// What the thread has.
 struct Runner {
-    inner: Arc<Inner>,
+    inner: Arc<SchedulerInner>,
     batch: Batch<'static>,
 }
 
 /// Closes the scheduler when the thread ends, however it does: nobody may wait for what will not come.
-struct Close(Arc<Inner>);
+struct Close(Arc<SchedulerInner>);
 
 impl Drop for Close {
     fn drop(&mut self) {
@@ -33,7 +33,7 @@ impl Drop for Close {
 }
 
 /// Computes steps until the scheduler is stopped.
-pub(super) fn run(inner: Arc<Inner>) {
+pub(super) fn run(inner: Arc<SchedulerInner>) {
     let batch = Batch::new(inner.engine.clone(), inner.config.clone());
     let mut runner = Runner { inner: Arc::clone(&inner), batch };
     // Before the batch lets go of its sinks.

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::request::{Finished, Job, Latency, Started, Update, Work};
-use crate::engine::{Engine, SessionOptions};
+use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::generate::{FinishReason, Usage};
 use crate::sampler::Candidates;
-use crate::session::Session;
+use crate::session::{Session, SessionOptions};
 use crate::step::Part;
 use crate::text::{Choice, Text};
 

@@ -9,7 +9,7 @@
 //! [`Tokenizer::encode_with_special`].
 
 mod bpe;
-mod error;
+pub(crate) mod error;
 mod hf;
 mod merges;
 mod metadata;

@@ -7,8 +7,9 @@ use ruvllm_tests::PackBuilder;
 use ruvllm_tests::wat::{Module, rmsnorm_f32};
 
 use super::*;
+use crate::kv::block::Half;
 use crate::kv::prefix::scope;
-use crate::kv::store::Means;
+use crate::kv::store::{KvStore, Means};
 use crate::kv::table::KvTable;
 use crate::kv::{KvCodec, SpillDir, Standing};
 use crate::memory::{MemoryPool, PAGE, Use};

@@ -1,0 +1,61 @@
+//! Blocks in memory.
+
+use ruvllm_native::attention::KvSegment;
+
+use super::ahead::Claim;
+use super::block::{BlockShape, Codecs, Half, Side};
+
+/// A block in memory.
+pub(crate) struct Stored {
+    keys: Side,
+    values: Side,
+    /// The job that writes these bytes anew ahead of time. It is given up with them: whoever may write to
+    /// a side, or puts another block in this one's place, drops it.
+    pub(super) ahead: Option<Claim>,
+}
+
+impl Stored {
+    pub(super) fn new(keys: Side, values: Side) -> Stored {
+        Stored { keys, values, ahead: None }
+    }
+
+    pub(crate) fn side(&self, half: Half) -> &Side {
+        match half {
+            Half::Keys => &self.keys,
+            Half::Values => &self.values,
+        }
+    }
+
+    pub(crate) fn side_mut(&mut self, half: Half) -> &mut Side {
+        self.ahead = None;
+        match half {
+            Half::Keys => &mut self.keys,
+            Half::Values => &mut self.values,
+        }
+    }
+
+    /// The codecs of keys and values.
+    pub(crate) fn codecs(&self) -> Codecs {
+        Codecs { keys: self.keys.codec, values: self.values.codec }
+    }
+
+    /// The first `len` tokens of a layer, at positions from `start` on, as attention reads them.
+    pub(crate) fn segment(
+        &self,
+        shape: &BlockShape,
+        layer: usize,
+        start: usize,
+        len: usize,
+    ) -> KvSegment<'_> {
+        KvSegment {
+            start,
+            len,
+            k_dtype: self.keys.codec.dtype(),
+            v_dtype: self.values.codec.dtype(),
+            k_layout: self.keys.codec.layout(),
+            v_layout: self.values.codec.layout(),
+            k: self.keys.rows(shape, layer, len),
+            v: self.values.rows(shape, layer, len),
+        }
+    }
+}
