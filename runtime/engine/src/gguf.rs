@@ -13,59 +13,13 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use ruvllm_abi::DType;
-
 use crate::error::EngineError;
 use crate::storage::{Storage, Tensor, TensorBytes, TensorSource};
 
 use header::TensorInfo;
 
-pub use value::Value;
+pub use value::{Metadata, Value};
 pub use write::{TensorView, write};
-
-/// The metadata of a GGUF file by key.
-pub type Metadata = HashMap<String, Value>;
-
-/// What every file starts with.
-const MAGIC: [u8; 4] = *b"GGUF";
-/// Where tensors begin, in bytes, unless a file says otherwise.
-const DEFAULT_ALIGNMENT: u64 = 32;
-
-/// The numbers and names that GGML has for types of elements; `None` where the engine does not compute with one.
-const TENSOR_TYPES: &[(u32, &str, Option<DType>)] = &[
-    (0, "F32", Some(DType::F32)),
-    (1, "F16", Some(DType::F16)),
-    (2, "Q4_0", Some(DType::Q4_0)),
-    (3, "Q4_1", Some(DType::Q4_1)),
-    (6, "Q5_0", Some(DType::Q5_0)),
-    (7, "Q5_1", Some(DType::Q5_1)),
-    (8, "Q8_0", Some(DType::Q8_0)),
-    (9, "Q8_1", None),
-    (10, "Q2_K", None),
-    (11, "Q3_K", None),
-    (12, "Q4_K", Some(DType::Q4_K)),
-    (13, "Q5_K", Some(DType::Q5_K)),
-    (14, "Q6_K", Some(DType::Q6_K)),
-    (15, "Q8_K", None),
-    (16, "IQ2_XXS", None),
-    (17, "IQ2_XS", None),
-    (18, "IQ3_XXS", None),
-    (19, "IQ1_S", None),
-    (20, "IQ4_NL", None),
-    (21, "IQ3_S", None),
-    (22, "IQ2_S", None),
-    (23, "IQ4_XS", None),
-    (24, "I8", None),
-    (25, "I16", None),
-    (26, "I32", None),
-    (27, "I64", None),
-    (28, "F64", None),
-    (29, "IQ1_M", None),
-    (30, "BF16", Some(DType::BF16)),
-    (34, "TQ1_0", None),
-    (35, "TQ2_0", None),
-    (39, "MXFP4", None),
-];
 
 /// An open GGUF file.
 pub struct GgufFile {

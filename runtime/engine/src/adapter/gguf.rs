@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::{AdapterFile, Half, Scaling, Target};
+use super::{AdapterFile, Factor, Scaling, Target};
 use crate::config::gguf_layout;
 use crate::error::EngineError;
 use crate::gguf::{GgufFile, TensorView, Value};
@@ -57,22 +57,22 @@ pub(super) fn read(path: &Path) -> Result<AdapterFile, EngineError> {
         pairs: BTreeMap::new(),
     };
     for TensorView { name, .. } in file.tensors() {
-        let (layer, target, half) = place(name).ok_or_else(|| {
+        let (layer, target, factor) = place(name).ok_or_else(|| {
             unsupported(format!("tensor `{name}` is no factor of a layer's projection"))
         })?;
         if let Some(tensor) = file.find(name)? {
-            adapter.insert(layer, target, half, name.to_owned(), tensor);
+            adapter.insert(layer, target, factor, name.to_owned(), tensor);
         }
     }
     Ok(adapter)
 }
 
 /// Where a tensor belongs: `blk.N.attn_q.weight.lora_a`, for example.
-fn place(name: &str) -> Option<(usize, Target, Half)> {
-    let (name, half) = match name.strip_suffix(".lora_a") {
-        Some(name) => (name, Half::A),
-        None => (name.strip_suffix(".lora_b")?, Half::B),
+fn place(name: &str) -> Option<(usize, Target, Factor)> {
+    let (name, factor) = match name.strip_suffix(".lora_a") {
+        Some(name) => (name, Factor::A),
+        None => (name.strip_suffix(".lora_b")?, Factor::B),
     };
     let (layer, part) = name.strip_prefix("blk.")?.strip_suffix(".weight")?.split_once('.')?;
-    Some((layer.parse().ok()?, Target::of_part(part)?, half))
+    Some((layer.parse().ok()?, Target::of_part(part)?, factor))
 }

@@ -83,7 +83,7 @@ impl Target {
 }
 
 /// What an adapter adds to one projection.
-pub(crate) struct Update {
+pub(crate) struct LoraUpdate {
     /// Both factors, as the kernel takes them.
     pub(crate) factors: Resident,
     /// Their extents; `rows` is 0.
@@ -103,7 +103,7 @@ struct AdapterInner {
     alpha: f32,
     scale: f32,
     fingerprint: [u8; 32],
-    layers: Vec<[Option<Update>; Target::ALL.len()]>,
+    layers: Vec<[Option<LoraUpdate>; Target::ALL.len()]>,
     model: Arc<Model>,
     /// Counts the factors for as long as they live.
     reserved: Reservation,
@@ -168,7 +168,7 @@ impl Adapter {
     }
 
     /// What it adds to a projection of a layer.
-    pub(crate) fn update(&self, layer: usize, target: Target) -> Option<&Update> {
+    pub(crate) fn update(&self, layer: usize, target: Target) -> Option<&LoraUpdate> {
         self.inner.layers.get(layer)?[target as usize].as_ref()
     }
 }
@@ -194,14 +194,14 @@ impl fmt::Debug for Adapter {
 
 /// A factor of an update.
 #[derive(Clone, Copy)]
-enum Half {
+enum Factor {
     A,
     B,
 }
 
 /// The factors of one update, each with the name of its tensor.
 #[derive(Default)]
-struct Pair {
+struct FactorPair {
     a: Option<(String, Tensor)>,
     b: Option<(String, Tensor)>,
 }
@@ -229,7 +229,7 @@ struct AdapterFile {
     architecture: Option<String>,
     /// The order in which the rows of queries and keys are.
     layout: RopeLayout,
-    pairs: BTreeMap<(usize, Target), Pair>,
+    pairs: BTreeMap<(usize, Target), FactorPair>,
 }
 
 /// Both factors of an update, checked against its projection.
@@ -252,11 +252,18 @@ impl AdapterFile {
     }
 
     /// Takes up a factor under the name of its tensor.
-    fn insert(&mut self, layer: usize, target: Target, half: Half, name: String, tensor: Tensor) {
+    fn insert(
+        &mut self,
+        layer: usize,
+        target: Target,
+        factor: Factor,
+        name: String,
+        tensor: Tensor,
+    ) {
         let pair = self.pairs.entry((layer, target)).or_default();
-        match half {
-            Half::A => pair.a = Some((name, tensor)),
-            Half::B => pair.b = Some((name, tensor)),
+        match factor {
+            Factor::A => pair.a = Some((name, tensor)),
+            Factor::B => pair.b = Some((name, tensor)),
         }
     }
 
@@ -316,7 +323,7 @@ impl AdapterFile {
         model: &Model,
         layer: usize,
         target: Target,
-        pair: &'a Pair,
+        pair: &'a FactorPair,
     ) -> Result<Factors<'a>, EngineError> {
         let (Some((a_name, a)), Some((b_name, b))) = (&pair.a, &pair.b) else {
             let name = pair.a.as_ref().or(pair.b.as_ref()).map_or("", |(name, _)| name);
@@ -358,7 +365,7 @@ impl AdapterFile {
         factors: &Factors<'_>,
         scale: f32,
         owner: Owner,
-    ) -> Result<Update, EngineError> {
+    ) -> Result<LoraUpdate, EngineError> {
         let Factors { layer, target, a, b, shape, dims } = factors;
         let (a, mut b) = (values(a)?, values(b)?);
         let config = model.config();
@@ -382,7 +389,7 @@ impl AdapterFile {
             )));
         }
         let factors = Resident::owned_f32(&lora_interleave(shape, &a, &b)?, owner);
-        Ok(Update { factors, dims: *dims, scale })
+        Ok(LoraUpdate { factors, dims: *dims, scale })
     }
 }
 

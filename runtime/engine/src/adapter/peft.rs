@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::{AdapterFile, Half, Scaling, Target};
+use super::{AdapterFile, Factor, Scaling, Target};
 use crate::config::RopeLayout;
 use crate::error::EngineError;
 use crate::files::{self, MAX_CONFIG_BYTES};
@@ -68,13 +68,13 @@ pub(super) fn read(path: &Path) -> Result<AdapterFile, EngineError> {
     let mut tensors = HashMap::new();
     hf::read_shard(&weights_path, &mut tensors)?;
     for (name, entry) in tensors {
-        let (layer, target, half) =
+        let (layer, target, factor) =
             place(&name).ok_or_else(|| EngineError::AdapterUnsupported {
                 path: origin.clone(),
                 what: format!("tensor `{name}` is no factor of a layer's projection"),
             })?;
         let tensor = entry.tensor(&origin, &name)?;
-        adapter.insert(layer, target, half, name, tensor);
+        adapter.insert(layer, target, factor, name, tensor);
     }
     Ok(adapter)
 }
@@ -143,15 +143,15 @@ fn is_off(value: &Value) -> bool {
 
 /// Where a tensor belongs: `base_model.model.model.layers.N.self_attn.q_proj.lora_A.weight`, for
 /// example; models without a head have one `model` less.
-fn place(name: &str) -> Option<(usize, Target, Half)> {
+fn place(name: &str) -> Option<(usize, Target, Factor)> {
     let name = name.strip_prefix("base_model.model.")?;
     let name = name.strip_prefix("model.").unwrap_or(name);
     let (layer, name) = name.strip_prefix("layers.")?.split_once('.')?;
-    let (module, half) = match name.strip_suffix(".lora_A.weight") {
-        Some(module) => (module, Half::A),
-        None => (name.strip_suffix(".lora_B.weight")?, Half::B),
+    let (module, factor) = match name.strip_suffix(".lora_A.weight") {
+        Some(module) => (module, Factor::A),
+        None => (name.strip_suffix(".lora_B.weight")?, Factor::B),
     };
-    Some((layer.parse().ok()?, Target::of_part(hf::gguf_part(module)?)?, half))
+    Some((layer.parse().ok()?, Target::of_part(hf::gguf_part(module)?)?, factor))
 }
 
 #[cfg(test)]

@@ -8,8 +8,49 @@ use std::collections::{HashMap, HashSet};
 
 use ruvllm_abi::DType;
 
-use super::{DEFAULT_ALIGNMENT, MAGIC, Metadata, TENSOR_TYPES, Value};
+use super::value::{Metadata, Value};
 use crate::error::EngineError;
+
+/// What every file starts with.
+pub(super) const MAGIC: [u8; 4] = *b"GGUF";
+/// Where tensors begin, in bytes, unless a file says otherwise.
+pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
+
+/// The numbers and names that GGML has for types of elements; `None` where the engine does not compute with one.
+pub(super) const TENSOR_TYPES: &[(u32, &str, Option<DType>)] = &[
+    (0, "F32", Some(DType::F32)),
+    (1, "F16", Some(DType::F16)),
+    (2, "Q4_0", Some(DType::Q4_0)),
+    (3, "Q4_1", Some(DType::Q4_1)),
+    (6, "Q5_0", Some(DType::Q5_0)),
+    (7, "Q5_1", Some(DType::Q5_1)),
+    (8, "Q8_0", Some(DType::Q8_0)),
+    (9, "Q8_1", None),
+    (10, "Q2_K", None),
+    (11, "Q3_K", None),
+    (12, "Q4_K", Some(DType::Q4_K)),
+    (13, "Q5_K", Some(DType::Q5_K)),
+    (14, "Q6_K", Some(DType::Q6_K)),
+    (15, "Q8_K", None),
+    (16, "IQ2_XXS", None),
+    (17, "IQ2_XS", None),
+    (18, "IQ3_XXS", None),
+    (19, "IQ1_S", None),
+    (20, "IQ4_NL", None),
+    (21, "IQ3_S", None),
+    (22, "IQ2_S", None),
+    (23, "IQ4_XS", None),
+    (24, "I8", None),
+    (25, "I16", None),
+    (26, "I32", None),
+    (27, "I64", None),
+    (28, "F64", None),
+    (29, "IQ1_M", None),
+    (30, "BF16", Some(DType::BF16)),
+    (34, "TQ1_0", None),
+    (35, "TQ2_0", None),
+    (39, "MXFP4", None),
+];
 
 /// The most array elements that all metadata together may hold; vocabularies have below a million.
 const MAX_ARRAY_ELEMENTS: u64 = 1 << 24;

@@ -1,3 +1,8 @@
+use std::collections::HashMap;
+
+/// The metadata of a GGUF file by key.
+pub type Metadata = HashMap<String, Value>;
+
 /// A value of a GGUF file's metadata.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)] // The names say it all.

@@ -2,7 +2,8 @@ use std::io::{self, Write};
 
 use ruvllm_abi::DType;
 
-use super::{DEFAULT_ALIGNMENT, MAGIC, TENSOR_TYPES, Value};
+use super::header::{DEFAULT_ALIGNMENT, MAGIC, TENSOR_TYPES};
+use super::value::Value;
 
 /// A tensor as it lies in a file.
 #[derive(Debug, Clone, Copy)]

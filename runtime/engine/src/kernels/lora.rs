@@ -5,7 +5,7 @@ use ruvllm_native::{Isa, ThreadPool, ops};
 use smallvec::SmallVec;
 
 use super::Kernels;
-use crate::adapter::Update;
+use crate::adapter::LoraUpdate;
 use crate::error::EngineError;
 use crate::memory::room;
 
@@ -21,7 +21,7 @@ const FEW: usize = 16;
 /// Some rows of a projection, of one scope, and their update: `x` `[m, in_dim]` and `y` `[m, out_dim]`.
 pub(crate) struct LoraRows<'a> {
     pub(crate) scope: Scope,
-    pub(crate) update: &'a Update,
+    pub(crate) update: &'a LoraUpdate,
     pub(crate) x: &'a [f32],
     pub(crate) y: &'a mut [f32],
 }
@@ -60,7 +60,7 @@ struct Share<'a, 'r> {
 
 /// Who answers, and how sums are made.
 #[derive(Clone, Copy)]
-struct Means<'a> {
+struct LoraKernel<'a> {
     snapshot: &'a RegistrySnapshot,
     slot: OpSlot,
     isa: Isa,
@@ -76,13 +76,13 @@ impl Kernels {
         mut all: LoraList<'_>,
     ) -> Result<(), EngineError> {
         let Kernels { workers, deltas, pinned, .. } = self;
-        let means = Means { snapshot: &pinned.snapshot, slot: pinned.lora()?, isa };
+        let kernel = LoraKernel { snapshot: &pinned.snapshot, slot: pinned.lora()?, isa };
         let products: usize = all.iter().map(|rows| rows.rows() * rows.row_products()).sum();
         let threads = pool.threads().min(workers.len());
         if threads == 1 || products < SPLIT_PRODUCTS {
             return match (workers.first_mut(), deltas.first_mut()) {
                 (Some(worker), Some(delta)) => {
-                    all.iter_mut().try_for_each(|rows| means.add(worker, delta, rows))
+                    all.iter_mut().try_for_each(|rows| kernel.add(worker, delta, rows))
                 }
                 _ => Ok(()),
             };
@@ -112,13 +112,13 @@ impl Kernels {
         pool.run_with(&mut shares, &|_, share: &mut Share<'_, '_>| {
             let Share { worker, delta, pieces, .. } = share;
             let mut pieces = pieces.iter_mut();
-            share.result = pieces.try_for_each(|rows| means.add(worker, delta, rows));
+            share.result = pieces.try_for_each(|rows| kernel.add(worker, delta, rows));
         });
         shares.into_iter().try_for_each(|share| share.result)
     }
 }
 
-impl Means<'_> {
+impl LoraKernel<'_> {
     /// Computes and adds some rows, a tile at a time.
     fn add(
         self,
@@ -126,7 +126,7 @@ impl Means<'_> {
         delta: &mut Vec<f32>,
         rows: &mut LoraRows<'_>,
     ) -> Result<(), EngineError> {
-        let Update { factors, dims, scale } = rows.update;
+        let LoraUpdate { factors, dims, scale } = rows.update;
         let (in_dim, out_dim) = (dims.in_dim as usize, dims.out_dim as usize);
         let tile = (TILE / out_dim).max(1);
         let tiles = rows.x.chunks(tile * in_dim).zip(rows.y.chunks_mut(tile * out_dim));

@@ -50,13 +50,13 @@ struct JobQueue {
 
 struct Jobs {
     /// In the order in which they were handed over.
-    list: Vec<Listed>,
+    list: Vec<QueuedJob>,
     /// The number of the next job.
     next: u64,
     end: bool,
 }
 
-struct Listed {
+struct QueuedJob {
     number: u64,
     /// The step that handed it over.
     since: u64,
@@ -129,7 +129,7 @@ impl JobQueue {
     fn take(&self, number: u64, ready: impl Fn(&Job) -> bool) -> Option<Job> {
         let mut jobs = self.lock();
         loop {
-            let at = jobs.list.iter().position(|listed| listed.number == number)?;
+            let at = jobs.list.iter().position(|queued| queued.number == number)?;
             if jobs.list[at].job.as_ref().is_some_and(&ready) {
                 return jobs.list.remove(at).job;
             }
@@ -145,9 +145,9 @@ impl JobQueue {
                 return None;
             }
             let waiting = |job: &mut Job| job.state == State::Waiting;
-            for listed in &mut jobs.list {
-                if let Some(job) = listed.job.take_if(waiting) {
-                    return Some((listed.number, job));
+            for queued in &mut jobs.list {
+                if let Some(job) = queued.job.take_if(waiting) {
+                    return Some((queued.number, job));
                 }
             }
             jobs = Self::wait(&self.handed, jobs);
@@ -158,8 +158,8 @@ impl JobQueue {
     fn give_back(&self, number: u64, job: Job) {
         let mut jobs = self.lock();
         // Nobody takes it off the list while the thread has it.
-        if let Some(listed) = jobs.list.iter_mut().find(|listed| listed.number == number) {
-            listed.job = Some(job);
+        if let Some(queued) = jobs.list.iter_mut().find(|queued| queued.number == number) {
+            queued.job = Some(job);
         }
         self.back.notify_all();
     }
@@ -240,7 +240,7 @@ impl Ahead {
         let mut jobs = self.queue.lock();
         let number = jobs.next;
         jobs.next += 1;
-        jobs.list.push(Listed { number, since, job: Some(job) });
+        jobs.list.push(QueuedJob { number, since, job: Some(job) });
         self.queue.handed.notify_one();
         Claim { queue: Arc::clone(&self.queue), number }
     }
@@ -249,8 +249,8 @@ impl Ahead {
     pub(super) fn give_up(&self, before: u64) {
         let mut jobs = self.queue.lock();
         loop {
-            jobs.list.retain(|listed| listed.since >= before || listed.job.is_none());
-            if jobs.list.iter().all(|listed| listed.since >= before) {
+            jobs.list.retain(|queued| queued.since >= before || queued.job.is_none());
+            if jobs.list.iter().all(|queued| queued.since >= before) {
                 return;
             }
             jobs = JobQueue::wait(&self.queue.back, jobs);

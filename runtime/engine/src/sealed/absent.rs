@@ -1,6 +1,7 @@
 //! In place of the cipher, in a build without the feature `encryption`: nobody gets a sealer or an opener.
 
-use super::{SALT_BYTES, SealedError};
+use super::error::SealedError;
+use super::format::SALT_BYTES;
 
 pub(super) enum Sealer {}
 

@@ -1,5 +1,7 @@
 //! What a sealed file gives back, and everything that it refuses.
 
+use std::io;
+
 use super::*;
 
 const PURPOSE: &str = "test";

@@ -2,8 +2,8 @@
 //!
 //! A symbol is a token or a text that only occurs inside merges.
 
-use super::Map;
 use super::error::TokenizerError;
+use super::map::Map;
 use super::merges::{MergeTable, Scratch};
 use super::metadata::Metadata;
 use super::pre::Splitter;

@@ -82,3 +82,8 @@ impl TokenizerError {
         }
     }
 }
+
+/// An error that names what a `tokenizer.json` has that is not supported, or contradicts itself.
+pub(super) fn refuse<T>(reason: impl Into<String>) -> Result<T, TokenizerError> {
+    Err(TokenizerError::HuggingFace(reason.into()))
+}

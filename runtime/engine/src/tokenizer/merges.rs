@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::Map;
+use super::map::Map;
 
 const NONE: u32 = u32::MAX;
 /// Rank of a pair that does not merge.

@@ -3,8 +3,21 @@
 use std::collections::HashMap;
 
 use super::error::TokenizerError;
-use super::vocab::attr;
 use crate::gguf::Value;
+
+/// Attribute bits of a token; several may be set.
+pub(super) mod attr {
+    pub(in crate::tokenizer) const UNKNOWN: u16 = 1;
+    pub(in crate::tokenizer) const UNUSED: u16 = 2;
+    pub(in crate::tokenizer) const NORMAL: u16 = 4;
+    pub(in crate::tokenizer) const CONTROL: u16 = 8;
+    pub(in crate::tokenizer) const USER_DEFINED: u16 = 16;
+    pub(in crate::tokenizer) const BYTE: u16 = 32;
+    /// White space in front of the token goes with it.
+    pub(in crate::tokenizer) const LSTRIP: u16 = 64;
+    /// White space behind the token goes with it.
+    pub(in crate::tokenizer) const RSTRIP: u16 = 128;
+}
 
 /// The key-value pairs of a GGUF file.
 pub(super) struct Metadata<'a>(pub(super) &'a HashMap<String, Value>);

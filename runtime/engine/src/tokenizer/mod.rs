@@ -11,6 +11,7 @@
 mod bpe;
 pub(crate) mod error;
 mod hf;
+mod map;
 mod merges;
 mod metadata;
 mod pre;
@@ -37,10 +38,6 @@ use spm::Spm;
 use vocab::Vocab;
 
 use crate::gguf::Value;
-
-/// A map for keys that come from files and texts: fast, and keyed at random, so that nobody can choose keys
-/// that collide.
-type Map<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 
 /// The tokenizer of a model.
 #[derive(Debug)]

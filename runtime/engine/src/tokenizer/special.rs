@@ -10,9 +10,10 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-use super::Map;
 use super::error::TokenizerError;
-use super::vocab::{Vocab, attr};
+use super::map::Map;
+use super::metadata::attr;
+use super::vocab::Vocab;
 
 /// Bytes that a special token may have; the longest known ones, runs of white space, have a hundred.
 pub(super) const MAX_SPECIAL_BYTES: usize = 256;

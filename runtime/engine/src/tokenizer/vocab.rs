@@ -6,26 +6,12 @@
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
-use super::Map;
 use super::error::TokenizerError;
-use super::metadata::Metadata;
+use super::map::Map;
+use super::metadata::{Metadata, attr};
 use super::pre_table::PreTokenizer;
 use super::unicode;
 use crate::gguf::Value;
-
-/// Attribute bits of a token; several may be set.
-pub(super) mod attr {
-    pub(in crate::tokenizer) const UNKNOWN: u16 = 1;
-    pub(in crate::tokenizer) const UNUSED: u16 = 2;
-    pub(in crate::tokenizer) const NORMAL: u16 = 4;
-    pub(in crate::tokenizer) const CONTROL: u16 = 8;
-    pub(in crate::tokenizer) const USER_DEFINED: u16 = 16;
-    pub(in crate::tokenizer) const BYTE: u16 = 32;
-    /// White space in front of the token goes with it.
-    pub(in crate::tokenizer) const LSTRIP: u16 = 64;
-    /// White space behind the token goes with it.
-    pub(in crate::tokenizer) const RSTRIP: u16 = 128;
-}
 
 /// Bytes that a token may have, an order of magnitude above any known vocabulary's: a short answer must not
 /// become a huge text.

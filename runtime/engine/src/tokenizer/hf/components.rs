@@ -1,12 +1,10 @@
 //! From the components that a `tokenizer.json` names to the steps that do their work.
 
-use super::META_SPACE;
-use super::cut::{Behavior, GPT2, Matcher, PrependScheme, Step};
+use super::cut::{Behavior, GPT2, META_SPACE, Matcher, PrependScheme, Step};
 use super::decode::Decoder;
-use super::file::refuse;
 use super::json;
 use super::normalize::{Normalizer, Replace};
-use crate::tokenizer::error::TokenizerError;
+use crate::tokenizer::error::{TokenizerError, refuse};
 
 /// Components of one kind that follow each other; known files have up to seven.
 const MAX_COMPONENTS: usize = 16;

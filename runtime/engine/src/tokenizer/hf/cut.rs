@@ -9,10 +9,12 @@ use std::ops::Range;
 use regex::Regex;
 use serde::Deserialize;
 
-use super::META_SPACE;
 use crate::tokenizer::error::TokenizerError;
 use crate::tokenizer::pre_table::Tail;
 use crate::tokenizer::unicode;
+
+/// What SentencePiece writes for a space.
+pub(super) const META_SPACE: char = '▁';
 
 /// The pattern of GPT-2, which `ByteLevel` cuts by.
 pub(super) const GPT2: &str =

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::META_SPACE;
+use super::cut::META_SPACE;
 use super::normalize::Replace;
 use crate::tokenizer::unicode;
 

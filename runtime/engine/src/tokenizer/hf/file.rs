@@ -17,7 +17,7 @@ use super::decode::Decoder;
 use super::json;
 use super::model::{Model, Settings};
 use super::normalize::{Normalized, Normalizer};
-use crate::tokenizer::error::TokenizerError;
+use crate::tokenizer::error::{TokenizerError, refuse};
 use crate::tokenizer::merges::MergeTable;
 use crate::tokenizer::special::MAX_SPECIAL_BYTES;
 use crate::tokenizer::vocab::MAX_TOKEN_BYTES;
@@ -51,11 +51,6 @@ impl HfFile {
     pub(super) fn token_id(&self, text: &str) -> Option<u32> {
         self.model.id(text).or_else(|| self.added.id(text))
     }
-}
-
-/// An error that names what is not supported or contradicts itself.
-pub(super) fn refuse<T>(reason: impl Into<String>) -> Result<T, TokenizerError> {
-    Err(TokenizerError::HuggingFace(reason.into()))
 }
 
 /// Builds the tokenizer of a file.

@@ -24,7 +24,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use self::components::Spelling;
-use self::cut::Pieces;
+use self::cut::{META_SPACE, Pieces};
 use self::file::HfFile;
 use self::normalize::Normalized;
 use super::error::TokenizerError;
@@ -33,9 +33,6 @@ use super::special::Part;
 use super::unicode;
 use super::vocab::END_OF_GENERATION;
 use crate::files::{self, MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES};
-
-/// What SentencePiece writes for a space.
-const META_SPACE: char = '▁';
 
 #[derive(Debug)]
 pub(super) struct HfTokenizer {

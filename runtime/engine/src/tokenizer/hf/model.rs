@@ -1,6 +1,6 @@
 //! Byte-pair encoding as `tokenizer.json` describes it: symbols start as characters.
 
-use crate::tokenizer::Map;
+use crate::tokenizer::map::Map;
 use crate::tokenizer::merges::{MergeTable, Scratch};
 
 /// Token texts to ids.
