@@ -103,8 +103,9 @@ impl<'a> Sequence<'a> {
         Sequence { client, order, options, submitted, idle: true, ..base }
     }
 
-    /// A sequence that goes on with the session of a caller who waits for its end. The engine gets back what
-    /// the session has lost, so that none of its tokens are missing where that fails.
+    /// A sequence that goes on with the session of a caller who waits for its end. Blocks that were evicted
+    /// are left to the engine's steps, which compute them again, since taking their tokens out of the session
+    /// as [`Sequence::wake`] does would lose them where a step fails.
     pub(super) fn borrowing(
         session: &'a mut Session,
         prompt: &[u32],
