@@ -6,6 +6,7 @@
 
 mod from_gguf;
 mod from_hf;
+mod identity;
 
 use crate::error::EngineError;
 

@@ -421,7 +421,10 @@ fn default_memory() -> Result<Arc<MemoryPool>, EngineError> {
 /// What tells the numbers of this engine from those of others: the model, and how positions turn.
 fn identity(model: &Model, rotation: &Rotation) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_keyed(&model.fingerprint());
-    hasher.update(format!("{rotation:?}").as_bytes());
+    let Rotation { frequencies, magnitude } = rotation;
+    for x in frequencies.iter().chain([magnitude]) {
+        hasher.update(&x.to_le_bytes());
+    }
     *hasher.finalize().as_bytes()
 }
 

@@ -148,8 +148,8 @@ impl Model {
 
     /// A hash of the configuration and of a sample of the weights, which tells models apart.
     pub fn fingerprint(&self) -> [u8; 32] {
-        let mut hasher = blake3::Hasher::new_derive_key("ruvllm model fingerprint v1");
-        hasher.update(format!("{:?}", self.config).as_bytes());
+        let mut hasher = blake3::Hasher::new_derive_key("ruvllm model fingerprint v2");
+        hasher.update(&self.config.to_bytes());
         self.weights.sample(&mut |bytes| {
             hasher.update(bytes);
         });
