@@ -395,7 +395,7 @@ impl Engine {
         let inner = &*self.inner;
         let steady = chunks.iter().any(|chunk| chunk.table.standing.steady);
         let (mut decoder, machine) = self.pinned(steady)?;
-        decoder.run(machine, &inner.model, chunks, inner.config.batch, each)
+        decoder.forward(machine, &inner.model, chunks, inner.config.batch, each)
     }
 }
 

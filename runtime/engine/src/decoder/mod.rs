@@ -9,8 +9,8 @@
 //! A step computes chunks of one or more sequences. Its rows are the tokens of all chunks, one
 //! after another; everything but the cache and what reads it ([`attention`]) treats them alike,
 //! so that the weights are read once for all sequences, and the updates of their adapters
-//! ([`adapted`]), which each adds to its own rows. What comes before, getting the sequences'
-//! blocks to where they can be read, is in [`prepare`].
+//! ([`adapted`]), which each adds to its own rows. A step begins in [`Decoder::forward`]; getting
+//! the sequences' blocks to where they can be read is in [`prepare`].
 
 mod adapted;
 mod attention;
@@ -182,7 +182,35 @@ impl Decoder {
         rows * row + LOGIT_ROWS.min(rows) * vocab * size_of::<f32>()
     }
 
-    /// Computes a step and stores its keys and values; on an error no table holds blocks of it.
+    /// Computes a step: logits or hidden states of the chunks' wanted tokens, and the keys and values of
+    /// all. First comes whatever the sequences lack, `batch` tokens at once of what is computed again.
+    ///
+    /// # Errors
+    /// What the memory or a kernel refuses, and [`EngineError::NonFiniteLogits`]. Every sequence is then
+    /// as it was.
+    pub(crate) fn forward(
+        &mut self,
+        machine: Machine<'_>,
+        model: &Model,
+        chunks: &mut [Chunk<'_>],
+        batch: usize,
+        each: &mut EachLogits<'_>,
+    ) -> Result<(), EngineError> {
+        self.load_blocks(machine, model, chunks, batch)?;
+        let ready = self.attach_prefixes(machine, model, chunks);
+        let computed = ready.and_then(|()| self.step(machine, model, chunks, each));
+        for chunk in chunks {
+            if computed.is_err() {
+                let len = chunk.table.len() - chunk.skipped;
+                chunk.table.truncate(len);
+            } else {
+                self.settle(machine, chunk.table, chunk.tokens.len());
+            }
+        }
+        computed
+    }
+
+    /// Computes chunks whose sequences lack nothing; on an error no table holds blocks of them.
     fn step(
         &mut self,
         machine: Machine<'_>,

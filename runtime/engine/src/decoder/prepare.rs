@@ -1,13 +1,13 @@
-//! What comes before and after the computing of a step: the sequences' blocks.
+//! What comes before and after the layers of a step: the sequences' blocks.
 //!
 //! Before, blocks that were spilled are read back, tokens whose blocks are lost are computed again,
 //! beginnings that others have computed are attached, and there is made room for the step's own
-//! keys and values. After, what failed is taken back, or blocks that are full are put in order.
+//! keys and values. After, blocks that are full are put in order.
 
 use ruvllm_host::Scope;
 
 use super::attention::{rope_rows, spread};
-use super::{Chunk, Decoder, EachLogits, Machine};
+use super::{Chunk, Decoder, Machine};
 use crate::error::EngineError;
 use crate::kernels::Kernels;
 use crate::kv::{KvTable, Means};
@@ -15,41 +15,39 @@ use crate::memory::Exhausted;
 use crate::model::Model;
 
 impl Decoder {
-    /// Computes a step, and before it whatever its sequences lack; `batch` tokens at once of that. On
-    /// an error every sequence is as it was.
-    pub(crate) fn run(
+    /// Gets the blocks of a step's sequences into memory, computing what is lost again, `batch` tokens at
+    /// once.
+    pub(super) fn load_blocks(
         &mut self,
         machine: Machine<'_>,
         model: &Model,
         chunks: &mut [Chunk<'_>],
         batch: usize,
-        each: &mut EachLogits<'_>,
     ) -> Result<(), EngineError> {
         // All are pinned before room is made for one.
         self.kv.begin(&self.kernels);
         for chunk in chunks.iter() {
             self.kv.touch(chunk.table);
         }
-        for chunk in chunks.iter_mut() {
-            self.catch_up(machine, model, chunk.table, batch)?;
-        }
-        let ready = chunks.iter_mut().try_for_each(|chunk| {
+        let mut chunks = chunks.iter_mut();
+        chunks.try_for_each(|chunk| self.catch_up(machine, model, chunk.table, batch))
+    }
+
+    /// Makes endless sequences forget what is in the way of their chunks, and leaves out of these what
+    /// others have computed.
+    pub(super) fn attach_prefixes(
+        &mut self,
+        machine: Machine<'_>,
+        model: &Model,
+        chunks: &mut [Chunk<'_>],
+    ) -> Result<(), EngineError> {
+        for chunk in chunks {
             self.slide(machine, model, chunk.table, chunk.tokens.len())?;
             let mut means = Means { kernels: &mut self.kernels, pool: machine.pool };
             let found = self.kv.attach(chunk.table, &chunk.tokens[..chunk.from], &mut means);
             chunk.skip(found);
-            Ok(())
-        });
-        let computed = ready.and_then(|()| self.step(machine, model, chunks, each));
-        for chunk in chunks {
-            if computed.is_err() {
-                let len = chunk.table.len() - chunk.skipped;
-                chunk.table.truncate(len);
-            } else {
-                self.settle(machine, chunk.table, chunk.tokens.len());
-            }
         }
-        computed
+        Ok(())
     }
 
     /// Attaches to a sequence what others have computed of `tokens`, with which it goes on, and gives how
@@ -162,7 +160,7 @@ impl Decoder {
 
     /// Puts a sequence's blocks in order. A kernel that fails here has left the block as it was, so the
     /// sequence is whole, only larger than it could be.
-    fn settle(&mut self, machine: Machine<'_>, table: &mut KvTable, added: usize) {
+    pub(super) fn settle(&mut self, machine: Machine<'_>, table: &mut KvTable, added: usize) {
         let mut means = Means { kernels: &mut self.kernels, pool: machine.pool };
         let _ = self.kv.settle(table, added, &mut means);
     }
