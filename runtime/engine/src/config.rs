@@ -9,6 +9,7 @@ mod from_hf;
 mod identity;
 
 use crate::error::EngineError;
+use crate::tensors::ROPE_FACTORS;
 
 pub use from_gguf::from_gguf;
 pub(crate) use from_gguf::gguf_layout;
@@ -249,7 +250,7 @@ impl ModelConfig {
                 if factors.len() != rope.dims / 2 || !factors.iter().all(|&f| positive(f.into())) {
                     let value = format!("{} factors", factors.len());
                     let reason = "one positive factor per rotated pair is needed";
-                    return refuse("rope_freqs.weight", value, reason);
+                    return refuse(ROPE_FACTORS, value, reason);
                 }
             }
         }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use crate::error::EngineError;
 use crate::storage::{Storage, Tensor, TensorBytes, TensorSource};
+use crate::tensors::Naming;
 
 use header::TensorInfo;
 
@@ -127,6 +128,10 @@ impl GgufFile {
 impl TensorSource for GgufFile {
     fn origin(&self) -> &str {
         &self.origin
+    }
+
+    fn naming(&self) -> Naming {
+        Naming::Gguf
     }
 
     fn find(&self, name: &str) -> Result<Option<Tensor>, EngineError> {

@@ -1,8 +1,7 @@
 //! Hugging Face model directories: `config.json` and safetensors, one file or shards.
 //!
-//! Tensors are found under the names of the GGUF convention, so that the rest of the crate knows
-//! one set of names. Weights stay in the mapped files. Shard names come from a file that may be
-//! hostile: only plain names inside the directory are followed.
+//! Weights stay in the mapped files. Shard names come from a file that may be hostile: only plain
+//! names inside the directory are followed.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -15,19 +14,7 @@ use serde::Deserialize;
 use crate::error::EngineError;
 use crate::files::{self, MAX_CONFIG_BYTES};
 use crate::storage::{Storage, Tensor, TensorBytes, TensorSource};
-
-/// The tensors of a layer: the part of the GGUF name, and of the Hugging Face name.
-const LAYER_NAMES: &[(&str, &str)] = &[
-    ("attn_norm", "input_layernorm"),
-    ("attn_q", "self_attn.q_proj"),
-    ("attn_k", "self_attn.k_proj"),
-    ("attn_v", "self_attn.v_proj"),
-    ("attn_output", "self_attn.o_proj"),
-    ("ffn_norm", "post_attention_layernorm"),
-    ("ffn_gate", "mlp.gate_proj"),
-    ("ffn_up", "mlp.up_proj"),
-    ("ffn_down", "mlp.down_proj"),
-];
+use crate::tensors::Naming;
 
 /// A tensor of a safetensors file.
 pub(crate) struct Entry {
@@ -138,30 +125,13 @@ impl TensorSource for HfDir {
         &self.origin
     }
 
+    fn naming(&self) -> Naming {
+        Naming::HuggingFace
+    }
+
     fn find(&self, name: &str) -> Result<Option<Tensor>, EngineError> {
-        let found = hf_name(name).and_then(|name| self.tensors.get_key_value(&name));
-        found.map(|(name, entry)| entry.tensor(&self.origin, name)).transpose()
+        self.tensors.get(name).map(|entry| entry.tensor(&self.origin, name)).transpose()
     }
-}
-
-/// The Hugging Face name of a tensor in the GGUF convention.
-fn hf_name(name: &str) -> Option<String> {
-    match name {
-        "token_embd.weight" => return Some("model.embed_tokens.weight".to_owned()),
-        "output_norm.weight" => return Some("model.norm.weight".to_owned()),
-        "output.weight" => return Some("lm_head.weight".to_owned()),
-        _ => {}
-    }
-    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-    let (part, kind) = rest.split_once('.')?;
-    let (_, part) = LAYER_NAMES.iter().find(|(gguf, _)| *gguf == part)?;
-    Some(format!("model.layers.{layer}.{part}.{kind}"))
-}
-
-/// The part of a layer's name in the GGUF convention, such as `attn_q`, of a module's in Hugging
-/// Face's, such as `self_attn.q_proj`.
-pub(crate) fn gguf_part(module: &str) -> Option<&'static str> {
-    LAYER_NAMES.iter().find(|(_, name)| *name == module).map(|(part, _)| *part)
 }
 
 /// Maps a safetensors file and adds its tensors by name. A shard has tensors, and ones that no other has, so
@@ -211,15 +181,6 @@ pub(crate) fn read_shard(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_those_of_the_gguf_convention() {
-        let name = |n| hf_name(n).unwrap_or_default();
-        assert_eq!(name("blk.11.attn_k.bias"), "model.layers.11.self_attn.k_proj.bias");
-        assert_eq!(name("blk.0.ffn_norm.weight"), "model.layers.0.post_attention_layernorm.weight");
-        assert_eq!(name("output.weight"), "lm_head.weight");
-        assert_eq!(name("rope_freqs.weight"), "");
-    }
 
     #[test]
     fn a_shard_outside_the_directory_is_refused() {

@@ -40,6 +40,7 @@ pub mod sealed;
 pub mod session;
 pub mod step;
 mod storage;
+mod tensors;
 mod text;
 pub mod tokenizer;
 mod weights;

@@ -15,6 +15,7 @@ use ruvllm_abi::DType;
 use ruvllm_host::open_regular;
 
 use crate::error::EngineError;
+use crate::tensors::Naming;
 
 /// One cache line; a vector of them is a byte buffer of that alignment.
 #[repr(C, align(64))]
@@ -152,10 +153,13 @@ pub(crate) struct Tensor {
     pub(crate) bytes: TensorBytes,
 }
 
-/// A file or directory that holds tensors under the names of the GGUF convention.
+/// A file or directory that holds tensors.
 pub(crate) trait TensorSource {
     /// What to call the source in messages.
     fn origin(&self) -> &str;
+
+    /// Whose names its tensors have.
+    fn naming(&self) -> Naming;
 
     /// The tensor of that name, or `None`.
     ///

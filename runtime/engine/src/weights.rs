@@ -14,6 +14,7 @@ use ruvllm_native::{Isa, NativeError, ThreadPool};
 use crate::config::ModelConfig;
 use crate::error::EngineError;
 use crate::storage::{Tensor, TensorBytes, TensorSource};
+use crate::tensors::{LayerModule, Module, Projection};
 
 /// A projection: a matrix `[rows, cols]` and possibly a bias `[rows]`.
 pub(crate) struct Linear {
@@ -27,6 +28,15 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
+    /// A projection by a tensor `[rows, cols]`.
+    fn new(weight: Tensor, bias: Option<Vec<f32>>) -> Result<Linear, EngineError> {
+        let Tensor { dtype, shape, bytes } = weight;
+        let (rows, cols) = (shape[0], shape[1]);
+        let linear = Linear { dtype, rows, cols, bytes, packed: OnceLock::new(), bias };
+        linear.matrix()?;
+        Ok(linear)
+    }
+
     /// The matrix as the matrix product takes it.
     pub(crate) fn matrix(&self) -> Result<Weights<'_>, NativeError> {
         let weights = Weights::new(self.dtype, self.rows, self.cols, self.bytes.as_slice())?;
@@ -71,7 +81,7 @@ impl Linear {
 }
 
 /// The weights of one decoder layer.
-pub(crate) struct Layer {
+pub(crate) struct LayerWeights {
     pub(crate) attn_norm: Resident,
     pub(crate) q: Linear,
     pub(crate) k: Linear,
@@ -83,10 +93,24 @@ pub(crate) struct Layer {
     pub(crate) down: Linear,
 }
 
+impl LayerWeights {
+    pub(crate) fn projection(&self, projection: Projection) -> &Linear {
+        match projection {
+            Projection::Query => &self.q,
+            Projection::Key => &self.k,
+            Projection::Value => &self.v,
+            Projection::Output => &self.o,
+            Projection::Gate => &self.gate,
+            Projection::Up => &self.up,
+            Projection::Down => &self.down,
+        }
+    }
+}
+
 /// The weights of a model.
 pub(crate) struct ModelWeights {
     pub(crate) embedding: Linear,
-    pub(crate) layers: Vec<Layer>,
+    pub(crate) layers: Vec<LayerWeights>,
     pub(crate) output_norm: Resident,
     /// `None` where the embedding table serves as output projection too.
     output: Option<Linear>,
@@ -105,14 +129,11 @@ impl ModelWeights {
         let loader = Loader { source };
         let embedding = loader.embedding(config.dim)?;
         let vocab = embedding.rows;
-        let output = if config.tied_embeddings || source.find("output.weight")?.is_none() {
-            None
-        } else {
-            Some(loader.linear("output", vocab, config.dim, Bias::None)?)
-        };
+        let output =
+            if config.tied_embeddings { None } else { loader.output(vocab, config.dim)? };
         let layers =
             (0..config.layers()).map(|i| loader.layer(i, config)).collect::<Result<_, _>>()?;
-        let output_norm = loader.norm("output_norm", config.dim)?;
+        let output_norm = loader.norm(Module::OutputNorm, config.dim)?;
         Ok(ModelWeights { embedding, layers, output_norm, output })
     }
 
@@ -181,13 +202,13 @@ impl ModelWeights {
     }
 
     fn projections(&self) -> impl Iterator<Item = &Linear> {
-        self.layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down])
+        let layers = self.layers.iter();
+        layers.flat_map(|layer| Projection::ALL.map(|projection| layer.projection(projection)))
     }
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Bias {
-    None,
     IfPresent,
     Required,
 }
@@ -224,63 +245,56 @@ impl Loader<'_> {
         Ok(values)
     }
 
-    fn norm(&self, name: &str, dim: usize) -> Result<Resident, EngineError> {
-        Ok(Resident::from_f32(&self.vector(&format!("{name}.weight"), dim)?))
+    fn norm(&self, module: Module, dim: usize) -> Result<Resident, EngineError> {
+        let weight = module.weight(self.source.naming());
+        Ok(Resident::from_f32(&self.vector(&weight, dim)?))
     }
 
     /// The embedding table has as many rows as the vocabulary has tokens; only its width is known.
     fn embedding(&self, dim: usize) -> Result<Linear, EngineError> {
-        let name = "token_embd.weight";
-        let rows = match self.tensor(name)?.shape[..] {
+        let name = Module::TokenEmbedding.weight(self.source.naming());
+        let rows = match self.tensor(&name)?.shape[..] {
             [rows, _] if rows > 0 && rows <= u32::MAX as usize => rows,
             _ => 0,
         };
-        let tensor = self.shaped(name, &[rows, dim])?;
-        self.matrix(tensor, None)
+        let tensor = self.shaped(&name, &[rows, dim])?;
+        Linear::new(tensor, None)
     }
 
-    fn matrix(&self, tensor: Tensor, bias: Option<Vec<f32>>) -> Result<Linear, EngineError> {
-        let Tensor { dtype, shape, bytes } = tensor;
-        let (rows, cols) = (shape[0], shape[1]);
-        let linear = Linear { dtype, rows, cols, bytes, packed: OnceLock::new(), bias };
-        linear.matrix()?;
-        Ok(linear)
+    /// The output projection, if the file holds one.
+    fn output(&self, vocab: usize, dim: usize) -> Result<Option<Linear>, EngineError> {
+        let name = Module::Output.weight(self.source.naming());
+        if self.source.find(&name)?.is_none() {
+            return Ok(None);
+        }
+        Linear::new(self.shaped(&name, &[vocab, dim])?, None).map(Some)
     }
 
-    fn linear(
-        &self,
-        name: &str,
-        rows: usize,
-        cols: usize,
-        bias: Bias,
-    ) -> Result<Linear, EngineError> {
-        let tensor = self.shaped(&format!("{name}.weight"), &[rows, cols])?;
-        let bias_name = format!("{name}.bias");
-        let bias = match bias {
-            Bias::None => None,
-            Bias::IfPresent if self.source.find(&bias_name)?.is_none() => None,
-            Bias::IfPresent | Bias::Required => Some(self.vector(&bias_name, rows)?),
-        };
-        self.matrix(tensor, bias)
-    }
-
-    fn layer(&self, index: usize, config: &ModelConfig) -> Result<Layer, EngineError> {
-        let name = |part: &str| format!("blk.{index}.{part}");
-        let linear = |part: &str, rows: usize, cols: usize, bias: Bias| {
-            self.linear(&name(part), rows, cols, bias)
+    fn layer(&self, index: usize, config: &ModelConfig) -> Result<LayerWeights, EngineError> {
+        let naming = self.source.naming();
+        let norm = |module| self.norm(Module::Layer(index, module), config.dim);
+        let linear = |projection, rows: usize, cols: usize, bias: Bias| {
+            let module = Module::Layer(index, LayerModule::Projection(projection));
+            let tensor = self.shaped(&module.weight(naming), &[rows, cols])?;
+            let name = module.bias(naming);
+            let bias = match bias {
+                Bias::IfPresent if self.source.find(&name)?.is_none() => None,
+                Bias::IfPresent | Bias::Required => Some(self.vector(&name, rows)?),
+            };
+            Linear::new(tensor, bias)
         };
         let qkv = if config.qkv_bias { Bias::Required } else { Bias::IfPresent };
         let (dim, ffn) = (config.dim, config.ffn_dim);
-        Ok(Layer {
-            attn_norm: self.norm(&name("attn_norm"), dim)?,
-            q: linear("attn_q", config.q_dim(), dim, qkv)?,
-            k: linear("attn_k", config.kv_dim(), dim, qkv)?,
-            v: linear("attn_v", config.kv_dim(), dim, qkv)?,
-            o: linear("attn_output", dim, config.q_dim(), Bias::IfPresent)?,
-            ffn_norm: self.norm(&name("ffn_norm"), dim)?,
-            gate: linear("ffn_gate", ffn, dim, Bias::IfPresent)?,
-            up: linear("ffn_up", ffn, dim, Bias::IfPresent)?,
-            down: linear("ffn_down", dim, ffn, Bias::IfPresent)?,
+        Ok(LayerWeights {
+            attn_norm: norm(LayerModule::AttnNorm)?,
+            q: linear(Projection::Query, config.q_dim(), dim, qkv)?,
+            k: linear(Projection::Key, config.kv_dim(), dim, qkv)?,
+            v: linear(Projection::Value, config.kv_dim(), dim, qkv)?,
+            o: linear(Projection::Output, dim, config.q_dim(), Bias::IfPresent)?,
+            ffn_norm: norm(LayerModule::FfnNorm)?,
+            gate: linear(Projection::Gate, ffn, dim, Bias::IfPresent)?,
+            up: linear(Projection::Up, ffn, dim, Bias::IfPresent)?,
+            down: linear(Projection::Down, dim, ffn, Bias::IfPresent)?,
         })
     }
 }

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::{AdapterFile, Factor, Scaling, Target};
+use super::{AdapterFile, Factor, Scaling};
 use crate::config::gguf_layout;
 use crate::error::EngineError;
 use crate::gguf::{GgufFile, TensorView, Value};
 use crate::storage::TensorSource as _;
+use crate::tensors::{Naming, Projection};
 
 /// Reads a GGUF adapter of either version of the format.
 ///
@@ -68,11 +69,11 @@ pub(super) fn read(path: &Path) -> Result<AdapterFile, EngineError> {
 }
 
 /// Where a tensor belongs: `blk.N.attn_q.weight.lora_a`, for example.
-fn place(name: &str) -> Option<(usize, Target, Factor)> {
+fn place(name: &str) -> Option<(usize, Projection, Factor)> {
     let (name, factor) = match name.strip_suffix(".lora_a") {
         Some(name) => (name, Factor::A),
         None => (name.strip_suffix(".lora_b")?, Factor::B),
     };
     let (layer, part) = name.strip_prefix("blk.")?.strip_suffix(".weight")?.split_once('.')?;
-    Some((layer.parse().ok()?, Target::of_part(part)?, factor))
+    Some((layer.parse().ok()?, Projection::named(Naming::Gguf, part)?, factor))
 }

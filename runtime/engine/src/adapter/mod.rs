@@ -27,60 +27,7 @@ use crate::error::{EngineError, short_hash};
 use crate::memory::Reservation;
 use crate::model::Model;
 use crate::storage::Tensor;
-use crate::weights::{Layer, Linear};
-
-/// A projection that an adapter may add to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Target {
-    Query,
-    Key,
-    Value,
-    Output,
-    Gate,
-    Up,
-    Down,
-}
-
-impl Target {
-    const ALL: [Target; 7] = [
-        Target::Query,
-        Target::Key,
-        Target::Value,
-        Target::Output,
-        Target::Gate,
-        Target::Up,
-        Target::Down,
-    ];
-
-    /// The projection's name in the GGUF convention.
-    const fn part(self) -> &'static str {
-        match self {
-            Target::Query => "attn_q",
-            Target::Key => "attn_k",
-            Target::Value => "attn_v",
-            Target::Output => "attn_output",
-            Target::Gate => "ffn_gate",
-            Target::Up => "ffn_up",
-            Target::Down => "ffn_down",
-        }
-    }
-
-    fn of_part(part: &str) -> Option<Target> {
-        Target::ALL.into_iter().find(|target| target.part() == part)
-    }
-
-    fn linear(self, layer: &Layer) -> &Linear {
-        match self {
-            Target::Query => &layer.q,
-            Target::Key => &layer.k,
-            Target::Value => &layer.v,
-            Target::Output => &layer.o,
-            Target::Gate => &layer.gate,
-            Target::Up => &layer.up,
-            Target::Down => &layer.down,
-        }
-    }
-}
+use crate::tensors::{Naming, Projection};
 
 /// What an adapter adds to one projection.
 pub(crate) struct LoraUpdate {
@@ -103,7 +50,7 @@ struct AdapterInner {
     alpha: f32,
     scale: f32,
     fingerprint: [u8; 32],
-    layers: Vec<[Option<LoraUpdate>; Target::ALL.len()]>,
+    layers: Vec<[Option<LoraUpdate>; Projection::ALL.len()]>,
     model: Arc<Model>,
     /// Counts the factors for as long as they live.
     reserved: Reservation,
@@ -168,7 +115,7 @@ impl Adapter {
     }
 
     /// What it adds to a projection of a layer.
-    pub(crate) fn update(&self, layer: usize, target: Target) -> Option<&LoraUpdate> {
+    pub(crate) fn update(&self, layer: usize, target: Projection) -> Option<&LoraUpdate> {
         self.inner.layers.get(layer)?[target as usize].as_ref()
     }
 }
@@ -229,13 +176,13 @@ struct AdapterFile {
     architecture: Option<String>,
     /// The order in which the rows of queries and keys are.
     layout: RopeLayout,
-    pairs: BTreeMap<(usize, Target), FactorPair>,
+    pairs: BTreeMap<(usize, Projection), FactorPair>,
 }
 
 /// Both factors of an update, checked against its projection.
 struct Factors<'a> {
     layer: usize,
-    target: Target,
+    target: Projection,
     a: &'a Tensor,
     b: &'a Tensor,
     shape: LoraShape,
@@ -255,7 +202,7 @@ impl AdapterFile {
     fn insert(
         &mut self,
         layer: usize,
-        target: Target,
+        target: Projection,
         factor: Factor,
         name: String,
         tensor: Tensor,
@@ -297,11 +244,11 @@ impl AdapterFile {
         for factors in &all {
             let update = self.update(model, factors, scale, owner)?;
             hasher.update(&(factors.layer as u64).to_le_bytes());
-            hasher.update(factors.target.part().as_bytes());
+            hasher.update(factors.target.name(Naming::Gguf).as_bytes());
             hasher.update(&update.dims.rank.to_le_bytes());
             hasher.update(&update.scale.to_le_bytes());
             hasher.update(update.factors.bytes());
-            let layer: &mut [_; Target::ALL.len()] = &mut layers[factors.layer];
+            let layer: &mut [_; Projection::ALL.len()] = &mut layers[factors.layer];
             layer[factors.target as usize] = Some(update);
         }
         let inner = AdapterInner {
@@ -322,7 +269,7 @@ impl AdapterFile {
         &self,
         model: &Model,
         layer: usize,
-        target: Target,
+        target: Projection,
         pair: &'a FactorPair,
     ) -> Result<Factors<'a>, EngineError> {
         let (Some((a_name, a)), Some((b_name, b))) = (&pair.a, &pair.b) else {
@@ -334,7 +281,7 @@ impl AdapterFile {
             let reason = format!("tensor `{a_name}` is of none of its {} layers", layers.len());
             return Err(self.mismatch(reason));
         };
-        let linear = target.linear(weights);
+        let linear = weights.projection(target);
         let (in_dim, out_dim) = (linear.cols(), linear.rows());
         let rank = self.rank.or(a.shape.first().copied()).unwrap_or(0);
         for (name, found, expected) in
@@ -369,7 +316,9 @@ impl AdapterFile {
         let Factors { layer, target, a, b, shape, dims } = factors;
         let (a, mut b) = (values(a)?, values(b)?);
         let config = model.config();
-        if matches!(target, Target::Query | Target::Key) && self.layout != config.rope.layout {
+        if matches!(target, Projection::Query | Projection::Key)
+            && self.layout != config.rope.layout
+        {
             b = reordered(&b, shape.rank, config.head_dim, config.rope.layout);
         }
         let rank = shape.rank as f32;
@@ -378,7 +327,7 @@ impl AdapterFile {
             Scaling::RankRoot => scale * self.alpha / rank.sqrt(),
             Scaling::None => scale,
         };
-        let part = target.part();
+        let part = target.name(Naming::Gguf);
         if !a.iter().chain(&b).chain([&scale]).all(|x| x.is_finite()) {
             return Err(self.damaged(format!("the update of blk.{layer}.{part} is not finite")));
         }
@@ -444,13 +393,5 @@ mod tests {
         let order: Vec<usize> = first(&interleaved);
         assert_eq!(order, [0, 2, 1, 3, 4, 6, 5, 7]);
         assert_eq!(reordered(&interleaved, 2, 4, RopeLayout::NeoX), rows);
-    }
-
-    #[test]
-    fn targets_are_found_by_their_names() {
-        for target in Target::ALL {
-            assert_eq!(Target::of_part(target.part()), Some(target));
-        }
-        assert_eq!(Target::of_part("attn_norm"), None);
     }
 }

@@ -5,11 +5,12 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::{AdapterFile, Factor, Scaling, Target};
+use super::{AdapterFile, Factor, Scaling};
 use crate::config::RopeLayout;
 use crate::error::EngineError;
 use crate::files::{self, MAX_CONFIG_BYTES};
 use crate::hf;
+use crate::tensors::{Naming, Projection};
 
 /// Settings under which an adapter is more, or other, than low-rank factors of whole projections.
 /// Off are `null`, `false`, `"none"` and what is empty.
@@ -143,7 +144,7 @@ fn is_off(value: &Value) -> bool {
 
 /// Where a tensor belongs: `base_model.model.model.layers.N.self_attn.q_proj.lora_A.weight`, for
 /// example; models without a head have one `model` less.
-fn place(name: &str) -> Option<(usize, Target, Factor)> {
+fn place(name: &str) -> Option<(usize, Projection, Factor)> {
     let name = name.strip_prefix("base_model.model.")?;
     let name = name.strip_prefix("model.").unwrap_or(name);
     let (layer, name) = name.strip_prefix("layers.")?.split_once('.')?;
@@ -151,7 +152,7 @@ fn place(name: &str) -> Option<(usize, Target, Factor)> {
         Some(module) => (module, Factor::A),
         None => (name.strip_suffix(".lora_B.weight")?, Factor::B),
     };
-    Some((layer.parse().ok()?, Target::of_part(hf::gguf_part(module)?)?, factor))
+    Some((layer.parse().ok()?, Projection::named(Naming::HuggingFace, module)?, factor))
 }
 
 #[cfg(test)]

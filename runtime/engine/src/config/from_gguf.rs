@@ -6,6 +6,7 @@ use super::{MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling, Yarn};
 use crate::error::EngineError;
 use crate::gguf::{GgufFile, Metadata, Value};
 use crate::storage::TensorSource;
+use crate::tensors::ROPE_FACTORS;
 
 /// What a family does differently.
 struct Family {
@@ -167,7 +168,7 @@ pub fn from_gguf(file: &GgufFile) -> Result<ModelConfig, EngineError> {
 
 /// `context` is the file's own figure.
 fn scaling(keys: &Keys<'_>, context: usize, file: &GgufFile) -> Result<RopeScaling, EngineError> {
-    if let Some(tensor) = file.find("rope_freqs.weight")? {
+    if let Some(tensor) = file.find(ROPE_FACTORS)? {
         // One-dimensional by the format; a wrong length is refused with the rest of the checks.
         let mut factors = vec![0.0; tensor.shape.iter().product()];
         dequantize_row(tensor.dtype, tensor.bytes.as_slice(), &mut factors)?;

@@ -10,9 +10,10 @@ use ruvllm_host::Scope;
 
 use super::attention::queries;
 use super::{Chunk, Machine};
-use crate::adapter::{Adapter, Target};
+use crate::adapter::Adapter;
 use crate::error::EngineError;
 use crate::kernels::{Kernels, LoraList, LoraRows};
+use crate::tensors::Projection;
 
 /// The adapters of a layer's rows.
 #[derive(Clone, Copy)]
@@ -52,7 +53,7 @@ impl<'a, 'c> Adapted<'a, 'c> {
         machine: Machine<'_>,
         kernels: &mut Kernels,
         x: &[f32],
-        projections: [(Target, &mut [f32]); N],
+        projections: [(Projection, &mut [f32]); N],
     ) -> Result<(), EngineError> {
         let mut all = LoraList::new();
         for (target, mut rest) in projections {

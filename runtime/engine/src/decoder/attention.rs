@@ -11,13 +11,13 @@ use ruvllm_native::ops::hadamard;
 
 use super::adapted::Adapted;
 use super::{Chunk, Decoder, Machine, project, taken};
-use crate::adapter::Target;
 use crate::config::{ModelConfig, RopeLayout};
 use crate::error::EngineError;
 use crate::kernels::RopeRows;
 use crate::kv::{Half, Means};
 use crate::memory::room;
-use crate::weights::Layer;
+use crate::tensors::Projection;
+use crate::weights::LayerWeights;
 
 impl Decoder {
     /// Leaves what the attention block adds to the hidden states, and gives the number of rows that
@@ -27,7 +27,7 @@ impl Decoder {
         &mut self,
         machine: Machine<'_>,
         config: &ModelConfig,
-        layer: &Layer,
+        layer: &LayerWeights,
         index: usize,
         chunks: &mut [Chunk<'_>],
     ) -> Result<usize, EngineError> {
@@ -71,7 +71,7 @@ impl Decoder {
         let delta = room(&mut b.delta, m * dim);
         project(machine, &layer.o, &b.activations, delta)?;
         let adapted = Adapted::outputs(chunks, index, config.layers());
-        adapted.add(machine, &mut self.kernels, attended, [(Target::Output, delta)])?;
+        adapted.add(machine, &mut self.kernels, attended, [(Projection::Output, delta)])?;
         Ok(m)
     }
 
@@ -81,7 +81,7 @@ impl Decoder {
         &mut self,
         machine: Machine<'_>,
         config: &ModelConfig,
-        layer: &Layer,
+        layer: &LayerWeights,
         adapted: Adapted<'_, '_>,
         follows: bool,
     ) -> Result<(), EngineError> {
@@ -101,7 +101,7 @@ impl Decoder {
         project(machine, &layer.q, &b.activations, raw_q)?;
         project(machine, &layer.k, &b.activations, raw_k)?;
         project(machine, &layer.v, &b.activations, v)?;
-        let heads = [(Target::Query, raw_q), (Target::Key, raw_k), (Target::Value, v)];
+        let heads = [(Projection::Query, raw_q), (Projection::Key, raw_k), (Projection::Value, v)];
         adapted.add(machine, &mut self.kernels, &b.plain, heads)?;
 
         let shape = rope_rows(config, config.heads);

@@ -23,7 +23,6 @@ use ruvllm_native::gemm::{Activations, MatMut, matmul};
 use ruvllm_native::quant::dequantize_row;
 use ruvllm_native::{Isa, ThreadPool, ops};
 
-use crate::adapter::Target;
 use crate::config::ModelConfig;
 use crate::error::EngineError;
 use crate::kernels::{Kernels, RowScopes, Taken};
@@ -31,7 +30,8 @@ use crate::kv::{KvStore, KvTable};
 use crate::memory::{Reservation, room};
 use crate::model::Model;
 use crate::rope::RopeTables;
-use crate::weights::{Layer, Linear};
+use crate::tensors::Projection;
+use crate::weights::{LayerWeights, Linear};
 
 /// Rows of logits that are computed at a time; bounds memory for large vocabularies.
 pub(crate) const LOGIT_ROWS: usize = 32;
@@ -274,7 +274,7 @@ impl Decoder {
         &mut self,
         machine: Machine<'_>,
         config: &ModelConfig,
-        layer: &Layer,
+        layer: &LayerWeights,
         adapted: Adapted<'_, '_>,
         m: usize,
     ) -> Result<(), EngineError> {
@@ -297,14 +297,14 @@ impl Decoder {
         project(machine, &layer.gate, &b.activations, gate)?;
         project(machine, &layer.up, &b.activations, up)?;
         let kernels = &mut self.kernels;
-        let both = [(Target::Gate, &mut *gate), (Target::Up, &mut *up)];
+        let both = [(Projection::Gate, &mut *gate), (Projection::Up, &mut *up)];
         adapted.add(machine, kernels, &b.plain, both)?;
         let dtypes = [layer.down.dtype()];
         let inner =
             taken(isa, &mut b.activations, keep.then_some(&mut b.plain), [m, ffn], &dtypes)?;
         kernels.swiglu(pool, scopes, gate, up, inner)?;
         project(machine, &layer.down, &b.activations, delta)?;
-        adapted.add(machine, kernels, &b.plain, [(Target::Down, delta)])
+        adapted.add(machine, kernels, &b.plain, [(Projection::Down, delta)])
     }
 
     /// Adds up the normed hidden states of the chunks that want them, and closes the gaps that their
