@@ -1,19 +1,22 @@
-//! What a model is made of: one configuration for every family.
+//! What a model is made of: its sizes, and a [`LayerSpec`] for each of its layers.
 //!
-//! Families differ in data only: where a value is found in the file, the order of rotated pairs,
-//! which projections have a bias. Everything is checked here once, so that the decoder can rely on
+//! A family is a row of a table (`family`), which turns a file's metadata into a configuration; what
+//! computes is driven by that alone. Everything is checked here once, so that the decoder can rely on
 //! it: sizes are not zero, query heads divide into KV heads, a head has 8 to 256 elements.
 
+mod family;
 mod from_gguf;
 mod from_hf;
 mod identity;
+mod layer;
 
 use crate::error::EngineError;
 use crate::tensors::ROPE_FACTORS;
 
+pub(crate) use family::{Family, supported_families};
 pub use from_gguf::from_gguf;
-pub(crate) use from_gguf::gguf_layout;
 pub use from_hf::from_hf;
+pub use layer::{Activation, Attention, Bias, LayerSpec, Norm, NormKind};
 
 /// Which elements of a head are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,7 +135,7 @@ pub struct RopeConfig {
 /// A checked model configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// The family: `llama` or `qwen2`.
+    /// The family, as GGUF files name it, such as `llama`.
     pub architecture: String,
     /// Elements of a hidden state.
     pub dim: usize,
@@ -146,24 +149,17 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Tokens that the model was made to attend to.
     pub context: usize,
-    /// Added to the mean square in RMSNorm.
-    pub norm_eps: f32,
     /// Rotary position embedding.
     pub rope: RopeConfig,
-    /// Per layer, the number of positions a token sees (itself included), or `None` for all.
-    pub windows: Vec<Option<usize>>,
-    /// Whether the query, key and value projections must have a bias.
-    pub qkv_bias: bool,
+    /// The layers, in the order in which they are computed.
+    pub layers: Vec<LayerSpec>,
+    /// What the output projection reads the hidden states through.
+    pub output_norm: Norm,
     /// Whether the output projection must be the embedding table, whatever the file holds.
     pub tied_embeddings: bool,
 }
 
 impl ModelConfig {
-    /// Number of decoder layers.
-    pub fn layers(&self) -> usize {
-        self.windows.len()
-    }
-
     /// Elements of all query heads of a token.
     pub fn q_dim(&self) -> usize {
         self.heads * self.head_dim
@@ -185,7 +181,7 @@ impl ModelConfig {
             })
         };
         for (key, value, most) in [
-            ("number of layers", self.layers(), MAX_LAYERS),
+            ("number of layers", self.layers.len(), MAX_LAYERS),
             ("hidden size", self.dim, 1 << 20),
             ("feed-forward size", self.ffn_dim, 1 << 22),
             ("number of heads", self.heads, 1 << 12),
@@ -212,8 +208,11 @@ impl ModelConfig {
         if !(rope.theta.is_finite() && rope.theta > 1.0) {
             return refuse("rope base", rope.theta.to_string(), "must be a number above 1");
         }
-        if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0) {
-            return refuse("norm epsilon", self.norm_eps.to_string(), "must not be negative");
+        let norms = self.layers.iter().flat_map(|layer| [layer.attn_norm, layer.ffn_norm]);
+        for Norm { eps, .. } in norms.chain([self.output_norm]) {
+            if !(eps.is_finite() && eps >= 0.0) {
+                return refuse("norm epsilon", eps.to_string(), "must not be negative");
+            }
         }
         match &rope.scaling {
             RopeScaling::None => {}
@@ -254,7 +253,7 @@ impl ModelConfig {
                 }
             }
         }
-        if self.windows.contains(&Some(0)) {
+        if self.layers.iter().any(|layer| layer.attention.window == Some(0)) {
             return refuse("sliding window", "0".to_owned(), "must be at least 1");
         }
         Ok(())

@@ -99,7 +99,8 @@ pub enum EngineError {
     },
     /// The model belongs to a family that the decoder does not know.
     #[error(
-        "{path}: architecture `{architecture}` is not supported; supported are llama (also Mistral, TinyLlama, SmolLM) and qwen2"
+        "{path}: architecture `{architecture}` is not supported; supported are {}",
+        crate::config::supported_families()
     )]
     ArchitectureUnknown {
         /// The file.

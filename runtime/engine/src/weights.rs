@@ -11,7 +11,7 @@ use ruvllm_native::gemm::{PackedWeights, ReadPattern, Weights};
 use ruvllm_native::quant::dequantize_row;
 use ruvllm_native::{Isa, NativeError, ThreadPool};
 
-use crate::config::ModelConfig;
+use crate::config::{Bias, LayerSpec, ModelConfig, Norm};
 use crate::error::EngineError;
 use crate::storage::{Tensor, TensorBytes, TensorSource};
 use crate::tensors::{LayerModule, Module, Projection};
@@ -80,14 +80,21 @@ impl Linear {
     }
 }
 
+/// A norm with its weights.
+pub(crate) struct NormWeights {
+    pub(crate) norm: Norm,
+    /// `[dim]`
+    pub(crate) weight: Resident,
+}
+
 /// The weights of one decoder layer.
 pub(crate) struct LayerWeights {
-    pub(crate) attn_norm: Resident,
+    pub(crate) attn_norm: NormWeights,
     pub(crate) q: Linear,
     pub(crate) k: Linear,
     pub(crate) v: Linear,
     pub(crate) o: Linear,
-    pub(crate) ffn_norm: Resident,
+    pub(crate) ffn_norm: NormWeights,
     pub(crate) gate: Linear,
     pub(crate) up: Linear,
     pub(crate) down: Linear,
@@ -111,7 +118,7 @@ impl LayerWeights {
 pub(crate) struct ModelWeights {
     pub(crate) embedding: Linear,
     pub(crate) layers: Vec<LayerWeights>,
-    pub(crate) output_norm: Resident,
+    pub(crate) output_norm: NormWeights,
     /// `None` where the embedding table serves as output projection too.
     output: Option<Linear>,
 }
@@ -131,9 +138,11 @@ impl ModelWeights {
         let vocab = embedding.rows;
         let output =
             if config.tied_embeddings { None } else { loader.output(vocab, config.dim)? };
-        let layers =
-            (0..config.layers()).map(|i| loader.layer(i, config)).collect::<Result<_, _>>()?;
-        let output_norm = loader.norm(Module::OutputNorm, config.dim)?;
+        let layers = config.layers.iter().enumerate();
+        let layers = layers
+            .map(|(index, spec)| loader.layer(index, spec, config))
+            .collect::<Result<_, _>>()?;
+        let output_norm = loader.norm(Module::OutputNorm, config.output_norm, config.dim)?;
         Ok(ModelWeights { embedding, layers, output_norm, output })
     }
 
@@ -207,12 +216,6 @@ impl ModelWeights {
     }
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Bias {
-    IfPresent,
-    Required,
-}
-
 struct Loader<'a> {
     source: &'a dyn TensorSource,
 }
@@ -245,9 +248,9 @@ impl Loader<'_> {
         Ok(values)
     }
 
-    fn norm(&self, module: Module, dim: usize) -> Result<Resident, EngineError> {
-        let weight = module.weight(self.source.naming());
-        Ok(Resident::from_f32(&self.vector(&weight, dim)?))
+    fn norm(&self, module: Module, norm: Norm, dim: usize) -> Result<NormWeights, EngineError> {
+        let weight = self.vector(&module.weight(self.source.naming()), dim)?;
+        Ok(NormWeights { norm, weight: Resident::from_f32(&weight) })
     }
 
     /// The embedding table has as many rows as the vocabulary has tokens; only its width is known.
@@ -270,9 +273,14 @@ impl Loader<'_> {
         Linear::new(self.shaped(&name, &[vocab, dim])?, None).map(Some)
     }
 
-    fn layer(&self, index: usize, config: &ModelConfig) -> Result<LayerWeights, EngineError> {
+    fn layer(
+        &self,
+        index: usize,
+        spec: &LayerSpec,
+        config: &ModelConfig,
+    ) -> Result<LayerWeights, EngineError> {
         let naming = self.source.naming();
-        let norm = |module| self.norm(Module::Layer(index, module), config.dim);
+        let norm = |module, norm| self.norm(Module::Layer(index, module), norm, config.dim);
         let linear = |projection, rows: usize, cols: usize, bias: Bias| {
             let module = Module::Layer(index, LayerModule::Projection(projection));
             let tensor = self.shaped(&module.weight(naming), &[rows, cols])?;
@@ -283,15 +291,15 @@ impl Loader<'_> {
             };
             Linear::new(tensor, bias)
         };
-        let qkv = if config.qkv_bias { Bias::Required } else { Bias::IfPresent };
+        let qkv = spec.attention.qkv_bias;
         let (dim, ffn) = (config.dim, config.ffn_dim);
         Ok(LayerWeights {
-            attn_norm: norm(LayerModule::AttnNorm)?,
+            attn_norm: norm(LayerModule::AttnNorm, spec.attn_norm)?,
             q: linear(Projection::Query, config.q_dim(), dim, qkv)?,
             k: linear(Projection::Key, config.kv_dim(), dim, qkv)?,
             v: linear(Projection::Value, config.kv_dim(), dim, qkv)?,
             o: linear(Projection::Output, dim, config.q_dim(), Bias::IfPresent)?,
-            ffn_norm: norm(LayerModule::FfnNorm)?,
+            ffn_norm: norm(LayerModule::FfnNorm, spec.ffn_norm)?,
             gate: linear(Projection::Gate, ffn, dim, Bias::IfPresent)?,
             up: linear(Projection::Up, ffn, dim, Bias::IfPresent)?,
             down: linear(Projection::Down, dim, ffn, Bias::IfPresent)?,

@@ -28,7 +28,7 @@ fn family(name: &str) -> ([PathBuf; 2], Sizes) {
         heads: config.heads,
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
-        layers: config.layers(),
+        layers: config.layers.len(),
         context: config.context,
     };
     ([dir, gguf], sizes)

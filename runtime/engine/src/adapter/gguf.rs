@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::{AdapterFile, Factor, Scaling};
-use crate::config::gguf_layout;
+use crate::config::Family;
 use crate::error::EngineError;
 use crate::gguf::{GgufFile, TensorView, Value};
 use crate::storage::TensorSource as _;
@@ -35,7 +35,7 @@ pub(super) fn read(path: &Path) -> Result<AdapterFile, EngineError> {
         return Err(unsupported("it is an activated LoRA, with invocation tokens".to_owned()));
     }
     let architecture = text("general.architecture").unwrap_or_default();
-    let layout = gguf_layout(architecture)
+    let family = Family::of_gguf(architecture)
         .ok_or_else(|| unsupported(format!("its architecture is `{architecture}`")))?;
     let alpha = match file.metadata().get("adapter.lora.alpha") {
         Some(Value::F32(alpha)) if alpha.is_finite() => *alpha,
@@ -54,7 +54,7 @@ pub(super) fn read(path: &Path) -> Result<AdapterFile, EngineError> {
         scaling: if alpha == 0.0 { Scaling::None } else { Scaling::Rank },
         rank: None,
         architecture: Some(architecture.to_owned()),
-        layout,
+        layout: family.gguf_rope,
         pairs: BTreeMap::new(),
     };
     for TensorView { name, .. } in file.tensors() {

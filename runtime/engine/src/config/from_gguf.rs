@@ -2,28 +2,11 @@
 
 use ruvllm_native::quant::dequantize_row;
 
-use super::{MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling, Yarn};
+use super::{Family, MAX_LAYERS, ModelConfig, NormKind, RopeConfig, RopeScaling, Yarn};
 use crate::error::EngineError;
 use crate::gguf::{GgufFile, Metadata, Value};
 use crate::storage::TensorSource;
 use crate::tensors::ROPE_FACTORS;
-
-/// What a family does differently.
-struct Family {
-    architecture: &'static str,
-    layout: RopeLayout,
-    qkv_bias: bool,
-}
-
-const FAMILIES: &[Family] = &[
-    Family { architecture: "llama", layout: RopeLayout::Interleaved, qkv_bias: false },
-    Family { architecture: "qwen2", layout: RopeLayout::NeoX, qkv_bias: true },
-];
-
-/// The order of rotated pairs in GGUF files of a family, if it is known.
-pub(crate) fn gguf_layout(architecture: &str) -> Option<RopeLayout> {
-    FAMILIES.iter().find(|f| f.architecture == architecture).map(|family| family.layout)
-}
 
 /// Typed access to `<architecture>.<key>`.
 struct Keys<'a> {
@@ -103,11 +86,9 @@ pub fn from_gguf(file: &GgufFile) -> Result<ModelConfig, EngineError> {
             });
         }
     };
-    let family = FAMILIES.iter().find(|f| f.architecture == architecture).ok_or_else(|| {
-        EngineError::ArchitectureUnknown {
-            path: origin.to_owned(),
-            architecture: architecture.clone(),
-        }
+    let family = Family::of_gguf(architecture).ok_or_else(|| EngineError::ArchitectureUnknown {
+        path: origin.to_owned(),
+        architecture: architecture.clone(),
     })?;
     let keys = Keys { origin, architecture: family.architecture, metadata: file.metadata() };
 
@@ -136,9 +117,10 @@ pub fn from_gguf(file: &GgufFile) -> Result<ModelConfig, EngineError> {
         return Err(keys.invalid("attention.value_length", length.to_string(), reason));
     }
     let window = keys.usize("attention.sliding_window")?.filter(|&w| w > 0);
-    let norm_eps = keys
-        .f64("attention.layer_norm_rms_epsilon")?
-        .ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?;
+    let norm_eps = match family.norm {
+        NormKind::Rms => "attention.layer_norm_rms_epsilon",
+    };
+    let norm_eps = keys.f64(norm_eps)?.ok_or_else(|| keys.missing(norm_eps))? as f32;
 
     let context = keys.required("context_length")?;
     let scaling = scaling(&keys, context, file)?;
@@ -151,15 +133,14 @@ pub fn from_gguf(file: &GgufFile) -> Result<ModelConfig, EngineError> {
         kv_heads,
         head_dim,
         context: scaling.stretched_context(context),
-        norm_eps: norm_eps as f32,
         rope: RopeConfig {
             theta: keys.f64("rope.freq_base")?.unwrap_or(10_000.0),
             dims: keys.usize("rope.dimension_count")?.unwrap_or(head_dim),
-            layout: family.layout,
+            layout: family.gguf_rope,
             scaling,
         },
-        windows: vec![window; layers],
-        qkv_bias: family.qkv_bias,
+        layers: vec![family.layer(norm_eps, head_dim, window); layers],
+        output_norm: family.norm(norm_eps),
         tied_embeddings: false,
     };
     config.validate(origin)?;

@@ -3,42 +3,10 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling, Yarn};
+use super::{
+    Activation, Bias, Family, MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling, Yarn,
+};
 use crate::error::EngineError;
-
-/// What a family does differently; its defaults are those of the family's own configuration class.
-struct Family {
-    model_type: &'static str,
-    architecture: &'static str,
-    qkv_bias: bool,
-    context: usize,
-    /// Whether `sliding_window` counts only together with `use_sliding_window`.
-    window_needs_switch: bool,
-}
-
-const FAMILIES: &[Family] = &[
-    Family {
-        model_type: "llama",
-        architecture: "llama",
-        qkv_bias: false,
-        context: 2048,
-        window_needs_switch: false,
-    },
-    Family {
-        model_type: "mistral",
-        architecture: "llama",
-        qkv_bias: false,
-        context: 131_072,
-        window_needs_switch: false,
-    },
-    Family {
-        model_type: "qwen2",
-        architecture: "qwen2",
-        qkv_bias: true,
-        context: 32_768,
-        window_needs_switch: true,
-    },
-];
 
 #[derive(Deserialize)]
 struct Raw {
@@ -85,15 +53,18 @@ pub fn from_hf(text: &str, origin: &str) -> Result<ModelConfig, EngineError> {
     };
 
     let model_type = raw.model_type.ok_or_else(|| missing("model_type"))?;
-    let family = FAMILIES.iter().find(|f| f.model_type == model_type).ok_or_else(|| {
+    let (family, class) = Family::of_hf(&model_type).ok_or_else(|| {
         EngineError::ArchitectureUnknown { path: origin.to_owned(), architecture: model_type }
     })?;
     if raw.quantization_config.is_some() {
         let reason = "quantised checkpoints are read as GGUF only; convert the model";
         return Err(invalid("quantization_config", &"set", reason));
     }
-    if let Some(act) = raw.hidden_act.filter(|act| act != "silu") {
-        return Err(invalid("hidden_act", &act, "supported is silu"));
+    let activation = match family.activation {
+        Activation::SwiGlu => "silu",
+    };
+    if let Some(act) = raw.hidden_act.filter(|act| act != activation) {
+        return Err(invalid("hidden_act", &act, &format!("supported is {activation}")));
     }
 
     let dim = raw.hidden_size.ok_or_else(|| missing("hidden_size"))?;
@@ -107,17 +78,22 @@ pub fn from_hf(text: &str, origin: &str) -> Result<ModelConfig, EngineError> {
         None if heads > 0 => dim / heads,
         None => 0,
     };
-    let mut windows = vec![None; layers];
+    let norm_eps = raw.rms_norm_eps.unwrap_or(1e-6) as f32;
+    let mut layer = family.layer(norm_eps, head_dim, None);
+    if raw.attention_bias == Some(true) {
+        layer.attention.qkv_bias = Bias::Required;
+    }
+    let mut layers = vec![layer; layers];
     let window = raw
         .sliding_window
-        .filter(|_| !family.window_needs_switch || raw.use_sliding_window == Some(true));
+        .filter(|_| !class.window_needs_switch || raw.use_sliding_window == Some(true));
     if let Some(types) = &raw.layer_types {
-        if types.len() != layers {
+        if types.len() != layers.len() {
             let value = format!("{} entries", types.len());
             return Err(invalid("layer_types", &value, "one entry per layer is needed"));
         }
-        for (slot, kind) in windows.iter_mut().zip(types) {
-            *slot = match kind.as_str() {
+        for (layer, kind) in layers.iter_mut().zip(types) {
+            layer.attention.window = match kind.as_str() {
                 "full_attention" => None,
                 "sliding_attention" => window,
                 other => {
@@ -127,12 +103,12 @@ pub fn from_hf(text: &str, origin: &str) -> Result<ModelConfig, EngineError> {
             };
         }
     } else {
-        let full = if family.window_needs_switch {
-            raw.max_window_layers.unwrap_or(layers).min(layers)
+        let full = if class.window_needs_switch {
+            raw.max_window_layers.unwrap_or(layers.len()).min(layers.len())
         } else {
             0
         };
-        windows[full..].fill(window);
+        layers[full..].iter_mut().for_each(|layer| layer.attention.window = window);
     }
 
     let parameters = raw.rope_parameters.or(raw.rope_scaling);
@@ -145,7 +121,7 @@ pub fn from_hf(text: &str, origin: &str) -> Result<ModelConfig, EngineError> {
     };
     let partial =
         field("partial_rotary_factor").and_then(Value::as_f64).or(raw.partial_rotary_factor);
-    let context = raw.max_position_embeddings.unwrap_or(family.context);
+    let context = raw.max_position_embeddings.unwrap_or(class.context);
     let scaling = scaling(context, &field, &invalid, &missing)?;
     let config = ModelConfig {
         architecture: family.architecture.to_owned(),
@@ -155,15 +131,14 @@ pub fn from_hf(text: &str, origin: &str) -> Result<ModelConfig, EngineError> {
         kv_heads: raw.num_key_value_heads.unwrap_or(heads),
         head_dim,
         context: scaling.stretched_context(context),
-        norm_eps: raw.rms_norm_eps.unwrap_or(1e-6) as f32,
         rope: RopeConfig {
             theta: theta.unwrap_or(10_000.0),
             dims: (head_dim as f64 * partial.unwrap_or(1.0)) as usize,
             layout: RopeLayout::NeoX,
             scaling,
         },
-        windows,
-        qkv_bias: family.qkv_bias || raw.attention_bias == Some(true),
+        layers,
+        output_norm: family.norm(norm_eps),
         tied_embeddings: raw.tie_word_embeddings.unwrap_or(false),
     };
     config.validate(origin)?;
@@ -305,18 +280,31 @@ mod tests {
 
     #[test]
     fn a_window_applies_where_the_family_says_so() {
-        assert_eq!(read(r#","sliding_window":16"#).unwrap().windows, [Some(16); 3]);
+        let windows = |config: &ModelConfig| -> Vec<_> {
+            config.layers.iter().map(|layer| layer.attention.window).collect()
+        };
+        assert_eq!(windows(&read(r#","sliding_window":16"#).unwrap()), [Some(16); 3]);
         let qwen = |extra: &str| {
             let text = with(extra).replace(r#""llama""#, r#""qwen2""#);
-            from_hf(&text, "config.json").unwrap()
+            windows(&from_hf(&text, "config.json").unwrap())
         };
-        assert_eq!(qwen(r#","sliding_window":16,"use_sliding_window":false"#).windows, [None; 3]);
+        assert_eq!(qwen(r#","sliding_window":16,"use_sliding_window":false"#), [None; 3]);
         let on = r#","sliding_window":16,"use_sliding_window":true,"max_window_layers":2"#;
-        assert_eq!(qwen(on).windows, [None, None, Some(16)]);
+        assert_eq!(qwen(on), [None, None, Some(16)]);
         let types = r#","sliding_window":16,"use_sliding_window":true,
             "layer_types":["sliding_attention","full_attention","full_attention"]"#;
-        assert_eq!(qwen(types).windows, [Some(16), None, None]);
-        assert!(qwen("").qkv_bias);
+        assert_eq!(qwen(types), [Some(16), None, None]);
+    }
+
+    #[test]
+    fn a_bias_is_required_where_the_family_or_the_file_says_so() {
+        let bias = |extra: &str, family: &str| {
+            let text = with(extra).replace("llama", family);
+            from_hf(&text, "config.json").unwrap().layers[2].attention.qkv_bias
+        };
+        assert_eq!(bias("", "llama"), Bias::IfPresent);
+        assert_eq!(bias(r#","attention_bias":true"#, "llama"), Bias::Required);
+        assert_eq!(bias("", "qwen2"), Bias::Required);
     }
 
     #[test]

@@ -5,7 +5,10 @@
 //! number. A field that is added to a configuration does not compile until it is added here; whoever
 //! changes the encoding gives the hash of [`crate::model::Model::fingerprint`] another version.
 
-use super::{ModelConfig, RopeConfig, RopeLayout, RopeScaling, Yarn};
+use super::{
+    Activation, Attention, Bias, LayerSpec, ModelConfig, Norm, NormKind, RopeConfig, RopeLayout,
+    RopeScaling, Yarn,
+};
 
 /// Collects the bytes.
 #[derive(Default)]
@@ -28,6 +31,29 @@ impl Fields {
     fn text(&mut self, text: &str) {
         self.number(text.len());
         self.0.extend(text.as_bytes());
+    }
+
+    fn layer(&mut self, layer: &LayerSpec) {
+        let LayerSpec { attn_norm, attention, ffn_norm, activation } = layer;
+        let Attention { window, scale, qkv_bias } = attention;
+        self.norm(attn_norm);
+        self.number(window.map_or(0, |tokens| tokens.saturating_add(1)));
+        self.real((*scale).into());
+        self.number(match qkv_bias {
+            Bias::IfPresent => 0,
+            Bias::Required => 1,
+        });
+        self.norm(ffn_norm);
+        self.number(match activation {
+            Activation::SwiGlu => 0,
+        });
+    }
+
+    fn norm(&mut self, Norm { kind, eps }: &Norm) {
+        self.number(match kind {
+            NormKind::Rms => 0,
+        });
+        self.real((*eps).into());
     }
 
     fn rope(&mut self, RopeConfig { theta, dims, layout, scaling }: &RopeConfig) {
@@ -79,10 +105,9 @@ impl ModelConfig {
             kv_heads,
             head_dim,
             context,
-            norm_eps,
             rope,
-            windows,
-            qkv_bias,
+            layers,
+            output_norm,
             tied_embeddings,
         } = self;
         let mut fields = Fields::default();
@@ -90,13 +115,10 @@ impl ModelConfig {
         for &n in [dim, ffn_dim, heads, kv_heads, head_dim, context] {
             fields.number(n);
         }
-        fields.real((*norm_eps).into());
         fields.rope(rope);
-        fields.number(windows.len());
-        for window in windows {
-            fields.number(window.map_or(0, |tokens| tokens.saturating_add(1)));
-        }
-        fields.number((*qkv_bias).into());
+        fields.number(layers.len());
+        layers.iter().for_each(|layer| fields.layer(layer));
+        fields.norm(output_norm);
         fields.number((*tied_embeddings).into());
         fields.0
     }
@@ -107,6 +129,13 @@ mod tests {
     use super::*;
 
     fn config() -> ModelConfig {
+        let norm = Norm { kind: NormKind::Rms, eps: 1e-5 };
+        let layer = |window| LayerSpec {
+            attn_norm: norm,
+            attention: Attention { window, scale: 0.25, qkv_bias: Bias::IfPresent },
+            ffn_norm: norm,
+            activation: Activation::SwiGlu,
+        };
         ModelConfig {
             architecture: "llama".to_owned(),
             dim: 64,
@@ -115,15 +144,14 @@ mod tests {
             kv_heads: 2,
             head_dim: 16,
             context: 256,
-            norm_eps: 1e-5,
             rope: RopeConfig {
                 theta: 1e4,
                 dims: 16,
                 layout: RopeLayout::NeoX,
                 scaling: RopeScaling::None,
             },
-            windows: vec![None, Some(32)],
-            qkv_bias: false,
+            layers: [None, Some(32)].map(layer).to_vec(),
+            output_norm: norm,
             tied_embeddings: true,
         }
     }
@@ -134,14 +162,25 @@ mod tests {
         want.extend(5u64.to_le_bytes());
         want.extend(b"llama");
         want.extend([64u64, 128, 4, 2, 16, 256].into_iter().flat_map(u64::to_le_bytes));
-        want.extend([f64::from(1e-5f32), 1e4].into_iter().flat_map(f64::to_le_bytes));
-        want.extend([16u64, 1, 0, 2, 0, 33, 0, 1].into_iter().flat_map(u64::to_le_bytes));
+        want.extend(1e4f64.to_le_bytes());
+        want.extend([16u64, 1, 0, 2].into_iter().flat_map(u64::to_le_bytes));
+        let norm = [0u64.to_le_bytes(), f64::from(1e-5f32).to_le_bytes()].concat();
+        for window in [0u64, 33] {
+            want.extend(&norm);
+            want.extend(window.to_le_bytes());
+            want.extend(0.25f64.to_le_bytes());
+            want.extend(0u64.to_le_bytes());
+            want.extend(&norm);
+            want.extend(0u64.to_le_bytes());
+        }
+        want.extend(&norm);
+        want.extend(1u64.to_le_bytes());
         assert_eq!(config().to_bytes(), want);
     }
 
     #[test]
     fn every_field_tells_configurations_apart() {
-        let changes: [fn(&mut ModelConfig); 14] = [
+        let changes: [fn(&mut ModelConfig); 17] = [
             |c| c.architecture.push('2'),
             |c| c.dim += 1,
             |c| c.ffn_dim += 1,
@@ -149,12 +188,15 @@ mod tests {
             |c| c.kv_heads += 1,
             |c| c.head_dim += 1,
             |c| c.context += 1,
-            |c| c.norm_eps = 1e-6,
+            |c| c.layers[1].attn_norm.eps = 1e-6,
+            |c| c.layers[1].ffn_norm.eps = 1e-6,
+            |c| c.output_norm.eps = 1e-6,
             |c| c.rope.theta = 5e5,
             |c| c.rope.layout = RopeLayout::Interleaved,
             |c| c.rope.scaling = RopeScaling::Linear { factor: 2.0 },
-            |c| c.windows[0] = Some(32),
-            |c| c.qkv_bias = true,
+            |c| c.layers[0].attention.window = Some(32),
+            |c| c.layers[0].attention.scale = 1.0,
+            |c| c.layers[0].attention.qkv_bias = Bias::Required,
             |c| c.tied_embeddings = false,
         ];
         let mut all: Vec<Vec<u8>> = changes

@@ -9,7 +9,7 @@ use std::ops::Range;
 use ruvllm_host::Scope;
 
 use super::attention::queries;
-use super::{Chunk, Machine};
+use super::{Chunk, Layer, Machine};
 use crate::adapter::Adapter;
 use crate::error::EngineError;
 use crate::kernels::{Kernels, LoraList, LoraRows};
@@ -26,14 +26,14 @@ pub(super) struct Adapted<'a, 'c> {
 
 impl<'a, 'c> Adapted<'a, 'c> {
     /// Of the projections before attention, which all rows have.
-    pub(super) fn inputs(chunks: &'a [Chunk<'c>], layer: usize) -> Adapted<'a, 'c> {
-        Adapted { chunks, layer, wanted: false }
+    pub(super) fn inputs(chunks: &'a [Chunk<'c>], layer: Layer<'_>) -> Adapted<'a, 'c> {
+        Adapted { chunks, layer: layer.index, wanted: false }
     }
 
-    /// Of the projections from attention's output on, which in the last of `layers` only the wanted
-    /// rows have.
-    pub(super) fn outputs(chunks: &'a [Chunk<'c>], layer: usize, layers: usize) -> Adapted<'a, 'c> {
-        Adapted { chunks, layer, wanted: layer + 1 == layers }
+    /// Of the projections from attention's output on, which in the last layer only the wanted rows
+    /// have.
+    pub(super) fn outputs(chunks: &'a [Chunk<'c>], layer: Layer<'_>) -> Adapted<'a, 'c> {
+        Adapted { chunks, layer: layer.index, wanted: layer.last }
     }
 
     /// Whether rows are only those whose logits are wanted.

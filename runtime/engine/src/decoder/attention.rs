@@ -10,14 +10,13 @@ use ruvllm_native::attention::{AttnSequence, AttnShape, attention, attention_bat
 use ruvllm_native::ops::hadamard;
 
 use super::adapted::Adapted;
-use super::{Chunk, Decoder, Machine, project, taken};
-use crate::config::{ModelConfig, RopeLayout};
+use super::{Chunk, Decoder, Layer, Machine, apply_norm, project, taken};
+use crate::config::{Attention, LayerSpec, ModelConfig, RopeLayout};
 use crate::error::EngineError;
 use crate::kernels::RopeRows;
 use crate::kv::{Half, Means};
 use crate::memory::room;
 use crate::tensors::Projection;
-use crate::weights::LayerWeights;
 
 impl Decoder {
     /// Leaves what the attention block adds to the hidden states, and gives the number of rows that
@@ -27,28 +26,26 @@ impl Decoder {
         &mut self,
         machine: Machine<'_>,
         config: &ModelConfig,
-        layer: &LayerWeights,
-        index: usize,
+        layer: Layer<'_>,
         chunks: &mut [Chunk<'_>],
     ) -> Result<usize, EngineError> {
-        let adapted = Adapted::inputs(chunks, index);
-        self.project_heads(machine, config, layer, adapted, index > 0)?;
+        let Layer { last, weights, .. } = layer;
+        self.project_heads(machine, config, layer, Adapted::inputs(chunks, layer))?;
         if self.kv.rotates() {
             // The heads of queries, keys and values alike, so that scores stay what they are.
             let row = config.q_dim() + 2 * config.kv_dim();
             let rows = &mut self.buffers.qkv[..self.positions.len() * row];
             spread(machine, rows, config.head_dim)?;
         }
-        self.store(machine.pool, config, index, chunks)?;
+        self.store(machine.pool, config, layer, chunks)?;
 
         let (dim, q_dim) = (config.dim, config.q_dim());
-        let last = index + 1 == config.layers();
         let decoded = queries(chunks, last).filter(|q| q.chunk.tokens.len() == 1).count();
         let mut m = 0;
         for Queries { chunk, rows, to } in queries(chunks, last) {
             // Several sequences that are decoded share the threads; others take all in turn.
             if decoded < 2 || chunk.tokens.len() > 1 {
-                self.attend(machine, config, index, chunk, rows.clone(), to)?;
+                self.attend(machine, config, layer, chunk, rows.clone(), to)?;
             }
             m = to + rows.len();
         }
@@ -56,7 +53,7 @@ impl Decoder {
             return Ok(0);
         }
         if decoded > 1 {
-            self.attend_decoded(machine, config, index, chunks, last)?;
+            self.attend_decoded(machine, config, layer, chunks)?;
         }
         let b = &mut self.buffers;
         for Queries { rows, to, .. } in queries(chunks, last).filter(|q| q.to < q.rows.start) {
@@ -67,40 +64,40 @@ impl Decoder {
             spread(machine, &mut b.attended[..m * q_dim], config.head_dim)?;
         }
         let attended = &b.attended[..m * q_dim];
-        b.activations.prepare(machine.pool, machine.isa, attended, m, q_dim, &[layer.o.dtype()])?;
+        let dtypes = [weights.o.dtype()];
+        b.activations.prepare(machine.pool, machine.isa, attended, m, q_dim, &dtypes)?;
         let delta = room(&mut b.delta, m * dim);
-        project(machine, &layer.o, &b.activations, delta)?;
-        let adapted = Adapted::outputs(chunks, index, config.layers());
+        project(machine, &weights.o, &b.activations, delta)?;
+        let adapted = Adapted::outputs(chunks, layer);
         adapted.add(machine, &mut self.kernels, attended, [(Projection::Output, delta)])?;
         Ok(m)
     }
 
     /// Queries, keys and values of all rows, as attention and the caches take them; adds to the hidden
-    /// states what is left of the layer that this one `follows`, if it does.
+    /// states what is left of the layer before, if there is one.
     fn project_heads(
         &mut self,
         machine: Machine<'_>,
         config: &ModelConfig,
-        layer: &LayerWeights,
+        Layer { index, weights, .. }: Layer<'_>,
         adapted: Adapted<'_, '_>,
-        follows: bool,
     ) -> Result<(), EngineError> {
         let Machine { pool, isa } = machine;
         let (dim, q_dim, kv_dim) = (config.dim, config.q_dim(), config.kv_dim());
         let m = self.positions.len();
         let b = &mut self.buffers;
 
-        let dtypes = [layer.q.dtype(), layer.k.dtype(), layer.v.dtype()];
+        let dtypes = [weights.q.dtype(), weights.k.dtype(), weights.v.dtype()];
         let plain = adapted.any().then_some(&mut b.plain);
         let normed = taken(isa, &mut b.activations, plain, [m, dim], &dtypes)?;
-        let (x, delta) = (&mut b.x[..m * dim], follows.then(|| &b.delta[..m * dim]));
-        let (scopes, norm) = (&self.scopes.all, &layer.attn_norm);
-        self.kernels.rmsnorm(pool, scopes, x, delta, norm, config.norm_eps, normed)?;
+        let (x, delta) = (&mut b.x[..m * dim], (index > 0).then(|| &b.delta[..m * dim]));
+        let scopes = &self.scopes.all;
+        apply_norm(&mut self.kernels, pool, scopes, x, delta, &weights.attn_norm, normed)?;
         let (raw_q, raw_k) = room(&mut b.raw, m * (q_dim + kv_dim)).split_at_mut(m * q_dim);
         let (qk, v) = room(&mut b.qkv, m * (q_dim + 2 * kv_dim)).split_at_mut(m * (q_dim + kv_dim));
-        project(machine, &layer.q, &b.activations, raw_q)?;
-        project(machine, &layer.k, &b.activations, raw_k)?;
-        project(machine, &layer.v, &b.activations, v)?;
+        project(machine, &weights.q, &b.activations, raw_q)?;
+        project(machine, &weights.k, &b.activations, raw_k)?;
+        project(machine, &weights.v, &b.activations, v)?;
         let heads = [(Projection::Query, raw_q), (Projection::Key, raw_k), (Projection::Value, v)];
         adapted.add(machine, &mut self.kernels, &b.plain, heads)?;
 
@@ -123,7 +120,7 @@ impl Decoder {
         &mut self,
         pool: &ThreadPool,
         config: &ModelConfig,
-        index: usize,
+        layer: Layer<'_>,
         chunks: &[Chunk<'_>],
     ) -> Result<(), EngineError> {
         let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
@@ -135,7 +132,7 @@ impl Decoder {
             let rows = chunk.tokens.len();
             for (half, first) in [(Half::Keys, first), (Half::Values, m + first)] {
                 let rows = &kv[first * kv_dim..(first + rows) * kv_dim];
-                self.kv.write(chunk.table, index, half, rows, &mut means)?;
+                self.kv.write(chunk.table, layer.index, half, rows, &mut means)?;
             }
             first += rows;
         }
@@ -147,7 +144,7 @@ impl Decoder {
         &mut self,
         machine: Machine<'_>,
         config: &ModelConfig,
-        index: usize,
+        layer: Layer<'_>,
         chunk: &Chunk<'_>,
         rows: Range<usize>,
         to: usize,
@@ -155,12 +152,12 @@ impl Decoder {
         let Machine { pool, isa } = machine;
         let q_dim = config.q_dim();
         let position = self.positions[rows.start];
-        let window = config.windows[index];
-        let first = window.map_or(0, |w| (position + 1).saturating_sub(w));
+        let Layer { index, spec: LayerSpec { attention: spec, .. }, .. } = layer;
+        let first = spec.window.map_or(0, |w| (position + 1).saturating_sub(w));
         let mut segments = std::mem::take(&mut self.lists.segments);
         self.kv.segments(chunk.table, index, first, &mut segments)?;
         let b = &mut self.buffers;
-        let shape = shape(config, window);
+        let shape = attn_shape(config, spec);
         let q = &b.qkv[rows.start * q_dim..rows.end * q_dim];
         let y = &mut room(&mut b.attended, (to + rows.len()) * q_dim)[to * q_dim..];
         attention(pool, isa, &shape, q, q_dim, position, &segments, y, &mut b.attention)?;
@@ -173,18 +170,17 @@ impl Decoder {
         &mut self,
         machine: Machine<'_>,
         config: &ModelConfig,
-        index: usize,
+        layer: Layer<'_>,
         chunks: &[Chunk<'_>],
-        last: bool,
     ) -> Result<(), EngineError> {
         let q_dim = config.q_dim();
-        let window = config.windows[index];
-        let decoded = || queries(chunks, last).filter(|q| q.chunk.tokens.len() == 1);
+        let Layer { index, spec: LayerSpec { attention: spec, .. }, .. } = layer;
+        let decoded = || queries(chunks, layer.last).filter(|q| q.chunk.tokens.len() == 1);
         let mut segments = std::mem::take(&mut self.lists.segments);
         let mut ends = std::mem::take(&mut self.lists.ends);
         for Queries { chunk, rows, .. } in decoded() {
             let position = self.positions[rows.start];
-            let first = window.map_or(0, |w| (position + 1).saturating_sub(w));
+            let first = spec.window.map_or(0, |w| (position + 1).saturating_sub(w));
             self.kv.segments(chunk.table, index, first, &mut segments)?;
             ends.push(segments.len());
         }
@@ -202,7 +198,7 @@ impl Decoder {
             start = end;
         }
         let Machine { pool, isa } = machine;
-        let shape = shape(config, window);
+        let shape = attn_shape(config, spec);
         attention_batch(pool, isa, &shape, &mut sequences, &mut b.attention)?;
         ends.clear();
         self.lists.sequences = emptied(sequences);
@@ -274,12 +270,12 @@ pub(super) fn queries<'a, 'c>(
     queries.filter(|queries| !queries.rows.is_empty())
 }
 
-fn shape(config: &ModelConfig, window: Option<usize>) -> AttnShape {
+fn attn_shape(config: &ModelConfig, spec: &Attention) -> AttnShape {
     AttnShape {
         heads: config.heads,
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
-        scale: 1.0 / (config.head_dim as f32).sqrt(),
-        window,
+        scale: spec.scale,
+        window: spec.window,
     }
 }

@@ -1,8 +1,8 @@
-//! The decoder: one pre-norm transformer for every family, driven by its configuration.
+//! The decoder: a pre-norm transformer that computes what the model's [`LayerSpec`]s say.
 //!
-//! Per layer: RMSNorm, query/key/value projections, RoPE, KV store, attention, output projection
-//! and residual; RMSNorm, gate and up projections, SwiGLU, down projection and residual. RMSNorm,
-//! RoPE, SwiGLU and KV packing run as registry kernels ([`crate::kernels`]), products and attention
+//! Per layer: norm, query/key/value projections, RoPE, KV store, attention, output projection and
+//! residual; norm, gate and up projections, activation, down projection and residual. Norms, RoPE,
+//! activations and KV packing run as registry kernels ([`crate::kernels`]), products and attention
 //! natively. Buffers grow to the largest step seen and are kept, so that a decoded token
 //! allocates nothing.
 //!
@@ -23,7 +23,7 @@ use ruvllm_native::gemm::{Activations, MatMut, matmul};
 use ruvllm_native::quant::dequantize_row;
 use ruvllm_native::{Isa, ThreadPool, ops};
 
-use crate::config::ModelConfig;
+use crate::config::{Activation, LayerSpec, ModelConfig, NormKind};
 use crate::error::EngineError;
 use crate::kernels::{Kernels, RowScopes, Taken};
 use crate::kv::{KvStore, KvTable};
@@ -31,7 +31,7 @@ use crate::memory::{Reservation, room};
 use crate::model::Model;
 use crate::rope::RopeTables;
 use crate::tensors::Projection;
-use crate::weights::{LayerWeights, Linear};
+use crate::weights::{LayerWeights, Linear, NormWeights};
 
 /// Rows of logits that are computed at a time; bounds memory for large vocabularies.
 pub(crate) const LOGIT_ROWS: usize = 32;
@@ -141,6 +141,16 @@ impl Chunk<'_> {
     }
 }
 
+/// A layer of the model: what it computes, and with which weights.
+#[derive(Clone, Copy)]
+struct Layer<'a> {
+    index: usize,
+    /// Whether only the wanted rows matter once keys and values are stored.
+    last: bool,
+    spec: &'a LayerSpec,
+    weights: &'a LayerWeights,
+}
+
 /// Receives the index of a chunk, the index of a token in it, and the token's logits `[vocab]`.
 pub(crate) type EachLogits<'a> = dyn FnMut(usize, usize, &[f32]) + 'a;
 
@@ -242,9 +252,11 @@ impl Decoder {
         }
         self.embed(model, chunks)?;
         let (config, weights) = (model.config(), model.weights());
-        for (index, layer) in weights.layers.iter().enumerate() {
-            let rows = self.attention_block(machine, config, layer, index, chunks)?;
-            let adapted = Adapted::outputs(chunks, index, config.layers());
+        let layers = config.layers.iter().zip(&weights.layers).enumerate();
+        for (index, (spec, weights)) in layers {
+            let layer = Layer { index, last: index + 1 == config.layers.len(), spec, weights };
+            let rows = self.attention_block(machine, config, layer, chunks)?;
+            let adapted = Adapted::outputs(chunks, layer);
             self.feed_forward_block(machine, config, layer, adapted, rows)?;
         }
         let done = self.logits(machine, model, chunks, each);
@@ -274,7 +286,7 @@ impl Decoder {
         &mut self,
         machine: Machine<'_>,
         config: &ModelConfig,
-        layer: &LayerWeights,
+        Layer { spec, weights, .. }: Layer<'_>,
         adapted: Adapted<'_, '_>,
         m: usize,
     ) -> Result<(), EngineError> {
@@ -285,25 +297,26 @@ impl Decoder {
         let (dim, ffn) = (config.dim, config.ffn_dim);
         let b = &mut self.buffers;
         let scopes = if adapted.of_wanted() { &self.scopes.wanted } else { &self.scopes.all };
-        let dtypes = [layer.gate.dtype(), layer.up.dtype()];
+        let dtypes = [weights.gate.dtype(), weights.up.dtype()];
         let keep = adapted.any();
         let normed =
             taken(isa, &mut b.activations, keep.then_some(&mut b.plain), [m, dim], &dtypes)?;
         let (x, delta) = (&mut b.x[..m * dim], room(&mut b.delta, m * dim));
-        let (norm, eps) = (&layer.ffn_norm, config.norm_eps);
-        self.kernels.rmsnorm(pool, scopes, x, Some(delta), norm, eps, normed)?;
+        let kernels = &mut self.kernels;
+        apply_norm(kernels, pool, scopes, x, Some(delta), &weights.ffn_norm, normed)?;
         let gate = room(&mut b.gate, m * ffn);
         let up = room(&mut b.up, m * ffn);
-        project(machine, &layer.gate, &b.activations, gate)?;
-        project(machine, &layer.up, &b.activations, up)?;
-        let kernels = &mut self.kernels;
+        project(machine, &weights.gate, &b.activations, gate)?;
+        project(machine, &weights.up, &b.activations, up)?;
         let both = [(Projection::Gate, &mut *gate), (Projection::Up, &mut *up)];
         adapted.add(machine, kernels, &b.plain, both)?;
-        let dtypes = [layer.down.dtype()];
+        let dtypes = [weights.down.dtype()];
         let inner =
             taken(isa, &mut b.activations, keep.then_some(&mut b.plain), [m, ffn], &dtypes)?;
-        kernels.swiglu(pool, scopes, gate, up, inner)?;
-        project(machine, &layer.down, &b.activations, delta)?;
+        match spec.activation {
+            Activation::SwiGlu => kernels.swiglu(pool, scopes, gate, up, inner)?,
+        }
+        project(machine, &weights.down, &b.activations, delta)?;
         adapted.add(machine, kernels, &b.plain, [(Projection::Down, delta)])
     }
 
@@ -315,8 +328,7 @@ impl Decoder {
         model: &Model,
         chunks: &mut [Chunk<'_>],
     ) -> Result<(), EngineError> {
-        let (config, norm) = (model.config(), &model.weights().output_norm);
-        let dim = config.dim;
+        let (dim, norm) = (model.config().dim, &model.weights().output_norm);
         let b = &mut self.buffers;
         let (mut at, mut kept) = (0, 0);
         for chunk in chunks {
@@ -331,9 +343,9 @@ impl Decoder {
             };
             let normed = taken(machine.isa, &mut b.activations, Some(&mut b.plain), [n, dim], &[])?;
             let (x, delta) = (&mut b.x[rows.clone()], &b.delta[rows]);
-            let (pool, eps) = (machine.pool, config.norm_eps);
             let scopes = RowScopes::of_one(n, chunk.table.isolation);
-            self.kernels.rmsnorm(pool, &scopes, x, Some(delta), norm, eps, normed)?;
+            let kernels = &mut self.kernels;
+            apply_norm(kernels, machine.pool, &scopes, x, Some(delta), norm, normed)?;
             for row in b.plain[..n * dim].chunks_exact(dim) {
                 sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
             }
@@ -376,7 +388,7 @@ impl Decoder {
             first += n;
             let dtypes = [output.dtype()];
             let normed = taken(isa, &mut b.activations, None, [n, config.dim], &dtypes)?;
-            self.kernels.rmsnorm(pool, &scopes, x, Some(delta), norm, config.norm_eps, normed)?;
+            apply_norm(&mut self.kernels, pool, &scopes, x, Some(delta), norm, normed)?;
             let logits = room(&mut b.logits, n * output.rows());
             project(machine, output, &b.activations, logits)?;
             for (row, (index, token, last)) in logits.chunks_exact(output.rows()).zip(&mut owners) {
@@ -409,6 +421,21 @@ fn taken<'a>(
 ) -> Result<Taken<'a>, EngineError> {
     let plain = plain.map(|plain| room(plain, rows * cols));
     Ok(Taken { products: activations.rows_mut(isa, rows, cols, for_weights)?, plain })
+}
+
+/// `x += delta`, then `y = norm(x)`, over rows `[m, dim]`; without `delta` `x` is the sum already.
+fn apply_norm(
+    kernels: &mut Kernels,
+    pool: &ThreadPool,
+    scopes: &RowScopes,
+    x: &mut [f32],
+    delta: Option<&[f32]>,
+    NormWeights { norm, weight }: &NormWeights,
+    y: Taken<'_>,
+) -> Result<(), EngineError> {
+    match norm.kind {
+        NormKind::Rms => kernels.rmsnorm(pool, scopes, x, delta, weight, norm.eps, y),
+    }
 }
 
 /// `y = x W^T + bias` for the prepared `x`.

@@ -28,7 +28,7 @@ pub(crate) struct BlockShape {
 
 impl BlockShape {
     pub(crate) fn new(config: &ModelConfig, tokens: usize) -> BlockShape {
-        BlockShape { layers: config.layers(), kv_dim: config.kv_dim(), tokens }
+        BlockShape { layers: config.layers.len(), kv_dim: config.kv_dim(), tokens }
     }
 
     /// Bytes of `tokens` tokens' keys, or values, in one layer. Heads are whole blocks of the

@@ -72,7 +72,7 @@ fn bits_per_value(engine: &Engine, measured: &Perplexity) -> f64 {
     let config = engine.model().config();
     // The last token of a chunk is not computed.
     let tokens = (measured.context - 1).next_multiple_of(engine.config().kv_block);
-    let values = 2 * config.layers() * config.kv_dim() * tokens;
+    let values = 2 * config.layers.len() * config.kv_dim() * tokens;
     8.0 * measured.kv_bytes as f64 / values as f64
 }
 

@@ -1,0 +1,115 @@
+//! The families of models that the engine runs: what a checkpoint of each is, as data.
+//!
+//! A row says what the metadata of a file leaves unsaid. [`from_gguf`](super::from_gguf) and
+//! [`from_hf`](super::from_hf) turn it and the metadata into a [`LayerSpec`] per layer; nothing after
+//! them knows a family. How tensors are called is in [`crate::tensors`].
+
+use super::RopeLayout;
+use super::layer::{Activation, Attention, Bias, LayerSpec, Norm, NormKind};
+
+/// What the checkpoints of a family have in common.
+pub(crate) struct Family {
+    /// Its `general.architecture` in GGUF files, and its name in messages.
+    pub(crate) architecture: &'static str,
+    /// Its `model_type`s in `config.json`.
+    config_classes: &'static [ConfigClass],
+    /// Models of other names that belong to it.
+    models: &'static [&'static str],
+    /// The order of rotated pairs in its GGUF files; Hugging Face checkpoints have one order for all.
+    pub(crate) gguf_rope: RopeLayout,
+    pub(super) norm: NormKind,
+    pub(super) activation: Activation,
+    qkv_bias: Bias,
+}
+
+/// A configuration class of Hugging Face's library: what its `config.json` means by saying nothing.
+pub(super) struct ConfigClass {
+    model_type: &'static str,
+    /// The default of `max_position_embeddings`.
+    pub(super) context: usize,
+    /// Whether `sliding_window` counts only together with `use_sliding_window`.
+    pub(super) window_needs_switch: bool,
+}
+
+const FAMILIES: &[Family] = &[
+    Family {
+        architecture: "llama",
+        config_classes: &[
+            ConfigClass { model_type: "llama", context: 2048, window_needs_switch: false },
+            ConfigClass { model_type: "mistral", context: 131_072, window_needs_switch: false },
+        ],
+        models: &["Mistral", "TinyLlama", "SmolLM"],
+        gguf_rope: RopeLayout::Interleaved,
+        norm: NormKind::Rms,
+        activation: Activation::SwiGlu,
+        qkv_bias: Bias::IfPresent,
+    },
+    Family {
+        architecture: "qwen2",
+        config_classes: &[ConfigClass {
+            model_type: "qwen2",
+            context: 32_768,
+            window_needs_switch: true,
+        }],
+        models: &[],
+        gguf_rope: RopeLayout::NeoX,
+        norm: NormKind::Rms,
+        activation: Activation::SwiGlu,
+        qkv_bias: Bias::Required,
+    },
+];
+
+impl Family {
+    /// The family of a GGUF file.
+    pub(crate) fn of_gguf(architecture: &str) -> Option<&'static Family> {
+        FAMILIES.iter().find(|family| family.architecture == architecture)
+    }
+
+    /// The family of a `config.json`, and what its class of configuration assumes.
+    pub(super) fn of_hf(model_type: &str) -> Option<(&'static Family, &'static ConfigClass)> {
+        let classes = FAMILIES
+            .iter()
+            .flat_map(|family| family.config_classes.iter().map(move |class| (family, class)));
+        classes.into_iter().find(|(_, class)| class.model_type == model_type)
+    }
+
+    /// A norm of the family.
+    pub(super) fn norm(&self, eps: f32) -> Norm {
+        Norm { kind: self.norm, eps }
+    }
+
+    /// A layer of the family, with heads of `head_dim` elements.
+    pub(super) fn layer(&self, norm_eps: f32, head_dim: usize, window: Option<usize>) -> LayerSpec {
+        let norm = self.norm(norm_eps);
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        LayerSpec {
+            attn_norm: norm,
+            attention: Attention { window, scale, qkv_bias: self.qkv_bias },
+            ffn_norm: norm,
+            activation: self.activation,
+        }
+    }
+}
+
+/// The families by name, for messages.
+pub(crate) fn supported_families() -> String {
+    let name = |family: &Family| match family.models {
+        [] => family.architecture.to_owned(),
+        models => format!("{} (also {})", family.architecture, models.join(", ")),
+    };
+    let names: Vec<_> = FAMILIES.iter().map(name).collect();
+    match names.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
+        _ => names.concat(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_are_named_in_a_sentence() {
+        assert_eq!(supported_families(), "llama (also Mistral, TinyLlama, SmolLM) and qwen2");
+    }
+}
