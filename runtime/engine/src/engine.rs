@@ -11,7 +11,7 @@ use ruvllm_native::gemm::{ReadPattern, ReadRates};
 use ruvllm_native::{Isa, ThreadPool};
 
 use crate::adapter::Adapter;
-use crate::decoder::{Chunk, Decoder, EachLogits, Machine};
+use crate::decoder::{Chunk, Cpu, Decoder, EachLogits};
 use crate::error::EngineError;
 use crate::kernels::Kernels;
 use crate::kv::{BlockShape, KvPolicy, KvStats, KvStore, KvTable, Means, SpillDir, Standing};
@@ -275,8 +275,8 @@ impl Engine {
     /// Attaches to a sequence what others have computed of `tokens`, with which it goes on, and gives how
     /// many of them that holds.
     pub(crate) fn adopt(&self, table: &mut KvTable, tokens: &[u32]) -> Result<usize, EngineError> {
-        let (mut decoder, machine) = self.pinned(table.standing.steady)?;
-        Ok(decoder.adopt(machine, table, tokens))
+        let (mut decoder, cpu) = self.pinned(table.standing.steady)?;
+        Ok(decoder.adopt(cpu, table, tokens))
     }
 
     /// The model.
@@ -367,11 +367,11 @@ impl Engine {
 
     /// The decoder with the kernels of this moment, once no step is computed, and what it computes
     /// with; `steady` never has it be a trial's turn.
-    fn pinned(&self, steady: bool) -> Result<(MutexGuard<'_, Decoder>, Machine<'_>), EngineError> {
+    fn pinned(&self, steady: bool) -> Result<(MutexGuard<'_, Decoder>, Cpu<'_>), EngineError> {
         let inner = &*self.inner;
         let mut decoder = self.decoder();
         decoder.kernels.pin(&inner.host, steady)?;
-        Ok((decoder, Machine { pool: &inner.pool, isa: inner.isa }))
+        Ok((decoder, Cpu { pool: &inner.pool, isa: inner.isa }))
     }
 
     /// Gets all of a sequence's blocks into memory, and hands them to `use_them`.
@@ -381,8 +381,8 @@ impl Engine {
         use_them: impl FnOnce(&KvStore, &KvTable) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let inner = &*self.inner;
-        let (mut decoder, machine) = self.pinned(table.standing.steady)?;
-        decoder.ready(machine, &inner.model, table, inner.config.batch)?;
+        let (mut decoder, cpu) = self.pinned(table.standing.steady)?;
+        decoder.load_sequence(cpu, &inner.model, table, inner.config.batch)?;
         use_them(&decoder.kv, table)
     }
 
@@ -394,8 +394,8 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let inner = &*self.inner;
         let steady = chunks.iter().any(|chunk| chunk.table.standing.steady);
-        let (mut decoder, machine) = self.pinned(steady)?;
-        decoder.forward(machine, &inner.model, chunks, inner.config.batch, each)
+        let (mut decoder, cpu) = self.pinned(steady)?;
+        decoder.forward(cpu, &inner.model, chunks, inner.config.batch, each)
     }
 }
 

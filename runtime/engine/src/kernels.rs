@@ -23,7 +23,7 @@ use crate::error::EngineError;
 use crate::kv::KvPolicy;
 use crate::rope::RopeTables;
 pub(crate) use lora::{LoraList, LoraRows};
-pub(crate) use rows::Taken;
+pub(crate) use rows::RowSink;
 use rows::{Outputs, Rows, over_rows};
 pub(crate) use scopes::RowScopes;
 
@@ -208,7 +208,7 @@ impl Kernels {
         delta: Option<&[f32]>,
         weight: &Resident,
         eps: f32,
-        y: Taken<'_>,
+        y: RowSink<'_>,
     ) -> Result<(), EngineError> {
         let dim = weight.len() / size_of::<f32>();
         let Pinned { snapshot, rmsnorm, .. } = &*self.pinned;
@@ -241,7 +241,7 @@ impl Kernels {
         scopes: &RowScopes,
         gate: &[f32],
         up: &[f32],
-        y: Taken<'_>,
+        y: RowSink<'_>,
     ) -> Result<(), EngineError> {
         let dim = y.cols();
         let Pinned { snapshot, swiglu, .. } = &*self.pinned;
@@ -388,7 +388,7 @@ fn row_bytes(dtype: DType, dim: usize) -> Result<usize, EngineError> {
 /// Calls an operation whose result is `rows` of what products read; they take it in where the kernel
 /// left it.
 fn call_into(
-    y: &mut Taken<'_>,
+    y: &mut RowSink<'_>,
     rows: Range<usize>,
     worker: &mut Worker,
     snapshot: &RegistrySnapshot,

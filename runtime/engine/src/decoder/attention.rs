@@ -9,8 +9,8 @@ use ruvllm_native::ThreadPool;
 use ruvllm_native::attention::{AttnSequence, AttnShape, attention, attention_batch};
 use ruvllm_native::ops::hadamard;
 
-use super::adapted::Adapted;
-use super::{Chunk, Decoder, Layer, Machine, apply_norm, project, taken};
+use super::adapters::LayerAdapters;
+use super::{Chunk, Cpu, Decoder, Layer, apply_norm, project, row_sink};
 use crate::config::{Attention, LayerSpec, ModelConfig, RopeLayout};
 use crate::error::EngineError;
 use crate::kernels::RopeRows;
@@ -24,20 +24,20 @@ impl Decoder {
     /// become the first.
     pub(super) fn attention_block(
         &mut self,
-        machine: Machine<'_>,
+        cpu: Cpu<'_>,
         config: &ModelConfig,
         layer: Layer<'_>,
         chunks: &mut [Chunk<'_>],
     ) -> Result<usize, EngineError> {
         let Layer { last, weights, .. } = layer;
-        self.project_heads(machine, config, layer, Adapted::inputs(chunks, layer))?;
+        self.project_heads(cpu, config, layer, LayerAdapters::inputs(chunks, layer))?;
         if self.kv.rotates() {
             // The heads of queries, keys and values alike, so that scores stay what they are.
             let row = config.q_dim() + 2 * config.kv_dim();
             let rows = &mut self.buffers.qkv[..self.positions.len() * row];
-            spread(machine, rows, config.head_dim)?;
+            hadamard_heads(cpu, rows, config.head_dim)?;
         }
-        self.store(machine.pool, config, layer, chunks)?;
+        self.store(cpu.pool, config, layer, chunks)?;
 
         let (dim, q_dim) = (config.dim, config.q_dim());
         let decoded = queries(chunks, last).filter(|q| q.chunk.tokens.len() == 1).count();
@@ -45,7 +45,7 @@ impl Decoder {
         for Queries { chunk, rows, to } in queries(chunks, last) {
             // Several sequences that are decoded share the threads; others take all in turn.
             if decoded < 2 || chunk.tokens.len() > 1 {
-                self.attend(machine, config, layer, chunk, rows.clone(), to)?;
+                self.attend(cpu, config, layer, chunk, rows.clone(), to)?;
             }
             m = to + rows.len();
         }
@@ -53,7 +53,7 @@ impl Decoder {
             return Ok(0);
         }
         if decoded > 1 {
-            self.attend_decoded(machine, config, layer, chunks)?;
+            self.attend_decoded(cpu, config, layer, chunks)?;
         }
         let b = &mut self.buffers;
         for Queries { rows, to, .. } in queries(chunks, last).filter(|q| q.to < q.rows.start) {
@@ -61,15 +61,15 @@ impl Decoder {
         }
         if self.kv.rotates() {
             // The transform is its own inverse.
-            spread(machine, &mut b.attended[..m * q_dim], config.head_dim)?;
+            hadamard_heads(cpu, &mut b.attn_out[..m * q_dim], config.head_dim)?;
         }
-        let attended = &b.attended[..m * q_dim];
+        let attn_out = &b.attn_out[..m * q_dim];
         let dtypes = [weights.o.dtype()];
-        b.activations.prepare(machine.pool, machine.isa, attended, m, q_dim, &dtypes)?;
+        b.activations.prepare(cpu.pool, cpu.isa, attn_out, m, q_dim, &dtypes)?;
         let delta = room(&mut b.delta, m * dim);
-        project(machine, &weights.o, &b.activations, delta)?;
-        let adapted = Adapted::outputs(chunks, layer);
-        adapted.add(machine, &mut self.kernels, attended, [(Projection::Output, delta)])?;
+        project(cpu, &weights.o, &b.activations, delta)?;
+        let adapters = LayerAdapters::outputs(chunks, layer);
+        adapters.add(cpu, &mut self.kernels, attn_out, [(Projection::Output, delta)])?;
         Ok(m)
     }
 
@@ -77,29 +77,29 @@ impl Decoder {
     /// states what is left of the layer before, if there is one.
     fn project_heads(
         &mut self,
-        machine: Machine<'_>,
+        cpu: Cpu<'_>,
         config: &ModelConfig,
         Layer { index, weights, .. }: Layer<'_>,
-        adapted: Adapted<'_, '_>,
+        adapters: LayerAdapters<'_, '_>,
     ) -> Result<(), EngineError> {
-        let Machine { pool, isa } = machine;
+        let Cpu { pool, isa } = cpu;
         let (dim, q_dim, kv_dim) = (config.dim, config.q_dim(), config.kv_dim());
         let m = self.positions.len();
         let b = &mut self.buffers;
 
         let dtypes = [weights.q.dtype(), weights.k.dtype(), weights.v.dtype()];
-        let plain = adapted.any().then_some(&mut b.plain);
-        let normed = taken(isa, &mut b.activations, plain, [m, dim], &dtypes)?;
+        let plain = adapters.any().then_some(&mut b.plain);
+        let normed = row_sink(isa, &mut b.activations, plain, [m, dim], &dtypes)?;
         let (x, delta) = (&mut b.x[..m * dim], (index > 0).then(|| &b.delta[..m * dim]));
         let scopes = &self.scopes.all;
         apply_norm(&mut self.kernels, pool, scopes, x, delta, &weights.attn_norm, normed)?;
         let (raw_q, raw_k) = room(&mut b.raw, m * (q_dim + kv_dim)).split_at_mut(m * q_dim);
         let (qk, v) = room(&mut b.qkv, m * (q_dim + 2 * kv_dim)).split_at_mut(m * (q_dim + kv_dim));
-        project(machine, &weights.q, &b.activations, raw_q)?;
-        project(machine, &weights.k, &b.activations, raw_k)?;
-        project(machine, &weights.v, &b.activations, v)?;
+        project(cpu, &weights.q, &b.activations, raw_q)?;
+        project(cpu, &weights.k, &b.activations, raw_k)?;
+        project(cpu, &weights.v, &b.activations, v)?;
         let heads = [(Projection::Query, raw_q), (Projection::Key, raw_k), (Projection::Value, v)];
-        adapted.add(machine, &mut self.kernels, &b.plain, heads)?;
+        adapters.add(cpu, &mut self.kernels, &b.plain, heads)?;
 
         let shape = rope_rows(config, config.heads);
         let (raw, positions) = (&b.raw[..m * (q_dim + kv_dim)], &self.positions);
@@ -142,14 +142,14 @@ impl Decoder {
     /// Attention of a chunk's queries `rows` over its blocks, into the rows from `to` on.
     fn attend(
         &mut self,
-        machine: Machine<'_>,
+        cpu: Cpu<'_>,
         config: &ModelConfig,
         layer: Layer<'_>,
         chunk: &Chunk<'_>,
         rows: Range<usize>,
         to: usize,
     ) -> Result<(), EngineError> {
-        let Machine { pool, isa } = machine;
+        let Cpu { pool, isa } = cpu;
         let q_dim = config.q_dim();
         let position = self.positions[rows.start];
         let Layer { index, spec: LayerSpec { attention: spec, .. }, .. } = layer;
@@ -159,7 +159,7 @@ impl Decoder {
         let b = &mut self.buffers;
         let shape = attn_shape(config, spec);
         let q = &b.qkv[rows.start * q_dim..rows.end * q_dim];
-        let y = &mut room(&mut b.attended, (to + rows.len()) * q_dim)[to * q_dim..];
+        let y = &mut room(&mut b.attn_out, (to + rows.len()) * q_dim)[to * q_dim..];
         attention(pool, isa, &shape, q, q_dim, position, &segments, y, &mut b.attention)?;
         self.lists.segments = emptied(segments);
         Ok(())
@@ -168,7 +168,7 @@ impl Decoder {
     /// Attention of all chunks of one token, as [`Decoder::attend`] of each, but at once.
     fn attend_decoded(
         &mut self,
-        machine: Machine<'_>,
+        cpu: Cpu<'_>,
         config: &ModelConfig,
         layer: Layer<'_>,
         chunks: &[Chunk<'_>],
@@ -186,7 +186,7 @@ impl Decoder {
         }
         let b = &mut self.buffers;
         let end = decoded().last().map_or(0, |q| q.to + 1);
-        let (mut rest, mut at) = (room(&mut b.attended, end * q_dim), 0);
+        let (mut rest, mut at) = (room(&mut b.attn_out, end * q_dim), 0);
         let mut sequences = std::mem::take(&mut self.lists.sequences);
         let mut start = 0;
         for (Queries { rows, to, .. }, &end) in decoded().zip(&ends) {
@@ -197,7 +197,7 @@ impl Decoder {
             sequences.push(AttnSequence { q, q_pos, kv, y });
             start = end;
         }
-        let Machine { pool, isa } = machine;
+        let Cpu { pool, isa } = cpu;
         let shape = attn_shape(config, spec);
         attention_batch(pool, isa, &shape, &mut sequences, &mut b.attention)?;
         ends.clear();
@@ -221,8 +221,8 @@ pub(super) fn rope_rows(config: &ModelConfig, heads: usize) -> RopeRows {
 
 /// Transforms heads of `head_dim` elements, on all threads where that pays. Heads of a size that is
 /// no power of two are transformed in the largest groups that are one.
-pub(super) fn spread(
-    machine: Machine<'_>,
+pub(super) fn hadamard_heads(
+    cpu: Cpu<'_>,
     x: &mut [f32],
     head_dim: usize,
 ) -> Result<(), EngineError> {
@@ -230,11 +230,11 @@ pub(super) fn spread(
     const WIDEST: usize = 256;
     let group = (1 << head_dim.trailing_zeros()).min(WIDEST);
     if x.len() <= 2 * HEADS * head_dim {
-        return Ok(hadamard(machine.isa, x, group)?);
+        return Ok(hadamard(cpu.isa, x, group)?);
     }
-    machine.pool.for_chunks(x, HEADS * head_dim, &|_, x| {
+    cpu.pool.for_chunks(x, HEADS * head_dim, &|_, x| {
         // Whole heads, of a size that the policy's check let through.
-        let _ = hadamard(machine.isa, x, group);
+        let _ = hadamard(cpu.isa, x, group);
     });
     Ok(())
 }

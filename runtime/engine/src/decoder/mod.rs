@@ -9,14 +9,14 @@
 //! A step computes chunks of one or more sequences. Its rows are the tokens of all chunks, one
 //! after another; everything but the cache and what reads it ([`attention`]) treats them alike,
 //! so that the weights are read once for all sequences, and the updates of their adapters
-//! ([`adapted`]), which each adds to its own rows. A step begins in [`Decoder::forward`]; getting
+//! ([`adapters`]), which each adds to its own rows. A step begins in [`Decoder::forward`]; getting
 //! the sequences' blocks to where they can be read is in [`prepare`].
 
-mod adapted;
+mod adapters;
 mod attention;
 mod prepare;
 
-use adapted::Adapted;
+use adapters::LayerAdapters;
 use ruvllm_abi::DType;
 use ruvllm_native::attention::{AttnScratch, AttnSequence, KvSegment};
 use ruvllm_native::gemm::{Activations, MatMut, matmul};
@@ -25,7 +25,7 @@ use ruvllm_native::{Isa, ThreadPool, ops};
 
 use crate::config::{Activation, LayerSpec, ModelConfig, NormKind};
 use crate::error::EngineError;
-use crate::kernels::{Kernels, RowScopes, Taken};
+use crate::kernels::{Kernels, RowScopes, RowSink};
 use crate::kv::{KvStore, KvTable};
 use crate::memory::{Reservation, room};
 use crate::model::Model;
@@ -36,9 +36,9 @@ use crate::weights::{LayerWeights, Linear, NormWeights};
 /// Rows of logits that are computed at a time; bounds memory for large vocabularies.
 pub(crate) const LOGIT_ROWS: usize = 32;
 
-/// What a step computes with.
+/// What a step computes on: threads, and the instructions that they use.
 #[derive(Clone, Copy)]
-pub(crate) struct Machine<'a> {
+pub(crate) struct Cpu<'a> {
     pub(crate) pool: &'a ThreadPool,
     pub(crate) isa: Isa,
 }
@@ -101,7 +101,7 @@ struct Buffers {
     /// Queries, keys, then values `[m, kv_dim]`, as attention and the cache take them.
     qkv: Vec<f32>,
     /// Attention output `[m, q_dim]`.
-    attended: Vec<f32>,
+    attn_out: Vec<f32>,
     /// What a block adds to the hidden states `[m, dim]`, which the next norm does on its way.
     delta: Vec<f32>,
     gate: Vec<f32>,
@@ -200,21 +200,21 @@ impl Decoder {
     /// as it was.
     pub(crate) fn forward(
         &mut self,
-        machine: Machine<'_>,
+        cpu: Cpu<'_>,
         model: &Model,
         chunks: &mut [Chunk<'_>],
         batch: usize,
         each: &mut EachLogits<'_>,
     ) -> Result<(), EngineError> {
-        self.load_blocks(machine, model, chunks, batch)?;
-        let ready = self.attach_prefixes(machine, model, chunks);
-        let computed = ready.and_then(|()| self.step(machine, model, chunks, each));
+        self.load_blocks(cpu, model, chunks, batch)?;
+        let ready = self.attach_prefixes(cpu, model, chunks);
+        let computed = ready.and_then(|()| self.step(cpu, model, chunks, each));
         for chunk in chunks {
             if computed.is_err() {
                 let len = chunk.table.len() - chunk.skipped;
                 chunk.table.truncate(len);
             } else {
-                self.settle(machine, chunk.table, chunk.tokens.len());
+                self.settle(cpu, chunk.table, chunk.tokens.len());
             }
         }
         computed
@@ -223,12 +223,12 @@ impl Decoder {
     /// Computes chunks whose sequences lack nothing; on an error no table holds blocks of them.
     fn step(
         &mut self,
-        machine: Machine<'_>,
+        cpu: Cpu<'_>,
         model: &Model,
         chunks: &mut [Chunk<'_>],
         each: &mut EachLogits<'_>,
     ) -> Result<(), EngineError> {
-        let computed = self.layers(machine, model, chunks, each);
+        let computed = self.layers(cpu, model, chunks, each);
         for chunk in chunks {
             match computed {
                 Ok(()) => chunk.table.commit(chunk.tokens),
@@ -241,12 +241,12 @@ impl Decoder {
     /// Computes all layers and the wanted logits.
     fn layers(
         &mut self,
-        machine: Machine<'_>,
+        cpu: Cpu<'_>,
         model: &Model,
         chunks: &mut [Chunk<'_>],
         each: &mut EachLogits<'_>,
     ) -> Result<(), EngineError> {
-        self.place(machine, model, chunks)?;
+        self.allocate(cpu, model, chunks)?;
         if self.positions.is_empty() {
             return Ok(());
         }
@@ -255,11 +255,11 @@ impl Decoder {
         let layers = config.layers.iter().zip(&weights.layers).enumerate();
         for (index, (spec, weights)) in layers {
             let layer = Layer { index, last: index + 1 == config.layers.len(), spec, weights };
-            let rows = self.attention_block(machine, config, layer, chunks)?;
-            let adapted = Adapted::outputs(chunks, layer);
-            self.feed_forward_block(machine, config, layer, adapted, rows)?;
+            let rows = self.attention_block(cpu, config, layer, chunks)?;
+            let adapters = LayerAdapters::outputs(chunks, layer);
+            self.feed_forward_block(cpu, config, layer, adapters, rows)?;
         }
-        let done = self.logits(machine, model, chunks, each);
+        let done = self.logits(cpu, model, chunks, each);
         if matches!(done, Err(EngineError::NonFiniteLogits)) {
             self.kernels.suspect();
         }
@@ -284,47 +284,47 @@ impl Decoder {
     /// what the feed-forward block adds to them.
     fn feed_forward_block(
         &mut self,
-        machine: Machine<'_>,
+        cpu: Cpu<'_>,
         config: &ModelConfig,
         Layer { spec, weights, .. }: Layer<'_>,
-        adapted: Adapted<'_, '_>,
+        adapters: LayerAdapters<'_, '_>,
         m: usize,
     ) -> Result<(), EngineError> {
         if m == 0 {
             return Ok(());
         }
-        let Machine { pool, isa } = machine;
+        let Cpu { pool, isa } = cpu;
         let (dim, ffn) = (config.dim, config.ffn_dim);
         let b = &mut self.buffers;
-        let scopes = if adapted.of_wanted() { &self.scopes.wanted } else { &self.scopes.all };
+        let scopes = if adapters.of_wanted() { &self.scopes.wanted } else { &self.scopes.all };
         let dtypes = [weights.gate.dtype(), weights.up.dtype()];
-        let keep = adapted.any();
+        let keep = adapters.any();
         let normed =
-            taken(isa, &mut b.activations, keep.then_some(&mut b.plain), [m, dim], &dtypes)?;
+            row_sink(isa, &mut b.activations, keep.then_some(&mut b.plain), [m, dim], &dtypes)?;
         let (x, delta) = (&mut b.x[..m * dim], room(&mut b.delta, m * dim));
         let kernels = &mut self.kernels;
         apply_norm(kernels, pool, scopes, x, Some(delta), &weights.ffn_norm, normed)?;
         let gate = room(&mut b.gate, m * ffn);
         let up = room(&mut b.up, m * ffn);
-        project(machine, &weights.gate, &b.activations, gate)?;
-        project(machine, &weights.up, &b.activations, up)?;
+        project(cpu, &weights.gate, &b.activations, gate)?;
+        project(cpu, &weights.up, &b.activations, up)?;
         let both = [(Projection::Gate, &mut *gate), (Projection::Up, &mut *up)];
-        adapted.add(machine, kernels, &b.plain, both)?;
+        adapters.add(cpu, kernels, &b.plain, both)?;
         let dtypes = [weights.down.dtype()];
         let inner =
-            taken(isa, &mut b.activations, keep.then_some(&mut b.plain), [m, ffn], &dtypes)?;
+            row_sink(isa, &mut b.activations, keep.then_some(&mut b.plain), [m, ffn], &dtypes)?;
         match spec.activation {
             Activation::SwiGlu => kernels.swiglu(pool, scopes, gate, up, inner)?,
         }
-        project(machine, &weights.down, &b.activations, delta)?;
-        adapted.add(machine, kernels, &b.plain, [(Projection::Down, delta)])
+        project(cpu, &weights.down, &b.activations, delta)?;
+        adapters.add(cpu, kernels, &b.plain, [(Projection::Down, delta)])
     }
 
     /// Adds up the normed hidden states of the chunks that want them, and closes the gaps that their
     /// rows leave among the wanted ones.
-    fn hidden(
+    fn sum_hidden(
         &mut self,
-        machine: Machine<'_>,
+        cpu: Cpu<'_>,
         model: &Model,
         chunks: &mut [Chunk<'_>],
     ) -> Result<(), EngineError> {
@@ -341,11 +341,11 @@ impl Decoder {
                 kept += n;
                 continue;
             };
-            let normed = taken(machine.isa, &mut b.activations, Some(&mut b.plain), [n, dim], &[])?;
+            let normed = row_sink(cpu.isa, &mut b.activations, Some(&mut b.plain), [n, dim], &[])?;
             let (x, delta) = (&mut b.x[rows.clone()], &b.delta[rows]);
             let scopes = RowScopes::of_one(n, chunk.table.isolation);
             let kernels = &mut self.kernels;
-            apply_norm(kernels, machine.pool, &scopes, x, Some(delta), norm, normed)?;
+            apply_norm(kernels, cpu.pool, &scopes, x, Some(delta), norm, normed)?;
             for row in b.plain[..n * dim].chunks_exact(dim) {
                 sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
             }
@@ -359,17 +359,17 @@ impl Decoder {
     /// Logits of the wanted tokens, whose rows are the first of the hidden states.
     fn logits(
         &mut self,
-        machine: Machine<'_>,
+        cpu: Cpu<'_>,
         model: &Model,
         chunks: &mut [Chunk<'_>],
         each: &mut EachLogits<'_>,
     ) -> Result<(), EngineError> {
         if chunks.iter().any(|chunk| chunk.hidden.is_some()) {
-            self.hidden(machine, model, chunks)?;
+            self.sum_hidden(cpu, model, chunks)?;
         }
         let (config, weights) = (model.config(), model.weights());
         let (output, norm) = (weights.output(), &weights.output_norm);
-        let Machine { pool, isa } = machine;
+        let Cpu { pool, isa } = cpu;
         let b = &mut self.buffers;
         let owning = |chunk: &Chunk<'_>| chunk.hidden.is_none();
         let m: usize = chunks.iter().filter(|c| owning(c)).map(|c| c.wanted().len()).sum();
@@ -387,10 +387,10 @@ impl Decoder {
             let scopes = self.scopes.logits.slice(first..first + n);
             first += n;
             let dtypes = [output.dtype()];
-            let normed = taken(isa, &mut b.activations, None, [n, config.dim], &dtypes)?;
+            let normed = row_sink(isa, &mut b.activations, None, [n, config.dim], &dtypes)?;
             apply_norm(&mut self.kernels, pool, &scopes, x, Some(delta), norm, normed)?;
             let logits = room(&mut b.logits, n * output.rows());
-            project(machine, output, &b.activations, logits)?;
+            project(cpu, output, &b.activations, logits)?;
             for (row, (index, token, last)) in logits.chunks_exact(output.rows()).zip(&mut owners) {
                 if !is_finite(row) {
                     return Err(EngineError::NonFiniteLogits);
@@ -412,15 +412,15 @@ fn is_finite(row: &[f32]) -> bool {
 
 /// Room for `[rows, cols]` that products with weights of these types read, in `plain` too if there is
 /// one.
-fn taken<'a>(
+fn row_sink<'a>(
     isa: Isa,
     activations: &'a mut Activations,
     plain: Option<&'a mut Vec<f32>>,
     [rows, cols]: [usize; 2],
     for_weights: &[DType],
-) -> Result<Taken<'a>, EngineError> {
+) -> Result<RowSink<'a>, EngineError> {
     let plain = plain.map(|plain| room(plain, rows * cols));
-    Ok(Taken { products: activations.rows_mut(isa, rows, cols, for_weights)?, plain })
+    Ok(RowSink { products: activations.rows_mut(isa, rows, cols, for_weights)?, plain })
 }
 
 /// `x += delta`, then `y = norm(x)`, over rows `[m, dim]`; without `delta` `x` is the sum already.
@@ -431,7 +431,7 @@ fn apply_norm(
     x: &mut [f32],
     delta: Option<&[f32]>,
     NormWeights { norm, weight }: &NormWeights,
-    y: Taken<'_>,
+    y: RowSink<'_>,
 ) -> Result<(), EngineError> {
     match norm.kind {
         NormKind::Rms => kernels.rmsnorm(pool, scopes, x, delta, weight, norm.eps, y),
@@ -440,16 +440,16 @@ fn apply_norm(
 
 /// `y = x W^T + bias` for the prepared `x`.
 fn project(
-    machine: Machine<'_>,
+    cpu: Cpu<'_>,
     linear: &Linear,
     x: &Activations,
     y: &mut [f32],
 ) -> Result<(), EngineError> {
     let stride = linear.rows();
-    matmul(machine.pool, machine.isa, &linear.matrix()?, x, MatMut { data: &mut *y, stride })?;
+    matmul(cpu.pool, cpu.isa, &linear.matrix()?, x, MatMut { data: &mut *y, stride })?;
     if let Some(bias) = &linear.bias {
         for row in y.chunks_exact_mut(stride) {
-            ops::add(machine.isa, row, bias)?;
+            ops::add(cpu.isa, row, bias)?;
         }
     }
     Ok(())

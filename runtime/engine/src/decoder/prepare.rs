@@ -6,8 +6,8 @@
 
 use ruvllm_host::Scope;
 
-use super::attention::{rope_rows, spread};
-use super::{Chunk, Decoder, Machine};
+use super::attention::{hadamard_heads, rope_rows};
+use super::{Chunk, Cpu, Decoder};
 use crate::error::EngineError;
 use crate::kernels::Kernels;
 use crate::kv::{KvTable, Means};
@@ -19,7 +19,7 @@ impl Decoder {
     /// once.
     pub(super) fn load_blocks(
         &mut self,
-        machine: Machine<'_>,
+        cpu: Cpu<'_>,
         model: &Model,
         chunks: &mut [Chunk<'_>],
         batch: usize,
@@ -30,20 +30,20 @@ impl Decoder {
             self.kv.touch(chunk.table);
         }
         let mut chunks = chunks.iter_mut();
-        chunks.try_for_each(|chunk| self.catch_up(machine, model, chunk.table, batch))
+        chunks.try_for_each(|chunk| self.catch_up(cpu, model, chunk.table, batch))
     }
 
     /// Makes endless sequences forget what is in the way of their chunks, and leaves out of these what
     /// others have computed.
     pub(super) fn attach_prefixes(
         &mut self,
-        machine: Machine<'_>,
+        cpu: Cpu<'_>,
         model: &Model,
         chunks: &mut [Chunk<'_>],
     ) -> Result<(), EngineError> {
         for chunk in chunks {
-            self.slide(machine, model, chunk.table, chunk.tokens.len())?;
-            let mut means = Means { kernels: &mut self.kernels, pool: machine.pool };
+            self.shift_context(cpu, model, chunk.table, chunk.tokens.len())?;
+            let mut means = Means { kernels: &mut self.kernels, pool: cpu.pool };
             let found = self.kv.attach(chunk.table, &chunk.tokens[..chunk.from], &mut means);
             chunk.skip(found);
         }
@@ -52,80 +52,75 @@ impl Decoder {
 
     /// Attaches to a sequence what others have computed of `tokens`, with which it goes on, and gives how
     /// many of them that holds. Blocks of the last step's sequences stay where they are.
-    pub(crate) fn adopt(
-        &mut self,
-        machine: Machine<'_>,
-        table: &mut KvTable,
-        tokens: &[u32],
-    ) -> usize {
+    pub(crate) fn adopt(&mut self, cpu: Cpu<'_>, table: &mut KvTable, tokens: &[u32]) -> usize {
         self.kv.refresh(&self.kernels);
         self.kv.touch(table);
-        let mut means = Means { kernels: &mut self.kernels, pool: machine.pool };
+        let mut means = Means { kernels: &mut self.kernels, pool: cpu.pool };
         self.kv.adopt(table, tokens, &mut means).unwrap_or(0)
     }
 
     /// Gets all of a sequence's blocks into memory.
-    pub(crate) fn ready(
+    pub(crate) fn load_sequence(
         &mut self,
-        machine: Machine<'_>,
+        cpu: Cpu<'_>,
         model: &Model,
         table: &mut KvTable,
         batch: usize,
     ) -> Result<(), EngineError> {
         self.kv.begin(&self.kernels);
         self.kv.touch(table);
-        self.catch_up(machine, model, table, batch)
+        self.catch_up(cpu, model, table, batch)
     }
 
     /// Reads a sequence's spilled blocks back, and computes what was evicted again.
     fn catch_up(
         &mut self,
-        machine: Machine<'_>,
+        cpu: Cpu<'_>,
         model: &Model,
         table: &mut KvTable,
         batch: usize,
     ) -> Result<(), EngineError> {
-        let mut means = Means { kernels: &mut self.kernels, pool: machine.pool };
+        let mut means = Means { kernels: &mut self.kernels, pool: cpu.pool };
         self.kv.restore(table, &mut means)?;
         while table.computed < table.len() {
             let rest = table.tokens[table.computed..].to_vec();
-            let mut means = Means { kernels: &mut self.kernels, pool: machine.pool };
+            let mut means = Means { kernels: &mut self.kernels, pool: cpu.pool };
             let found = self.kv.attach(table, &rest, &mut means);
             let tokens = &rest[found..(found + batch).min(rest.len())];
             let (mut last, from) = (Vec::new(), tokens.len());
             let (table, last) = (&mut *table, &mut last);
             let chunk = Chunk { table, last, tokens, from, skipped: 0, hidden: None };
-            self.step(machine, model, &mut [chunk], &mut |_, _, _| ())?;
-            self.settle(machine, table, tokens.len());
+            self.step(cpu, model, &mut [chunk], &mut |_, _, _| ())?;
+            self.settle(cpu, table, tokens.len());
         }
         Ok(())
     }
 
     /// Makes an endless sequence forget tokens where `extra` more do not fit. What is forgotten stays so
     /// also where the step then fails.
-    fn slide(
+    fn shift_context(
         &mut self,
-        machine: Machine<'_>,
+        cpu: Cpu<'_>,
         model: &Model,
         table: &mut KvTable,
         extra: usize,
     ) -> Result<(), EngineError> {
         let Some(forget) = self.kv.to_forget(table, extra) else { return Ok(()) };
-        let Machine { pool, .. } = machine;
+        let Cpu { pool, .. } = cpu;
         let config = model.config();
         let shape = rope_rows(config, config.kv_heads);
         let angles = self.rope_tables.back(forget.len);
-        let spreads = self.kv.rotates();
+        let rotates = self.kv.rotates();
         let mut turned = Vec::new();
         let mut turn = |kernels: &mut Kernels, scope: Scope, rows: &mut [f32]| {
-            if spreads {
-                spread(machine, rows, config.head_dim)?;
+            if rotates {
+                hadamard_heads(cpu, rows, config.head_dim)?;
             }
             turned.resize(rows.len(), 0.0);
             kernels.rope_alike(pool, scope, rows, &angles, &shape, &mut turned)?;
             rows.copy_from_slice(&turned);
-            if spreads {
-                spread(machine, rows, config.head_dim)?;
+            if rotates {
+                hadamard_heads(cpu, rows, config.head_dim)?;
             }
             Ok(())
         };
@@ -134,15 +129,15 @@ impl Decoder {
     }
 
     /// Gives each row of the step its position, and makes room for keys, values and working memory.
-    pub(super) fn place(
+    pub(super) fn allocate(
         &mut self,
-        machine: Machine<'_>,
+        cpu: Cpu<'_>,
         model: &Model,
         chunks: &mut [Chunk<'_>],
     ) -> Result<(), EngineError> {
         self.positions.clear();
         self.lists.segments.reserve(chunks.iter().map(|chunk| chunk.table.room()).sum());
-        let mut means = Means { kernels: &mut self.kernels, pool: machine.pool };
+        let mut means = Means { kernels: &mut self.kernels, pool: cpu.pool };
         for chunk in chunks.iter_mut() {
             self.kv.extend(chunk.table, chunk.tokens.len(), &mut means)?;
             let end = chunk.table.computed + chunk.tokens.len();
@@ -160,8 +155,8 @@ impl Decoder {
 
     /// Puts a sequence's blocks in order. A kernel that fails here has left the block as it was, so the
     /// sequence is whole, only larger than it could be.
-    pub(super) fn settle(&mut self, machine: Machine<'_>, table: &mut KvTable, added: usize) {
-        let mut means = Means { kernels: &mut self.kernels, pool: machine.pool };
+    pub(super) fn settle(&mut self, cpu: Cpu<'_>, table: &mut KvTable, added: usize) {
+        let mut means = Means { kernels: &mut self.kernels, pool: cpu.pool };
         let _ = self.kv.settle(table, added, &mut means);
     }
 }

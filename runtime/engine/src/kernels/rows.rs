@@ -43,13 +43,13 @@ impl<T: Send> Rows for Outputs<'_, T> {
 }
 
 /// Where the rows of a result go: to what products read, and as they are where adapters read them too.
-pub(crate) struct Taken<'a> {
+pub(crate) struct RowSink<'a> {
     pub(crate) products: ActRows<'a>,
     /// `[rows, cols]`, if anybody reads that.
     pub(crate) plain: Option<&'a mut [f32]>,
 }
 
-impl Taken<'_> {
+impl RowSink<'_> {
     /// Elements of a row.
     pub(super) fn cols(&self) -> usize {
         self.products.cols()
@@ -65,7 +65,7 @@ impl Taken<'_> {
     }
 }
 
-impl Rows for Taken<'_> {
+impl Rows for RowSink<'_> {
     fn count(&self) -> usize {
         self.products.rows()
     }
@@ -81,7 +81,7 @@ impl Rows for Taken<'_> {
             self.plain = Some(rest);
             front
         });
-        Taken { products: self.products.split_off_front(rows), plain }
+        RowSink { products: self.products.split_off_front(rows), plain }
     }
 }
 

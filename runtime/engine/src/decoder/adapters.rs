@@ -9,7 +9,7 @@ use std::ops::Range;
 use ruvllm_host::Scope;
 
 use super::attention::queries;
-use super::{Chunk, Layer, Machine};
+use super::{Chunk, Cpu, Layer};
 use crate::adapter::Adapter;
 use crate::error::EngineError;
 use crate::kernels::{Kernels, LoraList, LoraRows};
@@ -17,23 +17,23 @@ use crate::tensors::Projection;
 
 /// The adapters of a layer's rows.
 #[derive(Clone, Copy)]
-pub(super) struct Adapted<'a, 'c> {
+pub(super) struct LayerAdapters<'a, 'c> {
     chunks: &'a [Chunk<'c>],
     layer: usize,
     /// Whether rows are only those whose logits are wanted.
     wanted: bool,
 }
 
-impl<'a, 'c> Adapted<'a, 'c> {
+impl<'a, 'c> LayerAdapters<'a, 'c> {
     /// Of the projections before attention, which all rows have.
-    pub(super) fn inputs(chunks: &'a [Chunk<'c>], layer: Layer<'_>) -> Adapted<'a, 'c> {
-        Adapted { chunks, layer: layer.index, wanted: false }
+    pub(super) fn inputs(chunks: &'a [Chunk<'c>], layer: Layer<'_>) -> LayerAdapters<'a, 'c> {
+        LayerAdapters { chunks, layer: layer.index, wanted: false }
     }
 
     /// Of the projections from attention's output on, which in the last layer only the wanted rows
     /// have.
-    pub(super) fn outputs(chunks: &'a [Chunk<'c>], layer: Layer<'_>) -> Adapted<'a, 'c> {
-        Adapted { chunks, layer: layer.index, wanted: layer.last }
+    pub(super) fn outputs(chunks: &'a [Chunk<'c>], layer: Layer<'_>) -> LayerAdapters<'a, 'c> {
+        LayerAdapters { chunks, layer: layer.index, wanted: layer.last }
     }
 
     /// Whether rows are only those whose logits are wanted.
@@ -50,7 +50,7 @@ impl<'a, 'c> Adapted<'a, 'c> {
     /// `x`, which is not read where there is none.
     pub(super) fn add<const N: usize>(
         self,
-        machine: Machine<'_>,
+        cpu: Cpu<'_>,
         kernels: &mut Kernels,
         x: &[f32],
         projections: [(Projection, &mut [f32]); N],
@@ -70,7 +70,7 @@ impl<'a, 'c> Adapted<'a, 'c> {
         if all.is_empty() {
             return Ok(());
         }
-        kernels.lora(machine.pool, machine.isa, all)
+        kernels.lora(cpu.pool, cpu.isa, all)
     }
 
     /// The rows of each adapter and scope, neighbours together.
