@@ -14,7 +14,7 @@ use crate::adapter::Adapter;
 use crate::decoder::{Chunk, Cpu, Decoder, EachLogits};
 use crate::error::EngineError;
 use crate::kernels::Kernels;
-use crate::kv::{BlockShape, KvPolicy, KvStats, KvStore, KvTable, Means, SpillDir, Standing};
+use crate::kv::{BlockShape, KvKernels, KvPolicy, KvStats, KvStore, KvTable, SpillDir, Standing};
 use crate::memory::{
     KernelReservation, MemoryPool, PAGE, PoolUsage, Reservation, Use, kernel_share,
 };
@@ -210,8 +210,8 @@ impl Engine {
         let (mut decoder, _) = self.pinned(standing.steady)?;
         let Decoder { kernels, kv, .. } = &mut *decoder;
         kv.begin(kernels);
-        let mut means = Means { kernels, pool: &self.inner.pool };
-        kv.load(path, key, standing, limits, &mut means)
+        let mut kv_kernels = KvKernels { kernels, pool: &self.inner.pool };
+        kv.load(path, key, standing, limits, &mut kv_kernels)
     }
 
     /// Counts `bytes` of memory that its owner keeps, an adapter's weights for example, against the
@@ -228,8 +228,8 @@ impl Engine {
     ) -> Result<Reservation, EngineError> {
         let mut decoder = self.decoder();
         let decoder = &mut *decoder;
-        let mut means = Means { kernels: &mut decoder.kernels, pool: &self.inner.pool };
-        decoder.kv.reserve(kind, owner, priority, bytes, &mut means)
+        let mut kv_kernels = KvKernels { kernels: &mut decoder.kernels, pool: &self.inner.pool };
+        decoder.kv.reserve(kind, owner, priority, bytes, &mut kv_kernels)
     }
 
     /// Who holds the engine's memory, once no step is computed.

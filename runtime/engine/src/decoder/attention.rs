@@ -14,7 +14,7 @@ use super::{Chunk, Cpu, Decoder, Layer, apply_norm, project, row_sink};
 use crate::config::{Attention, LayerSpec, ModelConfig, RopeLayout};
 use crate::error::EngineError;
 use crate::kernels::RopeRows;
-use crate::kv::{Half, Means};
+use crate::kv::{Half, KvKernels};
 use crate::memory::room;
 use crate::tensors::Projection;
 
@@ -126,13 +126,13 @@ impl Decoder {
         let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
         let m = self.positions.len();
         let kv = &self.buffers.qkv[m * q_dim..m * (q_dim + 2 * kv_dim)];
-        let mut means = Means { kernels: &mut self.kernels, pool };
+        let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool };
         let mut first = 0;
         for chunk in chunks {
             let rows = chunk.tokens.len();
             for (half, first) in [(Half::Keys, first), (Half::Values, m + first)] {
                 let rows = &kv[first * kv_dim..(first + rows) * kv_dim];
-                self.kv.write(chunk.table, layer.index, half, rows, &mut means)?;
+                self.kv.write(chunk.table, layer.index, half, rows, &mut kv_kernels)?;
             }
             first += rows;
         }

@@ -10,7 +10,7 @@ use super::attention::{hadamard_heads, rope_rows};
 use super::{Chunk, Cpu, Decoder};
 use crate::error::EngineError;
 use crate::kernels::Kernels;
-use crate::kv::{KvTable, Means};
+use crate::kv::{KvKernels, KvTable};
 use crate::memory::Exhausted;
 use crate::model::Model;
 
@@ -43,8 +43,8 @@ impl Decoder {
     ) -> Result<(), EngineError> {
         for chunk in chunks {
             self.shift_context(cpu, model, chunk.table, chunk.tokens.len())?;
-            let mut means = Means { kernels: &mut self.kernels, pool: cpu.pool };
-            let found = self.kv.attach(chunk.table, &chunk.tokens[..chunk.from], &mut means);
+            let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: cpu.pool };
+            let found = self.kv.attach(chunk.table, &chunk.tokens[..chunk.from], &mut kv_kernels);
             chunk.skip(found);
         }
         Ok(())
@@ -55,8 +55,8 @@ impl Decoder {
     pub(crate) fn adopt(&mut self, cpu: Cpu<'_>, table: &mut KvTable, tokens: &[u32]) -> usize {
         self.kv.refresh(&self.kernels);
         self.kv.touch(table);
-        let mut means = Means { kernels: &mut self.kernels, pool: cpu.pool };
-        self.kv.adopt(table, tokens, &mut means).unwrap_or(0)
+        let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: cpu.pool };
+        self.kv.adopt(table, tokens, &mut kv_kernels).unwrap_or(0)
     }
 
     /// Gets all of a sequence's blocks into memory.
@@ -80,12 +80,12 @@ impl Decoder {
         table: &mut KvTable,
         batch: usize,
     ) -> Result<(), EngineError> {
-        let mut means = Means { kernels: &mut self.kernels, pool: cpu.pool };
-        self.kv.restore(table, &mut means)?;
+        let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: cpu.pool };
+        self.kv.restore(table, &mut kv_kernels)?;
         while table.computed < table.len() {
             let rest = table.tokens[table.computed..].to_vec();
-            let mut means = Means { kernels: &mut self.kernels, pool: cpu.pool };
-            let found = self.kv.attach(table, &rest, &mut means);
+            let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: cpu.pool };
+            let found = self.kv.attach(table, &rest, &mut kv_kernels);
             let tokens = &rest[found..(found + batch).min(rest.len())];
             let (mut last, from) = (Vec::new(), tokens.len());
             let (table, last) = (&mut *table, &mut last);
@@ -124,8 +124,8 @@ impl Decoder {
             }
             Ok(())
         };
-        let mut means = Means { kernels: &mut self.kernels, pool };
-        self.kv.forget_tokens(table, forget, &mut turn, &mut means)
+        let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool };
+        self.kv.forget_tokens(table, forget, &mut turn, &mut kv_kernels)
     }
 
     /// Gives each row of the step its position, and makes room for keys, values and working memory.
@@ -137,9 +137,9 @@ impl Decoder {
     ) -> Result<(), EngineError> {
         self.positions.clear();
         self.lists.segments.reserve(chunks.iter().map(|chunk| chunk.table.room()).sum());
-        let mut means = Means { kernels: &mut self.kernels, pool: cpu.pool };
+        let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: cpu.pool };
         for chunk in chunks.iter_mut() {
-            self.kv.extend(chunk.table, chunk.tokens.len(), &mut means)?;
+            self.kv.extend(chunk.table, chunk.tokens.len(), &mut kv_kernels)?;
             let end = chunk.table.computed + chunk.tokens.len();
             self.rope_tables.reserve(end);
             self.positions.extend(chunk.table.computed..end);
@@ -156,7 +156,7 @@ impl Decoder {
     /// Puts a sequence's blocks in order. A kernel that fails here has left the block as it was, so the
     /// sequence is whole, only larger than it could be.
     pub(super) fn settle(&mut self, cpu: Cpu<'_>, table: &mut KvTable, added: usize) {
-        let mut means = Means { kernels: &mut self.kernels, pool: cpu.pool };
-        let _ = self.kv.settle(table, added, &mut means);
+        let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: cpu.pool };
+        let _ = self.kv.settle(table, added, &mut kv_kernels);
     }
 }

@@ -46,6 +46,6 @@ pub use policy::{InvalidKvPolicy, KvCodec, KvPolicy, KvTiers};
 pub(crate) use prefix::scope;
 pub(crate) use spill::SpillDir;
 pub use stats::KvStats;
-pub(crate) use store::{KvStore, Means};
+pub(crate) use store::{KvKernels, KvStore};
 pub use table::Gap;
 pub(crate) use table::{KvTable, Standing};

@@ -13,7 +13,7 @@
 //! given up.
 
 use super::block::{Codecs, Half};
-use super::store::{KvStore, Means, Place, copy_block};
+use super::store::{KvKernels, KvStore, Place, copy_block};
 use super::table::BlockId;
 
 /// Use of the budget at which reclaiming begins, as a share of it.
@@ -27,13 +27,13 @@ const LOST: f64 = 0.05;
 
 impl KvStore {
     /// Reclaims idle blocks if the pool is nearly full.
-    pub(super) fn relieve(&mut self, means: &mut Means<'_>) {
+    pub(super) fn relieve(&mut self, kv_kernels: &mut KvKernels<'_>) {
         if self.is_crowded() {
             self.give_up_ahead();
         }
         if self.is_crowded() {
             self.make_room(
-                means,
+                kv_kernels,
                 |store| store.use_of_budget() <= LOW,
                 |store| !store.is_crowded(),
             );
@@ -53,7 +53,7 @@ impl KvStore {
     /// achieves what is `bearable` is the last.
     pub(crate) fn make_room(
         &mut self,
-        means: &mut Means<'_>,
+        kv_kernels: &mut KvKernels<'_>,
         enough: impl Fn(&KvStore) -> bool,
         bearable: impl Fn(&KvStore) -> bool,
     ) {
@@ -78,7 +78,7 @@ impl KvStore {
                     continue;
                 }
                 // A kernel that fails here leaves the block as it was; the next means is left to try.
-                if matches!(self.migrate(id, smallest, means), Ok(true)) && enough(self) {
+                if matches!(self.migrate(id, smallest, kv_kernels), Ok(true)) && enough(self) {
                     return;
                 }
             }

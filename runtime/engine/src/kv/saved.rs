@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::block::Codecs;
 use super::policy::KvCodec;
 use super::spill::{read_block, write_block};
-use super::store::{KvStore, Means, Place};
+use super::store::{KvKernels, KvStore, Place};
 use super::table::{Entry, Gap, KvTable, Standing};
 use crate::adapter::Adapter;
 use crate::error::{EngineError, short_hash};
@@ -110,14 +110,14 @@ impl KvStore {
         key: &SessionKey,
         standing: Standing,
         (context, vocab): (usize, usize),
-        means: &mut Means<'_>,
+        kv_kernels: &mut KvKernels<'_>,
     ) -> Result<KvTable, EngineError> {
         let unsealed = |source| EngineError::Sealed { path: path.to_owned(), source };
         let read = |source| unsealed(SealedError::Read { source });
         let file = BufReader::new(File::open(path).map_err(read)?);
         let (sealed, header) = SealedReader::open(file, key, PURPOSE).map_err(unsealed)?;
         // Opening chunks is what takes the time.
-        let mut sealed = sealed.with_threads(means.pool.threads());
+        let mut sealed = sealed.with_threads(kv_kernels.pool.threads());
         let damaged = || unsealed(SealedError::Damaged);
         let header: Header = serde_json::from_slice(&header).map_err(|_| damaged())?;
         let mut table = self.table(context, standing);
@@ -142,7 +142,7 @@ impl KvStore {
             if tokens == 0 || tokens > shape.tokens || table.computed + tokens > table.len() {
                 return Err(damaged());
             }
-            let mut stored = self.room(codecs, means)?;
+            let mut stored = self.room(codecs, kv_kernels)?;
             read_block(&mut sealed, &shape, &mut stored, &mut buffer).map_err(unsealed)?;
             let id = self.add(stored, &table);
             // A block by channel was full when it was written, however short it was cut since.

@@ -11,7 +11,7 @@ use ruvllm_host::Scope;
 
 use super::block::{BlockShape, Half};
 use super::recode::Packer;
-use super::store::{KvStore, Means, Place};
+use super::store::{KvKernels, KvStore, Place};
 use super::stored::Stored;
 use super::table::KvTable;
 use crate::error::EngineError;
@@ -49,13 +49,13 @@ impl KvStore {
         table: &mut KvTable,
         forget: Forget,
         turn: &mut TurnKeys<'_>,
-        means: &mut Means<'_>,
+        kv_kernels: &mut KvKernels<'_>,
     ) -> Result<(), EngineError> {
         let Forget { entries, at, len } = forget;
         table.cut(entries.clone(), at, len);
         for index in entries.start..table.entries.len() {
             let start = table.entries[index].start;
-            let turned = self.turn_block(table, index, turn, means);
+            let turned = self.turn_block(table, index, turn, kv_kernels);
             if turned.is_err() {
                 table.uncompute(start);
                 return turned;
@@ -70,14 +70,14 @@ impl KvStore {
         table: &mut KvTable,
         index: usize,
         turn: &mut TurnKeys<'_>,
-        means: &mut Means<'_>,
+        kv_kernels: &mut KvKernels<'_>,
     ) -> Result<(), EngineError> {
         let id = table.entries[index].id;
         let block = &self.blocks[id.0 as usize];
         let (tokens, shared) = (block.tokens, block.refs > 1 || block.key.is_some());
-        let mut turned = self.copy(table, index, means)?;
+        let mut turned = self.copy(table, index, kv_kernels)?;
         let shape = self.shape;
-        let Means { kernels, pool } = means;
+        let KvKernels { kernels, pool } = kv_kernels;
         let (scope, scratch) = (table.isolation, &mut self.scratch);
         let mut packer = Packer { kernels, pool, scope, scratch };
         turn_keys(&mut packer, &shape, tokens, &mut turned, turn)?;

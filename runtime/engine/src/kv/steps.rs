@@ -15,7 +15,7 @@ use ruvllm_native::attention::KvSegment;
 use super::block::{Codecs, Half};
 use super::prefix::{self, PrefixKey};
 use super::recode::Packer;
-use super::store::{KvStore, Means, Place};
+use super::store::{KvKernels, KvStore, Place};
 use super::table::{BlockId, Entry, KvTable};
 use crate::error::EngineError;
 
@@ -43,11 +43,11 @@ impl KvStore {
     pub(crate) fn restore(
         &mut self,
         table: &mut KvTable,
-        means: &mut Means<'_>,
+        kv_kernels: &mut KvKernels<'_>,
     ) -> Result<(), EngineError> {
         for index in 0..table.entries.len() {
             let Entry { id, start, .. } = table.entries[index];
-            if !self.fetch(id, means)? {
+            if !self.fetch(id, kv_kernels)? {
                 self.give_up(table, start);
                 break;
             }
@@ -57,13 +57,13 @@ impl KvStore {
 
     /// Reads a block back if it is on disk; gives whether it is in memory then. What cannot be read is
     /// gone: computing it again is always right.
-    fn fetch(&mut self, id: BlockId, means: &mut Means<'_>) -> Result<bool, EngineError> {
+    fn fetch(&mut self, id: BlockId, kv_kernels: &mut KvKernels<'_>) -> Result<bool, EngineError> {
         let codecs = match &self.blocks[id.0 as usize].place {
             Place::Memory(_) => return Ok(true),
             Place::Disk(ticket) => ticket.codecs(),
             Place::Vacant | Place::Gone => return Ok(false),
         };
-        let mut stored = self.room(codecs, means)?;
+        let mut stored = self.room(codecs, kv_kernels)?;
         let place = &mut self.blocks[id.0 as usize].place;
         let read = match (&*place, &self.spill) {
             (Place::Disk(ticket), Some(spill)) => {
@@ -94,9 +94,9 @@ impl KvStore {
         &mut self,
         table: &mut KvTable,
         tokens: &[u32],
-        means: &mut Means<'_>,
+        kv_kernels: &mut KvKernels<'_>,
     ) -> usize {
-        let Some(found) = self.adopt(table, tokens, means) else { return 0 };
+        let Some(found) = self.adopt(table, tokens, kv_kernels) else { return 0 };
         self.stats.prefix_miss_tokens += (tokens.len() - found) as u64;
         found
     }
@@ -106,7 +106,7 @@ impl KvStore {
         &mut self,
         table: &mut KvTable,
         tokens: &[u32],
-        means: &mut Means<'_>,
+        kv_kernels: &mut KvKernels<'_>,
     ) -> Option<usize> {
         let scope = table.standing.scope?;
         if tokens.len() < self.shape.tokens || !table.computed.is_multiple_of(self.shape.tokens) {
@@ -122,7 +122,7 @@ impl KvStore {
             block.refs += 1;
             block.used = self.clock;
             block.priority = block.priority.max(table.standing.priority);
-            if !matches!(self.fetch(id, means), Ok(true)) {
+            if !matches!(self.fetch(id, kv_kernels), Ok(true)) {
                 self.release(id);
                 break;
             }
@@ -161,7 +161,7 @@ impl KvStore {
         &mut self,
         table: &mut KvTable,
         extra: usize,
-        means: &mut Means<'_>,
+        kv_kernels: &mut KvKernels<'_>,
     ) -> Result<(), EngineError> {
         let end = table.computed + extra;
         let appended =
@@ -171,7 +171,7 @@ impl KvStore {
         }
         let mut at = table.computed;
         if at < end {
-            at += self.reopen(table, end - at, appended, means)?;
+            at += self.reopen(table, end - at, appended, kv_kernels)?;
         }
         while at < end {
             let len = self.shape.tokens.min(end - at);
@@ -181,7 +181,7 @@ impl KvStore {
             } else {
                 appended
             };
-            let stored = self.room(codecs, means)?;
+            let stored = self.room(codecs, kv_kernels)?;
             let id = self.add(stored, table);
             table.entries.push(Entry { id, start: at, len, key: None });
             at += len;
@@ -196,7 +196,7 @@ impl KvStore {
         table: &mut KvTable,
         extra: usize,
         appended: Codecs,
-        means: &mut Means<'_>,
+        kv_kernels: &mut KvKernels<'_>,
     ) -> Result<usize, EngineError> {
         let Some(last) = table.entries.last() else { return Ok(0) };
         let (id, len) = (last.id, last.len);
@@ -208,7 +208,7 @@ impl KvStore {
         let shared = block.refs > 1 || block.key.is_some();
         if shared {
             let last = table.entries.len() - 1;
-            let copy = self.copy(table, last, means)?;
+            let copy = self.copy(table, last, kv_kernels)?;
             self.exchange(table, last, copy);
         }
         let taken = extra.min(self.shape.tokens - len);
@@ -225,7 +225,7 @@ impl KvStore {
         layer: usize,
         half: Half,
         mut rows: &[f32],
-        means: &mut Means<'_>,
+        kv_kernels: &mut KvKernels<'_>,
     ) -> Result<(), EngineError> {
         let shape = self.shape;
         let first = table.entries.partition_point(|entry| entry.end() <= table.computed);
@@ -237,7 +237,7 @@ impl KvStore {
             let Place::Memory(stored) = &mut block.place else {
                 return Err(EngineError::KvBlockMissing { position: entry.start });
             };
-            let Means { kernels, pool } = &mut *means;
+            let KvKernels { kernels, pool } = &mut *kv_kernels;
             let (scope, scratch) = (table.isolation, &mut self.scratch);
             let mut packer = Packer { kernels, pool, scope, scratch };
             packer.write(&shape, stored.side_mut(half), layer, at, now)?;
@@ -277,7 +277,7 @@ impl KvStore {
         &mut self,
         table: &mut KvTable,
         added: usize,
-        means: &mut Means<'_>,
+        kv_kernels: &mut KvKernels<'_>,
     ) -> Result<(), EngineError> {
         // Nothing is full or old that was not before, unless a block was filled.
         if table.computed / self.shape.tokens == (table.computed - added) / self.shape.tokens {
@@ -289,14 +289,14 @@ impl KvStore {
         }
         for entry in &table.entries {
             match self.due(entry, table.computed) {
-                Some(codecs) => drop(self.migrate(entry.id, codecs, means)?),
+                Some(codecs) => drop(self.migrate(entry.id, codecs, kv_kernels)?),
                 None => self.forgo(entry.id),
             }
         }
         let next = (table.computed / self.shape.tokens + 1) * self.shape.tokens;
         for entry in &table.entries {
             if let Some(codecs) = self.due(entry, next) {
-                self.write_ahead(entry.id, codecs, means.kernels);
+                self.write_ahead(entry.id, codecs, kv_kernels.kernels);
             }
         }
         Ok(())

@@ -23,8 +23,8 @@ use crate::error::EngineError;
 use crate::kernels::{Kernels, Shaping};
 use crate::memory::{Exhausted, MemoryPool, Reservation, Use};
 
-/// What packs blocks: the kernels of the step, and threads for large ones.
-pub(crate) struct Means<'a> {
+/// What packs and unpacks blocks: the kernels of the step, and threads for large ones.
+pub(crate) struct KvKernels<'a> {
     pub(crate) kernels: &'a mut Kernels,
     pub(crate) pool: &'a ThreadPool,
 }
@@ -236,17 +236,17 @@ impl KvStore {
         &mut self,
         id: BlockId,
         codecs: Codecs,
-        means: &mut Means<'_>,
+        kv_kernels: &mut KvKernels<'_>,
     ) -> Result<bool, EngineError> {
         let Place::Memory(stored) = &mut self.blocks[id.0 as usize].place else {
             return Ok(false);
         };
         let claim = stored.ahead.take();
-        let written = claim.and_then(|claim| claim.redeem(codecs, means.kernels.pinned()));
+        let written = claim.and_then(|claim| claim.redeem(codecs, kv_kernels.kernels.pinned()));
         let ahead = written.is_some();
         let (fresh, took) = match written {
             Some(written) => written,
-            None => match self.rewrite(id, codecs, means)? {
+            None => match self.rewrite(id, codecs, kv_kernels)? {
                 Some(written) => written,
                 None => return Ok(false),
             },
@@ -271,7 +271,7 @@ impl KvStore {
         &mut self,
         id: BlockId,
         codecs: Codecs,
-        means: &mut Means<'_>,
+        kv_kernels: &mut KvKernels<'_>,
     ) -> Result<Option<Written>, EngineError> {
         let start = Instant::now();
         let mut fresh = [None, None];
@@ -288,7 +288,7 @@ impl KvStore {
                 lease()
             });
             let Ok(mut to) = leased else { return Ok(None) };
-            let Means { kernels, pool } = &mut *means;
+            let KvKernels { kernels, pool } = &mut *kv_kernels;
             let (scope, scratch) = (block.isolation, &mut self.scratch);
             let mut packer = Packer { kernels, pool, scope, scratch };
             packer.recode(&self.shape, block.tokens, from, &mut to)?;
@@ -301,14 +301,14 @@ impl KvStore {
     pub(super) fn room(
         &mut self,
         codecs: Codecs,
-        means: &mut Means<'_>,
+        kv_kernels: &mut KvKernels<'_>,
     ) -> Result<Stored, EngineError> {
-        self.relieve(means);
+        self.relieve(kv_kernels);
         if let Ok(stored) = self.lease(codecs) {
             return Ok(stored);
         }
         let fits = |store: &KvStore| store.lease(codecs).is_ok();
-        self.make_room(means, fits, fits);
+        self.make_room(kv_kernels, fits, fits);
         self.lease(codecs).map_err(|Exhausted| {
             let slots = self.shape.slot(codecs.keys) + self.shape.slot(codecs.values);
             self.exhausted(self.shape.layers * slots)
@@ -325,13 +325,13 @@ impl KvStore {
         owner: &str,
         priority: u8,
         bytes: usize,
-        means: &mut Means<'_>,
+        kv_kernels: &mut KvKernels<'_>,
     ) -> Result<Reservation, EngineError> {
         // Between steps, none of which needs anything.
         self.clock += 1;
         if bytes > self.pool.free() {
             let fits = |store: &KvStore| bytes <= store.pool.free();
-            self.make_room(means, fits, fits);
+            self.make_room(kv_kernels, fits, fits);
         }
         let reserved = self.pool.reserve(kind, owner, priority, bytes);
         reserved.map_err(|Exhausted| self.exhausted(bytes))
@@ -375,14 +375,14 @@ impl KvStore {
         &mut self,
         table: &KvTable,
         index: usize,
-        means: &mut Means<'_>,
+        kv_kernels: &mut KvKernels<'_>,
     ) -> Result<Stored, EngineError> {
         let Entry { id, start, .. } = table.entries[index];
         let missing = EngineError::KvBlockMissing { position: start };
         let Place::Memory(original) = &self.blocks[id.0 as usize].place else {
             return Err(missing);
         };
-        let mut copy = self.room(original.codecs(), means)?;
+        let mut copy = self.room(original.codecs(), kv_kernels)?;
         // Making room has not moved away what is pinned.
         let Place::Memory(original) = &self.blocks[id.0 as usize].place else {
             return Err(missing);

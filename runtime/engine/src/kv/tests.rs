@@ -49,26 +49,26 @@ impl Load {
     fn step<T>(
         &self,
         table: &mut KvTable,
-        work: impl FnOnce(&mut KvStore, &mut KvTable, &mut Means<'_>) -> T,
+        work: impl FnOnce(&mut KvStore, &mut KvTable, &mut KvKernels<'_>) -> T,
     ) -> Option<T> {
         let mut state = self.state.lock().unwrap();
         let (store, kernels) = &mut *state;
         store.begin(kernels);
         store.touch(table);
-        let mut means = Means { kernels, pool: &self.threads };
-        if let Err(error) = store.restore(table, &mut means) {
+        let mut kv_kernels = KvKernels { kernels, pool: &self.threads };
+        if let Err(error) = store.restore(table, &mut kv_kernels) {
             assert_eq!(error.code(), "memory_exhausted");
             return None;
         }
         table.truncate(table.computed);
-        Some(work(store, table, &mut means))
+        Some(work(store, table, &mut kv_kernels))
     }
 
     fn append(&self, table: &mut KvTable, tokens: &[u32]) {
-        self.step(table, |store, table, means| {
-            let found = store.attach(table, tokens, means);
+        self.step(table, |store, table, kv_kernels| {
+            let found = store.attach(table, tokens, kv_kernels);
             let tokens = &tokens[found..];
-            if let Err(error) = store.extend(table, tokens.len(), means) {
+            if let Err(error) = store.extend(table, tokens.len(), kv_kernels) {
                 assert_eq!(error.code(), "memory_exhausted");
                 table.uncompute(table.computed);
                 return;
@@ -77,11 +77,11 @@ impl Load {
                 for half in Half::BOTH {
                     let rows: Vec<f32> =
                         tokens.iter().flat_map(|&token| row(token, layer, half)).collect();
-                    store.write(table, layer, half, &rows, means).unwrap();
+                    store.write(table, layer, half, &rows, kv_kernels).unwrap();
                 }
             }
             table.commit(tokens);
-            store.settle(table, tokens.len(), means).unwrap();
+            store.settle(table, tokens.len(), kv_kernels).unwrap();
         });
     }
 
@@ -181,7 +181,7 @@ fn a_minute_of_64_threads_stays_within_the_budget_and_leaks_nothing() {
         assert!(stats.evictions > 0 && stats.prefix_hit_tokens > 0 && stats.copies > 0);
         assert_eq!(stats.blocks, stats.cached_blocks, "blocks are left that nobody refers to");
         let nothing = |store: &KvStore| store.stats().blocks == 0;
-        store.make_room(&mut Means { kernels, pool: &load.threads }, nothing, nothing);
+        store.make_room(&mut KvKernels { kernels, pool: &load.threads }, nothing, nothing);
         assert_eq!((store.stats().blocks, load.pool.used()), (0, 0));
     }
 }

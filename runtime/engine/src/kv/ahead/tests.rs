@@ -9,7 +9,7 @@ use ruvllm_tests::wat::{Module, rmsnorm_f32};
 use super::*;
 use crate::kv::block::Half;
 use crate::kv::prefix::scope;
-use crate::kv::store::{KvStore, Means};
+use crate::kv::store::{KvKernels, KvStore};
 use crate::kv::table::KvTable;
 use crate::kv::{KvCodec, SpillDir, Standing};
 use crate::memory::{MemoryPool, PAGE, Use};
@@ -43,27 +43,27 @@ impl Stage {
         self.store.table(2000, Standing { scope, ..Standing::default() })
     }
 
-    fn step<T>(&mut self, work: impl FnOnce(&mut KvStore, &mut Means<'_>) -> T) -> T {
+    fn step<T>(&mut self, work: impl FnOnce(&mut KvStore, &mut KvKernels<'_>) -> T) -> T {
         self.kernels.pin(&self.host, false).unwrap();
         self.store.begin(&self.kernels);
-        work(&mut self.store, &mut Means { kernels: &mut self.kernels, pool: &self.threads })
+        work(&mut self.store, &mut KvKernels { kernels: &mut self.kernels, pool: &self.threads })
     }
 
     /// Computes tokens in one step.
     fn append(&mut self, table: &mut KvTable, tokens: &[u32]) {
-        self.step(|store, means| {
+        self.step(|store, kv_kernels| {
             store.touch(table);
-            store.restore(table, means).unwrap();
+            store.restore(table, kv_kernels).unwrap();
             assert_eq!(table.computed, table.len());
-            store.extend(table, tokens.len(), means).unwrap();
+            store.extend(table, tokens.len(), kv_kernels).unwrap();
             for layer in 0..SHAPE.layers {
                 for half in Half::BOTH {
                     let rows = tokens.iter().flat_map(|&token| row(token, layer, half));
-                    store.write(table, layer, half, &rows.collect::<Vec<_>>(), means).unwrap();
+                    store.write(table, layer, half, &rows.collect::<Vec<_>>(), kv_kernels).unwrap();
                 }
             }
             table.commit(tokens);
-            store.settle(table, tokens.len(), means).unwrap();
+            store.settle(table, tokens.len(), kv_kernels).unwrap();
         });
     }
 
@@ -192,7 +192,9 @@ fn pressure_gives_up_what_was_written_ahead_first() {
         let used = pool.used();
         let room = pool.budget() * 9 / 10 - used;
         let _held = pool.reserve(Use::Adapter, "test", 0, room).unwrap();
-        stage.step(|store, means| drop(store.reserve(Use::Adapter, "more", 0, 2 * PAGE, means)));
+        stage.step(|store, kv_kernels| {
+            drop(store.reserve(Use::Adapter, "more", 0, 2 * PAGE, kv_kernels))
+        });
         assert_eq!(stage.jobs(), 0);
     });
     pair.decode(128..300);
@@ -216,7 +218,7 @@ fn a_block_that_was_on_disk_or_moved_is_written_when_it_is_due() {
     let mut pair = Pair::new(TIERS, Some(dir.path()));
     pair.decode(0..128);
     pair.both(|stage, _| {
-        stage.step(|store, means| store.make_room(means, |_| false, |_| false));
+        stage.step(|store, kv_kernels| store.make_room(kv_kernels, |_| false, |_| false));
         assert_eq!(stage.jobs(), 0);
         assert!(stage.store.stats().spilled_blocks > 0);
     });
