@@ -120,6 +120,21 @@ fn the_fastest_kernels_give_the_same_text() {
 }
 
 #[test]
+fn a_pin_that_names_nothing_is_refused_with_the_nearest_name() {
+    for (pin, nearest) in [
+        ("rmsnrom=rmsnorm_f32", "\"rmsnorm\""),
+        ("rmsnorm(f32,f32)->f31=rmsnorm_f32", "\"rmsnorm(f32,f32)->f32\""),
+        ("rmsnorm=rmsnrom_f32", "\"rmsnorm_f32\""),
+        ("rmsnorm=native:rmsnorm_f23", "\"native:rmsnorm_f32\""),
+        // Of another operation.
+        ("rmsnorm=swiglu_f32", "rmsnorm_f32"),
+    ] {
+        ruvllm(&["run", "-n", "1", "--pin", pin]).refused(&[pin, nearest]);
+        ruvllm(&["kernels", "list", "--pin", pin]).refused(&[pin, nearest]);
+    }
+}
+
+#[test]
 fn a_pinned_kernel_is_asked_first() {
     let pin = ["kernels", "explain", "swiglu", "--pin", "swiglu=native:swiglu_f32"];
     let run = ruvllm(&pin);

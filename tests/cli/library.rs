@@ -46,7 +46,7 @@ fn it_brings_no_server_no_tls_and_no_terminal() {
         assert!(!names.contains(double), "{double} is part of the library");
     }
     assert!(names.contains("wasmtime"));
-    assert!(library.len() <= 118, "{} crates: {library:#?}", library.len());
+    assert!(library.len() < 120, "{} crates: {library:#?}", library.len());
 }
 
 #[test]

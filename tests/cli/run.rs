@@ -31,6 +31,46 @@ fn the_first_command_of_the_readme_prints_a_story_through_the_signed_pack() {
 }
 
 #[test]
+fn the_prompt_may_come_from_a_pipe_or_a_file() {
+    const SHORT: [&str; 6] = ["run", "--temperature", "0", "-n", "12", "--raw"];
+    let with = |extra: &[&str], input: &str| {
+        let run = ruvllm_with_input(&[&SHORT[..], extra].concat(), input);
+        run.text().to_owned()
+    };
+    let expected = with(&["The little cat"], "");
+    assert_ne!(expected, with(&[], ""), "an empty pipe is no prompt");
+    assert_eq!(expected, with(&[], "The little cat\n"));
+    assert_eq!(expected, with(&["-"], "The little cat\r\n"));
+    // One line's end is not part of it; further ones are.
+    assert_ne!(expected, with(&["-"], "The little cat\n\n"));
+    // An argument is the prompt, whatever else there is to read.
+    assert_eq!(expected, with(&["The little cat"], "Another prompt"));
+
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("prompt.txt");
+    std::fs::write(&file, "The little cat\n").unwrap();
+    let file = file.to_str().unwrap();
+    assert_eq!(expected, with(&["-f", file], "Another prompt"));
+    assert_eq!(ruvllm(&["run", "-f", file, "A prompt"]).code, Some(2));
+    ruvllm(&["run", "-f", "no/such/file"]).refused(&["no/such/file"]);
+    std::fs::write(file, b"\xff").unwrap();
+    ruvllm(&["run", "-f", file]).refused(&[file, "UTF-8"]);
+}
+
+#[test]
+fn a_model_in_the_prompts_place_is_shown_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("model.gguf");
+    std::fs::write(&file, "").unwrap();
+    let file = file.to_str().unwrap();
+    for args in [&["run", "model", "Once upon a time"][..], &["run", file]] {
+        let run = ruvllm(args);
+        assert_eq!(run.code, Some(2), "{}", run.stderr);
+        assert!(run.stderr.contains(&format!("ruvllm run -m {} ", args[1])), "{}", run.stderr);
+    }
+}
+
+#[test]
 fn sandbox_and_native_kernels_give_the_same_greedy_text() {
     for kv in ["f16", "q8_0", "q4_0"] {
         let sandbox = greedy(&["--kv", kv]);

@@ -378,7 +378,7 @@ pub enum EngineError {
         mode: u32,
     },
     /// The operating system gave no randomness.
-    #[error("the operating system gave no randomness for a key: {source}")]
+    #[error("the operating system gave no randomness: {source}")]
     Entropy {
         /// What the system said.
         source: getrandom::Error,

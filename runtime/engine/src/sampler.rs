@@ -34,8 +34,9 @@ pub struct SamplingOptions {
     pub frequency_penalty: f32,
     /// Added to the logits of single tokens; those outside the vocabulary do not count.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Seed of the draws.
-    pub seed: u64,
+    /// Seed of the draws: the same one gives the same text. `None` takes one from the system's
+    /// randomness for each text.
+    pub seed: Option<u64>,
 }
 
 impl Default for SamplingOptions {
@@ -50,7 +51,7 @@ impl Default for SamplingOptions {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             logit_bias: Vec::new(),
-            seed: 0,
+            seed: None,
         }
     }
 }
@@ -122,11 +123,18 @@ impl Sampler {
     /// A sampler; its draws begin anew from the seed.
     ///
     /// # Errors
-    /// [`EngineError::InvalidOption`].
+    /// [`EngineError::InvalidOption`], and [`EngineError::Entropy`] where the system has to give a seed and
+    /// cannot.
     pub fn new(options: SamplingOptions) -> Result<Sampler, EngineError> {
         options.validate()?;
+        let seed = match options.seed {
+            Some(seed) => seed,
+            // Nothing is drawn.
+            None if options.temperature == 0.0 => 0,
+            None => getrandom::u64().map_err(|source| EngineError::Entropy { source })?,
+        };
         Ok(Sampler {
-            rng: ChaCha12Rng::seed_from_u64(options.seed),
+            rng: ChaCha12Rng::seed_from_u64(seed),
             options,
             candidates: Vec::new(),
             sorted: 0,
@@ -340,6 +348,7 @@ mod tests {
             top_k: 0,
             top_p: 1.0,
             min_p: 0.0,
+            seed: Some(0),
             ..SamplingOptions::default()
         }
     }
@@ -466,9 +475,18 @@ mod tests {
     }
 
     #[test]
+    fn without_a_seed_the_draws_are_others_each_time() {
+        let draw = || -> Vec<u32> {
+            let mut sampler = Sampler::new(SamplingOptions { seed: None, ..all() }).unwrap();
+            (0..64).map(|_| sampler.sample(&[1.0; 16], &[]).unwrap()).collect()
+        };
+        assert_ne!(draw(), draw());
+    }
+
+    #[test]
     fn the_seed_decides_the_draws() {
         let draw = |seed| {
-            let mut sampler = Sampler::new(SamplingOptions { seed, ..all() }).unwrap();
+            let mut sampler = Sampler::new(SamplingOptions { seed: Some(seed), ..all() }).unwrap();
             (0..32).map(|_| sampler.sample(&logits(), &[]).unwrap()).collect::<Vec<_>>()
         };
         assert_eq!(draw(7), draw(7));
@@ -477,7 +495,7 @@ mod tests {
 
     #[test]
     fn a_seed_gives_the_same_draws_in_every_version() {
-        let mut sampler = Sampler::new(SamplingOptions { seed: 42, ..all() }).unwrap();
+        let mut sampler = Sampler::new(SamplingOptions { seed: Some(42), ..all() }).unwrap();
         // What `rand_chacha` 0.10 gives: texts of a seed must not change with the crate of the generator.
         let first = [0x86cc_7763_2227_24a2, 0x8af0_0a13_3fad_517d, 0xa2ef_6071_de51_34d1];
         assert_eq!(first.map(|_| sampler.rng.next_u64()), first);

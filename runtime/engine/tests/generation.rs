@@ -104,7 +104,8 @@ fn the_caller_can_break_off_at_any_event() {
 fn the_same_seed_gives_the_same_text() {
     let engine = small(64);
     let with = |seed| {
-        let sampling = SamplingOptions { temperature: 1.5, seed, ..SamplingOptions::default() };
+        let sampling =
+            SamplingOptions { temperature: 1.5, seed: Some(seed), ..SamplingOptions::default() };
         generate(&engine, &GenerateOptions { sampling, ..greedy(16) }).0
     };
     assert_eq!(with(1), with(1));

@@ -658,7 +658,8 @@ fn where_the_thread_ends_nobody_waits_for_what_will_not_come() {
 fn the_same_seed_draws_the_same_whatever_else_runs() {
     let scheduler = default_scheduler();
     let sampled = |seed| {
-        let sampling = SamplingOptions { seed, temperature: 1.5, ..SamplingOptions::default() };
+        let sampling =
+            SamplingOptions { seed: Some(seed), temperature: 1.5, ..SamplingOptions::default() };
         Request::new(text(0, 30), GenerateOptions { sampling, ..greedy(25) })
     };
     let by_itself = ask(&scheduler, sampled(1)).tokens();

@@ -70,6 +70,14 @@ pub enum HostError {
         /// Why it was barred.
         reason: String,
     },
+    /// A kernel is pinned that is not there, or for an operation that is not.
+    #[error("{pin:?} pins nothing: {reason}")]
+    UnknownPin {
+        /// The pin, as `OP=KERNEL`.
+        pin: String,
+        /// What is missing, and the nearest name.
+        reason: String,
+    },
     /// No more packs may be staged.
     #[error("{limit} packs are staged already: activate or discard one first")]
     StageFull {
@@ -116,6 +124,7 @@ impl HostError {
             },
             HostError::Executor { .. } => "executor_unavailable",
             HostError::Barred { .. } => "pack_barred",
+            HostError::UnknownPin { .. } => "unknown_pin",
             HostError::StageFull { .. } => "stage_full",
             HostError::NotStaged { .. } => "not_staged",
             HostError::NotKept { .. } => "generation_not_kept",

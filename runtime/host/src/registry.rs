@@ -10,7 +10,8 @@ use crate::plan::CallPlan;
 use crate::race::{Race, Records};
 use crate::select::{Choice, Explanation, Field, choose, explain};
 use crate::stats::Ledger;
-use crate::{CallError, OpKey, Policy};
+use crate::{CallError, HostError, OpKey, Policy};
+use ruvllm_manifest::nearest;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -200,6 +201,42 @@ impl RegistrySnapshot {
             _ => Vec::new(),
         };
         explain(key, &self.policy, self.generation, slot.map(|slot| &slot.choice), &races)
+    }
+
+    /// Checks that every kernel that the policy pins is there, and can answer the operation.
+    ///
+    /// # Errors
+    /// [`HostError::UnknownPin`], with the nearest name that is there.
+    pub fn check_pins(&self) -> Result<(), HostError> {
+        let Policy::Pinned(pins) = &self.policy else { return Ok(()) };
+        pins.iter().try_for_each(|(op, kernel)| {
+            self.check_pin(op, kernel).map_err(|reason| {
+                let pin = format!("{op}={kernel}");
+                HostError::UnknownPin { pin, reason }
+            })
+        })
+    }
+
+    fn check_pin(&self, op: &str, kernel: &str) -> Result<(), String> {
+        let is_meant = |slot: &&Slot| slot.key.op == op || slot.key.to_string() == op;
+        let slots: Vec<&Slot> = self.slots.iter().filter(is_meant).collect();
+        if slots.is_empty() {
+            let keys: Vec<String> = self.ops().map(OpKey::to_string).collect();
+            let names =
+                self.ops().map(|key| key.op.as_str()).chain(keys.iter().map(String::as_str));
+            let nearest = nearest(op, names).unwrap_or_default();
+            return Err(format!("there is no operation {op:?}; the nearest name is {nearest:?}"));
+        }
+        let chains = || slots.iter().flat_map(|slot| &slot.choice.chain);
+        if chains().any(|candidate| candidate.is_named(kernel)) {
+            return Ok(());
+        }
+        let left_out = slots.iter().flat_map(|slot| &slot.choice.left_out);
+        if let Some(candidate) = left_out.into_iter().find(|candidate| candidate.kernel == kernel) {
+            return Err(format!("{kernel:?} cannot run here: {}", candidate.reasons.join("; ")));
+        }
+        let nearest = nearest(kernel, chains().map(|candidate| candidate.id())).unwrap_or_default();
+        Err(format!("no kernel {kernel:?} answers {op:?}; the nearest name is {nearest:?}"))
     }
 
     /// A hash of who answers these operations: the modules, in the order in which they are asked. It

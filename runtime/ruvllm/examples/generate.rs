@@ -12,7 +12,7 @@ fn main() -> Result<(), ruvllm::Error> {
     let prompt = std::env::args().nth(1).unwrap_or_else(|| "Once upon a time".to_owned());
     let runtime = Runtime::builder().threads(2).build()?;
     let options = GenerateOptions {
-        sampling: SamplingOptions { temperature: 0.7, seed: 3, ..SamplingOptions::default() },
+        sampling: SamplingOptions { temperature: 0.7, seed: Some(3), ..SamplingOptions::default() },
         ..GenerateOptions::default()
     };
 

@@ -112,7 +112,7 @@ impl KernelSetBuilder {
     /// # Errors
     ///
     /// [`Error::Pack`] where a pack cannot be read or verified, [`Error::Host`] where the host
-    /// refuses it. Nothing is half installed: the set exists with all its packs or not at all.
+    /// refuses it or is told to pin a kernel that is not there. Nothing is half installed: the set exists with all its packs or not at all.
     pub fn build(self) -> Result<KernelSet, Error> {
         let host = Host::new(self.config)?;
         let limits = PackLimits::default();
@@ -137,6 +137,7 @@ impl KernelSetBuilder {
             active.push((path, manifest.name.clone(), manifest.version.clone()));
             installed.push(host.install(verified)?);
         }
+        host.snapshot().check_pins()?;
         // Only what is active in the end raises its floor: a set that fails leaves all as it was.
         if let Some(floor) = &floor {
             for (path, name, version) in active {

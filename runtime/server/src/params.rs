@@ -88,10 +88,6 @@ fn limit(fields: &mut Fields, app: &App, default: Option<usize>) -> Result<usize
 
 /// OpenAI's defaults, and the engine's further filters switched off unless they are asked for.
 fn sampling(fields: &mut Fields, app: &App) -> Result<SamplingOptions, ApiError> {
-    let seed = match fields.take::<i64>("seed")? {
-        Some(seed) => seed as u64,
-        None => getrandom::u64().map_err(|error| ApiError::internal(error.to_string()))?,
-    };
     Ok(SamplingOptions {
         temperature: fields.number("temperature", 0.0..=2.0)?.unwrap_or(1.0),
         top_p: fields.number("top_p", 0.0..=1.0)?.unwrap_or(1.0),
@@ -101,7 +97,7 @@ fn sampling(fields: &mut Fields, app: &App) -> Result<SamplingOptions, ApiError>
         presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0),
         frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
         logit_bias: logit_bias(fields, app)?,
-        seed,
+        seed: fields.take::<i64>("seed")?.map(|seed| seed as u64),
         ..SamplingOptions::default()
     })
 }

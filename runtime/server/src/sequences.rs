@@ -107,7 +107,8 @@ impl Sequences {
         let mut tickets = Vec::with_capacity(count);
         for index in 0..count {
             let mut options = options.clone();
-            options.sampling.seed = options.sampling.seed.wrapping_add(index as u64);
+            let seed = options.sampling.seed;
+            options.sampling.seed = seed.map(|seed| seed.wrapping_add(index as u64));
             let constraint = grammar.as_ref().map(Grammar::constraint).transpose()?;
             let prompt = prompts[index / n].clone();
             let mut watch = app.metrics.watch();

@@ -260,8 +260,15 @@ pub(crate) enum StatsFormat {
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// The prompt; "Once upon a time" when absent.
+    /// The prompt; `-` is standard input. When absent it is read from standard input if that is no
+    /// terminal, and is "Once upon a time" otherwise or if nothing comes.
     pub(crate) prompt: Option<String>,
+    /// What would be a second prompt.
+    #[arg(hide = true)]
+    pub(crate) beyond: Option<String>,
+    /// Read the prompt from this file. The end of its last line is not part of the prompt.
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) model: ModelOptions,
     /// The most tokens to generate; until the model ends its text or the context is full when

@@ -4,7 +4,7 @@
 use super::args::PerplexityArgs;
 use super::plot::{PlotFile, Point, draw};
 use super::stop::StopFlag;
-use super::terminal::{self, note, say};
+use super::terminal::{self, ProgressBar, note, say};
 use super::{Ended, Failure, setup};
 use ruvllm::engine::{Engine, Perplexity, PerplexityChange, perplexity};
 use ruvllm::{KvPolicy, Runtime};
@@ -38,13 +38,15 @@ pub(crate) fn main(args: &PerplexityArgs) -> Result<Ended, Failure> {
     let context = args.model.ctx.unwrap_or_else(|| DEFAULT_CONTEXT.min(runtime.engine().context()));
     let mut rows: Vec<Row> = Vec::new();
     for (i, engine) in engines.iter().enumerate() {
-        let of = if engines.len() > 1 { format!("{}: ", policies[i]) } else { String::new() };
+        let bar = ProgressBar::new(policies[i].to_string());
         let measured = perplexity(engine, adapter, &text, context, &mut |so_far| {
-            let (done, all) = (so_far.chunks_done, so_far.chunks);
-            terminal::progress(&format!("{of}[{done}/{all}] {:.4} ", so_far.perplexity));
+            bar.set(so_far.chunks_done, so_far.chunks, &format!("{:.4}", so_far.perplexity));
             stop.flow()
         })?;
-        note!("");
+        drop(bar);
+        if engines.len() > 1 {
+            note!("{}: {:.4}, {:.1} s", policies[i], measured.perplexity, measured.seconds);
+        }
         // One that was broken off compares with nothing, but alone it is worth showing.
         if stop.is_set() && engines.len() > 1 {
             break;

@@ -1,12 +1,15 @@
 //! `ruvllm run`: one prompt, one text.
 
-use super::args::{RunArgs, StatsFormat};
+use super::args::{Cli, RunArgs, StatsFormat};
 use super::stop::StopFlag;
 use super::terminal::{self, note};
 use super::{Ended, Failure, setup};
+use clap::CommandFactory as _;
+use clap::error::ErrorKind;
 use ruvllm::engine::{KvCodec, MemoryReport};
+use ruvllm::signing::escape_untrusted;
 use ruvllm::{GenerateOptions, Message, Prompt, RunReport, Runtime, Session, SessionKey};
-use std::io::{self, IsTerminal as _};
+use std::io::{self, IsTerminal as _, Read};
 use std::path::Path;
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -14,13 +17,14 @@ const MIB: f64 = 1024.0 * 1024.0;
 const DEFAULT_PROMPT: &str = "Once upon a time";
 
 pub(crate) fn main(args: &RunArgs) -> Result<Ended, Failure> {
+    let prompt = prompt(args)?;
     let stop = StopFlag::install()?;
     // A key that cannot be read is refused before anything is loaded.
     let key = args.session_key.as_deref().map(SessionKey::from_file).transpose()?;
     let runtime = setup::endless(&args.model, args.endless)?;
     let sampling = setup::sampling(&args.sampling);
     if args.sampling.seed.is_none() && sampling.temperature > 0.0 && args.stats.is_none() {
-        note!("seed {}", sampling.seed);
+        note!("seed {}", sampling.seed.unwrap_or_default());
     }
     let options = GenerateOptions {
         max_tokens: args.tokens.unwrap_or(usize::MAX),
@@ -28,7 +32,7 @@ pub(crate) fn main(args: &RunArgs) -> Result<Ended, Failure> {
         stop: args.sampling.stop.clone(),
         ignore_eos: args.ignore_eos,
     };
-    let text = args.prompt.as_deref().unwrap_or(DEFAULT_PROMPT);
+    let text = &prompt;
     let prompt = if args.raw { Prompt::Raw(text) } else { Prompt::User(text) };
     // At a terminal, a text that is continued is shown with its beginning, so that it reads as one.
     if io::stderr().is_terminal() && io::stdout().is_terminal() && continues(&runtime, prompt)? {
@@ -55,6 +59,47 @@ pub(crate) fn main(args: &RunArgs) -> Result<Ended, Failure> {
         None => {}
     }
     Ok(if stop.is_set() { Ended::Interrupted } else { Ended::Done })
+}
+
+/// What to begin with: the argument, a file, standard input, or else the default.
+fn prompt(args: &RunArgs) -> Result<String, Failure> {
+    if let Some(model) = models_place(args) {
+        let usage = format!(
+            "{model:?} stands where the prompt does; the model is an option: `ruvllm run -m {model} \"Once upon a time\"`"
+        );
+        Cli::command().error(ErrorKind::UnknownArgument, escape_untrusted(&usage)).exit();
+    }
+    let (from, text) = match (&args.prompt, &args.file) {
+        (Some(prompt), _) if prompt != "-" => return Ok(prompt.clone()),
+        (_, Some(path)) => (path.display().to_string(), std::fs::read(path)),
+        (None, _) if io::stdin().is_terminal() => return Ok(DEFAULT_PROMPT.to_owned()),
+        _ => ("standard input".to_owned(), read_all(io::stdin().lock())),
+    };
+    let text = text.map_err(|error| format!("{from}: {error}"))?;
+    let mut text = String::from_utf8(text)
+        .map_err(|error| format!("{from}: the prompt is no UTF-8 text: {}", error.utf8_error()))?;
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    if text.is_empty() && args.prompt.is_none() && args.file.is_none() {
+        return Ok(DEFAULT_PROMPT.to_owned());
+    }
+    Ok(text)
+}
+
+/// The first argument, where it must be a model that other programs take there.
+fn models_place(args: &RunArgs) -> Option<&str> {
+    let first = args.prompt.as_deref()?;
+    let is_model = || first.ends_with(".gguf") && Path::new(first).is_file();
+    (args.beyond.is_some() || is_model()).then_some(first)
+}
+
+fn read_all(mut from: impl Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.read_to_end(&mut bytes).map(|_| bytes)
 }
 
 /// The session of an earlier run, or a new one where there is none that can be used.

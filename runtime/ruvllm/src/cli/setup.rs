@@ -154,12 +154,11 @@ pub(crate) fn warn_of_cache(installed: &[InstallReport]) {
     }
 }
 
-/// The sampling options, with a seed drawn from the clock where none was given.
+/// The sampling options, with a seed from the clock where none was given: short enough to be typed again.
 pub(crate) fn sampling(args: &SamplingArgs) -> SamplingOptions {
-    let seed = args.seed.unwrap_or_else(|| {
-        std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .map_or(0, |since| since.subsec_nanos().into())
+    let seed = args.seed.or_else(|| {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?;
+        Some(since.subsec_nanos().into())
     });
     SamplingOptions {
         temperature: args.temperature,

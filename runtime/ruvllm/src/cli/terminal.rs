@@ -10,7 +10,7 @@ use super::Failure;
 use ruvllm::signing::escape_untrusted;
 use serde::Serialize;
 use std::fmt::Arguments;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 
 /// The most characters of a message.
 const MAX_MESSAGE: usize = 16_384;
@@ -40,10 +40,45 @@ pub(crate) fn err(text: Arguments<'_>) {
     eprintln!("{}", escape_lines(shown));
 }
 
-/// Prints to standard error over the line that is there, which stays open.
-#[allow(clippy::print_stderr)]
-pub(crate) fn progress(text: &str) {
-    eprint!("\r{}", escape_untrusted(text));
+/// A bar on standard error of how much of some work is done, drawn over itself, where that is a terminal.
+/// Elsewhere nothing is drawn.
+pub(crate) struct ProgressBar {
+    label: String,
+    shown: bool,
+}
+
+impl ProgressBar {
+    /// Characters between the brackets.
+    const WIDTH: usize = 24;
+
+    /// A bar of that label, which shows from its first [`set`](Self::set) on.
+    pub(crate) fn new(label: impl Into<String>) -> Self {
+        Self { label: label.into(), shown: io::stderr().is_terminal() }
+    }
+
+    /// Draws the bar, with a text behind it.
+    #[allow(clippy::print_stderr)]
+    pub(crate) fn set(&self, done: usize, all: usize, text: &str) {
+        if self.shown {
+            eprint!("\r\x1b[K{}", escape_untrusted(&self.line(done, all, text)));
+        }
+    }
+
+    fn line(&self, done: usize, all: usize, text: &str) -> String {
+        let full = (Self::WIDTH * done.min(all)).checked_div(all).unwrap_or(0);
+        let (full, rest) = ("#".repeat(full), ".".repeat(Self::WIDTH - full));
+        format!("{} [{full}{rest}] {done}/{all} {text}", self.label)
+    }
+}
+
+impl Drop for ProgressBar {
+    /// Clears its line.
+    #[allow(clippy::print_stderr)]
+    fn drop(&mut self) {
+        if self.shown {
+            eprint!("\r\x1b[K");
+        }
+    }
 }
 
 /// Prints to standard error without an end of the line.
@@ -139,6 +174,15 @@ mod tests {
     fn lines_stay_and_what_steers_terminals_does_not() {
         assert_eq!(escape_lines("a\tb\n\u{1b}[2J\r\n"), "a\tb\n\\u{1b}[2J\\u{d}\n");
         assert_eq!(escape_lines("é\n\n"), "é\n\n");
+    }
+
+    #[test]
+    fn a_bar_fills_from_nothing_to_all() {
+        let bar = ProgressBar { label: "q8_0".into(), shown: false };
+        assert_eq!(bar.line(0, 2, ""), "q8_0 [........................] 0/2 ");
+        assert_eq!(bar.line(1, 2, "11.98"), "q8_0 [############............] 1/2 11.98");
+        assert_eq!(bar.line(2, 2, "12"), "q8_0 [########################] 2/2 12");
+        assert_eq!(bar.line(0, 0, ""), "q8_0 [........................] 0/0 ");
     }
 
     #[test]
