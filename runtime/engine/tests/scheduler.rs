@@ -694,6 +694,9 @@ fn a_step_that_fails_once_harms_nobody() {
     for (i, tokens) in (0..).zip(texts) {
         assert_greedy(&roomy, &text(i, 30), &tokens, &format!("request {i}"));
     }
+    // Nor a session that is alone.
+    let tokens = alone(&engine, &text(0, 30), &greedy(60)).0;
+    assert_greedy(&roomy, &text(0, 30), &tokens, "a session");
 }
 
 #[test]
@@ -712,6 +715,10 @@ fn where_every_step_fails_each_request_is_told_why() {
     }
     assert!(scheduler.drain(LONG));
     assert_eq!(scheduler.engine().memory().kv.blocks, 0);
+    let mut session = engine.session();
+    let goes_on = &mut |_| ControlFlow::Continue(());
+    let error = session.generate(&text(0, 30), &greedy(60), goes_on).unwrap_err();
+    assert_eq!((error.code(), session.len()), ("kernel_trap", 0));
 }
 
 #[test]
