@@ -112,7 +112,8 @@ impl KernelSetBuilder {
     /// # Errors
     ///
     /// [`Error::Pack`] where a pack cannot be read or verified, [`Error::Host`] where the host
-    /// refuses it or is told to pin a kernel that is not there. Nothing is half installed: the set exists with all its packs or not at all.
+    /// refuses it or is told to pin a kernel that is not there. Nothing is half installed: the set
+    /// exists with all its packs or not at all.
     pub fn build(self) -> Result<KernelSet, Error> {
         let host = Host::new(self.config)?;
         let limits = PackLimits::default();

@@ -8,8 +8,7 @@ use std::ops::Range;
 
 use ruvllm_host::Scope;
 
-use super::attention::queries;
-use super::{Chunk, Cpu, Layer};
+use super::{Chunk, Cpu, Layer, queries};
 use crate::adapter::Adapter;
 use crate::error::EngineError;
 use crate::kernels::{Kernels, LoraList, LoraRows};

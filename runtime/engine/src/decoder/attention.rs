@@ -10,7 +10,7 @@ use ruvllm_native::attention::{AttnSequence, AttnShape, attention, attention_bat
 use ruvllm_native::ops::hadamard;
 
 use super::adapters::LayerAdapters;
-use super::{Chunk, Cpu, Decoder, Layer, apply_norm, project, row_sink};
+use super::{Chunk, Cpu, Decoder, Layer, Queries, apply_norm, project, queries, row_sink};
 use crate::config::{Attention, LayerSpec, ModelConfig, RopeLayout};
 use crate::error::EngineError;
 use crate::kernels::RopeRows;
@@ -244,30 +244,6 @@ pub(super) fn hadamard_heads(
 fn emptied<A, B>(mut list: Vec<A>) -> Vec<B> {
     list.clear();
     list.into_iter().map_while(|_| None).collect()
-}
-
-/// The queries of a chunk that a layer needs.
-pub(super) struct Queries<'a, 'c> {
-    pub(super) chunk: &'a Chunk<'c>,
-    /// Their rows in the step; at least one.
-    pub(super) rows: Range<usize>,
-    /// The first of their rows among those that the layer needs.
-    pub(super) to: usize,
-}
-
-/// The queries that a layer needs: all, but in the last layer those whose logits are wanted.
-pub(super) fn queries<'a, 'c>(
-    chunks: &'a [Chunk<'c>],
-    last: bool,
-) -> impl Iterator<Item = Queries<'a, 'c>> {
-    let (mut end, mut needed) = (0, 0);
-    let queries = chunks.iter().map(move |chunk| {
-        let from = if last { chunk.from } else { 0 };
-        let (rows, to) = (end + from..end + chunk.tokens.len(), needed);
-        (end, needed) = (rows.end, needed + rows.len());
-        Queries { chunk, rows, to }
-    });
-    queries.filter(|queries| !queries.rows.is_empty())
 }
 
 fn attn_shape(config: &ModelConfig, spec: &Attention) -> AttnShape {

@@ -22,6 +22,7 @@ use ruvllm_native::attention::{AttnScratch, AttnSequence, KvSegment};
 use ruvllm_native::gemm::{Activations, MatMut, matmul};
 use ruvllm_native::quant::dequantize_row;
 use ruvllm_native::{Isa, ThreadPool, ops};
+use std::ops::Range;
 
 use crate::config::{Activation, LayerSpec, ModelConfig, NormKind};
 use crate::error::EngineError;
@@ -136,9 +137,30 @@ impl Chunk<'_> {
     }
 
     /// The tokens of which logits or hidden states are wanted.
-    fn wanted(&self) -> std::ops::Range<usize> {
+    fn wanted(&self) -> Range<usize> {
         self.from..self.tokens.len()
     }
+}
+
+/// The queries of a chunk that a layer needs.
+struct Queries<'a, 'c> {
+    chunk: &'a Chunk<'c>,
+    /// Their rows in the step; at least one.
+    rows: Range<usize>,
+    /// The first of their rows among those that the layer needs.
+    to: usize,
+}
+
+/// The queries that a layer needs: all, but in the last layer those whose logits are wanted.
+fn queries<'a, 'c>(chunks: &'a [Chunk<'c>], last: bool) -> impl Iterator<Item = Queries<'a, 'c>> {
+    let (mut end, mut needed) = (0, 0);
+    let queries = chunks.iter().map(move |chunk| {
+        let from = if last { chunk.from } else { 0 };
+        let (rows, to) = (end + from..end + chunk.tokens.len(), needed);
+        (end, needed) = (rows.end, needed + rows.len());
+        Queries { chunk, rows, to }
+    });
+    queries.filter(|queries| !queries.rows.is_empty())
 }
 
 /// A layer of the model: what it computes, and with which weights.

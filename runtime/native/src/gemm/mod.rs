@@ -33,8 +33,8 @@ pub(crate) mod neon;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon_i8mm;
 mod out;
-#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 // Without vectors rows are read.
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod pack;
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod packed;

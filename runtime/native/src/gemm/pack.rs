@@ -9,6 +9,7 @@ use ruvllm_abi::DType;
 
 use super::Weights;
 use super::packed::{BLOCK, LINE, Layout, PANEL};
+use crate::quant::word;
 
 /// Four bytes of each row.
 type Words = [u32; PANEL];
@@ -114,11 +115,6 @@ fn pack_unit(dtype: DType, rows: &[&[u8]; PANEL], start: usize, unit: &mut [u8])
             }
         }
     }
-}
-
-#[inline(always)]
-fn word(row: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([row[at], row[at + 1], row[at + 2], row[at + 3]])
 }
 
 /// Four words of each row, from byte `at` on.

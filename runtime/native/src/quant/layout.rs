@@ -34,7 +34,9 @@ fn half(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-fn word(block: &[u8], at: usize) -> u32 {
+/// Four bytes from `at` on.
+#[inline(always)]
+pub(crate) fn word(block: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
 }
 

@@ -22,7 +22,7 @@ use ruvllm_abi::DType;
 use crate::{Isa, NativeError};
 
 pub use encode::quantize_row;
-pub(crate) use layout::unpack;
+pub(crate) use layout::{unpack, word};
 
 /// Elements that are unpacked together: one block of a k-quant, eight of the older formats.
 pub(crate) const CHUNK: usize = 256;

@@ -28,8 +28,7 @@ struct Row {
 }
 
 pub(crate) fn main(args: &PerplexityArgs) -> Result<Ended, Failure> {
-    let text = std::fs::read_to_string(&args.file)
-        .map_err(|error| format!("{}: {error}", args.file.display()))?;
+    let text = setup::read_text_file(&args.file)?;
     let plot = args.plot.as_deref().map(PlotFile::open).transpose()?;
     let policies = &args.model.kv.policies;
     let stop = StopFlag::install()?;

@@ -9,7 +9,7 @@ use clap::error::ErrorKind;
 use ruvllm::engine::{KvCodec, MemoryReport};
 use ruvllm::signing::escape_untrusted;
 use ruvllm::{GenerateOptions, Message, Prompt, RunReport, Runtime, Session, SessionKey};
-use std::io::{self, IsTerminal as _, Read};
+use std::io::{self, IsTerminal as _};
 use std::path::Path;
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -23,8 +23,11 @@ pub(crate) fn main(args: &RunArgs) -> Result<Ended, Failure> {
     let key = args.session_key.as_deref().map(SessionKey::from_file).transpose()?;
     let runtime = setup::endless(&args.model, args.endless)?;
     let sampling = setup::sampling(&args.sampling);
-    if args.sampling.seed.is_none() && sampling.temperature > 0.0 && args.stats.is_none() {
-        note!("seed {}", sampling.seed.unwrap_or_default());
+    if let (None, Some(seed)) = (args.sampling.seed, sampling.seed)
+        && sampling.temperature > 0.0
+        && args.stats.is_none()
+    {
+        note!("seed {seed}");
     }
     let options = GenerateOptions {
         max_tokens: args.tokens.unwrap_or(usize::MAX),
@@ -69,15 +72,12 @@ fn prompt(args: &RunArgs) -> Result<String, Failure> {
         );
         Cli::command().error(ErrorKind::UnknownArgument, escape_untrusted(&usage)).exit();
     }
-    let (from, text) = match (&args.prompt, &args.file) {
+    let mut text = match (&args.prompt, &args.file) {
         (Some(prompt), _) if prompt != "-" => return Ok(prompt.clone()),
-        (_, Some(path)) => (path.display().to_string(), std::fs::read(path)),
+        (_, Some(path)) => setup::read_text_file(path)?,
         (None, _) if io::stdin().is_terminal() => return Ok(DEFAULT_PROMPT.to_owned()),
-        _ => ("standard input".to_owned(), read_all(io::stdin().lock())),
+        _ => setup::read_text("standard input", io::stdin().lock())?,
     };
-    let text = text.map_err(|error| format!("{from}: {error}"))?;
-    let mut text = String::from_utf8(text)
-        .map_err(|error| format!("{from}: the prompt is no UTF-8 text: {}", error.utf8_error()))?;
     if text.ends_with('\n') {
         text.pop();
         if text.ends_with('\r') {
@@ -95,11 +95,6 @@ fn models_place(args: &RunArgs) -> Option<&str> {
     let first = args.prompt.as_deref()?;
     let is_model = || first.ends_with(".gguf") && Path::new(first).is_file();
     (args.beyond.is_some() || is_model()).then_some(first)
-}
-
-fn read_all(mut from: impl Read) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    from.read_to_end(&mut bytes).map(|_| bytes)
 }
 
 /// The session of an earlier run, or a new one where there is none that can be used.

@@ -10,9 +10,10 @@ use ruvllm::{
     Isa, KernelSet, KernelSetBuilder, KvPolicy, Renderer, RopeExtension, RopeMethod, Runtime,
     RuntimeBuilder, SamplingOptions,
 };
-use std::io::{self, Write as _};
+use std::fs::File;
+use std::io::{self, Read, Write as _};
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The packs and the policy that the options ask for.
 pub(crate) fn kernel_set(options: &KernelOptions) -> Result<KernelSetBuilder, Failure> {
@@ -156,9 +157,10 @@ pub(crate) fn warn_of_cache(installed: &[InstallReport]) {
 
 /// The sampling options, with a seed from the clock where none was given: short enough to be typed again.
 pub(crate) fn sampling(args: &SamplingArgs) -> SamplingOptions {
-    let seed = args.seed.or_else(|| {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?;
-        Some(since.subsec_nanos().into())
+    let seed = args.seed.unwrap_or_else(|| {
+        std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |since| since.subsec_nanos().into())
     });
     SamplingOptions {
         temperature: args.temperature,
@@ -166,9 +168,26 @@ pub(crate) fn sampling(args: &SamplingArgs) -> SamplingOptions {
         top_p: args.top_p,
         min_p: args.min_p,
         repeat_penalty: args.repeat_penalty,
-        seed,
+        seed: Some(seed),
         ..SamplingOptions::default()
     }
+}
+
+/// All of a source, as text; `from` names it in errors.
+pub(crate) fn read_text(from: &str, mut source: impl Read) -> Result<String, Failure> {
+    let mut bytes = Vec::new();
+    source.read_to_end(&mut bytes).map_err(|error| format!("{from}: {error}"))?;
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = error.utf8_error().valid_up_to();
+        format!("{from} is not UTF-8 from byte {valid} on").into()
+    })
+}
+
+/// [`read_text`] of a file.
+pub(crate) fn read_text_file(path: &Path) -> Result<String, Failure> {
+    let from = path.display().to_string();
+    let file = File::open(path).map_err(|error| format!("{from}: {error}"))?;
+    read_text(&from, file)
 }
 
 /// Writes a piece of text at once. A reader who went away ends the generation, not the program.

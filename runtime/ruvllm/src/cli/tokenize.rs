@@ -1,10 +1,10 @@
 //! `ruvllm tokenize`: text in, token ids out.
 
 use super::args::TokenizeArgs;
-use super::{Ended, Failure};
+use super::{Ended, Failure, setup};
 use ruvllm::embedded;
 use ruvllm::engine::{Model, open_tokenizer};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 
 pub(crate) fn main(args: &TokenizeArgs) -> Result<Ended, Failure> {
     let (opened, demo);
@@ -18,11 +18,7 @@ pub(crate) fn main(args: &TokenizeArgs) -> Result<Ended, Failure> {
             demo.tokenizer()
         }
     };
-    let mut bytes = Vec::new();
-    io::stdin().read_to_end(&mut bytes)?;
-    let text = String::from_utf8(bytes).map_err(|error| {
-        format!("standard input is not UTF-8 from byte {} on", error.utf8_error().valid_up_to())
-    })?;
+    let text = setup::read_text("standard input", io::stdin().lock())?;
     let ids = tokenizer.encode_with_special(&text, args.special, args.bos)?;
     let line: Vec<String> = ids.iter().map(u32::to_string).collect();
     writeln!(io::stdout().lock(), "{}", line.join(" "))?;
