@@ -1,12 +1,8 @@
 //! The gates before compilation: versions, features and limits of the manifest, then each module.
 
-use crate::admit::{Budget, Means, Recalled};
 use crate::compare::host_tolerance;
-use crate::deadline::Deadline;
 use crate::error::Refusal;
 use crate::exec::KernelSpec;
-use crate::exec::cache::{EntryId, EntryIdBuilder};
-use crate::memory::PackMemory;
 use crate::module_gate::{self, Declared, RELAXED_SIMD};
 use crate::plan::CallPlan;
 use crate::{HostConfig, OpKey, exec};
@@ -15,53 +11,103 @@ use ruvllm_manifest::{
     ExecutorGate, ExecutorKind, KernelEntry, LimitCaps, Manifest, RuntimeGates, Tolerance,
     Violation, check_compatibility,
 };
-use std::sync::Arc;
+use ruvllm_signing::VerifiedPack;
 
-/// Raised whenever the gates or admission ask something else of a kernel, so that what was admitted
-/// before shows itself again.
-const ADMISSION_REVISION: u32 = 4;
-
-/// A kernel whose manifest entry and module passed the gates. Only [`pass`] makes one.
-pub(crate) struct GatedKernel {
-    pub(crate) id: String,
-    /// Of the module, as the manifest has it.
-    pub(crate) hash: String,
-    pub(crate) key: OpKey,
-    pub(crate) plan: CallPlan,
-    pub(crate) spec: KernelSpec,
-    pub(crate) deadline: Deadline,
-    pub(crate) budget: Arc<Budget>,
-    pub(crate) memory: Arc<PackMemory>,
-    /// The words of the params at their defaults.
-    pub(crate) defaults: Vec<u32>,
-    /// Under which the cache of machine code keeps it.
-    pub(crate) entry_id: EntryId,
-    /// Where it passed these gates and admission at an earlier time.
-    pub(crate) recalled: Option<Recalled>,
-    /// Private, which keeps construction to this module.
+/// A kernel of a verified pack whose manifest entry and module passed the gates. Only [`pass`] makes
+/// one, and it holds the very bytes that it looked at.
+///
+/// ```compile_fail,E0451
+/// use ruvllm_host::lifecycle::GatedKernel;
+///
+/// fn change_the_module<'a>(gated: GatedKernel<'a>, module: &'a [u8]) -> GatedKernel<'a> {
+///     GatedKernel { module, ..gated }
+/// }
+/// ```
+///
+/// Nor is there one without a pack to take it from: the step before is [`VerifiedPack`].
+///
+/// ```compile_fail,E0308
+/// use ruvllm_host::{HostConfig, lifecycle::pass_gates};
+///
+/// fn skip_verification(pack: &ruvllm_signing::UnverifiedPack, config: &HostConfig) {
+///     let _ = pass_gates(pack, config, 0);
+/// }
+/// ```
+#[deny(clippy::field_scoped_visibility_modifiers)]
+pub struct GatedKernel<'a> {
+    id: String,
+    hash: String,
+    key: OpKey,
+    plan: CallPlan,
+    spec: KernelSpec,
+    defaults: Vec<u32>,
+    features: Vec<String>,
     author: Option<Tolerance>,
+    module: &'a [u8],
 }
 
-impl GatedKernel {
+impl GatedKernel<'_> {
+    /// Its id in the pack.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Of the module, as the manifest has it.
+    pub(crate) fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    /// What it computes.
+    pub(crate) fn key(&self) -> &OpKey {
+        &self.key
+    }
+
+    pub(crate) fn plan(&self) -> &CallPlan {
+        &self.plan
+    }
+
+    pub(crate) fn spec(&self) -> &KernelSpec {
+        &self.spec
+    }
+
+    /// The words of the params at their defaults.
+    pub(crate) fn defaults(&self) -> &[u32] {
+        &self.defaults
+    }
+
+    /// Features of the executor that its manifest entry declares.
+    pub(crate) fn features(&self) -> &[String] {
+        &self.features
+    }
+
     /// The author's own tolerance.
     pub(crate) fn author(&self) -> Option<Tolerance> {
         self.author
     }
+
+    /// The bytes of its module.
+    pub(crate) fn module(&self) -> &[u8] {
+        self.module
+    }
 }
 
 /// What the gates made of a pack.
-pub(crate) struct Gated {
-    pub(crate) kernels: Vec<GatedKernel>,
+pub struct Gated<'a> {
+    /// Those that passed.
+    pub kernels: Vec<GatedKernel<'a>>,
     /// Kernels that are in order but were made for another executor or a newer one.
-    pub(crate) skipped: Vec<Skipped>,
+    pub skipped: Vec<Skipped>,
 }
 
 /// A kernel that this host cannot run, and why.
 #[derive(Clone, Debug)]
-pub(crate) struct Skipped {
-    pub(crate) kernel: String,
-    pub(crate) key: OpKey,
-    pub(crate) reasons: Vec<String>,
+pub struct Skipped {
+    /// Its id in the pack.
+    pub kernel: String,
+    /// What it computes.
+    pub key: OpKey,
+    /// A sentence each.
+    pub reasons: Vec<String>,
 }
 
 /// What this host offers to packs.
@@ -82,17 +128,17 @@ pub(crate) fn runtime_gates(config: &HostConfig) -> RuntimeGates {
     }
 }
 
-/// Takes a pack through all gates. No kernel is compiled before every one has passed. A module that
-/// the cache vouches for is not looked at again: its entry stands for the same gate passed.
+/// Takes a pack, whose instances may take `memory` bytes together, through all gates. No kernel is
+/// compiled, or loaded as machine code, before every one has passed.
 ///
 /// # Errors
 /// Everything that speaks against the pack.
-pub(crate) fn pass<'a>(
-    manifest: &Manifest,
-    bytes: impl Fn(&str) -> Option<&'a [u8]>,
+pub fn pass<'a>(
+    pack: &'a VerifiedPack,
     config: &HostConfig,
-    means: &Means<'_>,
-) -> Result<Gated, Vec<Refusal>> {
+    memory: usize,
+) -> Result<Gated<'a>, Vec<Refusal>> {
+    let manifest = pack.manifest();
     let compatibility = check_compatibility(manifest, &runtime_gates(config));
     let refusal = |kernel: &str, v: &Violation| Refusal::new(kernel, v.code, plain(v));
     let mut refusals: Vec<Refusal> =
@@ -117,7 +163,7 @@ pub(crate) fn pass<'a>(
             continue;
         }
         refusals.extend(found);
-        match kernel(entry, bytes(&entry.id), config, means) {
+        match kernel(entry, pack.kernel_bytes(&entry.id), config) {
             Ok(gated) => kernels.push(gated),
             Err(found) => refusals.extend(found),
         }
@@ -125,12 +171,13 @@ pub(crate) fn pass<'a>(
     if kernels.is_empty() {
         refusals.extend(skips);
     }
-    let begin = kernels.iter().filter_map(|kernel| bytes(&kernel.id)).map(module_gate::begins_with);
-    let (needed, limit) = (begin.fold(0, usize::saturating_add), means.memory.share());
-    if needed > limit {
+    let begin =
+        kernels.iter().map(|kernel: &GatedKernel<'_>| module_gate::begins_with(kernel.module));
+    let needed = begin.fold(0, usize::saturating_add);
+    if needed > memory {
         let what = format!(
             "one instance of each of its kernels takes {needed} bytes of memory; a pack may have \
-             {limit} here: link for a smaller memory, which the host grows where calls need it, or \
+             {memory} here: link for a smaller memory, which the host grows where calls need it, or \
              give more with --memory"
         );
         refusals.push(Refusal::new("", "pack_memory_over_limit", what));
@@ -194,12 +241,11 @@ fn key_of(entry: &KernelEntry) -> OpKey {
     OpKey::new(entry.op.clone(), inputs, output)
 }
 
-fn kernel(
+fn kernel<'a>(
     entry: &KernelEntry,
-    wasm: Option<&[u8]>,
+    module: Option<&'a [u8]>,
     config: &HostConfig,
-    means: &Means<'_>,
-) -> Result<GatedKernel, Vec<Refusal>> {
+) -> Result<GatedKernel<'a>, Vec<Refusal>> {
     let mut found = Vec::new();
     let mut refuse = |code, what: String| found.push(Refusal::new(&entry.id, code, what));
     let key = key_of(entry);
@@ -240,50 +286,34 @@ fn kernel(
     let features = entry.platforms.wasmtime.as_ref().map_or(&[][..], |p| &p.features);
     let defaults: Vec<u32> =
         plan.params.iter().map(|p| p.default.map_or(0, |v| v.to_word())).collect();
-    let tolerance = entry.tolerance.map(|t| [t.rel.to_bits(), t.abs.to_bits()]);
-    let entry_id = EntryIdBuilder::new()
-        .field(env!("CARGO_PKG_VERSION"))
-        .field(ADMISSION_REVISION.to_le_bytes())
-        .field(means.executor.fingerprint())
-        .field(wasm.unwrap_or_default())
-        .field(key.to_string())
-        .field(format!("{plan:?} {spec:?} {features:?} {defaults:?} {tolerance:?}"))
-        .field(format!("{:?}", config.limits))
-        .finish();
-    let deadline = Deadline::new(&key, spec.ticks, config.tick);
-    let recalled = means.recall(&entry_id, &spec, deadline);
-    match wasm {
-        Some(_) if recalled.is_some() => {}
-        Some(wasm) => {
+    match module {
+        Some(module) => {
             let declared = Declared {
                 entry_point: &entry.entry_point,
                 memory_pages: entry.resource_limits.max_memory_pages,
                 table_elements: entry.resource_limits.max_table_elements,
                 features,
             };
-            for (code, what) in module_gate::check(wasm, &declared, &config.limits) {
+            for (code, what) in module_gate::check(module, &declared, &config.limits) {
                 refuse(code, what);
             }
         }
         None => refuse("module_missing", "the pack has no module for this kernel".to_owned()),
     }
-    if !found.is_empty() {
-        return Err(found);
+    match module {
+        Some(module) if found.is_empty() => Ok(GatedKernel {
+            id: entry.id.clone(),
+            hash: entry.hash.to_string(),
+            key,
+            plan,
+            spec,
+            defaults,
+            features: features.to_vec(),
+            author: entry.tolerance,
+            module,
+        }),
+        _ => Err(found),
     }
-    Ok(GatedKernel {
-        id: entry.id.clone(),
-        hash: entry.hash.to_string(),
-        key,
-        spec,
-        deadline,
-        budget: means.budget.clone(),
-        memory: means.memory.clone(),
-        author: entry.tolerance,
-        defaults,
-        plan,
-        entry_id,
-        recalled,
-    })
 }
 
 /// Location and message; the code travels on its own.

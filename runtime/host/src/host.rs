@@ -3,7 +3,7 @@
 use crate::error::{Failure, HostError, Incident};
 use crate::exec::cache::AotCache;
 use crate::exec::{self, Executor};
-use crate::kernel::{Kernel, KernelCode, Uids};
+use crate::kernel::{PreparedKernel, PublishedKernel, Uids};
 use crate::memory::{HostMemory, KernelBudget, KernelMemory};
 use crate::race::Records;
 use crate::reaper::Reaper;
@@ -125,14 +125,14 @@ impl Host {
         for op in Op::ALL {
             for variant in op.contract().variants {
                 if twin::supports(op, variant.inputs, variant.output) {
-                    let code = KernelCode::native(op, variant, &version);
-                    natives.push(Arc::new(Kernel::new(code, &uids)));
+                    let code = PreparedKernel::native(op, variant, &version);
+                    natives.push(Arc::new(PublishedKernel::new(code, &uids)));
                 }
             }
         }
-        let ledgers = natives.iter().map(|kernel| kernel.ledger.clone()).collect();
+        let ledgers = natives.iter().map(|kernel| kernel.ledger().clone()).collect();
         for kernel in &natives {
-            kernel.ledger.published_in(1);
+            kernel.ledger().published_in(1);
         }
         let id = HOSTS.fetch_add(1, Ordering::Relaxed);
         let cache = config.cache_dir.as_deref().map(AotCache::open);
@@ -208,20 +208,20 @@ impl Host {
         let selected: Vec<usize> = snapshot
             .slots()
             .iter()
-            .filter_map(|slot| slot.choice.chain.iter().find(|k| !k.ledger.quarantined()))
-            .map(|kernel| kernel.uid)
+            .filter_map(|slot| slot.choice.chain.iter().find(|k| !k.ledger().quarantined()))
+            .map(|kernel| kernel.uid())
             .collect();
         snapshot
             .kernels()
             .map(|kernel| KernelSummary {
                 id: kernel.id().to_owned(),
-                op: kernel.key.clone(),
+                op: kernel.key().clone(),
                 pack: kernel.pack().to_owned(),
-                pack_version: kernel.ledger.pack_version.clone(),
-                executor: kernel.ledger.executor.to_owned(),
+                pack_version: kernel.ledger().pack_version.clone(),
+                executor: kernel.ledger().executor.to_owned(),
                 generation: kernel.generation(),
-                selected: selected.contains(&kernel.uid),
-                quarantined: kernel.ledger.quarantined(),
+                selected: selected.contains(&kernel.uid()),
+                quarantined: kernel.ledger().quarantined(),
             })
             .collect()
     }
@@ -271,11 +271,11 @@ impl Shared {
     pub(crate) fn keep_ledgers<'a>(
         &self,
         generation: u64,
-        kernels: impl Iterator<Item = &'a KernelCode>,
+        kernels: impl Iterator<Item = &'a PreparedKernel>,
     ) {
         let mut ledgers = lock(&self.ledgers);
-        let first = kernels.filter(|kernel| kernel.ledger.published_in(generation));
-        ledgers.extend(first.map(|kernel| kernel.ledger.clone()));
+        let first = kernels.filter(|kernel| kernel.ledger().published_in(generation));
+        ledgers.extend(first.map(|kernel| kernel.ledger().clone()));
         trim(&mut ledgers);
     }
 
@@ -302,7 +302,7 @@ fn book(
     let quarantined = ledger.failed(failure, quarantine_after);
     if quarantined {
         // Its instances are of no more use to any worker.
-        uids.retired.fetch_add(1, Ordering::Relaxed);
+        uids.retire();
     }
     let incident = Incident {
         op: ledger.key.clone(),

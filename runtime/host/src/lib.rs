@@ -31,6 +31,7 @@ mod host;
 mod kernel;
 mod key;
 mod latency;
+pub mod lifecycle;
 mod memory;
 mod module_gate;
 mod plan;

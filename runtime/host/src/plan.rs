@@ -148,6 +148,26 @@ impl CallPlan {
         Self { words: symbols.len() + params.len(), symbols, params, inputs, output, split }
     }
 
+    /// What its calls are made of, in one line: names, types, shapes and defaults, such as
+    /// `(x: f32[rows, dim], weight: f32[dim], eps: f32 = 0x3727c5ac) -> out: f32[rows, dim]`. Entries of the cache are keyed by it, so it changes with nothing else.
+    pub(crate) fn signature(&self) -> String {
+        let tensor = |tensor: &TensorPlan| {
+            let extent = |extent: &Extent| match extent {
+                Extent::Word(word) => self.symbols[*word].clone(),
+                Extent::Fixed(n) => n.to_string(),
+            };
+            let extents: Vec<String> = tensor.extents.iter().map(extent).collect();
+            format!("{}: {}[{}]", tensor.name, tensor.dtype, extents.join(", "))
+        };
+        let param = |param: &ParamPlan| {
+            let default = param.default.map(|value| format!(" = {:#x}", value.to_word()));
+            format!("{}: {}{}", param.name, param.ty.name(), default.unwrap_or_default())
+        };
+        let inputs = self.inputs.iter().map(tensor).chain(self.params.iter().map(param));
+        let inputs: Vec<String> = inputs.collect();
+        format!("({}) -> {}", inputs.join(", "), tensor(&self.output))
+    }
+
     /// Elements of a row of the output.
     pub(crate) fn output_row(&self, words: &[u32]) -> usize {
         self.output.extents.last().map_or(1, |extent| extent.get(words))

@@ -7,7 +7,7 @@
 //! anything else is raced anew. Every candidate has been admitted before, so a forged result can
 //! cost time and nothing else.
 
-use crate::kernel::Kernel;
+use crate::kernel::PublishedKernel;
 use crate::{HostConfig, OpKey, files};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -78,7 +78,7 @@ impl Records {
     }
 
     /// The race of an operation, with the winners that are known.
-    pub(crate) fn race(&self, key: &OpKey, chain: &[Arc<Kernel>]) -> Race {
+    pub(crate) fn race(&self, key: &OpKey, chain: &[Arc<PublishedKernel>]) -> Race {
         let race = Race(std::array::from_fn(|_| AtomicU8::new(0)));
         let document = self.lock();
         if let Some(record) = document.ops.get(&key.to_string())
@@ -99,7 +99,7 @@ impl Records {
     pub(crate) fn finish(
         &self,
         key: &OpKey,
-        chain: &[Arc<Kernel>],
+        chain: &[Arc<PublishedKernel>],
         race: &Race,
         class: usize,
         times: &[Option<Duration>],
@@ -129,7 +129,7 @@ impl Records {
     }
 
     /// A sentence for each class that was raced.
-    pub(crate) fn explain(&self, key: &OpKey, chain: &[Arc<Kernel>]) -> Vec<String> {
+    pub(crate) fn explain(&self, key: &OpKey, chain: &[Arc<PublishedKernel>]) -> Vec<String> {
         let document = self.lock();
         let record =
             document.ops.get(&key.to_string()).filter(|record| record.candidates == hashes(chain));
@@ -161,8 +161,8 @@ fn fastest(times: &[Option<u64>]) -> Option<usize> {
     timed.min().map(|(_, i)| i)
 }
 
-fn hashes(chain: &[Arc<Kernel>]) -> Vec<String> {
-    chain.iter().map(|kernel| kernel.hash.clone()).collect()
+fn hashes(chain: &[Arc<PublishedKernel>]) -> Vec<String> {
+    chain.iter().map(|kernel| kernel.hash().to_owned()).collect()
 }
 
 /// What results depend on beside the candidates.

@@ -5,7 +5,7 @@
 //! when the last holder lets go. There is no lock between a publisher and a reader.
 
 use crate::gate::Skipped;
-use crate::kernel::{Kernel, KernelCode, Uids};
+use crate::kernel::{PreparedKernel, PublishedKernel, Uids};
 use crate::plan::CallPlan;
 use crate::race::{Race, Records};
 use crate::select::{Choice, Explanation, Field, choose, explain};
@@ -17,14 +17,14 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// A pack that was compiled and admitted here, published or not.
-pub(crate) struct PackCode {
-    pub(crate) id: PackId,
-    pub(crate) kernels: Vec<KernelCode>,
-    pub(crate) skipped: Vec<Skipped>,
-    pub(crate) fallbacks: HashMap<String, String>,
+/// A pack whose kernels can be published: they were admitted here.
+pub(crate) struct PreparedPack {
+    id: PackId,
+    kernels: Vec<PreparedKernel>,
+    skipped: Vec<Skipped>,
+    fallbacks: HashMap<String, String>,
     /// As it is published, while a snapshot holds it.
-    pub(crate) published: Mutex<Weak<PackRecord>>,
+    published: Mutex<Weak<PublishedPack>>,
 }
 
 /// Which pack.
@@ -38,30 +38,52 @@ pub struct PackId {
     pub digest: String,
 }
 
-/// A published pack.
-pub(crate) struct PackRecord {
-    pub(crate) code: Arc<PackCode>,
-    pub(crate) kernels: Vec<Arc<Kernel>>,
+/// A pack of a published generation. Only [`PreparedPack::publish`] makes one.
+pub(crate) struct PublishedPack {
+    prepared: Arc<PreparedPack>,
+    kernels: Vec<Arc<PublishedKernel>>,
 }
 
-impl PackCode {
+impl PreparedPack {
+    /// A pack of these kernels; `fallbacks` are its own wishes, by id.
+    pub(crate) fn new(
+        id: PackId,
+        kernels: Vec<PreparedKernel>,
+        skipped: Vec<Skipped>,
+        fallbacks: HashMap<String, String>,
+    ) -> Self {
+        Self { id, kernels, skipped, fallbacks, published: Mutex::new(Weak::new()) }
+    }
+
+    pub(crate) fn id(&self) -> &PackId {
+        &self.id
+    }
+
+    pub(crate) fn kernels(&self) -> &[PreparedKernel] {
+        &self.kernels
+    }
+
     /// The pack as published: the same kernels as long as any snapshot has them, so that workers
     /// keep their instances, new ones of the same code after that.
-    pub(crate) fn publish(self: &Arc<Self>, uids: &Arc<Uids>) -> Arc<PackRecord> {
+    pub(crate) fn publish(self: &Arc<Self>, uids: &Arc<Uids>) -> Arc<PublishedPack> {
         let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
         published.upgrade().unwrap_or_else(|| {
-            let kernel = |code: &KernelCode| Arc::new(Kernel::new(code.clone(), uids));
+            let kernel = |code: &PreparedKernel| Arc::new(PublishedKernel::new(code.clone(), uids));
             let kernels = self.kernels.iter().map(kernel).collect();
-            let record = Arc::new(PackRecord { code: self.clone(), kernels });
+            let record = Arc::new(PublishedPack { prepared: self.clone(), kernels });
             *published = Arc::downgrade(&record);
             record
         })
     }
 }
 
-impl PackRecord {
-    pub(crate) fn name(&self) -> &str {
-        &self.code.id.name
+impl PublishedPack {
+    pub(crate) fn prepared(&self) -> &Arc<PreparedPack> {
+        &self.prepared
+    }
+
+    fn name(&self) -> &str {
+        &self.prepared.id.name
     }
 }
 
@@ -76,8 +98,8 @@ pub struct RegistrySnapshot {
     /// Where the policy is `fastest`.
     records: Option<Arc<Records>>,
     /// Newest first.
-    packs: Vec<Arc<PackRecord>>,
-    natives: Arc<[Arc<Kernel>]>,
+    packs: Vec<Arc<PublishedPack>>,
+    natives: Arc<[Arc<PublishedKernel>]>,
     slots: Vec<Slot>,
     index: HashMap<OpKey, u32>,
 }
@@ -106,7 +128,7 @@ impl RegistrySnapshot {
         host: u64,
         policy: Policy,
         records: Option<Arc<Records>>,
-        natives: Arc<[Arc<Kernel>]>,
+        natives: Arc<[Arc<PublishedKernel>]>,
         check_every: u32,
     ) -> Self {
         let empty = Self {
@@ -127,7 +149,7 @@ impl RegistrySnapshot {
     pub(crate) fn next(
         &self,
         generation: u64,
-        packs: Vec<Arc<PackRecord>>,
+        packs: Vec<Arc<PublishedPack>>,
         check_every: u32,
     ) -> Self {
         let mut keys: Vec<&OpKey> = Vec::new();
@@ -136,17 +158,17 @@ impl RegistrySnapshot {
                 keys.push(key);
             }
         };
-        self.natives.iter().for_each(|kernel| add(&kernel.key));
+        self.natives.iter().for_each(|kernel| add(kernel.key()));
         for pack in &packs {
-            pack.kernels.iter().for_each(|kernel| add(&kernel.key));
-            pack.code.skipped.iter().for_each(|skipped| add(&skipped.key));
+            pack.kernels.iter().for_each(|kernel| add(kernel.key()));
+            pack.prepared.skipped.iter().for_each(|skipped| add(&skipped.key));
         }
         let slots: Vec<Slot> = keys
             .into_iter()
             .map(|key| {
                 let choice = choose(&self.policy, &field(key, &packs, &self.natives));
                 let plan = match choice.chain.first() {
-                    Some(kernel) => kernel.plan.clone(),
+                    Some(kernel) => kernel.plan().clone(),
                     None => CallPlan::none(),
                 };
                 let race = (self.records.as_ref())
@@ -190,7 +212,9 @@ impl RegistrySnapshot {
 
     /// Names and versions of the packs, newest first.
     pub fn packs(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.packs.iter().map(|pack| (pack.code.id.name.as_str(), pack.code.id.version.as_str()))
+        self.packs
+            .iter()
+            .map(|pack| (pack.prepared.id.name.as_str(), pack.prepared.id.version.as_str()))
     }
 
     /// Why the operation is answered by the kernel that answers it.
@@ -279,11 +303,11 @@ impl RegistrySnapshot {
 
     /// Which packs it has, newest first.
     pub fn pack_ids(&self) -> Vec<PackId> {
-        self.packs.iter().map(|pack| pack.code.id.clone()).collect()
+        self.packs.iter().map(|pack| pack.prepared.id.clone()).collect()
     }
 
     /// The packs, newest first.
-    pub(crate) fn pack_records(&self) -> &[Arc<PackRecord>] {
+    pub(crate) fn pack_records(&self) -> &[Arc<PublishedPack>] {
         &self.packs
     }
 
@@ -298,43 +322,43 @@ impl RegistrySnapshot {
     }
 
     /// Every kernel, packs newest first, native twins last.
-    pub(crate) fn kernels(&self) -> impl Iterator<Item = &Arc<Kernel>> {
+    pub(crate) fn kernels(&self) -> impl Iterator<Item = &Arc<PublishedKernel>> {
         self.packs.iter().flat_map(|pack| &pack.kernels).chain(self.natives.iter())
     }
 
     /// Whether calls of any of its kernels are counted there.
     pub(crate) fn counts_in(&self, ledger: &Arc<Ledger>) -> bool {
-        self.kernels().any(|kernel| Arc::ptr_eq(&kernel.ledger, ledger))
+        self.kernels().any(|kernel| Arc::ptr_eq(kernel.ledger(), ledger))
     }
 }
 
 /// A hash of an operation and the modules that answer it, in the order in which they are asked.
-fn fingerprint(key: &OpKey, chain: &[Arc<Kernel>]) -> [u8; 32] {
+fn fingerprint(key: &OpKey, chain: &[Arc<PublishedKernel>]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("ruvllm op fingerprint v2");
     let mut add = |text: &str| {
         hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
     };
     add(&key.to_string());
-    chain.iter().for_each(|kernel| add(&kernel.hash));
+    chain.iter().for_each(|kernel| add(kernel.hash()));
     *hasher.finalize().as_bytes()
 }
 
 /// Who competes for an operation.
 fn field<'a>(
     key: &'a OpKey,
-    packs: &'a [Arc<PackRecord>],
-    natives: &'a [Arc<Kernel>],
+    packs: &'a [Arc<PublishedPack>],
+    natives: &'a [Arc<PublishedKernel>],
 ) -> Field<'a> {
     let kernels = packs.iter().flat_map(|pack| &pack.kernels).chain(natives);
     let skipped = packs
         .iter()
-        .flat_map(|pack| pack.code.skipped.iter().map(|skipped| (pack.name(), skipped)));
+        .flat_map(|pack| pack.prepared.skipped.iter().map(|skipped| (pack.name(), skipped)));
     let fallbacks = packs.iter().flat_map(|pack| {
-        pack.code.fallbacks.iter().map(|(id, next)| ((pack.name(), id.as_str()), next.as_str()))
+        pack.prepared.fallbacks.iter().map(|(id, next)| ((pack.name(), id.as_str()), next.as_str()))
     });
     Field {
         key,
-        kernels: kernels.filter(|kernel| kernel.key == *key).collect(),
+        kernels: kernels.filter(|kernel| kernel.key() == key).collect(),
         skipped: skipped.filter(|(_, skipped)| skipped.key == *key).collect(),
         fallbacks: fallbacks.collect(),
     }

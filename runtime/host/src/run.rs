@@ -5,7 +5,7 @@ use crate::call::{OpCall, Output};
 use crate::compare::{Judge, decode, exact_blocks, is_in_range};
 use crate::error::Failure;
 use crate::exec::window::Bench;
-use crate::kernel::Kernel;
+use crate::kernel::PublishedKernel;
 use crate::plan::{CallBytes, CallPlan};
 use crate::random::Random;
 use ruvllm_abi::Op;
@@ -32,7 +32,7 @@ pub(crate) struct Scratch {
 /// An instance about to run, with what decides whether its result is checked.
 pub(crate) struct Run<'a> {
     pub(crate) bench: &'a mut Bench,
-    pub(crate) kernel: &'a Kernel,
+    pub(crate) kernel: &'a PublishedKernel,
     pub(crate) isa: Isa,
     pub(crate) scratch: &'a mut Scratch,
     /// How many runs there are to a check, on average; 0 is none.
@@ -158,14 +158,14 @@ impl Watch {
 pub(crate) fn answer(
     isa: Isa,
     op: Op,
-    kernel: &Kernel,
+    kernel: &PublishedKernel,
     scratch: &mut Scratch,
     call: &OpCall<'_>,
     bytes: &CallBytes,
     out: &mut Output<'_>,
 ) -> Result<(), Failure> {
     let read = match out {
-        Output::Bytes(out) => return native(isa, op, &kernel.key, call, out),
+        Output::Bytes(out) => return native(isa, op, kernel.key(), call, out),
         Output::Read { read, .. } => read,
     };
     let mut one = |call: &OpCall<'_>, run: Range<usize>| {
@@ -174,12 +174,12 @@ pub(crate) fn answer(
             scratch.read.resize(words, 0);
         }
         let out = &mut bytemuck::cast_slice_mut(&mut scratch.read)[..run.len()];
-        native(isa, op, &kernel.key, call, out)?;
+        native(isa, op, kernel.key(), call, out)?;
         read(run.start, out);
         Ok(())
     };
     // Runs of rows that are still in cache when they are read, as those of a kernel are.
-    match kernel.plan.tiles(call, bytes, TILE_BYTES, [false; 2]) {
+    match kernel.plan().tiles(call, bytes, TILE_BYTES, [false; 2]) {
         Some(mut tiles) => tiles.try_for_each(|tile| one(&tile.call, tile.out)),
         None => one(call, 0..bytes.out),
     }
@@ -209,23 +209,28 @@ impl Scratch {
     fn cross_check(
         &mut self,
         isa: Isa,
-        kernel: &Kernel,
+        kernel: &PublishedKernel,
         call: &OpCall<'_>,
         out: &[u8],
     ) -> Result<Verdict, Failure> {
-        let Some((op, _)) = kernel.key.known() else { return Ok(Verdict::Right) };
+        let Some((op, _)) = kernel.key().known() else { return Ok(Verdict::Right) };
         let operands = [&call.a, &call.b].map(|operand| operand.bytes().unwrap_or(&[]));
-        if !kernel.key.inputs.iter().zip(operands).all(|(&dtype, bytes)| is_in_range(dtype, bytes))
+        if !kernel
+            .key()
+            .inputs
+            .iter()
+            .zip(operands)
+            .all(|(&dtype, bytes)| is_in_range(dtype, bytes))
         {
             return Ok(Verdict::Unjudged);
         }
         self.want.clear();
         self.want.resize(out.len(), 0);
-        if native(isa, op, &kernel.key, call, &mut self.want).is_err() {
+        if native(isa, op, kernel.key(), call, &mut self.want).is_err() {
             return Ok(Verdict::Right);
         }
-        let output = kernel.key.output;
-        let Some(tolerance) = kernel.tolerance else {
+        let output = kernel.key().output;
+        let Some(tolerance) = kernel.tolerance() else {
             exact_blocks(output, operands[0], out, &self.want)?;
             return Ok(Verdict::Right);
         };
@@ -239,7 +244,7 @@ impl Scratch {
             // The twin is as far from the truth as the kernel may be.
             tolerance: Tolerance { rel: 2.0 * tolerance.rel, abs: 2.0 * tolerance.abs },
             author: None,
-            row: kernel.plan.output_row(call.words.as_slice()),
+            row: kernel.plan().output_row(call.words.as_slice()),
             floor: 1024.0,
         };
         judge.check(&self.got, &self.truth)?;

@@ -1,7 +1,7 @@
 //! Which kernel answers a call, and why: the order of a chain and its explanation.
 
 use crate::gate::Skipped;
-use crate::kernel::{Body, Kernel};
+use crate::kernel::{Code, PublishedKernel};
 use crate::{OpKey, Policy};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub(crate) struct Field<'a> {
     pub(crate) key: &'a OpKey,
     /// Newest pack first, in the pack's order; native twins last.
-    pub(crate) kernels: Vec<&'a Arc<Kernel>>,
+    pub(crate) kernels: Vec<&'a Arc<PublishedKernel>>,
     /// Kernels that this host cannot run, with their packs.
     pub(crate) skipped: Vec<(&'a str, &'a Skipped)>,
     /// The packs' own wishes: kernel id to the id that answers when it cannot, by pack.
@@ -21,7 +21,7 @@ pub(crate) struct Field<'a> {
 
 /// The decision: who is asked, in order, and who is not.
 pub(crate) struct Choice {
-    pub(crate) chain: Vec<Arc<Kernel>>,
+    pub(crate) chain: Vec<Arc<PublishedKernel>>,
     pub(crate) left_out: Vec<Candidate>,
     /// What the chain does not show, such as a pin that names no kernel.
     pub(crate) notes: Vec<String>,
@@ -44,7 +44,7 @@ pub(crate) fn choose(policy: &Policy, field: &Field<'_>) -> Choice {
         })
         .collect();
     let mut notes = Vec::new();
-    let mut order: Vec<(&Arc<Kernel>, String)> = Vec::new();
+    let mut order: Vec<(&Arc<PublishedKernel>, String)> = Vec::new();
     let ranked = by_fallbacks(field);
     match policy {
         Policy::NativeOnly => {
@@ -80,7 +80,7 @@ pub(crate) fn choose(policy: &Policy, field: &Field<'_>) -> Choice {
     // Kernels of one name may disagree on shapes where no catalogue defines them.
     if let Some((first, _)) = order.first().cloned() {
         order.retain(|(kernel, _)| {
-            let fits = kernel.plan.same(&first.plan);
+            let fits = kernel.plan().same(first.plan());
             if !fits {
                 let reason = format!("its shapes differ from those of {}", first.id());
                 left_out.push(Candidate::of(kernel, Verdict::Rejected, vec![reason]));
@@ -92,13 +92,13 @@ pub(crate) fn choose(policy: &Policy, field: &Field<'_>) -> Choice {
     Choice { chain, left_out, notes, reasons }
 }
 
-fn reason(kernel: &Kernel) -> String {
-    match &kernel.body {
-        Body::Native { .. } => "native twins come last in any chain".to_owned(),
-        Body::Sandbox { verified: true, .. } => {
+fn reason(kernel: &PublishedKernel) -> String {
+    match kernel.code() {
+        Code::Native { .. } => "native twins come last in any chain".to_owned(),
+        Code::Sandboxed { verified: true, .. } => {
             "sandboxed, and right on the golden inputs of this host".to_owned()
         }
-        Body::Sandbox { verified: false, .. } => {
+        Code::Sandboxed { verified: false, .. } => {
             "sandboxed; a custom operation, so its numbers are not verified".to_owned()
         }
     }
@@ -106,19 +106,20 @@ fn reason(kernel: &Kernel) -> String {
 
 /// The candidates with each pack's wished-for fallbacks directly after the kernel they stand in
 /// for, and native twins last.
-fn by_fallbacks<'a>(field: &Field<'a>) -> Vec<&'a Arc<Kernel>> {
-    let next = |kernel: &Kernel| {
+fn by_fallbacks<'a>(field: &Field<'a>) -> Vec<&'a Arc<PublishedKernel>> {
+    let next = |kernel: &PublishedKernel| {
         let wish = field.fallbacks.get(&(kernel.pack(), kernel.id()))?;
         field.kernels.iter().find(|k| k.pack() == kernel.pack() && k.id() == *wish).copied()
     };
-    let wished: Vec<usize> = field.kernels.iter().filter_map(|k| next(k)).map(|k| k.uid).collect();
-    let mut ranked: Vec<&Arc<Kernel>> = Vec::with_capacity(field.kernels.len());
-    let heads = field.kernels.iter().filter(|kernel| !wished.contains(&kernel.uid));
+    let wished: Vec<usize> =
+        field.kernels.iter().filter_map(|k| next(k)).map(|k| k.uid()).collect();
+    let mut ranked: Vec<&Arc<PublishedKernel>> = Vec::with_capacity(field.kernels.len());
+    let heads = field.kernels.iter().filter(|kernel| !wished.contains(&kernel.uid()));
     // Every chain starts at a head: the manifest admits no circles. The second pass is for safety.
     for &kernel in heads.chain(&field.kernels) {
         let mut at = Some(kernel);
         while let Some(kernel) = at {
-            if ranked.iter().any(|k| k.uid == kernel.uid) {
+            if ranked.iter().any(|k| k.uid() == kernel.uid()) {
                 break;
             }
             ranked.push(kernel);
@@ -193,12 +194,12 @@ impl fmt::Display for Verdict {
 }
 
 impl Candidate {
-    pub(crate) fn of(kernel: &Kernel, verdict: Verdict, reasons: Vec<String>) -> Self {
+    pub(crate) fn of(kernel: &PublishedKernel, verdict: Verdict, reasons: Vec<String>) -> Self {
         Self {
             kernel: kernel.id().to_owned(),
             pack: kernel.pack().to_owned(),
-            pack_version: kernel.ledger.pack_version.clone(),
-            executor: kernel.ledger.executor.to_owned(),
+            pack_version: kernel.ledger().pack_version.clone(),
+            executor: kernel.ledger().executor.to_owned(),
             generation: kernel.generation(),
             verdict,
             reasons,
@@ -228,8 +229,8 @@ pub(crate) fn explain(
     };
     for (kernel, why) in choice.chain.iter().zip(&choice.reasons) {
         let mut reasons = vec![why.clone()];
-        let verdict = if kernel.ledger.quarantined() {
-            reasons.push(format!("quarantined after {} failures", kernel.ledger.counted()));
+        let verdict = if kernel.ledger().quarantined() {
+            reasons.push(format!("quarantined after {} failures", kernel.ledger().counted()));
             Verdict::Quarantined
         } else if explanation.selected.is_none() {
             explanation.selected = Some(kernel.id().to_owned());
@@ -237,10 +238,10 @@ pub(crate) fn explain(
         } else {
             Verdict::Fallback
         };
-        if verdict != Verdict::Quarantined && kernel.ledger.counted() > 0 {
-            reasons.push(format!("failed {} times so far", kernel.ledger.counted()));
+        if verdict != Verdict::Quarantined && kernel.ledger().counted() > 0 {
+            reasons.push(format!("failed {} times so far", kernel.ledger().counted()));
         }
-        for (code, count) in kernel.ledger.failures() {
+        for (code, count) in kernel.ledger().failures() {
             if matches!(code, "pack_memory_full" | "kernel_memory_full") {
                 reasons.push(format!("passed {count} calls on for want of memory [{code}]"));
             }

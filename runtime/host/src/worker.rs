@@ -9,7 +9,7 @@ use crate::call::{OpCall, Operand, Output, Owner};
 use crate::error::Failure;
 use crate::exec::window::{BENCHES, Bench, Room, Sandbox};
 use crate::host::Shared;
-use crate::kernel::{Body, Kernel};
+use crate::kernel::{Code, PublishedKernel};
 use crate::plan::{CallBytes, CallPlan};
 use crate::race::{Race, class};
 use crate::random::{self, Random};
@@ -21,7 +21,6 @@ use crate::{CallError, OpKey};
 use ruvllm_abi::REGION_ALIGN;
 use ruvllm_manifest::ParamValue;
 use ruvllm_native::Isa;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -66,14 +65,14 @@ struct Lane {
 }
 
 struct Open {
-    alive: Weak<Kernel>,
+    alive: Weak<PublishedKernel>,
     ledger: Arc<Ledger>,
     counters: Arc<Counters>,
 }
 
 impl Worker {
     pub(crate) fn new(host: Arc<Shared>) -> Self {
-        let retired = host.uids.retired.load(Relaxed);
+        let retired = host.uids.retired();
         let isa = host.config.isa.usable();
         Self {
             host,
@@ -169,7 +168,7 @@ impl Worker {
             // Kernels never see an empty call: there is nothing to compute.
             return Ok(());
         }
-        if self.host.uids.retired.load(Relaxed) != self.retired {
+        if self.host.uids.retired() != self.retired {
             self.sweep();
         }
         let Target { chain, race, .. } = *target;
@@ -181,7 +180,7 @@ impl Worker {
             },
         };
         let failure = match chain.get(first) {
-            Some(kernel) if !kernel.ledger.quarantined() => {
+            Some(kernel) if !kernel.ledger().quarantined() => {
                 match self.answer(kernel, target, call, bytes, out) {
                     Ok(()) => return Ok(()),
                     Err(failure) => Some(failure),
@@ -206,7 +205,7 @@ impl Worker {
         let Target { key, chain, alone, .. } = *target;
         let strict = self.host.config.strict || alone;
         let mut last = None;
-        let mut failed = |worker: &mut Self, kernel: &Arc<Kernel>, failure: Failure| {
+        let mut failed = |worker: &mut Self, kernel: &Arc<PublishedKernel>, failure: Failure| {
             worker.failed(kernel, &failure);
             if strict {
                 let (op, kernel) = (key.to_string(), kernel.id().to_owned());
@@ -220,7 +219,7 @@ impl Worker {
         }
         let others = chain.iter().enumerate().filter(|&(i, kernel)| {
             // In strict mode nobody answers for the first.
-            i != first && !strict && !kernel.ledger.quarantined()
+            i != first && !strict && !kernel.ledger().quarantined()
         });
         for (_, kernel) in others {
             match self.answer(kernel, target, call, bytes, out) {
@@ -254,7 +253,7 @@ impl Worker {
         // instances and warms caches.
         for turn in 0..RACE_TURNS {
             for (kernel, best) in target.chain.iter().zip(&mut times) {
-                if kernel.ledger.quarantined() {
+                if kernel.ledger().quarantined() {
                     continue;
                 }
                 self.lane(kernel);
@@ -280,7 +279,7 @@ impl Worker {
     #[inline]
     fn answer(
         &mut self,
-        kernel: &Arc<Kernel>,
+        kernel: &Arc<PublishedKernel>,
         target: &Target<'_>,
         call: &OpCall<'_>,
         bytes: &CallBytes,
@@ -299,17 +298,17 @@ impl Worker {
         let first_of_class = lane.noted & class == 0;
         lane.noted |= class;
         if first_of_class {
-            self.host.seen.note(&kernel.key, &call.words);
+            self.host.seen.note(kernel.key(), &call.words);
         }
         if brief && timed {
-            self.lanes[kernel.uid].until_clock = self.watch.random.next_gap(CLOCK_EVERY) - 1;
+            self.lanes[kernel.uid()].until_clock = self.watch.random.next_gap(CLOCK_EVERY) - 1;
         }
         let started = timed.then(Instant::now);
         self.attempt(kernel, target, call, bytes, out)?;
         if !usual && std::mem::take(&mut self.watch.met_nonsense) {
             self.suspect();
         }
-        if let Some(open) = &self.lanes[kernel.uid].open {
+        if let Some(open) = &self.lanes[kernel.uid()].open {
             open.counters.answered(
                 bytes.total(),
                 match started.map(|started| started.elapsed()) {
@@ -325,20 +324,20 @@ impl Worker {
     #[inline]
     fn attempt(
         &mut self,
-        kernel: &Kernel,
+        kernel: &PublishedKernel,
         target: &Target<'_>,
         call: &OpCall<'_>,
         bytes: &CallBytes,
         out: &mut Output<'_>,
     ) -> Result<(), Failure> {
-        let sandbox = match &kernel.body {
-            Body::Native { op } => {
+        let sandbox = match kernel.code() {
+            Code::Native { op } => {
                 let scratch = &mut self.check;
                 return run::answer(self.isa, *op, kernel, scratch, call, bytes, out);
             }
-            Body::Sandbox { sandbox, .. } => sandbox,
+            Code::Sandboxed { sandbox, .. } => sandbox,
         };
-        let lane = &mut self.lanes[kernel.uid];
+        let lane = &mut self.lanes[kernel.uid()];
         let (room, owner) = wanted(target.plan, call, bytes);
         let bench = match lane.benches.iter().position(|bench| bench.is_for(room, owner)) {
             Some(found) => found,
@@ -359,51 +358,51 @@ impl Worker {
 
     /// What this worker keeps of a kernel.
     #[inline]
-    fn lane(&mut self, kernel: &Arc<Kernel>) -> &mut Lane {
-        if self.lanes.get(kernel.uid).is_none_or(|lane| !lane.is_of(kernel)) {
+    fn lane(&mut self, kernel: &Arc<PublishedKernel>) -> &mut Lane {
+        if self.lanes.get(kernel.uid()).is_none_or(|lane| !lane.is_of(kernel)) {
             self.open(kernel);
         }
-        &mut self.lanes[kernel.uid]
+        &mut self.lanes[kernel.uid()]
     }
 
     /// Makes room for a kernel that this worker has not called before.
     #[cold]
-    fn open(&mut self, kernel: &Arc<Kernel>) {
-        if self.lanes.len() <= kernel.uid {
-            self.lanes.resize_with(kernel.uid + 1, Lane::default);
+    fn open(&mut self, kernel: &Arc<PublishedKernel>) {
+        if self.lanes.len() <= kernel.uid() {
+            self.lanes.resize_with(kernel.uid() + 1, Lane::default);
         }
-        let ledger = kernel.ledger.clone();
+        let ledger = kernel.ledger().clone();
         let counters = ledger.open();
         let alive = Arc::downgrade(kernel);
         let open = Some(Open { alive, ledger, counters });
         // In place of what an earlier kernel of this number has left.
         let until_clock = self.watch.random.next_gap(CLOCK_EVERY) - 1;
-        self.lanes[kernel.uid] = Lane { open, until_clock, ..Lane::default() };
+        self.lanes[kernel.uid()] = Lane { open, until_clock, ..Lane::default() };
     }
 
     /// Books a failure and discards the instance, which may be spoiled.
     #[cold]
-    fn failed(&mut self, kernel: &Kernel, failure: &Failure) {
+    fn failed(&mut self, kernel: &PublishedKernel, failure: &Failure) {
         if failure.counts() {
             // Not here: its `kernel_cleanup` takes its time.
-            self.host.reaper.take(std::mem::take(&mut self.lanes[kernel.uid].benches));
+            self.host.reaper.take(std::mem::take(&mut self.lanes[kernel.uid()].benches));
         }
         let lacks = matches!(failure, Failure::Memory { .. });
-        if lacks && std::mem::replace(&mut self.lanes[kernel.uid].short, true) {
+        if lacks && std::mem::replace(&mut self.lanes[kernel.uid()].short, true) {
             // One incident tells of them all: there may be one in every call.
-            kernel.ledger.failed(failure, self.host.config.quarantine_after);
+            kernel.ledger().failed(failure, self.host.config.quarantine_after);
             return;
         }
-        self.host.report(&kernel.ledger, failure);
-        if kernel.ledger.quarantined() {
-            self.host.reaper.take(kernel.ready.take_all());
+        self.host.report(kernel.ledger(), failure);
+        if kernel.ledger().quarantined() {
+            self.host.reaper.take(kernel.ready().take_all());
         }
     }
 
     /// Lets go of instances whose kernels no snapshot holds any more, or that are out of service.
     #[cold]
     fn sweep(&mut self) {
-        self.retired = self.host.uids.retired.load(Relaxed);
+        self.retired = self.host.uids.retired();
         let remains = |lane: &mut Lane| {
             let open = lane.open.as_ref()?;
             if open.alive.strong_count() == 0 {
@@ -443,7 +442,7 @@ impl Lane {
     /// Whether it was opened for this kernel. Its weak reference keeps the address from being used
     /// again, so no other kernel can be taken for it.
     #[inline]
-    fn is_of(&self, kernel: &Arc<Kernel>) -> bool {
+    fn is_of(&self, kernel: &Arc<PublishedKernel>) -> bool {
         self.open.as_ref().is_some_and(|open| std::ptr::eq(open.alive.as_ptr(), &**kernel))
     }
 }
@@ -454,13 +453,13 @@ impl Lane {
     fn make(
         &mut self,
         host: &Shared,
-        kernel: &Kernel,
+        kernel: &PublishedKernel,
         sandbox: &Arc<Sandbox>,
         room: Room,
         owner: Option<Owner>,
     ) -> Result<usize, Failure> {
         if self.benches.is_empty() {
-            self.benches = kernel.ready.take();
+            self.benches = kernel.ready().take();
         }
         let find = |benches: &[Bench], owner| benches.iter().position(|b| b.is_for(room, owner));
         if let Some(found) = find(&self.benches, owner) {
@@ -485,9 +484,9 @@ impl Lane {
         };
         self.short = false;
         let seen = &host.seen;
-        seen.note_room(&kernel.key, room);
-        let constants = seen.of(&kernel.key).constants;
-        self.benches.push(bench.serving(constants, host.witness(&kernel.ledger)));
+        seen.note_room(kernel.key(), room);
+        let constants = seen.of(kernel.key()).constants;
+        self.benches.push(bench.serving(constants, host.witness(kernel.ledger())));
         // The first run of an instance is checked.
         self.until_check = 0;
         Ok(self.benches.len() - 1)
@@ -529,7 +528,7 @@ fn shape(key: &OpKey, detail: String) -> CallError {
 struct Target<'a> {
     key: &'a OpKey,
     plan: &'a CallPlan,
-    chain: &'a [Arc<Kernel>],
+    chain: &'a [Arc<PublishedKernel>],
     race: Option<&'a Race>,
     /// Whether it was named, so that no other may answer.
     alone: bool,
@@ -545,7 +544,7 @@ fn find<'a>(
     let every = snap.check_every();
     if let Some(kernel) = snap.kernels().find(|kernel| kernel.is_named(name)) {
         let chain = std::slice::from_ref(kernel);
-        let (key, plan) = (&kernel.key, &kernel.plan);
+        let (key, plan) = (kernel.key(), kernel.plan());
         return Ok(Target { key, plan, chain, race: None, alone: true, every });
     }
     let unknown = |detail: String| CallError::Unknown { name: name.to_owned(), detail };

@@ -15,6 +15,15 @@ use std::fmt;
 /// A pack that enough trusted publishers signed, with exactly the bytes they signed.
 ///
 /// Only [`UnverifiedPack::verify`] makes one.
+///
+/// ```compile_fail,E0451
+/// use ruvllm_manifest::Manifest;
+/// use ruvllm_signing::VerifiedPack;
+///
+/// fn change_what_was_signed(manifest: Manifest, pack: VerifiedPack) -> VerifiedPack {
+///     VerifiedPack { manifest, ..pack }
+/// }
+/// ```
 pub struct VerifiedPack {
     manifest: Manifest,
     digest: Sha256Hex,

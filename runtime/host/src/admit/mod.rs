@@ -12,21 +12,22 @@
 
 mod budget;
 mod golden;
+mod recall;
 
 pub(crate) use budget::Budget;
 #[cfg(test)]
 pub(crate) use golden::cases as golden_cases;
 pub(crate) use golden::{Case, live_case};
 
-use crate::OpKey;
+use crate::HostConfig;
 use crate::call::{Scope, Words};
 use crate::compare::{Judge, decode, exact_blocks, host_tolerance};
 use crate::config::Compiler;
 use crate::deadline::Deadline;
 use crate::error::{Failure, Refusal};
-use crate::exec::cache::{AotCache, Entry, EntryId};
+use crate::exec::cache::{AotCache, Entry};
 use crate::exec::window::{Bench, GUARD_BYTES, OWN_PAGES, Room, Sandbox, check_info};
-use crate::exec::{Executor, KernelSpec, PreparedKernel};
+use crate::exec::{CompiledModule, Executor};
 use crate::gate::GatedKernel;
 use crate::memory::PackMemory;
 use crate::random::{self, Random};
@@ -37,41 +38,104 @@ use ruvllm_native::{Isa, oracle, twin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
-/// A kernel that computed the right numbers. Only [`admit`] makes one.
-pub(crate) struct AdmittedKernel {
-    compiled: CompiledKernel,
+/// A kernel that computed the right numbers, now or when the cache took it in. Only this module makes
+/// one, of a [`GatedKernel`].
+///
+/// ```compile_fail,E0451
+/// use ruvllm_host::lifecycle::{AdmittedKernel, GatedKernel};
+///
+/// fn skip_admission<'a>(gated: GatedKernel<'a>, other: AdmittedKernel<'a>) -> AdmittedKernel<'a> {
+///     AdmittedKernel { gated, ..other }
+/// }
+/// ```
+#[deny(clippy::field_scoped_visibility_modifiers)]
+pub struct AdmittedKernel<'a> {
+    gated: GatedKernel<'a>,
+    sandbox: Arc<Sandbox>,
     verified: bool,
 }
 
-struct CompiledKernel {
-    gated: GatedKernel,
-    sandbox: Arc<Sandbox>,
-}
-
-impl AdmittedKernel {
-    /// What it computes.
-    pub(crate) fn key(&self) -> &OpKey {
-        &self.compiled.gated.key
+impl AdmittedKernel<'_> {
+    /// What passed the gates.
+    pub(crate) fn gated(&self) -> &GatedKernel<'_> {
+        &self.gated
     }
 
-    /// The kernel, its compiled form, and whether its numbers were held against an oracle: those
-    /// of a custom operation cannot be.
-    pub(crate) fn into_parts(self) -> (GatedKernel, Arc<Sandbox>, bool) {
-        (self.compiled.gated, self.compiled.sandbox, self.verified)
+    /// What its instances are made of.
+    pub(crate) fn sandbox(&self) -> &Arc<Sandbox> {
+        &self.sandbox
+    }
+
+    /// Whether its numbers were held against an oracle: those of a custom operation cannot be.
+    pub(crate) fn is_verified(&self) -> bool {
+        self.verified
     }
 }
 
-/// What kernels are admitted with.
-pub(crate) struct Means<'a> {
-    pub(crate) executor: &'a dyn Executor,
-    pub(crate) compiler: &'a Compiler,
-    pub(crate) cache: Option<&'a AotCache>,
-    pub(crate) pace: Pace,
-    pub(crate) budget: Arc<Budget>,
-    /// Where instances of the pack count.
-    pub(crate) memory: Arc<PackMemory>,
-    /// See [`crate::HostConfig::admission_seed`].
-    pub(crate) seed: Option<u64>,
+/// What the kernels of one pack are admitted with.
+pub(crate) struct Admission<'a> {
+    executor: &'a dyn Executor,
+    config: &'a HostConfig,
+    compiler: &'a Compiler,
+    cache: Option<&'a AotCache>,
+    pace: Pace,
+    budget: Budget,
+    memory: Arc<PackMemory>,
+}
+
+impl<'a> Admission<'a> {
+    /// Instances of the pack count in `memory`.
+    pub(crate) fn new(
+        executor: &'a dyn Executor,
+        config: &'a HostConfig,
+        compiler: &'a Compiler,
+        cache: Option<&'a AotCache>,
+        pace: Pace,
+        memory: Arc<PackMemory>,
+    ) -> Self {
+        let budget = Budget::new(config.admission_time);
+        Self { executor, config, compiler, cache, pace, budget, memory }
+    }
+
+    pub(crate) fn pace(&self) -> Pace {
+        self.pace
+    }
+
+    /// Bytes that instances of the pack may take together.
+    pub(crate) fn memory(&self) -> usize {
+        self.memory.share()
+    }
+
+    fn seed(&self) -> u64 {
+        self.config.admission_seed.unwrap_or_else(random::seed)
+    }
+
+    fn deadline(&self, gated: &GatedKernel<'_>) -> Deadline {
+        Deadline::new(gated.key(), gated.spec().ticks, self.config.tick)
+    }
+
+    fn sandbox(
+        &self,
+        gated: &GatedKernel<'_>,
+        prepared: Arc<dyn CompiledModule>,
+        own_pages: Vec<u16>,
+    ) -> Arc<Sandbox> {
+        Arc::new(Sandbox {
+            prepared,
+            memory: self.memory.clone(),
+            defaults: gated.defaults().to_vec(),
+            own_pages,
+            scratch: AtomicBool::new(false),
+            heap_base: AtomicU32::new(0),
+        })
+    }
+}
+
+/// A kernel on trial.
+struct Candidate<'a> {
+    gated: &'a GatedKernel<'a>,
+    sandbox: &'a Arc<Sandbox>,
+    budget: &'a Budget,
 }
 
 /// How hard to work on a pack.
@@ -83,83 +147,46 @@ pub(crate) struct Pace {
     pub(crate) rest: u32,
 }
 
-/// A kernel that this host admitted at an earlier time, loaded again.
-pub(crate) struct Recalled {
-    prepared: Arc<dyn PreparedKernel>,
-    verified: bool,
-    own_pages: Vec<u16>,
-}
-
-impl CompiledKernel {
-    fn new(gated: GatedKernel, prepared: Arc<dyn PreparedKernel>, own_pages: Vec<u16>) -> Self {
-        let sandbox = Sandbox {
-            prepared,
-            memory: gated.memory.clone(),
-            defaults: gated.defaults.clone(),
-            own_pages,
-            scratch: AtomicBool::new(false),
-            heap_base: AtomicU32::new(0),
-        };
-        Self { gated, sandbox: Arc::new(sandbox) }
-    }
-}
-
-impl Means<'_> {
-    /// Takes a kernel from the cache, if it can vouch for it.
-    pub(crate) fn recall(
-        &self,
-        id: &EntryId,
-        spec: &KernelSpec,
-        deadline: Deadline,
-    ) -> Option<Recalled> {
-        let cache = self.cache?;
-        let Entry { artifact, verified, own_pages } = cache.get(id)?;
-        match self.executor.load(&artifact, spec.clone(), deadline) {
-            Ok(prepared) => Some(Recalled { prepared, verified, own_pages }),
-            Err(_) => {
-                cache.forget(id);
-                None
-            }
-        }
-    }
-}
-
-/// Compiles a gated kernel and lets it prove itself, unless it was recalled from an earlier time
-/// when it did; the flag says whether it was.
+/// Admits a gated kernel: takes it from the cache, which vouches for what was admitted before, or else
+/// compiles it and lets it prove itself. The flag says whether it was taken from the cache.
 ///
 /// # Errors
 /// Why it is not admitted.
-pub(crate) fn admit(
-    mut gated: GatedKernel,
-    wasm: &[u8],
-    means: &Means<'_>,
-) -> Result<(AdmittedKernel, bool), Refusal> {
-    if let Some(Recalled { prepared, verified, own_pages }) = gated.recalled.take() {
-        let compiled = CompiledKernel::new(gated, prepared, own_pages);
-        return Ok((AdmittedKernel { compiled, verified }, true));
+pub(crate) fn admit<'a>(
+    gated: GatedKernel<'a>,
+    admission: &Admission<'_>,
+) -> Result<(AdmittedKernel<'a>, bool), Refusal> {
+    match recall::recall(&gated, admission) {
+        Some((sandbox, verified)) => Ok((AdmittedKernel { gated, sandbox, verified }, true)),
+        None => compile(gated, admission).map(|admitted| (admitted, false)),
     }
-    let id = gated.id.clone();
-    let artifact = means
+}
+
+/// Compiles a kernel and lets it prove itself.
+fn compile<'a>(
+    gated: GatedKernel<'a>,
+    admission: &Admission<'_>,
+) -> Result<AdmittedKernel<'a>, Refusal> {
+    let artifact = admission
         .executor
-        .compile(wasm, means.compiler, means.pace.threads == 1)
-        .map_err(|e| Refusal::new(&id, e.code, e.detail))?;
-    let prepared = means
+        .compile(gated.module(), admission.compiler, admission.pace.threads == 1)
+        .map_err(|e| Refusal::new(gated.id(), e.code, e.detail))?;
+    let prepared = admission
         .executor
-        .load(&artifact, gated.spec.clone(), gated.deadline)
-        .map_err(|detail| Refusal::new(&id, "kernel_compile", detail))?;
-    let mut compiled = CompiledKernel::new(gated, prepared.clone(), Vec::new());
-    let seed = means.seed.unwrap_or_else(random::seed);
+        .load(&artifact, gated.spec().clone(), admission.deadline(&gated))
+        .map_err(|detail| Refusal::new(gated.id(), "kernel_compile", detail))?;
+    let seed = admission.seed();
     let mut random = Random::new(seed);
-    let refused = |objection| refusal(&id, seed, objection);
-    let Proof { verified, own_pages, results } = prove(&compiled, &mut random).map_err(refused)?;
-    compiled = CompiledKernel::new(compiled.gated, prepared, own_pages.clone());
-    serve(&compiled, results, &mut random).map_err(refused)?;
-    if let Some(cache) = means.cache {
-        // A cache that cannot be written costs the next start its time, and nothing else.
-        let entry = Entry { artifact, verified, own_pages };
-        let _ = cache.put(&compiled.gated.entry_id, &entry);
-    }
-    Ok((AdmittedKernel { compiled, verified }, false))
+    let refused = |objection| refusal(gated.id(), seed, objection);
+    let budget = &admission.budget;
+    let learning = admission.sandbox(&gated, prepared.clone(), Vec::new());
+    let candidate = Candidate { gated: &gated, sandbox: &learning, budget };
+    let Proof { verified, own_pages, results } = prove(&candidate, &mut random).map_err(refused)?;
+    let sandbox = admission.sandbox(&gated, prepared, own_pages.clone());
+    let candidate = Candidate { sandbox: &sandbox, ..candidate };
+    serve(&candidate, results, &mut random).map_err(refused)?;
+    recall::keep(&gated, admission, Entry { artifact, verified, own_pages });
+    Ok(AdmittedKernel { gated, sandbox, verified })
 }
 
 /// Lets an admitted kernel show itself on calls of the shapes that this host has seen, as on the
@@ -169,27 +196,28 @@ pub(crate) fn admit(
 /// # Errors
 /// Why it is not to be used here.
 pub(crate) fn rehearse(
-    admitted: &AdmittedKernel,
+    admitted: &AdmittedKernel<'_>,
     shapes: &[Words],
-    means: &Means<'_>,
+    admission: &Admission<'_>,
 ) -> Result<usize, Refusal> {
-    let CompiledKernel { gated, sandbox } = &admitted.compiled;
-    let Some((op, _)) = gated.key.known() else { return Ok(0) };
-    let seed = means.seed.unwrap_or_else(random::seed);
+    let AdmittedKernel { gated, sandbox, .. } = admitted;
+    let candidate = Candidate { gated, sandbox, budget: &admission.budget };
+    let (key, plan) = (gated.key(), gated.plan());
+    let Some((op, _)) = key.known() else { return Ok(0) };
+    let seed = admission.seed();
     let mut random = Random::new(seed);
-    let refused = |objection| refusal(&gated.id, seed, objection);
+    let refused = |objection| refusal(gated.id(), seed, objection);
     let failed = |failure| refused(objection(failure));
     let mut bench = Bench::new(sandbox, Room::Tile, None).map_err(failed)?;
     let room = room(&bench);
     let mut results = Vec::new();
     for &words in shapes {
-        let Some(words) = gated.plan.within(words, room) else { continue };
-        let (inputs, output) = (&gated.key.inputs, gated.key.output);
-        let Some(case) = golden::live_case((op, &gated.plan), inputs, output, words, &mut random)
+        let Some(words) = plan.within(words, room) else { continue };
+        let Some(case) = golden::live_case((op, plan), &key.inputs, key.output, words, &mut random)
         else {
             continue;
         };
-        let output = manners(&mut bench, &admitted.compiled, &case, false, &mut random)
+        let output = manners(&mut bench, &candidate, &case, false, &mut random)
             .map_err(refused)?
             .unwrap_or_default();
         numbers(gated, op, &case, &output).map_err(refused)?;
@@ -197,7 +225,7 @@ pub(crate) fn rehearse(
     }
     bench.close().map_err(failed)?;
     let calls = results.len();
-    serve(&admitted.compiled, results, &mut random).map_err(refused)?;
+    serve(&candidate, results, &mut random).map_err(refused)?;
     Ok(calls)
 }
 
@@ -228,8 +256,8 @@ struct Proof {
 }
 
 /// Lets a kernel compute the golden cases, in a memory that it may write to anywhere.
-fn prove(compiled: &CompiledKernel, random: &mut Random) -> Result<Proof, Objection> {
-    let CompiledKernel { gated, sandbox } = compiled;
+fn prove(candidate: &Candidate<'_>, random: &mut Random) -> Result<Proof, Objection> {
+    let Candidate { gated, sandbox, .. } = candidate;
     let mut bench = Bench::learning(sandbox, Room::Tile).map_err(objection)?;
     if let Some(info) = bench
         .info()
@@ -237,22 +265,17 @@ fn prove(compiled: &CompiledKernel, random: &mut Random) -> Result<Proof, Object
     {
         check_info(info).map_err(|what| ("kernel_abi", what))?;
     }
-    let known = gated.key.known();
+    let (key, plan) = (gated.key(), gated.plan());
+    let known = key.known();
     let cases = match known {
-        Some((op, _)) => golden::cases(
-            (op, &gated.plan),
-            &gated.key.inputs,
-            gated.key.output,
-            room(&bench),
-            random,
-        )
-        .map_err(|detail| ("admission_failed", detail))?,
-        None => golden::custom_cases(&gated.plan, random),
+        Some((op, _)) => golden::cases((op, plan), &key.inputs, key.output, room(&bench), random)
+            .map_err(|detail| ("admission_failed", detail))?,
+        None => golden::custom_cases(plan, random),
     };
     let mut results = Vec::with_capacity(cases.len());
     let first = cases.first().cloned();
     for case in cases.into_iter().chain(first) {
-        let output = manners(&mut bench, compiled, &case, known.is_none(), random)?;
+        let output = manners(&mut bench, candidate, &case, known.is_none(), random)?;
         if let (Some((op, _)), Some(output)) = (known, &output) {
             numbers(gated, op, &case, output)?;
         }
@@ -277,22 +300,22 @@ const INSTANCES: usize = 8;
 /// Lets a kernel compute the same once more as in service: fenced in, in instances of the sizes that a
 /// worker makes, with constants in place, for two clients in turns.
 fn serve(
-    compiled: &CompiledKernel,
+    candidate: &Candidate<'_>,
     mut results: Vec<(Case, Vec<u8>)>,
     random: &mut Random,
 ) -> Result<(), Objection> {
-    let CompiledKernel { gated, sandbox } = compiled;
+    let Candidate { gated, sandbox, budget } = candidate;
     let scopes = [Scope::unique(), Scope::unique()];
     let mut benches: Vec<Bench> = Vec::new();
     random.shuffle(&mut results);
     for (case, want) in &results {
         let on = |(code, what): Objection| (code, format!("{what}, on {}", case.what));
         let failed = |failure| on(objection(failure));
-        let _spending = gated.budget.spend()?;
-        let bytes = gated.plan.bytes(case.words.as_slice()).unwrap_or_default();
+        let _spending = budget.spend()?;
+        let bytes = gated.plan().bytes(case.words.as_slice()).unwrap_or_default();
         let constant = case.constant();
         let call = case.call_with(&constant).within(random.one_of(scopes));
-        let (room, _) = wanted(&gated.plan, &call, &bytes);
+        let (room, _) = wanted(gated.plan(), &call, &bytes);
         let at = match benches.iter().position(|bench| bench.is_for(room, None)) {
             Some(at) => at,
             None => {
@@ -328,13 +351,13 @@ fn serve(
 /// inputs, which only a custom operation may.
 fn manners(
     bench: &mut Bench,
-    compiled: &CompiledKernel,
+    candidate: &Candidate<'_>,
     case: &Case,
     may_decline: bool,
     random: &mut Random,
 ) -> Result<Option<Vec<u8>>, Objection> {
-    let plan = &compiled.gated.plan;
-    let _spending = compiled.gated.budget.spend()?;
+    let plan = candidate.gated.plan();
+    let _spending = candidate.budget.spend()?;
     let constant = case.constant();
     let on = |(code, what): Objection| (code, format!("{what}, on {}", case.what));
     let bytes = plan
@@ -377,8 +400,8 @@ fn declined(status: i32) -> bool {
 }
 
 /// Holds an output against the oracle.
-fn numbers(gated: &GatedKernel, op: Op, case: &Case, output: &[u8]) -> Result<(), Objection> {
-    let key = &gated.key;
+fn numbers(gated: &GatedKernel<'_>, op: Op, case: &Case, output: &[u8]) -> Result<(), Objection> {
+    let key = gated.key();
     let words = case.words.as_slice();
     let internal = |what: String| ("admission_failed", format!("{what}, on {}", case.what));
     let verdict = match host_tolerance(op, key.output) {

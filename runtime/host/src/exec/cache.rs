@@ -52,6 +52,11 @@ impl EntryIdBuilder {
         self
     }
 
+    /// A number, of 64 bits.
+    pub(crate) fn number(self, n: impl Into<u64>) -> Self {
+        self.field(n.into().to_le_bytes())
+    }
+
     pub(crate) fn finish(self) -> EntryId {
         EntryId(self.0.finalize().into())
     }

@@ -122,11 +122,11 @@ pub(crate) trait Executor: Send + Sync {
         artifact: &Artifact,
         spec: KernelSpec,
         deadline: Deadline,
-    ) -> Result<Arc<dyn PreparedKernel>, String>;
+    ) -> Result<Arc<dyn CompiledModule>, String>;
 }
 
-/// A compiled kernel.
-pub(crate) trait PreparedKernel: Send + Sync {
+/// A module that can be instantiated.
+pub(crate) trait CompiledModule: Send + Sync {
     /// What its calls may take.
     fn deadline(&self) -> &Deadline;
 

@@ -7,7 +7,7 @@
 //! addresses for a memory and guards beyond, which is its default.
 
 use super::{
-    Artifact, CompileError, Executor, Footprint, Instance, KernelSpec, PreparedKernel, Trap,
+    Artifact, CompileError, CompiledModule, Executor, Footprint, Instance, KernelSpec, Trap,
     WASM_PAGE, aot, child, fence, isolate,
 };
 use crate::HostConfig;
@@ -131,7 +131,7 @@ impl Executor for WasmtimeExecutor {
         artifact: &Artifact,
         spec: KernelSpec,
         deadline: Deadline,
-    ) -> Result<Arc<dyn PreparedKernel>, String> {
+    ) -> Result<Arc<dyn CompiledModule>, String> {
         let engine = self.engine.clone();
         self.ticker
             .start(move || engine.increment_epoch())
@@ -160,7 +160,7 @@ struct Prepared {
     _ticker: Arc<Ticker>,
 }
 
-impl PreparedKernel for Prepared {
+impl CompiledModule for Prepared {
     fn deadline(&self) -> &Deadline {
         &self.deadline
     }

@@ -20,7 +20,7 @@
 //! instance.
 
 use super::fence::page_size;
-use super::{Footprint, Instance, PreparedKernel, Trap, WASM_PAGE};
+use super::{CompiledModule, Footprint, Instance, Trap, WASM_PAGE};
 use crate::call::{OpCall, Operand, Owner, Resident, ResidentBytes, Scope, Words};
 use crate::deadline::Deadline;
 use crate::error::{Failure, TrapKind};
@@ -63,7 +63,7 @@ const PARAMS_BYTES: usize = Words::BYTES.next_multiple_of(REGION_ALIGN);
 
 /// What instances of a kernel are made of.
 pub(crate) struct Sandbox {
-    pub(crate) prepared: Arc<dyn PreparedKernel>,
+    pub(crate) prepared: Arc<dyn CompiledModule>,
     /// Where its instances count.
     pub(crate) memory: Arc<PackMemory>,
     /// The words for `kernel_init`.

@@ -8,7 +8,7 @@ use crate::admit::{Case, live_case};
 use crate::call::{Scope, Words};
 use crate::deadline::thread_time;
 use crate::exec::window::{Bench, Room};
-use crate::kernel::{Body, KernelCode};
+use crate::kernel::{Code, PreparedKernel};
 use crate::plan::CallBytes;
 use crate::random::{self, Random};
 use crate::run::{TILE_BYTES, native};
@@ -31,8 +31,8 @@ const LIMIT: Duration = Duration::from_secs(1);
 /// Whether `new` takes more than `ratio` times as long as `old` for calls of any of the shapes. Also
 /// where that cannot be found out: whoever asks has a suspicion. `isa` is what native code uses.
 pub(super) fn is_slower(
-    old: &KernelCode,
-    new: &KernelCode,
+    old: &PreparedKernel,
+    new: &PreparedKernel,
     isa: Isa,
     shapes: &[Words],
     ratio: f64,
@@ -45,7 +45,7 @@ pub(super) fn is_slower(
     let (begun, mut fought) = (Instant::now(), false);
     for &words in shapes {
         // Longer calls are cut into such runs of rows.
-        let Some(words) = new.code.plan.within(words, room) else { continue };
+        let Some(words) = new.code.plan().within(words, room) else { continue };
         let Some(case) = new.case(words, &mut random) else { continue };
         let mut times = [[Duration::ZERO; CALLS]; 2];
         let mut computed = [Duration::ZERO; 2];
@@ -85,7 +85,7 @@ pub(super) fn is_slower(
 
 /// A kernel with an instance of its own.
 struct Duellist<'a> {
-    code: &'a KernelCode,
+    code: &'a PreparedKernel,
     op: Op,
     /// `None` for the host's own code.
     bench: Option<Bench>,
@@ -96,11 +96,11 @@ struct Duellist<'a> {
 
 impl<'a> Duellist<'a> {
     /// `None` for a custom operation, whose calls cannot be made up, and where there is no instance.
-    fn new(code: &'a KernelCode, isa: Isa) -> Option<Self> {
-        let (op, _) = code.key.known()?;
-        let bench = match &code.body {
-            Body::Native { .. } => None,
-            Body::Sandbox { sandbox, .. } => Some(Bench::new(sandbox, Room::Tile, None).ok()?),
+    fn new(code: &'a PreparedKernel, isa: Isa) -> Option<Self> {
+        let (op, _) = code.key().known()?;
+        let bench = match code.code() {
+            Code::Native { .. } => None,
+            Code::Sandboxed { sandbox, .. } => Some(Bench::new(sandbox, Room::Tile, None).ok()?),
         };
         Some(Self { code, op, bench, scope: Scope::unique(), isa, out: Vec::new() })
     }
@@ -111,20 +111,20 @@ impl<'a> Duellist<'a> {
     }
 
     fn case(&self, words: Words, random: &mut Random) -> Option<Case> {
-        let key = &self.code.key;
-        live_case((self.op, &self.code.plan), &key.inputs, key.output, words, random)
+        let key = self.code.key();
+        live_case((self.op, self.code.plan()), &key.inputs, key.output, words, random)
     }
 
     /// How long a call takes, its operands' way into the sandbox with it; `None` where it fails.
     fn call(&mut self, case: &Case) -> Option<Duration> {
         // Of one scope, as most calls are.
         let call = case.call().within(self.scope);
-        let bytes: CallBytes = self.code.plan.bytes(case.words.as_slice()).ok()?;
+        let bytes: CallBytes = self.code.plan().bytes(case.words.as_slice()).ok()?;
         self.out.resize(bytes.out, 0);
         let begun = Instant::now();
         match &mut self.bench {
             Some(bench) => drop(bench.call(&call, &bytes).ok()?),
-            None => native(self.isa, self.op, &self.code.key, &call, &mut self.out).ok()?,
+            None => native(self.isa, self.op, self.code.key(), &call, &mut self.out).ok()?,
         }
         Some(begun.elapsed())
     }

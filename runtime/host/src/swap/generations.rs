@@ -4,7 +4,7 @@ use super::canary::{Canary, Published};
 use super::stage::{InstallReport, Staged};
 use crate::error::HostError;
 use crate::host::{Host, Shared, lock, log};
-use crate::registry::{PackCode, PackId, RegistrySnapshot};
+use crate::registry::{PackId, PreparedPack, RegistrySnapshot};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -27,7 +27,7 @@ pub(crate) struct Generations {
 struct Kept {
     number: u64,
     /// Newest first.
-    packs: Vec<Arc<PackCode>>,
+    packs: Vec<Arc<PreparedPack>>,
     snapshot: Weak<RegistrySnapshot>,
     /// Whether it was ever the active one.
     activated: bool,
@@ -121,7 +121,7 @@ impl Shared {
     fn build(
         &self,
         book: &mut Generations,
-        packs: Vec<Arc<PackCode>>,
+        packs: Vec<Arc<PreparedPack>>,
         origin: Option<u64>,
         check_every: u32,
     ) -> Arc<RegistrySnapshot> {
@@ -131,7 +131,7 @@ impl Shared {
         let snapshot = self.published.load().active.next(number, records, check_every);
         let snapshot = Arc::new(snapshot);
         self.make_ready(&snapshot);
-        self.keep_ledgers(number, packs.iter().flat_map(|pack| &pack.kernels));
+        self.keep_ledgers(number, packs.iter().flat_map(|pack| pack.kernels()));
         book.kept.push_back(Kept {
             number,
             packs,
@@ -157,7 +157,7 @@ impl Shared {
     pub(super) fn publish(
         &self,
         book: &mut Generations,
-        packs: Vec<Arc<PackCode>>,
+        packs: Vec<Arc<PreparedPack>>,
         origin: Option<u64>,
     ) -> u64 {
         let snapshot = self.build(book, packs, origin, self.config.cross_check_every);
@@ -167,17 +167,17 @@ impl Shared {
     }
 
     /// The active packs with one in place of any of its name.
-    fn with(&self, pack: &Arc<PackCode>) -> (Vec<Arc<PackCode>>, Option<String>) {
+    fn with(&self, pack: &Arc<PreparedPack>) -> (Vec<Arc<PreparedPack>>, Option<String>) {
         let active = self.active_packs();
-        let replaced = active.iter().find(|old| old.id.name == pack.id.name);
-        let replaced = replaced.map(|old| old.id.version.clone());
-        let others = active.into_iter().filter(|old| old.id.name != pack.id.name);
+        let replaced = active.iter().find(|old| old.id().name == pack.id().name);
+        let replaced = replaced.map(|old| old.id().version.clone());
+        let others = active.into_iter().filter(|old| old.id().name != pack.id().name);
         ([pack.clone()].into_iter().chain(others).collect(), replaced)
     }
 
-    pub(super) fn active_packs(&self) -> Vec<Arc<PackCode>> {
+    pub(super) fn active_packs(&self) -> Vec<Arc<PreparedPack>> {
         let published = self.published.load();
-        published.active.pack_records().iter().map(|record| record.code.clone()).collect()
+        published.active.pack_records().iter().map(|record| record.prepared().clone()).collect()
     }
 
     /// Publishes a pack that was prepared, where nothing stands against it.
@@ -186,7 +186,7 @@ impl Shared {
         book: &mut Generations,
         staged: Staged,
     ) -> Result<InstallReport, HostError> {
-        book.admits(&staged.code.id)?;
+        book.admits(staged.code.id())?;
         self.no_canary()?;
         let (packs, replaced) = self.with(&staged.code);
         let generation = self.publish(book, packs, None);
@@ -238,7 +238,7 @@ impl Host {
             return Err(HostError::NotKept { generation });
         };
         let (packs, origin) = (packs.clone(), *origin);
-        packs.iter().try_for_each(|pack| book.admits(&pack.id))?;
+        packs.iter().try_for_each(|pack| book.admits(pack.id()))?;
         let number = self.shared.publish(&mut book, packs, Some(origin));
         drop(book);
         let report = self.generations().into_iter().find(|report| report.generation == number);
@@ -261,7 +261,7 @@ impl Host {
         let mut book = lock(&self.shared.generations);
         let mut packs = self.shared.active_packs();
         let before = packs.len();
-        packs.retain(|other| other.id.name != pack);
+        packs.retain(|other| other.id().name != pack);
         let found = packs.len() < before;
         if found {
             self.shared.publish(&mut book, packs, None);
@@ -281,7 +281,7 @@ impl Host {
         let shared = &self.shared;
         let mut book = lock(&shared.generations);
         let Staged { code, report } = book.staged(id)?.clone();
-        book.admits(&code.id)?;
+        book.admits(code.id())?;
         shared.no_canary()?;
         let (packs, replaced) = shared.with(&code);
         let every = shared.config.canary_check_every;
@@ -377,7 +377,7 @@ impl Host {
             GenerationReport {
                 generation: kept.number,
                 state,
-                packs: kept.packs.iter().map(|pack| pack.id.clone()).collect(),
+                packs: kept.packs.iter().map(|pack| pack.id().clone()).collect(),
                 holders,
                 restores: (kept.origin != kept.number).then_some(kept.origin),
             }

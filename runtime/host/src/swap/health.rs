@@ -5,7 +5,7 @@
 //! clock or threads of its own: whoever drives it says what time it is.
 
 use super::duel;
-use crate::kernel::KernelCode;
+use crate::kernel::PreparedKernel;
 use crate::latency::{SIZES, Times, below};
 use crate::registry::{RegistrySnapshot, Slot};
 use crate::stats::Ledger;
@@ -271,7 +271,7 @@ pub struct Comparison {
 struct Compared {
     op: OpKey,
     /// Those that are asked first, in the old generation and in the new one.
-    firsts: [KernelCode; 2],
+    firsts: [PreparedKernel; 2],
     old: Vec<Arc<Ledger>>,
     new: Vec<(Arc<Ledger>, [Times; SIZES])>,
 }
@@ -280,23 +280,23 @@ impl Host {
     /// Watches what a generation has in other packs than an older one, from this moment on.
     pub fn compare(&self, old: &RegistrySnapshot, new: &RegistrySnapshot) -> Comparison {
         let is_new = |ledger: &Arc<Ledger>| !old.counts_in(ledger);
-        let ledgers = new.kernels().map(|kernel| &kernel.ledger).filter(|ledger| is_new(ledger));
+        let ledgers = new.kernels().map(|kernel| kernel.ledger()).filter(|ledger| is_new(ledger));
         let is_first = |ledger: &Ledger| ledger.generation.load(Relaxed) == new.generation();
         // What was published for the first time counts from its first call, whoever was faster.
         let mark =
             |ledger: &Ledger| if is_first(ledger) { Vitals::default() } else { count(ledger) };
         let marks = ledgers.map(|ledger| (ledger.clone(), mark(ledger))).collect();
         let ops = new.slots().iter().filter_map(|slot| {
-            let mine = slot.choice.chain.iter().map(|k| &k.ledger).filter(|ledger| is_new(ledger));
+            let mine = slot.choice.chain.iter().map(|k| k.ledger()).filter(|ledger| is_new(ledger));
             let times = |ledger: &Ledger| {
                 if is_first(ledger) { Default::default() } else { ledger.times() }
             };
             let mine: Vec<_> = mine.map(|ledger| (ledger.clone(), times(ledger))).collect();
             let theirs = old.slots().iter().find(|other| other.key == slot.key)?;
             let first =
-                |slot: &Slot| slot.choice.chain.first().map(|kernel| KernelCode::clone(kernel));
+                |slot: &Slot| slot.choice.chain.first().map(|kernel| PreparedKernel::clone(kernel));
             let firsts = [first(theirs)?, first(slot)?];
-            let theirs = theirs.choice.chain.iter().map(|kernel| kernel.ledger.clone());
+            let theirs = theirs.choice.chain.iter().map(|kernel| kernel.ledger().clone());
             let op = slot.key.clone();
             (!mine.is_empty()).then(|| Compared { op, firsts, old: theirs.collect(), new: mine })
         });
@@ -326,7 +326,7 @@ impl Comparison {
     /// Whether the kernel that is asked first for an operation is the same code in both generations: its
     /// calls may take longer, but not because of it.
     pub(super) fn is_same(&self, op: &OpKey) -> bool {
-        self.of(op).is_some_and(|Compared { firsts: [old, new], .. }| old.hash == new.hash)
+        self.of(op).is_some_and(|Compared { firsts: [old, new], .. }| old.hash() == new.hash())
     }
 
     fn of(&self, op: &OpKey) -> Option<&Compared> {
@@ -365,7 +365,7 @@ impl Comparison {
             let is_used = old.iter().chain(new.iter().map(|(l, _)| l)).any(|l| l.calls() > 0);
             if calls >= evidence {
                 shown = true;
-            } else if is_used && before.hash != after.hash {
+            } else if is_used && before.hash() != after.hash() {
                 lacking.push(format!("{op}: {calls} of {evidence} calls timed"));
             }
         }
@@ -416,14 +416,14 @@ impl Comparison {
 }
 
 /// The kernels that are asked first for an operation, in the old generation and in the new one.
-pub(super) struct Rivals([KernelCode; 2]);
+pub(super) struct Rivals([PreparedKernel; 2]);
 
 impl Rivals {
     /// As [`Comparison::is_slower`].
     pub(super) fn is_slower(&self, host: &Host, ratio: f64) -> bool {
         let Self([old, new]) = self;
         let shared = &host.shared;
-        let shapes = shared.seen.of(&new.key).shapes;
+        let shapes = shared.seen.of(new.key()).shapes;
         duel::is_slower(old, new, shared.config.isa.usable(), &shapes, ratio)
     }
 }

@@ -8,7 +8,7 @@
 use super::backstage::stand_back;
 use crate::exec::window::Bench;
 use crate::host::{Shared, lock};
-use crate::kernel::{Body, Kernel};
+use crate::kernel::{Code, PublishedKernel};
 use crate::registry::RegistrySnapshot;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -53,11 +53,12 @@ impl Shared {
         for slot in next.slots() {
             let Some(now) = active.slot_of(&slot.key) else { continue };
             // Those that have not come by since the last publication count as well.
-            let users = |kernel: &Arc<Kernel>| kernel.workers() + kernel.ready.len();
+            let users = |kernel: &Arc<PublishedKernel>| kernel.workers() + kernel.ready().len();
             let workers = now.choice.chain.iter().map(users).max().unwrap_or(0);
             // Where kernels race, every one is about to be called.
             let asked = if slot.race.is_some() { slot.choice.chain.len() } else { 1 };
-            let in_service = slot.choice.chain.iter().filter(|kernel| !kernel.ledger.quarantined());
+            let in_service =
+                slot.choice.chain.iter().filter(|kernel| !kernel.ledger().quarantined());
             for kernel in in_service.take(asked) {
                 // Only publishers add to what is ready, and they go one by one.
                 let missing = workers.saturating_sub(users(kernel));
@@ -82,9 +83,9 @@ impl Shared {
     }
 
     /// Makes so many instances of a kernel, as far as there is time.
-    fn make(&self, kernel: &Kernel, missing: usize, until: Instant) {
-        let Body::Sandbox { sandbox, .. } = &kernel.body else { return };
-        let seen = self.seen.of(&kernel.key);
+    fn make(&self, kernel: &PublishedKernel, missing: usize, until: Instant) {
+        let Code::Sandboxed { sandbox, .. } = kernel.code() else { return };
+        let seen = self.seen.of(kernel.key());
         let constants = seen.constants.living();
         for _ in 0..missing {
             let mut set = Vec::new();
@@ -94,11 +95,12 @@ impl Shared {
                 }
                 // What is wrong with it, its workers will find and report.
                 let Ok(bench) = Bench::new(sandbox, room, None) else { return };
-                let mut bench = bench.serving(seen.constants.clone(), self.witness(&kernel.ledger));
+                let mut bench =
+                    bench.serving(seen.constants.clone(), self.witness(kernel.ledger()));
                 bench.warm(&constants);
                 set.push(bench);
             }
-            lock(&kernel.ready.0).push(set);
+            lock(&kernel.ready().0).push(set);
         }
     }
 }

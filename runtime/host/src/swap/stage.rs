@@ -1,17 +1,17 @@
 //! Staging: a pack is gated, compiled, proved and rehearsed beside those that run.
 
 use super::generations::Generations;
-use crate::admit::{self, AdmittedKernel, Budget, Means, Pace};
+use crate::admit::{self, Admission, AdmittedKernel, Pace};
 use crate::config::Compiler;
 use crate::error::{HostError, Refusal};
 use crate::gate::{self, GatedKernel, Skipped};
 use crate::host::{Host, Shared, lock};
-use crate::kernel::KernelCode;
-use crate::registry::{PackCode, PackId};
+use crate::kernel::PreparedKernel;
+use crate::registry::{PackId, PreparedPack};
 use ruvllm_signing::VerifiedPack;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 /// How long a staging thread rests after a kernel, in times of what that took. Priority alone does not
@@ -28,7 +28,7 @@ const PROOF_BYTES: usize = 4 << 20;
 /// A pack that is ready to be published.
 #[derive(Clone)]
 pub(crate) struct Staged {
-    pub(crate) code: Arc<PackCode>,
+    pub(crate) code: Arc<PreparedPack>,
     pub(crate) report: StageReport,
 }
 
@@ -171,7 +171,7 @@ impl Host {
         {
             let book = lock(&shared.generations);
             book.admits(&id)?;
-            if let Some(staged) = book.staged.iter().find(|staged| staged.code.id == id) {
+            if let Some(staged) = book.staged.iter().find(|staged| *staged.code.id() == id) {
                 return Ok(staged.report.clone());
             }
             book.has_room(shared.config.staged)?;
@@ -219,13 +219,14 @@ impl Host {
         let shared = &self.shared;
         let active = shared.active_packs();
         let mut left_out = Vec::new();
-        let mut restored: Vec<Arc<PackCode>> = Vec::new();
+        let mut restored: Vec<Arc<PreparedPack>> = Vec::new();
         for id in packs {
             let admits =
                 |id: &PackId| lock(&shared.generations).admits(id).map_err(|e| e.to_string());
-            let own = active.iter().find(|code| code.id.name == id.name);
-            let newer = |own: &&Arc<PackCode>| own.id.is_newer(id) && admits(&own.id).is_ok();
-            let code = match own.filter(|own| own.id == *id || newer(own)) {
+            let own = active.iter().find(|code| code.id().name == id.name);
+            let newer =
+                |own: &&Arc<PreparedPack>| own.id().is_newer(id) && admits(own.id()).is_ok();
+            let code = match own.filter(|own| own.id() == id || newer(own)) {
                 Some(own) => Ok(own.clone()),
                 None => load(id).and_then(|pack| {
                     let Some(pack) = pack else {
@@ -242,11 +243,11 @@ impl Host {
             }
         }
         for code in &active {
-            if !restored.iter().any(|other| other.id.name == code.id.name) {
+            if !restored.iter().any(|other| other.id().name == code.id().name) {
                 restored.push(code.clone());
             }
         }
-        if !restored.iter().map(|code| &code.id).eq(active.iter().map(|code| &code.id)) {
+        if !restored.iter().map(|code| code.id()).eq(active.iter().map(|code| code.id())) {
             shared.publish(&mut lock(&shared.generations), restored, None);
         }
         left_out
@@ -274,13 +275,10 @@ impl Shared {
             Some(Ok(cache)) => (Some(cache), None),
             Some(Err(why)) => (None, Some(why.clone())),
         };
-        let budget = Arc::new(Budget::new(self.config.admission_time));
-        let seed = self.config.admission_seed;
         let memory = self.memory.of_pack();
-        let means = Means { executor: &*executor, compiler, cache, pace, budget, memory, seed };
-        let bytes = |id: &str| pack.kernel_bytes(id);
-        let gated = gate::pass(manifest, bytes, &self.config, &means).map_err(refused)?;
-        let admitted = self.admit_all(gated.kernels, pack, &means).map_err(refused)?;
+        let gated = gate::pass(pack, &self.config, memory.share()).map_err(refused)?;
+        let admission = Admission::new(&*executor, &self.config, compiler, cache, pace, memory);
+        let admitted = self.admit_all(gated.kernels, &admission).map_err(refused)?;
         let hits = admitted.iter().filter(|admitted| admitted.cached).count();
         let rehearsed = admitted.iter().map(|admitted| admitted.rehearsed).sum();
         let cache_use = CacheUse { hits, misses: admitted.len() - hits, unusable };
@@ -289,68 +287,61 @@ impl Shared {
         {
             cache.trim();
         }
-        let kernel = |admitted: Admitted| {
-            KernelCode::sandboxed(admitted.kernel, (id.name.clone(), id.version.clone()))
+        let kernel = |admitted: &Admitted<'_>| {
+            PreparedKernel::sandboxed(&admitted.kernel, (id.name.clone(), id.version.clone()))
         };
-        let kernels: Vec<KernelCode> = admitted.into_iter().map(kernel).collect();
+        let kernels: Vec<PreparedKernel> = admitted.iter().map(kernel).collect();
         let skips = |s: &Skipped| (s.kernel.clone(), s.reasons.clone());
         let report = StageReport {
             id: 0,
-            kernels: kernels.iter().map(|kernel| kernel.ledger.kernel.clone()).collect(),
+            kernels: kernels.iter().map(|kernel| kernel.ledger().kernel.clone()).collect(),
             skipped: gated.skipped.iter().map(skips).collect(),
             cache: cache_use,
             rehearsed,
             pack: id.clone(),
         };
         let fallbacks = manifest.fallbacks.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
-        let (skipped, published) = (gated.skipped, Mutex::new(Weak::new()));
-        let code = Arc::new(PackCode { id, kernels, skipped, fallbacks, published });
+        let code = Arc::new(PreparedPack::new(id, kernels, gated.skipped, fallbacks));
         Ok(Staged { code, report })
     }
 
     /// Compiles, admits and rehearses: nearly all the time of an installation goes here.
-    fn admit_all(
+    fn admit_all<'a>(
         &self,
-        gated: Vec<GatedKernel>,
-        pack: &VerifiedPack,
-        means: &Means<'_>,
-    ) -> Result<Vec<Admitted>, Vec<Refusal>> {
-        let jobs: Vec<Mutex<Option<GatedKernel>>> =
-            gated.into_iter().map(|kernel| Mutex::new(Some(kernel))).collect();
-        let done: Vec<OnceLock<Result<Admitted, Refusal>>> =
-            jobs.iter().map(|_| OnceLock::new()).collect();
+        gated: Vec<GatedKernel<'a>>,
+        admission: &Admission<'_>,
+    ) -> Result<Vec<Admitted<'a>>, Vec<Refusal>> {
         // The largest first: it would keep one core busy when the others are done.
-        let size = |id: &str| pack.kernel_bytes(id).map_or(0, <[u8]>::len);
-        let mut order: Vec<usize> = (0..jobs.len()).collect();
-        order.sort_by_key(|&i| {
-            std::cmp::Reverse(lock(&jobs[i]).as_ref().map_or(0, |k| size(&k.id)))
-        });
+        let mut order: Vec<usize> = (0..gated.len()).collect();
+        order.sort_by_key(|&i| std::cmp::Reverse(gated[i].module().len()));
+        let jobs: Vec<Mutex<Option<GatedKernel<'a>>>> =
+            gated.into_iter().map(|kernel| Mutex::new(Some(kernel))).collect();
+        let done: Vec<OnceLock<Result<Admitted<'a>, Refusal>>> =
+            jobs.iter().map(|_| OnceLock::new()).collect();
         let next = AtomicUsize::new(0);
         let work = || {
             while let Some(&i) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
                 // Taken before the work begins, so that no lock is held meanwhile.
                 let taken = lock(&jobs[i]).take();
                 if let Some(kernel) = taken {
-                    let wasm = pack.kernel_bytes(&kernel.id).unwrap_or(&[]);
                     let begun = Instant::now();
-                    let admitted =
-                        admit::admit(kernel, wasm, means).and_then(|(kernel, cached)| {
-                            let shapes = self.seen.of(kernel.key()).shapes;
-                            let rehearsed = admit::rehearse(&kernel, &shapes, means)?;
-                            Ok(Admitted { kernel, cached, rehearsed })
-                        });
+                    let admitted = admit::admit(kernel, admission).and_then(|(kernel, cached)| {
+                        let shapes = self.seen.of(kernel.gated().key()).shapes;
+                        let rehearsed = admit::rehearse(&kernel, &shapes, admission)?;
+                        Ok(Admitted { kernel, cached, rehearsed })
+                    });
                     // What comes out of the cache is there at once.
                     let compiled = admitted.as_ref().is_ok_and(|admitted| !admitted.cached);
                     let _ = done[i].set(admitted);
                     if compiled && next.load(Ordering::Relaxed) < order.len() {
-                        std::thread::sleep(begun.elapsed() * means.pace.rest);
+                        std::thread::sleep(begun.elapsed() * admission.pace().rest);
                     }
                 }
             }
         };
         // No more at once than there is memory for the instances that kernels prove themselves in.
-        let proofs = (means.memory.share() / PROOF_BYTES).max(1);
-        let helpers = 1..means.pace.threads.min(jobs.len()).min(proofs);
+        let proofs = (admission.memory() / PROOF_BYTES).max(1);
+        let helpers = 1..admission.pace().threads.min(jobs.len()).min(proofs);
         if rayon::current_thread_index().is_some() {
             // The others of those threads that this one belongs to.
             rayon::scope(|scope| {
@@ -375,8 +366,8 @@ impl Shared {
 }
 
 /// A kernel that was admitted, and what that took.
-struct Admitted {
-    kernel: AdmittedKernel,
+struct Admitted<'a> {
+    kernel: AdmittedKernel<'a>,
     /// Whether it was compiled and proved at an earlier time.
     cached: bool,
     /// Calls of live shapes that it computed.

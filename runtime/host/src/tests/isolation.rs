@@ -3,7 +3,7 @@
 use crate::admit::{Case, golden_cases};
 use crate::call::{OpCall, Scope};
 use crate::exec::window::{Bench, Room, Sandbox};
-use crate::kernel::{Body, Kernel};
+use crate::kernel::{Code, PublishedKernel};
 use crate::random::{self, Random};
 use crate::run::TILE_BYTES;
 use crate::{Host, HostConfig, Operand, Resident};
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Calls `check` with every sandboxed kernel of the core pack.
-fn for_each_kernel(mut check: impl FnMut(&Kernel, &Arc<Sandbox>)) {
+fn for_each_kernel(mut check: impl FnMut(&PublishedKernel, &Arc<Sandbox>)) {
     let dist = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel-packs/core/dist");
     let pack = UnverifiedPack::read_dir(&dist, &PackLimits::default()).unwrap();
     let host = Host::new(HostConfig { all_variants: true, ..HostConfig::default() }).unwrap();
@@ -20,7 +20,7 @@ fn for_each_kernel(mut check: impl FnMut(&Kernel, &Arc<Sandbox>)) {
     let snap = host.snapshot();
     let mut seen = 0;
     for kernel in snap.kernels() {
-        if let Body::Sandbox { sandbox, .. } = &kernel.body {
+        if let Code::Sandboxed { sandbox, .. } = kernel.code() {
             check(kernel, sandbox);
             seen += 1;
         }
@@ -38,11 +38,11 @@ fn call<'a>(case: &'a Case, constant: &'a Resident, scope: Scope) -> OpCall<'a> 
 
 /// Runs cases in turns of two scopes; before each, all of the memory must be that of an instance that
 /// never saw another, with the same constants where they are kept.
-fn is_as_new(kernel: &Kernel, keeps: bool, make: impl Fn() -> Bench) {
-    let (op, _) = kernel.key.known().unwrap();
-    let (inputs, output) = (&kernel.key.inputs, kernel.key.output);
+fn is_as_new(kernel: &PublishedKernel, keeps: bool, make: impl Fn() -> Bench) {
+    let (op, _) = kernel.key().known().unwrap();
+    let (inputs, output) = (&kernel.key().inputs, kernel.key().output);
     let mut random = Random::new(random::seed());
-    let cases = golden_cases((op, &kernel.plan), inputs, output, TILE_BYTES, &mut random).unwrap();
+    let cases = golden_cases((op, kernel.plan()), inputs, output, TILE_BYTES, &mut random).unwrap();
     let constants: Vec<Resident> = cases.iter().map(|case| Resident::from_bytes(&case.b)).collect();
     let scopes = [Scope::unique(), Scope::unique()];
     let new = || {
@@ -55,7 +55,7 @@ fn is_as_new(kernel: &Kernel, keeps: bool, make: impl Fn() -> Bench) {
     let mut old = new();
     for (turn, (case, constant)) in cases.iter().zip(&constants).enumerate() {
         let call = call(case, constant, scopes[turn % 2]);
-        let bytes = kernel.plan.bytes(case.words.as_slice()).unwrap();
+        let bytes = kernel.plan().bytes(case.words.as_slice()).unwrap();
         let mut new = new();
         old.prepare(&call, &bytes).unwrap();
         new.prepare(&call, &bytes).unwrap();

@@ -43,7 +43,7 @@ fn instances_are_ready_when_a_generation_is_published() {
     let ready = || {
         let snapshot = host.snapshot();
         let kernel = snapshot.kernels().find(|kernel| kernel.id() == "rmsnorm_f32");
-        kernel.map_or(0, |kernel| kernel.ready.len())
+        kernel.map_or(0, |kernel| kernel.ready().len())
     };
     let (x, weight) = input(3, 48);
     let (constant, gone) = (Resident::from_f32(&weight), Resident::from_f32(&weight));

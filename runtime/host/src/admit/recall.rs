@@ -1,0 +1,88 @@
+//! Admission of what was admitted before: machine code from the cache.
+//!
+//! An entry stands for everything that admission depends on, so that one that is there means the same
+//! kernel, the same engine and processor, and the same demands. It is looked up after the gates, which
+//! a module passes anew whatever the cache holds.
+
+use super::Admission;
+use crate::HostLimits;
+use crate::exec::KernelSpec;
+use crate::exec::cache::{Entry, EntryId, EntryIdBuilder};
+use crate::exec::window::Sandbox;
+use crate::gate::GatedKernel;
+use std::sync::Arc;
+
+/// Raised whenever the gates or admission ask something else of a kernel, so that what was admitted
+/// before shows itself again.
+const REVISION: u32 = 5;
+
+/// What the instances of a kernel are made of, where the cache can vouch for it, and whether its numbers
+/// were held against an oracle.
+pub(super) fn recall(
+    gated: &GatedKernel<'_>,
+    admission: &Admission<'_>,
+) -> Option<(Arc<Sandbox>, bool)> {
+    let cache = admission.cache?;
+    let id = entry_id(gated, admission);
+    let Entry { artifact, verified, own_pages } = cache.get(&id)?;
+    let (spec, deadline) = (gated.spec().clone(), admission.deadline(gated));
+    match admission.executor.load(&artifact, spec, deadline) {
+        Ok(module) => Some((admission.sandbox(gated, module, own_pages), verified)),
+        Err(_) => {
+            cache.forget(&id);
+            None
+        }
+    }
+}
+
+/// Keeps what was admitted for the next host.
+pub(super) fn keep(gated: &GatedKernel<'_>, admission: &Admission<'_>, entry: Entry) {
+    if let Some(cache) = admission.cache {
+        // A cache that cannot be written costs the next start its time, and nothing else.
+        let _ = cache.put(&entry_id(gated, admission), &entry);
+    }
+}
+
+/// What an entry must agree with. Every field stands for itself, in an encoding of its own: two programs
+/// of one version agree on it.
+fn entry_id(gated: &GatedKernel<'_>, admission: &Admission<'_>) -> EntryId {
+    let KernelSpec { entry_point, memory_pages, table_elements, ticks } = gated.spec();
+    let HostLimits {
+        module_bytes,
+        functions,
+        function_bytes,
+        locals,
+        nesting,
+        items,
+        data_bytes,
+        table_elements: host_table_elements,
+        memory_pages: host_memory_pages,
+        epoch_ticks,
+    } = admission.config.limits;
+    let mut id = EntryIdBuilder::new()
+        .field(env!("CARGO_PKG_VERSION"))
+        .number(REVISION)
+        .field(admission.executor.fingerprint())
+        .field(gated.module())
+        .field(gated.key().to_string())
+        .field(gated.plan().signature())
+        .field(entry_point)
+        .number(*memory_pages)
+        .number(*table_elements)
+        .number(*ticks)
+        .number(gated.features().len() as u64);
+    for feature in gated.features() {
+        id = id.field(feature);
+    }
+    id = match gated.author() {
+        None => id.number(0u32),
+        Some(author) => id.number(1u32).number(author.rel.to_bits()).number(author.abs.to_bits()),
+    };
+    for bytes in [module_bytes, function_bytes, data_bytes] {
+        id = id.number(bytes as u64);
+    }
+    for count in [functions, locals, nesting, items, host_table_elements, host_memory_pages] {
+        id = id.number(count);
+    }
+    id.number(epoch_ticks).finish()
+}

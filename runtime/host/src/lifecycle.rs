@@ -1,0 +1,13 @@
+//! The steps of a kernel's life as types, each of which only its own step can make:
+//! [`VerifiedPack`], [`GatedKernel`], [`AdmittedKernel`], [`PreparedKernel`], [`PublishedKernel`].
+//!
+//! Nothing here is for use outside of this crate. The types can be named so that their documentation can hold a
+//! test for each step: code that skips it does not compile. They refuse fields that are open to a part of the crate
+//! (`clippy::field_scoped_visibility_modifiers`), so what those tests cannot do, no other module of this
+//! crate can do either.
+#![doc(hidden)]
+
+pub use crate::admit::AdmittedKernel;
+pub use crate::gate::{Gated, GatedKernel, Skipped, pass as pass_gates};
+pub use crate::kernel::{PreparedKernel, PublishedKernel};
+pub use ruvllm_signing::VerifiedPack;
