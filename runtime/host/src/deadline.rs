@@ -10,8 +10,8 @@
 //! meanwhile: one that was not given a processor is not to blame.
 
 use crate::OpKey;
-use crate::call::{LoraDims, OpCall, Operand, RopeDims, Words};
-use crate::plan::{CallBytes, CallPlan};
+use crate::op::call::{LoraDims, OpCall, Operand, RopeDims, Words};
+use crate::op::plan::{CallBytes, CallPlan};
 use ruvllm_abi::Op;
 use ruvllm_native::{Isa, twin};
 use std::collections::BTreeMap;

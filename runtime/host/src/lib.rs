@@ -18,6 +18,7 @@
 
 mod admit;
 mod call;
+mod code;
 mod compare;
 mod config;
 // What runs kernels asks for most of it.
@@ -27,60 +28,56 @@ mod error;
 mod exec;
 mod files;
 mod gate;
-mod host;
-mod kernel;
-mod key;
-mod latency;
+mod instance;
 pub mod lifecycle;
 mod memory;
-mod module_gate;
-mod plan;
+mod op;
+mod pack;
 pub mod process;
-mod race;
 mod random;
 mod reaper;
 mod registry;
-mod run;
-mod select;
 mod stats;
+mod supervise;
 mod swap;
-mod tensor;
+mod threads;
 #[cfg(feature = "wasmtime")]
 mod ticker;
-mod worker;
 
 #[cfg(test)]
 mod tests;
 
-pub use call::{LoraDims, OpCall, Operand, Output, Owner, Resident, RopeDims, Scope, Words};
+pub use call::worker::Worker;
 pub use compare::{LARGEST_INPUT, host_tolerance};
 pub use config::{Compiler, CompilerProcess, HostConfig, HostLimits, Policy};
 pub use error::{CallError, Failure, HostError, Incident, MemoryBound, Refusal, TrapKind};
 #[cfg(feature = "wasmtime")]
 pub use exec::compiler_process;
-pub use host::{Host, KernelSummary};
-pub use key::OpKey;
+pub use gate::module::{check_module, module_features};
 pub use memory::{KernelBudget, KernelMemory};
-pub use module_gate::{check_module, module_features};
-pub use registry::{OpSlot, PackId, RegistrySnapshot};
+pub use op::call::{LoraDims, OpCall, Operand, Output, Owner, Resident, RopeDims, Scope, Words};
+pub use op::key::OpKey;
+pub use op::tensor::Tensor;
+pub use pack::PackId;
+pub use registry::select::{Candidate, Explanation, Verdict};
+pub use registry::{OpSlot, RegistrySnapshot};
 pub use ruvllm_manifest::ParamValue;
 pub use ruvllm_signing::open_regular;
-pub use select::{Candidate, Explanation, Verdict};
 pub use stats::OpStats;
 #[cfg(feature = "supervisor")]
-pub use swap::delivery::Delivery;
-pub use swap::generations::{GenerationReport, GenerationState};
-pub use swap::health::{
+pub use supervise::delivery::Delivery;
+pub use supervise::health::{
     Comparison, Health, HealthLimits, HealthWindow, Latency, Losses, Sickness, Vitals,
 };
 #[cfg(feature = "supervisor")]
-pub use swap::history::{HistoryEntry, HistoryError, HistoryEvent};
-pub use swap::stage::{CacheUse, InstallReport, StageReport};
+pub use supervise::history::{HistoryEntry, HistoryError, HistoryEvent};
 #[cfg(feature = "supervisor")]
-pub use swap::supervisor::{
+pub use supervise::supervisor::{
     MonotonicClock, Probe, Supervisor, SupervisorConfig, SupervisorError, SwapCounters,
 };
 #[cfg(feature = "supervisor")]
-pub use swap::watched::{HealthReport, Watchdog};
-pub use tensor::Tensor;
-pub use worker::Worker;
+pub use supervise::supervisor_watch::Watchdog;
+#[cfg(feature = "supervisor")]
+pub use supervise::watched::HealthReport;
+pub use swap::book::{CacheUse, GenerationReport, GenerationState, InstallReport, StageReport};
+pub use swap::host::{Host, KernelSummary};

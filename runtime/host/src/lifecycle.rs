@@ -8,6 +8,7 @@
 #![doc(hidden)]
 
 pub use crate::admit::AdmittedKernel;
+pub use crate::code::PreparedKernel;
 pub use crate::gate::{Gated, GatedKernel, Skipped, pass as pass_gates};
-pub use crate::kernel::{PreparedKernel, PublishedKernel};
+pub use crate::registry::kernel::PublishedKernel;
 pub use ruvllm_signing::VerifiedPack;

@@ -18,8 +18,8 @@
 
 use crate::HostConfig;
 use crate::error::{Failure, MemoryBound};
-use crate::host::lock;
 use crate::reaper::Remains;
+use crate::threads::lock;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};

@@ -2,8 +2,8 @@
 //!
 //! Nothing depends on when that is: who lacks the memory for an instance drops what waits.
 
-use crate::host::lock;
-use crate::swap::backstage::stand_back;
+use crate::threads::lock;
+use crate::threads::lower_priority;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -50,7 +50,7 @@ impl Reaper {
             let remains = self.remains.clone();
             let thread = std::thread::Builder::new().name("ruvllm-reaper".into());
             let work = move || {
-                stand_back();
+                lower_priority();
                 while let Some(thing) = remains.next() {
                     drop(thing);
                 }

@@ -4,9 +4,9 @@
 //! of the quantiser's rounding, rotations of part of a head. Others are what a model would ask for. All
 //! numbers, and the shapes of the latter, are drawn anew for each admission: none can be known by heart.
 
-use crate::call::{LoraDims, OpCall, Operand, Resident, RopeDims, Words};
 use crate::compare::LARGEST_INPUT;
-use crate::plan::CallPlan;
+use crate::op::call::{LoraDims, OpCall, Operand, Resident, RopeDims, Words};
+use crate::op::plan::CallPlan;
 use crate::random::Random;
 use ruvllm_abi::{DType, Op, f32_to_f16};
 use ruvllm_native::{Isa, twin};

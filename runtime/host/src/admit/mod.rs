@@ -20,19 +20,19 @@ pub(crate) use golden::cases as golden_cases;
 pub(crate) use golden::{Case, live_case};
 
 use crate::HostConfig;
-use crate::call::{Scope, Words};
 use crate::compare::{Judge, decode, exact_blocks, host_tolerance};
 use crate::config::Compiler;
 use crate::deadline::Deadline;
 use crate::error::{Failure, Refusal};
 use crate::exec::cache::{AotCache, Entry};
-use crate::exec::window::{Bench, GUARD_BYTES, OWN_PAGES, Room, Sandbox, check_info};
-use crate::exec::{CompiledModule, Executor};
+use crate::exec::{CompiledModule, Executor, OWN_PAGES};
 use crate::gate::GatedKernel;
+use crate::instance::{
+    GUARD_BYTES, Instance, InstanceTemplate, TILE_BYTES, WindowSize, check_info, wanted,
+};
 use crate::memory::PackMemory;
+use crate::op::call::{Scope, Words};
 use crate::random::{self, Random};
-use crate::run::TILE_BYTES;
-use crate::worker::wanted;
 use ruvllm_abi::{Op, Status};
 use ruvllm_native::{Isa, oracle, twin};
 use std::sync::Arc;
@@ -51,7 +51,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 #[deny(clippy::field_scoped_visibility_modifiers)]
 pub struct AdmittedKernel<'a> {
     gated: GatedKernel<'a>,
-    sandbox: Arc<Sandbox>,
+    template: Arc<InstanceTemplate>,
     verified: bool,
 }
 
@@ -62,8 +62,8 @@ impl AdmittedKernel<'_> {
     }
 
     /// What its instances are made of.
-    pub(crate) fn sandbox(&self) -> &Arc<Sandbox> {
-        &self.sandbox
+    pub(crate) fn template(&self) -> &Arc<InstanceTemplate> {
+        &self.template
     }
 
     /// Whether its numbers were held against an oracle: those of a custom operation cannot be.
@@ -114,14 +114,14 @@ impl<'a> Admission<'a> {
         Deadline::new(gated.key(), gated.spec().ticks, self.config.tick)
     }
 
-    fn sandbox(
+    fn template(
         &self,
         gated: &GatedKernel<'_>,
-        prepared: Arc<dyn CompiledModule>,
+        module: Arc<dyn CompiledModule>,
         own_pages: Vec<u16>,
-    ) -> Arc<Sandbox> {
-        Arc::new(Sandbox {
-            prepared,
+    ) -> Arc<InstanceTemplate> {
+        Arc::new(InstanceTemplate {
+            module,
             memory: self.memory.clone(),
             defaults: gated.defaults().to_vec(),
             own_pages,
@@ -134,7 +134,7 @@ impl<'a> Admission<'a> {
 /// A kernel on trial.
 struct Candidate<'a> {
     gated: &'a GatedKernel<'a>,
-    sandbox: &'a Arc<Sandbox>,
+    template: &'a Arc<InstanceTemplate>,
     budget: &'a Budget,
 }
 
@@ -157,7 +157,7 @@ pub(crate) fn admit<'a>(
     admission: &Admission<'_>,
 ) -> Result<(AdmittedKernel<'a>, bool), Refusal> {
     match recall::recall(&gated, admission) {
-        Some((sandbox, verified)) => Ok((AdmittedKernel { gated, sandbox, verified }, true)),
+        Some((template, verified)) => Ok((AdmittedKernel { gated, template, verified }, true)),
         None => compile(gated, admission).map(|admitted| (admitted, false)),
     }
 }
@@ -179,14 +179,14 @@ fn compile<'a>(
     let mut random = Random::new(seed);
     let refused = |objection| refusal(gated.id(), seed, objection);
     let budget = &admission.budget;
-    let learning = admission.sandbox(&gated, prepared.clone(), Vec::new());
-    let candidate = Candidate { gated: &gated, sandbox: &learning, budget };
+    let learning = admission.template(&gated, prepared.clone(), Vec::new());
+    let candidate = Candidate { gated: &gated, template: &learning, budget };
     let Proof { verified, own_pages, results } = prove(&candidate, &mut random).map_err(refused)?;
-    let sandbox = admission.sandbox(&gated, prepared, own_pages.clone());
-    let candidate = Candidate { sandbox: &sandbox, ..candidate };
+    let template = admission.template(&gated, prepared, own_pages.clone());
+    let candidate = Candidate { template: &template, ..candidate };
     serve(&candidate, results, &mut random).map_err(refused)?;
     recall::keep(&gated, admission, Entry { artifact, verified, own_pages });
-    Ok(AdmittedKernel { gated, sandbox, verified })
+    Ok(AdmittedKernel { gated, template, verified })
 }
 
 /// Lets an admitted kernel show itself on calls of the shapes that this host has seen, as on the
@@ -200,16 +200,16 @@ pub(crate) fn rehearse(
     shapes: &[Words],
     admission: &Admission<'_>,
 ) -> Result<usize, Refusal> {
-    let AdmittedKernel { gated, sandbox, .. } = admitted;
-    let candidate = Candidate { gated, sandbox, budget: &admission.budget };
+    let AdmittedKernel { gated, template, .. } = admitted;
+    let candidate = Candidate { gated, template, budget: &admission.budget };
     let (key, plan) = (gated.key(), gated.plan());
     let Some((op, _)) = key.known() else { return Ok(0) };
     let seed = admission.seed();
     let mut random = Random::new(seed);
     let refused = |objection| refusal(gated.id(), seed, objection);
     let failed = |failure| refused(objection(failure));
-    let mut bench = Bench::new(sandbox, Room::Tile, None).map_err(failed)?;
-    let room = room(&bench);
+    let mut instance = Instance::new(template, WindowSize::Tile, None).map_err(failed)?;
+    let room = room(&instance);
     let mut results = Vec::new();
     for &words in shapes {
         let Some(words) = plan.within(words, room) else { continue };
@@ -217,13 +217,13 @@ pub(crate) fn rehearse(
         else {
             continue;
         };
-        let output = manners(&mut bench, &candidate, &case, false, &mut random)
+        let output = manners(&mut instance, &candidate, &case, false, &mut random)
             .map_err(refused)?
             .unwrap_or_default();
         numbers(gated, op, &case, &output).map_err(refused)?;
         results.push((case, output));
     }
-    bench.close().map_err(failed)?;
+    instance.close().map_err(failed)?;
     let calls = results.len();
     serve(&candidate, results, &mut random).map_err(refused)?;
     Ok(calls)
@@ -235,8 +235,8 @@ fn refusal(id: &str, seed: u64, (code, what): Objection) -> Refusal {
 }
 
 /// Bytes that a call may move which is to be watched.
-fn room(bench: &Bench) -> usize {
-    bench.capacity().saturating_sub(GUARD_BYTES).min(TILE_BYTES)
+fn room(instance: &Instance) -> usize {
+    instance.capacity().saturating_sub(GUARD_BYTES).min(TILE_BYTES)
 }
 
 type Objection = (&'static str, String);
@@ -257,9 +257,9 @@ struct Proof {
 
 /// Lets a kernel compute the golden cases, in a memory that it may write to anywhere.
 fn prove(candidate: &Candidate<'_>, random: &mut Random) -> Result<Proof, Objection> {
-    let Candidate { gated, sandbox, .. } = candidate;
-    let mut bench = Bench::learning(sandbox, Room::Tile).map_err(objection)?;
-    if let Some(info) = bench
+    let Candidate { gated, template, .. } = candidate;
+    let mut instance = Instance::learning(template, WindowSize::Tile).map_err(objection)?;
+    if let Some(info) = instance
         .info()
         .map_err(|failure| (failure.code(), format!("kernel_info: the kernel {failure}")))?
     {
@@ -268,21 +268,23 @@ fn prove(candidate: &Candidate<'_>, random: &mut Random) -> Result<Proof, Object
     let (key, plan) = (gated.key(), gated.plan());
     let known = key.known();
     let cases = match known {
-        Some((op, _)) => golden::cases((op, plan), &key.inputs, key.output, room(&bench), random)
-            .map_err(|detail| ("admission_failed", detail))?,
+        Some((op, _)) => {
+            golden::cases((op, plan), &key.inputs, key.output, room(&instance), random)
+                .map_err(|detail| ("admission_failed", detail))?
+        }
         None => golden::custom_cases(plan, random),
     };
     let mut results = Vec::with_capacity(cases.len());
     let first = cases.first().cloned();
     for case in cases.into_iter().chain(first) {
-        let output = manners(&mut bench, candidate, &case, known.is_none(), random)?;
+        let output = manners(&mut instance, candidate, &case, known.is_none(), random)?;
         if let (Some((op, _)), Some(output)) = (known, &output) {
             numbers(gated, op, &case, output)?;
         }
         results.extend(output.map(|output| (case, output)));
     }
-    let own_pages = bench.own_pages();
-    bench.close().map_err(objection)?;
+    let own_pages = instance.own_pages();
+    instance.close().map_err(objection)?;
     if own_pages.len() > OWN_PAGES {
         let what = format!(
             "the kernel writes to {} pages of 4 KiB beside its output, each of which is set back \
@@ -304,9 +306,9 @@ fn serve(
     mut results: Vec<(Case, Vec<u8>)>,
     random: &mut Random,
 ) -> Result<(), Objection> {
-    let Candidate { gated, sandbox, budget } = candidate;
+    let Candidate { gated, template, budget } = candidate;
     let scopes = [Scope::unique(), Scope::unique()];
-    let mut benches: Vec<Bench> = Vec::new();
+    let mut instances: Vec<Instance> = Vec::new();
     random.shuffle(&mut results);
     for (case, want) in &results {
         let on = |(code, what): Objection| (code, format!("{what}, on {}", case.what));
@@ -315,42 +317,42 @@ fn serve(
         let bytes = gated.plan().bytes(case.words.as_slice()).unwrap_or_default();
         let constant = case.constant();
         let call = case.call_with(&constant).within(random.one_of(scopes));
-        let (room, _) = wanted(gated.plan(), &call, &bytes);
-        let at = match benches.iter().position(|bench| bench.is_for(room, None)) {
+        let (window_size, _) = wanted(gated.plan(), &call, &bytes);
+        let at = match instances.iter().position(|instance| instance.is_for(window_size, None)) {
             Some(at) => at,
             None => {
-                if benches.len() == INSTANCES {
-                    benches.remove(0).close().map_err(failed)?;
+                if instances.len() == INSTANCES {
+                    instances.remove(0).close().map_err(failed)?;
                 }
-                let bench = loop {
-                    match Bench::new(sandbox, room, None) {
-                        Err(Failure::Memory { .. }) if !benches.is_empty() => {
-                            benches.remove(0).close().map_err(failed)?;
+                let instance = loop {
+                    match Instance::new(template, window_size, None) {
+                        Err(Failure::Memory { .. }) if !instances.is_empty() => {
+                            instances.remove(0).close().map_err(failed)?;
                         }
                         made => break made.map_err(failed)?,
                     }
                 };
-                benches.push(bench);
-                benches.len() - 1
+                instances.push(instance);
+                instances.len() - 1
             }
         };
-        let got = benches[at].call(&call, &bytes).map_err(failed)?;
+        let got = instances[at].call(&call, &bytes).map_err(failed)?;
         if got != want {
             let what = "the kernel gives other results as in service, where it remembers nothing \
                         and its constants are kept in place";
             return Err(on(("kernel_not_deterministic", what.to_owned())));
         }
-        if !benches[at].inputs_unchanged(&call) {
+        if !instances[at].inputs_unchanged(&call) {
             return Err(failed(Failure::InputWritten));
         }
     }
-    benches.into_iter().try_for_each(Bench::close).map_err(objection)
+    instances.into_iter().try_for_each(Instance::close).map_err(objection)
 }
 
 /// Runs a case twice and checks everything but the numbers. `None` where the kernel declined the
 /// inputs, which only a custom operation may.
 fn manners(
-    bench: &mut Bench,
+    instance: &mut Instance,
     candidate: &Candidate<'_>,
     case: &Case,
     may_decline: bool,
@@ -365,17 +367,17 @@ fn manners(
         .map_err(|tensor| on(("admission_failed", format!("{} has no size", tensor.name))))?;
     let mut runs = Vec::with_capacity(2);
     for call in [case.call(), case.call_with(&constant)] {
-        let ran = bench.prepare(&call, &bytes).and_then(|()| bench.run_guarded(random));
+        let ran = instance.prepare(&call, &bytes).and_then(|()| instance.run_guarded(random));
         let before = match ran {
             Ok(before) => before,
             Err(Failure::Status { status }) if may_decline && declined(status) => return Ok(None),
             Err(failure) => return Err(on(objection(failure))),
         };
-        if !bench.inputs_unchanged(&call) {
+        if !instance.inputs_unchanged(&call) {
             return Err(on(objection(Failure::InputWritten)));
         }
-        bench.learn();
-        runs.push((before, bench.output().to_vec()));
+        instance.learn();
+        runs.push((before, instance.output().to_vec()));
     }
     let [one, other] = &runs[..] else { return Ok(None) };
     let stay = |(before, after): &(Vec<u8>, Vec<u8>)| -> Vec<bool> {

@@ -8,8 +8,8 @@ use super::Admission;
 use crate::HostLimits;
 use crate::exec::KernelSpec;
 use crate::exec::cache::{Entry, EntryId, EntryIdBuilder};
-use crate::exec::window::Sandbox;
 use crate::gate::GatedKernel;
+use crate::instance::InstanceTemplate;
 use std::sync::Arc;
 
 /// Raised whenever the gates or admission ask something else of a kernel, so that what was admitted
@@ -21,13 +21,13 @@ const REVISION: u32 = 5;
 pub(super) fn recall(
     gated: &GatedKernel<'_>,
     admission: &Admission<'_>,
-) -> Option<(Arc<Sandbox>, bool)> {
+) -> Option<(Arc<InstanceTemplate>, bool)> {
     let cache = admission.cache?;
     let id = entry_id(gated, admission);
     let Entry { artifact, verified, own_pages } = cache.get(&id)?;
     let (spec, deadline) = (gated.spec().clone(), admission.deadline(gated));
     match admission.executor.load(&artifact, spec, deadline) {
-        Ok(module) => Some((admission.sandbox(gated, module, own_pages), verified)),
+        Ok(module) => Some((admission.template(gated, module, own_pages), verified)),
         Err(_) => {
             cache.forget(&id);
             None

@@ -1,7 +1,7 @@
 //! Loading machine code: the one step of the sandbox that has to be taken on trust.
 #![allow(unsafe_code)]
 
-use super::Artifact;
+use super::executor::Artifact;
 use wasmtime::{Engine, Module};
 
 /// Makes a module of machine code.

@@ -10,8 +10,7 @@
 //! A directory that belongs to somebody else, or that others can write or read, is not used at
 //! all. What this does not protect against: whoever can act as the same user.
 
-use super::Artifact;
-use super::window::OWN_PAGES;
+use super::executor::{Artifact, OWN_PAGES};
 use crate::files;
 use std::fs;
 use std::io::{self, Write};
@@ -67,7 +66,7 @@ pub(crate) struct Entry {
     pub(crate) artifact: Artifact,
     /// Whether its numbers were held against an oracle when it was admitted.
     pub(crate) verified: bool,
-    /// See [`super::window::Sandbox`]; at most [`OWN_PAGES`].
+    /// See [`crate::instance::InstanceTemplate`]; at most [`OWN_PAGES`].
     pub(crate) own_pages: Vec<u16>,
 }
 

@@ -8,8 +8,8 @@
 //! This guards the host's time and memory. It is no guard against a module that takes the
 //! compiler itself over: what the child returns is loaded.
 
-use super::wasmtime::compile_alone;
-use super::{Artifact, CompileError};
+use super::compile::compile_alone;
+use super::executor::{Artifact, CompileError};
 use crate::config::CompilerProcess;
 use crate::process::{self, Limits};
 use std::io::{self, Read, Write};

@@ -6,10 +6,12 @@
 //! it. Functions are looked up once. Bounds checks are page faults: the engine reserves 4 GiB of
 //! addresses for a memory and guards beyond, which is its default.
 
-use super::{
-    Artifact, CompileError, CompiledModule, Executor, Footprint, Instance, KernelSpec, Trap,
-    WASM_PAGE, aot, child, fence, isolate,
+use super::compile::{compile_alone, settings};
+use super::executor::{
+    Artifact, CompileError, CompiledModule, EngineInstance, Executor, Footprint, KernelSpec, Trap,
+    WASM_PAGE,
 };
+use super::{aot, child, fence, isolate};
 use crate::HostConfig;
 use crate::config::Compiler;
 use crate::deadline::{Deadline, Spent, thread_time};
@@ -21,8 +23,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use wasmtime::{
-    Config, Engine, Extern, ExternType, Global, Memory, MemoryType, Module, Mutability, OptLevel,
-    ResourceLimiter, Store, TypedFunc, UpdateDeadline, Val,
+    Engine, Extern, ExternType, Global, Memory, MemoryType, Module, Mutability, ResourceLimiter,
+    Store, TypedFunc, UpdateDeadline, Val,
 };
 
 /// The version of the engine, which a manifest's `min_version` is held against.
@@ -34,35 +36,6 @@ pub(crate) struct WasmtimeExecutor {
     ticker: Arc<Ticker>,
     deterministic: bool,
     fingerprint: [u8; 32],
-}
-
-/// The engine's settings. Everything that changes machine code is decided here, for this process
-/// and for compiler processes alike.
-fn settings(deterministic: bool) -> Config {
-    let mut settings = Config::new();
-    settings
-        .concurrency_support(false)
-        .epoch_interruption(true)
-        .cranelift_opt_level(OptLevel::Speed)
-        .cranelift_nan_canonicalization(deterministic)
-        .relaxed_simd_deterministic(deterministic)
-        .wasm_backtrace_max_frames(None)
-        .wasm_simd(true)
-        .wasm_relaxed_simd(true)
-        .wasm_bulk_memory(true)
-        .wasm_multi_value(true)
-        .wasm_tail_call(false)
-        .wasm_multi_memory(false)
-        .wasm_memory64(false);
-    settings
-}
-
-/// Compiles a module on the calling thread alone, as a compiler process does.
-pub(super) fn compile_alone(wasm: &[u8], deterministic: bool) -> Result<Vec<u8>, String> {
-    let mut settings = settings(deterministic);
-    settings.parallel_compilation(false);
-    let engine = Engine::new(&settings).map_err(|e| format!("{e:#}"))?;
-    engine.precompile_module(wasm).map_err(|e| format!("{e:#}"))
 }
 
 impl WasmtimeExecutor {
@@ -169,7 +142,7 @@ impl CompiledModule for Prepared {
         self.footprint
     }
 
-    fn instantiate(&self) -> Result<Box<dyn Instance>, Trap> {
+    fn instantiate(&self) -> Result<Box<dyn EngineInstance>, Trap> {
         let limits = Limits {
             memory: self.spec.memory_pages as usize * WASM_PAGE,
             table: self.spec.table_elements as usize,
@@ -292,7 +265,7 @@ struct Running {
     _ticker: Arc<Ticker>,
 }
 
-impl Instance for Running {
+impl EngineInstance for Running {
     fn heap_base(&self) -> u32 {
         self.heap_base
     }

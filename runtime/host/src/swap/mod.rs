@@ -5,7 +5,7 @@
 //! pointer, which no reader waits for; the order among publishers is kept by a lock that readers
 //! never take. A step of generation pins one snapshot, so it runs wholly on one generation, and the
 //! old one drains by reference count; instances are made before that store and dropped after the
-//! draining, beside the steps ([`ready`]). *Going back* publishes the packs of an earlier generation under
+//! draining, beside the steps ([`prewarm`]). *Going back* publishes the packs of an earlier generation under
 //! a new number and compiles nothing, because their code was kept. On *trial*, a share of the steps
 //! pins the candidate and the others the active generation.
 //!
@@ -13,26 +13,13 @@
 //! published and its generation noted under one lock, so that the notes and the pointer agree; a
 //! barred pack is published by nobody until it is cleared.
 //!
-//! Readers share [`canary::Published`] with publishers through `arc-swap`, and counters are relaxed
+//! Readers share [`published::Published`] with publishers through `arc-swap`, and counters are relaxed
 //! atomics of their own; nothing here is a lock-free protocol that would have to be model-checked.
 
-pub(crate) mod backstage;
-pub(crate) mod canary;
-#[cfg(feature = "supervisor")]
-pub(crate) mod delivery;
-mod duel;
-pub(crate) mod generations;
-pub(crate) mod health;
-#[cfg(feature = "supervisor")]
-pub(crate) mod history;
-pub(crate) mod ready;
-pub(crate) mod seen;
-#[cfg(feature = "supervisor")]
-mod spans;
-pub(crate) mod stage;
-#[cfg(feature = "supervisor")]
-mod store;
-#[cfg(feature = "supervisor")]
-pub(crate) mod supervisor;
-#[cfg(feature = "supervisor")]
-pub(crate) mod watched;
+pub(crate) mod activation;
+pub(crate) mod book;
+pub(crate) mod host;
+mod prewarm;
+pub(crate) mod published;
+mod stage;
+mod staging_pool;

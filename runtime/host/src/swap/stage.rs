@@ -1,15 +1,16 @@
 //! Staging: a pack is gated, compiled, proved and rehearsed beside those that run.
 
-use super::generations::Generations;
+use super::book::{CacheUse, InstallReport, StageReport, Staged};
+use super::host::{Host, HostState};
 use crate::admit::{self, Admission, AdmittedKernel, Pace};
+use crate::code::PreparedKernel;
 use crate::config::Compiler;
 use crate::error::{HostError, Refusal};
 use crate::gate::{self, GatedKernel, Skipped};
-use crate::host::{Host, Shared, lock};
-use crate::kernel::PreparedKernel;
-use crate::registry::{PackId, PreparedPack};
+use crate::pack::PackId;
+use crate::registry::PreparedPack;
+use crate::threads::lock;
 use ruvllm_signing::VerifiedPack;
-use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
@@ -25,102 +26,6 @@ const REST: u32 = 7;
 /// the core pack take 2 MiB.
 const PROOF_BYTES: usize = 4 << 20;
 
-/// A pack that is ready to be published.
-#[derive(Clone)]
-pub(crate) struct Staged {
-    pub(crate) code: Arc<PreparedPack>,
-    pub(crate) report: StageReport,
-}
-
-/// A pack that is staged: compiled, proved and rehearsed, and published by nobody yet.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct StageReport {
-    /// The number under which it can be activated or discarded.
-    pub id: u64,
-    /// Which pack.
-    #[serde(flatten)]
-    pub pack: PackId,
-    /// Kernels that were admitted.
-    pub kernels: Vec<String>,
-    /// Kernels that this host cannot run, with the reasons.
-    pub skipped: Vec<(String, Vec<String>)>,
-    /// What the cache of machine code did for it.
-    pub cache: CacheUse,
-    /// Calls that its kernels computed in shapes that this host has seen, each held against the f64
-    /// oracle.
-    pub rehearsed: usize,
-}
-
-/// What became of a pack that was installed.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct InstallReport {
-    /// Its name.
-    pub pack: String,
-    /// Its version.
-    pub version: String,
-    /// `sha256:` and the hexadecimal hash of its manifest.
-    pub digest: String,
-    /// The generation that it opened.
-    pub generation: u64,
-    /// Kernels that were admitted.
-    pub kernels: Vec<String>,
-    /// Kernels that this host cannot run, with the reasons: made for another executor, mostly.
-    pub skipped: Vec<(String, Vec<String>)>,
-    /// The version that it replaced.
-    pub replaced: Option<String>,
-    /// What the cache of machine code did for it.
-    pub cache: CacheUse,
-    /// Calls that its kernels computed in shapes that this host has seen.
-    pub rehearsed: usize,
-}
-
-/// What the cache of machine code did for a pack.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct CacheUse {
-    /// Kernels that were compiled and admitted at an earlier time.
-    pub hits: usize,
-    /// Kernels that were compiled and admitted now.
-    pub misses: usize,
-    /// Why the configured cache is not used.
-    pub unusable: Option<String>,
-}
-
-impl StageReport {
-    pub(super) fn installed(self, generation: u64, replaced: Option<String>) -> InstallReport {
-        let Self { pack, kernels, skipped, cache, rehearsed, .. } = self;
-        let PackId { name, version, digest } = pack;
-        let pack = name;
-        InstallReport {
-            pack,
-            version,
-            digest,
-            generation,
-            kernels,
-            skipped,
-            replaced,
-            cache,
-            rehearsed,
-        }
-    }
-}
-
-impl Generations {
-    /// # Errors
-    /// [`HostError::NotStaged`].
-    pub(super) fn staged(&self, id: u64) -> Result<&Staged, HostError> {
-        self.staged.iter().find(|s| s.report.id == id).ok_or(HostError::NotStaged { id })
-    }
-
-    /// # Errors
-    /// [`HostError::StageFull`].
-    fn has_room(&self, limit: usize) -> Result<(), HostError> {
-        if self.staged.len() < limit { Ok(()) } else { Err(HostError::StageFull { limit }) }
-    }
-}
-
 impl Host {
     /// Takes a pack in: gates it, compiles and admits its kernels, publishes a new generation in
     /// which it stands in place of any pack of its name.
@@ -133,7 +38,7 @@ impl Host {
     /// and unless all gates were passed, nothing compiled. [`HostError::Executor`] where the
     /// sandbox cannot be set up here; [`HostError::CanaryRunning`] and [`HostError::Barred`].
     pub fn install(&self, pack: VerifiedPack) -> Result<InstallReport, HostError> {
-        self.install_with(pack, &self.shared.config.compiler)
+        self.install_with(pack, &self.state.config().compiler)
     }
 
     /// Takes a pack in that is part of the program itself: as [`Host::install`], but compiled in
@@ -150,11 +55,11 @@ impl Host {
         pack: VerifiedPack,
         compiler: &Compiler,
     ) -> Result<InstallReport, HostError> {
-        let shared = &self.shared;
-        shared.no_canary()?;
-        lock(&shared.generations).admits(&PackId::of(&pack))?;
-        let staged = shared.prepare(&pack, compiler, at_once())?;
-        shared.activate_pack(&mut lock(&shared.generations), staged)
+        let state = &self.state;
+        state.no_canary()?;
+        lock(&state.generations).admits(&PackId::of(&pack))?;
+        let staged = state.prepare(&pack, compiler, at_once())?;
+        state.activate_pack(&mut lock(&state.generations), staged)
     }
 
     /// Makes a pack ready to be activated: gates it, compiles and admits its kernels, and lets them
@@ -166,23 +71,23 @@ impl Host {
     /// # Errors
     /// As for [`Host::install`], and [`HostError::StageFull`]. Nothing was staged then.
     pub fn stage(&self, pack: VerifiedPack) -> Result<StageReport, HostError> {
-        let shared = &self.shared;
+        let state = &self.state;
         let id = PackId::of(&pack);
         {
-            let book = lock(&shared.generations);
+            let book = lock(&state.generations);
             book.admits(&id)?;
-            if let Some(staged) = book.staged.iter().find(|staged| *staged.code.id() == id) {
+            if let Some(staged) = book.staged.iter().find(|staged| *staged.pack.id() == id) {
                 return Ok(staged.report.clone());
             }
-            book.has_room(shared.config.staged)?;
+            book.has_room(state.config().staged)?;
         }
-        let threads = shared.config.staging_threads.max(1);
+        let threads = state.config().staging_threads.max(1);
         let pace = Pace { threads, rest: REST };
-        let prepare = || shared.prepare(&pack, &shared.config.compiler, pace);
-        let mut staged = shared.backstage.run(threads, prepare)?;
-        let mut book = lock(&shared.generations);
+        let prepare = || state.prepare(&pack, &state.config().compiler, pace);
+        let mut staged = state.staging.run(threads, prepare)?;
+        let mut book = lock(&state.generations);
         book.admits(&id)?;
-        book.has_room(shared.config.staged)?;
+        book.has_room(state.config().staged)?;
         book.last_staged += 1;
         staged.report.id = book.last_staged;
         let report = staged.report.clone();
@@ -192,13 +97,13 @@ impl Host {
 
     /// The packs that are staged, oldest first.
     pub fn staged(&self) -> Vec<StageReport> {
-        let book = lock(&self.shared.generations);
+        let book = lock(&self.state.generations);
         book.staged.iter().map(|staged| staged.report.clone()).collect()
     }
 
     /// Lets go of a staged pack. `false` where none has that number.
     pub fn discard(&self, id: u64) -> bool {
-        let mut book = lock(&self.shared.generations);
+        let mut book = lock(&self.state.generations);
         let before = book.staged.len();
         book.staged.retain(|staged| staged.report.id != id);
         book.staged.len() < before
@@ -211,18 +116,18 @@ impl Host {
     /// their names. What is not active is loaded; an active pack of the same name that is newer, or
     /// where there is nothing to load, stands in. Gives the packs that could not be brought back, with
     /// the reasons; barred ones are among them.
-    pub(super) fn restore(
+    pub(crate) fn restore(
         &self,
         packs: &[PackId],
         load: impl Fn(&PackId) -> Result<Option<VerifiedPack>, String>,
     ) -> Vec<(PackId, String)> {
-        let shared = &self.shared;
-        let active = shared.active_packs();
+        let state = &self.state;
+        let active = state.active_packs();
         let mut left_out = Vec::new();
         let mut restored: Vec<Arc<PreparedPack>> = Vec::new();
         for id in packs {
             let admits =
-                |id: &PackId| lock(&shared.generations).admits(id).map_err(|e| e.to_string());
+                |id: &PackId| lock(&state.generations).admits(id).map_err(|e| e.to_string());
             let own = active.iter().find(|code| code.id().name == id.name);
             let newer =
                 |own: &&Arc<PreparedPack>| own.id().is_newer(id) && admits(own.id()).is_ok();
@@ -233,8 +138,8 @@ impl Host {
                         return own.cloned().ok_or_else(|| "its bytes are not kept".to_owned());
                     };
                     admits(id)?;
-                    let staged = shared.prepare(&pack, &shared.config.compiler, at_once());
-                    staged.map(|staged| staged.code).map_err(|e| e.to_string())
+                    let staged = state.prepare(&pack, &state.config().compiler, at_once());
+                    staged.map(|staged| staged.pack).map_err(|e| e.to_string())
                 }),
             };
             match code {
@@ -248,13 +153,13 @@ impl Host {
             }
         }
         if !restored.iter().map(|code| code.id()).eq(active.iter().map(|code| code.id())) {
-            shared.publish(&mut lock(&shared.generations), restored, None);
+            state.publish(&mut lock(&state.generations), restored, None);
         }
         left_out
     }
 }
 
-impl Shared {
+impl HostState {
     /// Gates, compiles, admits and rehearses a pack.
     pub(super) fn prepare(
         &self,
@@ -276,8 +181,8 @@ impl Shared {
             Some(Err(why)) => (None, Some(why.clone())),
         };
         let memory = self.memory.of_pack();
-        let gated = gate::pass(pack, &self.config, memory.share()).map_err(refused)?;
-        let admission = Admission::new(&*executor, &self.config, compiler, cache, pace, memory);
+        let gated = gate::pass(pack, self.config(), memory.share()).map_err(refused)?;
+        let admission = Admission::new(&*executor, self.config(), compiler, cache, pace, memory);
         let admitted = self.admit_all(gated.kernels, &admission).map_err(refused)?;
         let hits = admitted.iter().filter(|admitted| admitted.cached).count();
         let rehearsed = admitted.iter().map(|admitted| admitted.rehearsed).sum();
@@ -294,7 +199,7 @@ impl Shared {
         let skips = |s: &Skipped| (s.kernel.clone(), s.reasons.clone());
         let report = StageReport {
             id: 0,
-            kernels: kernels.iter().map(|kernel| kernel.ledger().kernel.clone()).collect(),
+            kernels: kernels.iter().map(|kernel| kernel.stats().kernel.clone()).collect(),
             skipped: gated.skipped.iter().map(skips).collect(),
             cache: cache_use,
             rehearsed,
@@ -302,7 +207,7 @@ impl Shared {
         };
         let fallbacks = manifest.fallbacks.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
         let code = Arc::new(PreparedPack::new(id, kernels, gated.skipped, fallbacks));
-        Ok(Staged { code, report })
+        Ok(Staged { pack: code, report })
     }
 
     /// Compiles, admits and rehearses: nearly all the time of an installation goes here.
@@ -326,7 +231,7 @@ impl Shared {
                 if let Some(kernel) = taken {
                     let begun = Instant::now();
                     let admitted = admit::admit(kernel, admission).and_then(|(kernel, cached)| {
-                        let shapes = self.seen.of(kernel.gated().key()).shapes;
+                        let shapes = self.workers.profiles.of(kernel.gated().key()).shapes;
                         let rehearsed = admit::rehearse(&kernel, &shapes, admission)?;
                         Ok(Admitted { kernel, cached, rehearsed })
                     });
@@ -372,25 +277,6 @@ struct Admitted<'a> {
     cached: bool,
     /// Calls of live shapes that it computed.
     rehearsed: usize,
-}
-
-impl PackId {
-    pub(crate) fn of(pack: &VerifiedPack) -> Self {
-        let manifest = pack.manifest();
-        Self {
-            name: manifest.name.to_string(),
-            version: manifest.version.to_string(),
-            digest: pack.digest().to_string(),
-        }
-    }
-
-    /// Whether its version comes after that of another.
-    #[cfg(feature = "supervisor")]
-    fn is_newer(&self, other: &Self) -> bool {
-        let version = |pack: &Self| semver::Version::parse(&pack.version).ok();
-        let versions = version(self).zip(version(other));
-        versions.is_some_and(|(mine, theirs)| mine.cmp_precedence(&theirs).is_gt())
-    }
 }
 
 /// On every core, without a rest.

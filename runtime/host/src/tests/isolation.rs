@@ -1,18 +1,19 @@
 //! What a kernel finds in its memory is what a new instance has, whatever came before.
 
 use crate::admit::{Case, golden_cases};
-use crate::call::{OpCall, Scope};
-use crate::exec::window::{Bench, Room, Sandbox};
-use crate::kernel::{Code, PublishedKernel};
+use crate::code::Code;
+use crate::instance::TILE_BYTES;
+use crate::instance::{Instance, InstanceTemplate, WindowSize};
+use crate::op::call::{OpCall, Scope};
 use crate::random::{self, Random};
-use crate::run::TILE_BYTES;
+use crate::registry::kernel::PublishedKernel;
 use crate::{Host, HostConfig, Operand, Resident};
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
 use std::path::Path;
 use std::sync::Arc;
 
 /// Calls `check` with every sandboxed kernel of the core pack.
-fn for_each_kernel(mut check: impl FnMut(&PublishedKernel, &Arc<Sandbox>)) {
+fn for_each_kernel(mut check: impl FnMut(&PublishedKernel, &Arc<InstanceTemplate>)) {
     let dist = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel-packs/core/dist");
     let pack = UnverifiedPack::read_dir(&dist, &PackLimits::default()).unwrap();
     let host = Host::new(HostConfig { all_variants: true, ..HostConfig::default() }).unwrap();
@@ -20,8 +21,8 @@ fn for_each_kernel(mut check: impl FnMut(&PublishedKernel, &Arc<Sandbox>)) {
     let snap = host.snapshot();
     let mut seen = 0;
     for kernel in snap.kernels() {
-        if let Code::Sandboxed { sandbox, .. } = kernel.code() {
-            check(kernel, sandbox);
+        if let Code::Sandboxed { template, .. } = kernel.code() {
+            check(kernel, template);
             seen += 1;
         }
     }
@@ -38,7 +39,7 @@ fn call<'a>(case: &'a Case, constant: &'a Resident, scope: Scope) -> OpCall<'a> 
 
 /// Runs cases in turns of two scopes; before each, all of the memory must be that of an instance that
 /// never saw another, with the same constants where they are kept.
-fn is_as_new(kernel: &PublishedKernel, keeps: bool, make: impl Fn() -> Bench) {
+fn is_as_new(kernel: &PublishedKernel, keeps: bool, make: impl Fn() -> Instance) {
     let (op, _) = kernel.key().known().unwrap();
     let (inputs, output) = (&kernel.key().inputs, kernel.key().output);
     let mut random = Random::new(random::seed());
@@ -46,11 +47,11 @@ fn is_as_new(kernel: &PublishedKernel, keeps: bool, make: impl Fn() -> Bench) {
     let constants: Vec<Resident> = cases.iter().map(|case| Resident::from_bytes(&case.b)).collect();
     let scopes = [Scope::unique(), Scope::unique()];
     let new = || {
-        let mut bench = make();
+        let mut instance = make();
         if keeps {
-            bench.warm(&constants);
+            instance.warm(&constants);
         }
-        bench
+        instance
     };
     let mut old = new();
     for (turn, (case, constant)) in cases.iter().zip(&constants).enumerate() {
@@ -69,22 +70,22 @@ fn is_as_new(kernel: &PublishedKernel, keeps: bool, make: impl Fn() -> Bench) {
 
 #[test]
 fn the_memory_before_a_call_of_another_scope_is_that_of_a_new_instance() {
-    for_each_kernel(|kernel, sandbox| {
-        is_as_new(kernel, true, || Bench::new(sandbox, Room::Tile, None).unwrap());
+    for_each_kernel(|kernel, template| {
+        is_as_new(kernel, true, || Instance::new(template, WindowSize::Tile, None).unwrap());
     });
 }
 
 #[test]
 fn so_it_is_where_pages_cannot_be_protected() {
-    for_each_kernel(|kernel, sandbox| {
-        is_as_new(kernel, false, || Bench::unprotected(sandbox, Room::Tile).unwrap());
+    for_each_kernel(|kernel, template| {
+        is_as_new(kernel, false, || Instance::unprotected(template, WindowSize::Tile).unwrap());
     });
 }
 
 #[test]
 fn kernels_of_the_core_pack_have_few_pages_of_their_own() {
-    for_each_kernel(|kernel, sandbox| {
+    for_each_kernel(|kernel, template| {
         // The top of the stack, where it is used.
-        assert!(sandbox.own_pages.len() <= 1, "{}: {:?}", kernel.id(), sandbox.own_pages);
+        assert!(template.own_pages.len() <= 1, "{}: {:?}", kernel.id(), template.own_pages);
     });
 }

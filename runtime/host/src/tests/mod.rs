@@ -11,6 +11,7 @@ mod faults;
 mod full_disk;
 mod generic;
 mod isolation;
+mod layers;
 mod memory;
 mod model;
 mod running;

@@ -43,7 +43,7 @@ fn instances_are_ready_when_a_generation_is_published() {
     let ready = || {
         let snapshot = host.snapshot();
         let kernel = snapshot.kernels().find(|kernel| kernel.id() == "rmsnorm_f32");
-        kernel.map_or(0, |kernel| kernel.ready().len())
+        kernel.map_or(0, |kernel| kernel.pool().len())
     };
     let (x, weight) = input(3, 48);
     let (constant, gone) = (Resident::from_f32(&weight), Resident::from_f32(&weight));
@@ -464,7 +464,7 @@ fn a_thousand_swaps_under_load_fail_no_call_and_leave_nothing_behind() {
             all_done.wait();
             rmsnorm(&mut worker, &host.pin(), 1, 64).unwrap();
             assert_eq!(worker.instances(), 1);
-            assert!(worker.lanes() < 200, "{} lanes", worker.lanes());
+            assert!(worker.kernels() < 200, "{} kernels", worker.kernels());
         };
         (0..3).for_each(|_| drop(scope.spawn(serve)));
         for n in 0..1000 {
@@ -481,6 +481,6 @@ fn a_thousand_swaps_under_load_fail_no_call_and_leave_nothing_behind() {
     let mine = || stats.iter().filter(|stats| stats.kernel == "rmsnorm_f32");
     assert_eq!(mine().map(|stats| stats.fallbacks).sum::<u64>(), 0);
     assert_eq!(host.generation(), 1002);
-    assert!(mine().count() < 600, "{} ledgers", mine().count());
+    assert!(mine().count() < 600, "{} all_stats", mine().count());
     assert_eq!(host.generations().len(), 9);
 }

@@ -1,0 +1,10 @@
+//! A call, from a worker down to the kernel that answers it and up again: [`worker`] asks the candidates
+//! of a chain, [`native`] and [`sandboxed`] run one, [`check`] holds a sample of results against the
+//! native twin.
+
+pub(crate) mod check;
+pub(crate) mod context;
+pub(crate) mod native;
+pub(crate) mod profile;
+pub(crate) mod sandboxed;
+pub(crate) mod worker;

@@ -1,0 +1,32 @@
+//! How modules are compiled, in this process and in compiler processes alike.
+
+use wasmtime::{Config, Engine, OptLevel};
+
+/// The engine's settings. Everything that changes machine code is decided here, for this process
+/// and for compiler processes alike.
+pub(super) fn settings(deterministic: bool) -> Config {
+    let mut settings = Config::new();
+    settings
+        .concurrency_support(false)
+        .epoch_interruption(true)
+        .cranelift_opt_level(OptLevel::Speed)
+        .cranelift_nan_canonicalization(deterministic)
+        .relaxed_simd_deterministic(deterministic)
+        .wasm_backtrace_max_frames(None)
+        .wasm_simd(true)
+        .wasm_relaxed_simd(true)
+        .wasm_bulk_memory(true)
+        .wasm_multi_value(true)
+        .wasm_tail_call(false)
+        .wasm_multi_memory(false)
+        .wasm_memory64(false);
+    settings
+}
+
+/// Compiles a module on the calling thread alone, as a compiler process does.
+pub(super) fn compile_alone(wasm: &[u8], deterministic: bool) -> Result<Vec<u8>, String> {
+    let mut settings = settings(deterministic);
+    settings.parallel_compilation(false);
+    let engine = Engine::new(&settings).map_err(|e| format!("{e:#}"))?;
+    engine.precompile_module(wasm).map_err(|e| format!("{e:#}"))
+}

@@ -1,0 +1,359 @@
+//! Generations of the registry.
+//!
+//! A [`RegistrySnapshot`] never changes. Activating a pack builds the next one and publishes it by one
+//! store of a pointer; whoever holds an older one goes on with it undisturbed, and its kernels go
+//! when the last holder lets go. There is no lock between a publisher and a reader.
+
+pub(crate) mod kernel;
+pub(crate) mod race;
+pub(crate) mod select;
+
+use crate::code::PreparedKernel;
+use crate::gate::Skipped;
+use crate::op::plan::CallPlan;
+use crate::pack::PackId;
+use crate::stats::KernelStats;
+use crate::{CallError, HostError, OpKey, Policy};
+use kernel::{PublishedKernel, Uids};
+use race::{Race, Records};
+use ruvllm_manifest::nearest;
+use select::{Choice, Explanation, Field, choose, explain};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// A pack whose kernels can be published: they were admitted here.
+pub(crate) struct PreparedPack {
+    id: PackId,
+    kernels: Vec<PreparedKernel>,
+    skipped: Vec<Skipped>,
+    fallbacks: HashMap<String, String>,
+    /// As it is published, while a snapshot holds it.
+    published: Mutex<Weak<PublishedPack>>,
+}
+
+/// A pack of a published generation. Only [`PreparedPack::publish`] makes one.
+pub(crate) struct PublishedPack {
+    prepared: Arc<PreparedPack>,
+    kernels: Vec<Arc<PublishedKernel>>,
+}
+
+impl PreparedPack {
+    /// A pack of these kernels; `fallbacks` are its own wishes, by id.
+    pub(crate) fn new(
+        id: PackId,
+        kernels: Vec<PreparedKernel>,
+        skipped: Vec<Skipped>,
+        fallbacks: HashMap<String, String>,
+    ) -> Self {
+        Self { id, kernels, skipped, fallbacks, published: Mutex::new(Weak::new()) }
+    }
+
+    pub(crate) fn id(&self) -> &PackId {
+        &self.id
+    }
+
+    pub(crate) fn kernels(&self) -> &[PreparedKernel] {
+        &self.kernels
+    }
+
+    /// The pack as published: the same kernels as long as any snapshot has them, so that workers
+    /// keep their instances, new ones of the same code after that.
+    pub(crate) fn publish(self: &Arc<Self>, uids: &Arc<Uids>) -> Arc<PublishedPack> {
+        let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
+        published.upgrade().unwrap_or_else(|| {
+            let kernel = |code: &PreparedKernel| Arc::new(PublishedKernel::new(code.clone(), uids));
+            let kernels = self.kernels.iter().map(kernel).collect();
+            let record = Arc::new(PublishedPack { prepared: self.clone(), kernels });
+            *published = Arc::downgrade(&record);
+            record
+        })
+    }
+}
+
+impl PublishedPack {
+    pub(crate) fn prepared(&self) -> &Arc<PreparedPack> {
+        &self.prepared
+    }
+
+    fn name(&self) -> &str {
+        &self.prepared.id.name
+    }
+}
+
+/// All kernels of one generation, and for every operation who answers it. Immutable.
+pub struct RegistrySnapshot {
+    pub(crate) host: u64,
+    generation: u64,
+    policy: Policy,
+    /// Every how many runs of an instance its output is checked; 0 is never. A trial generation is
+    /// checked more often until it is made the active one.
+    check_every: AtomicU32,
+    /// Where the policy is `fastest`.
+    records: Option<Arc<Records>>,
+    /// Newest first.
+    packs: Vec<Arc<PublishedPack>>,
+    natives: Arc<[Arc<PublishedKernel>]>,
+    slots: Vec<Slot>,
+    index: HashMap<OpKey, u32>,
+}
+
+/// An operation of a snapshot.
+pub(crate) struct Slot {
+    pub(crate) key: OpKey,
+    pub(crate) plan: CallPlan,
+    pub(crate) choice: Choice,
+    /// Where the policy is `fastest` and there is more than one candidate.
+    pub(crate) race: Option<Race>,
+    /// Of the key and who answers, for [`RegistrySnapshot::fingerprint`].
+    fingerprint: [u8; 32],
+}
+
+/// Where an operation lies in the snapshot that gave it out. Valid for that snapshot only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpSlot {
+    index: u32,
+    generation: u64,
+}
+
+impl RegistrySnapshot {
+    /// The first generation: native twins only.
+    pub(crate) fn first(
+        host: u64,
+        policy: Policy,
+        records: Option<Arc<Records>>,
+        natives: Arc<[Arc<PublishedKernel>]>,
+        check_every: u32,
+    ) -> Self {
+        let empty = Self {
+            host,
+            generation: 0,
+            policy,
+            check_every: AtomicU32::new(check_every),
+            records,
+            packs: Vec::new(),
+            natives,
+            slots: Vec::new(),
+            index: HashMap::new(),
+        };
+        empty.next(1, Vec::new(), check_every)
+    }
+
+    /// A later generation, of these packs, newest first.
+    pub(crate) fn next(
+        &self,
+        generation: u64,
+        packs: Vec<Arc<PublishedPack>>,
+        check_every: u32,
+    ) -> Self {
+        let mut keys: Vec<&OpKey> = Vec::new();
+        let mut add = |key| {
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+        };
+        self.natives.iter().for_each(|kernel| add(kernel.key()));
+        for pack in &packs {
+            pack.kernels.iter().for_each(|kernel| add(kernel.key()));
+            pack.prepared.skipped.iter().for_each(|skipped| add(&skipped.key));
+        }
+        let slots: Vec<Slot> = keys
+            .into_iter()
+            .map(|key| {
+                let choice = choose(&self.policy, &field(key, &packs, &self.natives));
+                let plan = match choice.chain.first() {
+                    Some(kernel) => kernel.plan().clone(),
+                    None => CallPlan::none(),
+                };
+                let race = (self.records.as_ref())
+                    .filter(|_| choice.chain.len() > 1)
+                    .map(|records| records.race(key, &choice.chain));
+                let fingerprint = fingerprint(key, &choice.chain);
+                Slot { key: key.clone(), plan, choice, race, fingerprint }
+            })
+            .collect();
+        let index =
+            slots.iter().enumerate().map(|(i, slot)| (slot.key.clone(), i as u32)).collect();
+        Self {
+            host: self.host,
+            generation,
+            policy: self.policy.clone(),
+            check_every: AtomicU32::new(check_every),
+            records: self.records.clone(),
+            natives: self.natives.clone(),
+            packs,
+            slots,
+            index,
+        }
+    }
+
+    /// Its number; a later snapshot of the same host has a higher one.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Where the operation lies, or `None` where nobody can answer it.
+    pub fn slot(&self, key: &OpKey) -> Option<OpSlot> {
+        let index = *self.index.get(key)?;
+        let answered = !self.slots[index as usize].choice.chain.is_empty();
+        answered.then_some(OpSlot { index, generation: self.generation })
+    }
+
+    /// Every operation that the snapshot knows, answered or not.
+    pub fn ops(&self) -> impl Iterator<Item = &OpKey> {
+        self.slots.iter().map(|slot| &slot.key)
+    }
+
+    /// Names and versions of the packs, newest first.
+    pub fn packs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.packs
+            .iter()
+            .map(|pack| (pack.prepared.id.name.as_str(), pack.prepared.id.version.as_str()))
+    }
+
+    /// Why the operation is answered by the kernel that answers it.
+    pub fn explain(&self, key: &OpKey) -> Explanation {
+        let slot = self.slot_of(key);
+        let races = match (slot, &self.records) {
+            (Some(slot), Some(records)) => records.explain(key, &slot.choice.chain),
+            _ => Vec::new(),
+        };
+        explain(key, &self.policy, self.generation, slot.map(|slot| &slot.choice), &races)
+    }
+
+    /// Checks that every kernel that the policy pins is there, and can answer the operation.
+    ///
+    /// # Errors
+    /// [`HostError::UnknownPin`], with the nearest name that is there.
+    pub fn check_pins(&self) -> Result<(), HostError> {
+        let Policy::Pinned(pins) = &self.policy else { return Ok(()) };
+        pins.iter().try_for_each(|(op, kernel)| {
+            self.check_pin(op, kernel).map_err(|reason| {
+                let pin = format!("{op}={kernel}");
+                HostError::UnknownPin { pin, reason }
+            })
+        })
+    }
+
+    fn check_pin(&self, op: &str, kernel: &str) -> Result<(), String> {
+        let is_meant = |slot: &&Slot| slot.key.op == op || slot.key.to_string() == op;
+        let slots: Vec<&Slot> = self.slots.iter().filter(is_meant).collect();
+        if slots.is_empty() {
+            let keys: Vec<String> = self.ops().map(OpKey::to_string).collect();
+            let names =
+                self.ops().map(|key| key.op.as_str()).chain(keys.iter().map(String::as_str));
+            let nearest = nearest(op, names).unwrap_or_default();
+            return Err(format!("there is no operation {op:?}; the nearest name is {nearest:?}"));
+        }
+        let chains = || slots.iter().flat_map(|slot| &slot.choice.chain);
+        if chains().any(|candidate| candidate.is_named(kernel)) {
+            return Ok(());
+        }
+        let left_out = slots.iter().flat_map(|slot| &slot.choice.left_out);
+        if let Some(candidate) = left_out.into_iter().find(|candidate| candidate.kernel == kernel) {
+            return Err(format!("{kernel:?} cannot run here: {}", candidate.reasons.join("; ")));
+        }
+        let nearest = nearest(kernel, chains().map(|candidate| candidate.id())).unwrap_or_default();
+        Err(format!("no kernel {kernel:?} answers {op:?}; the nearest name is {nearest:?}"))
+    }
+
+    /// A hash of who answers these operations: the modules, in the order in which they are asked. It
+    /// is the same for snapshots in which nothing about them differs, whatever else does.
+    ///
+    /// # Errors
+    /// [`CallError::StaleSlot`].
+    pub fn fingerprint(
+        &self,
+        slots: impl IntoIterator<Item = OpSlot>,
+    ) -> Result<[u8; 32], CallError> {
+        let mut hasher = blake3::Hasher::new_derive_key("ruvllm ops fingerprint v2");
+        for slot in slots {
+            hasher.update(&self.entry(slot)?.fingerprint);
+        }
+        Ok(*hasher.finalize().as_bytes())
+    }
+
+    /// Results of races, where the policy is `fastest`.
+    pub(crate) fn records(&self) -> Option<&Records> {
+        self.records.as_deref()
+    }
+
+    #[inline]
+    pub(crate) fn entry(&self, slot: OpSlot) -> Result<&Slot, CallError> {
+        match self.slots.get(slot.index as usize) {
+            Some(entry) if slot.generation == self.generation => Ok(entry),
+            _ => Err(CallError::StaleSlot { slot: slot.generation, snapshot: self.generation }),
+        }
+    }
+
+    /// The operation of this key, answered or not.
+    pub(crate) fn slot_of(&self, key: &OpKey) -> Option<&Slot> {
+        self.index.get(key).map(|&index| &self.slots[index as usize])
+    }
+
+    pub(crate) fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// Which packs it has, newest first.
+    pub fn pack_ids(&self) -> Vec<PackId> {
+        self.packs.iter().map(|pack| pack.prepared.id.clone()).collect()
+    }
+
+    /// The packs, newest first.
+    pub(crate) fn pack_records(&self) -> &[Arc<PublishedPack>] {
+        &self.packs
+    }
+
+    /// Every how many runs of an instance its output is checked.
+    #[inline]
+    pub(crate) fn check_every(&self) -> u32 {
+        self.check_every.load(Relaxed)
+    }
+
+    pub(crate) fn set_check_every(&self, every: u32) {
+        self.check_every.store(every, Relaxed);
+    }
+
+    /// Every kernel, packs newest first, native twins last.
+    pub(crate) fn kernels(&self) -> impl Iterator<Item = &Arc<PublishedKernel>> {
+        self.packs.iter().flat_map(|pack| &pack.kernels).chain(self.natives.iter())
+    }
+
+    /// Whether calls of any of its kernels are counted there.
+    pub(crate) fn counts_in(&self, stats: &Arc<KernelStats>) -> bool {
+        self.kernels().any(|kernel| Arc::ptr_eq(kernel.stats(), stats))
+    }
+}
+
+/// A hash of an operation and the modules that answer it, in the order in which they are asked.
+fn fingerprint(key: &OpKey, chain: &[Arc<PublishedKernel>]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key("ruvllm op fingerprint v2");
+    let mut add = |text: &str| {
+        hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+    };
+    add(&key.to_string());
+    chain.iter().for_each(|kernel| add(kernel.hash()));
+    *hasher.finalize().as_bytes()
+}
+
+/// Who competes for an operation.
+fn field<'a>(
+    key: &'a OpKey,
+    packs: &'a [Arc<PublishedPack>],
+    natives: &'a [Arc<PublishedKernel>],
+) -> Field<'a> {
+    let kernels = packs.iter().flat_map(|pack| &pack.kernels).chain(natives);
+    let skipped = packs
+        .iter()
+        .flat_map(|pack| pack.prepared.skipped.iter().map(|skipped| (pack.name(), skipped)));
+    let fallbacks = packs.iter().flat_map(|pack| {
+        pack.prepared.fallbacks.iter().map(|(id, next)| ((pack.name(), id.as_str()), next.as_str()))
+    });
+    Field {
+        key,
+        kernels: kernels.filter(|kernel| kernel.key() == key).collect(),
+        skipped: skipped.filter(|(_, skipped)| skipped.key == *key).collect(),
+        fallbacks: fallbacks.collect(),
+    }
+}

@@ -1,0 +1,537 @@
+//! Whether a new generation does as well as the old one: figures of both, and the window in which
+//! they are judged.
+//!
+//! [`Comparison`] reads figures, [`HealthWindow`] judges them. The window is a state machine without a
+//! clock or threads of its own: whoever drives it says what time it is.
+
+use super::paired;
+use crate::code::PreparedKernel;
+use crate::registry::{RegistrySnapshot, Slot};
+use crate::stats::KernelStats;
+use crate::stats::latency::{SIZES, Times, below};
+use crate::{Host, OpKey};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// What a generation is allowed before it counts as sick.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HealthLimits {
+    /// How long it is watched.
+    pub window: Duration,
+    /// Calls that trap, return a status, or find no instance, and instances that do not end well.
+    pub traps: u64,
+    /// Calls that run into their deadline.
+    pub deadlines: u64,
+    /// Calls whose numbers a cross-check finds wrong.
+    pub wrong_numbers: u64,
+    /// Kernels that are taken out of service.
+    pub quarantines: u64,
+    /// How many times as long as in the old generation the median call of an operation may take, in
+    /// any class of sizes; the mean may be four times as far off, since other threads disturb it. One
+    /// that takes longer, and not twice as long as that, counts only if it also does where both
+    /// generations' kernels compute the same calls in turns ([`Comparison::is_slower`]).
+    pub latency_ratio: f64,
+    /// Calls that must have been timed on both sides before their medians are compared. Of calls that
+    /// move less than 4 KiB one in 64 is timed.
+    pub latency_calls: u64,
+    /// Calls that must have been timed of each changed operation that this host uses before its
+    /// kernels count as healthy; 0 asks for none. A window in which they were not is extended to
+    /// [`HealthWindow::EXTENDED`] times its length, and then ends unproven.
+    pub evidence_calls: u64,
+    /// By how much the loss on the probe text may be higher, in nats per token.
+    pub loss_margin: f64,
+}
+
+impl Default for HealthLimits {
+    fn default() -> Self {
+        Self {
+            window: Duration::from_secs(300),
+            traps: 0,
+            deadlines: 0,
+            wrong_numbers: 0,
+            quarantines: 0,
+            latency_ratio: 1.5,
+            latency_calls: 512,
+            evidence_calls: 512,
+            loss_margin: 0.02,
+        }
+    }
+}
+
+/// Figures of the kernels that are new in a generation, since it was published.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Vitals {
+    /// Calls that trapped, returned a status, or found no instance, and instances that did not end well.
+    pub traps: u64,
+    /// Calls that ran into their deadline.
+    pub deadlines: u64,
+    /// Calls whose numbers a cross-check found wrong.
+    pub wrong_numbers: u64,
+    /// Kernels that were taken out of service.
+    pub quarantines: u64,
+    /// How long calls take, beside the old generation's.
+    pub latencies: Vec<Latency>,
+    /// The loss on the probe text, where there is one.
+    pub losses: Option<Losses>,
+    /// What has not been seen yet and must be before they count as healthy.
+    pub lacking: Vec<String>,
+}
+
+/// How long the median call of an operation takes in two generations, were it of the least size of its
+/// class.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// The operation.
+    pub op: OpKey,
+    /// Calls that move less than so many bytes, and not less than a quarter of it; `None` for the
+    /// largest.
+    pub below: Option<u64>,
+    /// Calls that were timed, on the side that has fewer.
+    pub calls: u64,
+    /// In the old generation, in nanoseconds.
+    pub old_nanos: f64,
+    /// In the new one.
+    pub new_nanos: f64,
+    /// The mean in the old generation, the eight longest left out.
+    pub old_mean_nanos: f64,
+    /// In the new one.
+    pub new_mean_nanos: f64,
+}
+
+/// The loss on the probe text in two generations, in nats per token.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Losses {
+    /// In the old generation.
+    pub old: f64,
+    /// In the new one; not a number where the probe failed.
+    pub new: f64,
+}
+
+/// What a window says of its generation.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Health {
+    /// Nothing speaks against it yet.
+    Watching {
+        /// What is left of the window.
+        left: Duration,
+    },
+    /// The window is over, enough was seen, and nothing spoke against it.
+    Healthy,
+    /// The window is over, as far as it can be extended, and too little was seen to tell. It is watched
+    /// on: taken back where it does harm, and healthy once enough was seen.
+    Unproven,
+    /// It is to be taken back.
+    Sick(Sickness),
+}
+
+/// Why a generation is taken back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Sickness {
+    /// One of [`Sickness::CODES`], which are stable.
+    pub code: &'static str,
+    /// What was seen.
+    pub detail: String,
+}
+
+impl Sickness {
+    /// Every code.
+    pub const CODES: [&str; 6] =
+        ["traps", "deadlines", "wrong_numbers", "quarantine", "latency", "quality"];
+}
+
+impl fmt::Display for Sickness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.detail)
+    }
+}
+
+/// The time in which a new generation is watched.
+#[derive(Clone, Debug)]
+pub struct HealthWindow {
+    limits: HealthLimits,
+    opened: Duration,
+    health: Health,
+}
+
+impl HealthWindow {
+    /// How many times its length a window may last until enough was seen.
+    pub const EXTENDED: u32 = 4;
+
+    /// A window that opens at this time, by a clock that does not go backwards.
+    pub fn open(limits: HealthLimits, now: Duration) -> Self {
+        let health = Health::Watching { left: limits.window };
+        Self { limits, opened: now, health }
+    }
+
+    /// What was said last.
+    pub fn health(&self) -> &Health {
+        &self.health
+    }
+
+    /// Judges figures as of this time. Once healthy or sick it stays so.
+    pub fn observe(&mut self, now: Duration, vitals: &Vitals) -> &Health {
+        if let Health::Watching { .. } | Health::Unproven = self.health {
+            let passed = now.saturating_sub(self.opened);
+            let window = self.limits.window;
+            let left = window.saturating_sub(passed);
+            let longest = window.saturating_mul(Self::EXTENDED);
+            self.health = match self.limits.objection(vitals) {
+                Some(sickness) => Health::Sick(sickness),
+                None if !left.is_zero() => Health::Watching { left },
+                None if vitals.lacking.is_empty() => Health::Healthy,
+                None if passed >= longest => Health::Unproven,
+                None => Health::Watching { left: longest - passed },
+            };
+        }
+        &self.health
+    }
+}
+
+impl HealthLimits {
+    /// How many times as long as it may an operation takes; 0 where too few calls were timed.
+    pub(super) fn excess(&self, latency: &Latency) -> f64 {
+        if latency.calls < self.latency_calls {
+            return 0.0;
+        }
+        let Latency { old_nanos, new_nanos, old_mean_nanos, new_mean_nanos, .. } = *latency;
+        let mean = new_mean_nanos / (old_mean_nanos * MEANS);
+        (new_nanos / old_nanos).max(mean) / self.latency_ratio
+    }
+
+    /// The first limit that the figures exceed.
+    fn objection(&self, vitals: &Vitals) -> Option<Sickness> {
+        let counts = [
+            ("wrong_numbers", vitals.wrong_numbers, self.wrong_numbers, "calls gave wrong numbers"),
+            ("deadlines", vitals.deadlines, self.deadlines, "calls ran into their deadline"),
+            ("traps", vitals.traps, self.traps, "calls trapped or returned a status"),
+            ("quarantine", vitals.quarantines, self.quarantines, "kernels went out of service"),
+        ];
+        let exceeded = counts.into_iter().find(|(_, seen, allowed, _)| seen > allowed);
+        if let Some((code, seen, allowed, what)) = exceeded {
+            return Some(Sickness { code, detail: format!("{seen} {what}; {allowed} may") });
+        }
+        let slow = vitals.latencies.iter().find(|latency| self.excess(latency) > 1.0);
+        if let Some(latency) = slow {
+            let Latency { op, below, calls, .. } = latency;
+            let (what, old_nanos, new_nanos) = latency.worse();
+            let size = match below {
+                Some(4096) => "of less than 4 KiB".to_owned(),
+                Some(bytes) => format!("of {} KiB", bytes >> 12),
+                None => "of 16 MiB".to_owned(),
+            };
+            let detail = format!(
+                "{op} takes {new_nanos:.0} ns a call {size} instead of {old_nanos:.0} ns, in the \
+                 {what} of {calls} calls; {} times as long is allowed",
+                self.latency_ratio
+            );
+            return Some(Sickness { code: "latency", detail });
+        }
+        let Losses { old, new } = vitals.losses?;
+        // A loss that is not a number is never within the margin.
+        let fine = new <= old + self.loss_margin;
+        (!fine).then(|| Sickness {
+            code: "quality",
+            detail: format!(
+                "the loss on the probe text is {new:.4} nats a token instead of {old:.4}; {} more \
+                 is allowed",
+                self.loss_margin
+            ),
+        })
+    }
+}
+
+/// How many times as far as the median the mean may be off.
+const MEANS: f64 = 4.0;
+
+/// Calls that a mean leaves out: those that other threads happened to interrupt.
+const LONGEST: u64 = 8;
+
+impl Latency {
+    /// Median or mean, whichever says more: its name, and its value in both generations.
+    fn worse(&self) -> (&'static str, f64, f64) {
+        let Latency { old_nanos, new_nanos, old_mean_nanos, new_mean_nanos, .. } = *self;
+        match new_nanos / old_nanos * MEANS < new_mean_nanos / old_mean_nanos {
+            true => ("mean", old_mean_nanos, new_mean_nanos),
+            false => ("median", old_nanos, new_nanos),
+        }
+    }
+}
+
+/// Reads figures of two generations side by side. It holds neither of them, but the code of kernels.
+pub struct Comparison {
+    ops: Vec<Compared>,
+    marks: Vec<(Arc<KernelStats>, Vitals)>,
+}
+
+/// An operation that kernels of the new generation answer.
+struct Compared {
+    op: OpKey,
+    /// Those that are asked first, in the old generation and in the new one.
+    firsts: [PreparedKernel; 2],
+    old: Vec<Arc<KernelStats>>,
+    new: Vec<(Arc<KernelStats>, [Times; SIZES])>,
+}
+
+impl Host {
+    /// Watches what a generation has in other packs than an older one, from this moment on.
+    pub fn compare(&self, old: &RegistrySnapshot, new: &RegistrySnapshot) -> Comparison {
+        let is_new = |stats: &Arc<KernelStats>| !old.counts_in(stats);
+        let all_stats = new.kernels().map(|kernel| kernel.stats()).filter(|stats| is_new(stats));
+        let is_first = |stats: &KernelStats| stats.generation.load(Relaxed) == new.generation();
+        // What was published for the first time counts from its first call, whoever was faster.
+        let mark =
+            |stats: &KernelStats| if is_first(stats) { Vitals::default() } else { count(stats) };
+        let marks = all_stats.map(|stats| (stats.clone(), mark(stats))).collect();
+        let ops = new.slots().iter().filter_map(|slot| {
+            let mine = slot.choice.chain.iter().map(|k| k.stats()).filter(|stats| is_new(stats));
+            let times = |stats: &KernelStats| {
+                if is_first(stats) { Default::default() } else { stats.times() }
+            };
+            let mine: Vec<_> = mine.map(|stats| (stats.clone(), times(stats))).collect();
+            let theirs = old.slots().iter().find(|other| other.key == slot.key)?;
+            let first =
+                |slot: &Slot| slot.choice.chain.first().map(|kernel| PreparedKernel::clone(kernel));
+            let firsts = [first(theirs)?, first(slot)?];
+            let theirs = theirs.choice.chain.iter().map(|kernel| kernel.stats().clone());
+            let op = slot.key.clone();
+            (!mine.is_empty()).then(|| Compared { op, firsts, old: theirs.collect(), new: mine })
+        });
+        Comparison { ops: ops.collect(), marks }
+    }
+}
+
+impl Comparison {
+    /// Whether all kernels that it counts calls of are others in that generation. Never where it counts
+    /// none, as over a generation that was gone back to and only has less.
+    pub(super) fn is_replaced_in(&self, generation: &RegistrySnapshot) -> bool {
+        let serves = self.marks.iter().any(|(stats, _)| generation.counts_in(stats));
+        !self.marks.is_empty() && !serves
+    }
+
+    /// Holds what it counts against the old generation of an earlier comparison, where that one had the
+    /// same operation.
+    pub(super) fn succeed(&mut self, earlier: &Comparison) {
+        for mine in &mut self.ops {
+            if let Some(theirs) = earlier.of(&mine.op) {
+                mine.firsts[0] = theirs.firsts[0].clone();
+                mine.old.clone_from(&theirs.old);
+            }
+        }
+    }
+
+    /// Whether the kernel that is asked first for an operation is the same code in both generations: its
+    /// calls may take longer, but not because of it.
+    pub(super) fn is_same(&self, op: &OpKey) -> bool {
+        self.of(op).is_some_and(|Compared { firsts: [old, new], .. }| old.hash() == new.hash())
+    }
+
+    fn of(&self, op: &OpKey) -> Option<&Compared> {
+        self.ops.iter().find(|compared| compared.op == *op)
+    }
+
+    /// Whether an operation takes more than `ratio` times as long in the new generation, where both
+    /// compute the same calls in turns, of the shapes that the host has seen. Also where that cannot
+    /// be found out. Takes a second at most, and a few milliseconds mostly.
+    pub fn is_slower(&self, host: &Host, op: &OpKey, ratio: f64) -> bool {
+        if self.is_same(op) {
+            return false;
+        }
+        self.compared_kernels(op)
+            .is_none_or(|compared_kernels| compared_kernels.is_slower(host, ratio))
+    }
+
+    /// The kernels of an operation that compute the same calls where one is suspected to be slower.
+    pub(super) fn compared_kernels(&self, op: &OpKey) -> Option<ComparedKernels> {
+        self.of(op).map(|compared| ComparedKernels(compared.firsts.clone()))
+    }
+
+    /// What must still be seen before the new kernels count as healthy: of each operation that this
+    /// host uses and that they answer, so many timed calls, and of at least one.
+    pub(super) fn lacking(&self, evidence: u64) -> Vec<String> {
+        if evidence == 0 || self.marks.is_empty() {
+            return Vec::new();
+        }
+        let timed = |stats: &KernelStats| stats.times().iter().map(Times::calls).sum::<u64>();
+        let mut lacking = Vec::new();
+        let mut shown = false;
+        for Compared { op, firsts: [before, after], old, new } in &self.ops {
+            let since = |(stats, mark): &(Arc<KernelStats>, [Times; SIZES])| {
+                timed(stats) - mark.iter().map(Times::calls).sum::<u64>()
+            };
+            let calls: u64 = new.iter().map(since).sum();
+            let is_used = old.iter().chain(new.iter().map(|(l, _)| l)).any(|l| l.calls() > 0);
+            if calls >= evidence {
+                shown = true;
+            } else if is_used && before.hash() != after.hash() {
+                lacking.push(format!("{op}: {calls} of {evidence} calls timed"));
+            }
+        }
+        // Operations that were not there before have nothing to be compared with.
+        shown |= self.marks.iter().any(|(stats, _)| timed(stats) >= evidence);
+        if lacking.is_empty() && !shown {
+            lacking.push(format!("no operation had {evidence} calls timed"));
+        }
+        lacking
+    }
+
+    /// The figures of the new generation since then, and those of the old one.
+    pub fn vitals(&self) -> Vitals {
+        let mut vitals = Vitals::default();
+        for (stats, mark) in &self.marks {
+            let now = count(stats);
+            vitals.traps += now.traps - mark.traps;
+            vitals.deadlines += now.deadlines - mark.deadlines;
+            vitals.wrong_numbers += now.wrong_numbers - mark.wrong_numbers;
+            vitals.quarantines += now.quarantines - mark.quarantines;
+        }
+        for Compared { op, old, new, .. } in &self.ops {
+            let (mut before, mut after): ([Times; SIZES], [Times; SIZES]) = Default::default();
+            for stats in old {
+                before.iter_mut().zip(&stats.times()).for_each(|(sum, times)| sum.add(times));
+            }
+            for (stats, mark) in new {
+                let since = stats.times().into_iter().zip(mark).map(|(now, mark)| now.since(mark));
+                after.iter_mut().zip(since).for_each(|(sum, times)| sum.add(&times));
+            }
+            for (size, (before, after)) in before.iter().zip(&after).enumerate() {
+                let calls = before.calls().min(after.calls());
+                if calls > 0 {
+                    vitals.latencies.push(Latency {
+                        op: op.clone(),
+                        below: below(size),
+                        calls,
+                        old_nanos: before.median(),
+                        new_nanos: after.median(),
+                        old_mean_nanos: before.mean_but(LONGEST),
+                        new_mean_nanos: after.mean_but(LONGEST),
+                    });
+                }
+            }
+        }
+        vitals
+    }
+}
+
+/// The kernels that are asked first for an operation, in the old generation and in the new one.
+pub(super) struct ComparedKernels([PreparedKernel; 2]);
+
+impl ComparedKernels {
+    /// As [`Comparison::is_slower`].
+    pub(super) fn is_slower(&self, host: &Host, ratio: f64) -> bool {
+        let Self([old, new]) = self;
+        let workers = &host.state.workers;
+        let shapes = workers.profiles.of(new.key()).shapes;
+        paired::is_slower(old, new, workers.config.isa.usable(), &shapes, ratio)
+    }
+}
+
+/// What a kernel has done wrong so far.
+fn count(stats: &KernelStats) -> Vitals {
+    let mut vitals = Vitals { quarantines: u64::from(stats.quarantined()), ..Vitals::default() };
+    for (code, calls) in stats.failures() {
+        *match code {
+            "kernel_deadline" => &mut vitals.deadlines,
+            "kernel_mismatch" | "kernel_non_finite" | "kernel_wrote_input" => {
+                &mut vitals.wrong_numbers
+            }
+            "kernel_trap" | "kernel_status" | "kernel_instantiate" | "kernel_cleanup" => {
+                &mut vitals.traps
+            }
+            // The call's fault, not the kernel's.
+            _ => continue,
+        } += calls;
+    }
+    vitals
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn window() -> HealthWindow {
+        HealthWindow::open(HealthLimits::default(), 1000 * SECOND)
+    }
+
+    fn judged(vitals: Vitals) -> Option<&'static str> {
+        let mut window = window();
+        match window.observe(1001 * SECOND, &vitals) {
+            Health::Sick(sickness) => Some(sickness.code),
+            health => {
+                assert_eq!(*health, Health::Watching { left: 299 * SECOND });
+                None
+            }
+        }
+    }
+
+    fn latency(calls: u64, new_nanos: f64) -> Vitals {
+        let op = OpKey::rmsnorm_f32();
+        let (old_nanos, old_mean_nanos, new_mean_nanos) = (100.0, 100.0, 100.0);
+        let below = Some(4096);
+        let latency =
+            Latency { op, below, calls, old_nanos, new_nanos, old_mean_nanos, new_mean_nanos };
+        Vitals { latencies: vec![latency], ..Vitals::default() }
+    }
+
+    #[test]
+    fn a_quiet_window_ends_healthy_and_stays_so() {
+        let (mut window, quiet) = (window(), Vitals::default());
+        assert_eq!(*window.observe(1299 * SECOND, &quiet), Health::Watching { left: SECOND });
+        assert_eq!(*window.observe(900 * SECOND, &quiet), Health::Watching { left: 300 * SECOND });
+        assert_eq!(*window.observe(1300 * SECOND, &quiet), Health::Healthy);
+        let late = Vitals { traps: 9, ..Vitals::default() };
+        assert_eq!(*window.observe(1301 * SECOND, &late), Health::Healthy);
+    }
+
+    #[test]
+    fn a_window_without_evidence_is_extended_and_ends_unproven() {
+        let mut window = window();
+        let lacking = Vitals { lacking: vec!["calls".to_owned()], ..Vitals::default() };
+        let left = 900 * SECOND;
+        assert_eq!(*window.observe(1300 * SECOND, &lacking), Health::Watching { left });
+        assert_eq!(*window.observe(2199 * SECOND, &lacking), Health::Watching { left: SECOND });
+        assert_eq!(*window.observe(2200 * SECOND, &lacking), Health::Unproven);
+        // It is watched on.
+        let mut sick = window.clone();
+        assert_eq!(*window.observe(9999 * SECOND, &lacking), Health::Unproven);
+        assert_eq!(*window.observe(9999 * SECOND, &Vitals::default()), Health::Healthy);
+        let traps = Vitals { traps: 1, ..lacking };
+        assert!(matches!(sick.observe(9999 * SECOND, &traps), Health::Sick(_)));
+    }
+
+    #[test]
+    fn each_limit_speaks_for_itself() {
+        let vitals = Vitals::default;
+        assert_eq!(judged(vitals()), None);
+        assert_eq!(judged(Vitals { traps: 1, ..vitals() }), Some("traps"));
+        assert_eq!(judged(Vitals { deadlines: 1, ..vitals() }), Some("deadlines"));
+        assert_eq!(judged(Vitals { wrong_numbers: 1, ..vitals() }), Some("wrong_numbers"));
+        assert_eq!(judged(Vitals { quarantines: 1, ..vitals() }), Some("quarantine"));
+        assert_eq!(judged(latency(512, 151.0)), Some("latency"));
+        assert_eq!(judged(latency(512, 149.0)), None);
+        assert_eq!(judged(latency(511, 1e9)), None, "too few calls");
+        let mean = |new_mean_nanos| {
+            let mut vitals = latency(512, 100.0);
+            vitals.latencies[0].new_mean_nanos = new_mean_nanos;
+            judged(vitals)
+        };
+        assert_eq!((mean(599.0), mean(601.0)), (None, Some("latency")));
+        let loss = |new| Vitals { losses: Some(Losses { old: 2.0, new }), ..Vitals::default() };
+        assert_eq!(judged(loss(2.019)), None);
+        assert_eq!(judged(loss(2.021)), Some("quality"));
+        assert_eq!(judged(loss(f64::NAN)), Some("quality"));
+    }
+
+    #[test]
+    fn a_sickness_at_the_last_moment_counts_and_stays() {
+        let mut window = window();
+        let sick = Vitals { deadlines: 1, ..Vitals::default() };
+        assert!(matches!(window.observe(1300 * SECOND, &sick), Health::Sick(_)));
+        assert!(matches!(window.observe(9999 * SECOND, &Vitals::default()), Health::Sick(_)));
+    }
+}

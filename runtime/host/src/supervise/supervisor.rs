@@ -1,0 +1,548 @@
+//! Changing kernels of a live host: what an operator asks for is done, watched, taken back where it
+//! does harm, and written down.
+//!
+//! A [`Supervisor`] stands between operators and a [`Host`]. It keeps the bytes of staged packs, the
+//! history, and a health window over what was activated last. See [`super::history`] for the order in
+//! which things are written and published. Whoever changes generations through the host itself
+//! bypasses all of it.
+
+use super::health::HealthLimits;
+use super::history::{History, HistoryEntry, HistoryError, HistoryEvent, Record};
+use super::spans;
+use super::store::PackStore;
+use super::watched::Watched;
+use crate::error::HostError;
+use crate::pack::PackId;
+use crate::swap::book::{GenerationReport, GenerationState, InstallReport, StageReport};
+use crate::swap::host::Host;
+use crate::threads::lock;
+use ruvllm_signing::{
+    PackError, PackLock, TrustPolicy, UnverifiedPack, VerifiedPack, VersionFloor, escape_untrusted,
+};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+use tracing::Span;
+
+/// Under which activations (info) and what is taken back (error) are logged.
+pub(super) const LOG: &str = "ruvllm::swap";
+
+/// Computes the loss on a probe text with whatever generation is active, in nats per token.
+pub type Probe = Arc<dyn Fn() -> Result<f64, String> + Send + Sync>;
+
+/// The time since some moment, which does not go backwards.
+pub type MonotonicClock = Arc<dyn Fn() -> Duration + Send + Sync>;
+
+/// Configuration of a [`Supervisor`].
+#[derive(Clone)]
+pub struct SupervisorConfig {
+    /// Where history and packs are kept; made, for this user alone, where it is missing.
+    pub directory: PathBuf,
+    /// The publishers that packs may come from.
+    pub trust: TrustPolicy,
+    /// Begins a new history where the one that is there is damaged, which is kept under another name.
+    /// Which packs were barred is forgotten then.
+    pub reset_history: bool,
+    /// Refuses packs that are older than what was found healthy here.
+    pub floor: Option<VersionFloor>,
+    /// Refuses packs that it does not pin by digest.
+    pub lock: Option<PackLock>,
+    /// What a new generation is allowed.
+    pub limits: HealthLimits,
+    /// Measures the quality of text before and after an activation. It runs on the thread that
+    /// activates or ticks, and no other change waits for it.
+    pub probe: Option<Probe>,
+    /// The clock of health windows.
+    pub clock: MonotonicClock,
+}
+
+impl SupervisorConfig {
+    /// The default limits and the system's clock, without a floor, a lock or a probe.
+    pub fn new(directory: impl Into<PathBuf>, trust: TrustPolicy) -> Self {
+        let start = Instant::now();
+        Self {
+            directory: directory.into(),
+            trust,
+            reset_history: false,
+            floor: None,
+            lock: None,
+            limits: HealthLimits::default(),
+            probe: None,
+            clock: Arc::new(move || start.elapsed()),
+        }
+    }
+}
+
+/// Why a supervisor did not do what it was asked to. Nothing has changed then, unless it says so.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SupervisorError {
+    /// The host refuses.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The pack cannot be read, verified or kept.
+    #[error(transparent)]
+    Pack(#[from] PackError),
+    /// The history cannot be read or written.
+    #[error(transparent)]
+    History(#[from] HistoryError),
+    /// Kernels were changed while the probe text was computed with those that were active.
+    #[error(
+        "kernels were changed while the probe text was computed: look at what is active, and ask again"
+    )]
+    Overtaken,
+    /// There is no earlier generation.
+    #[error("there is no earlier generation to go back to")]
+    NoEarlier,
+}
+
+impl SupervisorError {
+    /// A stable identifier for logs, metrics and HTTP bodies.
+    pub fn code(&self) -> &'static str {
+        match self {
+            SupervisorError::Host(e) => e.code(),
+            SupervisorError::Pack(e) => e.code(),
+            SupervisorError::History(e) => e.code(),
+            SupervisorError::Overtaken => "change_overtaken",
+            SupervisorError::NoEarlier => "no_earlier_generation",
+        }
+    }
+}
+
+/// How often what was done, since the supervisor was opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct SwapCounters {
+    /// Packs that were staged.
+    pub staged: u64,
+    /// Packs that were refused at staging or activation.
+    pub refused: u64,
+    /// Activations, trials aside.
+    pub activated: u64,
+    /// Times that an operator went back to an earlier generation.
+    pub rolled_back: u64,
+    /// Times that a generation was taken back by itself, by [`crate::Sickness::code`].
+    pub taken_back: BTreeMap<&'static str, u64>,
+}
+
+/// Changes the kernels of a host as operators ask, and takes back what does harm.
+pub struct Supervisor {
+    pub(super) host: Host,
+    pub(super) config: SupervisorConfig,
+    pub(super) history: History,
+    store: PackStore,
+    /// The generation of the program's own packs. Those before it were still without some of them.
+    first: u64,
+    pub(super) state: Mutex<State>,
+    pub(super) counters: Mutex<SwapCounters>,
+}
+
+pub(super) struct State {
+    /// Counts changes of what is active or on trial.
+    pub(super) changes: u64,
+    /// The generation to go back to when another is taken back.
+    pub(super) healthy: u64,
+    /// Every generation of this process that was found healthy.
+    pub(super) confirmed: BTreeSet<u64>,
+    /// Packs that were activated and not found healthy yet, each in a window of its own, and the
+    /// generation on trial.
+    pub(super) watched: Vec<Watched>,
+}
+
+impl Supervisor {
+    /// Takes charge of a host: bars what was barred, books what an earlier process left open, and
+    /// publishes the packs that were last found healthy, in place of those of their names.
+    ///
+    /// Packs that the host has already, from the program and its options, stay where the history knows
+    /// none of their name, where they are newer than the one that it knows and not barred, and where
+    /// the bytes of that one were never kept, because it came with an earlier program. So a newer
+    /// program is not held back by what an older one was found healthy with.
+    ///
+    /// # Errors
+    /// [`SupervisorError::History`], where another process has the history open or it is damaged above all.
+    /// A pack that cannot be brought back is left out, and the history says why.
+    pub fn open(host: Host, config: SupervisorConfig) -> Result<Self, SupervisorError> {
+        let first = host.generation();
+        let not_private = |what| HistoryError::NotPrivate { what };
+        crate::files::private_directory(&config.directory).map_err(not_private)?;
+        let (history, damaged) = History::open(&config.directory, config.reset_history)?;
+        let damaged = damaged.map(|path| {
+            let what = format!("the damaged history is kept as {}", path.display());
+            tracing::warn!(target: LOG, "{what}; which packs were barred is forgotten");
+            what
+        });
+        let store = PackStore::open(config.directory.join("packs")).map_err(not_private)?;
+        for (digest, reason) in history.barred() {
+            host.bar(&digest, &reason);
+        }
+        if let Some(intent) = history.intent() {
+            let reason =
+                format!("the process ended between intent and confirmation ({:?})", intent.event);
+            history.write(Record {
+                pack: intent.pack,
+                generation: intent.generation,
+                reason: &reason,
+                ..Record::new(HistoryEvent::Interrupted, &intent.operator)
+            })?;
+        }
+        let healthy = history.healthy();
+        let load = |id: &PackId| -> Result<_, String> {
+            let Some(pack) = store.get(&id.digest).map_err(|e| e.to_string())? else {
+                return Ok(None);
+            };
+            // Not against the floor: this version was active here.
+            let pack = config.verify(pack, None).map_err(|e| e.to_string())?;
+            match PackId::of(&pack) == *id {
+                true => Ok(Some(pack)),
+                false => Err("it is another pack".to_owned()),
+            }
+        };
+        for (id, reason) in host.restore(healthy.as_deref().unwrap_or_default(), load) {
+            history.write(Record {
+                pack: Some(id),
+                reason: &reason,
+                ..Record::new(HistoryEvent::Refused, "")
+            })?;
+        }
+        let active = host.snapshot();
+        let packs = active.pack_ids();
+        let instead = healthy.iter().flatten().filter_map(|old| {
+            let new = packs.iter().find(|new| new.name == old.name && new.digest != old.digest)?;
+            Some(format!("{} {} in place of {}", new.name, new.version, old.version))
+        });
+        history.write(Record {
+            generation: Some(active.generation()),
+            reason: &damaged.into_iter().chain(instead).collect::<Vec<_>>().join(", "),
+            // What could not be brought back today may be tomorrow.
+            healthy: healthy.is_none().then_some(&packs),
+            ..Record::new(HistoryEvent::Started, "")
+        })?;
+        let state = State {
+            changes: 0,
+            healthy: active.generation(),
+            confirmed: [active.generation()].into(),
+            watched: Vec::new(),
+        };
+        let (state, counters) = (Mutex::new(state), Mutex::default());
+        let supervisor = Self { host, config, history, store, first, state, counters };
+        supervisor.host.retain_generation(active.generation());
+        supervisor.prune();
+        Ok(supervisor)
+    }
+
+    /// The host.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// What a new generation is allowed.
+    pub fn limits(&self) -> &HealthLimits {
+        &self.config.limits
+    }
+
+    /// Verifies a pack, makes it ready as [`Host::stage`] does, and keeps its bytes.
+    ///
+    /// # Errors
+    /// [`SupervisorError::Pack`] and [`SupervisorError::Host`], and the history says so too;
+    /// [`SupervisorError::History`]. Nothing stays staged then.
+    pub fn stage(
+        &self,
+        pack: UnverifiedPack,
+        operator: &str,
+    ) -> Result<StageReport, SupervisorError> {
+        let span = spans::change("stage", operator);
+        let mut id = None;
+        let mut staged = || -> Result<StageReport, SupervisorError> {
+            let verified = self.config.verify(pack.clone(), self.config.floor.as_ref())?;
+            let pack_id = id.insert(PackId::of(&verified)).clone();
+            spans::note_pack(&span, &pack_id);
+            let report = self.host.stage(verified)?;
+            let keep = || -> Result<(), SupervisorError> {
+                self.store.put(&pack_id.digest, &pack)?;
+                let record = Record::new(HistoryEvent::Staged, operator);
+                self.history.write(Record { pack: Some(pack_id), ..record })?;
+                Ok(())
+            };
+            keep().inspect_err(|_| {
+                self.host.discard(report.id);
+            })?;
+            Ok(report)
+        };
+        let report = staged();
+        let report = report.inspect_err(|error| self.refused(&span, id.take(), operator, error))?;
+        lock(&self.counters).staged += 1;
+        tracing::info!(target: LOG, operator, pack = named(&report.pack), id = report.id, "staged");
+        Ok(report)
+    }
+
+    /// Lets go of a staged pack. `false` where none has that number.
+    ///
+    /// # Errors
+    /// [`SupervisorError::History`].
+    pub fn discard(&self, id: u64, operator: &str) -> Result<bool, SupervisorError> {
+        let pack = self.staged_pack(id).ok();
+        if !self.host.discard(id) {
+            return Ok(false);
+        }
+        self.history.write(Record { pack, ..Record::new(HistoryEvent::Discarded, operator) })?;
+        self.prune();
+        Ok(true)
+    }
+
+    /// Makes a staged pack active, and watches it from then on.
+    ///
+    /// # Errors
+    /// As for [`Host::activate`], and [`SupervisorError::History`]: where it cannot be written down,
+    /// the earlier generation stays or comes back.
+    pub fn activate(&self, id: u64, operator: &str) -> Result<InstallReport, SupervisorError> {
+        let act = Act::activate(operator);
+        let pack = self.staged_pack(id)?;
+        let report = self.publish(&act, pack, || self.host.activate(id), |r| r.generation)?;
+        lock(&self.counters).activated += 1;
+        Ok(report)
+    }
+
+    /// Puts a staged pack on trial with a share of the steps, and watches it from then on.
+    ///
+    /// # Errors
+    /// As for [`Host::start_canary`], and [`SupervisorError::History`].
+    pub fn start_canary(
+        &self,
+        id: u64,
+        share: f64,
+        operator: &str,
+    ) -> Result<InstallReport, SupervisorError> {
+        let act = Act::try_out(operator);
+        let pack = self.staged_pack(id)?;
+        let start = || self.host.start_canary(id, share);
+        self.publish(&act, pack, start, |r| r.generation)
+    }
+
+    /// Makes the generation on trial the active one, and watches it anew. Gives its number.
+    ///
+    /// # Errors
+    /// As for [`Host::promote_canary`], and [`SupervisorError::History`].
+    pub fn promote_canary(&self, operator: &str) -> Result<u64, SupervisorError> {
+        let act = Act::activate(operator);
+        let pack = self.canary()?.packs.first().cloned().ok_or(HostError::NoCanary)?;
+        let number = self.publish(&act, pack, || self.host.promote_canary(), |n| *n)?;
+        lock(&self.counters).activated += 1;
+        Ok(number)
+    }
+
+    /// Ends the trial. Gives the number of the generation that was on trial.
+    ///
+    /// # Errors
+    /// As for [`Host::end_canary`], and [`SupervisorError::History`].
+    pub fn end_canary(&self, operator: &str) -> Result<u64, SupervisorError> {
+        let mut state = lock(&self.state);
+        let number = self.host.end_canary()?;
+        state.changes += 1;
+        state.watched.retain(|watched| !watched.canary);
+        let generation = Some(number);
+        let ended = Record { generation, ..Record::new(HistoryEvent::TrialEnded, operator) };
+        self.history.write(ended)?;
+        Ok(number)
+    }
+
+    /// Goes back to an earlier generation: to the one before the active one, unless another is named.
+    /// One that was found healthy is what a restart publishes from then on; any other is watched.
+    ///
+    /// # Errors
+    /// [`SupervisorError::NoEarlier`]; as for [`Host::roll_back`], and [`SupervisorError::History`]:
+    /// where only the confirmation cannot be written, it was gone back all the same.
+    pub fn roll_back(
+        &self,
+        to: Option<u64>,
+        operator: &str,
+    ) -> Result<GenerationReport, SupervisorError> {
+        let span = spans::change("roll back", operator);
+        let state = &mut *lock(&self.state);
+        let previous = || self.host.previous_generation().filter(|&number| number >= self.first);
+        let target = to.or_else(previous);
+        let target = target.ok_or(SupervisorError::NoEarlier)?;
+        let intent =
+            Record { generation: Some(target), ..Record::new(HistoryEvent::RollingBack, operator) };
+        self.history.write(intent)?;
+        let old = self.host.snapshot();
+        let done = self.host.roll_back(target);
+        let report = done.map_err(SupervisorError::from);
+        let report = report.inspect_err(|error| self.refused(&span, None, operator, error))?;
+        state.changes += 1;
+        let generation = report.generation;
+        span.record("ruvllm.generation", generation);
+        let confirmed = state.confirmed.contains(&target);
+        let reason = format!("to generation {target}");
+        self.history.write(Record {
+            generation: Some(generation),
+            healthy: confirmed.then_some(&report.packs),
+            reason: &reason,
+            ..Record::new(HistoryEvent::RolledBack, operator)
+        })?;
+        lock(&self.counters).rolled_back += 1;
+        state.watched.clear();
+        if confirmed {
+            self.found_healthy(state, generation);
+        } else {
+            state.watched.push(self.watch_over(&old, generation, None));
+        }
+        tracing::info!(target: LOG, operator, generation, restores = target, "went back");
+        Ok(report)
+    }
+
+    /// Lets a barred pack in again. `false` where none of that digest was barred.
+    ///
+    /// # Errors
+    /// [`SupervisorError::History`].
+    pub fn clear(&self, digest: &str, operator: &str) -> Result<bool, SupervisorError> {
+        if !self.host.barred().iter().any(|(barred, _)| barred == digest) {
+            return Ok(false);
+        }
+        let clear = Some(digest);
+        let record = Record::new(HistoryEvent::Cleared, operator);
+        self.history.write(Record { clear, reason: digest, ..record })?;
+        Ok(self.host.clear(digest))
+    }
+
+    /// The newest entries of the history, newest first.
+    pub fn history(&self, limit: usize) -> Vec<HistoryEntry> {
+        self.history.entries(limit)
+    }
+
+    /// How often what was done.
+    pub fn counters(&self) -> SwapCounters {
+        lock(&self.counters).clone()
+    }
+
+    /// Measures the probe text, writes the intent, publishes, confirms, and opens a window. Whoever
+    /// changes something else does not wait for the probe text, and goes first.
+    fn publish<T>(
+        &self,
+        act: &Act<'_>,
+        pack: PackId,
+        publish: impl FnOnce() -> Result<T, HostError>,
+        generation: impl FnOnce(&T) -> u64,
+    ) -> Result<T, SupervisorError> {
+        let span = spans::change(act.name, act.operator);
+        spans::note_pack(&span, &pack);
+        let changes = lock(&self.state).changes;
+        let loss = match self.loss() {
+            Some(Err(error)) => {
+                tracing::warn!(target: LOG, "the probe text cannot be computed: {error}");
+                None
+            }
+            loss => loss.and_then(Result::ok),
+        };
+        let state = &mut *lock(&self.state);
+        if self.config.probe.is_some() && state.changes != changes {
+            let error = SupervisorError::Overtaken;
+            self.refused(&span, Some(pack), act.operator, &error);
+            return Err(error);
+        }
+        let old = self.host.snapshot();
+        let (name, pack) = (named(&pack), Some(pack));
+        self.history
+            .write(Record { pack: pack.clone(), ..Record::new(act.intent, act.operator) })?;
+        let done = publish().map_err(SupervisorError::from);
+        let done =
+            done.inspect_err(|error| self.refused(&span, pack.clone(), act.operator, error))?;
+        state.changes += 1;
+        let generation = generation(&done);
+        span.record("ruvllm.generation", generation);
+        let number = Some(generation);
+        let confirmation =
+            Record { pack, generation: number, ..Record::new(act.done, act.operator) };
+        if let Err(error) = self.history.write(confirmation) {
+            // What cannot be written down does not serve.
+            if self.host.end_canary().is_err() {
+                self.host.roll_back(old.generation())?;
+            }
+            return Err(error.into());
+        }
+        self.watch_too(state, self.watch_over(&old, generation, loss));
+        let what = if act.done == HistoryEvent::OnTrial { "on trial" } else { "activated" };
+        tracing::info!(target: LOG, operator = act.operator, pack = name, generation, "{what}");
+        Ok(done)
+    }
+
+    /// Counts a refusal and writes it down; `span` is the change that is refused.
+    pub(super) fn refused(
+        &self,
+        span: &Span,
+        pack: Option<PackId>,
+        operator: &str,
+        error: &SupervisorError,
+    ) {
+        lock(&self.counters).refused += 1;
+        spans::failed(span, error.code());
+        let reason = error.to_string();
+        let name = pack.as_ref().map(named);
+        tracing::warn!(target: LOG, operator, pack = name, "refused: {}", escape_untrusted(&reason));
+        let record = Record::new(HistoryEvent::Refused, operator);
+        if let Err(error) = self.history.write(Record { pack, reason: &reason, ..record }) {
+            tracing::error!(target: LOG, "{error}");
+        }
+    }
+
+    fn staged_pack(&self, id: u64) -> Result<PackId, HostError> {
+        let staged = self.host.staged().into_iter().find(|staged| staged.id == id);
+        staged.map(|staged| staged.pack).ok_or(HostError::NotStaged { id })
+    }
+
+    /// The generation on trial.
+    pub(super) fn canary(&self) -> Result<GenerationReport, HostError> {
+        let is_canary = |g: &GenerationReport| matches!(g.state, GenerationState::Canary { .. });
+        self.host.generations().into_iter().find(is_canary).ok_or(HostError::NoCanary)
+    }
+
+    /// Lets go of the bytes of packs that nothing can ask for again.
+    pub(super) fn prune(&self) {
+        let staged = self.host.staged().into_iter().map(|staged| staged.pack.digest);
+        let kept = self.host.generations().into_iter().flat_map(|generation| generation.packs);
+        let healthy = self.history.healthy().unwrap_or_default();
+        let kept = kept.chain(healthy).map(|pack| pack.digest);
+        self.store.retain(&staged.chain(kept).collect());
+    }
+}
+
+impl SupervisorConfig {
+    pub(super) fn verify(
+        &self,
+        pack: UnverifiedPack,
+        floor: Option<&VersionFloor>,
+    ) -> Result<VerifiedPack, PackError> {
+        let verified = pack.verify(&self.trust, floor)?;
+        if let Some(lock) = &self.lock {
+            lock.check(&verified)?;
+        }
+        Ok(verified)
+    }
+}
+
+/// Name and version, for the log.
+fn named(pack: &PackId) -> String {
+    escape_untrusted(&format!("{} {}", pack.name, pack.version))
+}
+
+/// What is being published: the events before and after, and who asks.
+struct Act<'a> {
+    name: &'static str,
+    intent: HistoryEvent,
+    done: HistoryEvent,
+    operator: &'a str,
+}
+
+impl<'a> Act<'a> {
+    fn activate(operator: &'a str) -> Self {
+        let (intent, done) = (HistoryEvent::Activating, HistoryEvent::Activated);
+        Self { name: "activate", intent, done, operator }
+    }
+
+    fn try_out(operator: &'a str) -> Self {
+        let (intent, done) = (HistoryEvent::Trying, HistoryEvent::OnTrial);
+        Self { name: "try", intent, done, operator }
+    }
+}

@@ -1,0 +1,338 @@
+//! What a supervisor does with packs that are being watched: they are booked as healthy when their windows
+//! are over, and taken back where they do harm.
+
+use super::health::{Health, HealthWindow, Latency, Sickness, Vitals};
+use super::history::{HistoryEvent, Record};
+use super::spans;
+use super::supervisor::{LOG, State, Supervisor};
+use super::watched::{HealthReport, Question, Watched, suspect};
+use crate::pack::PackId;
+use crate::registry::RegistrySnapshot;
+use crate::threads::lock;
+use crate::ticker::Ticker;
+use ruvllm_signing::escape_untrusted;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How many times as long as it may an operation must take to be too slow without another proof.
+const SUSPICION: f64 = 2.0;
+
+/// Ticks a supervisor, or delivers packs, on threads of its own until it is dropped. That ends what
+/// they do next; it waits for what they are doing for a second at most.
+pub struct Watchdog {
+    pub(super) _tickers: Vec<Ticker>,
+}
+
+impl Supervisor {
+    /// What is being watched: packs that were activated and not found healthy yet, oldest first, then
+    /// the generation on trial.
+    pub fn health(&self) -> Vec<HealthReport> {
+        let report = |watched: &Watched| HealthReport {
+            generation: watched.generation,
+            packs: watched.packs.clone(),
+            canary: watched.canary,
+            health: watched.window.health().clone(),
+            vitals: self.vitals(watched),
+        };
+        lock(&self.state).watched.iter().map(report).collect()
+    }
+
+    /// Looks at what is being watched: books the active generation as healthy when the last window over
+    /// its packs has ended, takes it back where one of them does harm. To be called every second or so;
+    /// see [`Supervisor::watch`], which keeps what has to be computed for it apart.
+    pub fn tick(&self) {
+        self.examine();
+        self.look();
+    }
+
+    /// Computes what has to be computed to judge: the probe text, and calls of kernels that seem slow.
+    /// Nobody waits for it: changes go on meanwhile, and what they leave behind is not judged by it.
+    fn examine(&self) {
+        let questions: Vec<(u64, Question)> = {
+            let state = lock(&self.state);
+            let of = |watched: &Watched| {
+                let generation = watched.generation;
+                self.questions(watched).into_iter().map(move |question| (generation, question))
+            };
+            state.watched.iter().filter(|watched| self.serves(watched)).flat_map(of).collect()
+        };
+        for (generation, question) in questions {
+            let changes = lock(&self.state).changes;
+            let answer = match &question {
+                Question::Loss(_) => self.loss().map_or(f64::NAN, |loss| loss.unwrap_or(f64::NAN)),
+                Question::Slower(_, _, compared) => {
+                    let ratio = self.config.limits.latency_ratio;
+                    let slower = compared.as_ref().is_none_or(|r| r.is_slower(&self.host, ratio));
+                    f64::from(u8::from(slower))
+                }
+            };
+            let state = &mut *lock(&self.state);
+            if state.changes != changes {
+                // It may be of other kernels; asked again where it still matters.
+                return;
+            }
+            let watched = state.watched.iter_mut().find(|watched| watched.generation == generation);
+            if let Some(watched) = watched {
+                watched.hear(question, answer);
+            }
+        }
+    }
+
+    /// Judges by what is known.
+    fn look(&self) {
+        let state = &mut *lock(&self.state);
+        for mut watched in std::mem::take(&mut state.watched) {
+            // Otherwise it was taken back with another, or changed through the host itself.
+            if !self.serves(&watched) {
+                continue;
+            }
+            let before = watched.window.health().clone();
+            let mut vitals = self.vitals(&watched);
+            vitals.latencies.retain(|latency| self.is_slow(&watched, latency));
+            match watched.window.observe((self.config.clock)(), &vitals).clone() {
+                Health::Watching { .. } => state.watched.push(watched),
+                Health::Unproven => {
+                    if before != Health::Unproven {
+                        self.unproven(&watched, &vitals.lacking);
+                    }
+                    state.watched.push(watched);
+                }
+                Health::Healthy => self.confirm(state, watched),
+                Health::Sick(sickness) => self.take_back(state, &watched, &sickness),
+            }
+        }
+    }
+
+    /// Whether steps may be given to what is watched.
+    fn serves(&self, watched: &Watched) -> bool {
+        match watched.canary {
+            true => self.host.serves(watched.generation),
+            false => self.is_active(watched),
+        }
+    }
+
+    /// The loss on the probe text with the active generation, where there is a probe.
+    pub(super) fn loss(&self) -> Option<Result<f64, String>> {
+        self.config.probe.as_ref().map(|probe| probe())
+    }
+
+    /// What only computing can tell of a pack.
+    fn questions(&self, watched: &Watched) -> Vec<Question> {
+        let loss = watched.loss.filter(|_| watched.losses.is_none() && !watched.canary);
+        let loss = loss.filter(|_| self.config.probe.is_some()).map(Question::Loss);
+        let vitals = watched.comparison.vitals();
+        let suspects = vitals.latencies.into_iter().filter(|latency| {
+            let acquitted = watched.acquitted.get(&suspect(latency)).copied().unwrap_or_default();
+            self.is_suspect(watched, latency)
+                && !self.is_slow(watched, latency)
+                // Who was acquitted is not asked again before twice as many calls were timed.
+                && latency.calls >= 2 * acquitted
+        });
+        let slower = suspects.map(|latency| {
+            let compared = watched.comparison.compared_kernels(&latency.op);
+            Question::Slower(suspect(&latency), latency.calls, compared.map(Box::new))
+        });
+        loss.into_iter().chain(slower).collect()
+    }
+
+    /// Figures of a pack, and what has not been seen of it.
+    fn vitals(&self, watched: &Watched) -> Vitals {
+        let mut lacking = watched.comparison.lacking(self.config.limits.evidence_calls);
+        for question in self.questions(watched) {
+            lacking.push(match question {
+                Question::Loss(_) => "the loss on the probe text".to_owned(),
+                Question::Slower((op, _), ..) => format!("{op}: whether it is slower"),
+            });
+        }
+        Vitals { losses: watched.losses, lacking, ..watched.comparison.vitals() }
+    }
+
+    /// Whether an operation seems too slow.
+    fn is_suspect(&self, watched: &Watched, latency: &Latency) -> bool {
+        self.config.limits.excess(latency) > 1.0 && !watched.comparison.is_same(&latency.op)
+    }
+
+    /// Whether an operation is too slow beyond doubt.
+    fn is_slow(&self, watched: &Watched, latency: &Latency) -> bool {
+        self.is_suspect(watched, latency)
+            && (self.config.limits.excess(latency) > SUSPICION
+                || watched.convicted.contains(&suspect(latency)))
+    }
+
+    /// Books that a window ended without evidence.
+    fn unproven(&self, watched: &Watched, lacking: &[String]) {
+        let (generation, reason) = (watched.generation, lacking.join("; "));
+        tracing::warn!(target: LOG, generation, "not proven: {}", escape_untrusted(&reason));
+        let record = Record {
+            pack: watched.packs.first().cloned(),
+            generation: Some(generation),
+            reason: &reason,
+            ..Record::new(HistoryEvent::Unproven, "")
+        };
+        if let Err(error) = self.history.write(record) {
+            tracing::error!(target: LOG, "{error}");
+        }
+    }
+
+    /// Whether the packs that are watched are active.
+    pub(super) fn is_active(&self, watched: &Watched) -> bool {
+        let active = self.host.snapshot().pack_ids();
+        watched.packs.iter().all(|pack| active.contains(pack))
+    }
+
+    /// Notes a generation that is gone back to where a later one does harm.
+    pub(super) fn found_healthy(&self, state: &mut State, generation: u64) {
+        state.healthy = generation;
+        state.confirmed.insert(generation);
+        self.host.retain_generation(generation);
+    }
+
+    /// Ticks on two threads: one computes what has to be computed, the other judges and waits for
+    /// nothing.
+    ///
+    /// # Errors
+    /// Where the system gives no thread.
+    pub fn watch(self: &Arc<Self>, period: Duration) -> std::io::Result<Watchdog> {
+        let tasks: [(_, fn(&Self)); 2] =
+            [("ruvllm-examiner", Self::examine), ("ruvllm-watchdog", Self::look)];
+        let start = |(name, task): (_, fn(&Self))| {
+            let ticker = Ticker::new(name, period).impatient();
+            let supervisor = Arc::downgrade(self);
+            ticker.start(move || {
+                if let Some(supervisor) = supervisor.upgrade() {
+                    task(&supervisor);
+                }
+            })?;
+            Ok(ticker)
+        };
+        let tickers = tasks.into_iter().map(start).collect::<std::io::Result<_>>()?;
+        Ok(Watchdog { _tickers: tickers })
+    }
+
+    /// A window over a generation, beside the one that was active before.
+    pub(super) fn watch_over(
+        &self,
+        old: &RegistrySnapshot,
+        generation: u64,
+        loss: Option<f64>,
+    ) -> Watched {
+        let new = self.host.serving(generation).unwrap_or_else(|| self.host.snapshot());
+        let (before, mut packs) = (old.pack_ids(), new.pack_ids());
+        packs.retain(|pack| !before.contains(pack));
+        Watched {
+            generation,
+            canary: generation != self.host.generation(),
+            packs,
+            comparison: self.host.compare(old, &new),
+            window: HealthWindow::open(self.config.limits.clone(), (self.config.clock)()),
+            loss,
+            losses: None,
+            acquitted: BTreeMap::new(),
+            convicted: BTreeSet::new(),
+        }
+    }
+
+    /// Watches what was published, beside what still serves of that which was published before.
+    pub(super) fn watch_too(&self, state: &mut State, mut watched: Watched) {
+        // What was on trial is either active or not on trial any more.
+        state.watched.retain(|earlier| !earlier.canary && self.is_active(earlier));
+        // Packs that are activated anew are other kernels from then on.
+        let active = self.host.snapshot();
+        let is_over = |earlier: &mut Watched| earlier.comparison.is_replaced_in(&active);
+        for earlier in state.watched.extract_if(.., is_over) {
+            watched.succeed(earlier);
+        }
+        state.watched.push(watched);
+    }
+
+    /// Ends a window, and books the active generation as healthy unless others are open over it.
+    fn confirm(&self, state: &mut State, watched: Watched) {
+        let number = if watched.canary { watched.generation } else { self.host.generation() };
+        let active = self.host.snapshot().pack_ids();
+        let whole = !watched.canary && state.watched.iter().all(|other| other.canary);
+        let record = Record {
+            pack: watched.packs.first().cloned(),
+            generation: Some(number),
+            healthy: whole.then_some(&active),
+            ..Record::new(HistoryEvent::Healthy, "")
+        };
+        if let Err(error) = self.history.write(record) {
+            // Asked again at the next tick.
+            tracing::error!(target: LOG, "{error}");
+            state.watched.push(watched);
+            return;
+        }
+        tracing::info!(target: LOG, generation = number, "found healthy");
+        if whole {
+            self.found_healthy(state, number);
+        }
+        if !watched.canary {
+            self.raise_floor(&watched.packs);
+        }
+        self.prune();
+    }
+
+    /// Bars packs that do harm, and goes back to the last healthy generation, or ends their trial.
+    fn take_back(&self, state: &mut State, watched: &Watched, sickness: &Sickness) {
+        *lock(&self.counters).taken_back.entry(sickness.code).or_default() += 1;
+        let reason = sickness.to_string();
+        let span = spans::change("take back", "");
+        span.record("ruvllm.reason", sickness.code);
+        watched.packs.first().inspect(|pack| spans::note_pack(&span, pack));
+        tracing::error!(
+            target: LOG,
+            generation = watched.generation,
+            code = sickness.code,
+            "taken back: {}",
+            escape_untrusted(&reason)
+        );
+        // A history that cannot be written must not keep a sick generation active.
+        let write = |record: Record<'_>| {
+            if let Err(error) = self.history.write(Record { reason: &reason, ..record }) {
+                tracing::error!(target: LOG, "{error}");
+            }
+        };
+        let pack = watched.packs.first().cloned();
+        write(Record {
+            pack: pack.clone(),
+            generation: Some(watched.generation),
+            bar: &watched.packs,
+            ..Record::new(HistoryEvent::RollingBack, "")
+        });
+        for pack in &watched.packs {
+            self.host.bar(&pack.digest, &reason);
+        }
+        state.changes += 1;
+        let back = if watched.canary {
+            self.host.end_canary().map(|_| self.host.generation())
+        } else {
+            self.host.roll_back(state.healthy).map(|report| report.generation)
+        };
+        match back {
+            Ok(generation) => {
+                span.record("ruvllm.generation", generation);
+                if !watched.canary {
+                    self.found_healthy(state, generation);
+                }
+                let generation = Some(generation);
+                write(Record { pack, generation, ..Record::new(HistoryEvent::RolledBack, "") });
+            }
+            Err(error) => {
+                spans::failed(&span, error.code());
+                tracing::error!(target: LOG, "{error}");
+            }
+        }
+    }
+
+    fn raise_floor(&self, packs: &[PackId]) {
+        let Some(floor) = &self.config.floor else { return };
+        for PackId { name, version, .. } in packs {
+            if let (Ok(name), Ok(version)) = (name.parse(), version.parse())
+                && let Err(error) = floor.raise_to(&name, &version)
+            {
+                tracing::error!(target: LOG, "{error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Packs in their health window: what is known of them, and what only computing can tell.
+
+use super::health::{ComparedKernels, Comparison, Health, HealthWindow, Latency, Losses, Vitals};
+use crate::OpKey;
+use crate::pack::PackId;
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Packs that are being watched.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct HealthReport {
+    /// The generation that brought them.
+    pub generation: u64,
+    /// Which packs: none where a generation was gone back to that has less.
+    pub packs: Vec<PackId>,
+    /// Whether they are on trial.
+    pub canary: bool,
+    /// What was said of them last.
+    pub health: Health,
+    /// Their figures now.
+    pub vitals: Vitals,
+}
+
+/// Packs in their health window.
+pub(super) struct Watched {
+    pub(super) generation: u64,
+    pub(super) canary: bool,
+    /// What was new in that generation, and is barred if it is sick.
+    pub(super) packs: Vec<PackId>,
+    pub(super) comparison: Comparison,
+    pub(super) window: HealthWindow,
+    /// The loss on the probe text before, where there is a probe.
+    pub(super) loss: Option<f64>,
+    pub(super) losses: Option<Losses>,
+    /// How many calls of an operation and a class of sizes had been timed when it was found not to be
+    /// slow after all.
+    pub(super) acquitted: BTreeMap<Suspect, u64>,
+    /// Those that were found to be slow.
+    pub(super) convicted: BTreeSet<Suspect>,
+}
+
+/// An operation and a class of sizes.
+pub(super) type Suspect = (OpKey, Option<u64>);
+
+/// What only computing can tell of a pack that is watched.
+pub(super) enum Question {
+    /// The loss on the probe text, and what it was before.
+    Loss(f64),
+    /// Whether an operation is slower than before; over so many timed calls it seemed so.
+    Slower(Suspect, u64, Option<Box<ComparedKernels>>),
+}
+
+impl Watched {
+    /// Goes on for an earlier window, none of whose kernels serves any more though its packs do: with what
+    /// they are held against, and with what is barred if they are sick.
+    pub(super) fn succeed(&mut self, earlier: Watched) {
+        let packs = earlier.packs.into_iter().filter(|pack| !self.packs.contains(pack));
+        self.packs.extend(packs.collect::<Vec<_>>());
+        self.loss = earlier.loss.or(self.loss);
+        self.comparison.succeed(&earlier.comparison);
+    }
+
+    /// Takes the answer to a question: a loss, or 1 for an operation that is slower and 0 for one
+    /// that is not.
+    pub(super) fn hear(&mut self, question: Question, answer: f64) {
+        match question {
+            Question::Loss(old) => self.losses = Some(Losses { old, new: answer }),
+            Question::Slower(suspect, ..) if answer > 0.0 => {
+                self.convicted.insert(suspect);
+            }
+            Question::Slower(suspect, calls, _) => {
+                self.acquitted.insert(suspect, calls);
+            }
+        }
+    }
+}
+
+pub(super) fn suspect(latency: &Latency) -> Suspect {
+    (latency.op.clone(), latency.below)
+}
