@@ -302,7 +302,7 @@ fn catalogue_entry(id: &str) -> Option<KernelEntry> {
         .iter()
         .map(|param| (param.name.to_owned(), ParamSpec { ty: param.ty, default: None }))
         .collect();
-    let op = contract.op.name();
+    let op = contract.name;
     let mut entry = custom_entry(id, op, &format!("{op}_forward"));
     entry.inputs = inputs;
     entry.outputs = vec![tensor(&contract.output, variant.output)];

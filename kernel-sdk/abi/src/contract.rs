@@ -11,31 +11,52 @@
 use crate::DType;
 use core::fmt;
 
-/// An operation of the catalogue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Op {
+/// Makes the type of operations and the list of all from one row each, so that neither can lack one.
+macro_rules! catalogue {
+    ($($(#[$doc:meta])* $op:ident => $contract:ident,)*) => {
+        /// An operation of the catalogue.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Op {
+            $($(#[$doc])* $op,)*
+        }
+
+        impl Op {
+            /// Every operation of the catalogue.
+            pub const ALL: [Op; [$(stringify!($op)),*].len()] = [$(Op::$op),*];
+
+            /// How the operation is called.
+            pub const fn contract(self) -> &'static OpContract {
+                match self {
+                    $(Op::$op => &$contract,)*
+                }
+            }
+        }
+    };
+}
+
+catalogue! {
     /// Rotary position embedding (Su et al., RoFormer, arXiv 2104.09864).
     ///
     /// Rotates the first `2 * dim_half` elements of each head by the angles in `freqs`, whose
     /// innermost pair is (cos, sin); elements beyond are copied. With `interleaved == 0` the pairs
     /// are `(i, i + dim_half)` (NeoX order), else `(2i, 2i + 1)`. `theta` is information only: the
     /// angles come from `freqs`.
-    Rope,
+    Rope => ROPE,
     /// Root-mean-square normalisation (Zhang and Sennrich, arXiv 1910.07467):
     /// `y = x / sqrt(mean(x^2) + eps) * weight`, row by row.
-    RmsNorm,
+    RmsNorm => RMS_NORM,
     /// Gated unit of Shazeer, arXiv 2002.05202: `y = gate * sigmoid(gate) * up`, element by element.
-    SwiGlu,
+    SwiGlu => SWIGLU,
     /// Quantises rows for the KV cache into GGML blocks, byte for byte as GGML's reference does.
-    KvPack,
+    KvPack => KV_PACK,
     /// Reads rows back from GGML blocks: `y = d * q` (`Q8_0`) or `d * (q - 8)` (`Q4_0`).
-    KvUnpack,
+    KvUnpack => KV_UNPACK,
     /// The low-rank update of Hu et al., arXiv 2106.09685: `y = scale * (x A^T) B^T`.
     ///
     /// `ab` holds both factors in groups of four: group `g < ceil(in_dim / 4)` has for each rank `r`
     /// the elements `A[r][4g .. 4g + 4]`, and the groups after them `B[4h .. 4h + 4][r]`; rows and
     /// columns beyond the true dimension are zero. `groups = ceil(in_dim / 4) + ceil(out_dim / 4)`.
-    LoraApply,
+    LoraApply => LORA_APPLY,
 }
 
 /// One dimension of a tensor in a contract.
@@ -101,8 +122,11 @@ pub struct Variant {
 /// Everything that a caller and a kernel of an operation agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpContract {
-    /// The operation.
-    pub op: Op,
+    /// The operation's name in manifests.
+    pub name: &'static str,
+    /// How many of the output's outermost dimensions count its rows, each of which is computed on its
+    /// own. The first symbols are those of these dimensions; a call can be cut along them.
+    pub row_dims: usize,
     /// Its inputs in descriptor order.
     pub inputs: &'static [TensorContract],
     /// Its output.
@@ -133,7 +157,8 @@ const fn variant(kernel: &'static str, inputs: &'static [DType], output: DType) 
 }
 
 const ROPE: OpContract = OpContract {
-    op: Op::Rope,
+    name: "rope",
+    row_dims: 2,
     inputs: &[tensor("x", HEADS), tensor("freqs", &[sym("seq"), sym("dim_half"), Dim::Fixed(2)])],
     output: tensor("y", HEADS),
     params: &[param("theta", ParamType::F32), param("interleaved", ParamType::U32)],
@@ -145,7 +170,8 @@ const ROPE: OpContract = OpContract {
 };
 
 const RMS_NORM: OpContract = OpContract {
-    op: Op::RmsNorm,
+    name: "rmsnorm",
+    row_dims: 1,
     inputs: &[tensor("x", ROWS_DIM), tensor("weight", &[sym("dim")])],
     output: tensor("y", ROWS_DIM),
     params: &[param("eps", ParamType::F32)],
@@ -156,7 +182,8 @@ const RMS_NORM: OpContract = OpContract {
 };
 
 const SWIGLU: OpContract = OpContract {
-    op: Op::SwiGlu,
+    name: "swiglu",
+    row_dims: 1,
     inputs: &[tensor("gate", ROWS_DIM), tensor("up", ROWS_DIM)],
     output: tensor("y", ROWS_DIM),
     params: &[],
@@ -167,7 +194,8 @@ const SWIGLU: OpContract = OpContract {
 };
 
 const KV_PACK: OpContract = OpContract {
-    op: Op::KvPack,
+    name: "kv_pack",
+    row_dims: 1,
     inputs: &[tensor("x", ROWS_DIM)],
     output: tensor("y", ROWS_DIM),
     params: &[],
@@ -178,7 +206,8 @@ const KV_PACK: OpContract = OpContract {
 };
 
 const KV_UNPACK: OpContract = OpContract {
-    op: Op::KvUnpack,
+    name: "kv_unpack",
+    row_dims: 1,
     inputs: &[tensor("x", ROWS_DIM)],
     output: tensor("y", ROWS_DIM),
     params: &[],
@@ -189,7 +218,8 @@ const KV_UNPACK: OpContract = OpContract {
 };
 
 const LORA_APPLY: OpContract = OpContract {
-    op: Op::LoraApply,
+    name: "lora_apply",
+    row_dims: 1,
     inputs: &[
         tensor("x", &[sym("rows"), sym("in_dim")]),
         tensor("ab", &[sym("groups"), sym("rank"), Dim::Fixed(4)]),
@@ -203,37 +233,14 @@ const LORA_APPLY: OpContract = OpContract {
 };
 
 impl Op {
-    /// Every operation of the catalogue.
-    pub const ALL: [Op; 6] =
-        [Op::Rope, Op::RmsNorm, Op::SwiGlu, Op::KvPack, Op::KvUnpack, Op::LoraApply];
-
     /// The name in manifests, such as `rmsnorm`.
     pub const fn name(self) -> &'static str {
-        match self {
-            Op::Rope => "rope",
-            Op::RmsNorm => "rmsnorm",
-            Op::SwiGlu => "swiglu",
-            Op::KvPack => "kv_pack",
-            Op::KvUnpack => "kv_unpack",
-            Op::LoraApply => "lora_apply",
-        }
+        self.contract().name
     }
 
     /// The operation of that name, or `None` for a custom one.
     pub fn from_name(name: &str) -> Option<Op> {
         Op::ALL.into_iter().find(|op| op.name() == name)
-    }
-
-    /// How the operation is called.
-    pub const fn contract(self) -> &'static OpContract {
-        match self {
-            Op::Rope => &ROPE,
-            Op::RmsNorm => &RMS_NORM,
-            Op::SwiGlu => &SWIGLU,
-            Op::KvPack => &KV_PACK,
-            Op::KvUnpack => &KV_UNPACK,
-            Op::LoraApply => &LORA_APPLY,
-        }
     }
 }
 
@@ -286,6 +293,8 @@ mod tests {
             let contract = op.contract();
             assert!(contract.inputs.len() <= crate::MAX_INPUTS);
             assert!(contract.param_words() <= crate::MAX_PARAM_WORDS);
+            let rows = contract.output.shape[..contract.row_dims].iter();
+            assert!(rows.zip(contract.symbols()).all(|(dim, name)| *dim == Dim::Sym(name)));
             assert_eq!(Op::from_name(op.name()), Some(op));
             for variant in contract.variants {
                 assert_eq!(variant.inputs.len(), contract.inputs.len());

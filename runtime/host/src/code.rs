@@ -2,13 +2,11 @@
 
 use crate::OpKey;
 use crate::admit::AdmittedKernel;
-use crate::compare::host_tolerance;
 use crate::instance::InstanceTemplate;
 use crate::op::plan::CallPlan;
 use crate::stats::KernelStats;
 use ruvllm_abi::Op;
 use ruvllm_abi::contract::Variant;
-use ruvllm_manifest::Tolerance;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -30,7 +28,6 @@ pub struct PreparedKernel {
     plan: CallPlan,
     code: Code,
     stats: Arc<KernelStats>,
-    tolerance: Option<Tolerance>,
 }
 
 /// What computes.
@@ -63,7 +60,6 @@ impl PreparedKernel {
             code: Code::Native { op },
             stats: Arc::new(KernelStats::new(key.clone(), id, pack, "native")),
             key,
-            tolerance: None,
         }
     }
 
@@ -72,7 +68,6 @@ impl PreparedKernel {
         let gated = admitted.gated();
         let key = gated.key().clone();
         let stats = KernelStats::new(key.clone(), gated.id().to_owned(), pack, "wasmtime");
-        let tolerance = key.known().and_then(|(op, _)| host_tolerance(op, key.output));
         let (template, verified) = (admitted.template().clone(), admitted.is_verified());
         Self {
             hash: gated.hash().to_owned(),
@@ -80,7 +75,6 @@ impl PreparedKernel {
             plan: gated.plan().clone(),
             code: Code::Sandboxed { template, verified },
             stats: Arc::new(stats),
-            tolerance,
         }
     }
 
@@ -108,11 +102,6 @@ impl PreparedKernel {
     #[inline]
     pub(crate) fn stats(&self) -> &Arc<KernelStats> {
         &self.stats
-    }
-
-    /// What cross-checks allow; `None` where the bytes are exact or there is no twin.
-    pub(crate) fn tolerance(&self) -> Option<Tolerance> {
-        self.tolerance
     }
 
     pub(crate) fn id(&self) -> &str {

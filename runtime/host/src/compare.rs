@@ -1,269 +1,38 @@
-//! Whether an output is right: what every operation may differ from its definition, and by how
-//! much a given output does.
-//!
-//! The distance that is allowed at an element is `floor + abs * scale + rel * |want|`. The scale
-//! is the largest magnitude of the row (of the block, for block formats), so that tiny and huge
-//! inputs are judged as strictly as those around one; the floor is the format's own smallest step.
+//! The judge of kernels, in the host's words.
 
 use crate::error::Failure;
-use ruvllm_abi::{DType, Op, f16_to_f32};
+use crate::op::call::OpCall;
+use ruvllm_abi::contract::Variant;
+use ruvllm_abi::{DType, Op};
 use ruvllm_manifest::Tolerance;
-use ruvllm_native::quant;
+use ruvllm_native::judge::{self, Called, Judge, Wrong};
+
+pub use ruvllm_native::judge::LARGEST_INPUT;
 
 /// The distance from the f64 definition of `op` that the host allows where the output is `dtype`.
 /// `None` where the bytes must be exact.
 pub fn host_tolerance(op: Op, output: DType) -> Option<Tolerance> {
-    let (rel, abs) = match (op, output) {
-        (Op::KvPack, _) => return None,
-        (Op::KvUnpack, _) => (1e-7, 0.0),
-        (Op::LoraApply, DType::F32) => (1e-5, 1e-5),
-        (_, DType::F32) => (1e-5, 1e-6),
-        (_, DType::F16) => (1e-3, 1e-4),
-        (_, DType::BF16) => (8e-3, 1e-3),
-        // One step of a block, for an element that rounds the other way, and what the scale's own
-        // rounding does to the largest element.
-        (_, DType::Q8_0) => (0.0, 1.0 / 127.0 + 1.2e-3),
-        _ => (1e-5, 1e-6),
-    };
-    Some(Tolerance { rel, abs })
+    judge::tolerance(op, output).map(|judge::Tolerance { rel, abs }| Tolerance { rel, abs })
 }
 
-/// The largest input for which a kernel answers: the sum of a row's squares is then a number of binary32.
-pub const LARGEST_INPUT: f32 = 1e15;
-
-/// Whether the elements of an operand are such that what a kernel makes of them is its own doing.
-pub(crate) fn is_in_range(dtype: DType, bytes: &[u8]) -> bool {
-    let is_finite = |half: &[u8]| half[1] & 0x7c != 0x7c;
-    match dtype {
-        DType::F32 => bytes
-            .chunks_exact(4)
-            .all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).abs() <= LARGEST_INPUT),
-        DType::F16 => bytes.chunks_exact(2).all(is_finite),
-        // Blocks begin with their scale.
-        DType::Q8_0 | DType::Q4_0 => bytes.chunks_exact(dtype.layout().bytes).all(is_finite),
-        _ => true,
-    }
+/// The judge of a variant of an operation, which also knows what the author of a kernel promises.
+pub(crate) fn judge_of((op, variant): (Op, &'static Variant), author: Option<Tolerance>) -> Judge {
+    let author = author.map(|Tolerance { rel, abs }| judge::Tolerance { rel, abs });
+    Judge::new(op, variant).with_author(author)
 }
 
-/// The smallest step of a format: what rounding costs where relative error means nothing.
-fn floor(dtype: DType) -> f64 {
-    let half_step = 2f64.powi(-24);
-    match dtype {
-        DType::F32 | DType::BF16 => 16.0 * 2f64.powi(-149),
-        DType::Q8_0 => 128.0 * half_step,
-        DType::Q4_0 => 8.0 * half_step,
-        _ => half_step,
-    }
-}
-
-/// How an output is judged.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Judge {
-    pub(crate) dtype: DType,
-    pub(crate) tolerance: Tolerance,
-    /// The manifest's own, which is absolute for rows of magnitude up to one.
-    pub(crate) author: Option<Tolerance>,
-    /// Elements of a row.
-    pub(crate) row: usize,
-    /// Factor on the floor, where the operation sums what it rounds.
-    pub(crate) floor: f64,
-}
-
-impl Judge {
-    /// Holds `got` against `want`, which is the truth. Elements whose truth is not finite, or not
-    /// finite in the format, are left out.
-    ///
-    /// # Errors
-    /// [`Failure::NonFinite`] and [`Failure::Mismatch`].
-    pub(crate) fn check(&self, got: &[f32], want: &[f64]) -> Result<(), Failure> {
-        if got.len() != want.len() {
-            let detail = format!("{} elements instead of {}", got.len(), want.len());
-            return Err(Failure::Mismatch { detail });
-        }
-        let group = match self.dtype.layout().elems {
-            1 => self.row.max(1),
-            block => block,
-        };
-        let floor = floor(self.dtype) * self.floor;
-        let Tolerance { rel, abs } = self.tolerance;
-        for (g, (got, want)) in got.chunks(group).zip(want.chunks(group)).enumerate() {
-            let scale = self.scale(want);
-            let allowed = |want: f64| {
-                let mut allowed = abs * scale + rel * want.abs();
-                if let Some(Tolerance { rel, abs }) = self.author {
-                    allowed = allowed.min(abs * scale.max(1.0) + rel * want.abs());
-                }
-                allowed + floor
-            };
-            let off = |got: f32, want: f64| (f64::from(got) - want).abs();
-            let is_near = |(&got, &want): (&f32, &f64)| off(got, want) <= allowed(want);
-            // Without a branch for each: nearly always all are, and what is no number is not.
-            if got.iter().zip(want).fold(true, |all, pair| all & is_near(pair)) {
-                continue;
-            }
-            for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
-                if !self.is_finite(want) {
-                    continue;
-                }
-                let index = g * group + i;
-                if !got.is_finite() {
-                    return Err(Failure::NonFinite { index });
-                }
-                let (off, allowed) = (off(got, want), allowed(want));
-                if off > allowed {
-                    let detail = format!(
-                        "element {index} is {got:e} instead of {want:e}: off by {off:.2e}, \
-                         {allowed:.2e} is allowed"
-                    );
-                    return Err(Failure::Mismatch { detail });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The largest magnitude of a row or block.
-    fn scale(&self, want: &[f64]) -> f64 {
-        // Several at a time, as a processor's vectors can.
-        let mut largest = [0f64; 8];
-        let mut take = |want: &[f64]| {
-            for (largest, want) in largest.iter_mut().zip(want) {
-                let finite = if self.is_finite(*want) { want.abs() } else { 0.0 };
-                *largest = if finite > *largest { finite } else { *largest };
-            }
-        };
-        let (eights, rest) = want.as_chunks::<8>();
-        eights.iter().for_each(|eight| take(eight));
-        take(rest);
-        largest.into_iter().fold(0.0, f64::max)
-    }
-
-    /// Whether the truth is a number that the format has.
-    fn is_finite(&self, want: f64) -> bool {
-        want.is_finite() && want.abs() < self.largest()
-    }
-
-    fn largest(&self) -> f64 {
-        match self.dtype {
-            DType::F16 => 65_504.0,
-            DType::Q8_0 => 65_504.0 * 127.0,
-            DType::Q4_0 => 65_504.0 * 8.0,
-            _ => f64::from(f32::MAX),
+impl From<Wrong> for Failure {
+    fn from(wrong: Wrong) -> Self {
+        match wrong {
+            Wrong::NonFinite { index } => Failure::NonFinite { index },
+            Wrong::Mismatch { detail } => Failure::Mismatch { detail },
+            Wrong::Refused(error) => Failure::Native { detail: error.to_string() },
         }
     }
 }
 
-/// Reads the elements of a tensor as numbers.
-pub(crate) fn decode(dtype: DType, bytes: &[u8], out: &mut Vec<f32>) -> Result<(), String> {
-    let layout = dtype.layout();
-    let elems = bytes.len() / layout.bytes * layout.elems;
-    out.clear();
-    let word = |b: &[u8]| [b[0], b[1], b[2], b[3]];
-    match dtype {
-        DType::F32 => out.extend(bytes.chunks_exact(4).map(|b| f32::from_le_bytes(word(b)))),
-        DType::U32 => out.extend(bytes.chunks_exact(4).map(|b| u32::from_le_bytes(word(b)) as f32)),
-        DType::I32 => out.extend(bytes.chunks_exact(4).map(|b| i32::from_le_bytes(word(b)) as f32)),
-        DType::U8 => out.extend(bytes.iter().map(|&b| f32::from(b))),
-        DType::F16 => {
-            let half = |b: &[u8]| f16_to_f32(u16::from_le_bytes([b[0], b[1]]));
-            out.extend(bytes.chunks_exact(2).map(half));
-        }
-        _ => {
-            out.resize(elems, 0.0);
-            quant::dequantize_row(dtype, bytes, out).map_err(|e| e.to_string())?;
-        }
-    }
-    Ok(())
-}
-
-/// Compares packed blocks byte by byte with the reference's.
-///
-/// The format leaves two things open, and those are not compared: the quants of a block with an
-/// input that is not finite, and of a block whose scale is stored as zero.
-///
-/// # Errors
-/// [`Failure::Mismatch`] with the first block that differs.
-pub(crate) fn exact_blocks(dtype: DType, x: &[u8], got: &[u8], want: &[u8]) -> Result<(), Failure> {
-    let layout = dtype.layout();
-    let inputs = x.chunks_exact(4 * layout.elems);
-    let blocks = got.chunks_exact(layout.bytes).zip(want.chunks_exact(layout.bytes));
-    for (index, ((got, want), x)) in blocks.zip(inputs).enumerate() {
-        let finite = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_finite();
-        if got == want || !x.chunks_exact(4).all(finite) {
-            continue;
-        }
-        if got[..2] == want[..2] && want[0] == 0 && want[1] & 0x7f == 0 {
-            continue;
-        }
-        let at = got.iter().zip(want).position(|(g, w)| g != w).unwrap_or(0);
-        let detail = format!(
-            "byte {at} of block {index} is {:#04x} instead of {:#04x}: the format defines every \
-             byte",
-            got[at], want[at]
-        );
-        return Err(Failure::Mismatch { detail });
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn judge(dtype: DType) -> Judge {
-        let tolerance = Tolerance { rel: 1e-5, abs: 1e-6 };
-        Judge { dtype, tolerance, author: None, row: 2, floor: 1.0 }
-    }
-
-    #[test]
-    fn tiny_and_huge_rows_are_judged_at_their_own_scale() {
-        let judge = judge(DType::F32);
-        assert!(judge.check(&[1e-20, 2e-20], &[1e-20, 2e-20]).is_ok());
-        assert!(judge.check(&[1.1e-20, 2e-20], &[1e-20, 2e-20]).is_err());
-        // Cancellation beside a large element is forgiven, on its own it is not.
-        assert!(judge.check(&[1e10, 500.0], &[1e10, 0.0]).is_ok());
-        assert!(judge.check(&[1.0, 500.0], &[1.0, 0.0]).is_err());
-    }
-
-    #[test]
-    fn one_wrong_element_is_found_wherever_it_is() {
-        let judge = Judge { row: 19, ..judge(DType::F32) };
-        let want: Vec<f64> = (1..=38).map(f64::from).collect();
-        let right: Vec<f32> = (1..=38).map(|x| x as f32).collect();
-        judge.check(&right, &want).unwrap();
-        for at in 0..right.len() {
-            let mut got = right.clone();
-            got[at] += 0.1;
-            let failure = judge.check(&got, &want).unwrap_err().to_string();
-            assert!(failure.contains(&format!("element {at} is")), "{failure}");
-            got[at] = f32::NAN;
-            assert_eq!(judge.check(&got, &want), Err(Failure::NonFinite { index: at }));
-            // The largest magnitude counts from wherever it is, and only in its own row.
-            let (mut got, mut want) = (right.clone(), want.clone());
-            (got[at], want[at]) = (1e7, 1e7);
-            let (same, other) = if at < 19 { (0, 37) } else { (37, 0) };
-            if at != same {
-                got[same] += 5.0;
-                judge.check(&got, &want).unwrap();
-            }
-            got[other] += 5.0;
-            judge.check(&got, &want).unwrap_err();
-        }
-    }
-
-    #[test]
-    fn what_is_not_finite_is_told_apart() {
-        let judge = judge(DType::F16);
-        assert_eq!(judge.check(&[f32::NAN], &[1.0]), Err(Failure::NonFinite { index: 0 }));
-        assert!(judge.check(&[f32::INFINITY], &[1e9]).is_ok());
-        assert!(judge.check(&[f32::NAN], &[f64::NAN]).is_ok());
-    }
-
-    #[test]
-    fn an_author_can_only_be_stricter() {
-        let strict = Judge { author: Some(Tolerance { rel: 0.0, abs: 0.0 }), ..judge(DType::F32) };
-        assert!(strict.check(&[1.000001], &[1.0]).is_err());
-        let loose = Judge { author: Some(Tolerance { rel: 1.0, abs: 1.0 }), ..judge(DType::F32) };
-        assert!(loose.check(&[1.1], &[1.0]).is_err());
-    }
+/// What the judge is asked about; the operands' ranges have been checked with the call.
+pub(crate) fn called<'a>(call: &'a OpCall<'_>) -> Called<'a> {
+    let bytes = |operand: &'a crate::Operand<'_>| operand.bytes().unwrap_or(&[]);
+    Called { a: bytes(&call.a), b: bytes(&call.b), words: call.words.as_slice() }
 }

@@ -10,10 +10,10 @@
 //! meanwhile: one that was not given a processor is not to blame.
 
 use crate::OpKey;
-use crate::op::call::{LoraDims, OpCall, Operand, RopeDims, Words};
+use crate::op::call::Words;
 use crate::op::plan::{CallBytes, CallPlan};
 use ruvllm_abi::Op;
-use ruvllm_native::{Isa, twin};
+use ruvllm_native::{Isa, judge, twin};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -60,7 +60,7 @@ impl Deadline {
         let own = Self { tick, aside, most, least: most, rate: 0, repeats: None };
         let Some((op, nanos)) = measured(key) else { return own };
         let rate = FACTOR * nanos / tick.as_nanos().max(1) as f64 * f64::from(FRACTION).exp2();
-        Self { least: ticks(LEAST), rate: rate.ceil() as u64, repeats: repeats(op), ..own }
+        Self { least: ticks(LEAST), rate: rate.ceil() as u64, repeats: judge::repeats(op), ..own }
     }
 
     /// Ticks that a call may take.
@@ -81,11 +81,6 @@ fn work(repeats: Option<usize>, bytes: &CallBytes, words: &Words) -> u64 {
     ((bytes.a + bytes.out) as u64).saturating_mul(times).saturating_add(bytes.b as u64)
 }
 
-fn repeats(op: Op) -> Option<usize> {
-    // The rank: every row meets every factor.
-    (op == Op::LoraApply).then_some(3)
-}
-
 /// Nanoseconds that the scalar native twin takes for a unit of work, measured once in a process;
 /// `None` for a custom operation.
 fn measured(key: &OpKey) -> Option<(Op, f64)> {
@@ -102,7 +97,7 @@ fn measured(key: &OpKey) -> Option<(Op, f64)> {
 }
 
 fn measure(op: Op, key: &OpKey) -> Option<f64> {
-    let words = sample(op);
+    let words = Words::new(&judge::sample(op))?;
     let bytes = CallPlan::of_op(op, &key.inputs, key.output).bytes(words.as_slice()).ok()?;
     let (a, b, mut out) = (vec![0; bytes.a], vec![0; bytes.b], vec![0; bytes.out]);
     let mut best = Duration::MAX;
@@ -112,27 +107,7 @@ fn measure(op: Op, key: &OpKey) -> Option<f64> {
         twin::run(Isa::Scalar, op, inputs, key.output, &a, &b, words, &mut out).ok()?;
         best = best.min(begun.elapsed());
     }
-    Some(best.as_nanos() as f64 / work(repeats(op), &bytes, &words).max(1) as f64)
-}
-
-/// The params block of a call that is measured: some thousand elements.
-fn sample(op: Op) -> Words {
-    let none = || Operand::None;
-    let call = match op {
-        Op::Rope => {
-            let dims = RopeDims { batch: 1, seq: 8, heads: 8, dim: 64, dim_half: 32 };
-            OpCall::rope(none(), none(), dims, 1e4, false)
-        }
-        Op::RmsNorm => OpCall::rmsnorm(none(), none(), 16, 256, 1e-5),
-        Op::SwiGlu => OpCall::swiglu(none(), none(), 16, 256),
-        Op::KvPack => OpCall::kv_pack(none(), 16, 256),
-        Op::KvUnpack => OpCall::kv_unpack(none(), 16, 256),
-        Op::LoraApply => {
-            let dims = LoraDims { rows: 4, in_dim: 256, rank: 8, out_dim: 256 };
-            OpCall::lora(none(), none(), dims, 1.0)
-        }
-    };
-    call.words
+    Some(best.as_nanos() as f64 / work(judge::repeats(op), &bytes, &words).max(1) as f64)
 }
 
 /// How much of its deadline the call has used that runs in an instance.
@@ -184,6 +159,7 @@ pub(crate) fn thread_time() -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::op::call::{LoraDims, OpCall, Operand};
 
     const TICK: Duration = Duration::from_millis(1);
 

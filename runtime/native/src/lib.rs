@@ -4,6 +4,8 @@
 //! - [`oracle`] defines each operation in f64; nothing else in the workspace does.
 //! - [`ops`] are the native twins of the operations that kernel packs provide, and [`twin`] calls
 //!   them by contract, over bytes, which is what the host falls back to.
+//! - [`judge`] says whether an output is right, and makes up the calls that kernels are tried on; what
+//!   differs between operations is a row of `catalogue`.
 //! - [`quant`] reads and writes the block formats, [`gemm`] multiplies by weights stored in them,
 //!   [`attention`] reads a key-value cache stored in them.
 //! - [`pool`] runs all of it on a fixed set of threads; [`isa`] says which instructions there are;
@@ -16,14 +18,17 @@
 #![deny(unsafe_code)]
 
 pub mod attention;
+mod catalogue;
 pub mod error;
 pub mod gemm;
 pub mod isa;
+pub mod judge;
 pub mod ops;
 pub mod oracle;
 pub mod pool;
 pub mod probe;
 pub mod quant;
+pub mod random;
 pub mod twin;
 
 pub use error::NativeError;

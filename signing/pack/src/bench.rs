@@ -9,20 +9,20 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ruvllm_abi::Op;
 use ruvllm_host::{
     Host, HostConfig, OpCall, OpKey, OpSlot, Operand, Policy, RegistrySnapshot, Resident, Scope,
     Words, Worker,
 };
 use ruvllm_manifest::KernelEntry;
 use ruvllm_native::Isa;
+use ruvllm_native::judge::{self, Case};
+use ruvllm_native::random::Random;
 use ruvllm_signing::escape_untrusted;
 use serde::Serialize;
 
 use crate::build::refresh_manifest;
-use crate::cases::{Case, Subject};
 use crate::figures::Figures;
-use crate::oracle_test::{Trial, key_of, known};
+use crate::oracle_test::{Trial, key_of};
 use crate::scaffold::is_pack_crate;
 use crate::{Report, ToolError, stress};
 
@@ -122,7 +122,7 @@ pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchRepor
         let message = "--write needs the pack crate: the directory with pack.toml".to_owned();
         return Err(ToolError::Spec { path: directory.to_owned(), message });
     }
-    let trial = Trial::open(directory)?;
+    let trial = Trial::open(directory, None)?;
     let native = |isa| -> Result<Side, ToolError> {
         let policy = Policy::NativeOnly;
         let config = HostConfig { policy, isa, cross_check_every: 0, ..HostConfig::default() };
@@ -154,7 +154,7 @@ pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchRepor
             let (native_us, native_128_us) = (times.get(1).copied(), times.get(2).copied());
             report.lines.push(BenchLine {
                 kernel: entry.id.clone(),
-                shape: bench.case.shape().to_owned(),
+                shape: bench.case.shape.clone(),
                 wasm_us,
                 native_us,
                 native_128_us,
@@ -186,26 +186,21 @@ struct Bench {
     constant: Option<Resident>,
     words: Words,
     scope: Scope,
-    /// Bytes of the output.
-    size: usize,
 }
 
 fn benches(entry: &KernelEntry) -> Vec<Bench> {
-    let (op, key, cases) = match known(entry) {
-        Some((op, key)) => {
-            let subject = Subject { op, inputs: &key.inputs, output: key.output };
-            let cases = subject.bench_cases();
-            (Some(op), key, cases)
-        }
-        None => (None, key_of(entry), stress::custom_case(entry, 4096).into_iter().collect()),
+    let key = key_of(entry);
+    let known = key.known();
+    let cases = match known {
+        Some((op, variant)) => judge::bench_cases(op, variant, &mut Random::new(0xbe4c)),
+        None => stress::custom_case(entry, 4096).into_iter().collect(),
     };
     let bench = |case: Case| {
-        let constant = matches!(op, Some(Op::Rope | Op::RmsNorm | Op::LoraApply));
-        let constant = constant.then(|| Resident::from_bytes(case.bytes(1)));
+        let constant = known.is_some_and(|(op, _)| judge::has_constant(op));
+        let constant = constant.then(|| Resident::from_bytes(&case.b));
         let words = Words::new(&case.words)?;
-        let size = key.output.bytes_for(case.elems)?;
-        let (has_twin, key, scope) = (op.is_some(), key.clone(), Scope::unique());
-        Some(Bench { has_twin, key, case, constant, words, scope, size })
+        let (has_twin, key, scope) = (known.is_some(), key.clone(), Scope::unique());
+        Some(Bench { has_twin, key, case, constant, words, scope })
     };
     cases.into_iter().filter_map(bench).collect()
 }
@@ -214,11 +209,11 @@ impl Bench {
     fn call(&self) -> OpCall<'_> {
         let second = match &self.constant {
             Some(constant) => constant.all(),
-            None if self.case.inputs.len() > 1 => Operand::Bytes(self.case.bytes(1)),
+            None if self.key.inputs.len() > 1 => Operand::Bytes(&self.case.b),
             None => Operand::None,
         };
-        let first = match self.case.inputs.first() {
-            Some(_) => Operand::Bytes(self.case.bytes(0)),
+        let first = match self.key.inputs.first() {
+            Some(_) => Operand::Bytes(&self.case.a),
             None => Operand::None,
         };
         OpCall { a: first, b: second, words: self.words, scope: Some(self.scope) }
@@ -226,7 +221,7 @@ impl Bench {
 
     /// Median microseconds of a call on each side.
     fn time(&self, sides: &mut [&mut Side], budget_ms: u64) -> Result<Vec<f64>, String> {
-        let (call, mut out) = (self.call(), vec![0; self.size]);
+        let (call, mut out) = (self.call(), vec![0; self.case.output]);
         let slots: Vec<OpSlot> =
             sides.iter().map(|side| side.slot(&self.key)).collect::<Result<_, _>>()?;
         take_turns(sides.len(), budget_ms, |i, calls| {

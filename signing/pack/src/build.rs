@@ -237,7 +237,7 @@ fn assemble(
     let figures = Figures::read(directory)?;
     let manifest = spec.manifest(&built, &figures, directory)?.to_json()?;
     files.push((MANIFEST_FILE.to_owned(), manifest.into_bytes()));
-    trial::admit(files.iter().cloned())?;
+    trial::admit(files.iter().cloned(), None)?;
     Ok(Assembled { files, kernels })
 }
 

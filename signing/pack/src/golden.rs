@@ -11,10 +11,10 @@ use indexmap::IndexMap;
 use ruvllm_abi::contract::ParamType;
 use ruvllm_host::{ParamValue, Tensor};
 use ruvllm_manifest::{KernelEntry, TensorSpec};
+use ruvllm_native::judge::encode;
 use serde::Deserialize;
 
 use crate::ToolError;
-use crate::cases::encode;
 
 /// Where golden files lie in a pack crate.
 const DIRECTORY: &str = "golden";
@@ -86,7 +86,10 @@ impl Golden {
                 .ok_or_else(|| format!("input `{}` is missing", spec.name))?;
             numbers.check(&spec.name)?;
             let values: Vec<f32> = numbers.values.iter().map(|x| *x as f32).collect();
-            encode(spec.dtype, numbers.shape.clone(), &values).ok_or_else(|| {
+            let bytes = encode(spec.dtype, &values).ok();
+            let tensor =
+                bytes.and_then(|bytes| Tensor::new(spec.dtype, numbers.shape.clone(), bytes));
+            tensor.ok_or_else(|| {
                 format!("`{}`: {:?} has no size in {}", spec.name, numbers.shape, spec.dtype)
             })
         };

@@ -14,7 +14,6 @@ pub mod archive;
 mod atomic;
 pub mod bench;
 pub mod build;
-mod cases;
 mod compile_c;
 mod compile_rust;
 pub mod diff;

@@ -126,13 +126,18 @@ enum Command {
     },
     /// Run every kernel in the sandbox and compare it with the f64 oracle.
     ///
-    /// Odd shapes and sizes, no rows, tiny, huge and subnormal numbers, NaN and infinity, the largest call
-    /// that the kernel's memory holds and one above it; then the calls in golden/<kernel>/*.json of the
+    /// Odd shapes and sizes, no rows, tiny, huge and subnormal numbers, NaN and infinity: the calls on which
+    /// hosts admit kernels, judged as hosts judge them. Then the largest call that the kernel's memory holds
+    /// and one above it, and the calls in golden/<kernel>/*.json of the
     /// pack crate, which are all that says what is right for a custom operation:
     ///
     /// { "inputs": { "x": { "shape": [1, 2], "values": [3, 4] } }, "params": { "a": 2 },
     /// "output": { "shape": [1, 2], "values": [6, 8] }, "tolerance": { "rel": 1e-6, "abs": 0 } }
     Test {
+        /// Draw the calls from this number: from the "admission seed" of a refusal, to see it again. Without
+        /// it nobody can know them before.
+        #[arg(long, value_name = "N")]
+        seed: Option<u64>,
         /// The pack; it need not be signed.
         #[arg(default_value = ".")]
         dir: PathBuf,
@@ -195,7 +200,7 @@ fn main() -> ExitCode {
         }
         Command::Trust(command) => command.run(json),
         Command::Inspect { trust, dir } => finish(inspect::inspect(trust.as_deref(), &dir), json),
-        Command::Test { dir } => finish(oracle_test::test(&dir), json),
+        Command::Test { seed, dir } => finish(oracle_test::test(&dir, seed), json),
         Command::Diff { a, b, exit_code } => finish(diff::diff(&a, &b, exit_code), json),
         Command::Explain { against, lock, dir } => {
             finish(explain::explain(&against.options(lock), &dir), json)

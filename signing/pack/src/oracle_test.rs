@@ -1,26 +1,26 @@
 //! `test`: every kernel of a pack, in the host's sandbox, against the f64 oracle.
 //!
-//! The pack first goes through admission like any other. Then each kernel of a known operation goes
-//! through more shapes and numbers than admission takes the time for, and every kernel through its
-//! author's golden files and to the limit of its memory. Kernels of custom operations have no
-//! oracle: their golden files say what is right, and odd calls must not make them trap.
+//! The pack first goes through admission like any other, on calls that are drawn from a seed. Each kernel
+//! of a known operation then makes the same calls by name, before the same judge, so that a host that
+//! draws the same seed on the same processor says the same of it. Beyond what a host asks, every kernel
+//! goes through its author's golden files and to the limit of its memory. Kernels of custom operations
+//! have no oracle: their golden files say what is right, and odd calls must not make them trap.
 
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 
+use ruvllm_abi::contract::{ParamType, Variant};
 use ruvllm_abi::{DType, Op};
-use ruvllm_host::{Host, OpKey, Tensor, host_tolerance};
+use ruvllm_host::{CallError, Host, OpKey, ParamValue, Tensor};
 use ruvllm_manifest::{KernelEntry, MANIFEST_FILE, Manifest, Tolerance};
-use ruvllm_native::{Isa, oracle, twin};
+use ruvllm_native::judge::{self, Case, Judge, Verdict};
+use ruvllm_native::random::Random;
 use ruvllm_signing::escape_untrusted;
 use serde::Serialize;
 
-use crate::cases::{Case, Kind, Subject};
 use crate::stress::{self, AtLimit, Target};
 use crate::{Report, ToolError, golden, trial};
-
-/// How much further from the oracle a sum over all of a kernel's memory may be.
-const LONG_ROWS: f64 = 16.0;
 
 /// The most failures of one kernel that are told apart.
 const SHOWN_FAILURES: usize = 5;
@@ -30,6 +30,8 @@ const SHOWN_FAILURES: usize = 5;
 pub struct TestReport {
     /// The pack.
     pub pack: String,
+    /// What the calls were drawn from.
+    pub seed: u64,
     /// Its kernels.
     pub kernels: Vec<TestedKernel>,
 }
@@ -67,7 +69,7 @@ impl Report for TestReport {
 
 impl fmt::Display for TestReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}: admitted", escape_untrusted(&self.pack))?;
+        writeln!(f, "{}: admitted (seed {})", escape_untrusted(&self.pack), self.seed)?;
         for kernel in &self.kernels {
             let verdict = if kernel.failed == 0 { "ok" } else { "FAILED" };
             let id = escape_untrusted(&kernel.id);
@@ -104,20 +106,17 @@ pub(crate) struct Trial {
 }
 
 impl Trial {
-    pub(crate) fn open(directory: &Path) -> Result<Trial, ToolError> {
+    /// Admits a pack on calls that are drawn from the seed, or from one that cannot be predicted.
+    pub(crate) fn open(directory: &Path, seed: Option<u64>) -> Result<Trial, ToolError> {
         let pack = trial::read(directory)?;
         let manifest = Manifest::parse(pack.file(MANIFEST_FILE).unwrap_or_default())?;
         let files = pack.files().map(|(path, bytes)| (path.to_owned(), bytes.to_vec()));
-        Ok(Trial { host: trial::admit(files)?, manifest })
+        Ok(Trial { host: trial::admit(files, seed)?, manifest })
     }
 }
 
-/// Operation and element types of a kernel, if the host knows them.
-pub(crate) fn known(entry: &KernelEntry) -> Option<(Op, OpKey)> {
-    let key = key_of(entry);
-    let (op, _) = key.known()?;
-    Some((op, key))
-}
+/// An operation of the catalogue and one of its variants.
+type Known = (Op, &'static Variant);
 
 /// Operation and element types of a kernel.
 pub(crate) fn key_of(entry: &KernelEntry) -> OpKey {
@@ -129,14 +128,16 @@ pub(crate) fn key_of(entry: &KernelEntry) -> OpKey {
 
 /// Tests every kernel of a pack.
 ///
-/// Golden files are looked for in the directory that is given, a pack crate.
+/// Golden files are looked for in the directory that is given, a pack crate. Without a seed the calls are
+/// drawn from one that cannot be predicted, as those of a host are.
 ///
 /// # Errors
 /// [`ToolError::Pack`], [`ToolError::Manifest`] and [`ToolError::Host`] where the pack is not
 /// admitted, [`ToolError::Golden`] where a golden file cannot be used. Wrong results are part of
 /// the report.
-pub fn test(directory: &Path) -> Result<TestReport, ToolError> {
-    let trial = Trial::open(directory)?;
+pub fn test(directory: &Path, seed: Option<u64>) -> Result<TestReport, ToolError> {
+    let seed = seed.unwrap_or_else(|| RandomState::new().hash_one(0));
+    let trial = Trial::open(directory, Some(seed))?;
     let snapshot = trial.host.snapshot();
     let manifest = &trial.manifest;
     let mut kernels = Vec::new();
@@ -152,8 +153,8 @@ pub fn test(directory: &Path) -> Result<TestReport, ToolError> {
             let outcome = target.call(&golden.inputs, &params).map_err(|error| error.to_string());
             tested.took(&golden.name, outcome.and_then(|output| golden.check(&output)));
         }
-        match known(entry) {
-            Some((op, key)) => against_oracle(&mut target, op, &key, &mut tested),
+        match key_of(entry).known() {
+            Some(known) => against_oracle(&mut target, known, seed, &mut tested),
             None => {
                 let manners = stress::manners(&mut target);
                 tested.cases += manners.calls;
@@ -167,10 +168,11 @@ pub fn test(directory: &Path) -> Result<TestReport, ToolError> {
                 }
             }
         }
-        at_the_limit(&mut target, &mut tested);
+        at_the_limit(&mut target, seed, &mut tested);
         kernels.push(tested);
     }
-    Ok(TestReport { pack: format!("{} {}", manifest.name, manifest.version), kernels })
+    let pack = format!("{} {}", manifest.name, manifest.version);
+    Ok(TestReport { pack, seed, kernels })
 }
 
 impl TestedKernel {
@@ -180,7 +182,7 @@ impl TestedKernel {
             cases: 0,
             golden: 0,
             failed: 0,
-            has_oracle: known(entry).is_some(),
+            has_oracle: key_of(entry).known().is_some(),
             largest_call: None,
             notes: Vec::new(),
             worst: None,
@@ -204,21 +206,70 @@ impl TestedKernel {
     }
 }
 
-fn against_oracle(target: &mut Target<'_>, op: Op, key: &OpKey, tested: &mut TestedKernel) {
-    let subject = Subject { op, inputs: &key.inputs, output: key.output };
-    for case in subject.test_cases() {
-        let params = case.params(target.entry);
-        let outcome = target.call(&case.inputs, &params).map_err(|error| error.to_string());
-        let judged = outcome.and_then(|output| judge(op, key, &case, &output, 1.0));
-        if let Ok(Some(share)) = judged {
+/// Calls a kernel as admission did with this seed, and asks the judge that admission asks.
+fn against_oracle(target: &mut Target<'_>, known: Known, seed: u64, tested: &mut TestedKernel) {
+    let (op, variant) = known;
+    let cases = match judge::cases(op, variant, judge::ROOM, &mut Random::new(seed)) {
+        Ok(cases) => cases,
+        Err(error) => return tested.fail(error.to_string()),
+    };
+    let judge = judge_of(known, target.entry);
+    for case in cases {
+        let judged = call(target, known, &case).and_then(|output| {
+            judge.check(case.called(), output.bytes()).map_err(|wrong| wrong.to_string())
+        });
+        if let Ok(Verdict::Right(Some(share))) = judged {
             tested.worst = Some(tested.worst.unwrap_or(0.0).max(share));
         }
         tested.took(&case.what, judged.map(|_| ()));
     }
 }
 
+/// The judge of a kernel, which also knows what its author promises.
+fn judge_of((op, variant): Known, entry: &KernelEntry) -> Judge {
+    let author = entry.tolerance.map(|Tolerance { rel, abs }| judge::Tolerance { rel, abs });
+    Judge::new(op, variant).with_author(author)
+}
+
+/// Calls a kernel of a known operation by the names that its manifest has.
+fn call(target: &mut Target<'_>, known: Known, case: &Case) -> Result<Tensor, String> {
+    attempt(target, known, case).map_err(|error| error.to_string())
+}
+
+fn attempt(
+    target: &mut Target<'_>,
+    (op, variant): Known,
+    case: &Case,
+) -> Result<Tensor, CallError> {
+    let bytes = [&case.a, &case.b].into_iter().zip(variant.inputs).enumerate();
+    // A case has the sizes of its shapes.
+    let inputs: Vec<Tensor> = bytes
+        .filter_map(|(i, (bytes, dtype))| {
+            Tensor::new(*dtype, case.input_shape(op, i), bytes.clone())
+        })
+        .collect();
+    let entry = target.entry;
+    target.call(&inputs, &named(entry, &case.words))
+}
+
+/// Every extent and parameter by the name that the manifest of the kernel has for it.
+fn named<'e>(entry: &'e KernelEntry, words: &[u32]) -> Vec<(&'e str, ParamValue)> {
+    let symbols = entry.symbols();
+    let (extents, values) = words.split_at(symbols.len().min(words.len()));
+    let extents = symbols.into_iter().zip(extents).map(|(name, n)| (name, ParamValue::U32(*n)));
+    let params = entry.params.iter().zip(values).map(|((name, spec), word)| {
+        let value = match spec.ty {
+            ParamType::F32 => ParamValue::F32(f32::from_bits(*word)),
+            ParamType::U32 => ParamValue::U32(*word),
+            ParamType::I32 => ParamValue::I32(word.cast_signed()),
+        };
+        (name.as_str(), value)
+    });
+    extents.chain(params).collect()
+}
+
 /// The largest call that the kernel's memory holds must come out right; one above is refused.
-fn at_the_limit(target: &mut Target<'_>, tested: &mut TestedKernel) {
+fn at_the_limit(target: &mut Target<'_>, seed: u64, tested: &mut TestedKernel) {
     const WHAT: &str = "at the limit of memory";
     tested.cases += 1;
     let (n, bytes) = match stress::find_limit(target) {
@@ -226,18 +277,21 @@ fn at_the_limit(target: &mut Target<'_>, tested: &mut TestedKernel) {
         Ok(AtLimit::Fixed) => return,
         Err(what) => return tested.fail(format!("{WHAT}: {what}")),
     };
-    let case = known(target.entry).and_then(|(op, key)| {
-        let case = Subject { op, inputs: &key.inputs, output: key.output }.long_case(n)?;
-        Some((op, key, case))
+    let case = key_of(target.entry).known().and_then(|known| {
+        let (op, variant) = known;
+        Some((known, judge::long_case(op, variant, n, &mut Random::new(seed))?))
     });
     let outcome = match &case {
-        Some((_, _, case)) => target.call(&case.inputs, &case.params(target.entry)),
+        Some((known, case)) => attempt(target, *known, case),
         None => stress::call_at_limit(target, n),
     };
     match outcome {
         Ok(output) => {
             let judged = match &case {
-                Some((op, key, case)) => judge(*op, key, case, &output, LONG_ROWS).map(|_| ()),
+                Some((known, case)) => judge_of(*known, target.entry)
+                    .with_slack(judge::LONG_ROWS)
+                    .check(case.called(), output.bytes())
+                    .map_or_else(|wrong| Err(wrong.to_string()), |_| Ok(())),
                 None => Ok(()),
             };
             tested.largest_call = Some(bytes);
@@ -249,106 +303,5 @@ fn at_the_limit(target: &mut Target<'_>, tested: &mut TestedKernel) {
             tested.notes.push(what.to_owned());
         }
         Err(error) => tested.took(WHAT, Err(error.to_string())),
-    }
-}
-
-/// Compares an output with the oracle, which it may be `slack` times further from than the host
-/// allows. `Some`: the largest error as a share of what is allowed.
-fn judge(
-    op: Op,
-    key: &OpKey,
-    case: &Case,
-    output: &Tensor,
-    slack: f64,
-) -> Result<Option<f64>, String> {
-    let (bytes, got) = (output.bytes(), output.to_f32());
-    if case.kind == Kind::NonFinite {
-        return Ok(None);
-    }
-    let (a, b) = (case.bytes(0), case.bytes(1));
-    let Some(tolerance) = host_tolerance(op, key.output) else {
-        let mut want = vec![0; bytes.len()];
-        twin::run(Isa::Scalar, op, &key.inputs, key.output, a, b, &case.words, &mut want)
-            .map_err(|error| error.to_string())?;
-        return match first_difference(key.output, bytes, &want) {
-            None => Ok(None),
-            Some(at) => Err(format!("byte {at} is {}, the format says {}", bytes[at], want[at])),
-        };
-    };
-    let want = oracle::run(op, &key.inputs, key.output, a, b, &case.words)
-        .map_err(|error| error.to_string())?;
-    let group = match key.output.layout().elems {
-        1 => case.row.max(1),
-        block => block,
-    };
-    let floor = smallest_step(key.output) * case.roundings(op);
-    let mut worst = 0f64;
-    for (g, (got, want)) in got.chunks(group).zip(want.chunks(group)).enumerate() {
-        let scale = want.iter().filter(|w| w.is_finite()).fold(0f64, |max, w| max.max(w.abs()));
-        for (i, (got, want)) in got.iter().zip(want).enumerate() {
-            if !want.is_finite() || want.abs() > largest(key.output) {
-                continue;
-            }
-            let Tolerance { rel, abs } = tolerance;
-            let allowed = (abs * scale + rel * want.abs()) * slack + floor;
-            let share = (f64::from(*got) - want).abs() / allowed;
-            // A NaN must not pass for a small error.
-            if share.is_nan() || share > 1.0 {
-                let at = g * group + i;
-                return Err(format!("element {at} is {got:e} instead of {want:e}"));
-            }
-            worst = worst.max(share);
-        }
-    }
-    Ok(Some(worst))
-}
-
-/// The first byte that differs, but for the quants of blocks whose scale is zero: they mean nothing.
-fn first_difference(dtype: DType, got: &[u8], want: &[u8]) -> Option<usize> {
-    let size = dtype.layout().bytes;
-    for (i, (got, want)) in got.chunks(size).zip(want.chunks(size)).enumerate() {
-        let scale_is_zero = want.first() == Some(&0) && want.get(1).is_some_and(|b| b & 0x7f == 0);
-        let compared = if scale_is_zero { 2 } else { size };
-        let differs = |(g, w): (&u8, &u8)| g != w;
-        if let Some(at) = got.iter().zip(want).take(compared).position(differs) {
-            return Some(i * size + at);
-        }
-    }
-    None
-}
-
-/// What rounding to the format costs where relative error means nothing, as the host counts it.
-fn smallest_step(dtype: DType) -> f64 {
-    let half = 2f64.powi(-24);
-    match dtype {
-        DType::Q8_0 => 128.0 * half,
-        DType::Q4_0 => 8.0 * half,
-        DType::F16 => half,
-        _ => 16.0 * 2f64.powi(-149),
-    }
-}
-
-fn largest(dtype: DType) -> f64 {
-    match dtype {
-        DType::F16 => 65_504.0,
-        DType::Q8_0 => 65_504.0 * 127.0,
-        DType::Q4_0 => 65_504.0 * 8.0,
-        _ => f64::from(f32::MAX),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quants_of_a_block_without_scale_are_not_compared() {
-        let zero = [[0u8, 0x80].as_slice(), &[7; 16]].concat();
-        let other = [[0u8, 0x80].as_slice(), &[8; 16]].concat();
-        assert_eq!(first_difference(DType::Q4_0, &other, &zero), None);
-        let scaled = [[1u8, 0x30].as_slice(), &[7; 16]].concat();
-        let off = [[1u8, 0x30].as_slice(), &[8; 16]].concat();
-        assert_eq!(first_difference(DType::Q4_0, &off, &scaled), Some(2));
-        assert_eq!(first_difference(DType::Q4_0, &scaled, &zero), Some(0));
     }
 }

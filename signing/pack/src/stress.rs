@@ -7,8 +7,8 @@
 use ruvllm_abi::{DType, REGION_ALIGN};
 use ruvllm_host::{CallError, Failure, ParamValue, RegistrySnapshot, Tensor, TrapKind, Worker};
 use ruvllm_manifest::{Dim, KernelEntry, TensorSpec};
-
-use crate::cases::{Case, Kind, Numbers, Subject, encode};
+use ruvllm_native::judge::{self, Case, Kind, encode, fill};
+use ruvllm_native::random::Random;
 
 /// A kernel, and how to call it by itself.
 pub(crate) struct Target<'a> {
@@ -131,10 +131,8 @@ fn params<'e>(entry: &'e KernelEntry, extents: &[u32]) -> Vec<(&'e str, ParamVal
 
 /// Extents of a call that is `n` units long.
 fn extents(entry: &KernelEntry, n: u32) -> Option<Vec<u32>> {
-    let types: Vec<DType> = entry.inputs.iter().map(|tensor| tensor.dtype).collect();
     if let Some(op) = entry.known_op() {
-        let output = entry.outputs.first()?.dtype;
-        return Some(Subject { op, inputs: &types, output }.long_extents(n));
+        return Some(judge::long_extents(op, n));
     }
     // One extent of the output grows; the others are as small as the blocks let them be.
     let unit = unit(entry);
@@ -208,15 +206,14 @@ pub(crate) struct Manners {
 pub(crate) fn manners(target: &mut Target<'_>) -> Manners {
     const EXTENTS: [[u32; 5]; 4] =
         [[1, 1, 1, 1, 1], [3, 7, 33, 5, 2], [257, 3, 1, 7, 33], [0, 3, 5, 1, 2]];
-    let mut numbers = Numbers(0xc0570);
+    let mut random = Random::new(0xc0570);
     let mut found = Manners::default();
     let (symbols, unit) = (target.entry.symbols().len(), unit(target.entry));
     for pattern in EXTENTS {
         let extents: Vec<u32> = (0..symbols).map(|i| pattern[i % 5] * unit).collect();
         for kind in [Kind::Normal, Kind::Zeros, Kind::Huge, Kind::Subnormal, Kind::NonFinite] {
             let inputs = tensors(target.entry, &extents, |_, dtype, n| {
-                let values = numbers.fill(n, kind, dtype, 1e4);
-                let bytes = encode(dtype, vec![n], &values).map(|tensor| tensor.bytes().to_vec());
+                let bytes = encode(dtype, &fill(&mut random, n, kind, dtype, 1e4)).ok();
                 // Formats that nothing here writes: zeros are blocks too.
                 bytes.or_else(|| Some(vec![0; dtype.bytes_for(n)?]))
             });
@@ -242,23 +239,24 @@ pub(crate) fn manners(target: &mut Target<'_>) -> Manners {
 /// A call of a kernel without an oracle with ordinary numbers, `n` units long.
 pub(crate) fn custom_case(entry: &KernelEntry, n: u32) -> Option<Case> {
     let extents = extents(entry, n)?;
-    let mut numbers = Numbers(0xbe4c);
+    let mut random = Random::new(0xbe4c);
     let inputs = tensors(entry, &extents, |_, dtype, n| {
-        let values = numbers.fill(n, Kind::Normal, dtype, 1.0);
-        let bytes = encode(dtype, vec![n], &values).map(|tensor| tensor.bytes().to_vec());
+        let bytes = encode(dtype, &fill(&mut random, n, Kind::Normal, dtype, 1.0)).ok();
         bytes.or_else(|| Some(vec![0; dtype.bytes_for(n)?]))
     })?;
     let symbols = entry.symbols();
     let named: Vec<String> =
         symbols.iter().zip(&extents).map(|(name, n)| format!("{name} {n}")).collect();
-    let out = shape(entry, entry.outputs.first()?, &extents);
+    let output = entry.outputs.first()?;
+    let operand = |i: usize| inputs.get(i).map_or(Vec::new(), |tensor| tensor.bytes().to_vec());
+    let shape_text = named.join(", ");
     Some(Case {
-        what: format!("Normal numbers, {}", named.join(", ")),
-        kind: Kind::Normal,
-        inputs,
+        what: format!("normal numbers, {shape_text}"),
+        shape: shape_text,
+        a: operand(0),
+        b: operand(1),
         words: params(entry, &extents).iter().map(|(_, value)| value.to_word()).collect(),
-        row: out.last().copied().unwrap_or(1),
-        elems: out.iter().product(),
+        output: output.dtype.bytes_for(shape(entry, output, &extents).iter().product())?,
     })
 }
 

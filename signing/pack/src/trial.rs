@@ -31,17 +31,21 @@ pub(crate) fn read(given: &Path) -> Result<UnverifiedPack, ToolError> {
 }
 
 /// Installs the files of a pack on a host of their own; a host without fallback, that does not
-/// check kernels by itself.
+/// check kernels by itself. Without a seed admission's calls cannot be predicted.
 ///
 /// # Errors
 /// [`ToolError::Pack`] and [`ToolError::Host`], as a host that trusts the author would refuse it.
-pub(crate) fn admit(files: impl IntoIterator<Item = (String, Vec<u8>)>) -> Result<Host, ToolError> {
+pub(crate) fn admit(
+    files: impl IntoIterator<Item = (String, Vec<u8>)>,
+    admission_seed: Option<u64>,
+) -> Result<Host, ToolError> {
     let pack = trusted(files)?;
     let config = HostConfig {
         policy: Policy::SandboxFirst,
         strict: true,
         quarantine_after: u32::MAX,
         cross_check_every: 0,
+        admission_seed,
         all_variants: true,
         runtime_version: runtime_version(pack.manifest()),
         ..HostConfig::default()

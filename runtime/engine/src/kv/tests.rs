@@ -1,5 +1,6 @@
 //! The store under load: many threads, one budget.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -103,11 +104,11 @@ impl Load {
         });
     }
 
-    fn one_thread(&self, seed: u64, end: Instant) {
+    fn one_thread(&self, seed: u64, done: &AtomicBool) {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut tables: Vec<KvTable> = Vec::new();
         let mut reserved: Vec<Reservation> = Vec::new();
-        while Instant::now() < end {
+        while !done.load(Relaxed) {
             let chosen = rng.random_range(0..16usize);
             match rng.random_range(0..10) {
                 0 => {
@@ -153,24 +154,36 @@ impl Load {
     }
 }
 
-/// Half a minute for each policy.
+/// Ends the threads, also where the test panics.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// Half a minute for each policy, or what a busy machine takes to fill the budget once.
 #[test]
 fn a_minute_of_64_threads_stays_within_the_budget_and_leaks_nothing() {
     for policy in ["f16", "f16:64+q8_0:64+q4_0"] {
         let load = Load::new(policy);
-        let end = Instant::now() + TIME / 2;
+        let (begun, done) = (Instant::now(), AtomicBool::new(false));
         std::thread::scope(|scope| {
-            let load = &load;
+            let (load, done) = (&load, &done);
             for seed in 0..THREADS {
-                scope.spawn(move || load.one_thread(seed, end));
+                scope.spawn(move || load.one_thread(seed, done));
             }
-            while Instant::now() < end {
+            let _end = End(done);
+            let mut full = false;
+            while begun.elapsed() < TIME / 2 || !full && begun.elapsed() < 5 * TIME {
                 std::thread::sleep(Duration::from_millis(50));
                 let (store, _) = &mut *load.state.lock().unwrap();
                 store.drain();
                 store.compact();
                 let lost = load.pool.lost() as f64 / BUDGET as f64;
                 assert!(lost <= 0.05, "{policy}: {:.1} % lost", 100.0 * lost);
+                full = store.stats().evictions > 0;
             }
         });
         let mut state = load.state.into_inner().unwrap();

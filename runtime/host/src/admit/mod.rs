@@ -20,21 +20,20 @@ pub(crate) use golden::cases as golden_cases;
 pub(crate) use golden::{Case, live_case};
 
 use crate::HostConfig;
-use crate::compare::{Judge, decode, exact_blocks, host_tolerance};
+use crate::compare::{called, judge_of};
 use crate::config::Compiler;
 use crate::deadline::Deadline;
 use crate::error::{Failure, Refusal};
 use crate::exec::cache::{AotCache, Entry};
 use crate::exec::{CompiledModule, Executor, OWN_PAGES};
 use crate::gate::GatedKernel;
-use crate::instance::{
-    GUARD_BYTES, Instance, InstanceTemplate, TILE_BYTES, WindowSize, check_info, wanted,
-};
+use crate::instance::{GUARD_BYTES, Instance, InstanceTemplate, WindowSize, check_info, wanted};
 use crate::memory::PackMemory;
 use crate::op::call::{Scope, Words};
 use crate::random::{self, Random};
+use ruvllm_abi::contract::Variant;
 use ruvllm_abi::{Op, Status};
-use ruvllm_native::{Isa, oracle, twin};
+use ruvllm_native::judge::{self, Wrong};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
@@ -202,8 +201,7 @@ pub(crate) fn rehearse(
 ) -> Result<usize, Refusal> {
     let AdmittedKernel { gated, template, .. } = admitted;
     let candidate = Candidate { gated, template, budget: &admission.budget };
-    let (key, plan) = (gated.key(), gated.plan());
-    let Some((op, _)) = key.known() else { return Ok(0) };
+    let Some(known) = gated.key().known() else { return Ok(0) };
     let seed = admission.seed();
     let mut random = Random::new(seed);
     let refused = |objection| refusal(gated.id(), seed, objection);
@@ -212,15 +210,12 @@ pub(crate) fn rehearse(
     let room = room(&instance);
     let mut results = Vec::new();
     for &words in shapes {
-        let Some(words) = plan.within(words, room) else { continue };
-        let Some(case) = golden::live_case((op, plan), &key.inputs, key.output, words, &mut random)
-        else {
-            continue;
-        };
+        let Some(words) = gated.plan().within(words, room) else { continue };
+        let Some(case) = golden::live_case(known, words, &mut random) else { continue };
         let output = manners(&mut instance, &candidate, &case, false, &mut random)
             .map_err(refused)?
             .unwrap_or_default();
-        numbers(gated, op, &case, &output).map_err(refused)?;
+        numbers(gated, known, &case, &output).map_err(refused)?;
         results.push((case, output));
     }
     instance.close().map_err(failed)?;
@@ -236,7 +231,7 @@ fn refusal(id: &str, seed: u64, (code, what): Objection) -> Refusal {
 
 /// Bytes that a call may move which is to be watched.
 fn room(instance: &Instance) -> usize {
-    instance.capacity().saturating_sub(GUARD_BYTES).min(TILE_BYTES)
+    instance.capacity().saturating_sub(GUARD_BYTES).min(judge::ROOM)
 }
 
 type Objection = (&'static str, String);
@@ -265,21 +260,18 @@ fn prove(candidate: &Candidate<'_>, random: &mut Random) -> Result<Proof, Object
     {
         check_info(info).map_err(|what| ("kernel_abi", what))?;
     }
-    let (key, plan) = (gated.key(), gated.plan());
-    let known = key.known();
+    let known = gated.key().known();
     let cases = match known {
-        Some((op, _)) => {
-            golden::cases((op, plan), &key.inputs, key.output, room(&instance), random)
-                .map_err(|detail| ("admission_failed", detail))?
-        }
-        None => golden::custom_cases(plan, random),
+        Some(known) => golden::cases(known, room(&instance), random)
+            .map_err(|error| ("admission_failed", error.to_string()))?,
+        None => golden::custom_cases(gated.plan(), random),
     };
     let mut results = Vec::with_capacity(cases.len());
     let first = cases.first().cloned();
     for case in cases.into_iter().chain(first) {
         let output = manners(&mut instance, candidate, &case, known.is_none(), random)?;
-        if let (Some((op, _)), Some(output)) = (known, &output) {
-            numbers(gated, op, &case, output)?;
+        if let (Some(known), Some(output)) = (known, &output) {
+            numbers(gated, known, &case, output)?;
         }
         results.extend(output.map(|output| (case, output)));
     }
@@ -402,34 +394,17 @@ fn declined(status: i32) -> bool {
 }
 
 /// Holds an output against the oracle.
-fn numbers(gated: &GatedKernel<'_>, op: Op, case: &Case, output: &[u8]) -> Result<(), Objection> {
-    let key = gated.key();
-    let words = case.words.as_slice();
-    let internal = |what: String| ("admission_failed", format!("{what}, on {}", case.what));
-    let verdict = match host_tolerance(op, key.output) {
-        Some(tolerance) => {
-            let want = oracle::run(op, &key.inputs, key.output, &case.a, &case.b, words)
-                .map_err(|e| internal(e.to_string()))?;
-            let mut got = Vec::new();
-            decode(key.output, output, &mut got).map_err(internal)?;
-            let judge = Judge {
-                dtype: key.output,
-                tolerance,
-                author: gated.author(),
-                row: case.row,
-                floor: case.floor,
-            };
-            judge.check(&got, &want)
-        }
-        None => {
-            let mut want = vec![0; output.len()];
-            twin::run(Isa::Scalar, op, &key.inputs, key.output, &case.a, &case.b, words, &mut want)
-                .map_err(|e| internal(e.to_string()))?;
-            exact_blocks(key.output, &case.a, output, &want)
-        }
+fn numbers(
+    gated: &GatedKernel<'_>,
+    known: (Op, &'static Variant),
+    case: &Case,
+    output: &[u8],
+) -> Result<(), Objection> {
+    let judge = judge_of(known, gated.author());
+    let (code, what) = match judge.check(called(&case.call()), output) {
+        Ok(_) => return Ok(()),
+        Err(Wrong::Refused(error)) => ("admission_failed", error.to_string()),
+        Err(wrong) => objection(wrong.into()),
     };
-    verdict.map_err(|failure| {
-        let (code, what) = objection(failure);
-        (code, format!("{what}, on {}", case.what))
-    })
+    Err((code, format!("{what}, on {}", case.what)))
 }

@@ -1,14 +1,13 @@
 //! A sample of results is held against the host's own: which results, and what counts as wrong.
 
-use super::native;
-use crate::compare::{Judge, decode, exact_blocks, is_in_range};
+use crate::compare::called;
 use crate::error::Failure;
 use crate::instance::Instance;
 use crate::op::call::OpCall;
 use crate::random::Random;
 use crate::registry::kernel::PublishedKernel;
-use ruvllm_manifest::Tolerance;
 use ruvllm_native::Isa;
+use ruvllm_native::judge::{Buffers, Judge, Verdict, Wrong};
 
 /// Decides when a worker's results are checked, and checks them.
 pub(crate) struct Checker {
@@ -18,30 +17,12 @@ pub(crate) struct Checker {
     pub(crate) all: u32,
     /// Whether a check has met numbers that no kernel could have computed right.
     pub(crate) met_out_of_range: bool,
-    want: Vec<u8>,
-    got: Vec<f32>,
-    twin: Vec<f32>,
-    truth: Vec<f64>,
-}
-
-/// What a check found that has nothing against the kernel.
-enum Verdict {
-    Right,
-    /// Its inputs are out of the range of the operation, for which another is to blame.
-    OutOfRange,
+    buffers: Buffers,
 }
 
 impl Checker {
     pub(crate) fn new(random: Random) -> Self {
-        Self {
-            random,
-            all: 0,
-            met_out_of_range: false,
-            want: Vec::new(),
-            got: Vec::new(),
-            twin: Vec::new(),
-            truth: Vec::new(),
-        }
+        Self { random, all: 0, met_out_of_range: false, buffers: Buffers::default() }
     }
 
     /// Runs of a kernel before the next that is checked.
@@ -59,7 +40,7 @@ impl Checker {
     /// Holds the last run of an instance against the inputs, which no kernel may write, and the native twin.
     ///
     /// # Errors
-    /// [`Failure::InputWritten`] and those of [`Judge::check`].
+    /// [`Failure::InputWritten`], and what the judge has against the result.
     #[cold]
     pub(crate) fn check(
         &mut self,
@@ -72,8 +53,9 @@ impl Checker {
             return Err(Failure::InputWritten);
         }
         match self.cross_check(isa, kernel, call, instance.output())? {
-            Verdict::Right => {}
-            Verdict::OutOfRange => self.met_out_of_range = true,
+            Verdict::Right(_) => {}
+            // For which another is to blame.
+            Verdict::Unjudged => self.met_out_of_range = true,
         }
         Ok(())
     }
@@ -87,41 +69,11 @@ impl Checker {
         call: &OpCall<'_>,
         out: &[u8],
     ) -> Result<Verdict, Failure> {
-        let Some((op, _)) = kernel.key().known() else { return Ok(Verdict::Right) };
-        let operands = [&call.a, &call.b].map(|operand| operand.bytes().unwrap_or(&[]));
-        if !kernel
-            .key()
-            .inputs
-            .iter()
-            .zip(operands)
-            .all(|(&dtype, bytes)| is_in_range(dtype, bytes))
-        {
-            return Ok(Verdict::OutOfRange);
+        let right = Ok(Verdict::Right(None));
+        let Some((op, variant)) = kernel.key().known() else { return right };
+        match Judge::new(op, variant).against_native(isa, called(call), out, &mut self.buffers) {
+            Err(Wrong::Refused(_)) => right,
+            verdict => Ok(verdict?),
         }
-        self.want.clear();
-        self.want.resize(out.len(), 0);
-        if native::run(isa, op, kernel.key(), call, &mut self.want).is_err() {
-            return Ok(Verdict::Right);
-        }
-        let output = kernel.key().output;
-        let Some(tolerance) = kernel.tolerance() else {
-            exact_blocks(output, operands[0], out, &self.want)?;
-            return Ok(Verdict::Right);
-        };
-        let unreadable = |detail: String| Failure::Mismatch { detail };
-        decode(output, out, &mut self.got).map_err(unreadable)?;
-        decode(output, &self.want, &mut self.twin).map_err(unreadable)?;
-        self.truth.clear();
-        self.truth.extend(self.twin.iter().map(|&x| f64::from(x)));
-        let judge = Judge {
-            dtype: output,
-            // The twin is as far from the truth as the kernel may be.
-            tolerance: Tolerance { rel: 2.0 * tolerance.rel, abs: 2.0 * tolerance.abs },
-            author: None,
-            row: kernel.plan().output_row(call.words.as_slice()),
-            floor: 1024.0,
-        };
-        judge.check(&self.got, &self.truth)?;
-        Ok(Verdict::Right)
     }
 }

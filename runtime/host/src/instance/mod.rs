@@ -641,6 +641,11 @@ impl Instance {
     pub(crate) fn run_guarded(&mut self, random: &mut Random) -> Result<Vec<u8>, Failure> {
         let Region { offset, size } = self.last.output;
         let (from, size) = (offset as usize, size as usize);
+        if size == 0 {
+            // It lies nowhere, so nothing is in its place or behind it.
+            self.run()?;
+            return Ok(Vec::new());
+        }
         // Behind the window nothing can be written.
         let watched = from..self.window.end.min(from + size + GUARD_BYTES);
         // Of ordinary magnitudes: below 2 and above 1/256.

@@ -73,9 +73,9 @@ pub(crate) struct CallPlan {
     pub(crate) output: TensorPlan,
     /// Words that a call must have: of the symbols, then of the params.
     pub(crate) words: usize,
-    /// Words whose extents may be cut into runs, outermost first. Only the catalogue's operations
-    /// are known to compute each row on its own.
-    split: &'static [usize],
+    /// How many of the first words have extents that may be cut into runs, outermost first. Only the
+    /// catalogue's operations are known to compute each row on its own.
+    split: usize,
 }
 
 /// A run of rows of a larger call.
@@ -104,7 +104,7 @@ impl CallPlan {
             ty: p.ty,
             default: None,
         });
-        Self::new(symbols, params.collect(), inputs, output, split_of(op))
+        Self::new(symbols, params.collect(), inputs, output, contract.row_dims)
     }
 
     /// The plan of a manifest's kernel, whose operation need not be in the catalogue.
@@ -127,7 +127,7 @@ impl CallPlan {
             ty: p.ty,
             default: p.default,
         });
-        let split = entry.known_op().map_or(&[][..], split_of);
+        let split = entry.known_op().map_or(0, |op| op.contract().row_dims);
         Self::new(symbols, params.collect(), inputs, output, split)
     }
 
@@ -135,7 +135,7 @@ impl CallPlan {
     pub(crate) fn none() -> Self {
         let output = TensorPlan::new("", DType::U8, vec![Extent::Fixed(0)], None);
         let (symbols, params, inputs) = (Vec::new(), Vec::new(), Vec::new());
-        Self::new(symbols, params, inputs, output, &[])
+        Self::new(symbols, params, inputs, output, 0)
     }
 
     fn new(
@@ -143,7 +143,7 @@ impl CallPlan {
         params: Vec<ParamPlan>,
         inputs: Vec<TensorPlan>,
         output: TensorPlan,
-        split: &'static [usize],
+        split: usize,
     ) -> Self {
         Self { words: symbols.len() + params.len(), symbols, params, inputs, output, split }
     }
@@ -166,11 +166,6 @@ impl CallPlan {
         let inputs = self.inputs.iter().map(tensor).chain(self.params.iter().map(param));
         let inputs: Vec<String> = inputs.collect();
         format!("({}) -> {}", inputs.join(", "), tensor(&self.output))
-    }
-
-    /// Elements of a row of the output.
-    pub(crate) fn output_row(&self, words: &[u32]) -> usize {
-        self.output.extents.last().map_or(1, |extent| extent.get(words))
     }
 
     /// Whether calls of one are calls of the other, whatever the names.
@@ -255,9 +250,7 @@ impl CallPlan {
     /// The extent that a call can be cut along: its word and how often it can be cut.
     pub(crate) fn split_word(&self, words: &[u32]) -> Option<usize> {
         let tensors = || self.inputs.iter().chain([&self.output]);
-        self.split
-            .iter()
-            .copied()
+        (0..self.split)
             .find(|&word| words[word] > 1 && tensors().all(|tensor| tensor.outermost(word, words)))
     }
 
@@ -266,7 +259,7 @@ impl CallPlan {
     pub(crate) fn within(&self, words: Words, budget: usize) -> Option<Words> {
         let total = |words: &Words| self.bytes(words.as_slice()).ok().map(CallBytes::total);
         let mut words = words;
-        for &at in self.split {
+        for at in 0..self.split {
             let bytes = total(&words)?;
             if bytes > budget {
                 let rows = words.as_slice()[at] as usize;
@@ -321,13 +314,6 @@ impl CallPlan {
     }
 }
 
-fn split_of(op: Op) -> &'static [usize] {
-    match op {
-        Op::Rope => &[0, 1],
-        _ => &[0],
-    }
-}
-
 fn word_of(symbols: &[String], name: &str) -> Extent {
     match symbols.iter().position(|symbol| symbol == name) {
         Some(word) => Extent::Word(word),
@@ -356,7 +342,10 @@ impl TensorPlan {
             extents,
             block_shift: layout.elems.trailing_zeros(),
             block_bytes: layout.bytes,
-            row_dims: if op == Some(Op::Rope) { 2 } else { 1 },
+            row_dims: op.map_or(1, |op| {
+                let contract = op.contract();
+                contract.output.shape.len() - contract.row_dims
+            }),
         }
     }
 

@@ -46,7 +46,7 @@ impl Tensor {
     pub fn to_f32(&self) -> Vec<f32> {
         let mut values = Vec::new();
         // The constructors hold the bytes to the type, so there is nothing left to refuse.
-        let _ = crate::compare::decode(self.dtype, &self.data, &mut values);
+        let _ = ruvllm_native::judge::decode(self.dtype, &self.data, &mut values);
         values
     }
 }

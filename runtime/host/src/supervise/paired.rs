@@ -115,8 +115,7 @@ impl<'a> Contender<'a> {
     }
 
     fn case(&self, words: Words, random: &mut Random) -> Option<Case> {
-        let key = self.code.key();
-        live_case((self.op, self.code.plan()), &key.inputs, key.output, words, random)
+        live_case(self.code.key().known()?, words, random)
     }
 
     /// How long a call takes, its operands' way into the sandbox with it; `None` where it fails.

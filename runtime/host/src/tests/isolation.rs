@@ -40,10 +40,9 @@ fn call<'a>(case: &'a Case, constant: &'a Resident, scope: Scope) -> OpCall<'a> 
 /// Runs cases in turns of two scopes; before each, all of the memory must be that of an instance that
 /// never saw another, with the same constants where they are kept.
 fn is_as_new(kernel: &PublishedKernel, keeps: bool, make: impl Fn() -> Instance) {
-    let (op, _) = kernel.key().known().unwrap();
-    let (inputs, output) = (&kernel.key().inputs, kernel.key().output);
+    let known = kernel.key().known().unwrap();
     let mut random = Random::new(random::seed());
-    let cases = golden_cases((op, kernel.plan()), inputs, output, TILE_BYTES, &mut random).unwrap();
+    let cases = golden_cases(known, TILE_BYTES, &mut random).unwrap();
     let constants: Vec<Resident> = cases.iter().map(|case| Resident::from_bytes(&case.b)).collect();
     let scopes = [Scope::unique(), Scope::unique()];
     let new = || {

@@ -38,7 +38,8 @@ pub(crate) fn product(what: &'static str, dims: &[usize]) -> Result<usize, Nativ
     let size = dims.iter().try_fold(1usize, |size, &dim| size.checked_mul(dim));
     // Zero anywhere makes the product zero, whatever overflowed before it.
     let size = if dims.contains(&0) { Some(0) } else { size };
-    size.ok_or(NativeError::Shape { what, expected: usize::MAX, actual: dims[0] })
+    let actual = dims.first().copied().unwrap_or(1);
+    size.ok_or(NativeError::Shape { what, expected: usize::MAX, actual })
 }
 
 /// Checks that `len` is a whole number of rows of `dim` elements.

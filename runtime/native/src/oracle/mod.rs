@@ -8,6 +8,7 @@
 
 mod call;
 
+pub(crate) use call::numbers;
 pub use call::run;
 
 use crate::attention::AttnShape;

@@ -82,8 +82,8 @@ macro_rules! worked {
     };
 }
 
-/// Every kernel that a pack can begin with.
-pub(super) const WORKED: [Worked; 7] = [
+/// Every kernel that a pack can begin with: one of each operation, and a custom one.
+pub(super) const WORKED: [Worked; Op::ALL.len() + 1] = [
     worked!(Some(Op::Rope), "rope", "rope_f32", "rotary position embedding"),
     worked!(Some(Op::RmsNorm), "rmsnorm", "rmsnorm_f32", "root-mean-square normalisation"),
     worked!(Some(Op::SwiGlu), "swiglu", "swiglu_f32", "the gated unit SwiGLU"),

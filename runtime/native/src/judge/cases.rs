@@ -1,0 +1,281 @@
+//! The calls that a kernel is tried on.
+//!
+//! Some are unkind: odd shapes, a single row or none, tiny and huge magnitudes, zeros, subnormal numbers,
+//! NaN and infinities, ties of the quantiser's rounding, rotations of part of a head. Others are what a
+//! model would ask for. All numbers, and the shapes of the latter, follow from a seed: who does not know
+//! it can know none by heart.
+
+use crate::catalogue::{Second, layout, row};
+use crate::random::Random;
+use crate::twin::sizes;
+use crate::{NativeError, quant};
+use ruvllm_abi::contract::{ParamType, Variant};
+use ruvllm_abi::{DType, Op};
+
+/// One call with its operands.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// What its numbers are like, and its extents, for messages.
+    pub what: String,
+    /// Its extents and parameters that are counts, such as `rows 1, dim 2048`.
+    pub shape: String,
+    /// The first input.
+    pub a: Vec<u8>,
+    /// The second; empty where there is none.
+    pub b: Vec<u8>,
+    /// The params block.
+    pub words: Vec<u32>,
+    /// Bytes of the output.
+    pub output: usize,
+}
+
+/// What the numbers of a case are like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Around zero with a deviation of one.
+    Normal,
+    /// Far below one.
+    Tiny,
+    /// As large as the operation takes them.
+    Huge,
+    /// Of both signs.
+    Zeros,
+    /// Below the smallest normal number.
+    Subnormal,
+    /// Mostly small, some large.
+    Spikes,
+    /// Some NaN and infinities: nothing is expected but that the kernel returns.
+    NonFinite,
+    /// Halfway between two steps of a block.
+    Ties,
+}
+
+const KINDS: [Kind; 7] = [
+    Kind::Normal,
+    Kind::Tiny,
+    Kind::Huge,
+    Kind::Zeros,
+    Kind::Subnormal,
+    Kind::Spikes,
+    Kind::NonFinite,
+];
+
+/// Cases of shapes that are drawn.
+const DRAWN: usize = 4;
+
+/// `n` numbers of a kind that a tensor of `dtype` can hold. `huge` is the largest magnitude of huge ones.
+pub fn fill(random: &mut Random, n: usize, kind: Kind, dtype: DType, huge: f32) -> Vec<f32> {
+    let narrow = dtype != DType::F32;
+    (0..n)
+        .map(|i| match kind {
+            Kind::Normal => random.normal(),
+            Kind::Tiny => random.uniform() * if narrow { 1e-3 } else { 1e-20 },
+            Kind::Huge => random.uniform() * huge,
+            Kind::Zeros if i % 2 == 0 => 0.0,
+            Kind::Zeros => -0.0,
+            Kind::Subnormal => random.uniform() * if narrow { 2e-5 } else { 1e-39 },
+            Kind::Spikes if random.below(17) == 0 => 20.0 * random.normal(),
+            Kind::Spikes => 0.02 * random.normal(),
+            Kind::NonFinite => match random.below(5) {
+                0 => f32::NAN,
+                1 => f32::INFINITY,
+                2 => f32::NEG_INFINITY,
+                _ => random.uniform(),
+            },
+            // With 127 in the block the step is 1, and halves are exact ties.
+            Kind::Ties if i % 64 == 0 => 127.0,
+            Kind::Ties if i % 32 == 0 => -127.0,
+            Kind::Ties => random.below(253) as f32 / 2.0 - 63.0,
+        })
+        .collect()
+}
+
+/// Numbers in a format: of blocks, what GGML's reference makes of them.
+///
+/// # Errors
+/// [`NativeError`] where they do not fill blocks, or nothing writes the format.
+pub fn encode(dtype: DType, values: &[f32]) -> Result<Vec<u8>, NativeError> {
+    let what = "encode: elements in whole blocks";
+    let (expected, actual) = (values.len().next_multiple_of(dtype.layout().elems), values.len());
+    let size = dtype.bytes_for(values.len());
+    let mut bytes = vec![0; size.ok_or(NativeError::Shape { what, expected, actual })?];
+    match dtype {
+        DType::U32 => bytes = values.iter().flat_map(|x| (*x as u32).to_le_bytes()).collect(),
+        DType::I32 => bytes = values.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
+        DType::U8 => bytes = values.iter().map(|x| *x as u8).collect(),
+        _ => quant::quantize_row(dtype, values, &mut bytes)?,
+    }
+    Ok(bytes)
+}
+
+/// The cases of a kernel of this variant, in an order that is drawn. Those whose shapes are drawn too
+/// move `room` bytes at most.
+///
+/// # Errors
+/// [`NativeError`] where the catalogue's row has extents that the operation does not take.
+pub fn cases(
+    op: Op,
+    variant: &Variant,
+    room: usize,
+    random: &mut Random,
+) -> Result<Vec<Case>, NativeError> {
+    let mut maker = Maker { op, variant, random };
+    let row = row(op);
+    let mut cases = Vec::new();
+    for (shape, extents) in (row.extents)(variant).iter().enumerate() {
+        let kinds = KINDS.into_iter().chain(row.ties.then_some(Kind::Ties));
+        for (number, kind) in kinds.enumerate() {
+            // In turns, so that every kind of numbers meets all parameters, if not in every shape.
+            let params = row.params[(shape + number) % row.params.len()];
+            let case = maker.make([*extents, params].concat(), [kind; 2], (row.huge)(variant))?;
+            let empty = case.output == 0;
+            cases.push(case);
+            if empty {
+                // Of whatever kind they are, there are no numbers.
+                break;
+            }
+        }
+    }
+    for _ in 0..DRAWN {
+        // Not all shapes fit, even by a single row.
+        let words = (0..8).find_map(|_| {
+            let rows = if maker.random.below(2) == 0 { 1 } else { 2 + maker.random.below(15) };
+            let words = (row.drawn)(maker.random, rows);
+            within(op, variant, words, room)
+        });
+        cases.extend(words.and_then(|words| maker.live(words).ok()));
+    }
+    random.shuffle(&mut cases);
+    Ok(cases)
+}
+
+/// A call of an operation in the shape that these words give, on numbers like a model's. `None` where
+/// the words are none of the operation's.
+pub fn live_case(op: Op, variant: &Variant, words: &[u32], random: &mut Random) -> Option<Case> {
+    Maker { op, variant, random }.live(words.to_vec()).ok()
+}
+
+/// Calls as models make them, to time a kernel with.
+pub fn bench_cases(op: Op, variant: &Variant, random: &mut Random) -> Vec<Case> {
+    let row = row(op);
+    let words = row.bench.iter().map(|extents| first_params(op, extents.to_vec()));
+    words.filter_map(|words| live_case(op, variant, &words, random)).collect()
+}
+
+/// A call with one row that is `n` units long; a unit is one element, one head or one block.
+pub fn long_case(op: Op, variant: &Variant, n: u32, random: &mut Random) -> Option<Case> {
+    live_case(op, variant, &first_params(op, long_extents(op, n)), random)
+}
+
+/// The extents of [`long_case`]: along a dimension in which no call is ever cut.
+pub fn long_extents(op: Op, n: u32) -> Vec<u32> {
+    (row(op).long)(n)
+}
+
+/// Extents with the first parameters of the row.
+fn first_params(op: Op, mut extents: Vec<u32>) -> Vec<u32> {
+    extents.extend_from_slice(row(op).params.first().copied().unwrap_or_default());
+    extents
+}
+
+/// The words of a call of fewer rows where they call for more than `room` bytes; `None` where no number of
+/// rows is few enough, or they call for nothing.
+fn within(op: Op, variant: &Variant, mut words: Vec<u32>, room: usize) -> Option<Vec<u32>> {
+    for at in 0..op.contract().row_dims {
+        let total: usize = sizes(op, variant, &words).ok()?.iter().sum();
+        if total > room {
+            words[at] = ((words[at] as usize).saturating_mul(room) / total).max(1) as u32;
+        }
+    }
+    let [a, b, out] = sizes(op, variant, &words).ok()?;
+    (out > 0 && a + b + out <= room).then_some(words)
+}
+
+struct Maker<'a> {
+    op: Op,
+    variant: &'a Variant,
+    random: &'a mut Random,
+}
+
+impl Maker<'_> {
+    fn live(&mut self, words: Vec<u32>) -> Result<Case, NativeError> {
+        let kind = self.random.one_of([Kind::Normal, Kind::Spikes]);
+        self.make(words, [kind, Kind::Normal], 1.0)
+    }
+
+    fn make(&mut self, words: Vec<u32>, kinds: [Kind; 2], huge: f32) -> Result<Case, NativeError> {
+        let (contract, inputs) = (self.op.contract(), self.variant.inputs);
+        let sizes = sizes(self.op, self.variant, &words)?;
+        (row(self.op).check)(&words)?;
+        let elems = |i: usize| {
+            let block = inputs[i].layout();
+            sizes[i] / block.bytes * block.elems
+        };
+        let a = fill(self.random, elems(0), kinds[0], inputs[0], huge);
+        let a = encode(inputs[0], &a)?;
+        let b = match row(self.op).second {
+            Second::None => Vec::new(),
+            Second::Activations => {
+                encode(inputs[1], &fill(self.random, elems(1), kinds[1], inputs[1], huge))?
+            }
+            Second::Constant(make) => encode(inputs[1], &make(self.random, &words, elems(1)))?,
+        };
+        let symbols: Vec<&str> = contract.symbols().collect();
+        let counts = contract.params.iter().map(|param| (param.ty != ParamType::F32, param.name));
+        let named = symbols.iter().map(|name| (true, *name)).chain(counts).zip(&words);
+        let named = named.filter(|((shown, _), _)| *shown);
+        let shape: Vec<String> = named.map(|((_, name), word)| format!("{name} {word}")).collect();
+        let shape = shape.join(", ");
+        let what = format!("{} numbers, {shape}", format!("{:?}", kinds[0]).to_lowercase());
+        Ok(Case { what, shape, a, b, words, output: sizes[2] })
+    }
+}
+
+impl Case {
+    /// What the judge is asked about.
+    pub fn called(&self) -> super::Called<'_> {
+        super::Called { a: &self.a, b: &self.b, words: &self.words }
+    }
+
+    /// The shape of an input of the operation.
+    pub fn input_shape(&self, op: Op, input: usize) -> Vec<usize> {
+        layout(op).inputs[input].shape(&self.words)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_variant_has_cases_that_fit_its_contract_and_follow_from_the_seed() {
+        for op in Op::ALL {
+            for variant in op.contract().variants {
+                let cases = |seed| cases(op, variant, 1 << 17, &mut Random::new(seed)).unwrap();
+                let made = cases(1);
+                assert!(made.len() > 4 * KINDS.len() + DRAWN, "{}", variant.kernel);
+                for case in &made {
+                    let [a, b, _] = sizes(op, variant, &case.words).unwrap();
+                    assert_eq!((case.a.len(), case.b.len()), (a, b), "{}", case.what);
+                }
+                assert!(made.iter().any(|case| case.a.is_empty()), "{}", variant.kernel);
+                let same = |a: &[Case], b: &[Case]| {
+                    a.iter().zip(b).all(|(a, b)| (&a.words, &a.a) == (&b.words, &b.a))
+                };
+                assert!(same(&made, &cases(1)) && !same(&made, &cases(2)), "{}", variant.kernel);
+                assert!(!bench_cases(op, variant, &mut Random::new(1)).is_empty());
+                assert!(long_case(op, variant, 9, &mut Random::new(1)).is_some());
+            }
+        }
+    }
+
+    #[test]
+    fn drawn_calls_are_cut_to_the_room_that_there_is() {
+        let variant = &Op::RmsNorm.contract().variants[0];
+        let rows = |rows, room| Some(within(Op::RmsNorm, variant, vec![rows, 4, 0], room)?[0]);
+        assert_eq!(rows(10, 1000), Some(10));
+        assert_eq!(rows(10, 100), Some(2));
+        assert_eq!(rows(10, 40), None);
+        assert_eq!(rows(0, 40), None);
+    }
+}

@@ -1,0 +1,226 @@
+//! Whether a kernel is right: the one judge of the workspace.
+//!
+//! Admission, the cross-checks of calls in service, `ruvllm-pack test` and the tests of the native code
+//! all ask it. [`cases`] are the calls that a kernel is tried on, the same for the same seed, and
+//! [`Judge`] says what an output of such a call, or of any other, may be off by. What differs between
+//! operations is in their rows of the catalogue.
+//!
+//! An output is held against the f64 oracle, or, where there is no time for that, against the native
+//! code. The distance that is allowed at an element is `floor + abs * scale + rel * |want|`. The scale is
+//! the largest magnitude of the row (of the block, for block formats), so that tiny and huge inputs are
+//! judged as strictly as those around one; the floor is the format's own smallest step. Results that the
+//! output's format cannot hold are not judged, and count in no scale.
+
+mod cases;
+mod compare;
+
+pub use cases::{Case, Kind, bench_cases, cases, encode, fill, live_case, long_case, long_extents};
+pub use compare::decode;
+
+use crate::catalogue::{Second, layout, row};
+use crate::{Isa, NativeError, oracle, twin};
+use compare::{Comparison, exact_blocks};
+use ruvllm_abi::contract::Variant;
+use ruvllm_abi::{DType, Op};
+
+/// A distance from the truth.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerance {
+    /// The part that grows with the element.
+    pub rel: f64,
+    /// The part that grows with the largest element of the row or block.
+    pub abs: f64,
+}
+
+/// The largest input for which a kernel answers: the sum of a row's squares is then a number of binary32.
+pub const LARGEST_INPUT: f32 = 1e15;
+
+/// Bytes that a case whose shape is drawn moves at most, where the kernel's memory holds as many.
+pub const ROOM: usize = 128 << 10;
+
+/// How much further from the oracle a sum over all of a kernel's memory may be.
+pub const LONG_ROWS: f64 = 16.0;
+
+/// The distance from the f64 definition of `op` that is allowed where the output is `dtype`. `None`
+/// where the bytes must be exact.
+pub fn tolerance(op: Op, output: DType) -> Option<Tolerance> {
+    (row(op).tolerance)(output)
+}
+
+/// Whether the second input is a constant of a model.
+pub fn has_constant(op: Op) -> bool {
+    matches!(row(op).second, Second::Constant(_))
+}
+
+/// The params block of a call of some thousand elements, by which a machine is measured.
+pub fn sample(op: Op) -> Vec<u32> {
+    let row = row(op);
+    [row.sample, row.params.first().copied().unwrap_or_default()].concat()
+}
+
+/// The word of the params block that says how often a call goes through its first input and its output;
+/// `None` where it does so once.
+pub fn repeats(op: Op) -> Option<usize> {
+    row(op).repeats
+}
+
+/// A call of a kernel: the bytes of its inputs, `b` empty where there is one, and its params block.
+#[derive(Clone, Copy, Debug)]
+pub struct Called<'a> {
+    /// The first input.
+    pub a: &'a [u8],
+    /// The second input.
+    pub b: &'a [u8],
+    /// The params block.
+    pub words: &'a [u32],
+}
+
+/// What the judge has nothing against.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Verdict {
+    /// The largest error is this share of what is allowed; `None` where bytes are exact.
+    Right(Option<f64>),
+    /// The inputs are out of the operation's range: what a kernel makes of them is not its own doing.
+    Unjudged,
+}
+
+/// What is wrong with an output.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Wrong {
+    /// A number is not finite although the truth is.
+    #[error("a number that is not finite at element {index}")]
+    NonFinite {
+        /// Index of the first one.
+        index: usize,
+    },
+    /// A number is further from the truth than is allowed.
+    #[error("a wrong number: {detail}")]
+    Mismatch {
+        /// Where and by how much.
+        detail: String,
+    },
+    /// The call is none of the operation's, so there is no truth.
+    #[error("no truth: {0}")]
+    Refused(#[from] NativeError),
+}
+
+/// Buffers of [`Judge::against_native`], kept so that a check allocates nothing.
+#[derive(Default)]
+pub struct Buffers {
+    want: Vec<u8>,
+    got: Vec<f32>,
+    native: Vec<f32>,
+    truth: Vec<f64>,
+}
+
+/// Holds the outputs of kernels of one operation and variant against the truth.
+#[derive(Clone, Copy, Debug)]
+pub struct Judge {
+    op: Op,
+    variant: &'static Variant,
+    /// The manifest's own, which is absolute for rows of magnitude up to one.
+    author: Option<Tolerance>,
+    slack: f64,
+}
+
+impl Judge {
+    /// The judge of a variant of an operation.
+    pub fn new(op: Op, variant: &'static Variant) -> Self {
+        Self { op, variant, author: None, slack: 1.0 }
+    }
+
+    /// One that also holds kernels to what their author promises, `abs + rel * |want|`, where that is
+    /// stricter.
+    #[must_use]
+    pub fn with_author(self, author: Option<Tolerance>) -> Self {
+        Self { author, ..self }
+    }
+
+    /// One that allows so many times as much, as for rows of any length ([`LONG_ROWS`]).
+    #[must_use]
+    pub fn with_slack(self, slack: f64) -> Self {
+        Self { slack, ..self }
+    }
+
+    /// Holds the output of a call against the f64 oracle, or, where the format defines bytes, against its
+    /// reference.
+    ///
+    /// # Errors
+    /// [`Wrong`].
+    pub fn check(&self, call: Called<'_>, output: &[u8]) -> Result<Verdict, Wrong> {
+        let (op, Variant { inputs, output: dtype, .. }) = (self.op, *self.variant);
+        if !self.in_range(call) {
+            return Ok(Verdict::Unjudged);
+        }
+        let Called { a, b, words } = call;
+        let Some(tolerance) = tolerance(op, dtype) else {
+            let mut want = vec![0; output.len()];
+            twin::run(Isa::Scalar, op, inputs, dtype, a, b, words, &mut want)?;
+            exact_blocks(dtype, a, output, &want)?;
+            return Ok(Verdict::Right(None));
+        };
+        let want = oracle::run(op, inputs, dtype, a, b, words)?;
+        let mut got = Vec::new();
+        decode(dtype, output, &mut got)?;
+        let floor = (row(op).roundings)(self.variant, words);
+        let comparison =
+            Comparison { author: self.author, floor, ..self.comparison(tolerance, words) };
+        comparison.check(&got, &want)?;
+        Ok(Verdict::Right(Some(comparison.worst(&got, &want))))
+    }
+
+    /// Holds an output against the native code, which is as far from the truth as a kernel may be.
+    ///
+    /// # Errors
+    /// [`Wrong`]; [`Wrong::Refused`] says nothing against the kernel.
+    pub fn against_native(
+        &self,
+        isa: Isa,
+        call: Called<'_>,
+        output: &[u8],
+        buffers: &mut Buffers,
+    ) -> Result<Verdict, Wrong> {
+        let (op, Variant { inputs, output: dtype, .. }) = (self.op, *self.variant);
+        if !self.in_range(call) {
+            return Ok(Verdict::Unjudged);
+        }
+        let Called { a, b, words } = call;
+        let Buffers { want, got, native, truth } = buffers;
+        want.clear();
+        want.resize(output.len(), 0);
+        twin::run(isa, op, inputs, dtype, a, b, words, want)?;
+        let Some(tolerance) = tolerance(op, dtype) else {
+            exact_blocks(dtype, a, output, want)?;
+            return Ok(Verdict::Right(None));
+        };
+        decode(dtype, output, got)?;
+        decode(dtype, want, native)?;
+        truth.clear();
+        truth.extend(native.iter().map(|&x| f64::from(x)));
+        let comparison =
+            Comparison { slack: 2.0, floor: 1024.0, ..self.comparison(tolerance, words) };
+        comparison.check(got, truth)?;
+        Ok(Verdict::Right(None))
+    }
+
+    fn comparison(&self, tolerance: Tolerance, words: &[u32]) -> Comparison {
+        let row = layout(self.op).output.row(words);
+        let (dtype, slack) = (self.variant.output, self.slack);
+        Comparison { dtype, tolerance, author: None, row, floor: 1.0, slack }
+    }
+
+    /// Whether the elements of the inputs are such that what a kernel makes of them is its own doing.
+    fn in_range(&self, call: Called<'_>) -> bool {
+        let is_finite = |half: &[u8]| half[1] & 0x7c != 0x7c;
+        let inputs = self.variant.inputs.iter().zip([call.a, call.b]);
+        inputs.into_iter().all(|(&dtype, bytes)| match dtype {
+            DType::F32 => bytes
+                .chunks_exact(4)
+                .all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).abs() <= LARGEST_INPUT),
+            DType::F16 => bytes.chunks_exact(2).all(is_finite),
+            // Blocks begin with their scale.
+            DType::Q8_0 | DType::Q4_0 => bytes.chunks_exact(dtype.layout().bytes).all(is_finite),
+            _ => true,
+        })
+    }
+}
