@@ -1,8 +1,9 @@
 //! Layer normalisation (Ba, Kiros and Hinton, arXiv 1607.06450).
 
-use super::simd::{Kernel, Simd, dispatch};
+use super::simd::{Elem, Kernel, Simd, dispatch};
 use super::whole_rows;
 use crate::{Isa, NativeError};
+use half::f16;
 
 /// `y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias` for each row, with the variance over
 /// `n`, not `n - 1`; `x` and `y` are `[rows, weight.len()]`, an absent `bias` is zero.
@@ -21,6 +22,26 @@ pub fn layernorm(
     eps: f32,
     y: &mut [f32],
 ) -> Result<(), NativeError> {
+    call(isa, LayerNorm { x, weight, bias, eps, y })
+}
+
+/// [`layernorm`] of binary16 rows: computed in f32, rounded once more at the end.
+///
+/// # Errors
+/// As [`layernorm`].
+pub fn layernorm_f16(
+    isa: Isa,
+    x: &[f16],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    eps: f32,
+    y: &mut [f16],
+) -> Result<(), NativeError> {
+    call(isa, LayerNorm { x, weight, bias, eps, y })
+}
+
+fn call<T: Elem>(isa: Isa, op: LayerNorm<'_, T>) -> Result<(), NativeError> {
+    let LayerNorm { x, weight, bias, eps, y } = op;
     let dim = weight.len();
     whole_rows("layernorm: x elements", dim, x.len())?;
     NativeError::check("layernorm: y elements", x.len(), y.len())?;
@@ -38,30 +59,31 @@ pub fn layernorm(
 }
 
 /// One row, with everything between input and output in f64.
-fn reference(x: &[f32], weight: &[f32], bias: Option<&[f32]>, eps: f32, y: &mut [f32]) {
+fn reference<T: Elem>(x: &[T], weight: &[f32], bias: Option<&[f32]>, eps: f32, y: &mut [T]) {
     let n = x.len() as f64;
-    let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
-    let variance = x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
+    let wide = |x: &T| f64::from(x.get());
+    let mean = x.iter().map(wide).sum::<f64>() / n;
+    let variance = x.iter().map(|x| (wide(x) - mean).powi(2)).sum::<f64>() / n;
     let scale = 1.0 / (variance + f64::from(eps)).sqrt();
-    for (i, (&x, y)) in x.iter().zip(y).enumerate() {
+    for (i, (x, y)) in x.iter().zip(y).enumerate() {
         let bias = bias.map_or(0.0, |bias| f64::from(bias[i]));
-        *y = ((f64::from(x) - mean) * scale * f64::from(weight[i]) + bias) as f32;
+        *y = T::put(((wide(x) - mean) * scale * f64::from(weight[i]) + bias) as f32);
     }
 }
 
-struct LayerNorm<'a> {
-    x: &'a [f32],
+struct LayerNorm<'a, T> {
+    x: &'a [T],
     weight: &'a [f32],
     bias: Option<&'a [f32]>,
     eps: f32,
-    y: &'a mut [f32],
+    y: &'a mut [T],
 }
 
 /// Below this variance squares lose digits to underflow, and the mean of subnormal elements is itself
 /// too coarse; the reference takes such rows, constant ones among them, and those that overflow.
 const SMALLEST_VARIANCE: f32 = 1e-35;
 
-impl Kernel for LayerNorm<'_> {
+impl<T: Elem> Kernel for LayerNorm<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -86,48 +108,48 @@ impl Kernel for LayerNorm<'_> {
             let (center, correction) = (s.splat(center), s.splat(correction));
             let whole = dim - dim % S::LANES;
             for start in (0..whole).step_by(S::LANES) {
-                let v = s.sub(s.sub(s.load(&x[start..]), center), correction);
+                let v = s.sub(s.sub(T::load(s, &x[start..]), center), correction);
                 let bias = match self.bias {
                     Some(bias) => s.load(&bias[start..]),
                     None => s.splat(0.0),
                 };
                 let v = s.fma(s.mul(v, scale), s.load(&self.weight[start..]), bias);
-                s.store(v, &mut y[start..]);
+                T::store(s, v, &mut y[start..]);
             }
             if whole < dim {
-                let v = s.sub(s.sub(s.load_partial(&x[whole..]), center), correction);
+                let v = s.sub(s.sub(T::load_partial(s, &x[whole..]), center), correction);
                 let bias = self.bias.map_or(&[][..], |bias| &bias[whole..]);
                 let weight = s.load_partial(&self.weight[whole..]);
                 let v = s.fma(s.mul(v, scale), weight, s.load_partial(bias));
-                s.store_partial(v, &mut y[whole..]);
+                T::store_partial(s, v, &mut y[whole..]);
             }
         }
     }
 }
 
 #[inline(always)]
-fn sum<S: Simd>(s: S, x: &[f32]) -> f32 {
+fn sum<T: Elem, S: Simd>(s: S, x: &[T]) -> f32 {
     let mut acc = [s.splat(0.0); 4];
     let mut blocks = x.chunks_exact(4 * S::LANES);
     for block in &mut blocks {
         for (i, acc) in acc.iter_mut().enumerate() {
-            *acc = s.add(*acc, s.load(&block[i * S::LANES..]));
+            *acc = s.add(*acc, T::load(s, &block[i * S::LANES..]));
         }
     }
     for (i, x) in blocks.remainder().chunks(S::LANES).enumerate() {
-        acc[i] = s.add(acc[i], s.load_partial(x));
+        acc[i] = s.add(acc[i], T::load_partial(s, x));
     }
     s.sum(s.add(s.add(acc[0], acc[1]), s.add(acc[2], acc[3])))
 }
 
 /// Sums of the deviations from `center` and of their squares.
 #[inline(always)]
-fn moments<S: Simd>(s: S, x: &[f32], center: S::F) -> (f32, f32) {
+fn moments<T: Elem, S: Simd>(s: S, x: &[T], center: S::F) -> (f32, f32) {
     let (mut first, mut second) = ([s.splat(0.0); 2], [s.splat(0.0); 2]);
     let mut blocks = x.chunks_exact(2 * S::LANES);
     for block in &mut blocks {
         for i in 0..2 {
-            let v = s.sub(s.load(&block[i * S::LANES..]), center);
+            let v = s.sub(T::load(s, &block[i * S::LANES..]), center);
             first[i] = s.add(first[i], v);
             second[i] = s.fma(v, v, second[i]);
         }
@@ -138,7 +160,7 @@ fn moments<S: Simd>(s: S, x: &[f32], center: S::F) -> (f32, f32) {
     let mut one = [0.0; super::simd::MAX_LANES];
     s.store(center, &mut one);
     for x in blocks.remainder() {
-        let v = x - one[0];
+        let v = x.get() - one[0];
         first += v;
         second += v * v;
     }

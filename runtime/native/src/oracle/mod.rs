@@ -78,6 +78,26 @@ pub fn swiglu(gate: &[f32], up: &[f32]) -> Vec<f64> {
     wide(gate).zip(wide(up)).map(|(gate, up)| silu(gate) * up).collect()
 }
 
+/// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))` (Hendrycks and Gimpel, arXiv 1606.08415); at
+/// `x` = -infinity the limit, -0.
+pub fn gelu(x: &[f32]) -> Vec<f64> {
+    wide(x).map(gelu_of).collect()
+}
+
+/// `gelu(gate) * up` (Shazeer, arXiv 2002.05202).
+pub fn geglu(gate: &[f32], up: &[f32]) -> Vec<f64> {
+    wide(gate).zip(wide(up)).map(|(gate, up)| gelu_of(gate) * up).collect()
+}
+
+fn gelu_of(x: f64) -> f64 {
+    if x == f64::NEG_INFINITY {
+        return -0.0;
+    }
+    // (1 + tanh(u)) / 2 is the sigmoid of 2 u, which keeps its digits where it is small.
+    let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+    x / (1.0 + (-2.0 * u).exp())
+}
+
 /// `sum over j of (-1)^popcount(i & j) x[j] / sqrt(dim)` for each element `i` of each row of `dim`.
 pub fn hadamard(x: &[f32], dim: usize) -> Vec<f64> {
     let row = |x| {
@@ -231,6 +251,10 @@ mod tests {
         );
         assert_eq!(layernorm(&[1.0, 3.0], &[2.0, 2.0], Some(&[0.0, 1.0]), 0.0), [-2.0, 3.0]);
         assert_eq!(swiglu(&[0.0, f32::NEG_INFINITY], &[5.0, 1.0]), [0.0, 0.0]);
+        assert_eq!(gelu(&[0.0, f32::NEG_INFINITY]), [0.0, 0.0]);
+        let near = |got: f64, want: f64| assert!((got / want - 1.0).abs() < 1e-13, "{got} {want}");
+        near(gelu(&[1.0])[0], 0.841_191_990_608_276_2);
+        near(geglu(&[-1.0], &[3.0])[0], -3.0 * 0.158_808_009_391_723_8);
         assert_eq!(softmax(&[7.0, 7.0]), [0.5, 0.5]);
         assert_eq!(hadamard(&[1.0, 2.0, 3.0, 5.0], 4), [5.5, -1.5, -2.5, 0.5]);
         assert_eq!(gemm(&[1.0, 2.0, 3.0, 4.0], &[1.0, 1.0, 1.0, -1.0], 2), [3.0, -1.0, 7.0, -1.0]);

@@ -56,11 +56,26 @@ pub(crate) fn exp2<S: Simd>(s: S, x: S::F) -> S::F {
 /// Below that it fades to zero through the subnormals; -infinity gives -0 and NaN stays NaN.
 #[inline(always)]
 pub(crate) fn silu<S: Simd>(s: S, g: S::F) -> S::F {
-    // With e = exp(-|g|) in [0, 1] nothing overflows: the sigmoid is 1 / (1 + e) above zero and
-    // e / (1 + e) below.
+    s.mul(s.max(s.splat(f32::MIN), g), sigmoid(s, g))
+}
+
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+fn sigmoid<S: Simd>(s: S, x: S::F) -> S::F {
+    // With e = exp(-|x|) in [0, 1] nothing overflows: it is 1 / (1 + e) above zero and e / (1 + e) below.
     let one = s.splat(1.0);
     let zero = s.splat(0.0);
-    let e = exp(s, s.sub(zero, s.abs(g)));
-    let sigmoid = s.div(s.select_le(zero, g, one, e), s.add(one, e));
-    s.mul(s.max(s.splat(f32::MIN), g), sigmoid)
+    let e = exp(s, s.sub(zero, s.abs(x)));
+    s.div(s.select_le(zero, x, one, e), s.add(one, e))
+}
+
+/// `2 sqrt(2 / pi)`, and 0.044715 times that: `gelu(x) = x * sigmoid(GELU_LINEAR x + GELU_CUBIC x^3)`.
+pub(crate) const GELU_LINEAR: f32 = 1.595_769_2;
+pub(crate) const GELU_CUBIC: f32 = 0.071_354_82;
+
+/// GELU in its approximation by tanh; -infinity gives -0 and NaN stays NaN.
+#[inline(always)]
+pub(crate) fn gelu<S: Simd>(s: S, x: S::F) -> S::F {
+    let slope = s.fma(s.mul(x, x), s.splat(GELU_CUBIC), s.splat(GELU_LINEAR));
+    s.mul(s.max(s.splat(f32::MIN), x), sigmoid(s, s.mul(x, slope)))
 }
