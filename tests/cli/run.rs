@@ -205,7 +205,7 @@ fn the_doctor_names_the_machine_and_what_runs_on_it() {
     let run = ruvllm(&["doctor", "--threads", "1", "--json"]);
     let report: serde_json::Value = serde_json::from_str(run.text()).expect("JSON");
     assert_eq!(report["architecture"], std::env::consts::ARCH);
-    assert_eq!(report["sandbox"]["kernels_selected"], 13);
+    assert_eq!(report["sandbox"]["kernels_selected"], 19);
     let weights = report["weights"].as_array().expect("weight types");
     assert_eq!(weights.len(), 11);
     let q4_0 = weights.iter().find(|paths| paths["weights"] == "q4_0").expect("q4_0");
@@ -222,7 +222,7 @@ fn the_doctor_names_the_machine_and_what_runs_on_it() {
     }
     let run = ruvllm(&["doctor", "--threads", "1", "--bf16"]);
     assert!(
-        run.text().contains("memory reads") && run.text().contains("13 kernels"),
+        run.text().contains("memory reads") && run.text().contains("19 kernels"),
         "{}",
         run.stdout
     );

@@ -8,7 +8,9 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod gelu;
 pub mod kv;
+pub mod layernorm;
 pub mod lora;
 pub mod rmsnorm;
 pub mod rope;

@@ -57,6 +57,19 @@ catalogue! {
     /// the elements `A[r][4g .. 4g + 4]`, and the groups after them `B[4h .. 4h + 4][r]`; rows and
     /// columns beyond the true dimension are zero. `groups = ceil(in_dim / 4) + ceil(out_dim / 4)`.
     LoraApply => LORA_APPLY,
+    /// Gaussian error linear unit in its approximation by tanh, of Hendrycks and Gimpel, arXiv 1606.08415:
+    /// `y = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))`, element by element.
+    ///
+    /// GGML calls it `gelu` too; in configurations of models it is `gelu_new` and `gelu_pytorch_tanh`.
+    Gelu => GELU,
+    /// Gated unit GEGLU of Shazeer, arXiv 2002.05202: `y = gelu(gate) * up`, element by element, with
+    /// the approximation of [`Op::Gelu`].
+    GeGlu => GEGLU,
+    /// Layer normalisation (Ba, Kiros and Hinton, arXiv 1607.06450), row by row:
+    /// `y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`, the variance over `dim`.
+    ///
+    /// `weight_and_bias` holds the weights, then the biases, which are zero where a model has none.
+    LayerNorm => LAYER_NORM,
 }
 
 /// One dimension of a tensor in a contract.
@@ -229,6 +242,42 @@ const LORA_APPLY: OpContract = OpContract {
     variants: &[
         variant("lora_apply_f32", &[DType::F32, DType::F32], DType::F32),
         variant("lora_apply_f16", &[DType::F16, DType::F16], DType::F16),
+    ],
+};
+
+const GELU: OpContract = OpContract {
+    name: "gelu",
+    row_dims: 1,
+    inputs: &[tensor("x", ROWS_DIM)],
+    output: tensor("y", ROWS_DIM),
+    params: &[],
+    variants: &[
+        variant("gelu_f32", &[DType::F32], DType::F32),
+        variant("gelu_f16", &[DType::F16], DType::F16),
+    ],
+};
+
+const GEGLU: OpContract = OpContract {
+    name: "geglu",
+    row_dims: 1,
+    inputs: &[tensor("gate", ROWS_DIM), tensor("up", ROWS_DIM)],
+    output: tensor("y", ROWS_DIM),
+    params: &[],
+    variants: &[
+        variant("geglu_f32", &[DType::F32, DType::F32], DType::F32),
+        variant("geglu_f16", &[DType::F16, DType::F16], DType::F16),
+    ],
+};
+
+const LAYER_NORM: OpContract = OpContract {
+    name: "layernorm",
+    row_dims: 1,
+    inputs: &[tensor("x", ROWS_DIM), tensor("weight_and_bias", &[Dim::Fixed(2), sym("dim")])],
+    output: tensor("y", ROWS_DIM),
+    params: &[param("eps", ParamType::F32)],
+    variants: &[
+        variant("layernorm_f32", &[DType::F32, DType::F32], DType::F32),
+        variant("layernorm_f16", &[DType::F16, DType::F32], DType::F16),
     ],
 };
 

@@ -67,6 +67,9 @@ pub(crate) const fn row(op: Op) -> &'static Row {
         Op::KvPack => &KV_PACK,
         Op::KvUnpack => &KV_UNPACK,
         Op::LoraApply => &LORA_APPLY,
+        Op::Gelu => &GELU,
+        Op::GeGlu => &GEGLU,
+        Op::LayerNorm => &LAYER_NORM,
     }
 }
 
@@ -303,6 +306,82 @@ const LORA_APPLY: Row = Row {
     sample: &lora(4, 256, 8, 256),
     // The rank: every row meets every factor.
     repeats: Some(3),
+};
+
+const GELU: Row = Row {
+    check: |_| Ok(()),
+    oracle: |call| Ok(oracle::gelu(&call.numbers_a()?)),
+    native: |isa, call, y| match call.variant.inputs[0] {
+        DType::F16 => write(y, |y| ops::gelu_f16(isa, &view::<f16>(call.a)?, y)),
+        _ => write(y, |y| ops::gelu(isa, &view(call.a)?, y)),
+    },
+    tolerance: usual,
+    roundings: |_, _| 1.0,
+    second: Second::None,
+    huge: |variant| if variant.inputs[0] == DType::F16 { 3e4 } else { LARGEST_INPUT },
+    ties: false,
+    extents: |_| ROWS,
+    params: &[&[]],
+    drawn: |random, rows| vec![rows, width(random)],
+    bench: &[&[1, 3072], &[1, 8192]],
+    long: |n| vec![1, n],
+    sample: &[16, 256],
+    repeats: None,
+};
+
+const GEGLU: Row = Row {
+    check: |_| Ok(()),
+    oracle: |call| Ok(oracle::geglu(&call.numbers_a()?, &call.numbers_b()?)),
+    native: |isa, call, y| {
+        let (gate, up) = (call.a, call.b);
+        match call.variant.inputs[0] {
+            DType::F16 => {
+                write(y, |y| ops::geglu_f16(isa, &view::<f16>(gate)?, &view::<f16>(up)?, y))
+            }
+            _ => write(y, |y| ops::geglu(isa, &view(gate)?, &view(up)?, y)),
+        }
+    },
+    ..SWIGLU
+};
+
+const LAYER_NORM: Row = Row {
+    check: |_| Ok(()),
+    oracle: |call| {
+        let [_, dim, eps] = call.words()?;
+        let weight_and_bias = call.numbers_b()?;
+        let (weight, bias) = weight_and_bias.split_at(size(dim));
+        Ok(oracle::layernorm(&call.numbers_a()?, weight, Some(bias), f32::from_bits(eps)))
+    },
+    native: |isa, call, y| {
+        let [_, dim, eps] = call.words()?;
+        let (x, weight_and_bias, eps) = (call.a, view(call.b)?, f32::from_bits(eps));
+        let (weight, bias) = weight_and_bias.split_at(size(dim));
+        match call.variant.inputs[0] {
+            DType::F16 => {
+                write(y, |y| ops::layernorm_f16(isa, &view::<f16>(x)?, weight, Some(bias), eps, y))
+            }
+            _ => write(y, |y| ops::layernorm(isa, &view(x)?, weight, Some(bias), eps, y)),
+        }
+    },
+    // The rounding of the mean is an absolute error of every element of its row.
+    tolerance: |output| match output {
+        DType::F32 => Some(Tolerance { rel: 1e-5, abs: 1e-5 }),
+        _ => usual(output),
+    },
+    roundings: |_, _| 1.0,
+    second: Second::Constant(ordinary),
+    huge: |variant| if variant.inputs[0] == DType::F16 { 3e4 } else { LARGEST_INPUT },
+    ties: false,
+    extents: |_| ROWS,
+    params: &[&[1e-5f32.to_bits()], &[1e-6f32.to_bits()]],
+    drawn: |random, rows| {
+        let eps: f32 = random.one_of([1e-5, 1e-6]);
+        vec![rows, width(random), eps.to_bits()]
+    },
+    bench: &[&[1, 2048], &[1, 4096]],
+    long: |n| vec![1, n],
+    sample: &[16, 256],
+    repeats: None,
 };
 
 /// What most operations may be off by.

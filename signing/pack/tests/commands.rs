@@ -51,7 +51,7 @@ fn the_committed_core_pack_is_trusted_and_holds_the_catalogue() {
     let ids: Vec<&str> = kernels.iter().map(|k| k["id"].as_str().expect("an id")).collect();
     let contracts = ruvllm_abi::Op::ALL.iter().flat_map(|op| op.contract().variants);
     let catalogue: Vec<&str> = contracts.map(|variant| variant.kernel).collect();
-    assert_eq!(catalogue.len(), 13);
+    assert_eq!(catalogue.len(), 19);
     for id in &catalogue {
         assert!(ids.contains(id), "{id} is missing");
     }

@@ -367,6 +367,31 @@ impl<'a> OpCall<'a> {
         Self { a: gate, b: up, words: Words::of([rows, dim]), scope: None }
     }
 
+    /// `gelu` of `x`, `[rows, dim]`.
+    #[inline]
+    pub fn gelu(x: Operand<'a>, rows: u32, dim: u32) -> Self {
+        Self { a: x, b: Operand::None, words: Words::of([rows, dim]), scope: None }
+    }
+
+    /// `geglu` of `gate` and `up`, both `[rows, dim]`.
+    #[inline]
+    pub fn geglu(gate: Operand<'a>, up: Operand<'a>, rows: u32, dim: u32) -> Self {
+        Self { a: gate, b: up, words: Words::of([rows, dim]), scope: None }
+    }
+
+    /// `layernorm` of `x`, `[rows, dim]`; `weight_and_bias` is `[2, dim]`.
+    #[inline]
+    pub fn layernorm(
+        x: Operand<'a>,
+        weight_and_bias: Operand<'a>,
+        rows: u32,
+        dim: u32,
+        eps: f32,
+    ) -> Self {
+        let words = Words::of([rows, dim, eps.to_bits()]);
+        Self { a: x, b: weight_and_bias, words, scope: None }
+    }
+
     /// `kv_pack` of `x`, `[rows, dim]`.
     #[inline]
     pub fn kv_pack(x: Operand<'a>, rows: u32, dim: u32) -> Self {
@@ -406,6 +431,9 @@ mod tests {
         words(Op::Rope, OpCall::rope(none(), none(), dims, 1e4, true));
         words(Op::RmsNorm, OpCall::rmsnorm(none(), none(), 1, 2, 1e-5));
         words(Op::SwiGlu, OpCall::swiglu(none(), none(), 1, 2));
+        words(Op::Gelu, OpCall::gelu(none(), 1, 2));
+        words(Op::GeGlu, OpCall::geglu(none(), none(), 1, 2));
+        words(Op::LayerNorm, OpCall::layernorm(none(), none(), 1, 2, 1e-5));
         words(Op::KvPack, OpCall::kv_pack(none(), 1, 32));
         words(Op::KvUnpack, OpCall::kv_unpack(none(), 1, 32));
         let got = words(Op::LoraApply, OpCall::lora(none(), none(), lora, 2.0));

@@ -298,7 +298,7 @@ mod tests {
                 signing_key: None,
             };
             let report = new(&options).unwrap();
-            assert_eq!(report.kernels.len(), 7);
+            assert_eq!(report.kernels.len(), Op::ALL.len() + 1);
             for file in &report.files {
                 let text = fs::read_to_string(options.directory.join(file)).unwrap();
                 let names = text.split("{{").skip(1);

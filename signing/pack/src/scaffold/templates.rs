@@ -90,5 +90,8 @@ pub(super) const WORKED: [Worked; Op::ALL.len() + 1] = [
     worked!(Some(Op::KvPack), "kv_pack", "kv_pack_q8", "KV cache rows to q8_0"),
     worked!(Some(Op::KvUnpack), "kv_unpack", "kv_unpack_q8", "KV cache rows from q8_0"),
     worked!(Some(Op::LoraApply), "lora_apply", "lora_apply_f32", "low-rank updates"),
+    worked!(Some(Op::Gelu), "gelu", "gelu_f32", "GELU in its approximation by tanh"),
+    worked!(Some(Op::GeGlu), "geglu", "geglu_f32", "the gated unit GEGLU"),
+    worked!(Some(Op::LayerNorm), "layernorm", "layernorm_f32", "layer normalisation"),
     worked!(None, "affine", "affine_f32", "the custom operation y = a x + b"),
 ];

@@ -1,0 +1,18 @@
+//! GELU in its approximation by tanh, f32.
+#![cfg_attr(target_family = "wasm", no_std, no_main)]
+#![allow(unsafe_code)]
+
+use kernels::gelu::gelu;
+use ruvllm_kernel_sdk::prelude::*;
+
+kernel! {
+    fn gelu_forward;
+    revision 1;
+    shape [rows, dim];
+    input x: f32 [rows, dim];
+    output y: f32 [rows, dim];
+    run {
+        gelu(x.as_slice(), y.as_mut_slice());
+        Ok(())
+    }
+}
