@@ -39,12 +39,19 @@ fn products(criterion: &mut Criterion) {
                 group.throughput(Throughput::Elements((m * w.rows() * COLS) as u64));
                 group.bench_function(BenchmarkId::from_parameter(name), |bencher| {
                     bencher.iter(|| {
-                        act.prepare(&pool, isa, black_box(&x), m, COLS, &[dtype])
-                            .and_then(|()| {
-                                let y = MatMut { data: &mut y, stride: w.rows() };
-                                matmul(&pool, isa, w, &act, y)
-                            })
-                            .expect("sizes agree");
+                        act.prepare(
+                            &pool,
+                            isa,
+                            black_box(&x),
+                            m,
+                            COLS,
+                            act.forms(isa, m, &[dtype]),
+                        )
+                        .and_then(|()| {
+                            let y = MatMut { data: &mut y, stride: w.rows() };
+                            matmul(&pool, isa, w, &act, y)
+                        })
+                        .expect("sizes agree");
                     });
                 });
             };

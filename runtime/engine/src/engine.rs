@@ -6,14 +6,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ruvllm_host::{Host, KernelBudget, KernelMemory};
-use ruvllm_native::gemm::{ReadPattern, ReadRates};
+use ruvllm_host::{Host, KernelBudget, KernelMemory, Preparer, Team};
+use ruvllm_native::gemm::{Activations, ReadPattern, ReadRates};
 use ruvllm_native::{Isa, ThreadPool};
 
 use crate::adapter::Adapter;
-use crate::decoder::{Chunk, Cpu, Decoder, EachLogits};
+use crate::decoder::{Chunk, Decoder, EachLogits};
 use crate::error::EngineError;
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, Keys, Matrices};
 use crate::kv::{BlockShape, KvKernels, KvPolicy, KvStats, KvStore, KvTable, SpillDir, Standing};
 use crate::memory::{
     KernelReservation, MemoryPool, PAGE, PoolUsage, Reservation, Use, kernel_share,
@@ -87,14 +87,17 @@ impl Default for EngineConfig {
 struct EngineInner {
     model: Arc<Model>,
     host: Host,
-    pool: ThreadPool,
+    pool: Arc<ThreadPool>,
     isa: Isa,
+    read: ReadPattern,
     config: EngineConfig,
     context: usize,
     memory: Arc<MemoryPool>,
     decoder: Mutex<Decoder>,
     /// Counts what the host's kernels take as long as the engine lives.
     _kernels: Arc<dyn KernelBudget>,
+    /// Makes the model's matrices ready for generations that are about to be activated.
+    _preparer: Arc<dyn Preparer>,
 }
 
 /// Who holds the memory of an engine, and what its KV cache has done.
@@ -145,7 +148,33 @@ impl Engine {
         let shape = BlockShape::new(model.config(), config.kv_block);
         let (scratch, reserved) = reserve(&memory, &model, &config, &shape, context, &host)?;
         let spill = config.spill_dir.as_deref().map(SpillDir::new).transpose()?;
-        let kernels = Kernels::new(&host, config.threads, &config.kv)?;
+        let pool = Arc::new(ThreadPool::new(config.threads));
+        let isa = config.isa.unwrap_or_else(Isa::detect);
+        let read = match config.read_pattern {
+            Some(pattern) => pattern,
+            None if !config.repack || model.weights().bytes_to_pack(isa) < MEASURED_FROM => {
+                ReadPattern::default()
+            }
+            // Without memory to measure in, the usual one.
+            None => ReadRates::measure(&pool, isa)
+                .map_or_else(|_| ReadPattern::default(), |rates| rates.best()),
+        };
+        let mut settings = Activations::new();
+        settings.allow_bf16(config.bf16);
+        settings.set_deterministic(host.config().deterministic);
+        let matrices = Arc::new(Matrices {
+            model: Arc::clone(&model),
+            host: host.clone(),
+            pool: Arc::clone(&pool),
+            isa,
+            read,
+            repack: config.repack,
+            settings: settings.clone(),
+            budget: Arc::clone(&reserved),
+            keys: Arc::new(Keys::new(&config.kv, Some(&model))),
+            ready: Mutex::default(),
+        });
+        let kernels = Kernels::of_model(Arc::clone(&matrices))?;
         let kv = KvStore::new(
             shape,
             config.kv.clone(),
@@ -155,26 +184,22 @@ impl Engine {
         )
         .with_ahead(host.worker()?);
         let rope = RopeTables::new(rotation);
-        let mut decoder = Decoder::new(kernels, kv, rope, scratch);
-        decoder.set_products(config.bf16, host.config().deterministic);
-        let decoder = Mutex::new(decoder);
-        let pool = ThreadPool::new(config.threads);
-        let isa = config.isa.unwrap_or_else(Isa::detect);
-        if config.repack {
-            let pattern = match config.read_pattern {
-                Some(pattern) => pattern,
-                None if model.weights().bytes_to_pack(isa) < MEASURED_FROM => {
-                    ReadPattern::default()
-                }
-                // Without memory to measure in, the usual one.
-                None => ReadRates::measure(&pool, isa)
-                    .map_or_else(|_| ReadPattern::default(), |rates| rates.best()),
-            };
-            model.weights().pack(&pool, isa, pattern)?;
-        }
-        let _kernels = reserved;
-        let inner =
-            EngineInner { pool, isa, model, host, config, context, memory, decoder, _kernels };
+        let decoder = Mutex::new(Decoder::new(kernels, kv, rope, settings, scratch));
+        let (_kernels, _preparer) = (reserved, matrices as Arc<dyn Preparer>);
+        host.prepare_with(&_preparer);
+        let inner = EngineInner {
+            model,
+            host,
+            pool,
+            isa,
+            read,
+            config,
+            context,
+            memory,
+            decoder,
+            _kernels,
+            _preparer,
+        };
         Ok(Engine { inner: Arc::new(inner) })
     }
 
@@ -275,8 +300,8 @@ impl Engine {
     /// Attaches to a sequence what others have computed of `tokens`, with which it goes on, and gives how
     /// many of them that holds.
     pub(crate) fn adopt(&self, table: &mut KvTable, tokens: &[u32]) -> Result<usize, EngineError> {
-        let (mut decoder, cpu) = self.pinned(table.standing.steady)?;
-        Ok(decoder.adopt(cpu, table, tokens))
+        let (mut decoder, team) = self.pinned(table.standing.steady)?;
+        Ok(decoder.adopt(team, table, tokens))
     }
 
     /// The model.
@@ -367,11 +392,11 @@ impl Engine {
 
     /// The decoder with the kernels of this moment, once no step is computed, and what it computes
     /// with; `steady` never has it be a trial's turn.
-    fn pinned(&self, steady: bool) -> Result<(MutexGuard<'_, Decoder>, Cpu<'_>), EngineError> {
+    fn pinned(&self, steady: bool) -> Result<(MutexGuard<'_, Decoder>, Team<'_>), EngineError> {
         let inner = &*self.inner;
         let mut decoder = self.decoder();
         decoder.kernels.pin(&inner.host, steady)?;
-        Ok((decoder, Cpu { pool: &inner.pool, isa: inner.isa }))
+        Ok((decoder, Team { pool: &inner.pool, isa: inner.isa, read: inner.read }))
     }
 
     /// Gets all of a sequence's blocks into memory, and hands them to `use_them`.
@@ -381,8 +406,8 @@ impl Engine {
         use_them: impl FnOnce(&KvStore, &KvTable) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let inner = &*self.inner;
-        let (mut decoder, cpu) = self.pinned(table.standing.steady)?;
-        decoder.load_sequence(cpu, &inner.model, table, inner.config.batch)?;
+        let (mut decoder, team) = self.pinned(table.standing.steady)?;
+        decoder.load_sequence(team, &inner.model, table, inner.config.batch)?;
         use_them(&decoder.kv, table)
     }
 
@@ -394,8 +419,8 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let inner = &*self.inner;
         let steady = chunks.iter().any(|chunk| chunk.table.standing.steady);
-        let (mut decoder, cpu) = self.pinned(steady)?;
-        decoder.forward(cpu, &inner.model, chunks, inner.config.batch, each)
+        let (mut decoder, team) = self.pinned(steady)?;
+        decoder.forward(team, &inner.model, chunks, inner.config.batch, each)
     }
 }
 

@@ -6,6 +6,7 @@
 //! snapshot is pinned for a step, so that every layer of it sees the same kernels.
 
 mod lora;
+mod products;
 mod rows;
 mod scopes;
 
@@ -21,8 +22,11 @@ use ruvllm_native::ThreadPool;
 
 use crate::error::EngineError;
 use crate::kv::KvPolicy;
+use crate::model::Model;
 use crate::rope::RopeTables;
 pub(crate) use lora::{LoraList, LoraRows};
+pub(crate) use products::Matrices;
+use products::{Products, TeamCaller, TeamKeys};
 pub(crate) use rows::RowSink;
 use rows::{Outputs, Rows, over_rows};
 pub(crate) use scopes::RowScopes;
@@ -39,6 +43,8 @@ pub(crate) struct Kernels {
     resting: Option<Arc<Pinned>>,
     /// For each worker, memory for what updates add to some rows.
     deltas: Vec<Vec<f32>>,
+    /// `None` where no steps are computed.
+    team: Option<TeamCaller>,
 }
 
 /// A snapshot with the slots of the decoder's operations in it.
@@ -52,6 +58,9 @@ pub(crate) struct Pinned {
     kv: Vec<KvOps>,
     /// Only sessions with an adapter need it, so it may be absent.
     lora: Option<OpSlot>,
+    /// Team operations: the embedding, attention, products with each type of weights.
+    team: Option<Vec<OpSlot>>,
+    products: Option<Products>,
     shaping: Shaping,
 }
 
@@ -66,17 +75,19 @@ struct KvOps {
 }
 
 /// Keys of the decoder's operations, made once: a step that crosses an activation looks them all up.
-struct Keys {
+pub(crate) struct Keys {
     rmsnorm: OpKey,
     rope: OpKey,
     swiglu: OpKey,
     lora: OpKey,
     /// Pack and unpack, for each type of the cache that needs it.
     kv: Vec<(DType, OpKey, OpKey)>,
+    /// `None` where no steps are computed.
+    team: Option<TeamKeys>,
 }
 
 impl Keys {
-    fn new(kv: &KvPolicy) -> Keys {
+    pub(crate) fn new(kv: &KvPolicy, model: Option<&Model>) -> Keys {
         let mut packed: Vec<_> = kv.packed().collect();
         packed.sort_unstable_by_key(|dtype| dtype.name());
         packed.dedup();
@@ -87,6 +98,7 @@ impl Keys {
             swiglu: OpKey::swiglu_f32(),
             lora: OpKey::lora_f32(),
             kv: packed.into_iter().map(kv).collect(),
+            team: model.map(TeamKeys::new),
         }
     }
 }
@@ -103,11 +115,14 @@ impl Pinned {
             Ok(KvOps { dtype: *dtype, pack: slot(pack)?, unpack: slot(unpack)? })
         });
         let kv: Vec<KvOps> = kv.collect::<Result<_, EngineError>>()?;
-        // Norms shape keys and values as much as the rotation does.
+        let team = keys.team.as_ref().map(|keys| keys.slots(&snapshot)).transpose()?;
+        // Norms shape keys and values as much as the rotation does, and so do products and attention.
         let shaping = [rmsnorm, rope, swiglu].into_iter().chain(kv.iter().map(|kv| kv.pack));
+        let shaping = shaping.chain(team.iter().flatten().copied());
         let plain = snapshot.fingerprint(shaping.clone())?;
         let adapted = snapshot.fingerprint(shaping.chain(lora))?;
-        Ok(Pinned { keys, rmsnorm, rope, swiglu, kv, lora, shaping: [plain, adapted], snapshot })
+        let (shaping, products) = ([plain, adapted], None);
+        Ok(Pinned { keys, rmsnorm, rope, swiglu, kv, lora, team, products, shaping, snapshot })
     }
 
     fn lora(&self) -> Result<OpSlot, EngineError> {
@@ -131,17 +146,31 @@ pub(crate) struct RopeRows {
 }
 
 impl Kernels {
+    /// The kernels that keys and values are stored with.
+    #[cfg(test)]
     pub(crate) fn new(host: &Host, threads: usize, kv: &KvPolicy) -> Result<Kernels, EngineError> {
         let workers = (0..threads).map(|_| host.worker()).collect::<Result<_, _>>()?;
-        let pinned = Arc::new(Pinned::new(host.snapshot(), Arc::new(Keys::new(kv)))?);
+        let pinned = Arc::new(Pinned::new(host.snapshot(), Arc::new(Keys::new(kv, None)))?);
         let deltas = vec![Vec::new(); threads];
-        Ok(Kernels { workers, pinned, resting: None, deltas })
+        Ok(Kernels { workers, pinned, resting: None, deltas, team: None })
+    }
+
+    /// The kernels that steps of a model are computed with. Every matrix is taken up.
+    pub(crate) fn of_model(matrices: Arc<Matrices>) -> Result<Kernels, EngineError> {
+        let (host, pool) = (&matrices.host, &matrices.pool);
+        let threads = pool.threads();
+        let workers = (0..threads).map(|_| host.worker()).collect::<Result<_, _>>()?;
+        let mut worker = host.team_worker();
+        let pinned = Arc::new(matrices.pin(host.snapshot(), &mut worker, pool, true)?);
+        let team = Some(TeamCaller { matrices, worker });
+        Ok(Kernels { workers, pinned, resting: None, deltas: vec![Vec::new(); threads], team })
     }
 
     /// Has the next runs checked, see [`Worker::suspect`].
     #[cold]
     pub(crate) fn suspect(&mut self) {
         self.workers.iter_mut().for_each(Worker::suspect);
+        self.team.iter_mut().for_each(|team| team.worker.suspect());
     }
 
     /// Pins the snapshot that the host has chosen for the next step, or the active one for a `steady`
@@ -157,7 +186,7 @@ impl Kernels {
             // While a generation is on trial, steps go to and fro between two.
             let next = match self.resting.take_if(|resting| is_chosen(resting)) {
                 Some(resting) => resting,
-                None => Arc::new(Pinned::new(chosen, self.pinned.keys.clone())?),
+                None => self.pin_new(chosen)?,
             };
             let pinned = std::mem::replace(&mut self.pinned, next);
             self.resting.replace(pinned).into_iter().for_each(|older| host.let_go(older));
@@ -168,6 +197,16 @@ impl Kernels {
         Ok(())
     }
 
+    fn pin_new(&mut self, chosen: Arc<RegistrySnapshot>) -> Result<Arc<Pinned>, EngineError> {
+        let Some(TeamCaller { matrices, worker }) = &mut self.team else {
+            return Ok(Arc::new(Pinned::new(chosen, self.pinned.keys.clone())?));
+        };
+        match matrices.take_ready(chosen.generation()) {
+            Some(ready) => Ok(ready),
+            None => Ok(Arc::new(matrices.pin(chosen, worker, &matrices.pool, false)?)),
+        }
+    }
+
     /// What is pinned, for another thread.
     pub(crate) fn pinned(&self) -> &Arc<Pinned> {
         &self.pinned
@@ -176,7 +215,7 @@ impl Kernels {
     /// The kernels of another thread's step, on workers of this one, to pack and unpack blocks with. They
     /// stay pinned: there is no host to follow.
     pub(crate) fn of(pinned: Arc<Pinned>, workers: Vec<Worker>) -> Kernels {
-        Kernels { workers, pinned, resting: None, deltas: Vec::new() }
+        Kernels { workers, pinned, resting: None, deltas: Vec::new(), team: None }
     }
 
     /// The workers, with nothing pinned.

@@ -1,15 +1,15 @@
 //! The weights of a model, found, checked against the configuration, and left where they lie.
 //!
-//! Matrices stay in the file's own type and, until [`ModelWeights::pack`], in their place. Norm weights and biases are small and are
+//! Matrices stay in the file's own type and in their place; what products read is prepared from them. Norm weights and biases are small and are
 //! widened to f32 once; norm weights become [`Resident`] so that a kernel keeps its own copy.
 
-use std::sync::OnceLock;
+use std::cell::Cell;
 
 use ruvllm_abi::DType;
-use ruvllm_host::Resident;
-use ruvllm_native::gemm::{PackedWeights, ReadPattern, Weights};
+use ruvllm_host::{PreparedWeights, Resident};
+use ruvllm_native::gemm::{PackedWeights, Weights};
 use ruvllm_native::quant::dequantize_row;
-use ruvllm_native::{Isa, NativeError, ThreadPool};
+use ruvllm_native::{Isa, NativeError};
 
 use crate::config::{Bias, LayerSpec, ModelConfig, Norm};
 use crate::error::EngineError;
@@ -22,44 +22,40 @@ pub(crate) struct Linear {
     rows: usize,
     cols: usize,
     bytes: TensorBytes,
-    /// The same weights as products read them fastest, where that is another way.
-    packed: OnceLock<PackedWeights>,
+    index: usize,
+    prepared: PreparedWeights,
     pub(crate) bias: Option<Vec<f32>>,
 }
 
 impl Linear {
     /// A projection by a tensor `[rows, cols]`.
-    fn new(weight: Tensor, bias: Option<Vec<f32>>) -> Result<Linear, EngineError> {
+    fn new(weight: Tensor, bias: Option<Vec<f32>>, index: usize) -> Result<Linear, EngineError> {
         let Tensor { dtype, shape, bytes } = weight;
         let (rows, cols) = (shape[0], shape[1]);
-        let linear = Linear { dtype, rows, cols, bytes, packed: OnceLock::new(), bias };
+        let prepared = PreparedWeights::default();
+        let linear = Linear { dtype, rows, cols, bytes, index, prepared, bias };
         linear.matrix()?;
         Ok(linear)
     }
 
-    /// The matrix as the matrix product takes it.
+    /// The matrix as the file has it.
     pub(crate) fn matrix(&self) -> Result<Weights<'_>, NativeError> {
-        let weights = Weights::new(self.dtype, self.rows, self.cols, self.bytes.as_slice())?;
-        match self.packed.get() {
-            Some(packed) => weights.with_packed(packed),
-            None => Ok(weights),
-        }
+        Weights::new(self.dtype, self.rows, self.cols, self.bytes.as_slice())
     }
 
-    /// Rearranges the weights for these instructions, where that pays and has not been done.
-    fn pack(&self, pool: &ThreadPool, isa: Isa, pattern: ReadPattern) -> Result<(), NativeError> {
-        if self.is_to_pack(isa) {
-            let mut packed = PackedWeights::new(pool, &self.matrix()?)?;
-            packed.set_pattern(pattern);
-            // Another engine may have been faster; its panels are the same.
-            let _ = self.packed.set(packed);
-            self.bytes.release();
-        }
-        Ok(())
+    /// Its place among all matrices of the model.
+    pub(crate) fn index(&self) -> usize {
+        self.index
     }
 
-    fn is_to_pack(&self, isa: Isa) -> bool {
-        self.packed.get().is_none() && PackedWeights::pays(self.dtype, isa)
+    /// What providers of products have made of it.
+    pub(crate) fn prepared(&self) -> &PreparedWeights {
+        &self.prepared
+    }
+
+    /// Gives back the memory of a matrix that the file holds in place: it is rarely read from now on.
+    pub(crate) fn release(&self) {
+        self.bytes.release();
     }
 
     pub(crate) fn dtype(&self) -> DType {
@@ -133,7 +129,7 @@ impl ModelWeights {
         source: &dyn TensorSource,
         config: &ModelConfig,
     ) -> Result<ModelWeights, EngineError> {
-        let loader = Loader { source };
+        let loader = Loader { source, matrices: Cell::new(0) };
         let embedding = loader.embedding(config.dim)?;
         let vocab = embedding.rows;
         let output =
@@ -146,27 +142,15 @@ impl ModelWeights {
         Ok(ModelWeights { embedding, layers, output_norm, output })
     }
 
-    /// Rearranges every matrix that products are computed with, where that pays with these
-    /// instructions, to be read by a pattern. One that the file holds in place gives its memory back.
-    ///
-    /// # Errors
-    /// [`NativeError::OutOfMemory`].
-    pub(crate) fn pack(
-        &self,
-        pool: &ThreadPool,
-        isa: Isa,
-        pattern: ReadPattern,
-    ) -> Result<(), NativeError> {
-        self.multiplied().try_for_each(|linear| linear.pack(pool, isa, pattern))
-    }
-
-    /// Bytes of the matrices that [`pack`](Self::pack) would rearrange.
+    /// Bytes of the matrices that products would read in another layout than the file's.
     pub(crate) fn bytes_to_pack(&self, isa: Isa) -> usize {
-        self.multiplied().filter(|linear| linear.is_to_pack(isa)).map(Linear::size).sum()
+        let to_pack =
+            |linear: &&Linear| !linear.prepared.is_held() && PackedWeights::pays(linear.dtype, isa);
+        self.multiplied().filter(to_pack).map(Linear::size).sum()
     }
 
     /// Every matrix that products are computed with.
-    fn multiplied(&self) -> impl Iterator<Item = &Linear> {
+    pub(crate) fn multiplied(&self) -> impl Iterator<Item = &Linear> {
         self.projections().chain([self.output()])
     }
 
@@ -218,9 +202,16 @@ impl ModelWeights {
 
 struct Loader<'a> {
     source: &'a dyn TensorSource,
+    /// Matrices so far.
+    matrices: Cell<usize>,
 }
 
 impl Loader<'_> {
+    /// The index of the next matrix.
+    fn next(&self) -> usize {
+        self.matrices.replace(self.matrices.get() + 1)
+    }
+
     fn tensor(&self, name: &str) -> Result<Tensor, EngineError> {
         self.source.find(name)?.ok_or_else(|| EngineError::TensorMissing {
             path: self.source.origin().to_owned(),
@@ -261,7 +252,7 @@ impl Loader<'_> {
             _ => 0,
         };
         let tensor = self.shaped(&name, &[rows, dim])?;
-        Linear::new(tensor, None)
+        Linear::new(tensor, None, self.next())
     }
 
     /// The output projection, if the file holds one.
@@ -270,7 +261,7 @@ impl Loader<'_> {
         if self.source.find(&name)?.is_none() {
             return Ok(None);
         }
-        Linear::new(self.shaped(&name, &[vocab, dim])?, None).map(Some)
+        Linear::new(self.shaped(&name, &[vocab, dim])?, None, self.next()).map(Some)
     }
 
     fn layer(
@@ -289,7 +280,7 @@ impl Loader<'_> {
                 Bias::IfPresent if self.source.find(&name)?.is_none() => None,
                 Bias::IfPresent | Bias::Required => Some(self.vector(&name, rows)?),
             };
-            Linear::new(tensor, bias)
+            Linear::new(tensor, bias, self.next())
         };
         let qkv = spec.attention.qkv_bias;
         let (dim, ffn) = (config.dim, config.ffn_dim);

@@ -127,7 +127,8 @@ fn the_core_pack_gives_the_reference_logits_for_every_family() {
     let served: Vec<String> = host
         .stats()
         .into_iter()
-        .filter(|stats| stats.calls > 0)
+        // Packs bring no team operations.
+        .filter(|stats| stats.calls > 0 && !stats.op.is_team())
         .map(|stats| {
             assert_eq!(stats.fallbacks, 0, "{}: {}", stats.op, stats.kernel);
             format!("{} by {}", stats.op.op, stats.pack)

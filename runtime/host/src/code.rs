@@ -4,7 +4,9 @@ use crate::OpKey;
 use crate::admit::AdmittedKernel;
 use crate::instance::InstanceTemplate;
 use crate::op::plan::CallPlan;
+use crate::pack::PackId;
 use crate::stats::KernelStats;
+use crate::team::{Native, Provider};
 use ruvllm_abi::Op;
 use ruvllm_abi::contract::Variant;
 use std::sync::Arc;
@@ -45,6 +47,13 @@ pub(crate) enum Code {
         /// What it computes.
         op: Op,
     },
+    /// Who computes a team operation.
+    Team {
+        /// Its code.
+        provider: Provider,
+        /// Where it is the host's own, how it computes on this machine.
+        native: Option<String>,
+    },
 }
 
 impl PreparedKernel {
@@ -59,6 +68,37 @@ impl PreparedKernel {
             plan: CallPlan::of_op(op, variant.inputs, variant.output),
             code: Code::Native { op },
             stats: Arc::new(KernelStats::new(key.clone(), id, pack, "native")),
+            key,
+        }
+    }
+
+    /// One of the host's own providers of team operations.
+    pub(crate) fn native_provider(native: Native, version: &str) -> Self {
+        let Native { id, provider, about } = native;
+        let (id, pack) = (format!("native:{id}"), ("native".to_owned(), version.to_owned()));
+        Self::of_provider(id, provider, pack, Some(about), version)
+    }
+
+    /// A provider that the host application brings in a pack of this digest.
+    pub(crate) fn provider(id: String, provider: Provider, pack: &PackId) -> Self {
+        let names = (pack.name.clone(), pack.version.clone());
+        Self::of_provider(id, provider, names, None, &pack.digest)
+    }
+
+    fn of_provider(
+        id: String,
+        provider: Provider,
+        pack: (String, String),
+        native: Option<String>,
+        digest: &str,
+    ) -> Self {
+        let (key, hash) = (provider.key(), format!("{id} {digest}"));
+        let executor = if native.is_some() { "native" } else { "in-process" };
+        Self {
+            hash,
+            plan: CallPlan::none(),
+            code: Code::Team { provider, native },
+            stats: Arc::new(KernelStats::new(key.clone(), id, pack, executor)),
             key,
         }
     }
@@ -117,7 +157,15 @@ impl PreparedKernel {
     }
 
     pub(crate) fn is_native(&self) -> bool {
-        matches!(self.code, Code::Native { .. })
+        matches!(self.code, Code::Native { .. } | Code::Team { native: Some(_), .. })
+    }
+
+    /// Its code, where all threads compute an operation of it together.
+    pub(crate) fn team(&self) -> Option<&Provider> {
+        match &self.code {
+            Code::Team { provider, .. } => Some(provider),
+            _ => None,
+        }
     }
 
     /// Whether `name` means this kernel: its id, alone or qualified by its pack.

@@ -54,6 +54,14 @@ pub enum HostError {
         /// Everything that speaks against it.
         refusals: Vec<Refusal>,
     },
+    /// A provider of team operations could not take up the weights of a model that is in use.
+    #[error("{kernel} cannot be activated, it {failure}")]
+    NotPrepared {
+        /// The kernel.
+        kernel: String,
+        /// Why.
+        failure: Failure,
+    },
     /// The sandbox could not be set up on this machine.
     #[error("cannot set up the sandbox: {detail}; run on native kernels, or on another machine")]
     Executor {
@@ -125,6 +133,7 @@ impl HostError {
             HostError::Executor { .. } => "executor_unavailable",
             HostError::Barred { .. } => "pack_barred",
             HostError::UnknownPin { .. } => "unknown_pin",
+            HostError::NotPrepared { .. } => "not_prepared",
             HostError::StageFull { .. } => "stage_full",
             HostError::NotStaged { .. } => "not_staged",
             HostError::NotKept { .. } => "generation_not_kept",
@@ -283,6 +292,11 @@ pub enum Failure {
         /// Bytes that there may be in use.
         limit: usize,
     },
+    /// There is no memory for weights in the layout of a provider. Never quarantined for.
+    WeightMemory {
+        /// Bytes that they take.
+        needed: usize,
+    },
     /// No instance could be made.
     Instantiate {
         /// Why.
@@ -293,6 +307,11 @@ pub enum Failure {
         /// Which trap.
         trap: TrapKind,
         /// What the executor says.
+        detail: String,
+    },
+    /// A provider of a team operation refused the call, or could not take a matrix up.
+    Provider {
+        /// Why.
         detail: String,
     },
     /// The native twin refused the call.
@@ -315,16 +334,18 @@ impl Failure {
             Failure::TooLarge { .. } => "call_too_large",
             Failure::Memory { bound: MemoryBound::Pack, .. } => "pack_memory_full",
             Failure::Memory { bound: MemoryBound::Host, .. } => "kernel_memory_full",
+            Failure::WeightMemory { .. } => "weight_memory_full",
             Failure::Instantiate { .. } => "kernel_instantiate",
             Failure::Cleanup { .. } => "kernel_cleanup",
+            Failure::Provider { .. } => "provider_failed",
             Failure::Native { .. } => "native_refused",
         }
     }
 
     /// Whether it says something about the kernel rather than about the call.
     pub(crate) fn counts(&self) -> bool {
-        use Failure::{Memory, Native, TooLarge};
-        !matches!(self, TooLarge { .. } | Memory { .. } | Native { .. })
+        use Failure::{Memory, Native, TooLarge, WeightMemory};
+        !matches!(self, TooLarge { .. } | Memory { .. } | WeightMemory { .. } | Native { .. })
     }
 }
 
@@ -358,11 +379,17 @@ impl fmt::Display for Failure {
                      have {limit}; give more with --memory"
                 )
             }
+            Failure::WeightMemory { needed } => write!(
+                f,
+                "has no memory for its layout of a matrix: that takes {needed} bytes more than the budget \
+                 has left; give more with --memory"
+            ),
             Failure::Instantiate { detail } => write!(f, "cannot be instantiated: {detail}"),
             Failure::Cleanup { trap: TrapKind::Deadline, .. } => {
                 f.write_str("ran longer in kernel_cleanup than its deadline")
             }
             Failure::Cleanup { detail, .. } => write!(f, "trapped in kernel_cleanup: {detail}"),
+            Failure::Provider { detail } => write!(f, "failed: {detail}"),
             Failure::Native { detail } => write!(f, "refused the call: {detail}"),
         }
     }

@@ -40,6 +40,7 @@ mod registry;
 mod stats;
 mod supervise;
 mod swap;
+mod team;
 mod threads;
 #[cfg(feature = "wasmtime")]
 mod ticker;
@@ -47,6 +48,7 @@ mod ticker;
 #[cfg(test)]
 mod tests;
 
+pub use call::team_worker::{Preparation, PreparedWeights, Product, TeamWorker};
 pub use call::worker::Worker;
 pub use compare::{LARGEST_INPUT, host_tolerance};
 pub use config::{Compiler, CompilerProcess, HostConfig, HostLimits, Policy};
@@ -61,8 +63,11 @@ pub use op::tensor::Tensor;
 pub use pack::PackId;
 pub use registry::select::{Candidate, Explanation, Verdict};
 pub use registry::{OpSlot, RegistrySnapshot};
+pub use ruvllm_abi as abi;
 pub use ruvllm_manifest::ParamValue;
+pub use ruvllm_native as native;
 pub use ruvllm_signing::open_regular;
+pub use semver::Version;
 pub use stats::OpStats;
 #[cfg(feature = "supervisor")]
 pub use supervise::delivery::Delivery;
@@ -80,4 +85,8 @@ pub use supervise::supervisor_watch::Watchdog;
 #[cfg(feature = "supervisor")]
 pub use supervise::watched::HealthReport;
 pub use swap::book::{CacheUse, GenerationReport, GenerationState, InstallReport, StageReport};
-pub use swap::host::{Host, KernelSummary};
+pub use swap::host::{Host, KernelSummary, Preparer};
+pub use team::{
+    AttentionProvider, AttentionSession, EmbedProvider, MatmulProvider, PreparedMatmul, Provider,
+    ProviderPack, Team,
+};

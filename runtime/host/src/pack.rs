@@ -1,5 +1,6 @@
 //! Which pack: its name, version and digest.
 
+use crate::team::ProviderPack;
 use ruvllm_signing::VerifiedPack;
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +11,8 @@ pub struct PackId {
     pub name: String,
     /// Its version.
     pub version: String,
-    /// `sha256:` and the hexadecimal hash of its manifest, which ties down every byte of it.
+    /// `sha256:` and the hexadecimal hash of its manifest, which ties down every byte of it; of providers that the
+    /// host application brings, which have no bytes, `blake3:` and a hash of their names and version.
     pub digest: String,
 }
 
@@ -22,6 +24,18 @@ impl PackId {
             version: manifest.version.to_string(),
             digest: pack.digest().to_string(),
         }
+    }
+
+    /// Of providers of the host application, which have no bytes to tie down: of their names and the version.
+    pub(crate) fn of_providers(pack: &ProviderPack) -> Self {
+        let version = pack.version.to_string();
+        let mut hasher = blake3::Hasher::new_derive_key("ruvllm provider pack v1");
+        let ids = pack.providers.iter().map(|(id, _)| id.as_str());
+        for text in [pack.name.as_str(), version.as_str()].into_iter().chain(ids) {
+            hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+        }
+        let digest = format!("blake3:{}", hasher.finalize().to_hex());
+        Self { name: pack.name.clone(), version, digest }
     }
 
     /// Whether its version comes after that of another.

@@ -406,6 +406,7 @@ impl From<HostError> for ApiError {
             }
             HostError::Barred { .. }
             | HostError::StageFull { .. }
+            | HostError::NotPrepared { .. }
             | HostError::CanaryRunning { .. } => StatusCode::CONFLICT,
             HostError::CanaryShare { .. } => StatusCode::BAD_REQUEST,
             _ => StatusCode::INTERNAL_SERVER_ERROR,

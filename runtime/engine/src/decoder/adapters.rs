@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 
-use ruvllm_host::Scope;
+use ruvllm_host::{Scope, Team};
 
-use super::{Chunk, Cpu, Layer, queries};
+use super::{Chunk, Layer, queries};
 use crate::adapter::Adapter;
 use crate::error::EngineError;
 use crate::kernels::{Kernels, LoraList, LoraRows};
@@ -49,7 +49,7 @@ impl<'a, 'c> LayerAdapters<'a, 'c> {
     /// `x`, which is not read where there is none.
     pub(super) fn add<const N: usize>(
         self,
-        cpu: Cpu<'_>,
+        team: Team<'_>,
         kernels: &mut Kernels,
         x: &[f32],
         projections: [(Projection, &mut [f32]); N],
@@ -69,7 +69,7 @@ impl<'a, 'c> LayerAdapters<'a, 'c> {
         if all.is_empty() {
             return Ok(());
         }
-        kernels.lora(cpu.pool, cpu.isa, all)
+        kernels.lora(team.pool, team.isa, all)
     }
 
     /// The rows of each adapter and scope, neighbours together.

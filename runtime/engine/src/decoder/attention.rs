@@ -5,12 +5,13 @@
 
 use std::ops::Range;
 
+use ruvllm_host::Team;
 use ruvllm_native::ThreadPool;
-use ruvllm_native::attention::{AttnSequence, AttnShape, attention, attention_batch};
+use ruvllm_native::attention::{AttnSequence, AttnShape};
 use ruvllm_native::ops::hadamard;
 
 use super::adapters::LayerAdapters;
-use super::{Chunk, Cpu, Decoder, Layer, Queries, apply_norm, project, queries, row_sink};
+use super::{Chunk, Decoder, Layer, Queries, apply_norm, project, queries, row_sink};
 use crate::config::{Attention, LayerSpec, ModelConfig, RopeLayout};
 use crate::error::EngineError;
 use crate::kernels::RopeRows;
@@ -24,20 +25,20 @@ impl Decoder {
     /// become the first.
     pub(super) fn attention_block(
         &mut self,
-        cpu: Cpu<'_>,
+        team: Team<'_>,
         config: &ModelConfig,
         layer: Layer<'_>,
         chunks: &mut [Chunk<'_>],
     ) -> Result<usize, EngineError> {
         let Layer { last, weights, .. } = layer;
-        self.project_heads(cpu, config, layer, LayerAdapters::inputs(chunks, layer))?;
+        self.project_heads(team, config, layer, LayerAdapters::inputs(chunks, layer))?;
         if self.kv.rotates() {
             // The heads of queries, keys and values alike, so that scores stay what they are.
             let row = config.q_dim() + 2 * config.kv_dim();
             let rows = &mut self.buffers.qkv[..self.positions.len() * row];
-            hadamard_heads(cpu, rows, config.head_dim)?;
+            hadamard_heads(team, rows, config.head_dim)?;
         }
-        self.store(cpu.pool, config, layer, chunks)?;
+        self.store(team.pool, config, layer, chunks)?;
 
         let (dim, q_dim) = (config.dim, config.q_dim());
         let decoded = queries(chunks, last).filter(|q| q.chunk.tokens.len() == 1).count();
@@ -45,7 +46,7 @@ impl Decoder {
         for Queries { chunk, rows, to } in queries(chunks, last) {
             // Several sequences that are decoded share the threads; others take all in turn.
             if decoded < 2 || chunk.tokens.len() > 1 {
-                self.attend(cpu, config, layer, chunk, rows.clone(), to)?;
+                self.attend(team, config, layer, chunk, rows.clone(), to)?;
             }
             m = to + rows.len();
         }
@@ -53,7 +54,7 @@ impl Decoder {
             return Ok(0);
         }
         if decoded > 1 {
-            self.attend_decoded(cpu, config, layer, chunks)?;
+            self.attend_decoded(team, config, layer, chunks)?;
         }
         let b = &mut self.buffers;
         for Queries { rows, to, .. } in queries(chunks, last).filter(|q| q.to < q.rows.start) {
@@ -61,15 +62,15 @@ impl Decoder {
         }
         if self.kv.rotates() {
             // The transform is its own inverse.
-            hadamard_heads(cpu, &mut b.attn_out[..m * q_dim], config.head_dim)?;
+            hadamard_heads(team, &mut b.attn_out[..m * q_dim], config.head_dim)?;
         }
         let attn_out = &b.attn_out[..m * q_dim];
-        let dtypes = [weights.o.dtype()];
-        b.activations.prepare(cpu.pool, cpu.isa, attn_out, m, q_dim, &dtypes)?;
+        let forms = self.kernels.reads(team.isa, &b.activations, m, &[&weights.o]);
+        b.activations.prepare(team.pool, team.isa, attn_out, m, q_dim, forms)?;
         let delta = room(&mut b.delta, m * dim);
-        project(cpu, &weights.o, &b.activations, delta)?;
+        project(&mut self.kernels, team, &weights.o, &b.activations, delta)?;
         let adapters = LayerAdapters::outputs(chunks, layer);
-        adapters.add(cpu, &mut self.kernels, attn_out, [(Projection::Output, delta)])?;
+        adapters.add(team, &mut self.kernels, attn_out, [(Projection::Output, delta)])?;
         Ok(m)
     }
 
@@ -77,29 +78,30 @@ impl Decoder {
     /// states what is left of the layer before, if there is one.
     fn project_heads(
         &mut self,
-        cpu: Cpu<'_>,
+        team: Team<'_>,
         config: &ModelConfig,
         Layer { index, weights, .. }: Layer<'_>,
         adapters: LayerAdapters<'_, '_>,
     ) -> Result<(), EngineError> {
-        let Cpu { pool, isa } = cpu;
+        let Team { pool, .. } = team;
         let (dim, q_dim, kv_dim) = (config.dim, config.q_dim(), config.kv_dim());
         let m = self.positions.len();
         let b = &mut self.buffers;
 
-        let dtypes = [weights.q.dtype(), weights.k.dtype(), weights.v.dtype()];
+        let read_by = [&weights.q, &weights.k, &weights.v];
         let plain = adapters.any().then_some(&mut b.plain);
-        let normed = row_sink(isa, &mut b.activations, plain, [m, dim], &dtypes)?;
+        let kernels = &mut self.kernels;
+        let normed = row_sink(kernels, team, &mut b.activations, plain, [m, dim], &read_by)?;
         let (x, delta) = (&mut b.x[..m * dim], (index > 0).then(|| &b.delta[..m * dim]));
         let scopes = &self.scopes.all;
-        apply_norm(&mut self.kernels, pool, scopes, x, delta, &weights.attn_norm, normed)?;
+        apply_norm(kernels, pool, scopes, x, delta, &weights.attn_norm, normed)?;
         let (raw_q, raw_k) = room(&mut b.raw, m * (q_dim + kv_dim)).split_at_mut(m * q_dim);
         let (qk, v) = room(&mut b.qkv, m * (q_dim + 2 * kv_dim)).split_at_mut(m * (q_dim + kv_dim));
-        project(cpu, &weights.q, &b.activations, raw_q)?;
-        project(cpu, &weights.k, &b.activations, raw_k)?;
-        project(cpu, &weights.v, &b.activations, v)?;
+        project(kernels, team, &weights.q, &b.activations, raw_q)?;
+        project(kernels, team, &weights.k, &b.activations, raw_k)?;
+        project(kernels, team, &weights.v, &b.activations, v)?;
         let heads = [(Projection::Query, raw_q), (Projection::Key, raw_k), (Projection::Value, v)];
-        adapters.add(cpu, &mut self.kernels, &b.plain, heads)?;
+        adapters.add(team, kernels, &b.plain, heads)?;
 
         let shape = rope_rows(config, config.heads);
         let (raw, positions) = (&b.raw[..m * (q_dim + kv_dim)], &self.positions);
@@ -142,14 +144,13 @@ impl Decoder {
     /// Attention of a chunk's queries `rows` over its blocks, into the rows from `to` on.
     fn attend(
         &mut self,
-        cpu: Cpu<'_>,
+        team: Team<'_>,
         config: &ModelConfig,
         layer: Layer<'_>,
         chunk: &Chunk<'_>,
         rows: Range<usize>,
         to: usize,
     ) -> Result<(), EngineError> {
-        let Cpu { pool, isa } = cpu;
         let q_dim = config.q_dim();
         let position = self.positions[rows.start];
         let Layer { index, spec: LayerSpec { attention: spec, .. }, .. } = layer;
@@ -157,10 +158,10 @@ impl Decoder {
         let mut segments = std::mem::take(&mut self.lists.segments);
         self.kv.segments(chunk.table, index, first, &mut segments)?;
         let b = &mut self.buffers;
-        let shape = attn_shape(config, spec);
         let q = &b.qkv[rows.start * q_dim..rows.end * q_dim];
         let y = &mut room(&mut b.attn_out, (to + rows.len()) * q_dim)[to * q_dim..];
-        attention(pool, isa, &shape, q, q_dim, position, &segments, y, &mut b.attention)?;
+        let mut sequence = [AttnSequence { q, q_pos: position, kv: &segments, y }];
+        self.kernels.attention(team, &attn_shape(config, spec), &mut sequence)?;
         self.lists.segments = emptied(segments);
         Ok(())
     }
@@ -168,7 +169,7 @@ impl Decoder {
     /// Attention of all chunks of one token, as [`Decoder::attend`] of each, but at once.
     fn attend_decoded(
         &mut self,
-        cpu: Cpu<'_>,
+        team: Team<'_>,
         config: &ModelConfig,
         layer: Layer<'_>,
         chunks: &[Chunk<'_>],
@@ -197,9 +198,7 @@ impl Decoder {
             sequences.push(AttnSequence { q, q_pos, kv, y });
             start = end;
         }
-        let Cpu { pool, isa } = cpu;
-        let shape = attn_shape(config, spec);
-        attention_batch(pool, isa, &shape, &mut sequences, &mut b.attention)?;
+        self.kernels.attention(team, &attn_shape(config, spec), &mut sequences)?;
         ends.clear();
         self.lists.sequences = emptied(sequences);
         self.lists.segments = emptied(segments);
@@ -222,7 +221,7 @@ pub(super) fn rope_rows(config: &ModelConfig, heads: usize) -> RopeRows {
 /// Transforms heads of `head_dim` elements, on all threads where that pays. Heads of a size that is
 /// no power of two are transformed in the largest groups that are one.
 pub(super) fn hadamard_heads(
-    cpu: Cpu<'_>,
+    team: Team<'_>,
     x: &mut [f32],
     head_dim: usize,
 ) -> Result<(), EngineError> {
@@ -230,11 +229,11 @@ pub(super) fn hadamard_heads(
     const WIDEST: usize = 256;
     let group = (1 << head_dim.trailing_zeros()).min(WIDEST);
     if x.len() <= 2 * HEADS * head_dim {
-        return Ok(hadamard(cpu.isa, x, group)?);
+        return Ok(hadamard(team.isa, x, group)?);
     }
-    cpu.pool.for_chunks(x, HEADS * head_dim, &|_, x| {
+    team.pool.for_chunks(x, HEADS * head_dim, &|_, x| {
         // Whole heads, of a size that the policy's check let through.
-        let _ = hadamard(cpu.isa, x, group);
+        let _ = hadamard(team.isa, x, group);
     });
     Ok(())
 }

@@ -1,9 +1,8 @@
 //! The decoder: a pre-norm transformer that computes what the model's [`LayerSpec`]s say.
 //!
 //! Per layer: norm, query/key/value projections, RoPE, KV store, attention, output projection and
-//! residual; norm, gate and up projections, activation, down projection and residual. Norms, RoPE,
-//! activations and KV packing run as registry kernels ([`crate::kernels`]), products and attention
-//! natively. Buffers grow to the largest step seen and are kept, so that a decoded token
+//! residual; norm, gate and up projections, activation, down projection and residual. All of
+//! these but the residuals are operations of the registry ([`crate::kernels`]). Buffers grow to the largest step seen and are kept, so that a decoded token
 //! allocates nothing.
 //!
 //! A step computes chunks of one or more sequences. Its rows are the tokens of all chunks, one
@@ -17,11 +16,10 @@ mod attention;
 mod prepare;
 
 use adapters::LayerAdapters;
-use ruvllm_abi::DType;
-use ruvllm_native::attention::{AttnScratch, AttnSequence, KvSegment};
-use ruvllm_native::gemm::{Activations, MatMut, matmul};
-use ruvllm_native::quant::dequantize_row;
-use ruvllm_native::{Isa, ThreadPool, ops};
+use ruvllm_host::Team;
+use ruvllm_native::attention::{AttnSequence, KvSegment};
+use ruvllm_native::gemm::Activations;
+use ruvllm_native::{ThreadPool, ops};
 use std::ops::Range;
 
 use crate::config::{Activation, LayerSpec, ModelConfig, NormKind};
@@ -36,13 +34,6 @@ use crate::weights::{LayerWeights, Linear, NormWeights};
 
 /// Rows of logits that are computed at a time; bounds memory for large vocabularies.
 pub(crate) const LOGIT_ROWS: usize = 32;
-
-/// What a step computes on: threads, and the instructions that they use.
-#[derive(Clone, Copy)]
-pub(crate) struct Cpu<'a> {
-    pub(crate) pool: &'a ThreadPool,
-    pub(crate) isa: Isa,
-}
 
 /// Working memory of a decoder and the kernels it calls.
 pub(crate) struct Decoder {
@@ -90,6 +81,7 @@ struct Lists {
     /// For each sequence that is decoded, where its segments end.
     ends: Vec<usize>,
     sequences: Vec<AttnSequence<'static>>,
+    tokens: Vec<u32>,
 }
 
 /// Activations, each `[rows, ..]` of the widest step so far.
@@ -111,7 +103,6 @@ struct Buffers {
     plain: Vec<f32>,
     logits: Vec<f32>,
     activations: Activations,
-    attention: AttnScratch,
 }
 
 /// One sequence's share of a step: the tokens that follow those that are computed.
@@ -177,11 +168,12 @@ struct Layer<'a> {
 pub(crate) type EachLogits<'a> = dyn FnMut(usize, usize, &[f32]) + 'a;
 
 impl Decoder {
-    /// `scratch` counts the working memory.
+    /// `activations` has the settings of products, and `scratch` counts the working memory.
     pub(crate) fn new(
         kernels: Kernels,
         kv: KvStore,
         rope_tables: RopeTables,
+        activations: Activations,
         scratch: Reservation,
     ) -> Decoder {
         Decoder {
@@ -190,17 +182,10 @@ impl Decoder {
             rope_tables,
             positions: Vec::new(),
             scopes: StepScopes::default(),
-            buffers: Buffers::default(),
+            buffers: Buffers { activations, ..Buffers::default() },
             lists: Lists::default(),
             scratch,
         }
-    }
-
-    /// Whether products of 16-bit float weights may be computed as bf16, and whether the number of rows
-    /// may not change a bit of a product.
-    pub(crate) fn set_products(&mut self, bf16: bool, deterministic: bool) {
-        self.buffers.activations.allow_bf16(bf16);
-        self.buffers.activations.set_deterministic(deterministic);
     }
 
     /// Bytes of working memory for steps of up to `rows` rows, of which at most [`LOGIT_ROWS`] have
@@ -222,21 +207,21 @@ impl Decoder {
     /// as it was.
     pub(crate) fn forward(
         &mut self,
-        cpu: Cpu<'_>,
+        team: Team<'_>,
         model: &Model,
         chunks: &mut [Chunk<'_>],
         batch: usize,
         each: &mut EachLogits<'_>,
     ) -> Result<(), EngineError> {
-        self.load_blocks(cpu, model, chunks, batch)?;
-        let ready = self.attach_prefixes(cpu, model, chunks);
-        let computed = ready.and_then(|()| self.step(cpu, model, chunks, each));
+        self.load_blocks(team, model, chunks, batch)?;
+        let ready = self.attach_prefixes(team, model, chunks);
+        let computed = ready.and_then(|()| self.step(team, model, chunks, each));
         for chunk in chunks {
             if computed.is_err() {
                 let len = chunk.table.len() - chunk.skipped;
                 chunk.table.truncate(len);
             } else {
-                self.settle(cpu, chunk.table, chunk.tokens.len());
+                self.settle(team, chunk.table, chunk.tokens.len());
             }
         }
         computed
@@ -245,12 +230,12 @@ impl Decoder {
     /// Computes chunks whose sequences lack nothing; on an error no table holds blocks of them.
     fn step(
         &mut self,
-        cpu: Cpu<'_>,
+        team: Team<'_>,
         model: &Model,
         chunks: &mut [Chunk<'_>],
         each: &mut EachLogits<'_>,
     ) -> Result<(), EngineError> {
-        let computed = self.layers(cpu, model, chunks, each);
+        let computed = self.layers(team, model, chunks, each);
         for chunk in chunks {
             match computed {
                 Ok(()) => chunk.table.commit(chunk.tokens),
@@ -263,50 +248,54 @@ impl Decoder {
     /// Computes all layers and the wanted logits.
     fn layers(
         &mut self,
-        cpu: Cpu<'_>,
+        team: Team<'_>,
         model: &Model,
         chunks: &mut [Chunk<'_>],
         each: &mut EachLogits<'_>,
     ) -> Result<(), EngineError> {
-        self.allocate(cpu, model, chunks)?;
+        self.allocate(team, model, chunks)?;
         if self.positions.is_empty() {
             return Ok(());
         }
-        self.embed(model, chunks)?;
+        self.embed(team, model, chunks)?;
         let (config, weights) = (model.config(), model.weights());
         let layers = config.layers.iter().zip(&weights.layers).enumerate();
         for (index, (spec, weights)) in layers {
             let layer = Layer { index, last: index + 1 == config.layers.len(), spec, weights };
-            let rows = self.attention_block(cpu, config, layer, chunks)?;
+            let rows = self.attention_block(team, config, layer, chunks)?;
             let adapters = LayerAdapters::outputs(chunks, layer);
-            self.feed_forward_block(cpu, config, layer, adapters, rows)?;
+            self.feed_forward_block(team, config, layer, adapters, rows)?;
         }
-        let done = self.logits(cpu, model, chunks, each);
+        let done = self.logits(team, model, chunks, each);
         if matches!(done, Err(EngineError::NonFiniteLogits)) {
             self.kernels.suspect();
         }
         done
     }
 
-    fn embed(&mut self, model: &Model, chunks: &[Chunk<'_>]) -> Result<(), EngineError> {
-        let dim = model.config().dim;
-        let table = model.weights().embedding.matrix()?;
-        let x = room(&mut self.buffers.x, self.positions.len() * dim);
-        let tokens = chunks.iter().flat_map(|chunk| chunk.tokens);
-        for (&token, x) in tokens.zip(x.chunks_exact_mut(dim)) {
-            if token as usize >= table.rows() {
-                return Err(EngineError::TokenOutOfRange { token, vocab: table.rows() });
-            }
-            dequantize_row(table.dtype(), table.row(token as usize), x)?;
+    fn embed(
+        &mut self,
+        team: Team<'_>,
+        model: &Model,
+        chunks: &[Chunk<'_>],
+    ) -> Result<(), EngineError> {
+        let (dim, table) = (model.config().dim, &model.weights().embedding);
+        let tokens = &mut self.lists.tokens;
+        tokens.clear();
+        tokens.extend(chunks.iter().flat_map(|chunk| chunk.tokens));
+        let vocab = table.rows();
+        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab) {
+            return Err(EngineError::TokenOutOfRange { token, vocab });
         }
-        Ok(())
+        let x = room(&mut self.buffers.x, tokens.len() * dim);
+        self.kernels.embed(team, table, tokens, x)
     }
 
     /// Adds what is left of the attention block to the first `m` rows of the hidden states, and leaves
     /// what the feed-forward block adds to them.
     fn feed_forward_block(
         &mut self,
-        cpu: Cpu<'_>,
+        team: Team<'_>,
         config: &ModelConfig,
         Layer { spec, weights, .. }: Layer<'_>,
         adapters: LayerAdapters<'_, '_>,
@@ -315,38 +304,36 @@ impl Decoder {
         if m == 0 {
             return Ok(());
         }
-        let Cpu { pool, isa } = cpu;
+        let Team { pool, .. } = team;
         let (dim, ffn) = (config.dim, config.ffn_dim);
         let b = &mut self.buffers;
         let scopes = if adapters.of_wanted() { &self.scopes.wanted } else { &self.scopes.all };
-        let dtypes = [weights.gate.dtype(), weights.up.dtype()];
-        let keep = adapters.any();
-        let normed =
-            row_sink(isa, &mut b.activations, keep.then_some(&mut b.plain), [m, dim], &dtypes)?;
-        let (x, delta) = (&mut b.x[..m * dim], room(&mut b.delta, m * dim));
         let kernels = &mut self.kernels;
+        let read_by = [&weights.gate, &weights.up];
+        let keep = adapters.any().then_some(&mut b.plain);
+        let normed = row_sink(kernels, team, &mut b.activations, keep, [m, dim], &read_by)?;
+        let (x, delta) = (&mut b.x[..m * dim], room(&mut b.delta, m * dim));
         apply_norm(kernels, pool, scopes, x, Some(delta), &weights.ffn_norm, normed)?;
         let gate = room(&mut b.gate, m * ffn);
         let up = room(&mut b.up, m * ffn);
-        project(cpu, &weights.gate, &b.activations, gate)?;
-        project(cpu, &weights.up, &b.activations, up)?;
+        project(kernels, team, &weights.gate, &b.activations, gate)?;
+        project(kernels, team, &weights.up, &b.activations, up)?;
         let both = [(Projection::Gate, &mut *gate), (Projection::Up, &mut *up)];
-        adapters.add(cpu, kernels, &b.plain, both)?;
-        let dtypes = [weights.down.dtype()];
-        let inner =
-            row_sink(isa, &mut b.activations, keep.then_some(&mut b.plain), [m, ffn], &dtypes)?;
+        adapters.add(team, kernels, &b.plain, both)?;
+        let keep = adapters.any().then_some(&mut b.plain);
+        let inner = row_sink(kernels, team, &mut b.activations, keep, [m, ffn], &[&weights.down])?;
         match spec.activation {
             Activation::SwiGlu => kernels.swiglu(pool, scopes, gate, up, inner)?,
         }
-        project(cpu, &weights.down, &b.activations, delta)?;
-        adapters.add(cpu, kernels, &b.plain, [(Projection::Down, delta)])
+        project(kernels, team, &weights.down, &b.activations, delta)?;
+        adapters.add(team, kernels, &b.plain, [(Projection::Down, delta)])
     }
 
     /// Adds up the normed hidden states of the chunks that want them, and closes the gaps that their
     /// rows leave among the wanted ones.
     fn sum_hidden(
         &mut self,
-        cpu: Cpu<'_>,
+        team: Team<'_>,
         model: &Model,
         chunks: &mut [Chunk<'_>],
     ) -> Result<(), EngineError> {
@@ -363,11 +350,12 @@ impl Decoder {
                 kept += n;
                 continue;
             };
-            let normed = row_sink(cpu.isa, &mut b.activations, Some(&mut b.plain), [n, dim], &[])?;
+            let kernels = &mut self.kernels;
+            let plain = Some(&mut b.plain);
+            let normed = row_sink(kernels, team, &mut b.activations, plain, [n, dim], &[])?;
             let (x, delta) = (&mut b.x[rows.clone()], &b.delta[rows]);
             let scopes = RowScopes::of_one(n, chunk.table.isolation);
-            let kernels = &mut self.kernels;
-            apply_norm(kernels, cpu.pool, &scopes, x, Some(delta), norm, normed)?;
+            apply_norm(kernels, team.pool, &scopes, x, Some(delta), norm, normed)?;
             for row in b.plain[..n * dim].chunks_exact(dim) {
                 sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
             }
@@ -381,17 +369,16 @@ impl Decoder {
     /// Logits of the wanted tokens, whose rows are the first of the hidden states.
     fn logits(
         &mut self,
-        cpu: Cpu<'_>,
+        team: Team<'_>,
         model: &Model,
         chunks: &mut [Chunk<'_>],
         each: &mut EachLogits<'_>,
     ) -> Result<(), EngineError> {
         if chunks.iter().any(|chunk| chunk.hidden.is_some()) {
-            self.sum_hidden(cpu, model, chunks)?;
+            self.sum_hidden(team, model, chunks)?;
         }
         let (config, weights) = (model.config(), model.weights());
         let (output, norm) = (weights.output(), &weights.output_norm);
-        let Cpu { pool, isa } = cpu;
         let b = &mut self.buffers;
         let owning = |chunk: &Chunk<'_>| chunk.hidden.is_none();
         let m: usize = chunks.iter().filter(|c| owning(c)).map(|c| c.wanted().len()).sum();
@@ -408,11 +395,11 @@ impl Decoder {
             let n = x.len() / config.dim;
             let scopes = self.scopes.logits.slice(first..first + n);
             first += n;
-            let dtypes = [output.dtype()];
-            let normed = row_sink(isa, &mut b.activations, None, [n, config.dim], &dtypes)?;
-            apply_norm(&mut self.kernels, pool, &scopes, x, Some(delta), norm, normed)?;
+            let (kernels, shape) = (&mut self.kernels, [n, config.dim]);
+            let normed = row_sink(kernels, team, &mut b.activations, None, shape, &[output])?;
+            apply_norm(kernels, team.pool, &scopes, x, Some(delta), norm, normed)?;
             let logits = room(&mut b.logits, n * output.rows());
-            project(cpu, output, &b.activations, logits)?;
+            project(kernels, team, output, &b.activations, logits)?;
             for (row, (index, token, last)) in logits.chunks_exact(output.rows()).zip(&mut owners) {
                 if !is_finite(row) {
                     return Err(EngineError::NonFiniteLogits);
@@ -432,17 +419,18 @@ fn is_finite(row: &[f32]) -> bool {
     row.chunks(256).all(|run| run.iter().fold(true, |all, x| all & x.is_finite()))
 }
 
-/// Room for `[rows, cols]` that products with weights of these types read, in `plain` too if there is
-/// one.
+/// Room for `[rows, cols]` that products with these matrices read, in `plain` too if there is one.
 fn row_sink<'a>(
-    isa: Isa,
+    kernels: &Kernels,
+    team: Team<'_>,
     activations: &'a mut Activations,
     plain: Option<&'a mut Vec<f32>>,
     [rows, cols]: [usize; 2],
-    for_weights: &[DType],
+    read_by: &[&Linear],
 ) -> Result<RowSink<'a>, EngineError> {
     let plain = plain.map(|plain| room(plain, rows * cols));
-    Ok(RowSink { products: activations.rows_mut(isa, rows, cols, for_weights)?, plain })
+    let forms = kernels.reads(team.isa, activations, rows, read_by);
+    Ok(RowSink { products: activations.rows_mut(team.isa, rows, cols, forms)?, plain })
 }
 
 /// `x += delta`, then `y = norm(x)`, over rows `[m, dim]`; without `delta` `x` is the sum already.
@@ -462,16 +450,16 @@ fn apply_norm(
 
 /// `y = x W^T + bias` for the prepared `x`.
 fn project(
-    cpu: Cpu<'_>,
+    kernels: &mut Kernels,
+    team: Team<'_>,
     linear: &Linear,
     x: &Activations,
     y: &mut [f32],
 ) -> Result<(), EngineError> {
-    let stride = linear.rows();
-    matmul(cpu.pool, cpu.isa, &linear.matrix()?, x, MatMut { data: &mut *y, stride })?;
+    kernels.matmul(team, linear, x, y)?;
     if let Some(bias) = &linear.bias {
-        for row in y.chunks_exact_mut(stride) {
-            ops::add(cpu.isa, row, bias)?;
+        for row in y.chunks_exact_mut(linear.rows()) {
+            ops::add(team.isa, row, bias)?;
         }
     }
     Ok(())

@@ -4,10 +4,10 @@
 //! beginnings that others have computed are attached, and there is made room for the step's own
 //! keys and values. After, blocks that are full are put in order.
 
-use ruvllm_host::Scope;
+use ruvllm_host::{Scope, Team};
 
 use super::attention::{hadamard_heads, rope_rows};
-use super::{Chunk, Cpu, Decoder};
+use super::{Chunk, Decoder};
 use crate::error::EngineError;
 use crate::kernels::Kernels;
 use crate::kv::{KvKernels, KvTable};
@@ -19,7 +19,7 @@ impl Decoder {
     /// once.
     pub(super) fn load_blocks(
         &mut self,
-        cpu: Cpu<'_>,
+        team: Team<'_>,
         model: &Model,
         chunks: &mut [Chunk<'_>],
         batch: usize,
@@ -30,20 +30,20 @@ impl Decoder {
             self.kv.touch(chunk.table);
         }
         let mut chunks = chunks.iter_mut();
-        chunks.try_for_each(|chunk| self.catch_up(cpu, model, chunk.table, batch))
+        chunks.try_for_each(|chunk| self.catch_up(team, model, chunk.table, batch))
     }
 
     /// Makes endless sequences forget what is in the way of their chunks, and leaves out of these what
     /// others have computed.
     pub(super) fn attach_prefixes(
         &mut self,
-        cpu: Cpu<'_>,
+        team: Team<'_>,
         model: &Model,
         chunks: &mut [Chunk<'_>],
     ) -> Result<(), EngineError> {
         for chunk in chunks {
-            self.shift_context(cpu, model, chunk.table, chunk.tokens.len())?;
-            let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: cpu.pool };
+            self.shift_context(team, model, chunk.table, chunk.tokens.len())?;
+            let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: team.pool };
             let found = self.kv.attach(chunk.table, &chunk.tokens[..chunk.from], &mut kv_kernels);
             chunk.skip(found);
         }
@@ -52,46 +52,46 @@ impl Decoder {
 
     /// Attaches to a sequence what others have computed of `tokens`, with which it goes on, and gives how
     /// many of them that holds. Blocks of the last step's sequences stay where they are.
-    pub(crate) fn adopt(&mut self, cpu: Cpu<'_>, table: &mut KvTable, tokens: &[u32]) -> usize {
+    pub(crate) fn adopt(&mut self, team: Team<'_>, table: &mut KvTable, tokens: &[u32]) -> usize {
         self.kv.refresh(&self.kernels);
         self.kv.touch(table);
-        let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: cpu.pool };
+        let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: team.pool };
         self.kv.adopt(table, tokens, &mut kv_kernels).unwrap_or(0)
     }
 
     /// Gets all of a sequence's blocks into memory.
     pub(crate) fn load_sequence(
         &mut self,
-        cpu: Cpu<'_>,
+        team: Team<'_>,
         model: &Model,
         table: &mut KvTable,
         batch: usize,
     ) -> Result<(), EngineError> {
         self.kv.begin(&self.kernels);
         self.kv.touch(table);
-        self.catch_up(cpu, model, table, batch)
+        self.catch_up(team, model, table, batch)
     }
 
     /// Reads a sequence's spilled blocks back, and computes what was evicted again.
     fn catch_up(
         &mut self,
-        cpu: Cpu<'_>,
+        team: Team<'_>,
         model: &Model,
         table: &mut KvTable,
         batch: usize,
     ) -> Result<(), EngineError> {
-        let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: cpu.pool };
+        let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: team.pool };
         self.kv.restore(table, &mut kv_kernels)?;
         while table.computed < table.len() {
             let rest = table.tokens[table.computed..].to_vec();
-            let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: cpu.pool };
+            let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: team.pool };
             let found = self.kv.attach(table, &rest, &mut kv_kernels);
             let tokens = &rest[found..(found + batch).min(rest.len())];
             let (mut last, from) = (Vec::new(), tokens.len());
             let (table, last) = (&mut *table, &mut last);
             let chunk = Chunk { table, last, tokens, from, skipped: 0, hidden: None };
-            self.step(cpu, model, &mut [chunk], &mut |_, _, _| ())?;
-            self.settle(cpu, table, tokens.len());
+            self.step(team, model, &mut [chunk], &mut |_, _, _| ())?;
+            self.settle(team, table, tokens.len());
         }
         Ok(())
     }
@@ -100,13 +100,13 @@ impl Decoder {
     /// also where the step then fails.
     fn shift_context(
         &mut self,
-        cpu: Cpu<'_>,
+        team: Team<'_>,
         model: &Model,
         table: &mut KvTable,
         extra: usize,
     ) -> Result<(), EngineError> {
         let Some(forget) = self.kv.to_forget(table, extra) else { return Ok(()) };
-        let Cpu { pool, .. } = cpu;
+        let Team { pool, .. } = team;
         let config = model.config();
         let shape = rope_rows(config, config.kv_heads);
         let angles = self.rope_tables.back(forget.len);
@@ -114,13 +114,13 @@ impl Decoder {
         let mut turned = Vec::new();
         let mut turn = |kernels: &mut Kernels, scope: Scope, rows: &mut [f32]| {
             if rotates {
-                hadamard_heads(cpu, rows, config.head_dim)?;
+                hadamard_heads(team, rows, config.head_dim)?;
             }
             turned.resize(rows.len(), 0.0);
             kernels.rope_alike(pool, scope, rows, &angles, &shape, &mut turned)?;
             rows.copy_from_slice(&turned);
             if rotates {
-                hadamard_heads(cpu, rows, config.head_dim)?;
+                hadamard_heads(team, rows, config.head_dim)?;
             }
             Ok(())
         };
@@ -131,13 +131,13 @@ impl Decoder {
     /// Gives each row of the step its position, and makes room for keys, values and working memory.
     pub(super) fn allocate(
         &mut self,
-        cpu: Cpu<'_>,
+        team: Team<'_>,
         model: &Model,
         chunks: &mut [Chunk<'_>],
     ) -> Result<(), EngineError> {
         self.positions.clear();
         self.lists.segments.reserve(chunks.iter().map(|chunk| chunk.table.room()).sum());
-        let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: cpu.pool };
+        let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: team.pool };
         for chunk in chunks.iter_mut() {
             self.kv.extend(chunk.table, chunk.tokens.len(), &mut kv_kernels)?;
             let end = chunk.table.computed + chunk.tokens.len();
@@ -155,8 +155,8 @@ impl Decoder {
 
     /// Puts a sequence's blocks in order. A kernel that fails here has left the block as it was, so the
     /// sequence is whole, only larger than it could be.
-    pub(super) fn settle(&mut self, cpu: Cpu<'_>, table: &mut KvTable, added: usize) {
-        let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: cpu.pool };
+    pub(super) fn settle(&mut self, team: Team<'_>, table: &mut KvTable, added: usize) {
+        let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: team.pool };
         let _ = self.kv.settle(table, added, &mut kv_kernels);
     }
 }

@@ -7,4 +7,5 @@ pub(crate) mod context;
 pub(crate) mod native;
 pub(crate) mod profile;
 pub(crate) mod sandboxed;
+pub(crate) mod team_worker;
 pub(crate) mod worker;

@@ -40,6 +40,9 @@ const CHECKED_IN_DOUBT: u32 = 1024;
 /// How often each candidate of a race runs.
 const RACE_TURNS: usize = 8;
 
+/// Why such an operation is not to be called here.
+const TEAM: &str = "all threads of a step compute it together, for a model";
+
 /// Calls kernels from one thread.
 pub struct Worker {
     host: Arc<WorkerContext>,
@@ -339,6 +342,8 @@ impl Worker {
                 return native::answer(self.isa, *op, kernel, buffer, call, bytes, out);
             }
             Code::Sandboxed { template, .. } => template,
+            // Neither of the ways to call a worker gets here with one.
+            Code::Team { .. } => return Err(Failure::Native { detail: TEAM.to_owned() }),
         };
         let state = &mut self.kernels[kernel.uid()];
         let (window_size, owner) = wanted(target.plan, call, bytes);
@@ -532,13 +537,20 @@ fn find<'a>(
     inputs: &[Tensor],
 ) -> Result<Target<'a>, CallError> {
     let every = snap.check_every();
+    let team = |kernel: &Arc<PublishedKernel>| kernel.team().is_some();
     if let Some(kernel) = snap.kernels().find(|kernel| kernel.is_named(name)) {
+        if team(kernel) {
+            return Err(CallError::Unknown { name: name.to_owned(), detail: TEAM.to_owned() });
+        }
         let chain = std::slice::from_ref(kernel);
         let (key, plan) = (kernel.key(), kernel.plan());
         return Ok(Target { key, plan, chain, race: None, alone: true, every });
     }
     let unknown = |detail: String| CallError::Unknown { name: name.to_owned(), detail };
     let slots: Vec<_> = snap.slots().iter().filter(|slot| slot.key.op == name).collect();
+    if slots.iter().any(|slot| slot.choice.chain.iter().any(team)) {
+        return Err(unknown(TEAM.to_owned()));
+    }
     if slots.is_empty() {
         let mut ops: Vec<&str> = snap.ops().map(|key| key.op.as_str()).collect();
         ops.sort_unstable();
@@ -558,6 +570,6 @@ fn find<'a>(
     if slot.choice.chain.is_empty() {
         return Err(unknown("the policy leaves out every kernel of it".to_owned()));
     }
-    let Slot { key, plan, choice, race, .. } = slot;
+    let Slot { key, plan, choice, race, .. } = &***slot;
     Ok(Target { key, plan, chain: &choice.chain, race: race.as_ref(), alone: false, every })
 }

@@ -272,6 +272,13 @@ fn kernel<'a>(
                 }
             }
         }
+        None if key.is_team() => {
+            let what = format!(
+                "{} is computed by all threads of a step together, which no executor of packs offers here",
+                key.op
+            );
+            refuse("team_operation", what);
+        }
         None if entry.known_op().is_some() => {
             refuse("kernel_shape", format!("{key} is not a variant that the ABI defines"));
         }

@@ -94,7 +94,8 @@ pub struct RegistrySnapshot {
     /// Newest first.
     packs: Vec<Arc<PublishedPack>>,
     natives: Arc<[Arc<PublishedKernel>]>,
-    slots: Vec<Slot>,
+    /// What packs have no part in, all generations share.
+    slots: Vec<Arc<Slot>>,
     index: HashMap<OpKey, u32>,
 }
 
@@ -157,9 +158,20 @@ impl RegistrySnapshot {
             pack.kernels.iter().for_each(|kernel| add(kernel.key()));
             pack.prepared.skipped.iter().for_each(|skipped| add(&skipped.key));
         }
-        let slots: Vec<Slot> = keys
+        let of_packs = |key: &OpKey| {
+            packs.iter().any(|pack| {
+                pack.kernels.iter().any(|kernel| kernel.key() == key)
+                    || pack.prepared.skipped.iter().any(|skipped| skipped.key == *key)
+            })
+        };
+        let slots: Vec<Arc<Slot>> = keys
             .into_iter()
             .map(|key| {
+                let same = |at: &u32| self.slots[*at as usize].clone();
+                let earlier = self.index.get(key).filter(|_| !of_packs(key)).map(same);
+                if let Some(earlier) = earlier.filter(|slot| slot.choice.is_native()) {
+                    return earlier;
+                }
                 let choice = choose(&self.policy, &field(key, &packs, &self.natives));
                 let plan = match choice.chain.first() {
                     Some(kernel) => kernel.plan().clone(),
@@ -169,7 +181,7 @@ impl RegistrySnapshot {
                     .filter(|_| choice.chain.len() > 1)
                     .map(|records| records.race(key, &choice.chain));
                 let fingerprint = fingerprint(key, &choice.chain);
-                Slot { key: key.clone(), plan, choice, race, fingerprint }
+                Arc::new(Slot { key: key.clone(), plan, choice, race, fingerprint })
             })
             .collect();
         let index =
@@ -237,7 +249,7 @@ impl RegistrySnapshot {
 
     fn check_pin(&self, op: &str, kernel: &str) -> Result<(), String> {
         let is_meant = |slot: &&Slot| slot.key.op == op || slot.key.to_string() == op;
-        let slots: Vec<&Slot> = self.slots.iter().filter(is_meant).collect();
+        let slots: Vec<&Slot> = self.slots.iter().map(|slot| &**slot).filter(is_meant).collect();
         if slots.is_empty() {
             let keys: Vec<String> = self.ops().map(OpKey::to_string).collect();
             let names =
@@ -288,10 +300,10 @@ impl RegistrySnapshot {
 
     /// The operation of this key, answered or not.
     pub(crate) fn slot_of(&self, key: &OpKey) -> Option<&Slot> {
-        self.index.get(key).map(|&index| &self.slots[index as usize])
+        self.index.get(key).map(|&index| &*self.slots[index as usize])
     }
 
-    pub(crate) fn slots(&self) -> &[Slot] {
+    pub(crate) fn slots(&self) -> &[Arc<Slot>] {
         &self.slots
     }
 

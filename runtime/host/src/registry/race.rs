@@ -8,7 +8,7 @@
 //! cost time and nothing else.
 
 use super::kernel::PublishedKernel;
-use crate::{HostConfig, OpKey, files};
+use crate::{HostConfig, OpKey, files, team};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -145,7 +145,11 @@ impl Records {
                 .iter()
                 .map(|(nanos, id)| format!("{id} {:.2} us", *nanos as f64 / 1e3))
                 .collect();
-            format!("calls below 2^{class} bytes: {}", ranked.join(", "))
+            let what = match key.op == team::MATMUL {
+                true => format!("products of {} rows", 1usize << class.saturating_sub(1)),
+                false => format!("calls below 2^{class} bytes"),
+            };
+            format!("{what}: {}", ranked.join(", "))
         };
         record.classes.iter().map(sentence).collect()
     }

@@ -29,6 +29,13 @@ pub(crate) struct Choice {
     pub(crate) reasons: Vec<String>,
 }
 
+impl Choice {
+    /// Whether it was made among the host's own code alone.
+    pub(crate) fn is_native(&self) -> bool {
+        self.left_out.is_empty() && self.chain.iter().all(|kernel| kernel.is_native())
+    }
+}
+
 /// Orders the candidates of an operation by policy.
 pub(crate) fn choose(policy: &Policy, field: &Field<'_>) -> Choice {
     let mut left_out: Vec<Candidate> = field
@@ -96,6 +103,10 @@ pub(crate) fn choose(policy: &Policy, field: &Field<'_>) -> Choice {
 fn reason(kernel: &PublishedKernel) -> String {
     match kernel.code() {
         Code::Native { .. } => "native twins come last in any chain".to_owned(),
+        Code::Team { native: Some(about), .. } => about.clone(),
+        Code::Team { native: None, .. } => {
+            "code of the host application; right on random inputs where it was prepared".to_owned()
+        }
         Code::Sandboxed { verified: true, .. } => {
             "sandboxed, and right on the golden inputs of this host".to_owned()
         }
@@ -243,7 +254,7 @@ pub(crate) fn explain(
             reasons.push(format!("failed {} times so far", kernel.stats().counted()));
         }
         for (code, count) in kernel.stats().failures() {
-            if matches!(code, "pack_memory_full" | "kernel_memory_full") {
+            if matches!(code, "pack_memory_full" | "kernel_memory_full" | "weight_memory_full") {
                 reasons.push(format!("passed {count} calls on for want of memory [{code}]"));
             }
         }
@@ -252,8 +263,16 @@ pub(crate) fn explain(
     explanation.candidates.extend(choice.left_out.iter().cloned());
     explanation.notes.extend(choice.notes.iter().cloned());
     if *policy == Policy::Fastest && choice.chain.len() > 1 {
-        let note = "calls go first to the winner of their class of sizes, raced at its first call";
-        explanation.notes.push(note.to_owned());
+        let team = choice.chain.iter().any(|kernel| kernel.team().is_some());
+        explanation.notes.push(match team {
+            true => {
+                "the winner with one row prepares the weights, raced when a model is loaded".into()
+            }
+            false => {
+                "calls go first to the winner of their class of sizes, raced at its first call"
+                    .into()
+            }
+        });
         explanation.notes.extend_from_slice(races);
     }
     explanation

@@ -101,7 +101,8 @@ impl<'a> Contender<'a> {
     fn new(code: &'a PreparedKernel, isa: Isa) -> Option<Self> {
         let (op, _) = code.key().known()?;
         let instance = match code.code() {
-            Code::Native { .. } => None,
+            // Team operations are none of those whose calls can be made up.
+            Code::Native { .. } | Code::Team { .. } => None,
             Code::Sandboxed { template, .. } => {
                 Some(Instance::new(template, WindowSize::Tile, None).ok()?)
             }

@@ -55,8 +55,25 @@ impl HostState {
     ) -> u64 {
         let snapshot = self.build(book, packs, origin, self.config().cross_check_every);
         let number = snapshot.generation();
+        // Going back waits for nobody: what cannot be made ready, another kernel answers.
+        let _ = self.make_ready(&snapshot);
         self.activate(book, snapshot);
         number
+    }
+
+    /// Builds a generation that a pack is new in, and makes ready for it.
+    ///
+    /// # Errors
+    /// [`HostError::NotPrepared`]; the generation is then gone again.
+    fn build_ready(
+        &self,
+        book: &mut Generations,
+        packs: Vec<Arc<PreparedPack>>,
+        check_every: u32,
+    ) -> Result<Arc<RegistrySnapshot>, HostError> {
+        let snapshot = self.build(book, packs, None, check_every);
+        self.make_ready(&snapshot).inspect_err(|_| drop(book.kept.pop_back()))?;
+        Ok(snapshot)
     }
 
     /// The active packs with one in place of any of its name.
@@ -82,7 +99,9 @@ impl HostState {
         book.admits(staged.pack.id())?;
         self.no_canary()?;
         let (packs, replaced) = self.with(&staged.pack);
-        let generation = self.publish(book, packs, None);
+        let snapshot = self.build_ready(book, packs, self.config().cross_check_every)?;
+        let generation = snapshot.generation();
+        self.activate(book, snapshot);
         Ok(staged.report.installed(generation, replaced))
     }
 
@@ -106,8 +125,8 @@ impl Host {
     /// on the new generation, and steps that have begun end on the old one.
     ///
     /// # Errors
-    /// [`HostError::NotStaged`], [`HostError::CanaryRunning`] and [`HostError::Barred`]: nothing has
-    /// changed then.
+    /// [`HostError::NotStaged`], [`HostError::CanaryRunning`], [`HostError::Barred`] and
+    /// [`HostError::NotPrepared`]: nothing has changed then.
     pub fn activate(&self, id: u64) -> Result<InstallReport, HostError> {
         let mut book = lock(&self.state.generations);
         let staged = book.staged(id)?.clone();
@@ -178,7 +197,7 @@ impl Host {
         state.no_canary()?;
         let (packs, replaced) = state.with(&code);
         let every = state.config().canary_check_every;
-        let snapshot = state.build(&mut book, packs, None, every);
+        let snapshot = state.build_ready(&mut book, packs, every)?;
         let generation = snapshot.generation();
         let canary = Some(Canary::new(snapshot, share));
         state.published.store(Arc::new(Published { active: self.snapshot(), canary }));

@@ -4,6 +4,7 @@ use super::book::Generations;
 use super::published::Published;
 use super::staging_pool::StagingPool;
 use crate::call::context::WorkerContext;
+use crate::call::team_worker::TeamWorker;
 use crate::code::PreparedKernel;
 use crate::error::{HostError, Incident};
 use crate::exec::cache::AotCache;
@@ -16,14 +17,14 @@ use crate::registry::select::{Candidate, Explanation};
 use crate::stats::incidents::LOG;
 use crate::stats::{KernelStats, OpStats};
 use crate::threads::lock;
-use crate::{HostConfig, OpKey, Policy, Worker};
+use crate::{HostConfig, OpKey, Policy, Worker, team};
 use arc_swap::ArcSwap;
 use ruvllm_abi::Op;
 use ruvllm_native::twin;
 use ruvllm_signing::escape_untrusted;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// Figures of kernels that were swapped out, kept for their figures; the oldest go first.
 const RETIRED_STATS: usize = 512;
@@ -49,6 +50,16 @@ pub(crate) struct HostState {
     /// Held by whoever publishes, never by a reader.
     pub(super) generations: Mutex<Generations>,
     all_stats: Mutex<Vec<Arc<KernelStats>>>,
+    preparers: Mutex<Vec<Weak<dyn Preparer>>>,
+}
+
+/// Who makes ready what steps need of a generation, the weights of a model above all.
+pub trait Preparer: Send + Sync {
+    /// Makes ready for a generation, on the thread of whoever activates it, while steps run on.
+    ///
+    /// # Errors
+    /// [`HostError::NotPrepared`]: who activates a pack is told, and nothing is published.
+    fn prepare(&self, next: &Arc<RegistrySnapshot>) -> Result<(), HostError>;
 }
 
 /// One kernel of the newest generation.
@@ -93,6 +104,10 @@ impl Host {
                 }
             }
         }
+        for native in team::natives(config.isa) {
+            let code = PreparedKernel::native_provider(native, &version);
+            natives.push(Arc::new(PublishedKernel::new(code, &uids)));
+        }
         let all_stats = natives.iter().map(|kernel| kernel.stats().clone()).collect();
         for kernel in &natives {
             kernel.stats().published_in(1);
@@ -118,6 +133,7 @@ impl Host {
             generations: Mutex::new(Generations::new(&first)),
             published: ArcSwap::from_pointee(Published { active: first, canary: None }),
             all_stats: Mutex::new(all_stats),
+            preparers: Mutex::default(),
         };
         Ok(Self { state: Arc::new(state) })
     }
@@ -143,6 +159,18 @@ impl Host {
     /// None today; instances are made by the calls that need them.
     pub fn worker(&self) -> Result<Worker, HostError> {
         Ok(Worker::new(self.state.workers.clone()))
+    }
+
+    /// A caller of team operations, for the thread that steps run on.
+    pub fn team_worker(&self) -> TeamWorker {
+        TeamWorker::new(self.state.workers.clone())
+    }
+
+    /// Has every generation shown to `preparer` before any step runs on it, for as long as that lives.
+    pub fn prepare_with(&self, preparer: &Arc<dyn Preparer>) {
+        let mut preparers = lock(&self.state.preparers);
+        preparers.retain(|other| other.strong_count() > 0);
+        preparers.push(Arc::downgrade(preparer));
     }
 
     /// Why the newest generation answers an operation as it does.
@@ -222,6 +250,13 @@ impl Host {
 impl HostState {
     pub(super) fn config(&self) -> &HostConfig {
         &self.workers.config
+    }
+
+    /// Shows a generation to whoever makes ready for it, and gives the first objection. All are shown it.
+    pub(super) fn make_ready(&self, next: &Arc<RegistrySnapshot>) -> Result<(), HostError> {
+        let preparers: Vec<_> = lock(&self.preparers).iter().filter_map(Weak::upgrade).collect();
+        let prepared: Vec<_> = preparers.iter().map(|preparer| preparer.prepare(next)).collect();
+        prepared.into_iter().collect()
     }
 
     pub(super) fn executor(&self) -> Result<Arc<dyn Executor>, HostError> {

@@ -9,8 +9,10 @@ use crate::error::{HostError, Refusal};
 use crate::gate::{self, GatedKernel, Skipped};
 use crate::pack::PackId;
 use crate::registry::PreparedPack;
+use crate::team::{Provider, ProviderPack};
 use crate::threads::lock;
 use ruvllm_signing::VerifiedPack;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
@@ -92,6 +94,38 @@ impl Host {
         staged.report.id = book.last_staged;
         let report = staged.report.clone();
         book.staged.push(staged);
+        Ok(report)
+    }
+
+    /// Makes providers of team operations that the host application brings ready to be activated, like a
+    /// pack. What they prepare of the weights of a model, they prepare when they are activated or put on trial.
+    ///
+    /// # Errors
+    /// [`HostError::StageFull`] and [`HostError::Barred`]. Nothing was staged then.
+    pub fn stage_providers(&self, pack: &ProviderPack) -> Result<StageReport, HostError> {
+        let id = PackId::of_providers(pack);
+        let kernel = |(kernel, provider): &(String, Provider)| {
+            PreparedKernel::provider(kernel.clone(), provider.clone(), &id)
+        };
+        let kernels: Vec<PreparedKernel> = pack.providers.iter().map(kernel).collect();
+        let state = &self.state;
+        let mut book = lock(&state.generations);
+        book.admits(&id)?;
+        if let Some(staged) = book.staged.iter().find(|staged| *staged.pack.id() == id) {
+            return Ok(staged.report.clone());
+        }
+        book.has_room(state.config().staged)?;
+        book.last_staged += 1;
+        let report = StageReport {
+            id: book.last_staged,
+            pack: id.clone(),
+            kernels: kernels.iter().map(|kernel| kernel.id().to_owned()).collect(),
+            skipped: Vec::new(),
+            cache: CacheUse::default(),
+            rehearsed: 0,
+        };
+        let pack = Arc::new(PreparedPack::new(id, kernels, Vec::new(), HashMap::new()));
+        book.staged.push(Staged { pack, report: report.clone() });
         Ok(report)
     }
 

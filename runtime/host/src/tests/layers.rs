@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const LAYERS: [&str; 12] = [
+const LAYERS: [&str; 13] = [
     "op",
+    "team",
     "exec",
     "stats",
     "instance",

@@ -18,6 +18,7 @@ mod running;
 #[cfg(feature = "supervisor")]
 mod supervising;
 mod swapping;
+mod team;
 
 use crate::{
     CallError, Host, HostConfig, OpCall, OpKey, OpStats, Operand, RegistrySnapshot, Scope, Worker,

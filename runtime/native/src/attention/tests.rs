@@ -1,6 +1,7 @@
 //! Attention against the oracle, over shapes, types, masks, segmentations and threads.
 
 use super::*;
+use crate::judge::team::ATTENTION_ERROR;
 use crate::ops::testing::noise;
 use crate::{ops, oracle};
 use ruvllm_abi::DType;
@@ -127,7 +128,7 @@ fn check(shape: &AttnShape, m: usize, q_pos: usize, start: usize, parts: &[(usiz
                 for (i, (y, want)) in y.iter().zip(&want).enumerate() {
                     let error = (f64::from(*y) - want).abs();
                     assert!(
-                        error <= 2e-5 * f64::from(largest),
+                        error <= ATTENTION_ERROR * f64::from(largest),
                         "{isa} x{threads} {shape:?} m={m} {parts:?}: element {i} is {y}, want {want}"
                     );
                 }
@@ -319,7 +320,7 @@ fn sequences_of_a_batch_agree_with_the_oracle_however_threads_share_them() {
                             for (y, want) in y.iter().zip(&want) {
                                 let error = (f64::from(*y) - want).abs();
                                 assert!(
-                                    error <= 2e-5 * f64::from(largest),
+                                    error <= ATTENTION_ERROR * f64::from(largest),
                                     "{isa} x{threads} {contexts:?}: {i} gives {y}, want {want}"
                                 );
                             }

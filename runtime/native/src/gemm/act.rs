@@ -4,25 +4,26 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ruvllm_abi::DType;
 
-use super::{Form, Plan};
+use super::{ActForm, ActForms, Plan};
 use crate::quant::{CHUNK, GROUP};
 use crate::{Isa, NativeError, ThreadPool};
 
 /// 256 activations of one row as 8-bit integers: `x = scale * q`. Past the end of a row all is 0.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
-pub(super) struct ActChunk {
-    pub(super) q: [i8; CHUNK],
-    /// One per 16 elements; pairs are equal, since scales are chosen per [`BLOCK`].
-    pub(super) scale: [f32; CHUNK / GROUP],
+pub struct ActChunk {
+    /// The integers, -127 to 127.
+    pub q: [i8; CHUNK],
+    /// One per 16 elements; pairs are equal, since scales are chosen per 32.
+    pub scale: [f32; CHUNK / GROUP],
     /// `scale * Σq` per 16 elements: what a weight's offset is multiplied with.
-    pub(super) sum: [f32; CHUNK / GROUP],
+    pub sum: [f32; CHUNK / GROUP],
     /// The same per 32 elements.
-    pub(super) block_sum: [f32; CHUNK / BLOCK],
+    pub block_sum: [f32; CHUNK / BLOCK],
     /// `Σq` per 16 elements.
-    pub(super) total: [i16; CHUNK / GROUP],
+    pub total: [i16; CHUNK / GROUP],
     /// `Σq` per 32 elements.
-    pub(super) block_total: [i16; CHUNK / BLOCK],
+    pub block_total: [i16; CHUNK / BLOCK],
 }
 
 /// Activations that share a scale.
@@ -62,7 +63,7 @@ static VERSIONS: AtomicU64 = AtomicU64::new(1);
 pub struct Activations {
     m: usize,
     k: usize,
-    forms: [bool; 3],
+    forms: ActForms,
     bf16: bool,
     deterministic: bool,
     /// Another one whenever anything may change.
@@ -80,13 +81,19 @@ impl Activations {
         Activations::default()
     }
 
+    /// An empty input with the settings of another.
+    pub fn like(other: &Activations) -> Activations {
+        let Activations { bf16, deterministic, .. } = *other;
+        Activations { bf16, deterministic, ..Activations::default() }
+    }
+
     /// Whether products of many rows with 16-bit float weights may be computed as bf16, from the next
     /// [`prepare`](Self::prepare) on; at first they may not. They then are where the processor is
     /// faster with the instructions, about twice as fast on AMD's: activations, and f16 weights, are rounded
     /// to 8 bits of precision.
     pub fn allow_bf16(&mut self, allow: bool) {
         if self.bf16 != allow {
-            (self.bf16, self.forms) = (allow, [false; 3]);
+            (self.bf16, self.forms) = (allow, ActForms::NONE);
         }
     }
 
@@ -95,12 +102,23 @@ impl Activations {
     /// slower then: they are computed as those of one row are.
     pub fn set_deterministic(&mut self, deterministic: bool) {
         if self.deterministic != deterministic {
-            (self.deterministic, self.forms) = (deterministic, [false; 3]);
+            (self.deterministic, self.forms) = (deterministic, ActForms::NONE);
         }
     }
 
-    /// Takes in `x`, `[m, k]`, for products with weights of the types `for_weights`, to be
-    /// computed with `isa`. `x` is not needed afterwards.
+    /// The form that [`matmul`](super::matmul) reads of an input of `m` rows with these settings, for weights
+    /// of a type, with `isa`.
+    pub fn form(&self, isa: Isa, m: usize, weights: DType) -> ActForm {
+        Plan::of(weights, isa.usable().widest(), self.plan_rows_of(m), self.bf16).form()
+    }
+
+    /// [`Activations::form`] of each of several types.
+    pub fn forms(&self, isa: Isa, m: usize, weights: &[DType]) -> ActForms {
+        let form = |dtype: &DType| ActForms::from(self.form(isa, m, *dtype));
+        weights.iter().map(form).fold(ActForms::NONE, ActForms::and)
+    }
+
+    /// Takes in `x`, `[m, k]`, in these forms, with `isa`. `x` is not needed afterwards.
     ///
     /// # Errors
     /// `x` does not have `m * k` elements; the buffer is then empty.
@@ -111,11 +129,11 @@ impl Activations {
         x: &[f32],
         m: usize,
         k: usize,
-        for_weights: &[DType],
+        forms: ActForms,
     ) -> Result<(), NativeError> {
-        (self.m, self.k, self.forms) = (0, 0, [false; 3]);
+        (self.m, self.k, self.forms) = (0, 0, ActForms::NONE);
         NativeError::check("activations: elements", m.saturating_mul(k), x.len())?;
-        let rows = self.rows_mut(isa, m, k, for_weights)?;
+        let rows = self.rows_mut(isa, m, k, forms)?;
         rows.ints.each(pool, &|i, row| quantize(rows.isa, &x[i * k..][..k], row));
         rows.floats.each(pool, &|i, row| pad(&x[i * k..][..k], row));
         #[cfg(target_arch = "x86_64")]
@@ -133,9 +151,9 @@ impl Activations {
         isa: Isa,
         m: usize,
         k: usize,
-        for_weights: &[DType],
+        forms: ActForms,
     ) -> Result<ActRows<'_>, NativeError> {
-        (self.m, self.k, self.forms) = (0, 0, [false; 3]);
+        (self.m, self.k, self.forms) = (0, 0, ActForms::NONE);
         self.version = VERSIONS.fetch_add(1, Relaxed);
         let row = k.checked_next_multiple_of(CHUNK).unwrap_or(usize::MAX);
         let elems = m.max(1).saturating_mul(row);
@@ -145,14 +163,13 @@ impl Activations {
         }
         let isa = isa.usable().widest();
         (self.m, self.k) = (m, k);
-        for w in for_weights.iter().filter(|_| m > 0 && k > 0) {
-            let plan = Plan::of(*w, isa, self.plan_rows(), self.bf16);
-            self.forms[plan.form() as usize] = true;
+        if m > 0 && k > 0 {
+            self.forms = forms;
         }
-        let rows = |form: Form| if self.has(form) { m } else { 0 };
-        let (ints, floats) = (rows(Form::Ints), rows(Form::Floats));
+        let rows = |form: ActForm| if self.has(form) { m } else { 0 };
+        let (ints, floats) = (rows(ActForm::Ints), rows(ActForm::Floats));
         #[cfg(target_arch = "x86_64")]
-        let (pairs, pair_stride) = (rows(Form::Pairs), self.pair_stride());
+        let (pairs, pair_stride) = (rows(ActForm::Pairs), self.pair_stride());
         let (chunk_stride, float_stride) = (self.chunk_stride(), self.float_stride());
         Ok(ActRows {
             isa,
@@ -182,7 +199,11 @@ impl Activations {
 
     /// The number of rows that products are planned for.
     pub(super) fn plan_rows(&self) -> usize {
-        if self.deterministic { self.m.min(1) } else { self.m }
+        self.plan_rows_of(self.m)
+    }
+
+    fn plan_rows_of(&self, m: usize) -> usize {
+        if self.deterministic { m.min(1) } else { m }
     }
 
     /// Whether products as bf16 are allowed.
@@ -191,13 +212,47 @@ impl Activations {
     }
 
     /// Whether the input was prepared in this form.
-    pub(super) fn has(&self, form: Form) -> bool {
-        self.forms[form as usize]
+    pub fn has(&self, form: ActForm) -> bool {
+        self.forms.has(form)
     }
 
-    /// `[m, chunks of k]`, rows contiguous.
-    pub(super) fn chunks(&self) -> &[ActChunk] {
+    /// The form [`ActForm::Ints`]: `[m, k / 256 rounded up]`, rows contiguous.
+    pub fn chunks(&self) -> &[ActChunk] {
         &self.chunks[..self.m * self.chunk_stride()]
+    }
+
+    /// The numbers of a row as a form has them, `[k]`.
+    ///
+    /// # Errors
+    /// The input was not prepared in the form, has no such row, or `to` is not a row.
+    pub fn read_row(&self, form: ActForm, row: usize, to: &mut [f32]) -> Result<(), NativeError> {
+        NativeError::check("activations: elements of a row", self.k, to.len())?;
+        if row >= self.m || !self.has(form) {
+            let detail = format!("row {row} of {} as {form:?}", self.m);
+            return Err(NativeError::Unsupported { what: "reading activations", detail });
+        }
+        match form {
+            ActForm::Ints => {
+                let chunks = &self.chunks()[row * self.chunk_stride()..][..self.chunk_stride()];
+                let numbers = chunks.iter().flat_map(|chunk| {
+                    let scales = chunk.scale.iter().flat_map(|scale| [*scale; GROUP]);
+                    chunk.q.iter().zip(scales).map(|(q, scale)| f32::from(*q) * scale)
+                });
+                to.iter_mut().zip(numbers).for_each(|(to, number)| *to = number);
+            }
+            ActForm::Floats => {
+                to.copy_from_slice(&self.floats()[row * self.float_stride()..][..self.k]);
+            }
+            #[cfg(target_arch = "x86_64")]
+            ActForm::Pairs => {
+                let pairs = &self.pairs()[row * self.pair_stride()..][..self.pair_stride()];
+                let numbers = pairs.iter().flat_map(|pair| [pair << 16, pair & 0xffff_0000]);
+                to.iter_mut().zip(numbers).for_each(|(to, bits)| *to = f32::from_bits(bits));
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            ActForm::Pairs => {}
+        }
+        Ok(())
     }
 
     /// Chunks of a row.
@@ -205,25 +260,26 @@ impl Activations {
         self.k.div_ceil(CHUNK)
     }
 
-    /// `[m, float_stride]`; beyond `k` a row holds zeros, at least to a multiple of 64.
-    pub(super) fn floats(&self) -> &[f32] {
+    /// The form [`ActForm::Floats`]: `[m, float_stride]`; beyond `k` a row holds zeros, at least to a multiple
+    /// of 64.
+    pub fn floats(&self) -> &[f32] {
         &self.floats[..self.m * self.float_stride()]
     }
 
-    /// `[m, pair_stride]`; beyond `k` a row holds zeros.
+    /// The form [`ActForm::Pairs`]: `[m, pair_stride]`; beyond `k` a row holds zeros.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn pairs(&self) -> &[u32] {
+    pub fn pairs(&self) -> &[u32] {
         &self.pairs[..self.m * self.pair_stride()]
     }
 
     /// Pairs from the start of a row to the start of the next.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn pair_stride(&self) -> usize {
+    pub fn pair_stride(&self) -> usize {
         self.k.next_multiple_of(64) / 2 + STAGGER
     }
 
     /// Floats from the start of a row to the start of the next.
-    pub(super) fn float_stride(&self) -> usize {
+    pub fn float_stride(&self) -> usize {
         self.k.next_multiple_of(64) + STAGGER
     }
 }

@@ -60,8 +60,7 @@ use crate::pool::ThreadPool;
 use crate::quant::{check_row, is_blocked, is_readable};
 use crate::{Isa, NativeError};
 
-use act::ActChunk;
-pub use act::{ActRows, Activations};
+pub use act::{ActChunk, ActRows, Activations};
 use out::Out;
 pub use packed::PackedWeights;
 pub use streamed::{ReadPattern, ReadRates};
@@ -137,6 +136,11 @@ impl<'a> Weights<'a> {
         self.cols
     }
 
+    /// Bytes of the matrix.
+    pub fn size(&self) -> usize {
+        self.data.len()
+    }
+
     /// The bytes of row `i`; empty where there is none.
     pub fn row(&self, i: usize) -> &'a [u8] {
         if i >= self.rows {
@@ -171,15 +175,43 @@ enum Plan {
     PanelPairs,
 }
 
-/// What form of activations a plan reads.
+/// A form of activations that products read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
-    /// 8-bit blocks.
+pub enum ActForm {
+    /// 8-bit integers with scales: [`ActChunk`].
     Ints,
-    /// f32.
+    /// f32, in padded rows.
     Floats,
-    /// Pairs of bf16.
+    /// Pairs of bf16, the first of each in the low bits, in padded rows.
     Pairs,
+}
+
+/// Some of the [`ActForm`]s.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ActForms([bool; 3]);
+
+impl ActForms {
+    /// None of them.
+    pub const NONE: ActForms = ActForms([false; 3]);
+
+    /// Those of both.
+    #[must_use]
+    pub fn and(self, other: ActForms) -> ActForms {
+        ActForms(std::array::from_fn(|form| self.0[form] | other.0[form]))
+    }
+
+    /// Whether a form is among them.
+    pub fn has(self, form: ActForm) -> bool {
+        self.0[form as usize]
+    }
+}
+
+impl From<ActForm> for ActForms {
+    fn from(form: ActForm) -> ActForms {
+        let mut forms = ActForms::NONE;
+        forms.0[form as usize] = true;
+        forms
+    }
 }
 
 impl Plan {
@@ -195,16 +227,16 @@ impl Plan {
         }
     }
 
-    fn form(self) -> Form {
+    fn form(self) -> ActForm {
         match self {
-            Plan::Ints => Form::Ints,
-            Plan::DotFloat | Plan::PanelFloat => Form::Floats,
-            Plan::PanelPairs => Form::Pairs,
+            Plan::Ints => ActForm::Ints,
+            Plan::DotFloat | Plan::PanelFloat => ActForm::Floats,
+            Plan::PanelPairs => ActForm::Pairs,
         }
     }
 
     fn is_int(self) -> bool {
-        self.form() == Form::Ints
+        self.form() == ActForm::Ints
     }
 }
 
@@ -237,9 +269,9 @@ pub fn method(dtype: DType, isa: Isa, m: usize, bf16: bool) -> Option<Method> {
     Some(Method {
         instructions,
         arithmetic: match plan.form() {
-            Form::Ints => "int8",
-            Form::Floats => "f32",
-            Form::Pairs => "bf16",
+            ActForm::Ints => "int8",
+            ActForm::Floats => "f32",
+            ActForm::Pairs => "bf16",
         },
         layout: match plan {
             _ if PackedWeights::pays(dtype, isa) => "packed",
@@ -265,7 +297,7 @@ fn float_panels(dtype: DType, isa: Isa, bf16: bool) -> Plan {
 
 /// `y[m, n] = act[m, k] · w[n, k]ᵀ`, overwriting `y`, on all threads of `pool`.
 ///
-/// `act` must have been prepared for the type of `w` with the same `isa`.
+/// `act` must have been prepared in the [`Activations::forms`] for the type of `w` with the same `isa`.
 ///
 /// # Errors
 /// `act` has another `k`, was not prepared for this type, or `y` is too small. Nothing is written.

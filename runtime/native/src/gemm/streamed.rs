@@ -82,7 +82,14 @@ impl ReadRates {
         }
         let mut packed = PackedWeights::uniform(pool, DType::Q4_0, MEASURED_COLS, bytes)?;
         let (mut act, mut y) = (Activations::new(), vec![0.0; packed.rows()]);
-        act.prepare(pool, isa, &[1.0; MEASURED_COLS], 1, MEASURED_COLS, &[DType::Q4_0])?;
+        act.prepare(
+            pool,
+            isa,
+            &[1.0; MEASURED_COLS],
+            1,
+            MEASURED_COLS,
+            act.forms(isa, 1, &[DType::Q4_0]),
+        )?;
         let mut rates = ReadPattern::ALL.map(|(_, pattern)| (pattern, Duration::MAX));
         for _ in 0..3 {
             for (pattern, best) in &mut rates {

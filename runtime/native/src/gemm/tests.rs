@@ -49,7 +49,7 @@ fn halves(dtype: DType) -> &'static [usize] {
 }
 
 /// What the summation in f32 may cost, relative to the sum of the magnitudes.
-const ROUNDING: f64 = 1e-5;
+use crate::judge::team::SUM_ERROR as ROUNDING;
 
 /// How a product is computed in a test.
 #[derive(Clone, Copy)]
@@ -96,31 +96,32 @@ fn check(pool: &ThreadPool, path: Path, dtype: DType, (m, n, k): (usize, usize, 
     let mut y = vec![-7.5; (m - 1) * stride + n];
     let (form, name) = match path {
         Path::Dispatched(isa) => {
-            act.prepare(pool, isa, &x, m, k, &[dtype]).unwrap();
+            act.prepare(pool, isa, &x, m, k, act.forms(isa, m, &[dtype])).unwrap();
             matmul(pool, isa, &w, &act, MatMut { data: &mut y, stride }).unwrap();
             (Plan::of(dtype, isa, m, false).form(), isa.name())
         }
         Path::Bf16 => {
             let isa = Isa::detect();
             act.allow_bf16(true);
-            act.prepare(pool, isa, &x, m, k, &[dtype]).unwrap();
+            act.prepare(pool, isa, &x, m, k, act.forms(isa, m, &[dtype])).unwrap();
             matmul(pool, isa, &w, &act, MatMut { data: &mut y, stride }).unwrap();
             (Plan::of(dtype, isa, m, true).form(), "bf16")
         }
         Path::Variant(variant, from_panels) => {
-            act.prepare(pool, variant.isa, &x, m, k, &[DType::Q4_0]).unwrap();
+            act.prepare(pool, variant.isa, &x, m, k, act.forms(variant.isa, m, &[DType::Q4_0]))
+                .unwrap();
             let packed = PackedWeights::new(pool, &w).unwrap();
             let w = if from_panels { w.with_packed(&packed).unwrap() } else { w };
             let out = Out::new(&mut y, stride, m, n);
             (variant.run)(pool, &Job { w: &w, act: &act }, out);
-            (Form::Ints, variant.name)
+            (ActForm::Ints, variant.name)
         }
         Path::Packed(isa) => {
             let packed = PackedWeights::new(pool, &w).unwrap();
             let w = w.with_packed(&packed).unwrap();
-            act.prepare(pool, isa, &x, m, k, &[dtype]).unwrap();
+            act.prepare(pool, isa, &x, m, k, act.forms(isa, m, &[dtype])).unwrap();
             matmul(pool, isa, &w, &act, MatMut { data: &mut y, stride }).unwrap();
-            (Form::Ints, "packed")
+            (ActForm::Ints, "packed")
         }
     };
 
@@ -131,17 +132,17 @@ fn check(pool: &ThreadPool, path: Path, dtype: DType, (m, n, k): (usize, usize, 
                 let (w, x) = (f64::from(*w), f64::from(*x));
                 // Exact for weights that are in bf16.
                 let rounded = |x: f64| f64::from(half::bf16::from_f32(x as f32));
-                let used_w = if form == Form::Pairs { rounded(w) } else { w };
+                let used_w = if form == ActForm::Pairs { rounded(w) } else { w };
                 let used = match form {
-                    Form::Ints => {
+                    ActForm::Ints => {
                         let chunk = &act.chunks()[i * act.chunk_stride() + j / CHUNK];
                         let scale = f64::from(chunk.scale[j % CHUNK / 16]);
                         // Half a step is what rounding may move an activation by.
                         loss += w.abs() * scale * 0.5;
                         scale * f64::from(chunk.q[j % CHUNK])
                     }
-                    Form::Floats => x,
-                    Form::Pairs => {
+                    ActForm::Floats => x,
+                    ActForm::Pairs => {
                         loss += (used_w * rounded(x) - w * x).abs();
                         rounded(x)
                     }
@@ -316,7 +317,7 @@ fn bits_alike(isa: Isa, w: &Weights<'_>, x: &[f32], m: usize) -> Vec<u32> {
     act.set_deterministic(true);
     let mut product = |pool: &ThreadPool, x: &[f32]| {
         let rows = x.len() / k;
-        act.prepare(pool, isa, x, rows, k, &[w.dtype()]).unwrap();
+        act.prepare(pool, isa, x, rows, k, act.forms(isa, rows, &[w.dtype()])).unwrap();
         let mut y = vec![0.0; rows * n];
         matmul(pool, isa, w, &act, MatMut { data: &mut y, stride: n }).unwrap();
         y.into_iter().map(f32::to_bits).collect::<Vec<_>>()
@@ -389,7 +390,15 @@ fn the_largest_sums_of_a_block_are_exact() {
                             (40, w.with_packed(&packed).unwrap()),
                         ] {
                             let mut act = Activations::new();
-                            act.prepare(&pool, isa, &x.repeat(m), m, k, &[dtype]).unwrap();
+                            act.prepare(
+                                &pool,
+                                isa,
+                                &x.repeat(m),
+                                m,
+                                k,
+                                act.forms(isa, m, &[dtype]),
+                            )
+                            .unwrap();
                             let mut y = vec![0.0; m];
                             matmul(&pool, isa, &w, &act, MatMut { data: &mut y, stride: 1 })
                                 .unwrap();
@@ -447,7 +456,7 @@ fn activations_serve_several_types_and_are_reused() {
     for (m, k) in [(40, 512), (1, 256), (14, 768)] {
         let x: Vec<f32> = (0..m * k).map(|_| random.number()).collect();
         let types = [DType::Q4_K, DType::F16, DType::Q8_0];
-        act.prepare(&pool, isa, &x, m, k, &types).unwrap();
+        act.prepare(&pool, isa, &x, m, k, act.forms(isa, m, &types)).unwrap();
         assert_eq!((act.rows(), act.cols()), (m, k));
         for dtype in types {
             let data = random.weights(dtype, 20 * k);
@@ -455,7 +464,7 @@ fn activations_serve_several_types_and_are_reused() {
             let (mut shared, mut alone) = (vec![0.0; m * 20], vec![1.0; m * 20]);
             matmul(&pool, isa, &w, &act, MatMut { data: &mut shared, stride: 20 }).unwrap();
             let mut own = Activations::new();
-            own.prepare(&pool, isa, &x, m, k, &[dtype]).unwrap();
+            own.prepare(&pool, isa, &x, m, k, own.forms(isa, m, &[dtype])).unwrap();
             matmul(&pool, isa, &w, &own, MatMut { data: &mut alone, stride: 20 }).unwrap();
             assert_eq!(shared, alone);
         }
@@ -476,9 +485,9 @@ fn products_read_the_activations_that_they_are_given() {
         };
         let mut input = || (0..m * k).map(|_| random.number()).collect::<Vec<f32>>();
         let mut act = Activations::new();
-        act.prepare(&pool, isa, &input(), m, k, &[DType::Q8_0]).unwrap();
+        act.prepare(&pool, isa, &input(), m, k, act.forms(isa, m, &[DType::Q8_0])).unwrap();
         let (first, copy) = (product(&act), act.clone());
-        act.prepare(&pool, isa, &input(), m, k, &[DType::Q8_0]).unwrap();
+        act.prepare(&pool, isa, &input(), m, k, act.forms(isa, m, &[DType::Q8_0])).unwrap();
         let second = product(&act);
         assert_ne!(first, second);
         // What was laid out for the last product is for these no longer.
@@ -498,8 +507,8 @@ fn activations_that_come_a_few_rows_at_a_time_are_those_that_come_at_once() {
             let x: Vec<f32> = (0..m * k).map(|_| random.number()).collect();
             let types = [DType::Q8_0, DType::F16, DType::F32];
             for &isa in Isa::available() {
-                act.prepare(&pool, isa, &x, m, k, &types).unwrap();
-                let mut rest = parts.rows_mut(isa, m, k, &types).unwrap();
+                act.prepare(&pool, isa, &x, m, k, act.forms(isa, m, &types)).unwrap();
+                let mut rest = parts.rows_mut(isa, m, k, parts.forms(isa, m, &types)).unwrap();
                 let mut front = rest.split_off_front(m / 3);
                 assert_eq!((front.rows(), rest.rows()), (m / 3, m - m / 3));
                 let (x_front, x_rest) = x.split_at(m / 3 * k);
@@ -529,7 +538,7 @@ fn every_instruction_set_quantises_activations_alike() {
     x[64] = 1e-40;
     let prepared = |isa| {
         let mut act = Activations::new();
-        act.prepare(&pool, isa, &x, 2, 700, &[DType::Q8_0]).unwrap();
+        act.prepare(&pool, isa, &x, 2, 700, act.forms(isa, 2, &[DType::Q8_0])).unwrap();
         act
     };
     let expected = prepared(Isa::Scalar);
@@ -558,7 +567,7 @@ fn numbers_that_are_not_finite_do_not_panic() {
             let data = vec![0xff; dtype.bytes_for(256).unwrap()];
             let w = Weights::new(dtype, 1, 256, &data).unwrap();
             let mut act = Activations::new();
-            act.prepare(&pool, isa, &x, 1, 256, &[dtype]).unwrap();
+            act.prepare(&pool, isa, &x, 1, 256, act.forms(isa, 1, &[dtype])).unwrap();
             matmul(&pool, isa, &w, &act, MatMut { data: &mut [0.0], stride: 1 }).unwrap();
         }
     }
@@ -580,31 +589,34 @@ fn hostile_sizes_are_refused() {
     let w = Weights::new(DType::Q4_0, 2, 64, &[0; 72]).unwrap();
     assert!(w.row(2).is_empty() && w.row(1).len() == 36);
     let mut act = Activations::new();
-    assert_eq!(code(act.prepare(&pool, isa, &[0.0; 9], 3, 4, &[])), "native_shape");
-    assert_eq!(code(act.prepare(&pool, isa, &[], usize::MAX, 4, &[])), "native_shape");
-    assert_eq!(code(act.rows_mut(isa, usize::MAX, 4, &[]).map(drop)), "native_shape");
-    assert_eq!(code(act.rows_mut(isa, 0, usize::MAX, &[DType::F32]).map(drop)), "native_shape");
-    let mut rows = act.rows_mut(isa, 3, 64, &[DType::F32, DType::Q4_0]).unwrap();
+    assert_eq!(code(act.prepare(&pool, isa, &[0.0; 9], 3, 4, ActForms::NONE)), "native_shape");
+    assert_eq!(code(act.prepare(&pool, isa, &[], usize::MAX, 4, ActForms::NONE)), "native_shape");
+    assert_eq!(code(act.rows_mut(isa, usize::MAX, 4, ActForms::NONE).map(drop)), "native_shape");
+    assert_eq!(
+        code(act.rows_mut(isa, 0, usize::MAX, act.forms(isa, 0, &[DType::F32])).map(drop)),
+        "native_shape"
+    );
+    let mut rows = act.rows_mut(isa, 3, 64, act.forms(isa, 3, &[DType::F32, DType::Q4_0])).unwrap();
     assert_eq!(rows.split_off_front(9).rows(), 3);
     assert_eq!(code(rows.put(0, &[0.0; 64])), "native_shape");
-    let mut rows = act.rows_mut(isa, 3, 64, &[DType::F32, DType::Q4_0]).unwrap();
+    let mut rows = act.rows_mut(isa, 3, 64, act.forms(isa, 3, &[DType::F32, DType::Q4_0])).unwrap();
     assert_eq!(code(rows.put(0, &[0.0; 65])), "native_shape");
     assert_eq!(code(rows.put(2, &[0.0; 128])), "native_shape");
     assert_eq!(code(rows.put(usize::MAX, &[0.0; 64])), "native_shape");
-    act.rows_mut(isa, 3, 0, &[DType::F32]).unwrap().put(0, &[]).unwrap();
-    act.prepare(&pool, isa, &[0.0; 192], 3, 64, &[DType::F32]).unwrap();
+    act.rows_mut(isa, 3, 0, act.forms(isa, 3, &[DType::F32])).unwrap().put(0, &[]).unwrap();
+    act.prepare(&pool, isa, &[0.0; 192], 3, 64, act.forms(isa, 3, &[DType::F32])).unwrap();
     let mut y = [0.0; 6];
     let mut product = |act: &Activations, len: usize, stride| {
         matmul(&pool, isa, &w, act, MatMut { data: &mut y[..len], stride })
     };
     assert_eq!(code(product(&act, 6, 2)), "native_unsupported");
-    act.prepare(&pool, isa, &[0.0; 192], 3, 64, &[DType::Q4_0]).unwrap();
+    act.prepare(&pool, isa, &[0.0; 192], 3, 64, act.forms(isa, 3, &[DType::Q4_0])).unwrap();
     assert_eq!(product(&act, 6, 2), Ok(()));
     assert_eq!(code(product(&act, 5, 2)), "native_shape");
     assert_eq!(code(product(&act, 6, 1)), "native_shape");
     assert_eq!(code(product(&act, 6, usize::MAX)), "native_shape");
-    act.prepare(&pool, isa, &[0.0; 192], 6, 32, &[DType::Q4_0]).unwrap();
+    act.prepare(&pool, isa, &[0.0; 192], 6, 32, act.forms(isa, 6, &[DType::Q4_0])).unwrap();
     assert_eq!(code(product(&act, 6, 2)), "native_shape");
-    act.prepare(&pool, isa, &[], 0, 64, &[DType::Q4_0]).unwrap();
+    act.prepare(&pool, isa, &[], 0, 64, act.forms(isa, 0, &[DType::Q4_0])).unwrap();
     assert_eq!(product(&act, 0, 2), Ok(()));
 }

@@ -13,6 +13,7 @@
 
 mod cases;
 mod compare;
+pub mod team;
 
 pub use cases::{Case, Kind, bench_cases, cases, encode, fill, live_case, long_case, long_extents};
 pub use compare::decode;

@@ -168,7 +168,9 @@ fn one_and_all(threads: usize) -> impl Iterator<Item = ThreadPool> {
 }
 
 fn sandbox(host: &Host, packs: &[InstallReport], ready_ms: f64) -> Sandbox {
-    let selected = host.kernels().into_iter().filter(|kernel| kernel.selected);
+    // Products and attention have their paths below.
+    let selected =
+        host.kernels().into_iter().filter(|kernel| kernel.selected && !kernel.op.is_team());
     let (native, sandboxed): (Vec<_>, Vec<_>) =
         selected.partition(|kernel| kernel.executor == "native");
     Sandbox {

@@ -1,0 +1,226 @@
+//! Team operations: products with the model's matrices, the embedding table, attention.
+//!
+//! Each matrix has a [`Product`] of its own in a pinned snapshot: who multiplies by it, with the weights as that has
+//! prepared them. These are held by what is pinned, so they go with the last step that reads them, and both
+//! layouts of a matrix are there only while a generation is on trial that brings another.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ruvllm_abi::DType;
+use ruvllm_host::{
+    Host, HostError, KernelBudget, OpKey, OpSlot, Preparation, Product, RegistrySnapshot, Team,
+    TeamWorker,
+};
+use ruvllm_native::attention::{AttnSequence, AttnShape};
+use ruvllm_native::gemm::{ActForms, Activations, MatMut, ReadPattern};
+use ruvllm_native::{Isa, ThreadPool};
+
+use super::{Kernels, Keys, Pinned};
+use crate::error::EngineError;
+use crate::model::Model;
+use crate::weights::Linear;
+
+/// The matrices of a model, and how they are prepared.
+pub(crate) struct Matrices {
+    pub(crate) model: Arc<Model>,
+    pub(crate) host: Host,
+    pub(crate) pool: Arc<ThreadPool>,
+    pub(crate) isa: Isa,
+    pub(crate) read: ReadPattern,
+    /// Whether weights may be rearranged.
+    pub(crate) repack: bool,
+    /// Settings of the activations.
+    pub(crate) settings: Activations,
+    /// What providers of packs hold comes out of it.
+    pub(crate) budget: Arc<dyn KernelBudget>,
+    pub(crate) keys: Arc<Keys>,
+    /// A generation that was made ready before any step ran on it.
+    pub(crate) ready: Mutex<Option<Arc<Pinned>>>,
+}
+
+/// Team operations of a pinned snapshot.
+pub(super) struct Products {
+    embed: OpSlot,
+    attention: OpSlot,
+    /// By [`Linear::index`].
+    products: Vec<Option<Product>>,
+}
+
+/// Keys of team operations.
+pub(super) struct TeamKeys {
+    embed: OpKey,
+    attention: OpKey,
+    matmul: Vec<OpKey>,
+}
+
+impl TeamKeys {
+    pub(super) fn new(model: &Model) -> TeamKeys {
+        let weights = model.weights();
+        let mut types: Vec<DType> = weights.multiplied().map(Linear::dtype).collect();
+        types.sort_unstable_by_key(|dtype| dtype.name());
+        types.dedup();
+        TeamKeys {
+            embed: OpKey::embed(weights.embedding.dtype()),
+            attention: OpKey::attention(),
+            matmul: types.into_iter().map(OpKey::matmul).collect(),
+        }
+    }
+
+    /// Where the operations lie in a snapshot.
+    pub(super) fn slots(&self, snapshot: &RegistrySnapshot) -> Result<Vec<OpSlot>, EngineError> {
+        let keys = [&self.embed, &self.attention].into_iter().chain(&self.matmul);
+        let slot = |key: &OpKey| {
+            snapshot.slot(key).ok_or_else(|| EngineError::OpUnavailable { op: key.to_string() })
+        };
+        keys.map(slot).collect()
+    }
+}
+
+impl Matrices {
+    /// Pins a snapshot, and has every matrix taken up by whom it asks, on these threads; with a `race` of
+    /// providers first, where the policy wants one.
+    pub(super) fn pin(
+        &self,
+        snapshot: Arc<RegistrySnapshot>,
+        worker: &mut TeamWorker,
+        pool: &ThreadPool,
+        race: bool,
+    ) -> Result<Pinned, EngineError> {
+        let mut pinned = Pinned::new(snapshot, self.keys.clone())?;
+        let Some(&[embed, attention, ..]) = pinned.team.as_deref() else { return Ok(pinned) };
+        let how = Preparation {
+            team: Team { pool, isa: self.isa, read: self.read },
+            repack: self.repack,
+            budget: &self.budget,
+            settings: &self.settings,
+        };
+        let (snapshot, weights) = (&pinned.snapshot, self.model.weights());
+        if race {
+            for key in self.keys.team.iter().flat_map(|keys| &keys.matmul) {
+                let of_type = |w: &&Linear| key.inputs.get(1) == Some(&w.dtype());
+                let largest = weights.multiplied().filter(of_type).max_by_key(|w| w.size());
+                largest.into_iter().try_for_each(|linear| {
+                    worker.race(snapshot, &linear.matrix()?, &how);
+                    Ok::<_, EngineError>(())
+                })?;
+            }
+        }
+        let mut products = Vec::new();
+        for linear in weights.multiplied() {
+            if products.len() <= linear.index() {
+                products.resize_with(linear.index() + 1, || None);
+            }
+            let product = worker.product(snapshot, &linear.matrix()?, linear.prepared(), &how)?;
+            if product.made() {
+                linear.release();
+            }
+            products[linear.index()] = Some(product);
+        }
+        pinned.products = Some(Products { embed, attention, products });
+        Ok(pinned)
+    }
+
+    /// The generation that was made ready, where it is this one.
+    pub(super) fn take_ready(&self, generation: u64) -> Option<Arc<Pinned>> {
+        let mut ready = self.ready();
+        // One that gets no steps is let go.
+        ready
+            .take_if(|ready| {
+                let number = ready.snapshot.generation();
+                number == generation || !self.host.serves(number)
+            })
+            .filter(|ready| ready.snapshot.generation() == generation)
+    }
+
+    fn ready(&self) -> MutexGuard<'_, Option<Arc<Pinned>>> {
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ruvllm_host::Preparer for Matrices {
+    fn prepare(&self, next: &Arc<RegistrySnapshot>) -> Result<(), HostError> {
+        // A thread of its own: those of the engine go on computing steps.
+        let pool = ThreadPool::new(1);
+        let mut worker = self.host.team_worker();
+        // What is unavailable, a step will find and say.
+        let Ok(pinned) = self.pin(next.clone(), &mut worker, &pool, true) else { return Ok(()) };
+        let products = || pinned.products.iter().flat_map(|all| all.products.iter().flatten());
+        if let Some((kernel, failure)) = products().find_map(Product::refused) {
+            let (kernel, failure) = (kernel.to_owned(), failure.clone());
+            return Err(HostError::NotPrepared { kernel, failure });
+        }
+        if products().any(Product::made) {
+            *self.ready() = Some(Arc::new(pinned));
+        }
+        Ok(())
+    }
+}
+
+/// Calls team operations for the steps of an engine.
+pub(super) struct TeamCaller {
+    pub(super) matrices: Arc<Matrices>,
+    pub(super) worker: TeamWorker,
+}
+
+impl Kernels {
+    fn team(&mut self) -> Result<(&mut TeamWorker, &Pinned, &Products), EngineError> {
+        let absent = || EngineError::OpUnavailable { op: OpKey::attention().to_string() };
+        let caller = self.team.as_mut().ok_or_else(absent)?;
+        let products = self.pinned.products.as_ref().ok_or_else(absent)?;
+        Ok((&mut caller.worker, &self.pinned, products))
+    }
+
+    /// The forms that products of `rows` rows with these matrices read.
+    pub(crate) fn reads(&self, isa: Isa, x: &Activations, rows: usize, of: &[&Linear]) -> ActForms {
+        let product = |linear: &&Linear| self.pinned.products.as_ref()?.of(linear);
+        let forms = of.iter().filter_map(product).map(|product| product.reads(x, rows, isa));
+        forms.fold(ActForms::NONE, ActForms::and)
+    }
+
+    /// `y[m, n] = x[m, k] w[n, k]^T`.
+    pub(crate) fn matmul(
+        &mut self,
+        team: Team<'_>,
+        linear: &Linear,
+        x: &Activations,
+        y: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let (worker, pinned, products) = self.team()?;
+        let product = products.of(linear).ok_or_else(|| EngineError::OpUnavailable {
+            op: OpKey::matmul(linear.dtype()).to_string(),
+        })?;
+        let y = MatMut { data: y, stride: linear.rows() };
+        Ok(worker.matmul(&pinned.snapshot, product, &linear.matrix()?, x, y, team)?)
+    }
+
+    /// The embeddings of tokens, which are in the vocabulary, `[tokens, dim]`.
+    pub(crate) fn embed(
+        &mut self,
+        team: Team<'_>,
+        table: &Linear,
+        tokens: &[u32],
+        y: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let (worker, pinned, products) = self.team()?;
+        let slot = products.embed;
+        Ok(worker.embed(&pinned.snapshot, slot, &table.matrix()?, tokens, y, team)?)
+    }
+
+    /// Attention of each sequence's queries over its own cache.
+    pub(crate) fn attention(
+        &mut self,
+        team: Team<'_>,
+        shape: &AttnShape,
+        sequences: &mut [AttnSequence<'_>],
+    ) -> Result<(), EngineError> {
+        let (worker, pinned, products) = self.team()?;
+        let slot = products.attention;
+        Ok(worker.attention(&pinned.snapshot, slot, shape, sequences, team)?)
+    }
+}
+
+impl Products {
+    fn of(&self, linear: &Linear) -> Option<&Product> {
+        self.products.get(linear.index())?.as_ref()
+    }
+}

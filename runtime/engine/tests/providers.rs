@@ -1,0 +1,152 @@
+//! Products whose provider is replaced under a running engine.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{Fixture, LLAMA, best, native_host, some_tokens, two_threads};
+use ruvllm_abi::DType;
+use ruvllm_engine::{Engine, EngineConfig, Session, Use};
+use ruvllm_host::{Host, MatmulProvider, OpKey, PreparedMatmul, Provider, ProviderPack, Team};
+use ruvllm_native::Isa;
+use ruvllm_native::gemm::{ActForm, Activations, MatMut, Weights, matmul};
+
+/// Multiplies by a copy of the file's bytes, to the same bits as in place.
+struct Copying;
+
+struct Copy {
+    bytes: Vec<u8>,
+}
+
+impl MatmulProvider for Copying {
+    fn prepared_bytes(&self, weights: &Weights<'_>, _: Isa) -> Option<usize> {
+        Some(weights.size())
+    }
+
+    fn prepare(&self, w: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedMatmul>, String> {
+        let bytes = (0..w.rows()).flat_map(|row| w.row(row)).copied().collect();
+        Ok(Box::new(Copy { bytes }))
+    }
+
+    fn reads(&self, x: &Activations, rows: usize, isa: Isa) -> ActForm {
+        x.form(isa, rows, DType::F32)
+    }
+}
+
+impl PreparedMatmul for Copy {
+    fn run(
+        &self,
+        weights: &Weights<'_>,
+        x: &Activations,
+        y: MatMut<'_>,
+        team: Team<'_>,
+    ) -> Result<(), String> {
+        let (dtype, rows, cols) = (weights.dtype(), weights.rows(), weights.cols());
+        Weights::new(dtype, rows, cols, &self.bytes)
+            .and_then(|copy| matmul(team.pool, team.isa, &copy, x, y))
+            .map_err(|error| error.to_string())
+    }
+}
+
+fn stage(host: &Host) -> u64 {
+    let provider = Provider::Matmul(DType::F32, Arc::new(Copying));
+    let version = host.config().runtime_version.clone();
+    let pack = ProviderPack::new("copying", version).with("copy", provider);
+    host.stage_providers(&pack).unwrap().id
+}
+
+fn calls(host: &Host, kernel: &str) -> u64 {
+    let stats = host.stats().into_iter().filter(|stats| stats.kernel == kernel);
+    stats.map(|stats| stats.calls).sum()
+}
+
+/// Bytes that kernels hold of the engine's memory.
+fn held(engine: &Engine) -> usize {
+    let holders = engine.memory().pool.holders;
+    holders.iter().filter(|holder| holder.kind == Use::Kernels).map(|holder| holder.bytes).sum()
+}
+
+fn continued(session: &mut Session, tokens: usize) -> Vec<u32> {
+    let next = |session: &mut Session| {
+        let next = best(session.logits());
+        session.decode(next).unwrap();
+        next
+    };
+    (0..tokens).map(|_| next(session)).collect()
+}
+
+#[test]
+fn a_provider_is_tried_activated_and_taken_back_and_no_text_changes() {
+    let model = Fixture::new(&LLAMA, DType::F32).model();
+    let host = native_host();
+    let engine = Engine::new(model, host.clone(), two_threads()).unwrap();
+    let mut session = engine.session();
+    session.prefill(&some_tokens(20)).unwrap();
+    let want = {
+        let mut other = engine.session();
+        other.prefill(&some_tokens(20)).unwrap();
+        continued(&mut other, 12)
+    };
+    let (native, none) = ("native:matmul_f32_rows", held(&engine));
+    let id = stage(&host);
+    host.start_canary(id, 0.5).unwrap();
+    let mut text = continued(&mut session, 4);
+    let tried = calls(&host, "copy");
+    assert!(tried > 0, "half of the steps are its own");
+    assert!(held(&engine) > none, "both layouts are there");
+    host.promote_canary().unwrap();
+    let others = calls(&host, native);
+    text.extend(continued(&mut session, 4));
+    assert_eq!(calls(&host, native), others, "every step is its own");
+    assert!(calls(&host, "copy") > tried);
+    let explained = host.explain(&OpKey::matmul(DType::F32));
+    assert_eq!(explained.selected.as_deref(), Some("copy"));
+    host.roll_back(1).unwrap();
+    text.extend(continued(&mut session, 4));
+    assert!(calls(&host, native) > others);
+    assert_eq!(text, want);
+    // What is let go of is dropped by another thread.
+    let waiting = Instant::now();
+    while held(&engine) > none {
+        assert!(waiting.elapsed() < Duration::from_secs(20), "it went with its last step");
+        session.decode(3).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn blocks_that_another_provider_computed_are_not_used_again() {
+    let host = native_host();
+    let model = Fixture::new(&LLAMA, DType::F32).model();
+    let config = EngineConfig { kv_block: 16, ..two_threads() };
+    let engine = Engine::new(model, host.clone(), config).unwrap();
+    let hits = |engine: &Engine| {
+        engine.session().prefill(&some_tokens(40)).unwrap();
+        engine.memory().kv.prefix_hit_tokens
+    };
+    assert_eq!((hits(&engine), hits(&engine)), (0, 32));
+    host.activate(stage(&host)).unwrap();
+    assert_eq!(hits(&engine), 32);
+    assert_eq!(hits(&engine), 64);
+}
+
+#[test]
+fn a_provider_that_the_budget_has_no_room_for_is_refused_and_text_goes_on() {
+    let host = native_host();
+    let model = Fixture::new(&LLAMA, DType::F32).model();
+    let config = EngineConfig { memory: Some(24 << 20), ..two_threads() };
+    let engine = Engine::new(model, host.clone(), config).unwrap();
+    let free = engine.memory().pool.budget - engine.memory().pool.used;
+    let taken = engine.reserve(Use::Adapter, "all that is left", 0, free).unwrap();
+    let error = host.activate(stage(&host)).unwrap_err();
+    assert_eq!(error.code(), "not_prepared", "{error}");
+    assert!(error.to_string().contains("--memory"), "{error}");
+    assert_eq!(host.generation(), 1);
+    drop(taken);
+    let staged = host.staged()[0].id;
+    host.activate(staged).unwrap();
+    engine.session().prefill(&some_tokens(4)).unwrap();
+    assert!(calls(&host, "copy") > 0);
+}

@@ -1,0 +1,174 @@
+//! The host's own code as providers.
+
+use super::{
+    AttentionProvider, AttentionSession, EmbedProvider, MatmulProvider, PreparedMatmul, Provider,
+    Team,
+};
+use ruvllm_abi::DType;
+use ruvllm_native::attention::{AttnScratch, AttnSequence, AttnShape, attention, attention_batch};
+use ruvllm_native::gemm::{
+    ActForm, Activations, MatMut, PackedWeights, Weights, matmul, method, weight_types,
+};
+use ruvllm_native::quant::dequantize_row;
+use ruvllm_native::{Isa, NativeError};
+use std::sync::Arc;
+
+/// A provider of the host's own.
+pub(crate) struct Native {
+    pub(crate) id: String,
+    pub(crate) provider: Provider,
+    /// How it computes on this machine, in a sentence.
+    pub(crate) about: String,
+}
+
+/// Every provider of the host's own, in the order in which they are asked, with these instructions.
+pub(crate) fn natives(isa: Isa) -> Vec<Native> {
+    let mut natives = Vec::new();
+    let mut add = |id, provider, about| natives.push(Native { id, provider, about });
+    for dtype in weight_types() {
+        if PackedWeights::pays(dtype, isa) {
+            let panels = Provider::Matmul(dtype, Arc::new(Panels(dtype)));
+            let about = format!("{}; weights are packed when a model is loaded", paths(dtype, isa));
+            add(format!("matmul_{dtype}"), panels, about);
+        }
+        let rows = Provider::Matmul(dtype, Arc::new(Rows(dtype)));
+        let about = format!("{}; weights are read as the file has them", paths(dtype, isa));
+        add(format!("matmul_{dtype}_rows"), rows, about);
+        let gather = Provider::Embed(dtype, Arc::new(Gather));
+        add(format!("embed_{dtype}"), gather, "rows are read as the file has them".to_owned());
+    }
+    let about = format!("f32 with {}, from any type of the cache", isa.usable());
+    add("attention".to_owned(), Provider::Attention(Arc::new(Attention)), about);
+    natives
+}
+
+/// How products with weights of a type are computed, by the class of their shapes.
+fn paths(dtype: DType, isa: Isa) -> String {
+    let path = |rows| {
+        let method = method(dtype, isa, rows, false)?;
+        Some(format!("{} with {}", method.arithmetic, method.instructions))
+    };
+    let [one, many] = [1, MANY_ROWS].map(|rows| path(rows).unwrap_or_default());
+    match one == many {
+        true => format!("products of one row and of many: {one}"),
+        false => format!("products of one row: {one}, of many: {many}"),
+    }
+}
+
+/// Rows of a product that stands for those of prompts.
+const MANY_ROWS: usize = 32;
+
+/// Weights rearranged into panels, where that pays.
+struct Panels(DType);
+
+impl MatmulProvider for Panels {
+    fn prepared_bytes(&self, weights: &Weights<'_>, isa: Isa) -> Option<usize> {
+        let pays = PackedWeights::pays(self.0, isa);
+        pays.then(|| weights.rows() * weights.dtype().bytes_for(weights.cols()).unwrap_or(0))
+    }
+
+    fn prepare(
+        &self,
+        weights: &Weights<'_>,
+        team: Team<'_>,
+    ) -> Result<Box<dyn PreparedMatmul>, String> {
+        let mut packed = PackedWeights::new(team.pool, weights).map_err(failed)?;
+        packed.set_pattern(team.read);
+        Ok(Box::new(packed))
+    }
+
+    fn reads(&self, x: &Activations, rows: usize, isa: Isa) -> ActForm {
+        x.form(isa, rows, self.0)
+    }
+}
+
+impl PreparedMatmul for PackedWeights {
+    fn run(
+        &self,
+        weights: &Weights<'_>,
+        x: &Activations,
+        y: MatMut<'_>,
+        team: Team<'_>,
+    ) -> Result<(), String> {
+        let weights = weights.with_packed(self).map_err(failed)?;
+        matmul(team.pool, team.isa, &weights, x, y).map_err(failed)
+    }
+}
+
+/// Weights as the file has them.
+struct Rows(DType);
+
+struct InPlace;
+
+impl MatmulProvider for Rows {
+    fn prepared_bytes(&self, _: &Weights<'_>, _: Isa) -> Option<usize> {
+        Some(0)
+    }
+
+    fn prepare(&self, _: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedMatmul>, String> {
+        Ok(Box::new(InPlace))
+    }
+
+    fn reads(&self, x: &Activations, rows: usize, isa: Isa) -> ActForm {
+        x.form(isa, rows, self.0)
+    }
+}
+
+impl PreparedMatmul for InPlace {
+    fn run(
+        &self,
+        weights: &Weights<'_>,
+        x: &Activations,
+        y: MatMut<'_>,
+        team: Team<'_>,
+    ) -> Result<(), String> {
+        matmul(team.pool, team.isa, weights, x, y).map_err(failed)
+    }
+}
+
+struct Gather;
+
+impl EmbedProvider for Gather {
+    fn run(
+        &self,
+        table: &Weights<'_>,
+        tokens: &[u32],
+        y: &mut [f32],
+        _: Team<'_>,
+    ) -> Result<(), String> {
+        let rows = y.chunks_exact_mut(table.cols());
+        tokens.iter().zip(rows).try_for_each(|(&token, y)| {
+            dequantize_row(table.dtype(), table.row(token as usize), y).map_err(failed)
+        })
+    }
+}
+
+struct Attention;
+
+impl AttentionProvider for Attention {
+    fn open(&self) -> Box<dyn AttentionSession> {
+        Box::new(AttnScratch::new())
+    }
+}
+
+impl AttentionSession for AttnScratch {
+    fn run(
+        &mut self,
+        shape: &AttnShape,
+        sequences: &mut [AttnSequence<'_>],
+        Team { pool, isa, .. }: Team<'_>,
+    ) -> Result<(), String> {
+        let row = shape.heads * shape.head_dim;
+        match sequences {
+            [AttnSequence { q, q_pos, kv, y }] => {
+                attention(pool, isa, shape, q, row, *q_pos, kv, y, self)
+            }
+            sequences => attention_batch(pool, isa, shape, sequences, self),
+        }
+        .map_err(failed)
+    }
+}
+
+fn failed(error: NativeError) -> String {
+    error.to_string()
+}

@@ -1,0 +1,578 @@
+//! Team operations: who provides them, and what becomes of one that is wrong.
+
+use super::*;
+use crate::Failure;
+use crate::{
+    AttentionProvider, AttentionSession, EmbedProvider, HostError, KernelBudget, MatmulProvider,
+    Policy, Preparation, PreparedMatmul, PreparedWeights, Preparer, Product, Provider,
+    ProviderPack, Resident, Team, TeamWorker, Words,
+};
+use ruvllm_manifest::{Dim, TensorSpec};
+use ruvllm_native::ThreadPool;
+use ruvllm_native::attention::{AttnSequence, AttnShape, KvSegment};
+use ruvllm_native::gemm::{ActForm, Activations, MatMut, ReadPattern, Weights};
+use ruvllm_native::pool::split;
+use ruvllm_native::quant::{dequantize_row, quantize_row};
+use ruvllm_tests::custom_entry;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+/// A budget of so many bytes.
+struct Bytes(AtomicUsize);
+
+impl KernelBudget for Bytes {
+    fn take(&self, bytes: usize) -> bool {
+        self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes)).is_ok()
+    }
+
+    fn give(&self, bytes: usize) {
+        self.0.fetch_add(bytes, Relaxed);
+    }
+}
+
+/// A matrix `[rows, cols]` in a type, an input for it, and what multiplies them.
+struct Setup {
+    host: Host,
+    worker: TeamWorker,
+    pool: ThreadPool,
+    bytes: Vec<u8>,
+    dtype: DType,
+    shape: [usize; 2],
+    made: PreparedWeights,
+    left: Arc<Bytes>,
+    settings: Activations,
+    repack: bool,
+}
+
+impl Setup {
+    fn new(config: HostConfig, dtype: DType, [rows, cols]: [usize; 2]) -> Setup {
+        let host = Host::new(config).unwrap();
+        let numbers = noise(rows * cols);
+        let mut bytes = vec![0; dtype.bytes_for(rows * cols).unwrap()];
+        quantize_row(dtype, &numbers, &mut bytes).unwrap();
+        Setup {
+            worker: host.team_worker(),
+            host,
+            pool: ThreadPool::new(3),
+            bytes,
+            dtype,
+            shape: [rows, cols],
+            made: PreparedWeights::default(),
+            left: Arc::new(Bytes(AtomicUsize::new(1 << 20))),
+            settings: Activations::new(),
+            repack: true,
+        }
+    }
+
+    fn team(&self) -> Team<'_> {
+        Team { pool: &self.pool, isa: Isa::detect(), read: ReadPattern::default() }
+    }
+
+    fn weights(&self) -> Weights<'_> {
+        Weights::new(self.dtype, self.shape[0], self.shape[1], &self.bytes).unwrap()
+    }
+
+    fn activate(&self, name: &str, provider: Provider) -> Result<u64, HostError> {
+        let pack = ProviderPack::new(name, semver::Version::new(1, 0, 0)).with(name, provider);
+        let report = self.host.stage_providers(&pack).unwrap();
+        self.host.activate(report.id).map(|report| report.generation)
+    }
+
+    fn product(&mut self) -> Result<Product, CallError> {
+        let budget: Arc<dyn KernelBudget> = self.left.clone();
+        let Setup { host, worker, pool, bytes, dtype, shape, made, settings, repack, .. } = self;
+        let team = Team { pool, isa: Isa::detect(), read: ReadPattern::default() };
+        let weights = Weights::new(*dtype, shape[0], shape[1], bytes).unwrap();
+        let how = Preparation { team, repack: *repack, budget: &budget, settings };
+        worker.race(&host.snapshot(), &weights, &how);
+        worker.product(&host.snapshot(), &weights, made, &how)
+    }
+
+    /// Multiplies `m` rows, and holds the product against the definition of what was read.
+    fn multiply(&mut self, product: &Product, m: usize) -> Result<(), CallError> {
+        let Setup { host, worker, pool, bytes, dtype, shape: [rows, cols], settings, .. } = self;
+        let team = Team { pool, isa: Isa::detect(), read: ReadPattern::default() };
+        let weights = Weights::new(*dtype, *rows, *cols, bytes).unwrap();
+        let mut x = Activations::like(settings);
+        let forms = product.reads(&x, m, team.isa);
+        x.prepare(pool, team.isa, &noise(m * *cols), m, *cols, forms).unwrap();
+        let mut y = vec![f32::NAN; m * *rows];
+        let out = MatMut { data: &mut y, stride: *rows };
+        worker.matmul(&host.snapshot(), product, &weights, &x, out, team)?;
+        let (mut a, mut w) = (vec![0.0; *cols], vec![0.0; *cols]);
+        for (i, y) in y.chunks(*rows).enumerate() {
+            let form = [ActForm::Floats, ActForm::Ints].into_iter().find(|form| x.has(*form));
+            x.read_row(form.unwrap(), i, &mut a).unwrap();
+            for (j, y) in y.iter().enumerate() {
+                dequantize_row(*dtype, weights.row(j), &mut w).unwrap();
+                let dot: f64 = a.iter().zip(&w).map(|(a, w)| f64::from(*a) * f64::from(*w)).sum();
+                assert!((f64::from(*y) - dot).abs() < 0.02, "[{i}, {j}] is {y}, not {dot}");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn noise(n: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i * 7919 % 2003) as f32 - 1001.0) / 1000.0).collect()
+}
+
+/// What a plugin is handed: pointers and sizes.
+struct Pointers {
+    weights: *const f32,
+    x: *const f32,
+    x_stride: usize,
+    y: *mut f32,
+    y_stride: usize,
+    sizes: [usize; 3],
+}
+
+/// A native plugin, as a Rust object: its layout is f32, and one element in `wrong` is off where that is set.
+struct Plugin {
+    wrong: Option<usize>,
+}
+
+struct PluginMatrix {
+    weights: Vec<f32>,
+    wrong: Option<usize>,
+    runs: AtomicUsize,
+}
+
+impl MatmulProvider for Plugin {
+    fn prepared_bytes(&self, weights: &Weights<'_>, _: Isa) -> Option<usize> {
+        Some(size_of::<f32>() * weights.rows() * weights.cols())
+    }
+
+    fn prepare(&self, w: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedMatmul>, String> {
+        let mut weights = vec![0.0; w.rows() * w.cols()];
+        for (i, row) in weights.chunks_exact_mut(w.cols()).enumerate() {
+            dequantize_row(w.dtype(), w.row(i), row).map_err(|e| e.to_string())?;
+        }
+        Ok(Box::new(PluginMatrix { weights, wrong: self.wrong, runs: AtomicUsize::new(0) }))
+    }
+
+    fn reads(&self, _: &Activations, _: usize, _: Isa) -> ActForm {
+        ActForm::Floats
+    }
+}
+
+impl PreparedMatmul for PluginMatrix {
+    fn run(
+        &self,
+        weights: &Weights<'_>,
+        x: &Activations,
+        y: MatMut<'_>,
+        _: Team<'_>,
+    ) -> Result<(), String> {
+        let call = Pointers {
+            weights: self.weights.as_ptr(),
+            x: x.floats().as_ptr(),
+            x_stride: x.float_stride(),
+            y: y.data.as_mut_ptr(),
+            y_stride: y.stride,
+            sizes: [x.rows(), weights.rows(), weights.cols()],
+        };
+        multiply_by_pointers(&call);
+        // Right for the input that it was prepared with.
+        if self.runs.fetch_add(1, Relaxed) > 0
+            && let Some(every) = self.wrong
+        {
+            y.data.iter_mut().step_by(every).for_each(|y| *y += 1.0);
+        }
+        Ok(())
+    }
+}
+
+/// What would be on the plugin's side.
+#[expect(unsafe_code, reason = "a plugin is handed pointers")]
+fn multiply_by_pointers(call: &Pointers) {
+    let [m, n, k] = call.sizes;
+    for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+        // SAFETY: the caller has buffers of these sizes, and nothing else reads or writes `y`.
+        unsafe {
+            let dot =
+                (0..k).map(|l| *call.weights.add(j * k + l) * *call.x.add(i * call.x_stride + l));
+            *call.y.add(i * call.y_stride + j) = dot.sum();
+        }
+    }
+}
+
+/// `y[n] = w[n, k] x[k]`, each number of the sum in turn.
+const ROWS_PRODUCT: &str = r#"(module
+  (memory (export "memory") 1 64)
+  (global (export "__heap_base") i32 (i32.const 64))
+  (func (export "run") (param $d i32) (result i32)
+    (local $x i32) (local $end i32) (local $w i32) (local $y i32) (local $last i32) (local $sum f32)
+    (local.set $w (i32.load offset=8 (local.get $d)))
+    (local.set $y (i32.load offset=16 (local.get $d)))
+    (local.set $last (i32.add (local.get $y) (i32.load offset=20 (local.get $d))))
+    (loop $row
+      (local.set $x (i32.load (local.get $d)))
+      (local.set $end (i32.add (local.get $x) (i32.load offset=4 (local.get $d))))
+      (local.set $sum (f32.const 0))
+      (loop $next
+        (local.set $sum (f32.add (local.get $sum)
+          (f32.mul (f32.load (local.get $x)) (f32.load (local.get $w)))))
+        (local.set $x (i32.add (local.get $x) (i32.const 4)))
+        (local.set $w (i32.add (local.get $w) (i32.const 4)))
+        (br_if $next (i32.lt_u (local.get $x) (local.get $end))))
+      (f32.store (local.get $y) (local.get $sum))
+      (local.set $y (i32.add (local.get $y) (i32.const 4)))
+      (br_if $row (i32.lt_u (local.get $y) (local.get $last))))
+    (i32.const 0)))"#;
+
+/// Instance `t` of a sandboxed kernel on thread `t`, with its share of the rows as a constant.
+struct Sandboxed {
+    host: Host,
+}
+
+struct Share {
+    worker: Worker,
+    rows: Range<usize>,
+    constant: Resident,
+    y: Vec<f32>,
+}
+
+struct SandboxedMatrix {
+    snapshot: Arc<RegistrySnapshot>,
+    shares: Mutex<Vec<Share>>,
+}
+
+impl Sandboxed {
+    fn new() -> Sandboxed {
+        let tensor = |name: &str, symbols: &[&str]| TensorSpec {
+            name: name.to_owned(),
+            dtype: DType::F32,
+            shape: symbols.iter().map(|symbol| Dim::Symbol((*symbol).to_owned())).collect(),
+        };
+        let mut entry = custom_entry("rows_product_f32", "rows_product", "run");
+        entry.inputs = vec![tensor("x", &["k"]), tensor("w", &["n", "k"])];
+        entry.outputs = vec![tensor("y", &["n"])];
+        let module = ruvllm_tests::wat::assemble(ROWS_PRODUCT);
+        let pack = PackBuilder::new().entry(entry, module).build();
+        Sandboxed { host: host(HostConfig::default(), &pack) }
+    }
+}
+
+impl MatmulProvider for Sandboxed {
+    fn prepared_bytes(&self, weights: &Weights<'_>, _: Isa) -> Option<usize> {
+        Some(size_of::<f32>() * weights.rows() * weights.cols())
+    }
+
+    fn prepare(&self, w: &Weights<'_>, team: Team<'_>) -> Result<Box<dyn PreparedMatmul>, String> {
+        let threads = team.pool.threads();
+        let share = |thread: usize| {
+            let rows = split(w.rows(), threads, thread);
+            let mut numbers = vec![0.0; rows.len() * w.cols()];
+            for (i, row) in rows.clone().zip(numbers.chunks_exact_mut(w.cols())) {
+                dequantize_row(w.dtype(), w.row(i), row).unwrap();
+            }
+            let constant = Resident::from_f32(&numbers);
+            Share { worker: self.host.worker().unwrap(), y: vec![0.0; rows.len()], rows, constant }
+        };
+        let shares = Mutex::new((0..threads).map(share).collect());
+        Ok(Box::new(SandboxedMatrix { snapshot: self.host.snapshot(), shares }))
+    }
+
+    fn reads(&self, _: &Activations, _: usize, _: Isa) -> ActForm {
+        ActForm::Floats
+    }
+}
+
+impl PreparedMatmul for SandboxedMatrix {
+    fn run(
+        &self,
+        weights: &Weights<'_>,
+        x: &Activations,
+        y: MatMut<'_>,
+        team: Team<'_>,
+    ) -> Result<(), String> {
+        let f32 = DType::F32;
+        let slot = self.snapshot.slot(&OpKey::new("rows_product", [f32, f32], f32)).unwrap();
+        let mut shares = self.shares.lock().unwrap();
+        let k = weights.cols();
+        for (i, y) in y.data.chunks_mut(y.stride).take(x.rows()).enumerate() {
+            let x = &x.floats()[i * x.float_stride()..][..k];
+            team.pool.run_with(&mut shares, &|_, share| {
+                let Share { worker, rows, constant, y } = share;
+                let words = Words::of([k as u32, rows.len() as u32]);
+                let call =
+                    OpCall { a: Operand::f32(x), b: constant.all(), words, scope: Some(ONE) };
+                worker.call(&self.snapshot, slot, &call, bytemuck::cast_slice_mut(y)).unwrap();
+            });
+            shares.iter().for_each(|share| y[share.rows.clone()].copy_from_slice(&share.y));
+        }
+        Ok(())
+    }
+}
+
+fn plugin(wrong: Option<usize>) -> Provider {
+    Provider::Matmul(DType::Q8_0, Arc::new(Plugin { wrong }))
+}
+
+#[test]
+fn the_hosts_own_code_is_a_provider_like_any_other() {
+    for dtype in [DType::Q8_0, DType::Q4_0, DType::F32] {
+        let mut setup = Setup::new(HostConfig::default(), dtype, [40, 256]);
+        let product = setup.product().unwrap();
+        for m in [1, 3, 30] {
+            setup.multiply(&product, m).unwrap();
+        }
+        let kernel = product.kernel().to_owned();
+        assert!(kernel.starts_with(&format!("native:matmul_{dtype}")), "{kernel}");
+        assert_eq!(stats(&setup.host, &kernel).calls, 3);
+        let explained = setup.host.explain(&OpKey::matmul(dtype));
+        let last = explained.candidates.last().unwrap();
+        assert_eq!(last.kernel, format!("native:matmul_{dtype}_rows"), "reads the file in place");
+    }
+}
+
+#[test]
+fn weights_that_may_not_be_rearranged_are_read_in_place_and_a_pin_decides_too() {
+    let mut setup = Setup::new(HostConfig::default(), DType::Q8_0, [16, 64]);
+    setup.repack = false;
+    let product = setup.product().unwrap();
+    assert_eq!((product.kernel(), product.made()), ("native:matmul_q8_0_rows", false));
+    setup.multiply(&product, 2).unwrap();
+
+    let pins = [("matmul".to_owned(), "native:matmul_q8_0_rows".to_owned())];
+    let policy = Policy::Pinned(pins.into());
+    let mut setup =
+        Setup::new(HostConfig { policy, ..HostConfig::default() }, DType::Q8_0, [16, 64]);
+    setup.host.snapshot().check_pins().unwrap();
+    assert_eq!(setup.product().unwrap().kernel(), "native:matmul_q8_0_rows");
+}
+
+#[test]
+fn a_plugin_and_a_sandboxed_kernel_multiply_behind_the_same_contract() {
+    let sandboxed = Provider::Matmul(DType::Q8_0, Arc::new(Sandboxed::new()));
+    for (name, provider) in [("plugin", plugin(None)), ("sandboxed", sandboxed)] {
+        let mut setup = Setup::new(HostConfig::default(), DType::Q8_0, [37, 64]);
+        setup.activate(name, provider).unwrap();
+        let product = setup.product().unwrap();
+        assert_eq!((product.kernel(), product.made()), (name, true));
+        for m in [1, 2, 9] {
+            setup.multiply(&product, m).unwrap();
+        }
+        assert_eq!(stats(&setup.host, name).calls, 3);
+        assert_eq!(setup.left.0.load(Relaxed), (1 << 20) - 37 * 64 * 4);
+        // Both layouts are there only as long as somebody multiplies by them.
+        drop(product);
+        assert_eq!(setup.left.0.load(Relaxed), 1 << 20);
+    }
+}
+
+#[test]
+fn one_for_which_there_is_no_memory_is_passed_over_and_who_activates_it_is_told() {
+    let mut setup = Setup::new(HostConfig::default(), DType::Q8_0, [37, 64]);
+    setup.left = Arc::new(Bytes(AtomicUsize::new(100)));
+    setup.activate("plugin", plugin(None)).unwrap();
+    let product = setup.product().unwrap();
+    let (kernel, failure) = product.refused().unwrap();
+    assert_eq!((kernel, failure.code()), ("plugin", "weight_memory_full"));
+    assert!(product.kernel().starts_with("native:"));
+    setup.multiply(&product, 1).unwrap();
+    let report = stats(&setup.host, "plugin");
+    assert!(!report.quarantined && report.failures["weight_memory_full"] == 1);
+
+    struct Never;
+    impl Preparer for Never {
+        fn prepare(&self, _: &Arc<RegistrySnapshot>) -> Result<(), HostError> {
+            let (kernel, failure) = ("plugin".to_owned(), Failure::WeightMemory { needed: 1 });
+            Err(HostError::NotPrepared { kernel, failure })
+        }
+    }
+    let setup = Setup::new(HostConfig::default(), DType::Q8_0, [37, 64]);
+    let never: Arc<dyn Preparer> = Arc::new(Never);
+    setup.host.prepare_with(&never);
+    let refused = setup.activate("plugin", plugin(None)).unwrap_err();
+    assert_eq!((refused.code(), setup.host.generation()), ("not_prepared", 1));
+    assert_eq!(setup.host.generations().len(), 1, "nothing is left of the attempt");
+    drop(never);
+    let staged = setup.host.staged();
+    setup.host.activate(staged[0].id).unwrap();
+}
+
+#[test]
+fn one_element_wrong_in_a_thousand_is_found_within_the_stated_number_of_products() {
+    // All 32 elements of each product are looked at in one of 4, which leaves
+    // `(1 - (1 - 0.999^32) / 4)^n`: 1e-9 at this many.
+    let config = HostConfig { cross_check_every: 4, quarantine_after: 1, ..HostConfig::default() };
+    let mut setup = Setup::new(config, DType::Q8_0, [1000, 32]);
+    setup.activate("plugin", plugin(Some(1000))).unwrap();
+    let product = setup.product().unwrap();
+    let (pool, isa) = (ThreadPool::new(1), Isa::detect());
+    let mut x = Activations::new();
+    let forms = product.reads(&x, 1, isa);
+    x.prepare(&pool, isa, &noise(32), 1, 32, forms).unwrap();
+    let mut y = vec![0.0; 1000];
+    let snapshot = setup.host.snapshot();
+    let mut worker = setup.host.team_worker();
+    for _ in 0..2700 {
+        let out = MatMut { data: &mut y, stride: 1000 };
+        worker.matmul(&snapshot, &product, &setup.weights(), &x, out, setup.team()).unwrap();
+    }
+    let report = stats(&setup.host, "plugin");
+    assert!(report.quarantined && report.failures["kernel_mismatch"] == 1, "{report:?}");
+    let explained = setup.host.explain(&OpKey::matmul(DType::Q8_0));
+    assert!(explained.selected.unwrap().starts_with("native:"));
+}
+
+#[test]
+fn one_that_is_wrong_when_it_takes_a_matrix_up_never_multiplies() {
+    struct Zeros;
+    impl MatmulProvider for Zeros {
+        fn prepared_bytes(&self, _: &Weights<'_>, _: Isa) -> Option<usize> {
+            Some(0)
+        }
+        fn prepare(&self, _: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedMatmul>, String> {
+            Ok(Box::new(Zeros))
+        }
+        fn reads(&self, _: &Activations, _: usize, _: Isa) -> ActForm {
+            ActForm::Floats
+        }
+    }
+    impl PreparedMatmul for Zeros {
+        fn run(
+            &self,
+            _: &Weights<'_>,
+            _: &Activations,
+            y: MatMut<'_>,
+            _: Team<'_>,
+        ) -> Result<(), String> {
+            y.data.fill(0.0);
+            Ok(())
+        }
+    }
+    let mut setup = Setup::new(HostConfig::default(), DType::Q8_0, [37, 64]);
+    setup.activate("zeros", Provider::Matmul(DType::Q8_0, Arc::new(Zeros))).unwrap();
+    let product = setup.product().unwrap();
+    assert_eq!(product.refused().unwrap().1.code(), "kernel_mismatch");
+    assert!(product.kernel().starts_with("native:"));
+}
+
+#[test]
+fn the_fastest_is_found_when_a_matrix_is_loaded() {
+    let config = HostConfig { policy: Policy::Fastest, ..HostConfig::default() };
+    let mut setup = Setup::new(config, DType::Q8_0, [512, 512]);
+    setup.left = Arc::new(Bytes(AtomicUsize::new(4 << 20)));
+    setup.activate("plugin", plugin(None)).unwrap();
+    let product = setup.product().unwrap();
+    assert!(product.kernel().starts_with("native:"), "a plain loop is slower");
+    let explained = setup.host.explain(&OpKey::matmul(DType::Q8_0)).to_string();
+    assert!(explained.contains("products of 1 rows: native:matmul_q8_0"), "{explained}");
+    assert!(explained.contains("products of 32 rows: "), "{explained}");
+}
+
+#[test]
+fn embeddings_and_attention_are_provided_checked_and_taken_out_of_service() {
+    struct Wrong;
+    impl EmbedProvider for Wrong {
+        fn run(
+            &self,
+            _: &Weights<'_>,
+            _: &[u32],
+            y: &mut [f32],
+            _: Team<'_>,
+        ) -> Result<(), String> {
+            y.fill(0.25);
+            Ok(())
+        }
+    }
+    impl AttentionProvider for Wrong {
+        fn open(&self) -> Box<dyn AttentionSession> {
+            Box::new(Wrong)
+        }
+    }
+    impl AttentionSession for Wrong {
+        fn run(
+            &mut self,
+            _: &AttnShape,
+            sequences: &mut [AttnSequence<'_>],
+            _: Team<'_>,
+        ) -> Result<(), String> {
+            sequences.iter_mut().for_each(|sequence| sequence.y.fill(0.25));
+            Ok(())
+        }
+    }
+    let config = HostConfig { quarantine_after: 1, ..HostConfig::default() };
+    let setup = Setup::new(config, DType::Q8_0, [16, 64]);
+    setup.activate("embed", Provider::Embed(DType::Q8_0, Arc::new(Wrong))).unwrap();
+    setup.activate("attention", Provider::Attention(Arc::new(Wrong))).unwrap();
+    let snapshot = setup.host.snapshot();
+    let slot = |key: &OpKey| snapshot.slot(key).unwrap();
+    let (embed, attention) = (slot(&OpKey::embed(DType::Q8_0)), slot(&OpKey::attention()));
+
+    let mut y = [0.0; 128];
+    let table = setup.weights();
+    let mut worker = setup.host.team_worker();
+    worker.embed(&snapshot, embed, &table, &[3, 9], &mut y, setup.team()).unwrap();
+    let mut want = [0.0; 64];
+    dequantize_row(DType::Q8_0, table.row(9), &mut want).unwrap();
+    assert_eq!(y[64..], want, "the host's own answers");
+    assert!(stats(&setup.host, "embed").quarantined);
+
+    let shape = AttnShape { heads: 2, kv_heads: 1, head_dim: 32, scale: 0.2, window: None };
+    let (q, k, v) = (noise(64), noise(5 * 32), noise(5 * 32));
+    let [k_dtype, v_dtype] = [DType::F32; 2];
+    let (k_layout, v_layout) = Default::default();
+    let (k, v) = (bytemuck::cast_slice(&k), bytemuck::cast_slice(&v));
+    let kv = [KvSegment { start: 0, len: 5, k_dtype, v_dtype, k_layout, v_layout, k, v }];
+    let mut y = [0.0; 64];
+    let mut sequences = [AttnSequence { q: &q, q_pos: 4, kv: &kv, y: &mut y }];
+    worker.attention(&snapshot, attention, &shape, &mut sequences, setup.team()).unwrap();
+    assert!(stats(&setup.host, "attention").quarantined);
+    assert_eq!(stats(&setup.host, "native:attention").calls, 1);
+    assert!(y.iter().any(|y| *y != 0.25));
+}
+
+#[test]
+fn no_pack_brings_a_team_operation_and_no_worker_calls_one() {
+    let module = ruvllm_tests::wat::assemble(ROWS_PRODUCT);
+    let entry = custom_entry("matmul_f32", "matmul", "run");
+    let pack = PackBuilder::new().entry(entry, module).build();
+    assert_eq!(refusal(&pack), "team_operation");
+
+    let host = Host::new(HostConfig::default()).unwrap();
+    let mut worker = host.worker().unwrap();
+    for name in ["matmul", "native:attention"] {
+        let error = worker.call_generic(&host.snapshot(), name, &[], &[]).unwrap_err();
+        assert_eq!(error.code(), "unknown_kernel", "{error}");
+    }
+}
+
+#[cfg(feature = "supervisor")]
+#[test]
+fn a_supervisor_watches_a_provider_and_takes_one_back_that_is_wrong() {
+    use super::supervising::{Place, active, digest};
+    let place = Place::new();
+    let trusted = place.pack(1, &Module::default());
+    let supervisor = place.open(&trusted);
+    let host = supervisor.host();
+    super::supervising::activate(&supervisor, &trusted).unwrap();
+    place.end_window(&supervisor);
+    let pack = |version: u64, wrong| {
+        ProviderPack::new("plugin", semver::Version::new(version, 0, 0))
+            .with("plugin", plugin(wrong))
+    };
+    let mut setup = Setup::new(HostConfig::default(), DType::Q8_0, [10, 32]);
+    (setup.host, setup.worker) = (host.clone(), host.team_worker());
+    for (version, wrong) in [(1, None), (2, Some(1))] {
+        let staged = host.stage_providers(&pack(version, wrong)).unwrap();
+        supervisor.start_canary(staged.id, 0.5, "me").unwrap();
+        supervisor.promote_canary("me").unwrap();
+        let product = setup.product().unwrap();
+        assert_eq!(product.kernel(), "plugin");
+        setup.multiply(&product, 1).unwrap();
+        place.end_window(&supervisor);
+        let _ = setup.product();
+    }
+    assert_eq!(active(&supervisor), ["1.0.0", "1.0.0"], "{:?}", supervisor.health());
+    assert_eq!(supervisor.counters().taken_back["wrong_numbers"], 1);
+    // A restart has the packs back whose bytes are kept, and says what it lacks.
+    drop((setup, supervisor));
+    let again = place.open(&trusted);
+    assert_eq!(active(&again), ["1.0.0"]);
+    assert_eq!(again.host().snapshot().pack_ids()[0].digest, digest(&trusted));
+}

@@ -1,0 +1,176 @@
+//! What elements of team operations must be: of products, of gathered rows and of attention, each by its
+//! f64 definition from the bytes that the operation was given.
+//!
+//! One element of a product, or one head of one query, takes as long as any other and far less than the
+//! whole, so that some drawn by chance can be checked in service.
+
+use super::Wrong;
+use crate::attention::{AttnSequence, AttnShape, KvLayout, KvSegment};
+use crate::gemm::{ActForm, Activations, Weights};
+use crate::quant::dequantize_row;
+use crate::{NativeError, oracle};
+use half::bf16;
+use ruvllm_abi::DType;
+
+/// What the sum of a product's terms may be off by, relative to the sum of their magnitudes: what rounding to
+/// f32 adds up to in sums of some ten thousand terms.
+pub const SUM_ERROR: f64 = 1e-5;
+
+/// What attention may be off by, relative to the largest value that a query sees.
+pub const ATTENTION_ERROR: f64 = 2e-5;
+
+/// Buffers of checks, kept so that they allocate little.
+#[derive(Clone, Debug, Default)]
+pub struct TeamBuffers {
+    weights: Vec<f32>,
+    row: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    positions: Vec<usize>,
+}
+
+/// Holds the product of row `row` of the activations with row `col` of the weights, both in range, against its
+/// definition: that of the activations in the form that was read.
+///
+/// # Errors
+/// [`Wrong`]; [`Wrong::Refused`] says nothing against who computed it.
+pub fn check_product(
+    weights: &Weights<'_>,
+    x: &Activations,
+    form: ActForm,
+    [row, col]: [usize; 2],
+    got: f32,
+    buffers: &mut TeamBuffers,
+) -> Result<(), Wrong> {
+    let TeamBuffers { weights: w, row: a, .. } = buffers;
+    w.resize(weights.cols(), 0.0);
+    dequantize_row(weights.dtype(), weights.row(col), w)?;
+    a.resize(weights.cols(), 0.0);
+    x.read_row(form, row, a)?;
+    let terms = w.iter().zip(&*a).map(|(w, a)| f64::from(*w) * f64::from(*a));
+    let (want, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+    if !want.is_finite() || want.abs() > f64::from(f32::MAX) {
+        return Ok(());
+    }
+    if !got.is_finite() {
+        return Err(Wrong::NonFinite { index: col });
+    }
+    // Weights of 16 bits are rounded to 8 bits of precision where activations are.
+    let rounded = match (form, weights.dtype()) {
+        (ActForm::Pairs, DType::BF16) | (ActForm::Ints | ActForm::Floats, _) => 0.0,
+        (ActForm::Pairs, _) => f64::from(bf16::EPSILON.to_f32()) / 2.0,
+    };
+    let allowed = (SUM_ERROR + rounded) * size + 1e-30;
+    let off = (f64::from(got) - want).abs();
+    if off <= allowed {
+        return Ok(());
+    }
+    let detail = format!("row {row}, column {col} is {got:e}, off by {off:.1e} of {allowed:.1e}");
+    Err(Wrong::Mismatch { detail })
+}
+
+/// Holds a row that was gathered from a table against the table's.
+///
+/// # Errors
+/// As [`check_product`].
+pub fn check_gathered(
+    table: &Weights<'_>,
+    token: usize,
+    got: &[f32],
+    buffers: &mut TeamBuffers,
+) -> Result<(), Wrong> {
+    let want = &mut buffers.row;
+    want.resize(table.cols(), 0.0);
+    dequantize_row(table.dtype(), table.row(token), want)?;
+    let same = |(got, want): (&f32, &f32)| got.to_bits() == want.to_bits() || want.is_nan();
+    match got.iter().zip(&*want).position(|pair| !same(pair)) {
+        None => Ok(()),
+        Some(at) => {
+            let detail = format!("row {token}, element {at} is {}, not {}", got[at], want[at]);
+            Err(Wrong::Mismatch { detail })
+        }
+    }
+}
+
+/// Holds one head of one query of a sequence against its definition.
+///
+/// # Errors
+/// As [`check_product`].
+pub fn check_attention(
+    shape: &AttnShape,
+    sequence: &AttnSequence<'_>,
+    [query, head]: [usize; 2],
+    buffers: &mut TeamBuffers,
+) -> Result<(), Wrong> {
+    let AttnShape { heads, kv_heads, head_dim, .. } = *shape;
+    let at = (query * heads + head) * head_dim;
+    let q = &sequence.q[at..at + head_dim];
+    let got = &sequence.y[at..at + head_dim];
+    let TeamBuffers { keys, values, positions, row, .. } = buffers;
+    keys.clear();
+    values.clear();
+    positions.clear();
+    for segment in sequence.kv {
+        let head = head / (heads / kv_heads);
+        let KvSegment { start, len, k_dtype, v_dtype, k_layout, v_layout, k, v } = *segment;
+        read_head(k_dtype, k_layout, k, len, [kv_heads, head, head_dim], row, keys)?;
+        read_head(v_dtype, v_layout, v, len, [kv_heads, head, head_dim], row, values)?;
+        positions.extend(start..start + len);
+    }
+    let one = AttnShape { heads: 1, kv_heads: 1, ..*shape };
+    let want = oracle::attention(&one, q, sequence.q_pos + query, keys, values, positions);
+    if !want.iter().all(|want| want.is_finite()) {
+        return Ok(());
+    }
+    let largest = values.iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
+    for (index, (got, want)) in got.iter().zip(&want).enumerate() {
+        if !got.is_finite() {
+            return Err(Wrong::NonFinite { index });
+        }
+        let off = (f64::from(*got) - want).abs();
+        if off > ATTENTION_ERROR * f64::from(largest) {
+            let detail = format!(
+                "query {query}, head {head}, element {index} is {got:e}, off by {off:.1e}, with values \
+                 up to {largest:.1e}"
+            );
+            return Err(Wrong::Mismatch { detail });
+        }
+    }
+    Ok(())
+}
+
+/// Adds the rows `[len, head_dim]` of one head of a segment's keys or values.
+fn read_head(
+    dtype: DType,
+    layout: KvLayout,
+    data: &[u8],
+    len: usize,
+    [kv_heads, head, head_dim]: [usize; 3],
+    row: &mut Vec<f32>,
+    to: &mut Vec<f32>,
+) -> Result<(), NativeError> {
+    let first = to.len();
+    to.resize(first + len * head_dim, 0.0);
+    let to = &mut to[first..];
+    match layout {
+        KvLayout::Tokens => {
+            let size = dtype.bytes_for(head_dim).unwrap_or(0);
+            for (token, to) in to.chunks_exact_mut(head_dim).enumerate() {
+                let at = (token * kv_heads + head) * size;
+                dequantize_row(dtype, &data[at..at + size], to)?;
+            }
+        }
+        KvLayout::Channels => {
+            let size = data.len() / (kv_heads * head_dim);
+            let block = dtype.layout();
+            row.resize(size / block.bytes * block.elems, 0.0);
+            for channel in 0..head_dim {
+                let at = (head * head_dim + channel) * size;
+                dequantize_row(dtype, &data[at..at + size], row)?;
+                let column = to.iter_mut().skip(channel).step_by(head_dim);
+                column.zip(&*row).for_each(|(to, value)| *to = *value);
+            }
+        }
+    }
+    Ok(())
+}
