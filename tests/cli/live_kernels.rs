@@ -350,3 +350,30 @@ fn packs_that_appear_in_a_watched_directory_become_active() {
     assert_eq!(live.active(), ["1.0.0"]);
     assert_eq!(live.events(), before);
 }
+
+/// The state of a server of an earlier build, which had found a pack healthy: `tests/fixtures/upgrade`.
+#[test]
+fn a_server_that_is_upgraded_goes_on_with_its_healthy_packs() {
+    let operator = Operator::new();
+    let earlier = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/upgrade");
+    let packs = operator.path("state/swap/packs");
+    fs::create_dir_all(&packs).unwrap();
+    let kept = "01d5606178f218e0bc5edc13e76df9acb8c611bd0f889b442e2cadf4af8efd22.rkp";
+    fs::copy(earlier.join("swap/packs").join(kept), packs.join(kept)).unwrap();
+    fs::copy(earlier.join("swap/history"), operator.path("state/swap/history")).unwrap();
+    fs::copy(earlier.join("trust.toml"), operator.path("trust.toml")).unwrap();
+    #[cfg(unix)]
+    for private in ["state", "state/swap", "state/swap/packs"] {
+        use std::os::unix::fs::PermissionsExt as _;
+        fs::set_permissions(operator.path(private), fs::Permissions::from_mode(0o700)).unwrap();
+    }
+    let live = operator.serve("300", &[]);
+    live.serving.complete(r#"{"prompt": "Once", "max_tokens": 3}"#);
+    let explained = live.kernels(&["explain", "rmsnorm"]);
+    let selected = explained.text().lines().find(|line| line.contains("selected")).unwrap();
+    assert!(selected.contains("upgrade-norms 2.0.0, wasmtime"), "{selected}");
+    let events = live.events();
+    let before = ["started", "staged", "activating", "activated", "unproven", "healthy"];
+    assert_eq!(events[..6], before, "the history goes on");
+    assert!(events.len() > 6, "{events:?}");
+}
