@@ -42,7 +42,8 @@ pub fn product(isa: Isa, dtype: DType, m: usize) -> Ready {
     let packed = PackedWeights::pays(dtype, isa)
         .then(|| PackedWeights::new(&pool, &w).expect("there is memory"));
     let mut act = Activations::new();
-    act.prepare(&pool, isa, &noise(m * COLS), m, COLS, act.forms(isa, m, &[dtype])).expect("sizes agree");
+    act.prepare(&pool, isa, &noise(m * COLS), m, COLS, act.forms(isa, m, &[dtype]))
+        .expect("sizes agree");
     let mut y = vec![0.0; m * ROWS];
     Ready::new(move || {
         let w = Weights::new(dtype, ROWS, COLS, &bytes).expect("whole rows");
@@ -57,7 +58,8 @@ pub fn quantise(isa: Isa) -> Ready {
     let pool = ThreadPool::new(1);
     let (x, mut act) = (noise(COLS), Activations::new());
     Ready::new(move || {
-        act.prepare(&pool, isa, black_box(&x), 1, COLS, act.forms(isa, 1, &[DType::Q4_0])).expect("sizes agree");
+        act.prepare(&pool, isa, black_box(&x), 1, COLS, act.forms(isa, 1, &[DType::Q4_0]))
+            .expect("sizes agree");
     })
 }
 

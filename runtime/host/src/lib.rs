@@ -38,6 +38,8 @@ mod random;
 mod reaper;
 mod registry;
 mod stats;
+// Who supervises asks for all of it.
+#[cfg_attr(not(feature = "supervisor"), allow(dead_code))]
 mod supervise;
 mod swap;
 mod team;

@@ -6,7 +6,8 @@ use libfuzzer_sys::fuzz_target;
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
 
 fuzz_target!(|bytes: &[u8]| {
-    let limits = PackLimits { max_entries: 64, max_file_bytes: 64 << 10, max_total_bytes: 256 << 10 };
+    let limits =
+        PackLimits { max_entries: 64, max_file_bytes: 64 << 10, max_total_bytes: 256 << 10 };
     let Ok(pack) = UnverifiedPack::read_archive(bytes, &limits) else { return };
     assert!(pack.files().map(|(_, file)| file.len() as u64).sum::<u64>() <= limits.max_total_bytes);
     let mut again = Vec::new();

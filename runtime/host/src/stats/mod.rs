@@ -186,6 +186,7 @@ impl KernelStats {
     }
 
     /// Calls that it answered.
+    #[cfg_attr(not(feature = "supervisor"), allow(dead_code))]
     pub(crate) fn calls(&self) -> u64 {
         let open = self.lock();
         open.calls + open.workers.iter().map(|worker| worker.calls.load(Relaxed)).sum::<u64>()
