@@ -85,19 +85,14 @@ impl Default for EngineConfig {
 }
 
 struct EngineInner {
-    model: Arc<Model>,
-    host: Host,
-    pool: Arc<ThreadPool>,
-    isa: Isa,
-    read: ReadPattern,
+    /// The model, and what it is computed on.
+    matrices: Arc<Matrices>,
     config: EngineConfig,
     context: usize,
     memory: Arc<MemoryPool>,
     decoder: Mutex<Decoder>,
     /// Counts what the host's kernels take as long as the engine lives.
     _kernels: Arc<dyn KernelBudget>,
-    /// Makes the model's matrices ready for generations that are about to be activated.
-    _preparer: Arc<dyn Preparer>,
 }
 
 /// Who holds the memory of an engine, and what its KV cache has done.
@@ -185,21 +180,10 @@ impl Engine {
         .with_ahead(host.worker()?);
         let rope = RopeTables::new(rotation);
         let decoder = Mutex::new(Decoder::new(kernels, kv, rope, settings, scratch));
-        let (_kernels, _preparer) = (reserved, matrices as Arc<dyn Preparer>);
-        host.prepare_with(&_preparer);
-        let inner = EngineInner {
-            model,
-            host,
-            pool,
-            isa,
-            read,
-            config,
-            context,
-            memory,
-            decoder,
-            _kernels,
-            _preparer,
-        };
+        let preparer: Arc<dyn Preparer> = Arc::<Matrices>::clone(&matrices);
+        host.prepare_with(&preparer);
+        let _kernels = reserved;
+        let inner = EngineInner { matrices, config, context, memory, decoder, _kernels };
         Ok(Engine { inner: Arc::new(inner) })
     }
 
@@ -210,7 +194,7 @@ impl Engine {
     /// As [`Engine::new`].
     pub fn with_kv(&self, kv: KvPolicy) -> Result<Engine, EngineError> {
         let config = EngineConfig { kv, ..self.config().clone() };
-        Engine::new(Arc::clone(&self.inner.model), self.host().clone(), config)
+        Engine::new(Arc::clone(&self.inner.matrices.model), self.host().clone(), config)
     }
 
     /// The table of a new, empty sequence.
@@ -235,7 +219,7 @@ impl Engine {
         let (mut decoder, _) = self.pinned(standing.steady)?;
         let Decoder { kernels, kv, .. } = &mut *decoder;
         kv.begin(kernels);
-        let mut kv_kernels = KvKernels { kernels, pool: &self.inner.pool };
+        let mut kv_kernels = KvKernels { kernels, pool: &self.inner.matrices.pool };
         kv.load(path, key, standing, limits, &mut kv_kernels)
     }
 
@@ -253,7 +237,8 @@ impl Engine {
     ) -> Result<Reservation, EngineError> {
         let mut decoder = self.decoder();
         let decoder = &mut *decoder;
-        let mut kv_kernels = KvKernels { kernels: &mut decoder.kernels, pool: &self.inner.pool };
+        let mut kv_kernels =
+            KvKernels { kernels: &mut decoder.kernels, pool: &self.inner.matrices.pool };
         decoder.kv.reserve(kind, owner, priority, bytes, &mut kv_kernels)
     }
 
@@ -262,13 +247,13 @@ impl Engine {
         let mut decoder = self.decoder();
         decoder.kv.drain();
         let kv = decoder.kv.stats();
-        let kernels = self.inner.host.kernel_memory();
+        let kernels = self.inner.matrices.host.kernel_memory();
         MemoryReport { pool: self.inner.memory.usage(), kv, kernels }
     }
 
     /// The threads that compute.
     pub(crate) fn pool(&self) -> &ThreadPool {
-        &self.inner.pool
+        &self.inner.matrices.pool
     }
 
     /// Bytes that the blocks of a sequence of `tokens` tokens take at most.
@@ -306,12 +291,12 @@ impl Engine {
 
     /// The model.
     pub fn model(&self) -> &Model {
-        &self.inner.model
+        &self.inner.matrices.model
     }
 
     /// The host whose kernels the engine calls.
     pub fn host(&self) -> &Host {
-        &self.inner.host
+        &self.inner.matrices.host
     }
 
     /// The configuration.
@@ -326,12 +311,12 @@ impl Engine {
 
     /// The instructions that native operations use.
     pub fn isa(&self) -> Isa {
-        self.inner.isa
+        self.inner.matrices.isa
     }
 
     /// The model, to be kept.
     pub(crate) fn shared_model(&self) -> &Arc<Model> {
-        &self.inner.model
+        &self.inner.matrices.model
     }
 
     /// Whether the kernels of this moment can apply adapters.
@@ -395,8 +380,8 @@ impl Engine {
     fn pinned(&self, steady: bool) -> Result<(MutexGuard<'_, Decoder>, Team<'_>), EngineError> {
         let inner = &*self.inner;
         let mut decoder = self.decoder();
-        decoder.kernels.pin(&inner.host, steady)?;
-        Ok((decoder, Team { pool: &inner.pool, isa: inner.isa, read: inner.read }))
+        decoder.kernels.pin(&inner.matrices.host, steady)?;
+        Ok((decoder, inner.matrices.team()))
     }
 
     /// Gets all of a sequence's blocks into memory, and hands them to `use_them`.
@@ -407,7 +392,7 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let inner = &*self.inner;
         let (mut decoder, team) = self.pinned(table.standing.steady)?;
-        decoder.load_sequence(team, &inner.model, table, inner.config.batch)?;
+        decoder.load_sequence(team, &inner.matrices.model, table, inner.config.batch)?;
         use_them(&decoder.kv, table)
     }
 
@@ -420,7 +405,7 @@ impl Engine {
         let inner = &*self.inner;
         let steady = chunks.iter().any(|chunk| chunk.table.standing.steady);
         let (mut decoder, team) = self.pinned(steady)?;
-        decoder.forward(team, &inner.model, chunks, inner.config.batch, each)
+        decoder.forward(team, &inner.matrices.model, chunks, inner.config.batch, each)
     }
 }
 

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use ruvllm_abi::DType;
 use ruvllm_host::{
-    Host, OpCall, OpKey, OpSlot, Operand, Output, RegistrySnapshot, Resident, RopeDims, Scope,
-    Worker,
+    Host, OpCall, OpKey, OpSlot, Operand, Output, Product, RegistrySnapshot, Resident, RopeDims,
+    Scope, Worker,
 };
 use ruvllm_native::ThreadPool;
 
@@ -26,7 +26,7 @@ use crate::model::Model;
 use crate::rope::RopeTables;
 pub(crate) use lora::{LoraList, LoraRows};
 pub(crate) use products::Matrices;
-use products::{Products, TeamCaller, TeamKeys};
+use products::{TeamCaller, TeamKeys, TeamSlots};
 pub(crate) use rows::RowSink;
 use rows::{Outputs, Rows, over_rows};
 pub(crate) use scopes::RowScopes;
@@ -58,9 +58,10 @@ pub(crate) struct Pinned {
     kv: Vec<KvOps>,
     /// Only sessions with an adapter need it, so it may be absent.
     lora: Option<OpSlot>,
-    /// Team operations: the embedding, attention, products with each type of weights.
-    team: Option<Vec<OpSlot>>,
-    products: Option<Products>,
+    /// `None` where no steps are computed.
+    team: Option<TeamSlots>,
+    /// By [`crate::weights::Linear::index`].
+    products: Vec<Option<Product>>,
     shaping: Shaping,
 }
 
@@ -118,10 +119,10 @@ impl Pinned {
         let team = keys.team.as_ref().map(|keys| keys.slots(&snapshot)).transpose()?;
         // Norms shape keys and values as much as the rotation does, and so do products and attention.
         let shaping = [rmsnorm, rope, swiglu].into_iter().chain(kv.iter().map(|kv| kv.pack));
-        let shaping = shaping.chain(team.iter().flatten().copied());
+        let shaping = shaping.chain(team.iter().flat_map(TeamSlots::all));
         let plain = snapshot.fingerprint(shaping.clone())?;
         let adapted = snapshot.fingerprint(shaping.chain(lora))?;
-        let (shaping, products) = ([plain, adapted], None);
+        let (shaping, products) = ([plain, adapted], Vec::new());
         Ok(Pinned { keys, rmsnorm, rope, swiglu, kv, lora, team, products, shaping, snapshot })
     }
 

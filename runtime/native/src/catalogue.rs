@@ -309,24 +309,15 @@ const LORA_APPLY: Row = Row {
 };
 
 const GELU: Row = Row {
-    check: |_| Ok(()),
     oracle: |call| Ok(oracle::gelu(&call.numbers_a()?)),
     native: |isa, call, y| match call.variant.inputs[0] {
         DType::F16 => write(y, |y| ops::gelu_f16(isa, &view::<f16>(call.a)?, y)),
         _ => write(y, |y| ops::gelu(isa, &view(call.a)?, y)),
     },
-    tolerance: usual,
-    roundings: |_, _| 1.0,
     second: Second::None,
     huge: |variant| if variant.inputs[0] == DType::F16 { 3e4 } else { LARGEST_INPUT },
-    ties: false,
-    extents: |_| ROWS,
-    params: &[&[]],
-    drawn: |random, rows| vec![rows, width(random)],
     bench: &[&[1, 3072], &[1, 8192]],
-    long: |n| vec![1, n],
-    sample: &[16, 256],
-    repeats: None,
+    ..SWIGLU
 };
 
 const GEGLU: Row = Row {
@@ -345,7 +336,6 @@ const GEGLU: Row = Row {
 };
 
 const LAYER_NORM: Row = Row {
-    check: |_| Ok(()),
     oracle: |call| {
         let [_, dim, eps] = call.words()?;
         let weight_and_bias = call.numbers_b()?;
@@ -368,20 +358,7 @@ const LAYER_NORM: Row = Row {
         DType::F32 => Some(Tolerance { rel: 1e-5, abs: 1e-5 }),
         _ => usual(output),
     },
-    roundings: |_, _| 1.0,
-    second: Second::Constant(ordinary),
-    huge: |variant| if variant.inputs[0] == DType::F16 { 3e4 } else { LARGEST_INPUT },
-    ties: false,
-    extents: |_| ROWS,
-    params: &[&[1e-5f32.to_bits()], &[1e-6f32.to_bits()]],
-    drawn: |random, rows| {
-        let eps: f32 = random.one_of([1e-5, 1e-6]);
-        vec![rows, width(random), eps.to_bits()]
-    },
-    bench: &[&[1, 2048], &[1, 4096]],
-    long: |n| vec![1, n],
-    sample: &[16, 256],
-    repeats: None,
+    ..RMS_NORM
 };
 
 /// What most operations may be off by.

@@ -38,12 +38,11 @@ pub(crate) struct Matrices {
     pub(crate) ready: Mutex<Option<Arc<Pinned>>>,
 }
 
-/// Team operations of a pinned snapshot.
-pub(super) struct Products {
+/// Where team operations lie in a snapshot.
+pub(super) struct TeamSlots {
     embed: OpSlot,
     attention: OpSlot,
-    /// By [`Linear::index`].
-    products: Vec<Option<Product>>,
+    matmul: Vec<OpSlot>,
 }
 
 /// Keys of team operations.
@@ -67,16 +66,30 @@ impl TeamKeys {
     }
 
     /// Where the operations lie in a snapshot.
-    pub(super) fn slots(&self, snapshot: &RegistrySnapshot) -> Result<Vec<OpSlot>, EngineError> {
-        let keys = [&self.embed, &self.attention].into_iter().chain(&self.matmul);
+    pub(super) fn slots(&self, snapshot: &RegistrySnapshot) -> Result<TeamSlots, EngineError> {
         let slot = |key: &OpKey| {
             snapshot.slot(key).ok_or_else(|| EngineError::OpUnavailable { op: key.to_string() })
         };
-        keys.map(slot).collect()
+        Ok(TeamSlots {
+            embed: slot(&self.embed)?,
+            attention: slot(&self.attention)?,
+            matmul: self.matmul.iter().map(slot).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl TeamSlots {
+    pub(super) fn all(&self) -> impl Iterator<Item = OpSlot> + Clone {
+        [self.embed, self.attention].into_iter().chain(self.matmul.iter().copied())
     }
 }
 
 impl Matrices {
+    /// What a step computes on.
+    pub(crate) fn team(&self) -> Team<'_> {
+        Team { pool: &self.pool, isa: self.isa, read: self.read }
+    }
+
     /// Pins a snapshot, and has every matrix taken up by whom it asks, on these threads; with a `race` of
     /// providers first, where the policy wants one.
     pub(super) fn pin(
@@ -87,9 +100,8 @@ impl Matrices {
         race: bool,
     ) -> Result<Pinned, EngineError> {
         let mut pinned = Pinned::new(snapshot, self.keys.clone())?;
-        let Some(&[embed, attention, ..]) = pinned.team.as_deref() else { return Ok(pinned) };
         let how = Preparation {
-            team: Team { pool, isa: self.isa, read: self.read },
+            team: Team { pool, ..self.team() },
             repack: self.repack,
             budget: &self.budget,
             settings: &self.settings,
@@ -105,7 +117,7 @@ impl Matrices {
                 })?;
             }
         }
-        let mut products = Vec::new();
+        let mut products: Vec<Option<Product>> = Vec::new();
         for linear in weights.multiplied() {
             if products.len() <= linear.index() {
                 products.resize_with(linear.index() + 1, || None);
@@ -116,7 +128,7 @@ impl Matrices {
             }
             products[linear.index()] = Some(product);
         }
-        pinned.products = Some(Products { embed, attention, products });
+        pinned.products = products;
         Ok(pinned)
     }
 
@@ -144,7 +156,7 @@ impl ruvllm_host::Preparer for Matrices {
         let mut worker = self.host.team_worker();
         // What is unavailable, a step will find and say.
         let Ok(pinned) = self.pin(next.clone(), &mut worker, &pool, true) else { return Ok(()) };
-        let products = || pinned.products.iter().flat_map(|all| all.products.iter().flatten());
+        let products = || pinned.products.iter().flatten();
         if let Some((kernel, failure)) = products().find_map(Product::refused) {
             let (kernel, failure) = (kernel.to_owned(), failure.clone());
             return Err(HostError::NotPrepared { kernel, failure });
@@ -162,18 +174,27 @@ pub(super) struct TeamCaller {
     pub(super) worker: TeamWorker,
 }
 
+impl Pinned {
+    /// Who multiplies by a matrix.
+    fn product(&self, linear: &Linear) -> Option<&Product> {
+        self.products.get(linear.index())?.as_ref()
+    }
+}
+
 impl Kernels {
-    fn team(&mut self) -> Result<(&mut TeamWorker, &Pinned, &Products), EngineError> {
+    fn team(&mut self) -> Result<(&mut TeamWorker, &Pinned, &TeamSlots), EngineError> {
         let absent = || EngineError::OpUnavailable { op: OpKey::attention().to_string() };
         let caller = self.team.as_mut().ok_or_else(absent)?;
-        let products = self.pinned.products.as_ref().ok_or_else(absent)?;
-        Ok((&mut caller.worker, &self.pinned, products))
+        let slots = self.pinned.team.as_ref().ok_or_else(absent)?;
+        Ok((&mut caller.worker, &self.pinned, slots))
     }
 
     /// The forms that products of `rows` rows with these matrices read.
     pub(crate) fn reads(&self, isa: Isa, x: &Activations, rows: usize, of: &[&Linear]) -> ActForms {
-        let product = |linear: &&Linear| self.pinned.products.as_ref()?.of(linear);
-        let forms = of.iter().filter_map(product).map(|product| product.reads(x, rows, isa));
+        let forms = of
+            .iter()
+            .filter_map(|linear| self.pinned.product(linear))
+            .map(|product| product.reads(x, rows, isa));
         forms.fold(ActForms::NONE, ActForms::and)
     }
 
@@ -185,8 +206,8 @@ impl Kernels {
         x: &Activations,
         y: &mut [f32],
     ) -> Result<(), EngineError> {
-        let (worker, pinned, products) = self.team()?;
-        let product = products.of(linear).ok_or_else(|| EngineError::OpUnavailable {
+        let (worker, pinned, _) = self.team()?;
+        let product = pinned.product(linear).ok_or_else(|| EngineError::OpUnavailable {
             op: OpKey::matmul(linear.dtype()).to_string(),
         })?;
         let y = MatMut { data: y, stride: linear.rows() };
@@ -201,9 +222,8 @@ impl Kernels {
         tokens: &[u32],
         y: &mut [f32],
     ) -> Result<(), EngineError> {
-        let (worker, pinned, products) = self.team()?;
-        let slot = products.embed;
-        Ok(worker.embed(&pinned.snapshot, slot, &table.matrix()?, tokens, y, team)?)
+        let (worker, pinned, slots) = self.team()?;
+        Ok(worker.embed(&pinned.snapshot, slots.embed, &table.matrix()?, tokens, y, team)?)
     }
 
     /// Attention of each sequence's queries over its own cache.
@@ -213,14 +233,7 @@ impl Kernels {
         shape: &AttnShape,
         sequences: &mut [AttnSequence<'_>],
     ) -> Result<(), EngineError> {
-        let (worker, pinned, products) = self.team()?;
-        let slot = products.attention;
-        Ok(worker.attention(&pinned.snapshot, slot, shape, sequences, team)?)
-    }
-}
-
-impl Products {
-    fn of(&self, linear: &Linear) -> Option<&Product> {
-        self.products.get(linear.index())?.as_ref()
+        let (worker, pinned, slots) = self.team()?;
+        Ok(worker.attention(&pinned.snapshot, slots.attention, shape, sequences, team)?)
     }
 }

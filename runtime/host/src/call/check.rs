@@ -4,25 +4,31 @@ use crate::compare::called;
 use crate::error::Failure;
 use crate::instance::Instance;
 use crate::op::call::OpCall;
-use crate::random::Random;
+use crate::random::{self, Random};
 use crate::registry::kernel::PublishedKernel;
 use ruvllm_native::Isa;
 use ruvllm_native::judge::{Buffers, Judge, Verdict, Wrong};
 
-/// Decides when a worker's results are checked, and checks them.
-pub(crate) struct Checker {
+/// Runs that are checked, each of them, after numbers were met that make no sense: those of some steps
+/// of a model.
+const CHECKED_IN_DOUBT: u32 = 1024;
+
+/// Decides which runs of a worker are checked.
+pub(crate) struct Sampler {
     /// Draws the calls that are looked at.
     pub(crate) random: Random,
     /// Runs of any kernel that are checked, each of them, before checks are drawn again.
-    pub(crate) all: u32,
-    /// Whether a check has met numbers that no kernel could have computed right.
-    pub(crate) met_out_of_range: bool,
-    buffers: Buffers,
+    all: u32,
 }
 
-impl Checker {
-    pub(crate) fn new(random: Random) -> Self {
-        Self { random, all: 0, met_out_of_range: false, buffers: Buffers::default() }
+impl Sampler {
+    pub(crate) fn new() -> Self {
+        Self { random: Random::new(random::seed()), all: 0 }
+    }
+
+    /// Has every one of the next runs checked.
+    pub(crate) fn suspect(&mut self) {
+        self.all = CHECKED_IN_DOUBT;
     }
 
     /// Runs of a kernel before the next that is checked.
@@ -35,6 +41,20 @@ impl Checker {
             }
             None => self.random.next_gap(every) - 1,
         }
+    }
+}
+
+/// Decides when a worker's results are checked, and checks them.
+pub(crate) struct Checker {
+    pub(crate) sampler: Sampler,
+    /// Whether a check has met numbers that no kernel could have computed right.
+    pub(crate) met_out_of_range: bool,
+    buffers: Buffers,
+}
+
+impl Checker {
+    pub(crate) fn new() -> Self {
+        Self { sampler: Sampler::new(), met_out_of_range: false, buffers: Buffers::default() }
     }
 
     /// Holds the last run of an instance against the inputs, which no kernel may write, and the native twin.

@@ -5,6 +5,7 @@
 pub(crate) mod check;
 pub(crate) mod context;
 pub(crate) mod native;
+mod open;
 pub(crate) mod profile;
 pub(crate) mod sandboxed;
 pub(crate) mod team_worker;

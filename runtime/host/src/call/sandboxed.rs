@@ -77,7 +77,7 @@ impl SandboxedCall<'_> {
             out.put(at, result);
             return Ok(());
         }
-        *self.until_check = self.checker.until_next(self.every);
+        *self.until_check = self.checker.sampler.until_next(self.every);
         self.checker.check(self.isa, self.kernel, call, self.instance)?;
         out.put(at, self.instance.output());
         Ok(())

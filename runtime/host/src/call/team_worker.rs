@@ -10,14 +10,15 @@
 //! `(1 - (1 - (1 - f)^32) / every)^n`: one wrong in a thousand is found within 37,000 products in 99 of 100 cases, which
 //! a model of 22 layers computes for 240 tokens.
 
+use super::check::Sampler;
 use super::context::WorkerContext;
+use super::open::Open;
 use crate::error::Failure;
 use crate::memory::KernelBudget;
-use crate::random::{self, Random};
 use crate::registry::kernel::PublishedKernel;
 use crate::registry::race::class;
 use crate::registry::{OpSlot, RegistrySnapshot};
-use crate::stats::{Counters, KernelStats, Timing};
+use crate::stats::Timing;
 use crate::team::{AttentionSession, MatmulProvider, PreparedMatmul, Provider, Team};
 use crate::threads::lock;
 use crate::{CallError, OpKey};
@@ -31,9 +32,6 @@ use std::time::Instant;
 
 /// Elements of a product that a check looks at.
 const CHECKED: usize = 32;
-
-/// Runs that are checked, each of them, after numbers were met that make no sense.
-const CHECKED_IN_DOUBT: u32 = 1024;
 
 /// Rows of the activations that providers race with, and how often each runs.
 const RACE_ROWS: [usize; 2] = [1, 32];
@@ -102,26 +100,16 @@ pub struct TeamWorker {
     host: Arc<WorkerContext>,
     /// By kernel uid.
     kernels: Vec<Option<State>>,
-    random: Random,
-    /// Runs that are checked, each of them, before checks are drawn again.
-    all: u32,
+    sampler: Sampler,
     buffers: TeamBuffers,
 }
 
 /// What a worker keeps of one kernel.
 struct State {
-    alive: Weak<PublishedKernel>,
-    stats: Arc<KernelStats>,
-    counters: Arc<Counters>,
+    open: Open,
     /// Runs until the next check.
     until_check: u32,
     session: Option<Box<dyn AttentionSession>>,
-}
-
-impl Drop for State {
-    fn drop(&mut self) {
-        self.stats.close(&self.counters);
-    }
 }
 
 impl Product {
@@ -157,14 +145,14 @@ impl PreparedWeights {
 
 impl TeamWorker {
     pub(crate) fn new(host: Arc<WorkerContext>) -> Self {
-        let random = Random::new(random::seed());
-        Self { host, kernels: Vec::new(), random, all: 0, buffers: TeamBuffers::default() }
+        let buffers = TeamBuffers::default();
+        Self { host, kernels: Vec::new(), sampler: Sampler::new(), buffers }
     }
 
     /// Has every one of the next runs checked: something has computed what it should not.
     #[cold]
     pub fn suspect(&mut self) {
-        self.all = CHECKED_IN_DOUBT;
+        self.sampler.suspect();
         self.kernels.iter_mut().flatten().for_each(|state| state.until_check = 0);
     }
 
@@ -219,7 +207,7 @@ impl TeamWorker {
         }
         match (product.chain.is_empty(), last) {
             (false, _) => Ok(product),
-            (true, last) => Err(exhausted(&key, last)),
+            (true, last) => Err(Unanswered::Exhausted(last).of(&key)),
         }
     }
 
@@ -288,7 +276,8 @@ impl TeamWorker {
         let Team { pool, isa, .. } = how.team;
         let mut x = Activations::like(how.settings);
         let form = provider.reads(&x, rows, isa);
-        let numbers: Vec<f32> = (0..rows * weights.cols()).map(|_| self.random.normal()).collect();
+        let numbers: Vec<f32> =
+            (0..rows * weights.cols()).map(|_| self.sampler.random.normal()).collect();
         x.prepare(pool, isa, &numbers, rows, weights.cols(), form.into())
             .map_err(|e| Failure::Native { detail: e.to_string() })?;
         Ok((x, form))
@@ -350,27 +339,22 @@ impl TeamWorker {
     ) -> Result<(), CallError> {
         let MatMut { data, stride } = y;
         let bytes = weights.size() + size_of::<f32>() * x.rows() * (weights.rows() + x.cols());
-        let mut last = None;
-        for Candidate { kernel, provider, held } in &product.chain {
-            let answer = self.answer(snap, kernel, bytes, |worker, _, check| {
-                let out = MatMut { data: &mut *data, stride };
-                held.prepared.run(weights, x, out, team).map_err(|e| failure(kernel, e))?;
-                if check {
-                    let form = provider.reads(x, x.rows(), team.isa);
-                    for _ in 0..CHECKED.min(x.rows() * weights.rows()) {
-                        let row = worker.random.below(x.rows() as u32) as usize;
-                        let col = worker.random.below(weights.rows() as u32) as usize;
-                        let (at, buffers) = (row * stride + col, &mut worker.buffers);
-                        wrong(check_product(weights, x, form, [row, col], data[at], buffers))?;
-                    }
+        let chain = product.chain.iter().map(|one| (&one.kernel, one));
+        let asked = self.ask(snap, chain, bytes, |worker, one, _, check| {
+            let out = MatMut { data: &mut *data, stride };
+            one.held.prepared.run(weights, x, out, team).map_err(|e| failure(&one.kernel, e))?;
+            if check {
+                let form = one.provider.reads(x, x.rows(), team.isa);
+                for _ in 0..CHECKED.min(x.rows() * weights.rows()) {
+                    let row = worker.below(x.rows());
+                    let col = worker.below(weights.rows());
+                    let (at, buffers) = (row * stride + col, &mut worker.buffers);
+                    wrong(check_product(weights, x, form, [row, col], data[at], buffers))?;
                 }
-                Ok(())
-            });
-            if self.is_answered(kernel, answer, &mut last)? {
-                return Ok(());
             }
-        }
-        Err(exhausted(&OpKey::matmul(weights.dtype()), last))
+            Ok(())
+        });
+        asked.map_err(|error| error.of(&OpKey::matmul(weights.dtype())))
     }
 
     /// Rows of a table: row `tokens[i]` of `[vocab, dim]` to row `i` of `y`. The tokens are in the table.
@@ -387,24 +371,21 @@ impl TeamWorker {
         team: Team<'_>,
     ) -> Result<(), CallError> {
         let slot = snap.entry(slot)?;
-        let mut last = None;
-        for kernel in &slot.choice.chain {
-            let Some(Provider::Embed(_, provider)) = kernel.team() else { continue };
-            let answer = self.answer(snap, kernel, size_of_val(y), |worker, _, check| {
+        let chain = slot.choice.chain.iter().filter_map(|kernel| match kernel.team() {
+            Some(Provider::Embed(_, provider)) => Some((kernel, (kernel, provider))),
+            _ => None,
+        });
+        let asked =
+            self.ask(snap, chain, size_of_val(y), |worker, (kernel, provider), _, check| {
                 provider.run(table, tokens, y, team).map_err(|e| failure(kernel, e))?;
                 if check && !tokens.is_empty() {
-                    let row = worker.random.below(tokens.len() as u32) as usize;
+                    let row = worker.below(tokens.len());
                     let got = &y[row * table.cols()..(row + 1) * table.cols()];
-                    let token = tokens[row] as usize;
-                    wrong(check_gathered(table, token, got, &mut worker.buffers))?;
+                    wrong(check_gathered(table, tokens[row] as usize, got, &mut worker.buffers))?;
                 }
                 Ok(())
             });
-            if self.is_answered(kernel, answer, &mut last)? {
-                return Ok(());
-            }
-        }
-        Err(exhausted(&slot.key, last))
+        asked.map_err(|error| error.of(&slot.key))
     }
 
     /// Attention of each sequence's queries over its own cache.
@@ -424,92 +405,75 @@ impl TeamWorker {
             |s: &AttnSequence<'_>| s.kv.iter().map(|kv| kv.k.len() + kv.v.len()).sum::<usize>();
         let queries = |s: &AttnSequence<'_>| size_of_val(s.q) + size_of_val(&*s.y);
         let bytes = sequences.iter().map(|sequence| cache(sequence) + queries(sequence)).sum();
-        let mut last = None;
-        for kernel in &slot.choice.chain {
-            let Some(Provider::Attention(provider)) = kernel.team() else { continue };
-            let answer = self.answer(snap, kernel, bytes, |worker, session, check| {
-                let session = session.get_or_insert_with(|| provider.open());
-                session.run(shape, sequences, team).map_err(|e| failure(kernel, e))?;
-                let row = shape.heads * shape.head_dim;
-                if check && row > 0 && !sequences.is_empty() {
-                    let sequence = worker.random.below(sequences.len() as u32) as usize;
-                    let sequence = &sequences[sequence];
-                    let queries = (sequence.y.len() / row) as u32;
-                    if queries > 0 {
-                        let query = worker.random.below(queries) as usize;
-                        let head = worker.random.below(shape.heads as u32) as usize;
-                        let buffers = &mut worker.buffers;
-                        wrong(check_attention(shape, sequence, [query, head], buffers))?;
-                    }
+        let chain = slot.choice.chain.iter().filter_map(|kernel| match kernel.team() {
+            Some(Provider::Attention(provider)) => Some((kernel, (kernel, provider))),
+            _ => None,
+        });
+        let asked = self.ask(snap, chain, bytes, |worker, (kernel, provider), session, check| {
+            let session = session.get_or_insert_with(|| provider.open());
+            session.run(shape, sequences, team).map_err(|e| failure(kernel, e))?;
+            let row = shape.heads * shape.head_dim;
+            if check && row > 0 && !sequences.is_empty() {
+                let sequence = &sequences[worker.below(sequences.len())];
+                let queries = sequence.y.len() / row;
+                if queries > 0 {
+                    let (query, head) = (worker.below(queries), worker.below(shape.heads));
+                    let buffers = &mut worker.buffers;
+                    wrong(check_attention(shape, sequence, [query, head], buffers))?;
                 }
-                Ok(())
-            });
-            if self.is_answered(kernel, answer, &mut last)? {
-                return Ok(());
             }
-        }
-        Err(exhausted(&slot.key, last))
+            Ok(())
+        });
+        asked.map_err(|error| error.of(&slot.key))
     }
 
-    /// Runs a kernel that is in service, and books the call where it succeeds. `run` is told whether to
-    /// check its result. `None` where the kernel is out of service.
+    /// A number below `n`, drawn.
+    fn below(&mut self, n: usize) -> usize {
+        self.sampler.random.below(n as u32) as usize
+    }
+
+    /// Asks the kernels of a chain that are in service, one after another, until one answers, and books the call.
+    /// `run` is handed what stands beside the kernel in the chain, and told whether to check the result.
     #[inline]
-    fn answer(
+    fn ask<'k, P>(
         &mut self,
         snap: &RegistrySnapshot,
-        kernel: &Arc<PublishedKernel>,
+        chain: impl Iterator<Item = (&'k Arc<PublishedKernel>, P)>,
         bytes: usize,
-        run: impl FnOnce(&mut Self, &mut Option<Box<dyn AttentionSession>>, bool) -> Result<(), Failure>,
-    ) -> Option<Result<(), Failure>> {
-        if kernel.stats().quarantined() {
-            return None;
-        }
+        mut run: impl FnMut(
+            &mut Self,
+            P,
+            &mut Option<Box<dyn AttentionSession>>,
+            bool,
+        ) -> Result<(), Failure>,
+    ) -> Result<(), Unanswered> {
         let every = snap.check_every();
-        let mut state = self.take(kernel);
-        let check = every > 0 && !kernel.is_native() && state.until_check == 0;
-        if check {
-            state.until_check = match self.all.checked_sub(1) {
-                Some(left) => {
-                    self.all = left;
-                    0
-                }
-                None => self.random.next_gap(every) - 1,
+        let mut last = None;
+        for (kernel, provider) in chain {
+            if kernel.stats().quarantined() {
+                continue;
+            }
+            let mut state = self.take(kernel);
+            let check = every > 0 && !kernel.is_native() && state.until_check == 0;
+            state.until_check = match check {
+                true => self.sampler.until_next(every),
+                false => state.until_check.saturating_sub(1),
             };
-        } else {
-            state.until_check = state.until_check.saturating_sub(1);
+            let started = Instant::now();
+            let ran = run(self, provider, &mut state.session, check);
+            if ran.is_ok() {
+                state.open.counters.answered(bytes, Timing::Each(started.elapsed()));
+            }
+            self.kernels[kernel.uid()] = Some(state);
+            let Err(failure) = ran else { return Ok(()) };
+            self.host.incidents.report(kernel.stats(), &failure);
+            let failed = (kernel.id().to_owned(), failure);
+            if self.host.config.strict {
+                return Err(Unanswered::Strict(failed));
+            }
+            last = Some(failed);
         }
-        let started = Instant::now();
-        let ran = run(self, &mut state.session, check);
-        if ran.is_ok() {
-            state.counters.answered(bytes, Timing::Each(started.elapsed()));
-        }
-        self.kernels[kernel.uid()] = Some(state);
-        Some(ran)
-    }
-
-    /// Whether a kernel has answered; its failure is booked and kept in `last`.
-    ///
-    /// # Errors
-    /// [`CallError::Failed`] in strict mode.
-    #[inline]
-    fn is_answered(
-        &mut self,
-        kernel: &Arc<PublishedKernel>,
-        answer: Option<Result<(), Failure>>,
-        last: &mut Option<(String, Failure)>,
-    ) -> Result<bool, CallError> {
-        let failure = match answer {
-            None => return Ok(false),
-            Some(Ok(())) => return Ok(true),
-            Some(Err(failure)) => failure,
-        };
-        self.host.incidents.report(kernel.stats(), &failure);
-        let id = kernel.id().to_owned();
-        if self.host.config.strict {
-            return Err(CallError::Failed { op: kernel.key().to_string(), kernel: id, failure });
-        }
-        *last = Some((id, failure));
-        Ok(false)
+        Err(Unanswered::Exhausted(last))
     }
 
     /// Takes what this worker keeps of a kernel.
@@ -519,13 +483,35 @@ impl TeamWorker {
         if self.kernels.len() <= uid {
             self.kernels.resize_with(uid + 1, || None);
         }
-        // Its weak reference keeps the address from being used again.
-        let is_of = |state: &State| std::ptr::eq(state.alive.as_ptr(), &**kernel);
-        self.kernels[uid].take().filter(is_of).unwrap_or_else(|| {
-            let stats = kernel.stats().clone();
-            let (alive, counters) = (Arc::downgrade(kernel), stats.open());
-            State { alive, stats, counters, until_check: 0, session: None }
+        self.kernels[uid].take().filter(|state| state.open.is_of(kernel)).unwrap_or_else(|| State {
+            open: Open::new(kernel),
+            until_check: 0,
+            session: None,
         })
+    }
+}
+
+/// Why nobody has answered: the kernel that failed, and how.
+enum Unanswered {
+    /// Nobody else may.
+    Strict((String, Failure)),
+    /// It was the last; `None` where all are out of service.
+    Exhausted(Option<(String, Failure)>),
+}
+
+impl Unanswered {
+    fn of(self, key: &OpKey) -> CallError {
+        let op = key.to_string();
+        match self {
+            Unanswered::Strict((kernel, failure)) => CallError::Failed { op, kernel, failure },
+            Unanswered::Exhausted(last) => {
+                let last = match last {
+                    Some((kernel, failure)) => format!("{kernel} {failure}"),
+                    None => "every one is quarantined".to_owned(),
+                };
+                CallError::Exhausted { op, last }
+            }
+        }
     }
 }
 
@@ -539,17 +525,8 @@ fn failure(kernel: &PublishedKernel, detail: String) -> Failure {
 /// What a check found against a kernel, if anything.
 fn wrong(checked: Result<(), Wrong>) -> Result<(), Failure> {
     match checked {
-        Err(Wrong::NonFinite { index }) => Err(Failure::NonFinite { index }),
-        Err(Wrong::Mismatch { detail }) => Err(Failure::Mismatch { detail }),
         // There is no truth to hold it against.
         Ok(()) | Err(Wrong::Refused(_)) => Ok(()),
+        Err(wrong) => Err(wrong.into()),
     }
-}
-
-fn exhausted(key: &OpKey, last: Option<(String, Failure)>) -> CallError {
-    let last = match last {
-        Some((kernel, failure)) => format!("{kernel} {failure}"),
-        None => "every one is quarantined".to_owned(),
-    };
-    CallError::Exhausted { op: key.to_string(), last }
 }

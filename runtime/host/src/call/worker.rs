@@ -8,6 +8,7 @@
 use super::check::Checker;
 use super::context::WorkerContext;
 use super::native;
+use super::open::Open;
 use super::sandboxed::SandboxedCall;
 use crate::code::Code;
 use crate::error::Failure;
@@ -15,15 +16,14 @@ use crate::instance::{Instance, InstanceTemplate, MAX_INSTANCES, WindowSize, wan
 use crate::op::call::{OpCall, Output, Owner};
 use crate::op::plan::{CallBytes, CallPlan};
 use crate::op::tensor::{Tensor, bind};
-use crate::random::{self, Random};
 use crate::registry::kernel::PublishedKernel;
 use crate::registry::race::{Race, class};
 use crate::registry::{OpSlot, RegistrySnapshot, Slot};
-use crate::stats::{Counters, KernelStats, Timing};
+use crate::stats::Timing;
 use crate::{CallError, OpKey};
 use ruvllm_manifest::ParamValue;
 use ruvllm_native::Isa;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes of operands and output together below which a call is brief: reading the clock would take
@@ -32,10 +32,6 @@ const BRIEF_BYTES: usize = 4 << 10;
 
 /// Of so many brief calls one is timed on average, and no kernel can know which.
 const CLOCK_EVERY: u32 = 64;
-
-/// Runs that are checked, each of them, after numbers were met that make no sense: those of some steps
-/// of a model.
-const CHECKED_IN_DOUBT: u32 = 1024;
 
 /// How often each candidate of a race runs.
 const RACE_TURNS: usize = 8;
@@ -70,12 +66,6 @@ struct KernelState {
     short: bool,
 }
 
-struct Open {
-    alive: Weak<PublishedKernel>,
-    stats: Arc<KernelStats>,
-    counters: Arc<Counters>,
-}
-
 impl Worker {
     pub(crate) fn new(host: Arc<WorkerContext>) -> Self {
         let retired = host.retired();
@@ -85,7 +75,7 @@ impl Worker {
             kernels: Vec::new(),
             retired,
             isa,
-            checker: Checker::new(Random::new(random::seed())),
+            checker: Checker::new(),
             buffer: Vec::new(),
         }
     }
@@ -157,7 +147,7 @@ impl Worker {
     /// it should not, and whoever does it again is found. For callers whose results make no sense.
     #[cold]
     pub fn suspect(&mut self) {
-        self.checker.all = CHECKED_IN_DOUBT;
+        self.checker.sampler.suspect();
         self.kernels.iter_mut().for_each(|state| state.until_check = 0);
     }
 
@@ -307,7 +297,8 @@ impl Worker {
             self.host.profiles.note(kernel.key(), &call.words);
         }
         if brief && timed {
-            self.kernels[kernel.uid()].until_clock = self.checker.random.next_gap(CLOCK_EVERY) - 1;
+            self.kernels[kernel.uid()].until_clock =
+                self.checker.sampler.random.next_gap(CLOCK_EVERY) - 1;
         }
         let started = timed.then(Instant::now);
         self.attempt(kernel, target, call, bytes, out)?;
@@ -379,12 +370,9 @@ impl Worker {
         if self.kernels.len() <= kernel.uid() {
             self.kernels.resize_with(kernel.uid() + 1, KernelState::default);
         }
-        let stats = kernel.stats().clone();
-        let counters = stats.open();
-        let alive = Arc::downgrade(kernel);
-        let open = Some(Open { alive, stats, counters });
+        let open = Some(Open::new(kernel));
         // In place of what an earlier kernel of this number has left.
-        let until_clock = self.checker.random.next_gap(CLOCK_EVERY) - 1;
+        let until_clock = self.checker.sampler.random.next_gap(CLOCK_EVERY) - 1;
         self.kernels[kernel.uid()] = KernelState { open, until_clock, ..KernelState::default() };
     }
 
@@ -413,7 +401,7 @@ impl Worker {
         self.retired = self.host.retired();
         let remains = |state: &mut KernelState| {
             let open = state.open.as_ref()?;
-            if open.alive.strong_count() == 0 {
+            if open.is_gone() {
                 return Some(std::mem::take(state));
             }
             if !open.stats.quarantined() || state.instances.is_empty() {
@@ -450,11 +438,10 @@ impl Worker {
 }
 
 impl KernelState {
-    /// Whether it was opened for this kernel. Its weak reference keeps the address from being used
-    /// again, so no other kernel can be taken for it.
+    /// Whether it was opened for this kernel.
     #[inline]
     fn is_of(&self, kernel: &Arc<PublishedKernel>) -> bool {
-        self.open.as_ref().is_some_and(|open| std::ptr::eq(open.alive.as_ptr(), &**kernel))
+        self.open.as_ref().is_some_and(|open| open.is_of(kernel))
     }
 }
 
@@ -506,12 +493,6 @@ impl KernelState {
         // The first run of an instance is checked.
         self.until_check = 0;
         Ok(self.instances.len() - 1)
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.stats.close(&self.counters);
     }
 }
 

@@ -5,6 +5,7 @@
 
 use super::simd::math::{self, GELU_CUBIC, GELU_LINEAR};
 use super::simd::{Elem, Kernel, Simd, dispatch};
+use super::swiglu::gated;
 use crate::{Isa, NativeError};
 use half::f16;
 
@@ -80,7 +81,7 @@ impl<T: Elem> Kernel for Gelu<'_, T> {
     fn run<S: Simd>(self, s: S) {
         match self.up {
             None => map(s, self.x, self.y),
-            Some(up) => gated(s, self.x, up, self.y),
+            Some(up) => gated(s, self.x, up, self.y, |x| math::gelu(s, x)),
         }
     }
 }
@@ -95,22 +96,6 @@ fn map<T: Elem, S: Simd>(s: S, x: &[T], y: &mut [T]) {
     let y = y.into_remainder();
     if !y.is_empty() {
         T::store_partial(s, math::gelu(s, T::load_partial(s, x.remainder())), y);
-    }
-}
-
-#[inline(always)]
-fn gated<T: Elem, S: Simd>(s: S, gate: &[T], up: &[T], y: &mut [T]) {
-    let mut gate = gate.chunks_exact(S::LANES);
-    let mut up = up.chunks_exact(S::LANES);
-    let mut y = y.chunks_exact_mut(S::LANES);
-    for ((gate, up), y) in (&mut gate).zip(&mut up).zip(&mut y) {
-        let gelu = math::gelu(s, T::load(s, gate));
-        T::store(s, s.mul(gelu, T::load(s, up)), y);
-    }
-    let y = y.into_remainder();
-    if !y.is_empty() {
-        let gelu = math::gelu(s, T::load_partial(s, gate.remainder()));
-        T::store_partial(s, s.mul(gelu, T::load_partial(s, up.remainder())), y);
     }
 }
 

@@ -56,18 +56,29 @@ impl<T: Elem> Kernel for SwiGlu<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let mut gate = self.gate.chunks_exact(S::LANES);
-        let mut up = self.up.chunks_exact(S::LANES);
-        let mut y = self.y.chunks_exact_mut(S::LANES);
-        for ((gate, up), y) in (&mut gate).zip(&mut up).zip(&mut y) {
-            let silu = math::silu(s, T::load(s, gate));
-            T::store(s, s.mul(silu, T::load(s, up)), y);
-        }
-        let y = y.into_remainder();
-        if !y.is_empty() {
-            let silu = math::silu(s, T::load_partial(s, gate.remainder()));
-            T::store_partial(s, s.mul(silu, T::load_partial(s, up.remainder())), y);
-        }
+        gated(s, self.gate, self.up, self.y, |gate| math::silu(s, gate));
+    }
+}
+
+/// `y = activation(gate) * up`, a vector at a time.
+#[inline(always)]
+pub(super) fn gated<T: Elem, S: Simd>(
+    s: S,
+    gate: &[T],
+    up: &[T],
+    y: &mut [T],
+    activation: impl Fn(S::F) -> S::F,
+) {
+    let mut gate = gate.chunks_exact(S::LANES);
+    let mut up = up.chunks_exact(S::LANES);
+    let mut y = y.chunks_exact_mut(S::LANES);
+    for ((gate, up), y) in (&mut gate).zip(&mut up).zip(&mut y) {
+        T::store(s, s.mul(activation(T::load(s, gate)), T::load(s, up)), y);
+    }
+    let y = y.into_remainder();
+    if !y.is_empty() {
+        let active = activation(T::load_partial(s, gate.remainder()));
+        T::store_partial(s, s.mul(active, T::load_partial(s, up.remainder())), y);
     }
 }
 
