@@ -362,10 +362,17 @@ fn a_server_that_is_upgraded_goes_on_with_its_healthy_packs() {
     fs::copy(earlier.join("swap/packs").join(kept), packs.join(kept)).unwrap();
     fs::copy(earlier.join("swap/history"), operator.path("state/swap/history")).unwrap();
     fs::copy(earlier.join("trust.toml"), operator.path("trust.toml")).unwrap();
+    // As the server left it: nobody else may read its state, whatever a checkout of the fixture allows.
     #[cfg(unix)]
-    for private in ["state", "state/swap", "state/swap/packs"] {
+    for (private, mode) in [
+        ("state", 0o700),
+        ("state/swap", 0o700),
+        ("state/swap/history", 0o600),
+        ("state/swap/packs", 0o700),
+        (&format!("state/swap/packs/{kept}"), 0o600),
+    ] {
         use std::os::unix::fs::PermissionsExt as _;
-        fs::set_permissions(operator.path(private), fs::Permissions::from_mode(0o700)).unwrap();
+        fs::set_permissions(operator.path(private), fs::Permissions::from_mode(mode)).unwrap();
     }
     let live = operator.serve("300", &[]);
     live.serving.complete(r#"{"prompt": "Once", "max_tokens": 3}"#);
