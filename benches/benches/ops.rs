@@ -114,7 +114,14 @@ fn lora(c: &mut Criterion) {
 
 /// Attention of one layer: 32 query heads over 4 KV heads of 64 elements.
 fn attend(c: &mut Criterion) {
-    let shape = AttnShape { heads: 32, kv_heads: 4, head_dim: 64, scale: 0.125, window: None };
+    let shape = AttnShape {
+        heads: 32,
+        kv_heads: 4,
+        head_dim: 64,
+        scale: 0.125,
+        window: None,
+        deterministic: false,
+    };
     let (row, kv_row) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
     for (m, context) in [(1, 512), (1, 2000), (512, 512)] {
         let rows = noise(context * kv_row);
@@ -173,7 +180,14 @@ fn segments(
 fn attend_segments(c: &mut Criterion) {
     const DEPTH: usize = 4096;
     const BLOCK: usize = 32;
-    let shape = AttnShape { heads: 32, kv_heads: 4, head_dim: 64, scale: 0.125, window: None };
+    let shape = AttnShape {
+        heads: 32,
+        kv_heads: 4,
+        head_dim: 64,
+        scale: 0.125,
+        window: None,
+        deterministic: false,
+    };
     let (row, kv_row) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
     let rows = noise(DEPTH * kv_row);
     let half: Vec<u8> = rows.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect();

@@ -10,6 +10,8 @@ mod from_hf;
 mod identity;
 mod layer;
 
+use ruvllm_native::attention::AttnShape;
+
 use crate::error::EngineError;
 use crate::tensors::ROPE_FACTORS;
 
@@ -163,6 +165,18 @@ impl ModelConfig {
     /// Elements of all query heads of a token.
     pub fn q_dim(&self) -> usize {
         self.heads * self.head_dim
+    }
+
+    /// What attention of a layer is called with.
+    pub(crate) fn attention_shape(&self, attention: &Attention, deterministic: bool) -> AttnShape {
+        AttnShape {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            scale: attention.scale,
+            window: attention.window,
+            deterministic,
+        }
     }
 
     /// Elements of all key heads of a token; values have as many.

@@ -169,15 +169,12 @@ impl Engine {
             keys: Arc::new(Keys::new(&config.kv, Some(&model))),
             ready: Mutex::default(),
         });
+        // It reads from every matrix, whose memory is given back once it is packed.
+        let identity = identity(&model, &rotation);
         let kernels = Kernels::of_model(Arc::clone(&matrices))?;
-        let kv = KvStore::new(
-            shape,
-            config.kv.clone(),
-            Arc::clone(&memory),
-            spill,
-            identity(&model, &rotation),
-        )
-        .with_ahead(host.worker()?);
+        let kv = KvStore::new(shape, config.kv.clone(), Arc::clone(&memory), spill, identity)
+            .deterministic(host.config().deterministic)
+            .with_ahead(host.worker()?);
         let rope = RopeTables::new(rotation);
         let decoder = Mutex::new(Decoder::new(kernels, kv, rope, settings, scratch));
         let preparer: Arc<dyn Preparer> = Arc::<Matrices>::clone(&matrices);

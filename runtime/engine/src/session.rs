@@ -184,8 +184,8 @@ impl Session {
     ) -> Result<ControlFlow<()>, EngineError> {
         self.check(tokens)?;
         let batch = self.chunk_len();
-        let mut done = 0;
-        for chunk in tokens.chunks(batch) {
+        let mut done = self.find(&tokens[..tokens.len() - 1])?;
+        for chunk in tokens[done..].chunks(batch) {
             done += chunk.len();
             let from = if done == tokens.len() { chunk.len() - 1 } else { chunk.len() };
             self.step(chunk, from, &mut |_, _| ())?;
@@ -219,8 +219,9 @@ impl Session {
     ) -> Result<(), EngineError> {
         self.check(tokens)?;
         let batch = self.chunk_len();
-        for (i, chunk) in tokens.chunks(batch).enumerate() {
-            let first = i * batch;
+        let found = self.find(&tokens[..from.min(tokens.len())])?;
+        for (i, chunk) in tokens[found..].chunks(batch).enumerate() {
+            let first = found + i * batch;
             let from = from.saturating_sub(first).min(chunk.len());
             self.step(chunk, from, &mut |index, logits| each(first + index, logits))?;
         }
@@ -250,6 +251,13 @@ impl Session {
     /// What an endless sequence has forgotten since it last began anew.
     pub fn gap(&self) -> Gap {
         self.table.gap
+    }
+
+    /// As [`Session::adopt`], where no token has to be computed again or forgotten before. Looked for as a whole, since
+    /// what is found has to have the bits that the last of it wants.
+    fn find(&mut self, tokens: &[u32]) -> Result<usize, EngineError> {
+        let whole = self.engine.decoder().kv.kept(&self.table) == self.len();
+        if whole && !self.is_endless() { self.adopt(tokens) } else { Ok(0) }
     }
 
     /// Takes over what others have computed of `tokens`, with which the sequence goes on, and gives how

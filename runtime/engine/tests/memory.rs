@@ -349,9 +349,14 @@ fn tight() -> EngineConfig {
 
 /// Continues seven resting sequences of 1,800 tokens in turn, of which the budget holds fewer.
 fn under_pressure(config: EngineConfig, tolerance: f32) -> MemoryReport {
+    under_pressure_on(&native_host(), config, tolerance)
+}
+
+fn under_pressure_on(host: &Host, config: EngineConfig, tolerance: f32) -> MemoryReport {
     let model = wide_model();
-    let roomy = engine(&model, small());
-    let tight = engine(&model, config);
+    let engine = |config| Engine::new(Arc::clone(&model), host.clone(), config).unwrap();
+    let roomy = engine(EngineConfig { kv: config.kv.clone(), ..small() });
+    let tight = engine(config);
     let run = |engine: &Engine| {
         let mut sessions: Vec<Session> = (0..7).map(|_| engine.session_with(&alone())).collect();
         for (number, session) in sessions.iter_mut().enumerate() {
@@ -420,8 +425,24 @@ fn a_beginning_whose_blocks_are_on_disk_is_found_there() {
 fn pressure_quantises_before_it_gives_up() {
     let config = EngineConfig { kv: "f16:2000+q8_0".parse().unwrap(), ..tight() };
     let kv = under_pressure(config, 2e-2).kv;
-    assert!(kv.migrations > 0, "{kv:?}");
+    assert!(kv.packed_early > 0 && kv.migrations >= kv.packed_early, "{kv:?}");
     assert_eq!((kv.recomputed_tokens, kv.evictions), (0, 0));
+}
+
+#[test]
+fn pressure_changes_no_bit_of_a_deterministic_engine() {
+    let host = Host::new(HostConfig { deterministic: true, ..HostConfig::default() }).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    for spill_dir in [Some(dir.path().to_owned()), None] {
+        for kv in ["f16:1700+q8_0", "k=f16:1500+q8_0:64+q4_0c,v=f16:1600+q4_0"] {
+            let kv = kv.parse().unwrap();
+            let config = EngineConfig { kv, spill_dir: spill_dir.clone(), ..tight() };
+            let kv = under_pressure_on(&host, config, 0.0).kv;
+            assert_eq!(kv.packed_early, 0);
+            let (spilled, lost) = (kv.restores > 0, kv.recomputed_tokens > 0);
+            assert_eq!((spilled, lost), (spill_dir.is_some(), spill_dir.is_none()), "{kv:?}");
+        }
+    }
 }
 
 #[test]

@@ -7,15 +7,15 @@ use std::ops::Range;
 
 use ruvllm_host::Team;
 use ruvllm_native::ThreadPool;
-use ruvllm_native::attention::{AttnSequence, AttnShape};
+use ruvllm_native::attention::AttnSequence;
 use ruvllm_native::ops::hadamard;
 
 use super::adapters::LayerAdapters;
-use super::{Chunk, Decoder, Layer, Queries, apply_norm, project, queries, row_sink};
-use crate::config::{Attention, LayerSpec, ModelConfig, RopeLayout};
+use super::{Chunk, Decoder, Layer, Lists, Queries, apply_norm, project, queries, row_sink};
+use crate::config::{LayerSpec, ModelConfig, RopeLayout};
 use crate::error::EngineError;
 use crate::kernels::RopeRows;
-use crate::kv::{Half, KvKernels};
+use crate::kv::{Half, KvKernels, Seen};
 use crate::memory::room;
 use crate::tensors::Projection;
 
@@ -123,7 +123,7 @@ impl Decoder {
         pool: &ThreadPool,
         config: &ModelConfig,
         layer: Layer<'_>,
-        chunks: &[Chunk<'_>],
+        chunks: &mut [Chunk<'_>],
     ) -> Result<(), EngineError> {
         let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
         let m = self.positions.len();
@@ -152,17 +152,39 @@ impl Decoder {
         to: usize,
     ) -> Result<(), EngineError> {
         let q_dim = config.q_dim();
-        let position = self.positions[rows.start];
         let Layer { index, spec: LayerSpec { attention: spec, .. }, .. } = layer;
-        let first = spec.window.map_or(0, |w| (position + 1).saturating_sub(w));
-        let mut segments = std::mem::take(&mut self.lists.segments);
-        self.kv.segments(chunk.table, index, first, &mut segments)?;
+        let Lists { segments, ends, sequences, .. } = &mut self.lists;
+        let (mut segments, mut ends) = (std::mem::take(segments), std::mem::take(ends));
+        let mut sequences = std::mem::take(sequences);
+        // Queries of one run read the same forms of all blocks.
+        let mut run = rows.start;
+        while run < rows.end {
+            let position = self.positions[run];
+            let len = chunk.table.run(position).min(rows.end - run);
+            let first = spec.window.map_or(0, |w| (position + 1).saturating_sub(w));
+            let seen = Seen { first, from: position, end: position + len };
+            self.kv.segments(chunk.table, index, seen, &mut segments)?;
+            ends.push(segments.len());
+            run += len;
+        }
         let b = &mut self.buffers;
-        let q = &b.qkv[rows.start * q_dim..rows.end * q_dim];
-        let y = &mut room(&mut b.attn_out, (to + rows.len()) * q_dim)[to * q_dim..];
-        let mut sequence = [AttnSequence { q, q_pos: position, kv: &segments, y }];
-        self.kernels.attention(team, &attn_shape(config, spec), &mut sequence)?;
+        let mut rest = &mut room(&mut b.attn_out, (to + rows.len()) * q_dim)[to * q_dim..];
+        let (mut run, mut start) = (rows.start, 0);
+        for &end in &ends {
+            let q_pos = self.positions[run];
+            let len = chunk.table.run(q_pos).min(rows.end - run);
+            let (y, after) = rest.split_at_mut(len * q_dim);
+            rest = after;
+            let q = &b.qkv[run * q_dim..(run + len) * q_dim];
+            sequences.push(AttnSequence { q, q_pos, kv: &segments[start..end], y });
+            (run, start) = (run + len, end);
+        }
+        let shape = config.attention_shape(spec, b.activations.is_deterministic());
+        self.kernels.attention(team, &shape, &mut sequences)?;
+        ends.clear();
+        self.lists.sequences = emptied(sequences);
         self.lists.segments = emptied(segments);
+        self.lists.ends = ends;
         Ok(())
     }
 
@@ -182,7 +204,8 @@ impl Decoder {
         for Queries { chunk, rows, .. } in decoded() {
             let position = self.positions[rows.start];
             let first = spec.window.map_or(0, |w| (position + 1).saturating_sub(w));
-            self.kv.segments(chunk.table, index, first, &mut segments)?;
+            let seen = Seen { first, from: position, end: position + 1 };
+            self.kv.segments(chunk.table, index, seen, &mut segments)?;
             ends.push(segments.len());
         }
         let b = &mut self.buffers;
@@ -198,7 +221,8 @@ impl Decoder {
             sequences.push(AttnSequence { q, q_pos, kv, y });
             start = end;
         }
-        self.kernels.attention(team, &attn_shape(config, spec), &mut sequences)?;
+        let shape = config.attention_shape(spec, b.activations.is_deterministic());
+        self.kernels.attention(team, &shape, &mut sequences)?;
         ends.clear();
         self.lists.sequences = emptied(sequences);
         self.lists.segments = emptied(segments);
@@ -243,14 +267,4 @@ pub(super) fn hadamard_heads(
 fn emptied<A, B>(mut list: Vec<A>) -> Vec<B> {
     list.clear();
     list.into_iter().map_while(|_| None).collect()
-}
-
-fn attn_shape(config: &ModelConfig, spec: &Attention) -> AttnShape {
-    AttnShape {
-        heads: config.heads,
-        kv_heads: config.kv_heads,
-        head_dim: config.head_dim,
-        scale: spec.scale,
-        window: spec.window,
-    }
 }

@@ -85,6 +85,11 @@ impl Codecs {
         }
     }
 
+    /// Whether keys or values have fewer bits here.
+    pub(crate) fn has_fewer_bits(self, other: Codecs) -> bool {
+        Half::BOTH.iter().any(|half| self.of(*half).bits() < other.of(*half).bits())
+    }
+
     /// Bytes of a block's numbers.
     pub(crate) fn bytes(self, shape: &BlockShape) -> usize {
         let of = |codec| shape.bytes(codec, shape.tokens);

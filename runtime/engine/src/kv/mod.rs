@@ -24,6 +24,7 @@
 
 mod ahead;
 mod block;
+mod forms;
 mod policy;
 mod prefix;
 mod reclaim;
@@ -42,6 +43,7 @@ mod write_ahead;
 mod tests;
 
 pub(crate) use block::{BlockShape, Half};
+pub(crate) use forms::Seen;
 pub use policy::{InvalidKvPolicy, KvCodec, KvPolicy, KvTiers};
 pub(crate) use prefix::scope;
 pub(crate) use spill::SpillDir;

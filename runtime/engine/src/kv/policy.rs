@@ -148,6 +148,11 @@ impl KvTiers {
         self.rest
     }
 
+    /// How many tokens follow one that has the codec of the oldest, at least.
+    pub(super) fn young(&self) -> usize {
+        self.newest.iter().map(|(_, tokens)| tokens).sum()
+    }
+
     /// The codec in which single tokens are appended: that of the newest, or f16 where it stores
     /// whole blocks only.
     pub(crate) fn appended(&self) -> KvCodec {

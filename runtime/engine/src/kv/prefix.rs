@@ -6,6 +6,7 @@
 //! by walking on from a shorter one. After a hot swap of a kernel that shapes keys or values the
 //! same tokens have other keys, and what the old kernel wrote is found no more.
 
+use super::block::Codecs;
 use super::policy::KvPolicy;
 
 /// Everything that a block's numbers follow from, as a hash.
@@ -40,6 +41,13 @@ pub(crate) fn extend(origin: &PrefixKey, before: &PrefixKey, tokens: &[u32]) -> 
     for token in tokens {
         hasher.update(&token.to_le_bytes());
     }
+    *hasher.finalize().as_bytes()
+}
+
+/// The key of the same block in smaller codecs.
+pub(crate) fn packed(key: &PrefixKey, codecs: Codecs) -> PrefixKey {
+    let mut hasher = blake3::Hasher::new_keyed(key);
+    hasher.update(&[codecs.keys.id(), codecs.values.id()]);
     *hasher.finalize().as_bytes()
 }
 

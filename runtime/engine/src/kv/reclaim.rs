@@ -63,7 +63,7 @@ impl KvStore {
             return;
         }
         let idle = self.idle();
-        if self.policy.has_smaller() {
+        if self.policy.has_smaller() && !self.deterministic {
             let smallest =
                 Codecs { keys: self.policy.keys.oldest(), values: self.policy.values.oldest() };
             for &id in &idle {
@@ -78,8 +78,13 @@ impl KvStore {
                     continue;
                 }
                 // A kernel that fails here leaves the block as it was; the next means is left to try.
-                if matches!(self.migrate(id, smallest, kv_kernels), Ok(true)) && enough(self) {
-                    return;
+                if let Ok(Some((fresh, _))) = self.packed(id, smallest, kv_kernels) {
+                    self.put(id, fresh);
+                    self.stats.migrations += 1;
+                    self.stats.packed_early += 1;
+                    if enough(self) {
+                        return;
+                    }
                 }
             }
             self.compact();

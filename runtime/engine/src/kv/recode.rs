@@ -79,13 +79,23 @@ impl Packer<'_> {
         from: &Side,
         to: &mut Side,
     ) -> Result<(), EngineError> {
+        (0..shape.layers).try_for_each(|layer| self.recode_layer(shape, layer, tokens, from, to))
+    }
+
+    /// [`Packer::recode`] of one layer.
+    pub(crate) fn recode_layer(
+        &mut self,
+        shape: &BlockShape,
+        layer: usize,
+        tokens: usize,
+        from: &Side,
+        to: &mut Side,
+    ) -> Result<(), EngineError> {
         let mut rows = std::mem::take(&mut self.scratch.rows);
         let all = room(&mut rows, shape.tokens * shape.kv_dim);
         all[tokens * shape.kv_dim..].fill(0.0);
-        let written = (0..shape.layers).try_for_each(|layer| {
-            self.read(shape, layer, tokens, from, &mut all[..tokens * shape.kv_dim])?;
-            self.write(shape, to, layer, 0, all)
-        });
+        let read = self.read(shape, layer, tokens, from, &mut all[..tokens * shape.kv_dim]);
+        let written = read.and_then(|()| self.write(shape, to, layer, 0, all));
         self.scratch.rows = rows;
         written
     }

@@ -29,6 +29,9 @@ pub struct KvStats {
     pub migrations: u64,
     /// Those of them that a thread of its own had written ahead of time.
     pub migrations_ahead: u64,
+    /// Those of them that were written anew before they were old, to make room: what reads them is less exact
+    /// than the policy says.
+    pub packed_early: u64,
     /// Nanoseconds that writing them anew took in all, on whichever thread.
     pub migration_ns: u64,
     /// Blocks that were written to disk to make room.
@@ -41,7 +44,7 @@ pub struct KvStats {
     pub evictions: u64,
     /// Tokens that were computed again because their blocks were given up or damaged.
     pub recomputed_tokens: u64,
-    /// Blocks that were copied because they were appended to while shared.
+    /// Blocks that were copied because they were appended to, or grew old, while shared.
     pub copies: u64,
     /// Blocks that were moved so that pages became whole.
     pub moves: u64,

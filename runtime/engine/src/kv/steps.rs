@@ -10,8 +10,6 @@
 //! [`segments`]: KvStore::segments
 //! [`settle`]: KvStore::settle
 
-use ruvllm_native::attention::KvSegment;
-
 use super::block::{Codecs, Half};
 use super::prefix::{self, PrefixKey};
 use super::recode::Packer;
@@ -52,6 +50,9 @@ impl KvStore {
                 break;
             }
         }
+        let computed = table.computed;
+        self.keep_exact(table);
+        self.stats.recomputed_tokens += (computed - table.computed) as u64;
         Ok(())
     }
 
@@ -114,9 +115,18 @@ impl KvStore {
         }
         let mut before = chain(&table.entries, scope)?;
         let origin = self.origin(table);
-        let mut found = 0;
+        let (mut keys, mut codecs) = (Vec::new(), Vec::new());
         for run in tokens.chunks_exact(self.shape.tokens) {
             let key = prefix::extend(&origin, &before, run);
+            let Some(held) = self.index.get(&key).and_then(|&id| self.codecs(id)) else { break };
+            keys.push(key);
+            codecs.push(held);
+            before = key;
+        }
+        let end = table.computed + self.shape.tokens;
+        let count = self.exact(&codecs, end).unwrap_or(keys.len());
+        let mut found = 0;
+        for (key, run) in keys.into_iter().zip(tokens.chunks_exact(self.shape.tokens)).take(count) {
             let Some(&id) = self.index.get(&key) else { break };
             let block = &mut self.blocks[id.0 as usize];
             block.refs += 1;
@@ -130,7 +140,6 @@ impl KvStore {
             table.entries.push(entry);
             table.commit(run);
             found += run.len();
-            before = key;
         }
         self.stats.prefix_hit_tokens += found as u64;
         Some(found)
@@ -175,18 +184,12 @@ impl KvStore {
         }
         while at < end {
             let len = self.shape.tokens.min(end - at);
-            let codecs = if len == self.shape.tokens {
-                let age = end - at - len;
-                Codecs { keys: self.policy.keys.at(age), values: self.policy.values.at(age) }
-            } else {
-                appended
-            };
-            let stored = self.room(codecs, kv_kernels)?;
+            let stored = self.room(appended, kv_kernels)?;
             let id = self.add(stored, table);
             table.entries.push(Entry { id, start: at, len, key: None });
             at += len;
         }
-        Ok(())
+        self.form_blocks(table, end, kv_kernels)
     }
 
     /// Takes up to `extra` tokens into the last block, where it has room and can be appended to; gives
@@ -218,10 +221,11 @@ impl KvStore {
         Ok(taken)
     }
 
-    /// Stores rows `[n, kv_dim]` of a layer as those of the tokens that the step adds.
+    /// Stores rows `[n, kv_dim]` of a layer as those of the tokens that the step adds, in every form that its
+    /// queries read.
     pub(crate) fn write(
         &mut self,
-        table: &KvTable,
+        table: &mut KvTable,
         layer: usize,
         half: Half,
         mut rows: &[f32],
@@ -243,33 +247,11 @@ impl KvStore {
             packer.write(&shape, stored.side_mut(half), layer, at, now)?;
             block.tokens = entry.len;
         }
-        Ok(())
-    }
-
-    /// What attention reads of a sequence in a layer, from position `first` on.
-    ///
-    /// # Errors
-    /// [`EngineError::KvBlockMissing`]; never after [`KvStore::restore`].
-    pub(crate) fn segments<'a>(
-        &'a self,
-        table: &KvTable,
-        layer: usize,
-        first: usize,
-        segments: &mut Vec<KvSegment<'a>>,
-    ) -> Result<(), EngineError> {
-        let from = table.entries.partition_point(|entry| entry.end() <= first);
-        for &Entry { id, start, len, .. } in &table.entries[from..] {
-            let Place::Memory(stored) = &self.blocks[id.0 as usize].place else {
-                return Err(EngineError::KvBlockMissing { position: start });
-            };
-            segments.push(stored.segment(&self.shape, layer, start, len));
-        }
-        Ok(())
+        self.pack_forms(table, layer, half, kv_kernels)
     }
 
     /// Puts a sequence's blocks in order after a step: full ones can be found by others, and those that
-    /// have grown old get their codec. Blocks that several sequences share keep theirs, since they
-    /// cost each sequence little.
+    /// have grown old get their codec. Of a block that others see the sequence gets a copy in it.
     ///
     /// # Errors
     /// Failures of kernels; the block in question is then as it was.
@@ -279,6 +261,7 @@ impl KvStore {
         added: usize,
         kv_kernels: &mut KvKernels<'_>,
     ) -> Result<(), EngineError> {
+        self.adopt_forms(table, kv_kernels)?;
         // Nothing is full or old that was not before, unless a block was filled.
         if table.computed / self.shape.tokens == (table.computed - added) / self.shape.tokens {
             return Ok(());
@@ -287,33 +270,24 @@ impl KvStore {
         if !self.policy.migrates() {
             return Ok(());
         }
-        for entry in &table.entries {
-            match self.due(entry, table.computed) {
-                Some(codecs) => drop(self.migrate(entry.id, codecs, kv_kernels)?),
+        let boundary = table.computed / self.shape.tokens * self.shape.tokens;
+        for index in 0..table.entries.len() {
+            if self.take_packed(table, index, boundary) {
+                continue;
+            }
+            let entry = &table.entries[index];
+            match self.due(entry, boundary) {
+                Some(codecs) => drop(self.migrate(table, index, codecs, kv_kernels)?),
                 None => self.forgo(entry.id),
             }
         }
-        let next = (table.computed / self.shape.tokens + 1) * self.shape.tokens;
         for entry in &table.entries {
-            if let Some(codecs) = self.due(entry, next) {
+            let due = self.due(entry, boundary + self.shape.tokens);
+            if let Some(codecs) = due.filter(|_| self.blocks[entry.id.0 as usize].refs == 1) {
                 self.write_ahead(entry.id, codecs, kv_kernels.kernels);
             }
         }
         Ok(())
-    }
-
-    /// The codecs that a sequence's block has to be put in once `computed` tokens are computed, if it does.
-    fn due(&self, entry: &Entry, computed: usize) -> Option<Codecs> {
-        if entry.len < self.shape.tokens {
-            return None;
-        }
-        let age = computed - entry.end();
-        let codecs = Codecs { keys: self.policy.keys.at(age), values: self.policy.values.at(age) };
-        let block = &self.blocks[entry.id.0 as usize];
-        let Place::Memory(stored) = &block.place else { return None };
-        // Never to more bits: what was given up under pressure does not come back.
-        let smaller = codecs.bytes(&self.shape) < stored.codecs().bytes(&self.shape);
-        (smaller && block.refs == 1).then_some(codecs)
     }
 
     /// Gives up what was written ahead of time for a block that is not due when it was to be.

@@ -79,6 +79,8 @@ pub(crate) struct KvStore {
     pub(super) stats: KvStats,
     pub(super) scratch: Scratch,
     pub(super) ahead: Option<Ahead>,
+    /// Whether what a query reads may depend on nothing but its sequence's tokens.
+    pub(super) deterministic: bool,
 }
 
 impl KvStore {
@@ -107,7 +109,14 @@ impl KvStore {
             stats: KvStats { block_tokens: shape.tokens, ..KvStats::default() },
             scratch: Scratch::default(),
             ahead: None,
+            deterministic: false,
         }
+    }
+
+    /// Has nothing but a sequence's own tokens decide what its queries read.
+    pub(crate) fn deterministic(mut self, deterministic: bool) -> KvStore {
+        self.deterministic = deterministic;
+        self
     }
 
     /// Has blocks written anew ahead of time, on a thread of the store's own with `worker` for its kernels,
@@ -230,16 +239,34 @@ impl KvStore {
         stats
     }
 
-    /// Puts a block in other codecs, if there is room for both; gives whether there was. What was written
-    /// ahead of time for these codecs is put in place, else the block is written anew here.
+    /// Puts a sequence's block in other codecs, or a copy of it where others see it, if there is room for both; gives
+    /// whether there was. What was written ahead of time for these codecs is put in place, else the block is
+    /// written anew here.
     pub(super) fn migrate(
+        &mut self,
+        table: &mut KvTable,
+        index: usize,
+        codecs: Codecs,
+        kv_kernels: &mut KvKernels<'_>,
+    ) -> Result<bool, EngineError> {
+        let id = table.entries[index].id;
+        let Some((fresh, ahead)) = self.packed(id, codecs, kv_kernels)? else { return Ok(false) };
+        self.replace(table, index, codecs, fresh, kv_kernels)?;
+        self.stats.migrations += 1;
+        self.stats.migrations_ahead += u64::from(ahead);
+        Ok(true)
+    }
+
+    /// The sides of a block that other codecs change, and whether they were written ahead of time; `None`
+    /// where there is no room for them.
+    pub(super) fn packed(
         &mut self,
         id: BlockId,
         codecs: Codecs,
         kv_kernels: &mut KvKernels<'_>,
-    ) -> Result<bool, EngineError> {
+    ) -> Result<Option<([Option<Side>; 2], bool)>, EngineError> {
         let Place::Memory(stored) = &mut self.blocks[id.0 as usize].place else {
-            return Ok(false);
+            return Ok(None);
         };
         let claim = stored.ahead.take();
         let written = claim.and_then(|claim| claim.redeem(codecs, kv_kernels.kernels.pinned()));
@@ -248,10 +275,15 @@ impl KvStore {
             Some(written) => written,
             None => match self.rewrite(id, codecs, kv_kernels)? {
                 Some(written) => written,
-                None => return Ok(false),
+                None => return Ok(None),
             },
         };
-        // Nothing of the block has changed before all of it was written anew.
+        self.stats.migration_ns += took.as_nanos() as u64;
+        Ok(Some((fresh, ahead)))
+    }
+
+    /// Puts other sides in the place of a block's.
+    pub(super) fn put(&mut self, id: BlockId, fresh: [Option<Side>; 2]) {
         if let Place::Memory(stored) = &mut self.blocks[id.0 as usize].place {
             for (half, fresh) in Half::BOTH.into_iter().zip(fresh) {
                 if let Some(side) = fresh {
@@ -259,10 +291,6 @@ impl KvStore {
                 }
             }
         }
-        self.stats.migrations += 1;
-        self.stats.migrations_ahead += u64::from(ahead);
-        self.stats.migration_ns += took.as_nanos() as u64;
-        Ok(true)
     }
 
     /// Writes the sides of a block anew that have another codec, if there is memory for them, and gives

@@ -38,24 +38,25 @@ impl Stored {
     pub(crate) fn codecs(&self) -> Codecs {
         Codecs { keys: self.keys.codec, values: self.values.codec }
     }
+}
 
-    /// The first `len` tokens of a layer, at positions from `start` on, as attention reads them.
-    pub(crate) fn segment(
-        &self,
-        shape: &BlockShape,
-        layer: usize,
-        start: usize,
-        len: usize,
-    ) -> KvSegment<'_> {
-        KvSegment {
-            start,
-            len,
-            k_dtype: self.keys.codec.dtype(),
-            v_dtype: self.values.codec.dtype(),
-            k_layout: self.keys.codec.layout(),
-            v_layout: self.values.codec.layout(),
-            k: self.keys.rows(shape, layer, len),
-            v: self.values.rows(shape, layer, len),
-        }
+/// The first `len` tokens of a layer of a block's keys and values, at positions from `start` on, as attention reads
+/// them.
+pub(super) fn segment<'a>(
+    shape: &BlockShape,
+    layer: usize,
+    start: usize,
+    len: usize,
+    [keys, values]: [&'a Side; 2],
+) -> KvSegment<'a> {
+    KvSegment {
+        start,
+        len,
+        k_dtype: keys.codec.dtype(),
+        v_dtype: values.codec.dtype(),
+        k_layout: keys.codec.layout(),
+        v_layout: values.codec.layout(),
+        k: keys.rows(shape, layer, len),
+        v: values.rows(shape, layer, len),
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ruvllm_host::Scope;
 
+use super::block::{Codecs, Side};
 use super::prefix::PrefixKey;
 use crate::adapter::Adapter;
 
@@ -73,6 +74,17 @@ pub struct Gap {
     pub len: usize,
 }
 
+/// A block of a sequence as later queries of a step read it: in a smaller codec than queries that are nearer to it.
+pub(crate) struct Form {
+    /// Which of the table's entries.
+    pub(crate) entry: usize,
+    /// Where the first query is that reads it so.
+    pub(crate) from: usize,
+    pub(crate) codecs: Codecs,
+    /// By half, the sides that differ from the form before.
+    pub(crate) sides: [Option<Side>; 2],
+}
+
 /// Tokens and blocks of one sequence.
 ///
 /// Invariants: entries are in order and adjoin, and end at `computed`, or, while a step is computed,
@@ -87,6 +99,8 @@ pub(crate) struct KvTable {
     /// Whose numbers kernels compute with: those of other scopes must not meet them.
     pub(crate) isolation: Scope,
     pub(crate) gap: Gap,
+    /// While a step is computed: by entry, and from the nearest queries on.
+    pub(crate) forms: Vec<Form>,
     released: Arc<Released>,
     context: usize,
 }
@@ -110,6 +124,7 @@ impl KvTable {
             isolation: standing.scope.as_ref().map_or_else(Scope::unique, Scope::of),
             standing,
             gap: Gap::default(),
+            forms: Vec::new(),
             released,
             context,
         }
@@ -153,6 +168,7 @@ impl KvTable {
 
     /// Lets go of the blocks from position `len` on; the tokens stay.
     pub(crate) fn uncompute(&mut self, len: usize) {
+        self.forms.clear();
         let keep = self.entries.partition_point(|entry| entry.start < len);
         self.released.push(self.entries.drain(keep..).map(|entry| entry.id));
         if let Some(last) = self.entries.last_mut()

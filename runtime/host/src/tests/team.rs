@@ -513,7 +513,7 @@ fn embeddings_and_attention_are_provided_checked_and_taken_out_of_service() {
     assert_eq!(y[64..], want, "the host's own answers");
     assert!(stats(&setup.host, "embed").quarantined);
 
-    let shape = AttnShape { heads: 2, kv_heads: 1, head_dim: 32, scale: 0.2, window: None };
+    let shape = AttnShape { heads: 2, kv_heads: 1, head_dim: 32, scale: 0.2, window: None, deterministic: false };
     let (q, k, v) = (noise(64), noise(5 * 32), noise(5 * 32));
     let [k_dtype, v_dtype] = [DType::F32; 2];
     let (k_layout, v_layout) = Default::default();

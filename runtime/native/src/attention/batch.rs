@@ -52,8 +52,21 @@ pub fn attention_batch(
     }
     scratch.cuts.cut(threads);
     scratch.lanes(threads);
-    let AttnScratch { lanes, cuts } = scratch;
+    let AttnScratch { lanes, cuts, sums } = scratch;
     let (lanes, cuts) = (&mut lanes[..threads], &*cuts);
+    if shape.deterministic {
+        let all = &*sequences;
+        let call = |number: usize| {
+            let AttnSequence { q, q_pos, kv, y } = &all[number];
+            Call::checked(shape, q, row, *q_pos, kv, y.len() / row)
+        };
+        sums.sum(pool, isa, lanes, all.len(), &call);
+        for (number, AttnSequence { q, q_pos, kv, y }) in sequences.iter_mut().enumerate() {
+            let call = Call::checked(shape, q, row, *q_pos, kv, y.len() / row);
+            pool.for_chunks(y, shape.head_dim, &|i, out| sums.write(&call, number, i, out));
+        }
+        return Ok(());
+    }
 
     let all = &*sequences;
     pool.run_with(lanes, &|index, lane| {

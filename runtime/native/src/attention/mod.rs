@@ -17,10 +17,13 @@
 //! step that processors do not see through. So while a tile is computed, memory is asked for the next,
 //! be it of the next sequence.
 //!
+//! Where bits must not depend on any of this, `fixed` shares the work out.
+//!
 //! Rows are summed with vectors across rows (`wide`) where there are enough to fill them, else
 //! across the elements of a head (`narrow`).
 
 mod batch;
+mod fixed;
 mod narrow;
 mod plan;
 mod segment;
@@ -34,6 +37,7 @@ use crate::ops::simd::{Kernel, MAX_LANES, Simd, dispatch};
 use crate::{Isa, NativeError, ThreadPool};
 use batch::Cuts;
 pub use batch::{AttnSequence, attention_batch};
+use fixed::Sums;
 use plan::{Piece, Plan, Share};
 pub use segment::{KvLayout, KvSegment};
 use std::ops::Range;
@@ -54,6 +58,9 @@ pub struct AttnShape {
     pub scale: f32,
     /// How many positions back a query sees, its own included; all where `None`.
     pub window: Option<usize>,
+    /// Whether what a query gets must be the same bits for any other queries, sequences and number of threads
+    /// beside it; slower.
+    pub deterministic: bool,
 }
 
 /// Working memory of [`attention`] and [`attention_batch`], reused from call to call; it grows to what
@@ -62,6 +69,7 @@ pub struct AttnShape {
 pub struct AttnScratch {
     lanes: Vec<Lane>,
     cuts: Cuts,
+    sums: Sums,
 }
 
 impl AttnScratch {
@@ -146,6 +154,14 @@ pub fn attention(
         return Ok(());
     }
     let threads = pool.threads();
+    if shape.deterministic {
+        scratch.lanes(threads);
+        let AttnScratch { lanes, sums, .. } = scratch;
+        let call = |_| Call::checked(shape, q, q_stride, q_pos, kv, call.m);
+        sums.sum(pool, isa, &mut lanes[..threads], 1, &call);
+        pool.for_chunks(y, shape.head_dim, &|i, out| sums.write(&call(0), 0, i, out));
+        return Ok(());
+    }
     let lanes = scratch.lanes(threads);
     // Four tiles for each thread even out what they see.
     if call.m.div_ceil(call.tile_queries) >= 4 * threads {
@@ -338,7 +354,7 @@ impl Kernel for Work<'_> {
                 Some(then) if !more => then.first_tile(&mut lane.ahead),
                 _ => call.kv,
             };
-            lane.tile.place(call.kv, &lane.pieces);
+            lane.tile.place(call, &lane.pieces);
             for (i, head) in heads.clone().enumerate() {
                 for piece in &lane.ahead {
                     let rows = piece.row..piece.row + piece.len;

@@ -18,6 +18,8 @@ pub(super) enum Share {
     Run { start: usize, end: usize },
     /// Every `of`-th tile, starting with tile `index`.
     Turns { index: usize, of: usize },
+    /// Those at positions from `start` to before `end`, in tiles that begin at multiples of [`KEYS`].
+    Positions { start: usize, end: usize },
 }
 
 /// Consecutive rows of a segment.
@@ -41,6 +43,8 @@ pub(super) struct Plan<'a> {
     last: usize,
     /// The share's keys by number, where keys are shared out and not tiles.
     wanted: Range<usize>,
+    /// The share's positions, where tiles begin at multiples of [`KEYS`].
+    positions: Option<Range<usize>>,
     /// Tiles to leave to others before the next, and before each after it.
     skip: usize,
     others: usize,
@@ -60,12 +64,26 @@ impl<'a> Plan<'a> {
         last: usize,
         share: Share,
     ) -> Plan<'a> {
-        let (wanted, skip, others) = match share {
-            Share::All => (0..usize::MAX, 0, 0),
-            Share::Run { start, end } => (start..end, 0, 0),
-            Share::Turns { index, of } => (0..usize::MAX, index, of.saturating_sub(1)),
+        let mut plan = Plan {
+            kv,
+            window,
+            first,
+            last,
+            wanted: 0..usize::MAX,
+            positions: None,
+            skip: 0,
+            others: 0,
+            segment: 0,
+            seen: 0,
+            rest: 0..0,
         };
-        Plan { kv, window, first, last, wanted, skip, others, segment: 0, seen: 0, rest: 0..0 }
+        match share {
+            Share::All => {}
+            Share::Run { start, end } => plan.wanted = start..end,
+            Share::Turns { index, of } => (plan.skip, plan.others) = (index, of.saturating_sub(1)),
+            Share::Positions { start, end } => plan.positions = Some(start..end),
+        }
+        plan
     }
 
     /// Writes the pieces of the share's next tile, of at most [`KEYS`] rows together; false after the
@@ -83,9 +101,21 @@ impl<'a> Plan<'a> {
         pieces.clear();
         pieces.reserve(KEYS);
         let mut room = KEYS;
+        let mut tile = None;
         while room > 0 && self.find() {
             let segment = self.segment - 1;
             let mut len = self.rest.len();
+            if self.positions.is_some() {
+                let position = self.kv[segment].start + self.rest.start;
+                if *tile.get_or_insert(position / KEYS) != position / KEYS {
+                    break;
+                }
+                let len = len.min(KEYS - position % KEYS).min(room);
+                pieces.push(Piece { segment, row: self.rest.start, len });
+                self.rest.start += len;
+                room -= len;
+                continue;
+            }
             if len > room {
                 // A block by channels is widened whole even where few of its tokens are used.
                 let block = block(&self.kv[segment]);
@@ -107,7 +137,10 @@ impl<'a> Plan<'a> {
         while self.rest.is_empty() {
             let Some(segment) = self.kv.get(self.segment) else { return false };
             let rows = visible(segment, self.window, self.first, self.last);
-            self.rest = clip(&rows, self.seen, &self.wanted);
+            self.rest = match &self.positions {
+                None => clip(&rows, self.seen, &self.wanted),
+                Some(positions) => aligned(segment, rows.clone(), positions),
+            };
             self.seen += rows.len();
             self.segment += 1;
         }
@@ -143,6 +176,13 @@ pub(super) fn count(
     last: usize,
 ) -> usize {
     kv.iter().map(|segment| visible(segment, window, first, last).len()).sum()
+}
+
+/// The rows of a segment at some positions, from the beginning of the first tile that has one of `rows` on.
+fn aligned(segment: &KvSegment<'_>, rows: Range<usize>, positions: &Range<usize>) -> Range<usize> {
+    let row = |position: usize| position.saturating_sub(segment.start).min(segment.len);
+    let first = row((segment.start + rows.start) / KEYS * KEYS).max(row(positions.start));
+    if rows.is_empty() { 0..0 } else { first..rows.end.min(row(positions.end)).max(first) }
 }
 
 /// The part of `rows`, of which the first is number `seen` of all, that lies in `wanted`.

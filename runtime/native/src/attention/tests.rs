@@ -107,8 +107,9 @@ fn check(shape: &AttnShape, m: usize, q_pos: usize, start: usize, parts: &[(usiz
         to[..row].copy_from_slice(q);
     }
     for &isa in Isa::available() {
-        for threads in [1, 2, 3] {
+        for (threads, deterministic) in [(1, false), (2, false), (3, false), (2, true)] {
             let pool = ThreadPool::new(threads);
+            let shape = &AttnShape { deterministic, ..*shape };
             let mut scratch = AttnScratch::new();
             // Twice with the same scratch: nothing of the first call may show.
             for _ in 0..2 {
@@ -138,7 +139,14 @@ fn check(shape: &AttnShape, m: usize, q_pos: usize, start: usize, parts: &[(usiz
 }
 
 fn shape(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) -> AttnShape {
-    AttnShape { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window }
+    AttnShape {
+        heads,
+        kv_heads,
+        head_dim,
+        scale: 1.0 / (head_dim as f32).sqrt(),
+        window,
+        deterministic: false,
+    }
 }
 
 const F32: Kind = (DType::F32, KvLayout::Tokens);
@@ -254,6 +262,59 @@ fn a_cache_of_blocks_by_channels_may_end_in_a_tail_by_tokens() {
 }
 
 #[test]
+fn a_deterministic_query_is_the_same_bits_whatever_is_computed_beside_it() {
+    const M: usize = 45;
+    for (heads, kv_heads, window) in [(6, 2, None), (8, 1, Some(530)), (4, 4, Some(37))] {
+        let shape = AttnShape { deterministic: true, ..shape(heads, kv_heads, 64, window) };
+        let kinds = [(channels(Q4), Q4), (Q8, Q8), (F16, F16)];
+        let blocks: Vec<_> = (0..20).map(|i| (32, kinds[i / 7].0, kinds[i / 7].1)).collect();
+        let cache = Cache::new(&shape, 0, &blocks);
+        let (row, first) = (heads * 64, 20 * 32 - M);
+        let q: Vec<f32> = noise(M * row, 7);
+        let all = cache.segments();
+        // What queries at these positions may be given: whole blocks, and none that they do not see.
+        let seen = |from: usize, end: usize| {
+            let low = window.map_or(0, |window| (from + 1).saturating_sub(window)) / 32;
+            &all[low..end.div_ceil(32)]
+        };
+        for &isa in Isa::available() {
+            let run = |threads, chunk: usize, others: usize| {
+                let (pool, mut scratch) = (ThreadPool::new(threads), AttnScratch::new());
+                let mut y = vec![f32::NAN; M * row];
+                let mut other = vec![0.0; others * row];
+                for (i, y) in y.chunks_mut(chunk * row).enumerate() {
+                    let (from, m) = (i * chunk, y.len() / row);
+                    let (q_pos, q) = (first + from, &q[from * row..(from + m) * row]);
+                    let kv = seen(q_pos, q_pos + m);
+                    if others == 0 {
+                        attention(&pool, isa, &shape, q, row, q_pos, kv, y, &mut scratch).unwrap();
+                        continue;
+                    }
+                    let mut sequences = vec![AttnSequence { q, q_pos, kv, y }];
+                    for (j, y) in other.chunks_mut(row).enumerate() {
+                        let (q_pos, kv) = (100 * j, &all[..1 + 4 * j]);
+                        let beside = AttnSequence { q: &q[..row], q_pos, kv, y };
+                        sequences.insert(j % 2, beside);
+                    }
+                    attention_batch(&pool, isa, &shape, &mut sequences, &mut scratch).unwrap();
+                }
+                y.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            let want = run(1, M, 0);
+            for (threads, chunk, others) in
+                [(2, M, 0), (3, M, 2), (1, 1, 0), (2, 1, 0), (5, 1, 3), (3, 7, 0), (2, 32, 1)]
+            {
+                let got = run(threads, chunk, others);
+                assert!(
+                    got == want,
+                    "{isa} {shape:?} x{threads}, {chunk} at once, {others} beside"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn a_cache_may_start_late_and_end_early() {
     // Queries before the first key see nothing and give zeros; keys after a query are not seen.
     check(&shape(4, 2, 32, None), 20, 0, 10, &[(30, F16, F16)]);
@@ -351,7 +412,14 @@ fn scores_far_apart_saturate_and_huge_ones_do_not_overflow_the_weights() {
     let pool = ThreadPool::new(2);
     for &isa in Isa::available() {
         for (m, heads) in [(1, 1), (1, 8), (64, 1)] {
-            let shape = AttnShape { heads, kv_heads: 1, head_dim: 8, scale: 1.0, window: None };
+            let shape = AttnShape {
+                heads,
+                kv_heads: 1,
+                head_dim: 8,
+                scale: 1.0,
+                window: None,
+                deterministic: false,
+            };
             let q = vec![1e15; m * heads * 8];
             let k: Vec<f32> =
                 (0..100).flat_map(|i| [if i == 70 { 1e15 } else { -1e15 }; 8]).collect();

@@ -2,7 +2,7 @@
 
 use super::plan::{KEYS, Piece};
 use super::widen::Side;
-use super::{Call, KvLayout, KvSegment};
+use super::{Call, KvLayout};
 use crate::ops::simd::Simd;
 
 /// Up to [`KEYS`] rows of keys and of values, `stride` elements apart; elements from `head_dim` on are
@@ -36,9 +36,11 @@ impl Tile {
     }
 
     /// Notes the positions of the rows to come, and how their keys lie.
-    pub(super) fn place(&mut self, kv: &[KvSegment<'_>], pieces: &[Piece]) {
-        self.by_channels =
-            pieces.iter().all(|piece| kv[piece.segment].k_layout == KvLayout::Channels);
+    pub(super) fn place(&mut self, call: &Call<'_>, pieces: &[Piece]) {
+        let kv = call.kv;
+        // Which pieces share a tile depends on what is seen of them.
+        self.by_channels = !call.shape.deterministic
+            && pieces.iter().all(|piece| kv[piece.segment].k_layout == KvLayout::Channels);
         self.positions.clear();
         self.positions.reserve(KEYS);
         (self.first, self.last) = (usize::MAX, 0);

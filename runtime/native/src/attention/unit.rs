@@ -59,7 +59,8 @@ impl Unit {
         self.rows = self.queries * call.group;
         self.first = call.q_pos + query;
         self.stride = call.stride;
-        self.block = wide::block(s, self.rows);
+        // One way for any number of rows, where nothing may depend on that.
+        self.block = if call.shape.deterministic { 0 } else { wide::block(s, self.rows) };
         let padded = self.rows.next_multiple_of(self.block.max(1));
         for (state, value) in
             [(&mut self.max, f32::MIN), (&mut self.sum, 0.0), (&mut self.offset, 0.0)]
@@ -112,6 +113,16 @@ impl Unit {
         s.enter(AddTile { unit: self, dim, tile, mask, full, scores });
     }
 
+    /// Adds what another unit has summed up for the same rows over later keys. Both are for [`narrow`].
+    pub(super) fn fold(&mut self, other: &Unit) {
+        let rows = self.o.chunks_exact_mut(self.stride).zip(other.o.chunks_exact(self.stride));
+        for (row, (o, other_o)) in rows.enumerate() {
+            let Weights { of, max } = Weights::new([self.max[row], other.max[row]]);
+            (self.max[row], self.sum[row]) = (max, of.sum([self.sum[row], other.sum[row]]));
+            o.iter_mut().zip(other_o).for_each(|(o, other)| *o = of.sum([*o, *other]));
+        }
+    }
+
     /// Where `row` is in `o`, and in a wide unit's `q`: element `d` at `start + d * step`.
     fn place(&self, row: usize) -> (usize, usize) {
         let step = self.block.max(1);
@@ -140,6 +151,60 @@ impl Kernel for AddTile<'_> {
             narrow::add(s, unit, dim, tile, &mask, full, scores);
         } else {
             wide::add(s, unit, dim, tile, &mask, full, scores);
+        }
+    }
+}
+
+/// What two sums are multiplied by when they are added.
+#[derive(Clone, Copy)]
+struct Pair([f32; 2]);
+
+impl Pair {
+    #[inline(always)]
+    fn sum(self, [a, b]: [f32; 2]) -> f32 {
+        a * self.0[0] + b * self.0[1]
+    }
+}
+
+/// How sums over keys with the largest scores `max` are added, and the largest score of both.
+struct Weights {
+    of: Pair,
+    max: f32,
+}
+
+impl Weights {
+    #[inline(always)]
+    fn new(max: [f32; 2]) -> Weights {
+        let largest = max[0].max(max[1]);
+        Weights { of: Pair(max.map(|max| (max - largest).exp2())), max: largest }
+    }
+}
+
+/// The sum of a row over units in the order in which they are added, as [`Unit::fold`] adds them.
+pub(super) struct Fold<'y> {
+    max: f32,
+    sum: f32,
+    y: &'y mut [f32],
+}
+
+impl<'y> Fold<'y> {
+    pub(super) fn new(y: &'y mut [f32]) -> Fold<'y> {
+        y.fill(0.0);
+        Fold { max: f32::MIN, sum: 0.0, y }
+    }
+
+    pub(super) fn add(&mut self, unit: &Unit, row: usize) {
+        let Weights { of, max } = Weights::new([self.max, unit.max[row]]);
+        (self.max, self.sum) = (max, of.sum([self.sum, unit.sum[row]]));
+        let o = &unit.o[row * unit.stride..];
+        self.y.iter_mut().zip(o).for_each(|(y, o)| *y = of.sum([*y, *o]));
+    }
+
+    /// Writes the result: zeros for a row that has seen nothing.
+    pub(super) fn end(self) {
+        let Fold { sum, y, .. } = self;
+        if sum != 0.0 {
+            y.iter_mut().for_each(|y| *y /= sum);
         }
     }
 }

@@ -106,6 +106,11 @@ impl Activations {
         }
     }
 
+    /// Whether the number of rows may not change a bit of a product.
+    pub fn is_deterministic(&self) -> bool {
+        self.deterministic
+    }
+
     /// The form that [`matmul`](super::matmul) reads of an input of `m` rows with these settings, for weights
     /// of a type, with `isa`.
     pub fn form(&self, isa: Isa, m: usize, weights: DType) -> ActForm {

@@ -217,7 +217,7 @@ pub fn attention(
     v: &[f32],
     positions: &[usize],
 ) -> Vec<f64> {
-    let AttnShape { heads, kv_heads, head_dim, scale, window } = *shape;
+    let AttnShape { heads, kv_heads, head_dim, scale, window, .. } = *shape;
     let row = |x: usize, head: usize| {
         (x * kv_heads + head) * head_dim..(x * kv_heads + head + 1) * head_dim
     };
@@ -271,7 +271,14 @@ mod tests {
 
     #[test]
     fn attention_is_causal_and_windowed() {
-        let shape = AttnShape { heads: 2, kv_heads: 1, head_dim: 1, scale: 1.0, window: None };
+        let shape = AttnShape {
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 1,
+            scale: 1.0,
+            window: None,
+            deterministic: false,
+        };
         let (k, v) = ([0.0, 0.0, 0.0], [1.0, 2.0, 6.0]);
         let q = [1.0; 6];
         let y = attention(&shape, &q, 0, &k, &v, &[0, 1, 2]);

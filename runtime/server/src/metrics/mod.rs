@@ -279,6 +279,11 @@ fn write_memory(MemoryReport { pool, kv, kernels }: &MemoryReport, text: &mut Te
             "Those of them that were written before their step.",
             kv.migrations_ahead,
         ),
+        (
+            "ruvllm_kv_packed_early_total",
+            "Those of them that were not old yet, to make room.",
+            kv.packed_early,
+        ),
         ("ruvllm_kv_spills_total", "Blocks written to disk.", kv.spills),
         ("ruvllm_kv_spill_failures_total", "Spills that failed.", kv.spill_failures),
         ("ruvllm_kv_restores_total", "Blocks read back from disk.", kv.restores),

@@ -7,6 +7,7 @@ use ruvllm_tests::PackBuilder;
 use ruvllm_tests::wat::{Module, rmsnorm_f32};
 
 use super::*;
+use crate::kv::Seen;
 use crate::kv::block::Half;
 use crate::kv::prefix::scope;
 use crate::kv::store::{KvKernels, KvStore};
@@ -72,7 +73,8 @@ impl Stage {
         let mut content = Vec::new();
         for layer in 0..SHAPE.layers {
             let mut segments = Vec::new();
-            self.store.segments(table, layer, 0, &mut segments).unwrap();
+            let seen = Seen { first: 0, from: 0, end: usize::MAX };
+            self.store.segments(table, layer, seen, &mut segments).unwrap();
             content.extend(segments.iter().map(|s| {
                 let codecs = format!("{:?} {:?} {}", s.k_dtype, s.v_dtype, s.len);
                 (s.start, codecs, [s.k, s.v].concat())
@@ -168,17 +170,26 @@ fn a_block_that_is_cut_and_filled_again_is_written_when_it_is_due() {
 }
 
 #[test]
-fn a_block_that_others_hold_at_the_boundary_stays_as_it_is() {
+fn a_block_that_others_hold_at_the_boundary_stays_as_it_is_for_them() {
     for kept in [false, true] {
         let mut pair = Pair::begun();
         let before = pair.migrations().1;
-        let mut forks = Vec::new();
-        pair.both(|stage, table| forks.push(stage.store.fork(table)));
+        let (mut forks, mut contents) = (Vec::new(), Vec::new());
+        pair.both(|stage, table| {
+            let fork = stage.store.fork(table);
+            contents.push(stage.content(&fork));
+            forks.push(fork);
+        });
         if !kept {
             forks.clear();
         }
+        let copies = pair.0[0].0.store.stats().copies;
         pair.decode(128..160);
-        assert_eq!(pair.migrations().1 - before, u64::from(!kept));
+        assert_eq!(pair.migrations().1 - before, 1);
+        assert_eq!(pair.0[0].0.store.stats().copies - copies, u64::from(kept));
+        for (fork, ((stage, _), content)) in forks.iter().zip(pair.0.iter().zip(&contents)) {
+            assert_eq!(stage.content(fork), *content);
+        }
         drop(forks);
         pair.decode(160..300);
     }

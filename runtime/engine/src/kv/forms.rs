@@ -1,0 +1,336 @@
+//! Which form of a block a query reads.
+//!
+//! It follows from two block numbers alone, the query's and the key's: the codec that the policy has for as many
+//! tokens as lie between. So a prompt that is computed at once reads what it would read token by token: until a step
+//! settles, a block that grows old in it exists in every codec that one of its queries wants ([`Form`]). Each form is
+//! packed from the one before it, as blocks are that grow old from step to step.
+//!
+//! Three things are left that give a query fewer bits: packing under pressure of memory (`reclaim`), a
+//! sequence that was cut off where its blocks had grown old already, and a hit in the prefix cache, of which the blocks
+//! with too few bits are computed again but those before them not. Deterministic engines do none of these.
+
+use std::time::Instant;
+
+use super::block::{Codecs, Half, Side};
+use super::prefix;
+use super::recode::Packer;
+use super::store::{KvKernels, KvStore, Place, copy_side};
+use super::stored::{Stored, segment};
+use super::table::{BlockId, Entry, Form, KvTable};
+use crate::error::EngineError;
+use crate::memory::Exhausted;
+use ruvllm_native::attention::KvSegment;
+
+/// Positions that some queries see.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen {
+    /// The first that any of them sees.
+    pub(crate) first: usize,
+    /// That of the first query, and the end of theirs.
+    pub(crate) from: usize,
+    pub(crate) end: usize,
+}
+
+impl KvTable {
+    /// How many queries from position `from` on read the same forms of all blocks.
+    pub(crate) fn run(&self, from: usize) -> usize {
+        let changes = self.forms.iter().map(|form| form.from).filter(|change| *change > from);
+        changes.min().map_or(usize::MAX, |change| change - from)
+    }
+}
+
+impl KvStore {
+    /// The position of the first token of a block.
+    fn block_start(&self, position: usize) -> usize {
+        position / self.shape.tokens * self.shape.tokens
+    }
+
+    /// The codecs in which queries at positions from `from` on, to the end of their block, read a full block
+    /// that ends at `end`.
+    fn wanted(&self, end: usize, from: usize) -> Codecs {
+        let age = self.block_start(from).saturating_sub(end);
+        Codecs { keys: self.policy.keys.at(age), values: self.policy.values.at(age) }
+    }
+
+    /// The codecs of a block in memory or on disk.
+    pub(super) fn codecs(&self, id: BlockId) -> Option<Codecs> {
+        match &self.blocks[id.0 as usize].place {
+            Place::Memory(stored) => Some(stored.codecs()),
+            Place::Disk(ticket) => Some(ticket.codecs()),
+            Place::Vacant | Place::Gone => None,
+        }
+    }
+
+    /// The codecs that a sequence's block has to be put in for queries at position `from`, if it does.
+    pub(super) fn due(&self, entry: &Entry, from: usize) -> Option<Codecs> {
+        if entry.len < self.shape.tokens || entry.end() > from {
+            return None;
+        }
+        let Place::Memory(stored) = &self.blocks[entry.id.0 as usize].place else { return None };
+        let wanted = self.wanted(entry.end(), from);
+        // Never to more bits: what was given up under pressure does not come back.
+        (wanted.bytes(&self.shape) < stored.codecs().bytes(&self.shape)).then_some(wanted)
+    }
+
+    /// How many of these blocks, of which the first ends at `end`, a query right behind them can read: `None`
+    /// stands for all. Where not all, of an engine that is deterministic none is left that has too few bits for
+    /// what is computed next, and of another the first is the end that has too few for a query behind the last.
+    pub(super) fn exact(&self, codecs: &[Codecs], end: usize) -> Option<usize> {
+        let tokens = self.shape.tokens;
+        let short = |count: usize| {
+            let from = end + (count - 1) * tokens;
+            let has_few = |(i, codecs): (usize, &Codecs)| {
+                codecs.has_fewer_bits(self.wanted(end + i * tokens, from))
+            };
+            codecs[..count].iter().enumerate().position(|at| has_few(at))
+        };
+        let mut count = codecs.len();
+        while count > 0 {
+            let Some(first) = short(count) else { break };
+            match self.deterministic {
+                true => count -= 1,
+                false => return Some(first),
+            }
+        }
+        (count < codecs.len()).then_some(count)
+    }
+
+    /// Lets go of a deterministic sequence's blocks that have fewer bits than what is computed next wants, and
+    /// of all after them.
+    pub(super) fn keep_exact(&self, table: &mut KvTable) {
+        // What follows a gap was computed with what is forgotten.
+        if !self.deterministic || !self.policy.migrates() || table.gap.len > 0 {
+            return;
+        }
+        if let Some(last) = table.entries.last().filter(|entry| entry.len < self.shape.tokens) {
+            let appended =
+                Codecs { keys: self.policy.keys.appended(), values: self.policy.values.appended() };
+            if self.codecs(last.id) != Some(appended) {
+                table.uncompute(last.start);
+            }
+        }
+        let full = table.entries.iter().filter(|entry| entry.len == self.shape.tokens);
+        let codecs: Option<Vec<Codecs>> = full.map(|entry| self.codecs(entry.id)).collect();
+        if let Some(count) = codecs.and_then(|codecs| self.exact(&codecs, self.shape.tokens)) {
+            table.uncompute(count * self.shape.tokens);
+        }
+    }
+
+    /// Gives a sequence that goes on to `end` the forms in which its queries will read its blocks.
+    ///
+    /// # Errors
+    /// [`EngineError::MemoryExhausted`].
+    pub(super) fn form_blocks(
+        &mut self,
+        table: &mut KvTable,
+        end: usize,
+        kv_kernels: &mut KvKernels<'_>,
+    ) -> Result<(), EngineError> {
+        table.forms.clear();
+        if !self.policy.migrates() || end == table.computed {
+            return Ok(());
+        }
+        let tokens = self.shape.tokens;
+        let (first, last) = (self.block_start(table.computed), self.block_start(end - 1));
+        if first == last && table.computed > first {
+            // All was put in order when the block was begun.
+            return Ok(());
+        }
+        let young = self.policy.keys.young().max(self.policy.values.young());
+        let oldest =
+            Codecs { keys: self.policy.keys.oldest(), values: self.policy.values.oldest() };
+        for index in 0..table.entries.len() {
+            self.take_packed(table, index, first);
+            let entry = table.entries[index].clone();
+            // Through every codec that it would have had by now, since each is packed from the one before.
+            let full = entry.end().next_multiple_of(tokens);
+            let until = last.min(full + young + tokens);
+            let mut stored = self.codecs(entry.id).filter(|now| *now != oldest);
+            for from in (full..=until).step_by(tokens) {
+                let (Some(due), Some(now)) = (self.due(&entry, from), stored) else { continue };
+                if due.bytes(&self.shape) >= now.bytes(&self.shape) {
+                    continue;
+                }
+                let mut sides = [None, None];
+                for (half, side) in Half::BOTH.into_iter().zip(&mut sides) {
+                    if now.of(half) != due.of(half) {
+                        *side = Some(self.room_for(due, half, kv_kernels)?);
+                    }
+                }
+                let from = from.max(first);
+                table.forms.push(Form { entry: index, from, codecs: due, sides });
+                stored = Some(due);
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory for a side of a block, made free if need be.
+    fn room_for(
+        &mut self,
+        codecs: Codecs,
+        half: Half,
+        kv_kernels: &mut KvKernels<'_>,
+    ) -> Result<Side, EngineError> {
+        let codec = codecs.of(half);
+        if let Ok(side) = self.lease_side(codec) {
+            return Ok(side);
+        }
+        let fits = |store: &KvStore| store.lease_side(codec).is_ok();
+        self.make_room(kv_kernels, fits, fits);
+        let needed = self.shape.layers * self.shape.slot(codec);
+        self.lease_side(codec).map_err(|Exhausted| self.exhausted(needed))
+    }
+
+    /// Packs one half of a layer of a sequence's forms.
+    pub(super) fn pack_forms(
+        &mut self,
+        table: &mut KvTable,
+        layer: usize,
+        half: Half,
+        kv_kernels: &mut KvKernels<'_>,
+    ) -> Result<(), EngineError> {
+        if table.forms.is_empty() {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let shape = self.shape;
+        for index in 0..table.forms.len() {
+            let (before, rest) = table.forms.split_at_mut(index);
+            let Some(Form { entry, sides, .. }) = rest.first_mut() else { break };
+            let Some(to) = &mut sides[half as usize] else { continue };
+            let Entry { id, start, .. } = table.entries[*entry];
+            let block = &self.blocks[id.0 as usize];
+            let Place::Memory(stored) = &block.place else {
+                return Err(EngineError::KvBlockMissing { position: start });
+            };
+            let earlier = before.iter().rev().take_while(|form| form.entry == *entry);
+            let mut earlier = earlier.filter_map(|form| form.sides[half as usize].as_ref());
+            let from = earlier.next().unwrap_or(stored.side(half));
+            let KvKernels { kernels, pool } = &mut *kv_kernels;
+            let (scope, scratch) = (table.isolation, &mut self.scratch);
+            let mut packer = Packer { kernels, pool, scope, scratch };
+            packer.recode_layer(&shape, layer, block.tokens, from, to)?;
+        }
+        self.stats.migration_ns += started.elapsed().as_nanos() as u64;
+        Ok(())
+    }
+
+    /// What attention reads of a sequence in a layer for some queries, which all read the same forms
+    /// ([`KvTable::run`]).
+    ///
+    /// # Errors
+    /// [`EngineError::KvBlockMissing`]; never after [`KvStore::restore`].
+    pub(crate) fn segments<'a>(
+        &'a self,
+        table: &'a KvTable,
+        layer: usize,
+        Seen { first, from, end }: Seen,
+        segments: &mut Vec<KvSegment<'a>>,
+    ) -> Result<(), EngineError> {
+        let first = table.entries.partition_point(|entry| entry.end() <= first);
+        let until = table.entries.partition_point(|entry| entry.start < end);
+        let mut forms = table.forms.as_slice();
+        for (index, entry) in table.entries.iter().enumerate().take(until).skip(first) {
+            let &Entry { id, start, len, .. } = entry;
+            let Place::Memory(stored) = &self.blocks[id.0 as usize].place else {
+                return Err(EngineError::KvBlockMissing { position: start });
+            };
+            forms = &forms[forms.partition_point(|form| form.entry < index)..];
+            let mut sides = Half::BOTH.map(|half| stored.side(half));
+            let own = forms.iter().take_while(|form| form.entry == index && form.from <= from);
+            for form in own {
+                for (side, formed) in sides.iter_mut().zip(&form.sides) {
+                    *side = formed.as_ref().unwrap_or(*side);
+                }
+            }
+            segments.push(segment(&self.shape, layer, start, len, sides));
+        }
+        Ok(())
+    }
+
+    /// Puts the last forms of a step in the place of its blocks.
+    pub(super) fn adopt_forms(
+        &mut self,
+        table: &mut KvTable,
+        kv_kernels: &mut KvKernels<'_>,
+    ) -> Result<(), EngineError> {
+        let mut forms = std::mem::take(&mut table.forms);
+        for entry in forms.chunk_by_mut(|a, b| a.entry == b.entry) {
+            let mut fresh = [None, None];
+            let Some(&Form { entry: index, codecs, .. }) = entry.last().as_deref() else {
+                continue;
+            };
+            for form in entry {
+                for (fresh, side) in fresh.iter_mut().zip(&mut form.sides) {
+                    *fresh = side.take().or(fresh.take());
+                }
+            }
+            self.replace(table, index, codecs, fresh, kv_kernels)?;
+            self.stats.migrations += 1;
+        }
+        forms.clear();
+        table.forms = forms;
+        Ok(())
+    }
+
+    /// Puts other sides in the place of a block's, or of a sequence's own copy of it where others see it.
+    pub(super) fn replace(
+        &mut self,
+        table: &mut KvTable,
+        index: usize,
+        codecs: Codecs,
+        fresh: [Option<Side>; 2],
+        kv_kernels: &mut KvKernels<'_>,
+    ) -> Result<(), EngineError> {
+        let id = table.entries[index].id;
+        if self.blocks[id.0 as usize].refs == 1 {
+            self.put(id, fresh);
+            return Ok(());
+        }
+        let mut sides = Vec::with_capacity(2);
+        for (half, fresh) in Half::BOTH.into_iter().zip(fresh) {
+            sides.push(match fresh {
+                Some(side) => side,
+                None => {
+                    let mut side = self.room_for(codecs, half, kv_kernels)?;
+                    if let Place::Memory(stored) = &self.blocks[id.0 as usize].place {
+                        copy_side(stored.side(half), &mut side);
+                    }
+                    side
+                }
+            });
+        }
+        let (Some(values), Some(keys)) = (sides.pop(), sides.pop()) else { return Ok(()) };
+        self.exchange(table, index, Stored::new(keys, values));
+        let Entry { id, key, .. } = table.entries[index];
+        if let Some(key) = key.map(|key| prefix::packed(&key, codecs)) {
+            self.index.entry(key).or_insert_with(|| {
+                self.blocks[id.0 as usize].key = Some(key);
+                id
+            });
+        }
+        Ok(())
+    }
+
+    /// Has a sequence refer to what another has packed of a block that both see, where it is due for queries at
+    /// position `from`.
+    pub(super) fn take_packed(&mut self, table: &mut KvTable, index: usize, from: usize) -> bool {
+        let entry = &table.entries[index];
+        let (id, key) = (entry.id, entry.key);
+        let due = self.due(entry, from).filter(|_| self.blocks[id.0 as usize].refs > 1);
+        let packed = due.zip(key).and_then(|(codecs, key)| {
+            let packed = *self.index.get(&prefix::packed(&key, codecs))?;
+            let place = &self.blocks[packed.0 as usize].place;
+            matches!(place, Place::Memory(_)).then_some(packed)
+        });
+        let Some(packed) = packed else { return false };
+        let block = &mut self.blocks[packed.0 as usize];
+        block.refs += 1;
+        block.used = self.clock;
+        block.priority = block.priority.max(table.standing.priority);
+        table.entries[index].id = packed;
+        self.release(id);
+        true
+    }
+}
