@@ -87,6 +87,13 @@ pub(crate) struct Keys {
     team: Option<TeamKeys>,
 }
 
+/// Row operations that a model calls whose keys and values are stored by `kv`, an adapter's among them.
+pub fn operations(kv: &KvPolicy) -> Vec<OpKey> {
+    let Keys { rmsnorm, rope, swiglu, lora, kv, team: _ } = Keys::new(kv, None);
+    let packed = kv.into_iter().flat_map(|(_, pack, unpack)| [pack, unpack]);
+    [rmsnorm, rope, swiglu, lora].into_iter().chain(packed).collect()
+}
+
 impl Keys {
     pub(crate) fn new(kv: &KvPolicy, model: Option<&Model>) -> Keys {
         let mut packed: Vec<_> = kv.packed().collect();

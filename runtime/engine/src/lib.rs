@@ -52,6 +52,7 @@ pub use constraint::{TokenConstraint, TokenMask};
 pub use engine::{Engine, EngineConfig, MemoryReport};
 pub use error::EngineError;
 pub use generate::{Event, Finish, FinishReason, GenerateOptions, Timings, Usage};
+pub use kernels::operations;
 pub use kv::{KvCodec, KvPolicy, KvStats};
 pub use logprobs::{Logprobs, TokenLogprob};
 pub use memory::{Reservation, Use};

@@ -1,7 +1,8 @@
 //! Packs, trust and policy brought together into a host that is ready to run kernels.
 
 use crate::{Error, embedded};
-use ruvllm_host::{Host, HostConfig, InstallReport, SupervisorConfig};
+use ruvllm_engine::KvPolicy;
+use ruvllm_host::{Host, HostConfig, InstallReport, OpKey, SupervisorConfig};
 use ruvllm_signing::{Clock, PackLimits, PackLock, TrustPolicy, UnverifiedPack, VersionFloor};
 use std::path::{Path, PathBuf};
 
@@ -21,6 +22,7 @@ pub struct KernelSetBuilder {
     config: HostConfig,
     trust: TrustPolicy,
     core_pack: bool,
+    called: Option<Vec<OpKey>>,
     packs: Vec<PathBuf>,
     lock: Option<PackLock>,
     floor: Option<VersionFloor>,
@@ -33,6 +35,7 @@ impl KernelSet {
             config: HostConfig::default(),
             trust: TrustPolicy::builtin(),
             core_pack: true,
+            called: None,
             packs: Vec::new(),
             lock: None,
             floor: None,
@@ -66,6 +69,13 @@ impl KernelSetBuilder {
     /// is kept and where modules are compiled.
     pub fn config(mut self, config: HostConfig) -> Self {
         self.config = config;
+        self
+    }
+
+    /// Of the core pack, prepares only the kernels that a model calls whose keys and values are stored by
+    /// `kv`: the first text comes earlier. [`crate::RuntimeBuilder::build`] does it.
+    pub fn for_models(mut self, kv: &KvPolicy) -> Self {
+        self.called = Some(ruvllm_engine::operations(kv));
         self
     }
 
@@ -122,7 +132,7 @@ impl KernelSetBuilder {
             let verified = embedded::core_pack(&limits)
                 .and_then(|pack| pack.verify(&TrustPolicy::builtin(), None))
                 .map_err(|source| Error::Pack { pack: "(built in)".into(), source })?;
-            installed.push(host.install_embedded(verified)?);
+            installed.push(host.install_embedded(verified, self.called.as_deref())?);
         }
         let KernelSetBuilder { trust, floor, lock, .. } = self;
         let mut active = Vec::new();

@@ -400,6 +400,7 @@ impl RuntimeBuilder {
             bf16,
             renderer,
         } = self;
+        let kernels = kernels.for_models(&kv);
         // From the start, so that proving packs keeps to it.
         let kernels = match memory {
             Some(budget) => kernels.kernel_memory(kernel_share(budget)),

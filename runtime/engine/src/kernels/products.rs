@@ -112,9 +112,18 @@ impl Matrices {
                 let of_type = |w: &&Linear| key.inputs.get(1) == Some(&w.dtype());
                 let largest = weights.multiplied().filter(of_type).max_by_key(|w| w.size());
                 largest.into_iter().try_for_each(|linear| {
-                    worker.race(snapshot, &linear.matrix()?, &how);
+                    worker.race_matmul(snapshot, &linear.matrix()?, &how);
                     Ok::<_, EngineError>(())
                 })?;
+            }
+            worker.race_embed(snapshot, &weights.embedding.matrix()?, how.team);
+            let config = self.model.config();
+            if let Some(layer) = config.layers.first() {
+                worker.race_attention(
+                    snapshot,
+                    &config.attention_shape(&layer.attention, self.settings.is_deterministic()),
+                    how.team,
+                );
             }
         }
         let mut products: Vec<Option<Product>> = Vec::new();

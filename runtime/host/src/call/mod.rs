@@ -8,5 +8,6 @@ pub(crate) mod native;
 mod open;
 pub(crate) mod profile;
 pub(crate) mod sandboxed;
+mod team_race;
 pub(crate) mod team_worker;
 pub(crate) mod worker;

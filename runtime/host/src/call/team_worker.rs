@@ -16,7 +16,6 @@ use super::open::Open;
 use crate::error::Failure;
 use crate::memory::KernelBudget;
 use crate::registry::kernel::PublishedKernel;
-use crate::registry::race::class;
 use crate::registry::{OpSlot, RegistrySnapshot};
 use crate::stats::Timing;
 use crate::team::{AttentionSession, MatmulProvider, PreparedMatmul, Provider, Team};
@@ -33,10 +32,6 @@ use std::time::Instant;
 /// Elements of a product that a check looks at.
 const CHECKED: usize = 32;
 
-/// Rows of the activations that providers race with, and how often each runs.
-const RACE_ROWS: [usize; 2] = [1, 32];
-const RACE_TURNS: usize = 5;
-
 /// What providers have made of a matrix, for as long as somebody multiplies by it.
 #[derive(Default)]
 pub struct PreparedWeights {
@@ -44,8 +39,8 @@ pub struct PreparedWeights {
 }
 
 /// Weights that a provider has prepared, and what they count for.
-struct Held {
-    prepared: Box<dyn PreparedMatmul>,
+pub(super) struct Held {
+    pub(super) prepared: Box<dyn PreparedMatmul>,
     _memory: Option<Taken>,
 }
 
@@ -100,7 +95,7 @@ pub struct TeamWorker {
     host: Arc<WorkerContext>,
     /// By kernel uid.
     kernels: Vec<Option<State>>,
-    sampler: Sampler,
+    pub(super) sampler: Sampler,
     buffers: TeamBuffers,
 }
 
@@ -175,14 +170,11 @@ impl TeamWorker {
             let (name, detail) = (key.to_string(), "nobody provides it".to_owned());
             return Err(CallError::Unknown { name, detail });
         };
-        let chain = &slot.choice.chain;
-        // Most text is written a token at a time.
-        let winner = slot.race.as_ref().and_then(|race| race.winner(class(RACE_ROWS[0])));
-        let rest = (0..chain.len()).filter(|at| Some(*at) != winner);
         let mut product = Product { chain: Vec::new(), refused: None, made: false };
         let mut holds = false;
         let mut last = None;
-        for kernel in winner.into_iter().chain(rest).filter_map(|at| chain.get(at)) {
+        // Most text is written a token at a time.
+        for kernel in slot.by_rows(1) {
             let Some(Provider::Matmul(_, provider)) = kernel.team() else { continue };
             let Some(bytes) = provider.prepared_bytes(weights, how.team.isa) else { continue };
             if kernel.stats().quarantined() || bytes > 0 && (holds || !how.repack) {
@@ -212,7 +204,7 @@ impl TeamWorker {
     }
 
     /// A matrix as a provider takes it up, and whether it was not taken up before.
-    fn prepare(
+    pub(super) fn prepare(
         &mut self,
         kernel: &Arc<PublishedKernel>,
         provider: &Arc<dyn MatmulProvider>,
@@ -266,7 +258,7 @@ impl TeamWorker {
     }
 
     /// Random activations `[rows, k]` in the form that a provider reads.
-    fn input(
+    pub(super) fn input(
         &mut self,
         provider: &dyn MatmulProvider,
         weights: &Weights<'_>,
@@ -281,46 +273,6 @@ impl TeamWorker {
         x.prepare(pool, isa, &numbers, rows, weights.cols(), form.into())
             .map_err(|e| Failure::Native { detail: e.to_string() })?;
         Ok((x, form))
-    }
-
-    /// Times everybody who multiplies by weights of this type on a matrix of it, where the policy asks for the
-    /// fastest and no earlier result holds. Each prepares it for as long as it is timed.
-    pub fn race(&mut self, snap: &RegistrySnapshot, weights: &Weights<'_>, how: &Preparation<'_>) {
-        let key = OpKey::matmul(weights.dtype());
-        let Some((slot, records)) = snap.slot_of(&key).zip(snap.records()) else { return };
-        let Some(race) = &slot.race else { return };
-        if RACE_ROWS.iter().all(|&rows| race.winner(class(rows)).is_some()) {
-            return;
-        }
-        let chain = &slot.choice.chain;
-        let mut times = RACE_ROWS.map(|_| vec![None; chain.len()]);
-        let mut y = vec![0.0; RACE_ROWS[1] * weights.rows()];
-        for (at, kernel) in chain.iter().enumerate() {
-            let Some(Provider::Matmul(_, provider)) = kernel.team() else { continue };
-            let bytes = provider.prepared_bytes(weights, how.team.isa);
-            if kernel.stats().quarantined() || bytes.is_none_or(|bytes| bytes > 0 && !how.repack) {
-                continue;
-            }
-            let made = PreparedWeights::default();
-            let bytes = bytes.unwrap_or_default();
-            let Ok((held, _)) = self.prepare(kernel, provider, weights, &made, bytes, how) else {
-                continue;
-            };
-            for (rows, times) in RACE_ROWS.into_iter().zip(&mut times) {
-                let Ok((x, _)) = self.input(&**provider, weights, rows, how) else { continue };
-                let mut turn = || {
-                    let started = Instant::now();
-                    let out = MatMut { data: &mut y, stride: weights.rows() };
-                    held.prepared.run(weights, &x, out, how.team).ok()?;
-                    Some(started.elapsed())
-                };
-                let turns: Option<Vec<_>> = (0..RACE_TURNS).map(|_| turn()).collect();
-                times[at] = turns.and_then(|turns| turns.into_iter().min());
-            }
-        }
-        for (rows, times) in RACE_ROWS.into_iter().zip(&times) {
-            records.finish(&key, chain, race, class(rows), times, true);
-        }
     }
 
     /// `y[m, n] = x[m, k] w[n, k]^T`, by the providers of this matrix.
@@ -371,7 +323,7 @@ impl TeamWorker {
         team: Team<'_>,
     ) -> Result<(), CallError> {
         let slot = snap.entry(slot)?;
-        let chain = slot.choice.chain.iter().filter_map(|kernel| match kernel.team() {
+        let chain = slot.by_rows(tokens.len()).filter_map(|kernel| match kernel.team() {
             Some(Provider::Embed(_, provider)) => Some((kernel, (kernel, provider))),
             _ => None,
         });
@@ -405,14 +357,16 @@ impl TeamWorker {
             |s: &AttnSequence<'_>| s.kv.iter().map(|kv| kv.k.len() + kv.v.len()).sum::<usize>();
         let queries = |s: &AttnSequence<'_>| size_of_val(s.q) + size_of_val(&*s.y);
         let bytes = sequences.iter().map(|sequence| cache(sequence) + queries(sequence)).sum();
-        let chain = slot.choice.chain.iter().filter_map(|kernel| match kernel.team() {
+        let row = shape.heads * shape.head_dim;
+        let rows = |sequence: &AttnSequence<'_>| sequence.y.len() / row.max(1);
+        let rows = sequences.iter().map(rows).max().unwrap_or_default();
+        let chain = slot.by_rows(rows).filter_map(|kernel| match kernel.team() {
             Some(Provider::Attention(provider)) => Some((kernel, (kernel, provider))),
             _ => None,
         });
         let asked = self.ask(snap, chain, bytes, |worker, (kernel, provider), session, check| {
             let session = session.get_or_insert_with(|| provider.open());
             session.run(shape, sequences, team).map_err(|e| failure(kernel, e))?;
-            let row = shape.heads * shape.head_dim;
             if check && row > 0 && !sequences.is_empty() {
                 let sequence = &sequences[worker.below(sequences.len())];
                 let queries = sequence.y.len() / row;
@@ -428,7 +382,7 @@ impl TeamWorker {
     }
 
     /// A number below `n`, drawn.
-    fn below(&mut self, n: usize) -> usize {
+    pub(super) fn below(&mut self, n: usize) -> usize {
         self.sampler.random.below(n as u32) as usize
     }
 

@@ -32,7 +32,7 @@ use ruvllm_signing::VerifiedPack;
 /// use ruvllm_host::{HostConfig, lifecycle::pass_gates};
 ///
 /// fn skip_verification(pack: &ruvllm_signing::UnverifiedPack, config: &HostConfig) {
-///     let _ = pass_gates(pack, config, 0);
+///     let _ = pass_gates(pack, config, 0, None);
 /// }
 /// ```
 #[deny(clippy::field_scoped_visibility_modifiers)]
@@ -97,11 +97,12 @@ impl GatedKernel<'_> {
 pub struct Gated<'a> {
     /// Those that passed.
     pub kernels: Vec<GatedKernel<'a>>,
-    /// Kernels that are in order but were made for another executor or a newer one.
+    /// Kernels that are in order but were made for another executor or another mode, or are called by
+    /// nobody.
     pub skipped: Vec<Skipped>,
 }
 
-/// A kernel that this host cannot run, and why.
+/// A kernel that is not used here, and why.
 #[derive(Clone, Debug)]
 pub struct Skipped {
     /// Its id in the pack.
@@ -131,7 +132,8 @@ pub(crate) fn runtime_gates(config: &HostConfig) -> RuntimeGates {
 }
 
 /// Takes a pack, whose instances may take `memory` bytes together, through all gates. No kernel is
-/// compiled, or loaded as machine code, before every one has passed.
+/// compiled, or loaded as machine code, before every one has passed. Where `called` has all operations
+/// that will ever be called, kernels of others are left out.
 ///
 /// # Errors
 /// Everything that speaks against the pack.
@@ -139,6 +141,7 @@ pub fn pass<'a>(
     pack: &'a VerifiedPack,
     config: &HostConfig,
     memory: usize,
+    called: Option<&[OpKey]>,
 ) -> Result<Gated<'a>, Vec<Refusal>> {
     let manifest = pack.manifest();
     let compatibility = check_compatibility(manifest, &runtime_gates(config));
@@ -159,7 +162,9 @@ pub fn pass<'a>(
             continue;
         }
         let stands_back = !config.all_variants && found.is_empty();
-        if let Some(reason) = variants.stands_back(entry).filter(|_| stands_back) {
+        let uncalled = called.is_some_and(|called| !called.contains(&key_of(entry)));
+        let uncalled = uncalled.then_some("no model that is loaded here calls this operation");
+        if let Some(reason) = variants.stands_back(entry).or(uncalled).filter(|_| stands_back) {
             let reasons = vec![reason.to_owned()];
             skipped.push(Skipped { kernel: entry.id.clone(), key: key_of(entry), reasons });
             continue;

@@ -15,7 +15,7 @@ use crate::pack::PackId;
 use crate::stats::KernelStats;
 use crate::{CallError, HostError, OpKey, Policy};
 use kernel::{PublishedKernel, Uids};
-use race::{Race, Records};
+use race::{Race, Records, TEAM_ROWS, class};
 use ruvllm_manifest::nearest;
 use select::{Choice, Explanation, Field, choose, explain};
 use std::collections::HashMap;
@@ -108,6 +108,17 @@ pub(crate) struct Slot {
     pub(crate) race: Option<Race>,
     /// Of the key and who answers, for [`RegistrySnapshot::fingerprint`].
     fingerprint: [u8; 32],
+}
+
+impl Slot {
+    /// The chain of a team operation for a call of so many rows: the winner of their race first.
+    pub(crate) fn by_rows(&self, rows: usize) -> impl Iterator<Item = &Arc<PublishedKernel>> {
+        let raced = TEAM_ROWS[usize::from(rows > TEAM_ROWS[0])];
+        let winner = self.race.as_ref().and_then(|race| race.winner(class(raced)));
+        let chain = &self.choice.chain;
+        let rest = (0..chain.len()).filter(move |at| Some(*at) != winner);
+        winner.into_iter().chain(rest).filter_map(|at| chain.get(at))
+    }
 }
 
 /// Where an operation lies in the snapshot that gave it out. Valid for that snapshot only.

@@ -22,6 +22,9 @@ const CLASSES: usize = 33;
 /// A longer file is none of ours.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
+/// Rows that providers of team operations race with: as a token that is written, and as a prompt.
+pub(crate) const TEAM_ROWS: [usize; 2] = [1, 32];
+
 /// The class of a call that moves so many bytes.
 pub(crate) fn class(bytes: usize) -> usize {
     ((usize::BITS - bytes.leading_zeros()) as usize).min(CLASSES - 1)
@@ -145,9 +148,12 @@ impl Records {
                 .iter()
                 .map(|(nanos, id)| format!("{id} {:.2} us", *nanos as f64 / 1e3))
                 .collect();
-            let what = match key.op == team::MATMUL {
-                true => format!("products of {} rows", 1usize << class.saturating_sub(1)),
-                false => format!("calls below 2^{class} bytes"),
+            let rows = 1usize << class.saturating_sub(1);
+            let what = match key.op.as_str() {
+                team::MATMUL => format!("products of {rows} rows"),
+                team::EMBED => format!("embeddings of {rows} tokens"),
+                team::ATTENTION => format!("attention of {rows} queries"),
+                _ => format!("calls below 2^{class} bytes"),
             };
             format!("{what}: {}", ranked.join(", "))
         };

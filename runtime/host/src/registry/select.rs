@@ -265,9 +265,8 @@ pub(crate) fn explain(
     if *policy == Policy::Fastest && choice.chain.len() > 1 {
         let team = choice.chain.iter().any(|kernel| kernel.team().is_some());
         explanation.notes.push(match team {
-            true => {
-                "the winner with one row prepares the weights, raced when a model is loaded".into()
-            }
+            true => "raced when a model is loaded; weights are prepared by the winner with one row"
+                .into(),
             false => {
                 "calls go first to the winner of their class of sizes, raced at its first call"
                     .into()

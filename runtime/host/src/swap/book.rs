@@ -132,7 +132,7 @@ pub struct StageReport {
     pub pack: PackId,
     /// Kernels that were admitted.
     pub kernels: Vec<String>,
-    /// Kernels that this host cannot run, with the reasons.
+    /// Kernels that are not used here, with the reasons.
     pub skipped: Vec<(String, Vec<String>)>,
     /// What the cache of machine code did for it.
     pub cache: CacheUse,
@@ -155,7 +155,7 @@ pub struct InstallReport {
     pub generation: u64,
     /// Kernels that were admitted.
     pub kernels: Vec<String>,
-    /// Kernels that this host cannot run, with the reasons: made for another executor, mostly.
+    /// Kernels that are not used here, with the reasons: made for another executor or another mode, mostly.
     pub skipped: Vec<(String, Vec<String>)>,
     /// The version that it replaced.
     pub replaced: Option<String>,

@@ -2,6 +2,7 @@
 
 use super::book::{CacheUse, InstallReport, StageReport, Staged};
 use super::host::{Host, HostState};
+use crate::OpKey;
 use crate::admit::{self, Admission, AdmittedKernel, Pace};
 use crate::code::PreparedKernel;
 use crate::config::Compiler;
@@ -40,27 +41,33 @@ impl Host {
     /// and unless all gates were passed, nothing compiled. [`HostError::Executor`] where the
     /// sandbox cannot be set up here; [`HostError::CanaryRunning`] and [`HostError::Barred`].
     pub fn install(&self, pack: VerifiedPack) -> Result<InstallReport, HostError> {
-        self.install_with(pack, &self.state.config().compiler)
+        self.install_with(pack, &self.state.config().compiler, None)
     }
 
     /// Takes a pack in that is part of the program itself: as [`Host::install`], but compiled in
-    /// this process whatever the configuration says.
+    /// this process whatever the configuration says, and without the kernels of operations that are
+    /// not `called`, where that is given: preparing them would delay the first call.
     ///
     /// # Errors
     /// As for [`Host::install`].
-    pub fn install_embedded(&self, pack: VerifiedPack) -> Result<InstallReport, HostError> {
-        self.install_with(pack, &Compiler::InProcess)
+    pub fn install_embedded(
+        &self,
+        pack: VerifiedPack,
+        called: Option<&[OpKey]>,
+    ) -> Result<InstallReport, HostError> {
+        self.install_with(pack, &Compiler::InProcess, called)
     }
 
     fn install_with(
         &self,
         pack: VerifiedPack,
         compiler: &Compiler,
+        called: Option<&[OpKey]>,
     ) -> Result<InstallReport, HostError> {
         let state = &self.state;
         state.no_canary()?;
         lock(&state.generations).admits(&PackId::of(&pack))?;
-        let staged = state.prepare(&pack, compiler, at_once())?;
+        let staged = state.prepare(&pack, compiler, at_once(), called)?;
         state.activate_pack(&mut lock(&state.generations), staged)
     }
 
@@ -85,7 +92,7 @@ impl Host {
         }
         let threads = state.config().staging_threads.max(1);
         let pace = Pace { threads, rest: REST };
-        let prepare = || state.prepare(&pack, &state.config().compiler, pace);
+        let prepare = || state.prepare(&pack, &state.config().compiler, pace, None);
         let mut staged = state.staging.run(threads, prepare)?;
         let mut book = lock(&state.generations);
         book.admits(&id)?;
@@ -172,7 +179,7 @@ impl Host {
                         return own.cloned().ok_or_else(|| "its bytes are not kept".to_owned());
                     };
                     admits(id)?;
-                    let staged = state.prepare(&pack, &state.config().compiler, at_once());
+                    let staged = state.prepare(&pack, &state.config().compiler, at_once(), None);
                     staged.map(|staged| staged.pack).map_err(|e| e.to_string())
                 }),
             };
@@ -200,6 +207,7 @@ impl HostState {
         pack: &VerifiedPack,
         compiler: &Compiler,
         pace: Pace,
+        called: Option<&[OpKey]>,
     ) -> Result<Staged, HostError> {
         let manifest = pack.manifest();
         let id = PackId::of(pack);
@@ -215,7 +223,7 @@ impl HostState {
             Some(Err(why)) => (None, Some(why.clone())),
         };
         let memory = self.memory.of_pack();
-        let gated = gate::pass(pack, self.config(), memory.share()).map_err(refused)?;
+        let gated = gate::pass(pack, self.config(), memory.share(), called).map_err(refused)?;
         let admission = Admission::new(&*executor, self.config(), compiler, cache, pace, memory);
         let admitted = self.admit_all(gated.kernels, &admission).map_err(refused)?;
         let hits = admitted.iter().filter(|admitted| admitted.cached).count();

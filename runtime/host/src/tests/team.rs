@@ -85,7 +85,7 @@ impl Setup {
         let team = Team { pool, isa: Isa::detect(), read: ReadPattern::default() };
         let weights = Weights::new(*dtype, shape[0], shape[1], bytes).unwrap();
         let how = Preparation { team, repack: *repack, budget: &budget, settings };
-        worker.race(&host.snapshot(), &weights, &how);
+        worker.race_matmul(&host.snapshot(), &weights, &how);
         worker.product(&host.snapshot(), &weights, made, &how)
     }
 
@@ -466,6 +466,77 @@ fn the_fastest_is_found_when_a_matrix_is_loaded() {
 }
 
 #[test]
+fn the_fastest_gathers_embeddings_and_attends() {
+    /// Right where it is asked, and slow.
+    struct Slow;
+    impl EmbedProvider for Slow {
+        fn run(
+            &self,
+            table: &Weights<'_>,
+            tokens: &[u32],
+            y: &mut [f32],
+            _: Team<'_>,
+        ) -> Result<(), String> {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            for (token, y) in tokens.iter().zip(y.chunks_mut(table.cols())) {
+                let row = table.row(*token as usize);
+                dequantize_row(table.dtype(), row, y).map_err(|e| e.to_string())?;
+            }
+            Ok(())
+        }
+    }
+    impl AttentionProvider for Slow {
+        fn open(&self) -> Box<dyn AttentionSession> {
+            Box::new(Slow)
+        }
+    }
+    impl AttentionSession for Slow {
+        fn run(
+            &mut self,
+            _: &AttnShape,
+            _: &mut [AttnSequence<'_>],
+            _: Team<'_>,
+        ) -> Result<(), String> {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            Ok(())
+        }
+    }
+    let config = HostConfig { policy: Policy::Fastest, ..HostConfig::default() };
+    let setup = Setup::new(config, DType::Q8_0, [16, 64]);
+    setup.activate("embed", Provider::Embed(DType::Q8_0, Arc::new(Slow))).unwrap();
+    setup.activate("attention", Provider::Attention(Arc::new(Slow))).unwrap();
+    let (snapshot, table) = (setup.host.snapshot(), setup.weights());
+    let (embed, attention) = (OpKey::embed(DType::Q8_0), OpKey::attention());
+    let mut worker = setup.host.team_worker();
+    let mut gathered_by = || {
+        let slot = snapshot.slot(&embed).unwrap();
+        worker.embed(&snapshot, slot, &table, &[3], &mut [0.0; 64], setup.team()).unwrap();
+        let calls = |kernel| stats(&setup.host, kernel).calls;
+        [calls("embed"), calls("native:embed_q8_0")]
+    };
+    assert_eq!(gathered_by(), [1, 0], "before a race the newest is asked");
+    let mut racer = setup.host.team_worker();
+    racer.race_embed(&snapshot, &table, setup.team());
+    assert_eq!(gathered_by(), [1, 1]);
+    let shape = AttnShape {
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 32,
+        scale: 0.2,
+        window: None,
+        deterministic: false,
+    };
+    racer.race_attention(&snapshot, &shape, setup.team());
+    for (key, won) in [
+        (&embed, "embeddings of 1 tokens: native:embed_q8_0"),
+        (&attention, "attention of 32 queries: native:attention"),
+    ] {
+        let explained = setup.host.explain(key).to_string();
+        assert!(explained.contains(won), "{explained}");
+    }
+}
+
+#[test]
 fn embeddings_and_attention_are_provided_checked_and_taken_out_of_service() {
     struct Wrong;
     impl EmbedProvider for Wrong {
@@ -513,7 +584,14 @@ fn embeddings_and_attention_are_provided_checked_and_taken_out_of_service() {
     assert_eq!(y[64..], want, "the host's own answers");
     assert!(stats(&setup.host, "embed").quarantined);
 
-    let shape = AttnShape { heads: 2, kv_heads: 1, head_dim: 32, scale: 0.2, window: None, deterministic: false };
+    let shape = AttnShape {
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 32,
+        scale: 0.2,
+        window: None,
+        deterministic: false,
+    };
     let (q, k, v) = (noise(64), noise(5 * 32), noise(5 * 32));
     let [k_dtype, v_dtype] = [DType::F32; 2];
     let (k_layout, v_layout) = Default::default();

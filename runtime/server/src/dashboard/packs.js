@@ -65,7 +65,7 @@ function staged(pack) {
     {},
     element("p", { class: "what" }, element("strong", {}, name), digest(pack)),
     element("p", { class: "note" }, `${pack.kernels.length} kernels, ${pack.rehearsed} calls rehearsed, ${pack.cache.hits} from the cache`),
-    skipped.length > 0 ? element("details", {}, element("summary", {}, `Kernels that this host cannot run: ${skipped.length}`), element("ul", {}, ...skipped)) : null,
+    skipped.length > 0 ? element("details", {}, element("summary", {}, `Kernels that are not used here: ${skipped.length}`), element("ul", {}, ...skipped)) : null,
     confirming([activate, attempt, discard]),
   );
   return { node };
