@@ -4,14 +4,20 @@
 //! same point would share, are refused, so that one signature speaks for one key and one message.
 
 use crate::PackError;
+use crate::secret::{is_secret, read_key_file};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ed25519_dalek::VerifyingKey;
+use ruvllm_manifest::escape_untrusted;
 use sha2::{Digest, Sha256};
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 const PREFIX: &str = "ed25519:";
+/// The extension of files that hold a public key, as `ruvllm-pack keygen` writes them.
+pub const PUBLIC_KEY_EXTENSION: &str = "pub";
+
 /// The longest text of a public key that is looked at, in bytes.
 const MAX_TEXT: usize = 4096;
 
@@ -73,6 +79,29 @@ impl PublicKey {
             return PublicKey::from_bytes(&crate::openssh::public_key(text)?);
         }
         text.parse()
+    }
+
+    /// Reads the file of a public key, in any form that [`PublicKey::from_text`] reads.
+    ///
+    /// # Errors
+    /// [`PackError::Io`]; [`PackError::WeakKey`]; [`PackError::Key`], also where the file holds a secret
+    /// key, of which the message tells nothing.
+    pub fn read_file(path: &Path) -> Result<PublicKey, PackError> {
+        let bytes = read_key_file(path)?;
+        let text = std::str::from_utf8(&bytes).unwrap_or_default();
+        let key = PublicKey::from_text(text);
+        if key.is_err() && is_secret(&bytes) {
+            let file = escape_untrusted(&path.to_string_lossy());
+            let beside = path.with_extension(PUBLIC_KEY_EXTENSION);
+            let instead = if beside.is_file() {
+                format!("give {} instead", escape_untrusted(&beside.to_string_lossy()))
+            } else {
+                format!("give what `ruvllm-pack pubkey {file}` prints")
+            };
+            let message = format!("{file} holds a secret key, which is for signing alone: {instead}");
+            return Err(PackError::Key { message });
+        }
+        key
     }
 
     /// Writes a PEM `PUBLIC KEY`.

@@ -49,7 +49,7 @@ pub use envelope::{Envelope, MAX_ENVELOPE_BYTES, MAX_SIGNATURES, sign_manifest};
 pub use error::PackError;
 pub use files::open_regular;
 pub use floor::{FloorRecord, VersionFloor};
-pub use key::{KeyId, PublicKey, Signature};
+pub use key::{KeyId, PUBLIC_KEY_EXTENSION, PublicKey, Signature};
 pub use keyring::{
     Keyring, KeyringTrust, MAX_KEYRING_BYTES, MAX_ROOTS, Retire, RevokedKey, RootKeys, SeenKeyring,
     UnverifiedKeyring, VerifiedKeyring, keyring_signature_file,

@@ -138,10 +138,25 @@ pub fn read_secret_file(path: &Path) -> Result<Zeroizing<Vec<u8>>, PackError> {
             return Err(PackError::KeyExposed { path: path.to_owned(), mode });
         }
     }
+    read_all(file).map_err(io)
+}
+
+/// As [`read_secret_file`], of a file that need not be a secret.
+pub(crate) fn read_key_file(path: &Path) -> Result<Zeroizing<Vec<u8>>, PackError> {
+    File::open(path).and_then(read_all).map_err(|e| PackError::io("read", path, e))
+}
+
+fn read_all(file: File) -> std::io::Result<Zeroizing<Vec<u8>>> {
     // All of the room at once: growing would leave copies behind that are not wiped.
     let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_KEY_FILE as usize + 1));
-    file.take(MAX_KEY_FILE).read_to_end(&mut bytes).map_err(io)?;
+    file.take(MAX_KEY_FILE).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// Whether bytes are a secret key, or say that they are one, of a kind that is not read here.
+pub(crate) fn is_secret(bytes: &[u8]) -> bool {
+    const MARK: &[u8] = b"PRIVATE KEY-----";
+    SecretKey::parse(bytes).is_ok() || bytes.windows(MARK.len()).any(|part| part == MARK)
 }
 
 #[cfg(any(feature = "openssh", feature = "pem"))]

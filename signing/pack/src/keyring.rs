@@ -16,7 +16,7 @@ use ruvllm_signing::{
 use serde::Serialize;
 
 use crate::sign::{add_signatures, public_key, secret_keys};
-use crate::trust::{NewPublisher, TrustedKey};
+use crate::trust::{NewPublisher, TrustedKey, without_key};
 use crate::{Report, ToolError, atomic};
 
 /// What a keyring file holds.
@@ -124,21 +124,40 @@ pub fn show(file: &Path) -> Result<KeyringReport, ToolError> {
     report(file, &read(file)?, false)
 }
 
-/// Adds a publisher.
+/// Adds a publisher; one with that key is given the packs, the grant and the times beside what it has.
 ///
 /// # Errors
-/// [`ToolError::Pack`] or [`ToolError::Io`].
+/// [`ToolError::Pack`], also where a publisher without a key is not there; [`ToolError::Io`].
 pub fn add(file: &Path, new: &NewPublisher) -> Result<KeyringReport, ToolError> {
-    let packs: Result<Vec<PackPattern>, _> = new.packs.iter().map(|p| p.parse()).collect();
+    let packs: Vec<PackPattern> = new.packs.iter().map(|p| p.parse()).collect::<Result<_, _>>()?;
+    let key = new.key.as_deref().map(public_key).transpose()?;
     let mut keyring = read(file)?.next(now());
-    keyring.publishers.push(Publisher {
-        name: new.name.clone(),
-        key: public_key(&new.key)?,
-        packs: packs?,
-        native: new.native,
-        not_before: new.not_before,
-        not_after: new.not_after,
-    });
+    let mut known = false;
+    for publisher in &mut keyring.publishers {
+        if publisher.name == new.name && key.as_ref().is_none_or(|key| *key == publisher.key) {
+            known = true;
+            for pattern in &packs {
+                if !publisher.packs.contains(pattern) {
+                    publisher.packs.push(pattern.clone());
+                }
+            }
+            publisher.native |= new.native;
+            publisher.not_before = new.not_before.or(publisher.not_before);
+            publisher.not_after = new.not_after.or(publisher.not_after);
+        }
+    }
+    match (known, key) {
+        (true, _) => {}
+        (false, Some(key)) => keyring.publishers.push(Publisher {
+            name: new.name.clone(),
+            key,
+            packs,
+            native: new.native,
+            not_before: new.not_before,
+            not_after: new.not_after,
+        }),
+        (false, None) => return Err(without_key(&new.name)),
+    }
     write(file, &keyring)
 }
 

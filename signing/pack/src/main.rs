@@ -58,15 +58,23 @@ enum Command {
         /// Who the manifest says has made the pack.
         #[arg(long, value_name = "TEXT")]
         author: Option<String>,
-        /// The public key that keygen printed; it can also be put into pack.toml later.
+        /// The public key, or the file of it that keygen wrote; it can also be put into pack.toml later.
         #[arg(long, value_name = "KEY")]
         signing_key: Option<String>,
     },
-    /// Make a signing key.
+    /// Make a signing key: a secret key in FILE, and beside it the public key, my.pub for my.pem.
+    ///
+    /// Whoever is to trust your packs needs the public key alone. Neither file may exist.
     Keygen {
-        /// Where the secret key goes; the file must not exist.
+        /// Where the secret key goes.
         #[arg(long, short, value_name = "FILE", default_value = "signing-key.pem")]
         out: PathBuf,
+    },
+    /// Print the public key of a key file, for pack.toml and for trust policies.
+    Pubkey {
+        /// A secret or public key in any form that `sign` or `trust add` take.
+        #[arg(value_name = "FILE", default_value = "signing-key.pem")]
+        file: PathBuf,
     },
     /// Compile every kernel of a pack crate and write the pack to its dist/.
     ///
@@ -194,6 +202,7 @@ fn main() -> ExitCode {
             finish(scaffold::new(&options), json)
         }
         Command::Keygen { out } => finish(sign::keygen(&out), json),
+        Command::Pubkey { file } => finish(sign::pubkey(&file), json),
         Command::Build { dir, check, target_dir } => {
             let options = build::Options { directory: dir, check, target_dir };
             finish(build::build(&options), json)

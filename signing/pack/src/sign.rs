@@ -1,12 +1,13 @@
-//! `keygen`, `sign`, `verify`.
+//! `keygen`, `pubkey`, `sign`, `verify`.
 
 use std::fmt;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use ruvllm_manifest::{MANIFEST_FILE, Manifest, SIGNATURE_FILE, Timestamp};
 use ruvllm_signing::{
-    Clock, Envelope, PackLimits, PackLock, PublicKey, SecretKey, TrustPolicy, UnverifiedPack,
+    Clock, Envelope, PUBLIC_KEY_EXTENSION, PackError, PackLimits, PackLock, PublicKey, SecretKey, TrustPolicy, UnverifiedPack,
     VerifiedPack, VersionFloor, escape_untrusted, sign_manifest,
 };
 use serde::Serialize;
@@ -19,6 +20,8 @@ use crate::{Report, ToolError, atomic};
 pub struct KeygenReport {
     /// The file of the secret key, readable by its owner only.
     pub secret_key_file: PathBuf,
+    /// The file of the public key, for whoever is to trust it.
+    pub public_key_file: PathBuf,
     /// The public key, as `pack.toml` and trust policies name it.
     pub public_key: String,
     /// The id by which signatures name it.
@@ -31,25 +34,78 @@ impl fmt::Display for KeygenReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let file = self.secret_key_file.display();
         writeln!(f, "secret key  {file} (keep it to yourself)")?;
-        writeln!(f, "public key  {}", self.public_key)?;
+        writeln!(f, "public key  {} (for those who run your packs)", self.public_key_file.display())?;
         writeln!(f, "key id      {}", self.key_id)?;
         writeln!(f, "for pack.toml: signing_key = \"{}\"", self.public_key)
     }
 }
 
-/// Makes a key pair and writes the secret key to a new file.
+/// Makes a key pair and writes both halves to new files: the secret key to `file`, the public key beside
+/// it, `my.pub` for `my.pem`.
 ///
 /// # Errors
-/// [`ToolError::Pack`], also where the file exists.
+/// [`ToolError::Pack`], also where a file exists: keys are never overwritten.
 pub fn keygen(file: &Path) -> Result<KeygenReport, ToolError> {
+    let public_file = file.with_extension(PUBLIC_KEY_EXTENSION);
+    if public_file == file {
+        let message = format!(
+            "{} is where the public key goes: give the secret key another name, such as {}",
+            escape_untrusted(&file.to_string_lossy()),
+            escape_untrusted(&file.with_extension("pem").to_string_lossy())
+        );
+        return Err(ToolError::Pack(PackError::Key { message }));
+    }
+    if public_file.exists() {
+        let exists = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
+        return Err(ToolError::io("create", &public_file)(exists));
+    }
     let key = SecretKey::generate()?;
     key.write_new_file(file)?;
     let public = key.public_key();
+    let written = fs::File::create_new(&public_file)
+        .and_then(|mut file| file.write_all(format!("{public}\n").as_bytes()));
+    if let Err(error) = written {
+        // Made a moment ago, and nobody has seen its public half. The error to report is the first.
+        let _ = fs::remove_file(file);
+        return Err(ToolError::io("create", &public_file)(error));
+    }
     Ok(KeygenReport {
         secret_key_file: file.to_owned(),
+        public_key_file: public_file,
         public_key: public.to_string(),
         key_id: public.key_id().to_string(),
     })
+}
+
+/// The public half of a key.
+#[derive(Clone, Debug, Serialize)]
+pub struct PubkeyReport {
+    /// The public key, as `pack.toml` and trust policies name it.
+    pub public_key: String,
+    /// The id by which signatures name it.
+    pub key_id: String,
+}
+
+impl Report for PubkeyReport {}
+
+impl fmt::Display for PubkeyReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.public_key)
+    }
+}
+
+/// Gives the public key of a file that holds a secret or a public key, in any form that is read.
+///
+/// # Errors
+/// [`ToolError::Pack`], also where others may read the file of a secret key; [`ToolError::Io`].
+pub fn pubkey(file: &Path) -> Result<PubkeyReport, ToolError> {
+    let public = fs::read_to_string(file).ok().and_then(|text| PublicKey::from_text(&text).ok());
+    let public = match public {
+        Some(public) => public,
+        None => SecretKey::read_file(file)?.public_key(),
+    };
+    let key_id = public.key_id().to_string();
+    Ok(PubkeyReport { public_key: public.to_string(), key_id })
 }
 
 /// The directory of the pack: the one given, or the build of the pack crate there.
@@ -115,14 +171,20 @@ pub(crate) fn secret_keys(files: &[PathBuf]) -> Result<Vec<SecretKey>, ToolError
 /// Reads a public key: its text in any form, or the name of a file that holds such a text.
 ///
 /// # Errors
-/// [`ToolError::Pack`] or [`ToolError::Io`].
+/// [`ToolError::Pack`], also where the file holds a secret key, of which nothing is told; or
+/// [`ToolError::Io`].
 pub(crate) fn public_key(text_or_file: &str) -> Result<PublicKey, ToolError> {
     let path = Path::new(text_or_file);
     if path.is_file() {
-        let text = fs::read_to_string(path).map_err(ToolError::io("read", path))?;
-        return Ok(PublicKey::from_text(&text)?);
+        return Ok(PublicKey::read_file(path)?);
     }
-    Ok(PublicKey::from_text(text_or_file)?)
+    PublicKey::from_text(text_or_file).map_err(|error| match error {
+        // It may be a secret key, so it is not quoted.
+        PackError::Key { message } => {
+            PackError::Key { message: format!("there is no file of that name, and {message}") }.into()
+        }
+        other => other.into(),
+    })
 }
 
 /// Signs the manifest of a pack with each key, beside any signatures of other keys over the same

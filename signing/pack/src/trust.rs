@@ -115,14 +115,15 @@ pub fn list(options: &VerifyOptions) -> Result<TrustReport, ToolError> {
     })
 }
 
-/// A publisher to add.
+/// A publisher to add, or what to add to one that is there.
 #[derive(Clone, Debug)]
 pub struct NewPublisher {
-    /// What messages call it; a name that is there already gets a second key.
+    /// What messages call it.
     pub name: String,
-    /// The public key: its text in any form, or a file with it.
-    pub key: String,
-    /// The packs it may sign, as patterns.
+    /// The public key: its text in any form, or a file with it. A publisher that has it already is
+    /// changed, any other gets it as another key. Without one, all keys of the publisher are changed.
+    pub key: Option<String>,
+    /// The packs it may sign, as patterns, beside those of before.
     pub packs: Vec<String>,
     /// Whether it may ship native code.
     pub native: bool,
@@ -154,12 +155,14 @@ impl fmt::Display for TrustChange {
     }
 }
 
-/// Adds a publisher to a policy file, which is made where there is none.
+/// Adds a publisher to a policy file, which is made where there is none; a publisher with that key is
+/// given the packs, the grant and the times beside what it has.
 ///
 /// # Errors
-/// [`ToolError::Pack`] where the file is or would be no policy, [`ToolError::Io`].
+/// [`ToolError::Pack`] where the file is or would be no policy, or a publisher without a key is not
+/// there; [`ToolError::Io`].
 pub fn add(file: &Path, new: &NewPublisher) -> Result<TrustChange, ToolError> {
-    let key = public_key(&new.key)?.to_string();
+    let key = new.key.as_deref().map(public_key).transpose()?;
     let mut document = match fs::read_to_string(file) {
         Ok(text) => parse(&text)?,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
@@ -169,10 +172,53 @@ pub fn add(file: &Path, new: &NewPublisher) -> Result<TrustChange, ToolError> {
         }
         Err(e) => return Err(ToolError::io("read", file)(e)),
     };
-    let mut entry = Table::new();
-    entry["name"] = value(new.name.as_str());
-    entry["key"] = value(key.as_str());
-    entry["packs"] = value(new.packs.iter().collect::<Array>());
+    let publishers = document.entry("publishers").or_insert(Item::None);
+    if publishers.is_none() || publishers.as_array().is_some_and(Array::is_empty) {
+        *publishers = Item::ArrayOfTables(ArrayOfTables::new());
+    }
+    let Some(publishers) = publishers.as_array_of_tables_mut() else {
+        return Err(invalid("write its publishers as [[publishers]] tables, then add more"));
+    };
+    let mut known: Vec<(&mut Table, PublicKey)> = Vec::new();
+    for entry in publishers.iter_mut() {
+        let field = |name: &str| entry.get(name).and_then(Item::as_str).unwrap_or_default();
+        let of_entry = PublicKey::from_text(field("key"))?;
+        if field("name") == new.name && key.as_ref().is_none_or(|key| *key == of_entry) {
+            known.push((entry, of_entry));
+        }
+    }
+    let change = |action, keys| TrustChange { policy: file.to_owned(), action, keys };
+    let change = match (known.is_empty(), key) {
+        (false, _) => {
+            let keys = known.iter().map(|(_, key)| key.to_string()).collect();
+            known.into_iter().try_for_each(|(entry, _)| give(entry, new))?;
+            change("changed", keys)
+        }
+        (true, Some(key)) => {
+            let mut entry = Table::new();
+            entry["name"] = value(new.name.as_str());
+            entry["key"] = value(key.to_string());
+            give(&mut entry, new)?;
+            publishers.push(entry);
+            change("added", vec![key.to_string()])
+        }
+        (true, None) => return Err(without_key(&new.name)),
+    };
+    write(file, &document)?;
+    Ok(change)
+}
+
+/// Puts what a publisher may sign, and when, beside what its entry says already.
+fn give(entry: &mut Table, new: &NewPublisher) -> Result<(), ToolError> {
+    let packs = entry.entry("packs").or_insert(value(Array::new()));
+    let Some(packs) = packs.as_array_mut() else {
+        return Err(invalid("`packs` is no array of patterns"));
+    };
+    for pattern in &new.packs {
+        if packs.iter().all(|old| old.as_str() != Some(pattern)) {
+            packs.push(pattern.as_str());
+        }
+    }
     if new.native {
         entry["native"] = value(true);
     }
@@ -181,16 +227,12 @@ pub fn add(file: &Path, new: &NewPublisher) -> Result<TrustChange, ToolError> {
             entry[name] = value(time.to_string());
         }
     }
-    let publishers = document.entry("publishers").or_insert(Item::None);
-    if publishers.is_none() || publishers.as_array().is_some_and(Array::is_empty) {
-        *publishers = Item::ArrayOfTables(ArrayOfTables::new());
-    }
-    let Some(publishers) = publishers.as_array_of_tables_mut() else {
-        return Err(invalid("write its publishers as [[publishers]] tables, then add more"));
-    };
-    publishers.push(entry);
-    write(file, &document)?;
-    Ok(TrustChange { policy: file.to_owned(), action: "added", keys: vec![key] })
+    Ok(())
+}
+
+/// Only who is there can be given more without a key.
+pub(crate) fn without_key(name: &str) -> ToolError {
+    invalid(&format!("no publisher is called `{name}` yet: give its public key with --key"))
 }
 
 /// Revokes a key, or every key of a publisher, in a policy file. The publisher stays listed, so that

@@ -11,6 +11,9 @@ use semver::Version;
 
 use crate::finish;
 
+/// The policy file that `trust` keeps, unless another is named.
+const POLICY_FILE: &str = "trust.toml";
+
 /// What a pack is verified against.
 #[derive(Args)]
 pub(crate) struct Against {
@@ -37,10 +40,12 @@ pub(crate) struct PublisherArgs {
     /// What messages call it; a name that is there already gets a second key.
     #[arg(long)]
     name: String,
-    /// Its public key: ed25519:..., an OpenSSH line, a PEM, or a file with one of them.
+    /// Its public key: ed25519:..., an OpenSSH line, a PEM, or a file with one of them, such as the one
+    /// that keygen writes. Not needed to give more packs to a publisher that is there.
     #[arg(long, value_name = "KEY")]
-    key: String,
-    /// A pattern of pack names that it may sign, such as acme-*; may be given several times.
+    key: Option<String>,
+    /// A pattern of pack names that it may sign, such as acme-*, beside those of before; may be given
+    /// several times.
     #[arg(long = "pack", value_name = "PATTERN", required = true)]
     packs: Vec<String>,
     /// Let it ship code that runs outside of the sandbox.
@@ -160,13 +165,23 @@ pub(crate) enum TrustCommand {
 pub(crate) enum PolicyAction {
     /// List the publishers of a policy, and of the keyring that it names.
     List {
-        #[command(flatten)]
-        against: Against,
+        /// The policy file; without it trust.toml, or where there is none, the policy built in.
+        #[arg(long, visible_alias = "trust", value_name = "FILE")]
+        policy: Option<PathBuf>,
+        /// Show the policy built in, which hosts follow that are given no other.
+        #[arg(long, conflicts_with = "policy")]
+        built_in: bool,
+        /// A directory of version floors, which also remembers the newest keyring seen.
+        #[arg(long, value_name = "DIR")]
+        floors: Option<PathBuf>,
+        /// Verify as of this time (RFC 3339) instead of now.
+        #[arg(long, value_name = "TIME")]
+        at: Option<Timestamp>,
     },
-    /// Add a publisher; the file is made where there is none.
+    /// Add a publisher, or packs to one that is there; the file is made where there is none.
     Add {
         /// The policy file.
-        #[arg(long, value_name = "FILE", default_value = "trust.toml")]
+        #[arg(long, value_name = "FILE", default_value = POLICY_FILE)]
         policy: PathBuf,
         #[command(flatten)]
         publisher: PublisherArgs,
@@ -174,7 +189,7 @@ pub(crate) enum PolicyAction {
     /// Revoke a key for good, or every key of a publisher.
     Revoke {
         /// The policy file.
-        #[arg(long, value_name = "FILE", default_value = "trust.toml")]
+        #[arg(long, value_name = "FILE", default_value = POLICY_FILE)]
         policy: PathBuf,
         /// A publisher's name or a public key.
         #[arg(value_name = "NAME|KEY")]
@@ -205,7 +220,7 @@ pub(crate) enum KeyringAction {
         #[arg(default_value = "keyring.json")]
         file: PathBuf,
     },
-    /// Add a publisher.
+    /// Add a publisher, or packs to one that is there.
     Add {
         /// The keyring.
         #[arg(default_value = "keyring.json")]
@@ -304,7 +319,13 @@ impl TrustCommand {
                 finish(sign::verify(&against.options(lock), &dir), json)
             }
             TrustCommand::Trust { action } => match action {
-                PolicyAction::List { against } => finish(trust::list(&against.options(None)), json),
+                PolicyAction::List { policy, built_in, floors, at } => {
+                    let usual = Some(PathBuf::from(POLICY_FILE));
+                    let usual = usual.filter(|file| !built_in && file.exists());
+                    let policy = policy.or(usual);
+                    let options = VerifyOptions { policy, floors, lock: None, at };
+                    finish(trust::list(&options), json)
+                }
                 PolicyAction::Add { policy, publisher } => {
                     finish(trust::add(&policy, &publisher.into()), json)
                 }

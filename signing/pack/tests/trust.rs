@@ -109,6 +109,98 @@ fn several_keys_sign_at_once_and_a_policy_asks_for_both() {
     assert_eq!(desk.run(&["trust", "list"]).status.code(), Some(0), "the built-in policy");
 }
 
+#[test]
+fn what_keygen_wrote_is_what_trust_add_takes() {
+    let desk = Desk::new();
+    let made = desk.json(0, &["keygen", "--out", "my.pem"]);
+    let key = made["public_key"].as_str().unwrap();
+    assert_eq!(made["public_key_file"], "my.pub");
+    assert_eq!(fs::read_to_string(desk.path("my.pub")).unwrap(), format!("{key}\n"));
+    for file in ["my.pem", "my.pub"] {
+        assert_eq!(desk.json(0, &["pubkey", file])["public_key"], key);
+        let printed = desk.run(&["pubkey", file]).stdout;
+        assert_eq!(String::from_utf8_lossy(&printed), format!("{key}\n"));
+    }
+    desk.json(0, &["trust", "add", "--name", "me", "--key", "my.pub", "--pack", "ruvllm-*"]);
+    fs::remove_file(desk.path("pack/kernels.json.sig")).unwrap();
+    desk.json(0, &["sign", "--key", "my.pem", "pack"]);
+    desk.json(0, &["verify", "--policy", "trust.toml", "pack"]);
+    // A new pack names the key too.
+    desk.json(0, &["new", "mine", "--lang", "c", "--signing-key", "my.pub"]);
+    assert!(fs::read_to_string(desk.path("mine/pack.toml")).unwrap().contains(key));
+
+    // Neither half is ever overwritten, and the public one does not take the secret one's place.
+    desk.json(2, &["keygen", "--out", "my.pem"]);
+    fs::remove_file(desk.path("my.pem")).unwrap();
+    assert_eq!(desk.json(2, &["keygen", "--out", "my.pem"])["error"]["code"], "io");
+    assert!(!desk.path("my.pem").exists());
+    assert_eq!(desk.json(2, &["keygen", "--out", "a.pub"])["error"]["code"], "key_invalid");
+}
+
+#[test]
+fn a_secret_key_in_place_of_a_public_one_is_refused_with_what_to_give_instead() {
+    let desk = Desk::new();
+    desk.key("my.pem");
+    let add = |key: &str| {
+        let args = ["trust", "add", "--name", "me", "--pack", "*", "--key", key];
+        desk.json(2, &args)["error"]["message"].as_str().unwrap().to_owned()
+    };
+    let what = add("my.pem");
+    assert!(what.contains("my.pem holds a secret key") && what.contains("give my.pub"), "{what}");
+    fs::remove_file(desk.path("my.pub")).unwrap();
+    let what = add("my.pem");
+    assert!(what.contains("`ruvllm-pack pubkey my.pem`"), "{what}");
+    fs::write(desk.path("raw"), [0x80; 32]).unwrap();
+    assert!(add("raw").contains("holds a secret key"));
+    fs::write(desk.path("notes"), "my key").unwrap();
+    assert!(!add("notes").contains("secret"));
+    assert!(add("missing.pub").contains("no file of that name"));
+    assert!(!desk.path("trust.toml").exists());
+}
+
+#[test]
+fn a_known_publisher_gets_a_second_pattern_and_trust_list_shows_what_trust_add_wrote() {
+    let desk = Desk::new();
+    let built_in = desk.json(0, &["trust", "list"]);
+    assert_eq!((&built_in["policy"], &built_in["publishers"][0]["name"]), (&Value::Null, &"ruvllm".into()));
+    let (key, second) = (desk.key("my.pem"), desk.key("second.pem"));
+    let without = desk.json(2, &["trust", "add", "--name", "me", "--pack", "a-*"]);
+    assert!(without["error"]["message"].as_str().unwrap().contains("--key"), "{without}");
+    desk.json(0, &["trust", "add", "--name", "me", "--key", "my.pub", "--pack", "a-*"]);
+    let listed = || desk.json(0, &["trust", "list"]);
+    let packs = |of: usize| listed()["publishers"][of]["packs"].clone();
+    assert_eq!((&listed()["policy"], packs(0)), (&"trust.toml".into(), Value::from(vec!["a-*"])));
+
+    // By the key, and by the name alone; what is there already is not there twice.
+    let text = fs::read_to_string(desk.path("trust.toml")).unwrap();
+    fs::write(desk.path("trust.toml"), format!("# mine\n{text}")).unwrap();
+    let changed = desk.json(
+        0,
+        &["trust", "add", "--name", "me", "--key", &key, "--pack", "b-*", "--pack", "a-*"],
+    );
+    assert_eq!((&changed["action"], &changed["keys"][0]), (&"changed".into(), &key.as_str().into()));
+    assert_eq!(packs(0), Value::from(vec!["a-*", "b-*"]));
+    desk.json(0, &["trust", "add", "--name", "me", "--key", "second.pub", "--pack", "z"]);
+    assert_eq!(listed()["publishers"][1]["key"], second.as_str());
+    let until = "2099-01-01T00:00:00Z";
+    desk.json(0, &["trust", "add", "--name", "me", "--pack", "c-*", "--not-after", until]);
+    assert_eq!((packs(0), packs(1)), (vec!["a-*", "b-*", "c-*"].into(), vec!["z", "c-*"].into()));
+    assert_eq!(listed()["publishers"][1]["not_after"], until);
+    assert!(fs::read_to_string(desk.path("trust.toml")).unwrap().starts_with("# mine\n"));
+    desk.json(2, &["trust", "add", "--name", "me", "--pack", "No Pattern"]);
+
+    assert_eq!(desk.json(0, &["trust", "list", "--built-in"])["policy"], Value::Null);
+    desk.json(2, &["trust", "list", "--policy", "missing.toml"]);
+
+    // A keyring likewise.
+    desk.json(0, &["keyring", "new", "--name", "fleet", "--root", "second.pub"]);
+    desk.json(0, &["keyring", "add", "--name", "me", "--key", "my.pub", "--pack", "a-*"]);
+    let more = desk.json(0, &["keyring", "add", "--name", "me", "--pack", "b-*"]);
+    assert_eq!(more["publishers"][0]["packs"], Value::from(vec!["a-*", "b-*"]));
+    assert_eq!((&more["serial"], more["publishers"].as_array().unwrap().len()), (&3.into(), 1));
+    desk.json(2, &["keyring", "add", "--name", "who", "--pack", "b-*"]);
+}
+
 #[cfg(unix)]
 #[test]
 fn an_exposed_or_unknown_key_file_is_exit_code_2_and_its_contents_are_not_shown() {

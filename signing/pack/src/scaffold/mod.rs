@@ -15,6 +15,7 @@ use ruvllm_abi::Op;
 use ruvllm_manifest::{PackName, Timestamp};
 use serde::Serialize;
 
+use crate::sign::public_key;
 use crate::{Lang, Report, ToolError};
 use templates::Worked;
 
@@ -34,7 +35,7 @@ pub struct Options {
     pub custom: bool,
     /// Who makes it.
     pub author: Option<String>,
-    /// The public key that will sign it, `ed25519:<base64>`.
+    /// The public key that will sign it: its text in any form, or a file with it.
     pub signing_key: Option<String>,
 }
 
@@ -67,7 +68,7 @@ impl fmt::Display for NewReport {
 ///
 /// # Errors
 /// [`ToolError::New`] where the name is none for a pack, a value does not fit its file or the
-/// directory holds something already; [`ToolError::Io`].
+/// directory holds something already; [`ToolError::Pack`] where the key is none; [`ToolError::Io`].
 pub fn new(options: &Options) -> Result<NewReport, ToolError> {
     let directory = &options.directory;
     let name = directory.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -117,12 +118,13 @@ type Values = Vec<(&'static str, String)>;
 
 fn values(options: &Options, name: &str, kernels: &[&Worked]) -> Result<Values, ToolError> {
     let author = options.author.clone().unwrap_or_else(|| format!("the authors of {name}"));
-    let key = options.signing_key.clone().unwrap_or_else(|| NO_KEY.to_owned());
-    for text in [&author, &key] {
-        if text.is_empty() || text.contains(['"', '\\']) || text.chars().any(char::is_control) {
-            let message = format!("{text:?}: use neither quotes nor backslashes nor control codes");
-            return Err(ToolError::New { message });
-        }
+    let key = match &options.signing_key {
+        Some(key) => public_key(key)?.to_string(),
+        None => NO_KEY.to_owned(),
+    };
+    if author.is_empty() || author.contains(['"', '\\']) || author.chars().any(char::is_control) {
+        let message = format!("{author:?}: use neither quotes nor backslashes nor control codes");
+        return Err(ToolError::New { message });
     }
     let what: Vec<&str> = kernels.iter().map(|kernel| kernel.what).collect();
     let now = Timestamp::from(SystemTime::now()).to_string();
