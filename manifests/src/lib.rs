@@ -29,7 +29,7 @@ pub use compat::{
 pub use contract::check_contract;
 pub use error::{ManifestError, Violation};
 pub use escape::escape_untrusted;
-pub use nearest::nearest;
+pub use nearest::{nearest, similar};
 pub use text::{InvalidPackName, InvalidPath, InvalidSha256, PackName, PackPath, Sha256Hex};
 pub use timestamp::{ParseTimestampError, Timestamp};
 pub use types::{

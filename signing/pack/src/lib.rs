@@ -40,5 +40,5 @@ pub mod trust;
 pub use error::ToolError;
 pub use module::{ModuleFacts, normalise};
 pub use report::{Report, print_error, print_report};
-pub use spec::{Lang, PackSpec};
+pub use spec::{Lang, PACK_TOML_FIELDS, PackSpec, unknown_op};
 pub use toolchain::{ClangId, RustId, StdSource, Toolchain, ToolchainId};

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use ruvllm_pack::{
-    Lang, ToolError, bench, build, diff, explain, inspect, oracle_test, print_error, print_report,
-    reference, scaffold, sign,
+    Lang, PACK_TOML_FIELDS, ToolError, bench, build, diff, explain, inspect, oracle_test, print_error, print_report,
+    reference, scaffold, sign, unknown_op,
 };
 
 /// Makes, builds, signs, checks and measures kernel packs.
@@ -86,6 +86,7 @@ enum Command {
     /// The same sources and toolchain give the same bytes anywhere. Name the toolchain in pack.toml, as
     /// this command prints it, and --check holds others to it: [toolchain] with rustc, std ("target" or
     /// "sources") and linker, or with clang and linker.
+    #[command(after_long_help = PACK_TOML_FIELDS)]
     Build {
         /// The pack crate.
         #[arg(default_value = ".")]
@@ -182,10 +183,8 @@ enum LangArg {
 
 /// An operation by its name.
 fn op(name: &str) -> Result<ruvllm_abi::Op, String> {
-    ruvllm_abi::Op::from_name(name).ok_or_else(|| {
-        let known: Vec<&str> = ruvllm_abi::Op::ALL.iter().map(|op| op.name()).collect();
-        format!("the catalogue has {}; for one of your own use --custom", known.join(", "))
-    })
+    ruvllm_abi::Op::from_name(name)
+        .ok_or_else(|| format!("{}; for one of your own use --custom", unknown_op(name)))
 }
 
 fn main() -> ExitCode {

@@ -13,7 +13,7 @@ use std::path::Path;
 use ruvllm_abi::contract::{ParamType, Variant};
 use ruvllm_abi::{DType, Op};
 use ruvllm_host::{CallError, Host, OpKey, ParamValue, Tensor};
-use ruvllm_manifest::{KernelEntry, MANIFEST_FILE, Manifest, Tolerance};
+use ruvllm_manifest::{KernelEntry, MANIFEST_FILE, Manifest, Tolerance, similar};
 use ruvllm_native::judge::{self, Case, Judge, Verdict};
 use ruvllm_native::random::Random;
 use ruvllm_signing::escape_untrusted;
@@ -162,6 +162,10 @@ pub fn test(directory: &Path, seed: Option<u64>) -> Result<TestReport, ToolError
                 if manners.declined > 0 {
                     let (some, all) = (manners.declined, manners.calls);
                     tested.notes.push(format!("it declined {some} of {all} odd calls"));
+                }
+                if let Some(op) = similar(&entry.op, Op::ALL.iter().map(|op| op.name())) {
+                    let custom = &entry.op;
+                    tested.notes.push(format!("no model calls `{custom}`: did you mean `{op}`?"));
                 }
                 if tested.golden == 0 {
                     tested.notes.push(format!("no golden/{}/*.json says what is right", entry.id));

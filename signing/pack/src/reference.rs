@@ -58,6 +58,9 @@ fn section(parent: &str, command: &Command, level: usize, text: &mut String) {
     if any {
         text.push('\n');
     }
+    if let Some(after) = command.get_after_long_help() {
+        let _ = write!(text, "```text\n{}\n```\n\n", after.to_string().trim_end());
+    }
     for command in command.get_subcommands().filter(|c| !c.is_hide_set() && c.get_name() != "help")
     {
         section(&path, command, level + 1, text);

@@ -5,9 +5,11 @@ use std::fs;
 use std::path::Path;
 
 use indexmap::IndexMap;
+use ruvllm_abi::Op;
 use ruvllm_manifest::{
     Author, Dim, KernelEntry, Manifest, PackName, PackPath, ParamSpec, ParamType, ParamValue,
     Platforms, ResourceLimits, Sha256Hex, TensorSpec, Timestamp, Tolerance, WasmtimePlatform,
+    escape_untrusted, similar,
 };
 use semver::Version;
 use serde::{Deserialize, Serialize};
@@ -20,6 +22,47 @@ pub(crate) const SPEC_FILE: &str = "pack.toml";
 
 /// Where the JSON schema of the manifest is published.
 const SCHEMA: &str = "https://ruvllm.dev/schemas/kernel-pack-v1.json";
+
+/// What the fields of `pack.toml` mean, for `help build`.
+pub const PACK_TOML_FIELDS: &str = "\
+Fields of pack.toml; those marked ? may be left out:
+
+  [pack]
+    name                  a-z, 0-9, '.', '_' and '-'; trust policies and hosts name the pack by it
+    version               such as 1.2.0; give other bytes another version
+    description           one line
+    lang ?                \"rust\", the default, or \"c\"
+    min_runtime_version   the oldest runtime that may load the pack
+    max_runtime_version ? the first runtime that may not
+    created_at            such as 2026-11-20T00:00:00Z
+  [pack.author]
+    name                  for people
+    email ?
+    signing_key           the public key, as `ruvllm-pack pubkey` prints it
+  [limits]                of every kernel
+    max_memory_pages      the most memory of an instance, in pages of 64 KiB
+    max_epoch_ticks       of a millisecond, unless a host says otherwise: how long a call may take
+    max_table_elements    0 unless the kernel calls functions through a table
+  [wasmtime]
+    min_version           the oldest Wasmtime that may run the modules
+  [c] ?
+    flags ?               arguments for clang besides those that every pack is compiled with
+  [toolchain] ?           what dist/ was built with, see --check
+    rustc, std, linker    for Rust
+    clang, linker         for C
+  [[kernel]]              one for each kernel
+    id                    names the binary of the crate, or kernels/<id>.c
+    name                  for people
+    op                    what it computes: rmsnorm, for example
+    custom ?              true for an operation of your own, which no host knows
+    category              the directory of the module in the pack
+    entry_point           the function that the module exports
+    inputs                at most two of { name, dtype, shape }; shape holds numbers and names of extents
+    output                { name, dtype, shape }
+    params ?              of { name, type, default ? }; type is f32, u32 or i32
+    tolerance ?           { rel, abs }, stricter than the host's own
+    plain_variant ?       true to build the kernel once more without relaxed SIMD (Rust)
+  [fallbacks] ?           id = \"other id\": which kernel answers first where this one fails";
 
 /// The language that the kernels of a pack are written in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,6 +160,10 @@ struct KernelSection {
     id: String,
     name: String,
     op: String,
+    /// Whether the operation is one of the author's own. Without it a name that no host knows is taken
+    /// for a slip: no model would ever call such a kernel.
+    #[serde(default)]
+    custom: bool,
     category: String,
     entry_point: String,
     inputs: Vec<TensorSection>,
@@ -206,6 +253,7 @@ impl PackSpec {
             if spec.kernels[..i].iter().any(|other| other.id == kernel.id) {
                 return Err(format!("two kernels are called `{}`; rename one", kernel.id));
             }
+            kernel.check_op()?;
         }
         Ok(spec)
     }
@@ -362,6 +410,37 @@ impl PackSpec {
     }
 }
 
+impl KernelSection {
+    /// Whether the operation is one of those that hosts know exactly where it should be.
+    fn check_op(&self) -> Result<(), String> {
+        let KernelSection { id, op, custom, .. } = self;
+        match (Op::from_name(op), custom) {
+            (Some(_), false) | (None, true) => Ok(()),
+            (Some(_), true) => Err(format!(
+                "kernel `{id}`: every host knows an operation `{op}` and holds kernels of it against its own \
+                 reference: leave `custom` out, or give your operation another name"
+            )),
+            (None, false) => Err(format!(
+                "kernel `{id}`: {}; for an operation of your own write `custom = true` beside `op`",
+                unknown_op(op)
+            )),
+        }
+    }
+}
+
+/// What is said of the name of an operation that no host knows.
+pub fn unknown_op(name: &str) -> String {
+    let known = Op::ALL.iter().map(|op| op.name());
+    let shown = escape_untrusted(name);
+    match similar(name, known.clone()) {
+        Some(meant) => format!("no host knows an operation `{shown}`: did you mean `{meant}`?"),
+        None => {
+            let known: Vec<&str> = known.collect();
+            format!("no host knows an operation `{shown}`, only {}", known.join(", "))
+        }
+    }
+}
+
 fn at<E: std::fmt::Display>(field: &str) -> impl FnOnce(E) -> String {
     move |error| format!("{field}: {error}")
 }
@@ -431,6 +510,7 @@ mod tests {
         id = "k"
         name = "K"
         op = "my_op"
+        custom = true
         category = "custom"
         entry_point = "k_forward"
         inputs = [{ name = "x", dtype = "f32", shape = ["n", 2] }]
@@ -477,5 +557,40 @@ mod tests {
         assert!(with("dtype = \"f16\"", "dtype = \"f17\"").contains("tensor `y`"));
         assert!(with("name = \"K\"", "nam = \"K\"").contains("nam"));
         assert!(with("2026-11-20T00:00:00Z", "yesterday").contains("created_at"));
+    }
+
+    #[test]
+    fn the_help_names_every_field() {
+        // The reader lists the fields that it knows where it meets another.
+        let sections = ["[pack]", "[limits]", "[wasmtime]", "[[kernel]]", "[c]", "inputs = [{"];
+        let with_author = MINIMAL.replace("author = {", "author = { zzz = 1,");
+        let text = format!("{MINIMAL}\n[c]\n");
+        let spoilt = sections.map(|section| {
+            let end = if section.ends_with('{') { " zzz = 1," } else { "\nzzz = 1\n" };
+            text.replacen(section, &format!("{section}{end}"), 1)
+        });
+        let top = format!("zzz = 1\n{MINIMAL}");
+        for text in spoilt.into_iter().chain([with_author, top]) {
+            let error = toml::from_str::<PackSpec>(&text).unwrap_err().to_string();
+            let (_, expected) = error.split_once("expected ").unwrap_or_else(|| panic!("{error}"));
+            for field in expected.split('`').skip(1).step_by(2) {
+                assert!(PACK_TOML_FIELDS.contains(field), "{field} is missing");
+            }
+        }
+    }
+
+    #[test]
+    fn a_misspelt_operation_is_an_error_with_the_right_name_and_not_a_custom_one() {
+        let with = |op: &str, custom: &str| {
+            let text = MINIMAL.replace("\"my_op\"", &format!("\"{op}\""));
+            PackSpec::parse(&text.replace("custom = true", custom)).map(drop)
+        };
+        let slip = with("rmsnrom", "").unwrap_err();
+        assert!(slip.contains("did you mean `rmsnorm`?") && slip.contains("`custom = true`"), "{slip}");
+        let other = with("softmax", "custom = false").unwrap_err();
+        assert!(other.contains("only rope, rmsnorm") && !other.contains("did you mean"), "{other}");
+        assert!(with("rmsnorm", "custom = true").unwrap_err().contains("leave `custom` out"));
+        assert_eq!(with("rmsnorm", ""), Ok(()));
+        assert_eq!(with("rmsnrom", "custom = true"), Ok(()));
     }
 }

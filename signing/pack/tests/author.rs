@@ -256,3 +256,22 @@ fn new_refuses_what_is_there_and_names_that_are_none() {
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("--custom"));
 }
+
+#[test]
+fn a_misspelt_operation_is_refused_by_new_and_by_build() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let pack = dir.path().join("pack");
+    let path = pack.to_str().expect("a path");
+    let output = tool(&["new", "--op", "rmsnrom", path]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("did you mean `rmsnorm`?"));
+    ok(&tool(&["new", "--json", "--lang", "c", path]));
+    let spec = pack.join("pack.toml");
+    let text = fs::read_to_string(&spec).expect("a file");
+    fs::write(&spec, text.replace("\"rmsnorm\"", "\"rmsnrom\"")).expect("written");
+    let output = tool(&["build", "--json", path]);
+    assert_eq!(output.status.code(), Some(2));
+    let error = &json(&output)["error"];
+    assert_eq!(error["code"], "spec_invalid");
+    assert!(error["message"].as_str().expect("text").contains("did you mean `rmsnorm`?"), "{error}");
+}
