@@ -55,6 +55,27 @@ fn a_version_older_than_one_that_was_active_is_refused() {
 }
 
 #[test]
+fn the_same_version_with_other_bytes_is_said() {
+    let state = tempfile::tempdir().unwrap();
+    let state = [Path::new("--state-dir"), state.path()];
+    let first = version("1.0.0");
+    let other = PackBuilder::new()
+        .kernel("rmsnorm_f32", rmsnorm_f32(&Module::default()))
+        .manifest(|manifest| manifest.description = "another pack".to_owned())
+        .manifest(|manifest| manifest.version = "1.0.0".parse().unwrap())
+        .build();
+    let warns = |pack: &TestPack| {
+        let run = run(&pack.path(), &pack.policy_file(), &state);
+        assert!(calls(&run) > 0, "{}", run.stderr);
+        run.stderr.contains("warning: test-kernels 1.0.0 has other bytes than")
+    };
+    assert!(!warns(&first) && !warns(&first));
+    assert!(warns(&other) && !warns(&other));
+    let newer = version("1.0.1");
+    assert!(!run(&newer.path(), &newer.policy_file(), &state).stderr.contains("other bytes"));
+}
+
+#[test]
 fn a_refused_pack_raises_no_floor() {
     let state = tempfile::tempdir().unwrap();
     let state = [Path::new("--state-dir"), state.path()];

@@ -4,6 +4,7 @@ use crate::{Error, embedded};
 use ruvllm_engine::KvPolicy;
 use ruvllm_host::{Host, HostConfig, InstallReport, OpKey, SupervisorConfig};
 use ruvllm_signing::{Clock, PackLimits, PackLock, TrustPolicy, UnverifiedPack, VersionFloor};
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// A host with its packs installed. Kernels can be called through it without any model.
@@ -11,9 +12,34 @@ use std::path::{Path, PathBuf};
 pub struct KernelSet {
     host: Host,
     installed: Vec<InstallReport>,
+    changed: Vec<ChangedPack>,
     trust: TrustPolicy,
     floor: Option<VersionFloor>,
     lock: Option<PackLock>,
+}
+
+/// A pack whose bytes are not those that its version had before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChangedPack {
+    /// Its name.
+    pub pack: String,
+    /// Its version.
+    pub version: String,
+    /// The digest of the pack that was active here before.
+    pub before: String,
+    /// The digest of this one.
+    pub now: String,
+}
+
+impl fmt::Display for ChangedPack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ChangedPack { pack, version, before, now } = self;
+        write!(
+            f,
+            "{pack} {version} has other bytes than the {pack} {version} that ran here before ({now}, \
+             before {before}): whoever changes a pack gives it another version"
+        )
+    }
 }
 
 /// Chooses packs and the publishers they may come from; made by [`KernelSet::builder`].
@@ -50,6 +76,12 @@ impl KernelSet {
     /// What was installed, in order.
     pub fn installed(&self) -> &[InstallReport] {
         &self.installed
+    }
+
+    /// The packs that have other bytes than a pack of that name and version that was active here before,
+    /// as far as a [version floor](KernelSetBuilder::version_floor) remembers.
+    pub fn changed(&self) -> &[ChangedPack] {
+        &self.changed
     }
 
     /// What a [`ruvllm_host::Supervisor`] over the host needs to hold packs that come later to the same
@@ -145,18 +177,28 @@ impl KernelSetBuilder {
                 lock.check(&verified).map_err(named)?;
             }
             let manifest = verified.manifest();
-            active.push((path, manifest.name.clone(), manifest.version.clone()));
+            let digest = verified.digest();
+            active.push((path, manifest.name.clone(), manifest.version.clone(), digest));
             installed.push(host.install(verified)?);
         }
         host.snapshot().check_pins()?;
         // Only what is active in the end raises its floor: a set that fails leaves all as it was.
+        let mut changed = Vec::new();
         if let Some(floor) = &floor {
-            for (path, name, version) in active {
+            for (path, name, version, digest) in active {
                 let named = |source| Error::Pack { pack: path.display().to_string(), source };
                 floor.raise_to(&name, &version).map_err(named)?;
+                if let Some(before) = floor.note_digest(&name, &version, &digest).map_err(named)? {
+                    changed.push(ChangedPack {
+                        pack: name.to_string(),
+                        version: version.to_string(),
+                        before: before.to_string(),
+                        now: digest.to_string(),
+                    });
+                }
             }
         }
-        Ok(KernelSet { host, installed, trust, floor, lock })
+        Ok(KernelSet { host, installed, changed, trust, floor, lock })
     }
 }
 

@@ -9,7 +9,8 @@ mod runtime;
 
 pub use error::Error;
 pub use kernels::{
-    KernelSet, KernelSetBuilder, default_cache_dir, default_state_dir, read_trust_policy,
+    ChangedPack, KernelSet, KernelSetBuilder, default_cache_dir, default_state_dir,
+    read_trust_policy,
 };
 pub use report::{AdapterReport, Completion, RunReport};
 pub use runtime::{Conversation, Prompt, Runtime, RuntimeBuilder};

@@ -8,10 +8,14 @@
 //!
 //! The record is JSON, format 2: `pack`, `floor`, and `history`, the versions that were active
 //! here. Format 1, without the history, is read too.
+//!
+//! Beside it lies `<pack>.digests`, which bytes each version had, so that a host can say when somebody
+//! gives one version to two packs. It decides nothing: hosts of before do not know it, and take the
+//! floors of those that do.
 
 use crate::files::{self, Unreadable};
 use crate::{PackError, VerifiedPack};
-use ruvllm_manifest::{PackName, Violation};
+use ruvllm_manifest::{InvalidSha256, PackName, Sha256Hex, Violation};
 use semver::Version;
 use serde::{Deserialize, Serialize};
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -44,6 +48,16 @@ struct Record {
     floor: Version,
     #[serde(default)]
     history: Vec<Version>,
+}
+
+/// The digests of a pack's versions, as they lie on disk.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Digests {
+    format: u32,
+    pack: String,
+    /// From oldest activation to newest.
+    versions: Vec<(Version, String)>,
 }
 
 impl VersionFloor {
@@ -162,13 +176,72 @@ impl VersionFloor {
         self.write(pack, &FloorRecord { floor: version.clone(), history })
     }
 
+    /// Remembers the digest of a version that has become active, and gives the one that the same version
+    /// had before where that is another: two packs were published as one version, or one was changed.
+    ///
+    /// # Errors
+    /// [`PackError::FloorDamaged`] or [`PackError::Io`].
+    pub fn note_digest(
+        &self,
+        pack: &PackName,
+        version: &Version,
+        digest: &Sha256Hex,
+    ) -> Result<Option<Sha256Hex>, PackError> {
+        let _lock = self.lock()?;
+        let mut versions = self.digests(pack)?;
+        let before = versions.iter().position(|(known, _)| known == version);
+        let before = before.map(|at| versions.remove(at).1);
+        if before.as_ref() == Some(digest) {
+            return Ok(None);
+        }
+        versions.push((version.clone(), *digest));
+        let surplus = versions.len().saturating_sub(MAX_HISTORY);
+        let versions = versions.split_off(surplus);
+        let versions = versions.into_iter().map(|(v, digest)| (v, digest.to_string())).collect();
+        self.replace(pack, "digests", &Digests { format: 1, pack: pack.to_string(), versions })?;
+        Ok(before)
+    }
+
+    /// The digests of a pack's versions that were active here.
+    fn digests(&self, pack: &PackName) -> Result<Vec<(Version, Sha256Hex)>, PackError> {
+        let path = self.file(pack, "digests");
+        let damaged =
+            |message: &str| PackError::FloorDamaged { path: path.clone(), message: message.into() };
+        let bytes = match files::read_regular(&path, MAX_FLOOR_BYTES) {
+            Ok(bytes) => bytes,
+            Err(Unreadable::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Vec::new());
+            }
+            Err(Unreadable::Io(e)) => return Err(PackError::io("read", &path, e)),
+            Err(_) => return Err(damaged("it is not a small regular file")),
+        };
+        let Digests { format, pack: of, versions } =
+            serde_json::from_slice(&bytes).map_err(|_| damaged("it is no record of digests"))?;
+        if of != pack.as_str() || format != 1 {
+            return Err(damaged("it is the record of another pack, or of another format"));
+        }
+        let versions = versions.into_iter().map(|(version, digest)| Ok((version, digest.parse()?)));
+        let versions: Result<_, InvalidSha256> = versions.collect();
+        versions.map_err(|_| damaged("it holds what is no digest"))
+    }
+
     /// Callers hold the lock.
     pub(crate) fn write(&self, pack: &PackName, record: &FloorRecord) -> Result<(), PackError> {
         let FloorRecord { floor, history } = record.clone();
         let record = Record { format: 2, pack: pack.to_string(), floor, history };
-        let path = self.path(pack);
+        self.replace(pack, "floor", &record)
+    }
+
+    /// Writes a record of a pack; callers hold the lock.
+    fn replace(
+        &self,
+        pack: &PackName,
+        kind: &str,
+        record: &impl Serialize,
+    ) -> Result<(), PackError> {
+        let path = self.file(pack, kind);
         let io = |e| PackError::io("write", &path, e);
-        let mut bytes = serde_json::to_vec(&record).map_err(|e| io(e.into()))?;
+        let mut bytes = serde_json::to_vec(record).map_err(|e| io(e.into()))?;
         bytes.push(b'\n');
         files::replace(&path, &self.directory.join(format!(".{pack}.tmp")), &bytes).map_err(io)
     }
@@ -184,7 +257,11 @@ impl VersionFloor {
     }
 
     fn path(&self, pack: &PackName) -> PathBuf {
-        self.directory.join(format!("{pack}.floor"))
+        self.file(pack, "floor")
+    }
+
+    fn file(&self, pack: &PackName, kind: &str) -> PathBuf {
+        self.directory.join(format!("{pack}.{kind}"))
     }
 
     /// The directory.
@@ -249,6 +326,33 @@ mod tests {
         let record = floor.record(&"q".parse().unwrap()).unwrap().unwrap();
         assert_eq!((record.history.len(), record.floor), (MAX_HISTORY, version("1.99.0")));
         assert_eq!(floor.packs().unwrap(), [name, "q".parse().unwrap()]);
+    }
+
+    #[test]
+    fn the_same_version_with_other_bytes_is_told_once_and_floors_stay_as_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let name: PackName = "p".parse().unwrap();
+        let floor = VersionFloor::open(dir.path()).unwrap();
+        let [a, b] = [[1; 32], [2; 32]].map(Sha256Hex::from_bytes);
+        floor.raise_to(&name, &version("1.0.0")).unwrap();
+        let record = fs::read(dir.path().join("p.floor")).unwrap();
+        let note = |v: &str, digest| {
+            let floor = VersionFloor::open(dir.path()).unwrap();
+            floor.note_digest(&name, &version(v), digest).unwrap()
+        };
+        assert_eq!((note("1.0.0", &a), note("1.0.0", &a)), (None, None));
+        assert_eq!(note("1.0.1", &b), None);
+        assert_eq!((note("1.0.0", &b), note("1.0.0", &b)), (Some(a), None));
+        assert_eq!(note("1.0.0", &a), Some(b));
+        for minor in 0..100 {
+            assert_eq!(note(&format!("2.{minor}.0"), &a), None);
+        }
+        assert_eq!(note("1.0.0", &b), None, "only so many are kept");
+        assert_eq!(fs::read(dir.path().join("p.floor")).unwrap(), record);
+        assert_eq!(floor.packs().unwrap(), [name.clone()]);
+        fs::write(dir.path().join("p.digests"), "{}").unwrap();
+        let error = floor.note_digest(&name, &version("1.0.0"), &a).unwrap_err();
+        assert_eq!(error.code(), "floor_damaged");
     }
 
     #[test]

@@ -179,6 +179,17 @@ impl UnverifiedPack {
         })
     }
 
+    /// Holds the files against a manifest: length and hash of each one that it lists, and that there are no
+    /// others. It says nothing of who made them: whoever signs the manifest asks before.
+    ///
+    /// # Errors
+    /// [`PackError::Rejected`] with every violation.
+    pub fn check_files(&self, manifest: &Manifest) -> Result<(), PackError> {
+        let mut violations = Vec::new();
+        check_files(&mut violations, manifest, &self.files);
+        if violations.is_empty() { Ok(()) } else { Err(PackError::Rejected(violations)) }
+    }
+
     fn take(&mut self, name: &str) -> Option<Cow<'static, [u8]>> {
         let path: PackPath = name.parse().ok()?;
         self.files.remove(&path)
@@ -339,7 +350,7 @@ fn refuse_native(violations: &mut Vec<Violation>, manifest: &Manifest) {
     }
 }
 
-/// Length and hash of every listed file, and no file that is not listed.
+/// Length and hash of every listed file, and no file that is not listed, manifest and signatures aside.
 fn check_files(
     violations: &mut Vec<Violation>,
     manifest: &Manifest,
@@ -364,7 +375,9 @@ fn check_files(
             violations.push(Violation::new("file_hash_mismatch", at, what));
         }
     }
-    for path in files.keys().filter(|path| !listed.contains(path)) {
+    let own = [MANIFEST_FILE, SIGNATURE_FILE];
+    let others = files.keys().filter(|path| !own.contains(&path.as_str()));
+    for path in others.filter(|path| !listed.contains(path)) {
         let what = "the manifest does not list this file; remove it";
         violations.push(Violation::new("file_unlisted", path.as_str(), what));
     }

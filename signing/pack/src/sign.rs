@@ -188,7 +188,7 @@ pub(crate) fn public_key(text_or_file: &str) -> Result<PublicKey, ToolError> {
 }
 
 /// Signs the manifest of a pack with each key, beside any signatures of other keys over the same
-/// manifest.
+/// manifest. The files must be those that the manifest lists: every host would refuse others.
 ///
 /// # Errors
 /// [`ToolError::Pack`] for keys and pack, [`ToolError::Manifest`] where the manifest is not valid,
@@ -196,11 +196,15 @@ pub(crate) fn public_key(text_or_file: &str) -> Result<PublicKey, ToolError> {
 pub fn sign(key_files: &[PathBuf], directory: &Path) -> Result<SignReport, ToolError> {
     let keys = secret_keys(key_files)?;
     let directory = pack_directory(directory);
-    let manifest_file = directory.join(MANIFEST_FILE);
-    let bytes = fs::read(&manifest_file).map_err(ToolError::io("read", &manifest_file))?;
-    let manifest = Manifest::parse(&bytes)?;
+    let pack = UnverifiedPack::read_dir(&directory, &PackLimits::default())?;
+    let bytes = pack.file(MANIFEST_FILE).ok_or_else(|| {
+        let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
+        ToolError::io("read", &directory.join(MANIFEST_FILE))(missing)
+    })?;
+    let manifest = Manifest::parse(bytes)?;
+    pack.check_files(&manifest)?;
     let signature_file = directory.join(SIGNATURE_FILE);
-    let envelope = add_signatures(&signature_file, &bytes, &keys)?;
+    let envelope = add_signatures(&signature_file, bytes, &keys)?;
     Ok(SignReport {
         pack: format!("{} {}", manifest.name, manifest.version),
         signature_file,

@@ -115,6 +115,36 @@ fn a_changed_module_is_refused_with_exit_code_1_and_a_stable_code() {
 }
 
 #[test]
+fn a_pack_whose_files_are_not_those_of_its_manifest_is_not_signed() {
+    let copy = copy_of_core();
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let key = dir.path().join("key.pem");
+    assert_eq!(tool(&[&"keygen", &"--out", &key]).status.code(), Some(0));
+    let signatures = copy.path().join("kernels.json.sig");
+    let before = fs::read(&signatures).expect("a file");
+    let refused = |code: &str| {
+        let output = tool(&[&"sign", &"--json", &"--key", &key, &copy.path()]);
+        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(json(&output)["error"]["details"][0]["code"], code);
+        assert!(fs::read(&signatures).expect("a file") == before, "nothing was signed");
+    };
+    let module = copy.path().join("normalization/rmsnorm_f32.wasm");
+    let good = fs::read(&module).expect("a module");
+    let mut bytes = good.clone();
+    *bytes.last_mut().expect("a byte") ^= 1;
+    fs::write(&module, bytes).expect("written");
+    refused("file_hash_mismatch");
+    fs::remove_file(&module).expect("removed");
+    refused("file_missing");
+    fs::write(&module, good).expect("written");
+    fs::write(copy.path().join("notes.txt"), "").expect("written");
+    refused("file_unlisted");
+    fs::remove_file(copy.path().join("notes.txt")).expect("removed");
+    let signed = tool(&[&"sign", &"--json", &"--key", &key, &copy.path()]);
+    assert_eq!(json(&signed)["signatures"], 2);
+}
+
+#[test]
 fn a_key_of_ones_own_signs_and_a_policy_trusts_it() {
     let copy = copy_of_core();
     let dir = tempfile::tempdir().expect("a temporary directory");

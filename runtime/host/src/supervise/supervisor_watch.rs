@@ -327,11 +327,21 @@ impl Supervisor {
 
     fn raise_floor(&self, packs: &[PackId]) {
         let Some(floor) = &self.config.floor else { return };
-        for PackId { name, version, .. } in packs {
-            if let (Ok(name), Ok(version)) = (name.parse(), version.parse())
-                && let Err(error) = floor.raise_to(&name, &version)
-            {
+        for PackId { name, version, digest } in packs {
+            let (Ok(pack), Ok(number)) = (name.parse(), version.parse()) else { continue };
+            if let Err(error) = floor.raise_to(&pack, &number) {
                 tracing::error!(target: LOG, "{error}");
+            }
+            // What was built into the host application has a digest of another kind, and no other version.
+            let Ok(bytes) = digest.parse() else { continue };
+            match floor.note_digest(&pack, &number, &bytes) {
+                Ok(None) => {}
+                Ok(Some(before)) => tracing::warn!(
+                    target: LOG,
+                    "{name} {version} has other bytes than the {name} {version} that ran here before \
+                     ({digest}, before {before})"
+                ),
+                Err(error) => tracing::error!(target: LOG, "{error}"),
             }
         }
     }

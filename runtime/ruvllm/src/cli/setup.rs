@@ -4,7 +4,7 @@ use super::Failure;
 use super::args::{KernelOptions, Kernels, ModelOptions, RopeScaling, SamplingArgs};
 use super::terminal::note;
 use clap::Args;
-use ruvllm::host::{Compiler, CompilerProcess, HostConfig, InstallReport, Policy};
+use ruvllm::host::{Compiler, CompilerProcess, HostConfig, Policy};
 use ruvllm::signing::{PackLock, VersionFloor};
 use ruvllm::{
     Isa, KernelSet, KernelSetBuilder, KvPolicy, Renderer, RopeExtension, RopeMethod, Runtime,
@@ -92,7 +92,7 @@ pub(crate) fn endless(options: &ModelOptions, endless: Option<usize>) -> Result<
 
 fn load(builder: RuntimeBuilder) -> Result<Runtime, Failure> {
     let runtime = builder.build()?;
-    warn_of_cache(runtime.installed());
+    warn_of_kernels(runtime.kernels());
     Ok(runtime)
 }
 
@@ -148,11 +148,13 @@ fn rope_extension<K: Args>(options: &ModelOptions<K>) -> Result<Option<RopeExten
     Ok(Some(RopeExtension { method, factor: options.rope_factor }))
 }
 
-/// Says why kernels are compiled anew although a cache was asked for.
-pub(crate) fn warn_of_cache(installed: &[InstallReport]) {
-    if let Some(why) = installed.iter().find_map(|report| report.cache.unusable.as_deref()) {
+/// Says why kernels are compiled anew although a cache was asked for, and which packs are not what ran
+/// here under their version before.
+pub(crate) fn warn_of_kernels(set: &KernelSet) {
+    if let Some(why) = set.installed().iter().find_map(|report| report.cache.unusable.as_deref()) {
         note!("warning: compiled kernels are not kept: {why}");
     }
+    set.changed().iter().for_each(|changed| note!("warning: {changed}"));
 }
 
 /// The sampling options, with a seed from the clock where none was given: short enough to be typed again.

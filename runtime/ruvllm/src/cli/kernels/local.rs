@@ -32,6 +32,6 @@ pub(crate) fn explain(options: &KernelOptions, op: &str, json: bool) -> Result<(
 
 fn host(options: &KernelOptions) -> Result<Host, Failure> {
     let set = setup::kernel_set(options)?.build()?;
-    setup::warn_of_cache(set.installed());
+    setup::warn_of_kernels(&set);
     Ok(set.host().clone())
 }
