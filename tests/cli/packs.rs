@@ -55,6 +55,28 @@ fn a_version_older_than_one_that_was_active_is_refused() {
 }
 
 #[test]
+fn a_pack_crate_stands_for_its_build_and_a_text_is_no_archive() {
+    let pack = version("1.0.0");
+    let named = pack.outside().join("my-kernels");
+    fs::create_dir(&named).unwrap();
+    fs::write(named.join("pack.toml"), "").unwrap();
+    let refused = |path: &Path, what: &str| {
+        let run = run(path, &pack.policy_file(), &[]);
+        run.refused(&[what]);
+        let of_it = run.stderr.lines().filter(|line| line.contains(what)).count();
+        assert_eq!((of_it, run.stderr.trim().lines().count()), (1, 1), "{}", run.stderr);
+    };
+    refused(&named, "is a pack crate that has not been built: run `ruvllm-pack build`");
+    let read = UnverifiedPack::read_dir(&pack.path(), &PackLimits::default()).unwrap();
+    read.write_dir(&named.join("dist")).unwrap();
+    assert!(calls(&run(&named, &pack.policy_file(), &[])) > 0);
+    let text = pack.outside().join("notes.rkp");
+    fs::write(&text, "These are my notes.\n".repeat(100)).unwrap();
+    refused(&text, "is not a pack archive");
+    refused(pack.outside(), "there is no kernels.json in it");
+}
+
+#[test]
 fn the_same_version_with_other_bytes_is_said() {
     let state = tempfile::tempdir().unwrap();
     let state = [Path::new("--state-dir"), state.path()];

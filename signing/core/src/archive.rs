@@ -8,7 +8,7 @@
 
 use crate::pack::{Collector, PackLimits, UnverifiedPack};
 use crate::ustar::{self, BLOCK, BadHeader};
-use crate::{PackError, Violation, files};
+use crate::{MANIFEST_FILE, PackError, Violation, files};
 use std::borrow::Cow;
 use std::fs;
 use std::io::{self, Read, Write};
@@ -20,15 +20,40 @@ pub const ARCHIVE_EXTENSION: &str = "rkp";
 /// Room that is set aside before a file's contents have arrived: a header may claim anything.
 const FIRST_ROOM: usize = 64 * 1024;
 
+/// The file that makes a directory a pack crate, from which `ruvllm-pack build` makes a pack.
+const CRATE_FILE: &str = "pack.toml";
+/// Where `ruvllm-pack build` puts the pack in its crate.
+const DIST: &str = "dist";
+
+/// Where the pack lies in a directory that somebody named: there, or in `dist/` where that is what
+/// `ruvllm-pack build` has made of a pack crate.
+pub fn pack_directory(named: &Path) -> Cow<'_, Path> {
+    let has = |directory: &Path, name: &str| fs::symlink_metadata(directory.join(name)).is_ok();
+    let dist = named.join(DIST);
+    let is_crate = !has(named, MANIFEST_FILE) && has(named, CRATE_FILE) && has(&dist, MANIFEST_FILE);
+    if is_crate { dist.into() } else { named.into() }
+}
+
 impl UnverifiedPack {
-    /// Reads a pack, from a directory or from an archive.
+    /// Reads a pack: from a directory, from `dist/` of a pack crate, or from an archive.
     ///
     /// # Errors
-    /// As for [`UnverifiedPack::read_dir`] and [`UnverifiedPack::read_archive`].
+    /// As for [`UnverifiedPack::read_dir`] and [`UnverifiedPack::read_archive`];
+    /// [`PackError::NotAPack`] where a directory has no manifest.
     pub fn read(path: &Path, limits: &PackLimits) -> Result<UnverifiedPack, PackError> {
         let io = |e| PackError::io("read", path, e);
         if fs::metadata(path).map_err(io)?.is_dir() {
-            return UnverifiedPack::read_dir(path, limits);
+            let directory = pack_directory(path);
+            if fs::symlink_metadata(directory.join(MANIFEST_FILE)).is_err() {
+                let message = if path.join(CRATE_FILE).is_file() {
+                    "is a pack crate that has not been built: run `ruvllm-pack build` there"
+                } else {
+                    "is no pack, there is no kernels.json in it: name the directory that \
+                     `ruvllm-pack build` has made"
+                };
+                return Err(PackError::NotAPack { path: path.to_owned(), message });
+            }
+            return UnverifiedPack::read_dir(&directory, limits);
         }
         let file = files::open_regular(path).map_err(io)?;
         read(io::BufReader::new(file), limits, path)
@@ -40,7 +65,7 @@ impl UnverifiedPack {
     /// [`PackError::Rejected`] with `archive_header`, `archive_entry_kind`, `archive_order`,
     /// `archive_padding`, `archive_truncated` or `archive_trailing` where it is not an archive as
     /// [`UnverifiedPack::write_archive`] writes it, or with what [`UnverifiedPack::read_dir`]
-    /// refuses; [`PackError::Io`].
+    /// refuses; [`PackError::NotAPack`] where it is a file of another kind; [`PackError::Io`].
     pub fn read_archive(
         reader: impl Read,
         limits: &PackLimits,
@@ -103,6 +128,13 @@ fn read(
     path: &Path,
 ) -> Result<UnverifiedPack, PackError> {
     let io = |e| PackError::io("read", path, e);
+    let mut start = Vec::with_capacity(BLOCK);
+    reader.by_ref().take(BLOCK as u64).read_to_end(&mut start).map_err(io)?;
+    if ustar::is_foreign(&start) {
+        let message = "is not a pack archive: `ruvllm-pack archive` makes one of a pack";
+        return Err(PackError::NotAPack { path: path.to_owned(), message });
+    }
+    let mut reader = start.as_slice().chain(reader);
     let mut collector = Collector::new(limits);
     let mut last = String::new();
     loop {

@@ -23,6 +23,14 @@ pub enum PackError {
     /// The pack breaks rules; all that were found, in order.
     #[error("the pack is refused, {} violation(s):{}", .0.len(), Lines(.0))]
     Rejected(Vec<Violation>),
+    /// What was named is something else than a pack.
+    #[error("{} {message}", Shown(.path))]
+    NotAPack {
+        /// What was named.
+        path: PathBuf,
+        /// What it is, and what to do.
+        message: &'static str,
+    },
     /// The text or file holds no key that can be used.
     #[error("{message}")]
     Key {
@@ -104,6 +112,7 @@ impl PackError {
         match self {
             PackError::Io { .. } => "io",
             PackError::Rejected(_) => "pack_rejected",
+            PackError::NotAPack { .. } => "not_a_pack",
             PackError::Key { .. } => "key_invalid",
             PackError::WeakKey => "key_weak",
             PackError::Entropy { .. } => "entropy",

@@ -62,6 +62,19 @@ pub(crate) fn header(path: &str, size: u64) -> Option<[u8; BLOCK]> {
     Some(block)
 }
 
+/// Whether the first bytes of a file, at most a block of them, show that it is no archive of this kind at
+/// all: a text, or a module. What is cut short or was changed may still be one.
+pub(crate) fn is_foreign(start: &[u8]) -> bool {
+    const MAGIC_OF_ALL: &[u8] = b"ustar";
+    let padded = start.contains(&0);
+    match start.get(MAGIC_AT) {
+        // The end of an archive without files is zeros.
+        Some(magic) => !magic.starts_with(MAGIC_OF_ALL) && start.iter().any(|&byte| byte != 0),
+        // Names are padded with zeros, which no text has.
+        None => !start.is_empty() && !padded,
+    }
+}
+
 /// Reads a header; the inverse of [`header`].
 pub(crate) fn parse(block: &[u8; BLOCK]) -> Result<Entry, BadHeader> {
     if block[MAGIC_AT] != *MAGIC {

@@ -8,7 +8,6 @@ use ruvllm_signing::{ARCHIVE_EXTENSION, PackLimits, UnverifiedPack, escape_untru
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use crate::sign::pack_directory;
 use crate::{Report, ToolError, atomic};
 
 /// An archive that was written or unpacked. Nothing was verified.
@@ -70,7 +69,7 @@ pub fn extract(input: &Path, directory: &Path) -> Result<ArchiveReport, ToolErro
 }
 
 fn read(input: &Path) -> Result<(UnverifiedPack, Option<String>), ToolError> {
-    let pack = UnverifiedPack::read(&pack_directory(input), &PackLimits::default())?;
+    let pack = UnverifiedPack::read(input, &PackLimits::default())?;
     let digest = pack
         .file(MANIFEST_FILE)
         .map(|bytes| Sha256Hex::from_bytes(Sha256::digest(bytes).into()).to_string());

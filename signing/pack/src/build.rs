@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 
 use crate::figures::Figures;
 use crate::module::normalise;
+use crate::sources::{self, Sources};
 use crate::spec::{Built, Source};
 use crate::toolchain::Toolchain;
 use crate::{Lang, ModuleFacts, PackSpec, Report, ToolError, ToolchainId};
@@ -131,6 +132,12 @@ pub fn build(options: &Options) -> Result<BuildReport, ToolError> {
     };
     let (toolchain, target_dir) = (&toolchain, target_dir.as_path());
     let job = Job { toolchain, spec: &spec, directory: &directory, target_dir };
+    let packages = match spec.lang() {
+        Lang::Rust => compile_rust::packages(&job)?,
+        Lang::C => Vec::new(),
+    };
+    // As they are now: what changes while the compiler runs may not be part of what it makes.
+    let sources = Sources::read(&directory, &packages)?;
     match spec.lang() {
         Lang::Rust => compile_rust::compile(&job)?,
         Lang::C => compile_c::compile(&job)?,
@@ -143,7 +150,9 @@ pub fn build(options: &Options) -> Result<BuildReport, ToolError> {
         compare(&dist, &pack.files)?;
         false
     } else {
-        write(&dist, &pack.files)?
+        let removed = write(&dist, &pack.files)?;
+        sources.record(&directory)?;
+        removed
     };
     Ok(BuildReport {
         directory: given.join(DIST),
@@ -169,7 +178,8 @@ pub(crate) fn refresh_manifest(directory: &Path) -> Result<bool, ToolError> {
         fs::read(&path).map_err(ToolError::io("read", &path))
     };
     let modules = spec.kernel_ids().map(read).collect::<Result<_, _>>()?;
-    write(&dist, &assemble(&spec, directory, modules)?.files)
+    let files = assemble(&spec, directory, modules)?.files;
+    sources::keep_through(directory, || write(&dist, &files))
 }
 
 /// What a compiler is asked for.

@@ -17,6 +17,7 @@ struct Rust<'a> {
     rustc: &'a Path,
     cargo: &'a Path,
     sysroot: &'a Path,
+    std: StdSource,
     linker: &'a Path,
 }
 
@@ -36,18 +37,24 @@ pub(crate) fn compile(job: &Job<'_>) -> Result<(), ToolError> {
     Ok(())
 }
 
+/// The directories of all packages of this machine that the kernels are compiled from.
+///
+/// # Errors
+/// [`ToolError::Spec`] about `Cargo.toml`, [`ToolError::Io`].
+pub(crate) fn packages(job: &Job<'_>) -> Result<Vec<PathBuf>, ToolError> {
+    let packages = Rust::of(job)?.path_dependencies(job.directory)?;
+    Ok(packages.into_iter().map(|(_, directory)| directory).collect())
+}
+
 fn compile_all(job: &Job<'_>, names: &[&str], relaxed_simd: bool) -> Result<(), ToolError> {
-    let Compiler::Rust { rustc, cargo, sysroot, std } = &job.toolchain.compiler else {
-        return Err(ToolError::Toolchain { message: "the pack is in Rust".to_owned() });
-    };
-    let rust = Rust { rustc, cargo, sysroot, linker: &job.toolchain.linker };
+    let rust = Rust::of(job)?;
     let target_dir = target_dir(job.target_dir, relaxed_simd);
     let mut cargo = rust.cargo(job.directory);
     cargo.args(["build", "--release", "--target", TARGET]).arg("--target-dir").arg(&target_dir);
     if job.directory.join("Cargo.lock").is_file() {
         cargo.arg("--locked");
     }
-    if *std == StdSource::Sources {
+    if rust.std == StdSource::Sources {
         // Building the core library is not a stable feature of cargo, but what it needs is fixed
         // by the compiler's version, which the pack records.
         cargo.arg("-Zbuild-std=core").env("RUSTC_BOOTSTRAP", "1");
@@ -75,7 +82,14 @@ fn target_dir(dir: &Path, relaxed_simd: bool) -> PathBuf {
     if relaxed_simd { dir.to_owned() } else { dir.join("plain") }
 }
 
-impl Rust<'_> {
+impl<'a> Rust<'a> {
+    fn of(job: &Job<'a>) -> Result<Rust<'a>, ToolError> {
+        let Compiler::Rust { rustc, cargo, sysroot, std } = &job.toolchain.compiler else {
+            return Err(ToolError::Toolchain { message: "the pack is in Rust".to_owned() });
+        };
+        Ok(Rust { rustc, cargo, sysroot, std: *std, linker: &job.toolchain.linker })
+    }
+
     /// Cargo with nothing inherited that could change what it makes.
     fn cargo(&self, directory: &Path) -> Command {
         let mut cargo = Command::new(self.cargo);

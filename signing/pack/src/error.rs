@@ -54,6 +54,19 @@ pub enum ToolError {
         /// How it ended.
         status: String,
     },
+    /// The build in a pack crate is not that of its sources.
+    #[error(
+        "{} is older than its sources ({}): run `ruvllm-pack build {}` first",
+        escape_untrusted(&.directory.join(crate::build::DIST).to_string_lossy()),
+        first(.changed),
+        escape_untrusted(&.directory.to_string_lossy())
+    )]
+    Stale {
+        /// The pack crate.
+        directory: PathBuf,
+        /// The sources that have changed since, from the crate on.
+        changed: Vec<String>,
+    },
     /// A pack cannot be begun like that.
     #[error("{message}")]
     New {
@@ -94,6 +107,15 @@ pub enum ToolError {
     },
 }
 
+/// The first of some files, and how many more there are.
+fn first(changed: &[String]) -> String {
+    match changed {
+        [] => String::new(),
+        [one] => format!("{one} has changed"),
+        [one, more @ ..] => format!("{one} and {} more have changed", more.len()),
+    }
+}
+
 impl ToolError {
     /// A stable identifier for programs.
     pub fn code(&self) -> &'static str {
@@ -105,6 +127,7 @@ impl ToolError {
             ToolError::Toolchain { .. } => "toolchain_missing",
             ToolError::ToolchainMismatch { .. } => "toolchain_mismatch",
             ToolError::Compile { .. } => "compile_failed",
+            ToolError::Stale { .. } => "build_stale",
             ToolError::New { .. } => "new_refused",
             ToolError::Golden { .. } => "golden_invalid",
             ToolError::Module { .. } => "module_unusable",

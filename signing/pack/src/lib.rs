@@ -31,6 +31,7 @@ pub mod reference;
 mod report;
 pub mod scaffold;
 pub mod sign;
+mod sources;
 mod spec;
 mod stress;
 mod toolchain;

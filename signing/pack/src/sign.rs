@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use ruvllm_manifest::{MANIFEST_FILE, Manifest, SIGNATURE_FILE, Timestamp};
 use ruvllm_signing::{
     Clock, Envelope, PUBLIC_KEY_EXTENSION, PackError, PackLimits, PackLock, PublicKey, SecretKey, TrustPolicy, UnverifiedPack,
-    VerifiedPack, VersionFloor, escape_untrusted, sign_manifest,
+    VerifiedPack, VersionFloor, escape_untrusted, pack_directory, sign_manifest,
 };
 use serde::Serialize;
 
-use crate::build::DIST;
-use crate::{Report, ToolError, atomic};
+use crate::scaffold::is_pack_crate;
+use crate::{Report, ToolError, atomic, sources};
 
 /// A key that was made.
 #[derive(Clone, Debug, Serialize)]
@@ -108,16 +108,6 @@ pub fn pubkey(file: &Path) -> Result<PubkeyReport, ToolError> {
     Ok(PubkeyReport { public_key: public.to_string(), key_id })
 }
 
-/// The directory of the pack: the one given, or the build of the pack crate there.
-pub(crate) fn pack_directory(given: &Path) -> PathBuf {
-    let dist = given.join(DIST);
-    if !given.join(MANIFEST_FILE).is_file() && dist.join(MANIFEST_FILE).is_file() {
-        dist
-    } else {
-        given.to_owned()
-    }
-}
-
 /// A pack that was signed.
 #[derive(Clone, Debug, Serialize)]
 pub struct SignReport {
@@ -192,15 +182,19 @@ pub(crate) fn public_key(text_or_file: &str) -> Result<PublicKey, ToolError> {
 ///
 /// # Errors
 /// [`ToolError::Pack`] for keys and pack, [`ToolError::Manifest`] where the manifest is not valid,
-/// [`ToolError::Io`].
+/// [`ToolError::Stale`] where a pack crate has been changed since it was built, [`ToolError::Io`].
 pub fn sign(key_files: &[PathBuf], directory: &Path) -> Result<SignReport, ToolError> {
     let keys = secret_keys(key_files)?;
+    if is_pack_crate(directory) {
+        sources::check(directory)?;
+    }
     let directory = pack_directory(directory);
-    let pack = UnverifiedPack::read_dir(&directory, &PackLimits::default())?;
-    let bytes = pack.file(MANIFEST_FILE).ok_or_else(|| {
-        let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
-        ToolError::io("read", &directory.join(MANIFEST_FILE))(missing)
-    })?;
+    let pack = UnverifiedPack::read(&directory, &PackLimits::default())?;
+    if !directory.is_dir() {
+        let message = "is an archive, which is not changed: sign the directory, then run `ruvllm-pack archive`";
+        return Err(PackError::NotAPack { path: directory.into_owned(), message }.into());
+    }
+    let bytes = pack.file(MANIFEST_FILE).unwrap_or_default();
     let manifest = Manifest::parse(bytes)?;
     pack.check_files(&manifest)?;
     let signature_file = directory.join(SIGNATURE_FILE);
@@ -295,7 +289,7 @@ impl VerifyOptions {
         policy: &TrustPolicy,
         pack: &Path,
     ) -> Result<VerifiedPack, ToolError> {
-        let pack = UnverifiedPack::read(&pack_directory(pack), &PackLimits::default())?;
+        let pack = UnverifiedPack::read(pack, &PackLimits::default())?;
         let pack = pack.verify_with(policy, self.floors()?.as_ref(), self.clock())?;
         if let Some(lock) = &self.lock {
             PackLock::read(lock)?.check(&pack)?;

@@ -14,20 +14,19 @@ use ruvllm_signing::{
     sign_manifest,
 };
 
-use crate::ToolError;
 use crate::scaffold::is_pack_crate;
-use crate::sign::pack_directory;
+use crate::{ToolError, sources};
 
 /// Reads a pack: a directory, an archive, or the build of a pack crate.
 ///
 /// # Errors
-/// [`ToolError::Pack`]; [`ToolError::Spec`] where a pack crate has not been built.
+/// [`ToolError::Pack`], also where a pack crate has not been built; [`ToolError::Stale`] where it has been
+/// changed since.
 pub(crate) fn read(given: &Path) -> Result<UnverifiedPack, ToolError> {
-    if is_pack_crate(given) && pack_directory(given) == given {
-        let message = "a pack crate that has not been built: run `ruvllm-pack build`".to_owned();
-        return Err(ToolError::Spec { path: given.to_owned(), message });
+    if is_pack_crate(given) {
+        sources::check(given)?;
     }
-    Ok(UnverifiedPack::read(&pack_directory(given), &PackLimits::default())?)
+    Ok(UnverifiedPack::read(given, &PackLimits::default())?)
 }
 
 /// Installs the files of a pack on a host of their own; a host without fallback, that does not

@@ -200,6 +200,41 @@ fn a_kernel_that_a_host_would_refuse_is_not_built_and_the_reason_is_given() {
 }
 
 #[test]
+fn what_an_earlier_build_left_does_not_pass_for_sources_that_have_changed() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let Some((pack, _)) = built(dir.path(), "pack", &["--lang", "c"]) else { return };
+    let path = pack.to_str().expect("a path");
+    let key = dir.path().join("key.pem");
+    ok(&tool(&["keygen", "--json", "--out", key.to_str().expect("a path")]));
+    let sign = ["sign", "--json", "--key", key.to_str().expect("a path"), path];
+    ok(&tool(&["test", "--json", path]));
+    ok(&tool(&sign));
+    let kernel = pack.join("kernels/rmsnorm_f32.c");
+    let good = fs::read_to_string(&kernel).expect("a source");
+    fs::write(&kernel, good.replace("return RUVLLM_OK;", "return RUVLLM_OK")).expect("written");
+    assert_eq!(tool(&["build", "--json", path]).status.code(), Some(1));
+    for args in [&["test", "--json", path][..], &["bench", "--json", path], &sign] {
+        let output = tool(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        let error = &json(&output)["error"];
+        assert_eq!(error["code"], "build_stale", "{error}");
+        let message = error["message"].as_str().expect("text");
+        assert!(
+            message.contains("kernels/rmsnorm_f32.c has changed")
+                && message.contains("run `ruvllm-pack build "),
+            "{message}"
+        );
+    }
+    // The same bytes again are the same sources, whatever their times say.
+    fs::write(&kernel, &good).expect("written");
+    ok(&tool(&["test", "--json", path]));
+    fs::write(&kernel, format!("{good}// another line\n")).expect("written");
+    assert_eq!(tool(&["test", path]).status.code(), Some(2));
+    ok(&tool(&["build", "--json", path]));
+    ok(&tool(&["test", "--json", path]));
+}
+
+#[test]
 fn a_kernel_that_can_panic_is_built_with_a_warning() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let Some((pack, _)) = built(dir.path(), "trapping", &["--lang", "c", "--custom"]) else {

@@ -4,7 +4,8 @@
 //! Such places are network mounts and ConfigMaps as often as local disks, and only local disks tell
 //! of changes that others make; so the directory is looked at, every few seconds.
 //!
-//! What counts as a pack: a file whose name ends in `.rkp`, or a directory with a `kernels.json`. Names
+//! What counts as a pack: a file whose name ends in `.rkp`, a directory with a `kernels.json`, or the
+//! `dist/` of a pack crate that was built, of which nothing else is looked at. Names
 //! that begin with a dot or end as temporary ones do are not looked at. A name may be a link, as
 //! those of a ConfigMap are; a link inside of a pack is refused, as everywhere.
 //!
@@ -34,6 +35,7 @@ use crate::ticker::Ticker;
 use blake3::{Hash, Hasher};
 use ruvllm_signing::{
     ARCHIVE_EXTENSION, MANIFEST_FILE, PackError, PackLimits, UnverifiedPack, escape_untrusted,
+    pack_directory,
 };
 use semver::Version;
 use std::collections::BTreeMap;
@@ -347,10 +349,12 @@ fn list(directory: &Path) -> io::Result<Vec<PathBuf>> {
             continue;
         }
         // Through links. What cannot be looked at is gone already, or a link that leads nowhere.
-        let is_pack = fs::metadata(&path).is_ok_and(|metadata| match metadata.is_dir() {
+        let Ok(metadata) = fs::metadata(&path) else { continue };
+        let path = if metadata.is_dir() { pack_directory(&path).into_owned() } else { path };
+        let is_pack = match metadata.is_dir() {
             true => fs::symlink_metadata(path.join(MANIFEST_FILE)).is_ok(),
             false => path.extension().is_some_and(|extension| extension == ARCHIVE_EXTENSION),
-        });
+        };
         if is_pack {
             packs.push(path);
         }

@@ -76,6 +76,22 @@ impl Post {
 }
 
 #[test]
+fn a_pack_crate_is_delivered_once_it_is_built_and_by_its_build_alone() {
+    let mut post = Post::new(None);
+    let named = post.path("my-kernels");
+    fs::create_dir(&named).unwrap();
+    fs::write(named.join("pack.toml"), "").unwrap();
+    fs::write(named.join("any thing"), "").unwrap();
+    assert!(post.look().is_empty());
+    post.good(1).read().unwrap().write_dir(&named.join("dist")).unwrap();
+    post.delivery.look();
+    // Whoever works on it does not hold it up.
+    fs::write(named.join("any thing"), "else").unwrap();
+    post.delivery.look();
+    assert_eq!(active(&post.supervisor), ["1.0.0"]);
+}
+
+#[test]
 fn archives_and_directories_are_activated_when_two_looks_saw_the_same() {
     let mut post = Post::new(None);
     post.put("one.rkp", &post.good(1));

@@ -86,6 +86,53 @@ fn a_stock_tar_reads_an_archive_and_writes_the_same_bytes() {
 }
 
 #[test]
+fn a_pack_crate_stands_for_its_build_and_what_is_no_pack_is_named_in_one_line() {
+    let limits = PackLimits::default();
+    let (pack, _) = pack(10);
+    let dir = tempfile::tempdir().unwrap();
+    let named = dir.path().join("my-kernels");
+    let refused = |what: &str| {
+        let error = UnverifiedPack::read(&named, &limits).unwrap_err();
+        let text = error.to_string();
+        assert_eq!(error.code(), "not_a_pack");
+        assert!(text.contains("my-kernels is ") && text.contains(what), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    };
+    std::fs::create_dir(&named).unwrap();
+    std::fs::write(named.join("A bad name!"), b"x").unwrap();
+    refused("no kernels.json in it");
+    std::fs::write(named.join("pack.toml"), b"").unwrap();
+    refused("has not been built: run `ruvllm-pack build`");
+    pack.write_dir(&named.join("dist")).unwrap();
+    let read = UnverifiedPack::read(&named, &limits).unwrap();
+    assert_eq!(archive(&read), archive(&pack));
+}
+
+#[test]
+fn a_file_of_another_kind_is_no_archive_and_a_damaged_archive_is_one() {
+    let (pack, _) = pack(10);
+    let good = archive(&pack);
+    let read = |bytes: &[u8]| {
+        UnverifiedPack::read_archive(bytes, &PackLimits::default()).unwrap_err().code()
+    };
+    let text = "A text that somebody has called pack.rkp. ".repeat(40);
+    for foreign in [&text.as_bytes()[..40], text.as_bytes(), b"\0asm\x01\0\0\0", &[0x1f; 2000]] {
+        let expected = if foreign.len() < 300 && foreign.contains(&0) {
+            // Too short to tell.
+            "pack_rejected"
+        } else {
+            "not_a_pack"
+        };
+        assert_eq!(read(foreign), expected, "{} bytes", foreign.len());
+    }
+    let mut damaged = good.clone();
+    damaged[120] ^= 1;
+    for archive in [&b""[..], &good[..200], &good[..good.len() - 1], &damaged] {
+        assert_eq!(read(archive), "pack_rejected", "{} bytes", archive.len());
+    }
+}
+
+#[test]
 fn an_archive_is_bounded_as_a_directory_is() {
     let (pack, _) = pack(10_000);
     let bytes = archive(&pack);
