@@ -262,6 +262,10 @@ pub enum Failure {
     Status {
         /// The number that it returned.
         status: i32,
+        /// What it takes instead, or what it was given, where somebody asks who can do something about
+        /// it; empty otherwise.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        detail: String,
     },
     /// It returned numbers that are not finite although its inputs are and its twin's are.
     NonFinite {
@@ -356,10 +360,13 @@ impl fmt::Display for Failure {
                 f.write_str("ran longer than its deadline")
             }
             Failure::Trap { detail, .. } => write!(f, "trapped: {detail}"),
-            Failure::Status { status } => match Status::from_code(*status) {
-                Some(known) => write!(f, "returned status {status} ({known})"),
-                None => write!(f, "returned status {status}, which the ABI does not define"),
-            },
+            Failure::Status { status, detail } => {
+                match Status::from_code(*status) {
+                    Some(known) => write!(f, "returned status {status} ({known})")?,
+                    None => write!(f, "returned status {status}, which the ABI does not define")?,
+                }
+                if detail.is_empty() { Ok(()) } else { write!(f, ": {detail}") }
+            }
             Failure::NonFinite { index } => {
                 write!(f, "returned a number that is not finite at element {index}")
             }

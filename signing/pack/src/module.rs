@@ -82,7 +82,8 @@ impl ModuleFacts {
 
 /// The module without custom sections (names, producers, debug information), with no exports but
 /// those that the ABI looks for, and without the function table that compilers of C leave behind
-/// where nothing uses it. What runs is untouched.
+/// where nothing uses it. What runs is untouched. Where the entry point is missing all functions stay
+/// exported: the refusal then names them.
 ///
 /// # Errors
 /// What the parser says about bytes that are no module.
@@ -97,6 +98,7 @@ pub fn normalise(wasm: &[u8], entry_point: &str) -> Result<Vec<u8>, String> {
         export::CLEANUP,
     ];
     let keep_tables = uses_tables(wasm).map_err(|error| error.to_string())?;
+    let has_entry = ModuleFacts::read(wasm)?.exports.iter().any(|name| name == entry_point);
     let mut module = Module::new();
     for payload in Parser::new(0).parse_all(wasm) {
         let payload = payload.map_err(|error| error.to_string())?;
@@ -107,7 +109,8 @@ pub fn normalise(wasm: &[u8], entry_point: &str) -> Result<Vec<u8>, String> {
                 let mut exports = ExportSection::new();
                 for export in section.clone() {
                     let export = export.map_err(|error| error.to_string())?;
-                    if wanted.contains(&export.name) {
+                    let is_function = export.kind == ExternalKind::Func;
+                    if wanted.contains(&export.name) || (is_function && !has_entry) {
                         exports.export(export.name, kind(export.kind)?, export.index);
                     }
                 }
@@ -195,6 +198,8 @@ mod tests {
         assert!(find(&wasm, b"named") && !find(&normal, b"named"));
         assert!(find(&normal, b"kept"));
         assert_eq!(normalise(&normal, "go").unwrap(), normal);
+        let misnamed = ModuleFacts::read(&normalise(&wasm, "og").unwrap()).unwrap();
+        assert_eq!(misnamed.exports, ["memory", "__heap_base", "go"]);
     }
 
     #[test]

@@ -159,9 +159,10 @@ pub fn test(directory: &Path, seed: Option<u64>) -> Result<TestReport, ToolError
                 let manners = stress::manners(&mut target);
                 tested.cases += manners.calls;
                 manners.failures.into_iter().for_each(|what| tested.fail(what));
-                if manners.declined > 0 {
+                if let Some(first) = manners.first_declined {
                     let (some, all) = (manners.declined, manners.calls);
-                    tested.notes.push(format!("it declined {some} of {all} odd calls"));
+                    let note = format!("it declined {some} of {all} odd calls; the first {first}");
+                    tested.notes.push(note);
                 }
                 if let Some(op) = similar(&entry.op, Op::ALL.iter().map(|op| op.name())) {
                     let custom = &entry.op;

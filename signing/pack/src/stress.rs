@@ -197,6 +197,8 @@ pub(crate) struct Manners {
     pub(crate) calls: usize,
     /// Calls that the kernel declined with a status, as it may.
     pub(crate) declined: usize,
+    /// What the host says of the first of these.
+    pub(crate) first_declined: Option<String>,
     /// Calls that went wrong.
     pub(crate) failures: Vec<String>,
 }
@@ -221,8 +223,12 @@ pub(crate) fn manners(target: &mut Target<'_>) -> Manners {
             found.calls += 1;
             match call(target, &inputs, &extents) {
                 Ok(_) => {}
-                Err(CallError::Failed { failure: Failure::Status { status: 1..=5 }, .. }) => {
+                Err(CallError::Failed {
+                    failure: failure @ Failure::Status { status: 1..=5, .. },
+                    ..
+                }) => {
                     found.declined += 1;
+                    found.first_declined.get_or_insert_with(|| failure.to_string());
                 }
                 Err(error) => {
                     let symbols = target.entry.symbols();

@@ -193,6 +193,26 @@ fn a_kernel_that_a_host_would_refuse_is_not_built_and_the_reason_is_given() {
     let missing = |text: &str| text.replace("rmsnorm_forward", "another_name");
     let error = refused(missing).expect("there was a toolchain a moment ago");
     assert_eq!(error["code"], "export_missing", "{error}");
+    let message = error["message"].as_str().expect("text");
+    assert!(message.contains("it exports another_name"), "{message}");
+
+    let half = |text: &str| {
+        text.replace("const float *weight = RUVLLM_INPUT(call, float, dim)",
+            "const ruvllm_f16 *weight = RUVLLM_INPUT(call, ruvllm_f16, dim)")
+            .replace("* weight[i]", "* ruvllm_f16_to_f32(weight[i])")
+    };
+    let error = refused(half).expect("there was a toolchain a moment ago");
+    assert_eq!(error["code"], "kernel_status", "{error}");
+    let message = error["message"].as_str().expect("text");
+    assert!(message.contains("it takes `weight` as f16[dim], the manifest says f32[dim]"), "{message}");
+
+    let trapping = |text: &str| {
+        text.replace("return RUVLLM_OK;", "if (rows > 1) __builtin_trap();\n    return RUVLLM_OK;")
+    };
+    let error = refused(trapping).expect("there was a toolchain a moment ago");
+    assert_eq!(error["code"], "kernel_trap", "{error}");
+    let message = error["message"].as_str().expect("text");
+    assert!(message.contains("in rmsnorm_forward"), "{message}");
 
     let broken = |text: &str| text.replace("return RUVLLM_OK;", "return RUVLLM_OK");
     let error = refused(broken).expect("there was a toolchain a moment ago");

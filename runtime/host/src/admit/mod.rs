@@ -362,7 +362,13 @@ fn manners(
         let ran = instance.prepare(&call, &bytes).and_then(|()| instance.run_guarded(random));
         let before = match ran {
             Ok(before) => before,
-            Err(Failure::Status { status }) if may_decline && declined(status) => return Ok(None),
+            Err(Failure::Status { status, .. }) if may_decline && declined(status) => {
+                return Ok(None);
+            }
+            Err(Failure::Status { status, .. }) => {
+                let detail = instance.explain_status(plan, &call, status);
+                return Err(on(objection(Failure::Status { status, detail })));
+            }
             Err(failure) => return Err(on(objection(failure))),
         };
         if !instance.inputs_unchanged(&call) {

@@ -139,7 +139,9 @@ impl Worker {
         let Some(bytes) = target.plan.check(&call, out.len()) else {
             return Err(fail(target.plan.objection(&call, out.len())));
         };
-        self.ask(snap, &target, &call, &bytes, &mut Output::Bytes(out))?;
+        if let Err(error) = self.ask(snap, &target, &call, &bytes, &mut Output::Bytes(out)) {
+            return Err(explained(&target, &call, error));
+        }
         Ok(vec![bound.output])
     }
 
@@ -512,6 +514,22 @@ struct Target<'a> {
     every: u32,
 }
 
+/// What a named kernel that declined a call takes instead, beside the error: whoever names one works on it.
+#[cold]
+fn explained(target: &Target<'_>, call: &OpCall<'_>, error: CallError) -> CallError {
+    let (CallError::Failed { op, kernel, failure: Failure::Status { status, .. } }, [named]) =
+        (&error, target.chain)
+    else {
+        return error;
+    };
+    let Code::Sandboxed { template, .. } = named.code() else { return error };
+    let Ok(mut instance) = Instance::new(template, WindowSize::Tile, None) else { return error };
+    let detail = instance.explain_status(target.plan, call, *status);
+    let failure = Failure::Status { status: *status, detail };
+    CallError::Failed { op: op.clone(), kernel: kernel.clone(), failure }
+}
+
+/// Finds what a name and the types of the inputs stand for.
 fn find<'a>(
     snap: &'a RegistrySnapshot,
     name: &str,

@@ -1,6 +1,10 @@
 //! How modules are compiled, in this process and in compiler processes alike.
 
-use wasmtime::{Config, Engine, OptLevel};
+use std::num::NonZeroUsize;
+use wasmtime::{Config, Engine, OptLevel, WasmBacktraceDetails};
+
+/// The most functions that are looked at where one called the other and the last one trapped.
+pub(super) const BACKTRACE_FRAMES: usize = 32;
 
 /// The engine's settings. Everything that changes machine code is decided here, for this process
 /// and for compiler processes alike.
@@ -12,7 +16,10 @@ pub(super) fn settings(deterministic: bool) -> Config {
         .cranelift_opt_level(OptLevel::Speed)
         .cranelift_nan_canonicalization(deterministic)
         .relaxed_simd_deterministic(deterministic)
-        .wasm_backtrace_max_frames(None)
+        // A trap is told with the function that it happened in.
+        .wasm_backtrace_max_frames(NonZeroUsize::new(BACKTRACE_FRAMES))
+        // Debug information is data that no host looks at, whatever a variable of the environment says.
+        .wasm_backtrace_details(WasmBacktraceDetails::Disable)
         .wasm_simd(true)
         .wasm_relaxed_simd(true)
         .wasm_bulk_memory(true)

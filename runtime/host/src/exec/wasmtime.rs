@@ -18,13 +18,14 @@ use crate::deadline::{Deadline, Spent, thread_time};
 use crate::error::TrapKind;
 use crate::ticker::Ticker;
 use ruvllm_abi::export;
+use ruvllm_manifest::escape_untrusted;
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use wasmtime::{
     Engine, Extern, ExternType, Global, Memory, MemoryType, Module, Mutability, ResourceLimiter,
-    Store, TypedFunc, UpdateDeadline, Val,
+    Store, TypedFunc, UpdateDeadline, Val, WasmBacktrace,
 };
 
 /// The version of the engine, which a manifest's `min_version` is held against.
@@ -158,7 +159,8 @@ impl CompiledModule for Prepared {
         });
         let Deadline { tick, aside, .. } = self.deadline;
         begin(&mut store, aside, tick);
-        let instance = wasmtime::Instance::new(&mut store, &self.module, &[]).map_err(trap)?;
+        let instance = wasmtime::Instance::new(&mut store, &self.module, &[])
+            .map_err(|error| trap(error, "its start"))?;
         let missing =
             |name: &str| other(format!("the export {name} is missing or has another type"));
         let memory = instance
@@ -190,6 +192,7 @@ impl CompiledModule for Prepared {
             memory,
             globals,
             entry,
+            entry_point: self.spec.entry_point.as_str().into(),
             init,
             info,
             cleanup,
@@ -255,6 +258,7 @@ struct Running {
     /// The mutable globals, and the values that they are set back to.
     globals: Vec<(Global, Val)>,
     entry: TypedFunc<u32, i32>,
+    entry_point: Box<str>,
     init: Option<TypedFunc<(u32, u32), i32>>,
     info: Option<TypedFunc<u32, i32>>,
     cleanup: Option<TypedFunc<(), ()>>,
@@ -303,26 +307,30 @@ impl EngineInstance for Running {
 
     fn call(&mut self, descriptor: u32, ticks: u64) -> Result<(i32, &[u8]), Trap> {
         begin(&mut self.store, ticks, self.tick);
-        let status = self.entry.call(&mut self.store, descriptor).map_err(trap)?;
+        let status = match self.entry.call(&mut self.store, descriptor) {
+            Ok(status) => status,
+            Err(error) => return Err(trap(error, &self.entry_point)),
+        };
         Ok((status, self.memory.data(&self.store)))
     }
 
     fn init(&mut self, params: u32, len: u32) -> Result<Option<i32>, Trap> {
         let Some(init) = &self.init else { return Ok(None) };
         begin(&mut self.store, self.aside, self.tick);
-        init.call(&mut self.store, (params, len)).map(Some).map_err(trap)
+        let status = init.call(&mut self.store, (params, len));
+        status.map(Some).map_err(|error| trap(error, export::INIT))
     }
 
     fn info(&mut self, out: u32) -> Result<Option<i32>, Trap> {
         let Some(info) = &self.info else { return Ok(None) };
         begin(&mut self.store, self.aside, self.tick);
-        info.call(&mut self.store, out).map(Some).map_err(trap)
+        info.call(&mut self.store, out).map(Some).map_err(|error| trap(error, export::INFO))
     }
 
     fn cleanup(&mut self) -> Result<(), Trap> {
         let Some(cleanup) = &self.cleanup else { return Ok(()) };
         begin(&mut self.store, self.aside, self.tick);
-        cleanup.call(&mut self.store, ()).map_err(trap)
+        cleanup.call(&mut self.store, ()).map_err(|error| trap(error, export::CLEANUP))
     }
 }
 
@@ -330,8 +338,9 @@ fn other(detail: String) -> Trap {
     Trap { kind: TrapKind::Other, detail }
 }
 
+/// What a trap is to the host, in a call of the function that is exported under a name.
 #[cold]
-fn trap(error: wasmtime::Error) -> Trap {
+fn trap(error: wasmtime::Error, called: &str) -> Trap {
     use wasmtime::Trap as T;
     let kind = match error.downcast_ref::<T>() {
         Some(T::Interrupt) => TrapKind::Deadline,
@@ -347,10 +356,29 @@ fn trap(error: wasmtime::Error) -> Trap {
         _ => TrapKind::Other,
     };
     let detail = match error.downcast_ref::<T>() {
-        Some(trap) => trap.to_string(),
+        Some(trap) => format!("{trap}{}", place(&error, called)),
         None => format!("{error:#}"),
     };
     Trap { kind, detail }
+}
+
+/// The function that trapped, by its name in the module or by that of its export, and the one that was
+/// called where that is another.
+fn place(error: &wasmtime::Error, called: &str) -> String {
+    let frames = error.downcast_ref::<WasmBacktrace>().map_or(&[][..], WasmBacktrace::frames);
+    let called = escape_untrusted(called);
+    match frames {
+        [] => String::new(),
+        // The whole of the stack: this is the function that was called.
+        [_] => format!(", in {called}"),
+        [last, ..] => {
+            let last = match last.func_name() {
+                Some(name) => escape_untrusted(&name.chars().take(128).collect::<String>()),
+                None => format!("function {}", last.func_index()),
+            };
+            format!(", in {last}, called by {called}")
+        }
+    }
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@
 use crate::HostLimits;
 use crate::error::Refusal;
 use ruvllm_abi::export;
+use ruvllm_manifest::escape_untrusted;
 use wasmparser::types::{EntityType, Types};
 use wasmparser::{
     BinaryReaderError, Export, ExternalKind, FunctionBody, MemoryType, Operator, Parser, Payload,
@@ -90,6 +91,23 @@ fn describe_invalid(wasm: &[u8], error: &BinaryReaderError) -> Objection {
         return ("module_feature", what);
     }
     ("module_invalid", format!("the module is not valid WebAssembly: {error}"))
+}
+
+/// Which functions a module exports, for an author who has misspelt one. Modules may have thousands.
+fn functions_of(exports: &[Export<'_>]) -> String {
+    const SHOWN: usize = 8;
+    let functions = exports.iter().filter(|export| export.kind == ExternalKind::Func);
+    let names: Vec<String> =
+        functions.map(|export| escape_untrusted(&shortened(export.name))).collect();
+    match names.len() {
+        0 => "it exports no function".to_owned(),
+        n if n > SHOWN => format!("it exports {} and {} more", names[..SHOWN].join(", "), n - SHOWN),
+        _ => format!("it exports {}", names.join(", ")),
+    }
+}
+
+fn shortened(name: &str) -> String {
+    name.chars().take(64).collect()
 }
 
 /// Checks a module on its own, as [`crate::Host::install`] does before it compiles anything: against
@@ -323,7 +341,10 @@ impl Gate<'_> {
         for (name, params, results, required) in functions {
             let Some(export) = find(name) else {
                 if required {
-                    let what = format!("the module does not export its entry point {name:?}");
+                    let what = format!(
+                        "the module does not export its entry point {name:?}; {}",
+                        functions_of(&exports)
+                    );
                     self.add("export_missing", what);
                 }
                 continue;

@@ -20,6 +20,7 @@
 //! instance.
 
 pub(crate) mod constants;
+mod declined;
 pub(crate) mod pool;
 mod window;
 
@@ -415,7 +416,7 @@ impl Instance {
                 let [abi_version, revision, flags, reserved] = [0, 1, 2, 3].map(word);
                 Ok(Some(KernelInfo { abi_version, revision, flags, reserved }))
             }
-            Some(status) => Err(Failure::Status { status }),
+            Some(status) => Err(Failure::Status { status, detail: String::new() }),
         }
     }
 
@@ -612,7 +613,7 @@ impl Instance {
     fn enter(&mut self) -> Result<(), Failure> {
         match self.engine.call(self.descriptor as u32, self.ticks) {
             Ok((0, _)) => Ok(()),
-            Ok((status, _)) => Err(Failure::Status { status }),
+            Ok((status, _)) => Err(Failure::Status { status, detail: String::new() }),
             Err(trap) => Err(failed(trap, &mut self.spoiled)),
         }
     }

@@ -151,14 +151,7 @@ impl CallPlan {
     /// What its calls are made of, in one line: names, types, shapes and defaults, such as
     /// `(x: f32[rows, dim], weight: f32[dim], eps: f32 = 0x3727c5ac) -> y: f32[rows, dim]`. Entries of the cache are keyed by it, so it changes with nothing else.
     pub(crate) fn signature(&self) -> String {
-        let tensor = |tensor: &TensorPlan| {
-            let extent = |extent: &Extent| match extent {
-                Extent::Word(word) => self.symbols[*word].clone(),
-                Extent::Fixed(n) => n.to_string(),
-            };
-            let extents: Vec<String> = tensor.extents.iter().map(extent).collect();
-            format!("{}: {}[{}]", tensor.name, tensor.dtype, extents.join(", "))
-        };
+        let tensor = |tensor: &TensorPlan| format!("{}: {}", tensor.name, self.type_of(tensor));
         let param = |param: &ParamPlan| {
             let default = param.default.map(|value| format!(" = {:#x}", value.to_word()));
             format!("{}: {}{}", param.name, param.ty.name(), default.unwrap_or_default())
@@ -166,6 +159,56 @@ impl CallPlan {
         let inputs = self.inputs.iter().map(tensor).chain(self.params.iter().map(param));
         let inputs: Vec<String> = inputs.collect();
         format!("({}) -> {}", inputs.join(", "), tensor(&self.output))
+    }
+
+    /// Type and shape of a tensor, such as `f32[rows, dim]`.
+    pub(crate) fn type_of(&self, tensor: &TensorPlan) -> String {
+        self.type_text(tensor.dtype, &tensor.extents)
+    }
+
+    fn type_text(&self, dtype: DType, extents: &[Extent]) -> String {
+        let extent = |extent: &Extent| match extent {
+            Extent::Word(word) => self.symbols[*word].clone(),
+            Extent::Fixed(n) => n.to_string(),
+        };
+        let extents: Vec<String> = extents.iter().map(extent).collect();
+        format!("{dtype}[{}]", extents.join(", "))
+    }
+
+    /// What a kernel may take a tensor for that has another size than this plan gives it: with each type
+    /// and shape the bytes, the likeliest first. Shapes are made of the same extents.
+    pub(crate) fn alternatives(&self, tensor: &TensorPlan, words: &[u32]) -> Vec<(String, usize)> {
+        // Shapes of more than so many different extents are beyond what anybody reads.
+        const SYMBOLS: usize = 6;
+        let symbols = self.symbols.len().min(SYMBOLS);
+        let fixed: Vec<Extent> =
+            tensor.extents.iter().copied().filter(|e| matches!(e, Extent::Fixed(_))).collect();
+        let mut shapes = vec![tensor.extents.clone()];
+        for chosen in 0..1usize << symbols {
+            let of_words = (0..symbols).filter(|word| chosen & (1 << word) != 0).map(Extent::Word);
+            let shape: Vec<Extent> = of_words.collect();
+            if !fixed.is_empty() {
+                shapes.push([&shape[..], &fixed].concat());
+            }
+            shapes.push(shape);
+        }
+        let own = [tensor.dtype];
+        let others = DType::ALL.into_iter().filter(|dtype| *dtype != tensor.dtype);
+        let candidates = others
+            .map(|dtype| (dtype, &shapes[0]))
+            .chain(own.iter().flat_map(|dtype| shapes.iter().map(|shape| (*dtype, shape))))
+            .chain(DType::ALL.iter().flat_map(|dtype| shapes.iter().map(|shape| (*dtype, shape))));
+        let mut found: Vec<(String, usize)> = Vec::new();
+        for (dtype, shape) in candidates {
+            let mut elems = shape.iter().map(|extent| extent.get(words));
+            let elems = elems.try_fold(1usize, |n, extent| n.checked_mul(extent));
+            let Some(bytes) = elems.and_then(|elems| dtype.bytes_for(elems)) else { continue };
+            let known = found.iter().any(|(_, known)| *known == bytes);
+            if !known && tensor.bytes(words) != Some(bytes) {
+                found.push((self.type_text(dtype, shape), bytes));
+            }
+        }
+        found
     }
 
     /// Whether calls of one are calls of the other, whatever the names.

@@ -48,6 +48,58 @@ fn all_refusals_of_a_pack_come_together() {
     assert_eq!(codes, [("one", "kernel_trap"), ("two", "kernel_status")]);
 }
 
+/// What is told of a pack that is refused.
+fn message(module: &Module) -> String {
+    let host = Host::new(HostConfig::default()).unwrap();
+    let error = host.install(pack(module).verify().unwrap()).unwrap_err();
+    error.refusals()[0].message.clone()
+}
+
+#[test]
+fn a_declined_tensor_is_named_with_what_the_kernel_takes_instead() {
+    // Of the tensor whose size stands there in the descriptor, the kernel takes so many bytes.
+    let taking = |at: u32, bytes: &str, status: u32| {
+        message(&always(&format!(
+            "(local.set $i (i32.load offset=32 (local.get $desc)))
+             (local.set $rows (i32.load offset=0 (local.get $i)))
+             (local.set $dim (i32.load offset=4 (local.get $i)))
+             (if (i32.ne (i32.load offset={at} (local.get $desc)) {bytes})
+               (then (return (i32.const {status}))))"
+        )))
+    };
+    let words = |of: &str, bytes: u32| format!("(i32.mul {of} (i32.const {bytes}))");
+    let (dim, all) = ("(local.get $dim)", "(i32.mul (local.get $rows) (local.get $dim))");
+    for (what, told) in [
+        (taking(12, &words(dim, 2), 1), "it takes `weight` as f16[dim], the manifest says f32[dim]"),
+        (taking(12, &words(all, 4), 1), "it takes `weight` as f32[rows, dim]"),
+        (taking(4, &words(dim, 4), 1), "it takes `x` as f32[dim], the manifest says f32[rows, dim]"),
+        (taking(20, &words(all, 2), 2), "it gives `y` as f16[rows, dim]"),
+        (taking(36, "(i32.const 16)", 3), "it reads 4 words of extents and params, the manifest has 3"),
+    ] {
+        assert!(what.contains(told), "{told:?} is not in: {what}");
+    }
+    let picky = message(&always("(return (i32.const 1))"));
+    assert!(picky.contains("INVALID_INPUT): it was called with x: f32["), "{picky}");
+    let values = message(&always(
+        "(if (f32.ne (f32.load (i32.load offset=0 (local.get $desc))) (f32.const 0))
+          (then (return (i32.const 1))))",
+    ));
+    assert!(values.contains("of these sizes, but not these numbers"), "{values}");
+}
+
+#[test]
+fn a_trap_is_told_with_its_function_and_a_missing_entry_point_with_the_exports() {
+    let trap = message(&always("(unreachable)"));
+    assert!(trap.contains("unreachable") && trap.contains("in rmsnorm_forward"), "{trap}");
+    let called = message(&Module {
+        fields: "(func $helper (unreachable))".to_owned(),
+        ..always("(call $helper)")
+    });
+    assert!(called.contains("in helper, called by rmsnorm_forward"), "{called}");
+    let misnamed = message(&Module { entry_point: "rmsnorm_backward".into(), ..Module::default() });
+    assert!(misnamed.contains("it exports rmsnorm_backward"), "{misnamed}");
+}
+
 #[test]
 fn a_wrong_number_is_refused() {
     let wrong = spoiled_for(64, "(f32.store (local.get $out) (f32.const 0.125))");
