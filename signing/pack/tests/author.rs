@@ -206,6 +206,16 @@ fn a_kernel_that_a_host_would_refuse_is_not_built_and_the_reason_is_given() {
     let message = error["message"].as_str().expect("text");
     assert!(message.contains("it takes `weight` as f16[dim], the manifest says f32[dim]"), "{message}");
 
+    let hiding = |text: &str| {
+        text.replace("return RUVLLM_OK;", "for (uint32_t i = 0; i < rows * dim; i++) {\n        \
+                      float *at = y - rows * dim + i;\n        if (*at != *at) *at = 0.0f;\n    }\n    \
+                      return RUVLLM_OK;")
+    };
+    let error = refused(hiding).expect("there was a toolchain a moment ago");
+    assert_eq!(error["code"], "kernel_mismatch", "{error}");
+    let message = error["message"].as_str().expect("text");
+    assert!(message.contains("instead of NaN"), "{message}");
+
     let trapping = |text: &str| {
         text.replace("return RUVLLM_OK;", "if (rows > 1) __builtin_trap();\n    return RUVLLM_OK;")
     };

@@ -101,6 +101,24 @@ fn a_trap_is_told_with_its_function_and_a_missing_entry_point_with_the_exports()
 }
 
 #[test]
+fn a_kernel_that_makes_numbers_of_nan_is_refused() {
+    let hiding = Module {
+        epilogue: "(local.set $i (local.get $out))
+            (block $end (loop $each
+              (br_if $end (i32.ge_u (local.get $i) (local.get $out_end)))
+              (if (f32.ne (f32.load (local.get $i)) (f32.load (local.get $i)))
+                (then (f32.store (local.get $i) (f32.const 0))))
+              (local.set $i (i32.add (local.get $i) (i32.const 4)))
+              (br $each)))"
+            .to_owned(),
+        ..Module::default()
+    };
+    assert_eq!(refusal(&pack(&hiding)), "kernel_mismatch");
+    let what = message(&hiding);
+    assert!(what.contains("0e0 instead of NaN") && what.contains("not made a finite"), "{what}");
+}
+
+#[test]
 fn a_wrong_number_is_refused() {
     let wrong = spoiled_for(64, "(f32.store (local.get $out) (f32.const 0.125))");
     assert_eq!(refusal(&pack(&wrong)), "kernel_mismatch");

@@ -44,7 +44,7 @@ pub enum Kind {
     Subnormal,
     /// Mostly small, some large.
     Spikes,
-    /// Some NaN and infinities: nothing is expected but that the kernel returns.
+    /// Some NaN and infinities.
     NonFinite,
     /// Halfway between two steps of a block.
     Ties,

@@ -28,11 +28,15 @@ pub(super) struct Comparison {
     pub(super) floor: f64,
     /// Factor on all else that is allowed.
     pub(super) slack: f64,
+    /// Whether it is the oracle that says what is not finite. Native code may round to infinity what a
+    /// kernel does not.
+    pub(super) by_oracle: bool,
 }
 
 impl Comparison {
-    /// Holds `got` against `want`, which is the truth. Elements whose truth is not finite, or not
-    /// finite in the format, are left out.
+    /// Holds `got` against `want`, which is the truth. Where the oracle says NaN or an infinity, no finite
+    /// number is right, and of block formats the block is left out, since its elements share a scale.
+    /// Elements whose truth is only beyond the format are left out.
     ///
     /// # Errors
     /// [`Wrong::NonFinite`] and [`Wrong::Mismatch`].
@@ -44,16 +48,29 @@ impl Comparison {
         let group = self.group();
         for (g, (got, want)) in got.chunks(group).zip(want.chunks(group)).enumerate() {
             let allowed = self.allowed(want);
-            let is_near = |(&got, &want): (&f32, &f64)| off(got, want) <= allowed(want);
+            let is_near = |(&got, &want): (&f32, &f64)| {
+                // What an infinity may be off by is infinite.
+                (off(got, want) <= allowed(want)) & want.is_finite()
+            };
             // Without a branch for each: nearly always all are, and what is no number is not.
             if got.iter().zip(want).fold(true, |all, pair| all & is_near(pair)) {
                 continue;
             }
+            if self.is_open(want) {
+                continue;
+            }
             for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
+                let index = g * group + i;
+                if self.by_oracle && !want.is_finite() && got.is_finite() {
+                    let detail = format!(
+                        "element {index} is {got:e} instead of {want}: what comes of NaN or an \
+                         infinity is not made a finite number"
+                    );
+                    return Err(Wrong::Mismatch { detail });
+                }
                 if !self.is_finite(want) {
                     continue;
                 }
-                let index = g * group + i;
                 if !got.is_finite() {
                     return Err(Wrong::NonFinite { index });
                 }
@@ -74,12 +91,18 @@ impl Comparison {
     pub(super) fn worst(&self, got: &[f32], want: &[f64]) -> f64 {
         let group = self.group();
         let groups = got.chunks(group).zip(want.chunks(group));
+        let groups = groups.filter(|(_, want)| !self.is_open(want));
         let shares = groups.flat_map(|(got, want)| {
             let allowed = self.allowed(want);
             let judged = got.iter().zip(want).filter(|(_, want)| self.is_finite(**want));
             judged.map(move |(&got, &want)| off(got, want) / allowed(want))
         });
         shares.fold(0.0, f64::max)
+    }
+
+    /// Whether they are a block that shares a scale with what is not finite.
+    fn is_open(&self, want: &[f64]) -> bool {
+        self.dtype.layout().elems > 1 && want.iter().any(|want| !want.is_finite())
     }
 
     /// Elements that share a scale.
@@ -167,8 +190,8 @@ pub fn decode(dtype: DType, bytes: &[u8], out: &mut Vec<f32>) -> Result<(), Nati
 
 /// Compares packed blocks byte by byte with the reference's.
 ///
-/// The format leaves two things open, and those are not compared: the quants of a block with an
-/// input that is not finite, and of a block whose scale is stored as zero.
+/// The format leaves two things open, and those are not compared: a block with an input that is not
+/// finite, and the quants of a block whose scale is stored as zero.
 ///
 /// # Errors
 /// [`Wrong::Mismatch`] with the first block that differs.
@@ -201,7 +224,8 @@ mod tests {
 
     fn judge(dtype: DType) -> Comparison {
         let tolerance = Tolerance { rel: 1e-5, abs: 1e-6 };
-        Comparison { dtype, tolerance, author: None, row: 2, floor: 1.0, slack: 1.0 }
+        let by_oracle = true;
+        Comparison { dtype, tolerance, author: None, row: 2, floor: 1.0, slack: 1.0, by_oracle }
     }
 
     #[test]
@@ -246,6 +270,30 @@ mod tests {
         assert_eq!(judge.check(&[f32::NAN], &[1.0]), Err(Wrong::NonFinite { index: 0 }));
         assert!(judge.check(&[f32::INFINITY], &[1e9]).is_ok());
         assert!(judge.check(&[f32::NAN], &[f64::NAN]).is_ok());
+    }
+
+    #[test]
+    fn what_the_oracle_calls_not_finite_is_never_a_finite_number() {
+        let judge = judge(DType::F32);
+        for want in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            judge.check(&[f32::NAN, 1.0], &[want, 1.0]).unwrap();
+            judge.check(&[f32::INFINITY, 1.0], &[want, 1.0]).unwrap();
+            for got in [0.0, 1.0, f32::MAX] {
+                let wrong = judge.check(&[got, 1.0], &[want, 1.0]).unwrap_err().to_string();
+                assert!(wrong.contains("element 0 is") && wrong.contains("not made a finite"));
+            }
+            // Its neighbours are judged as ever.
+            judge.check(&[f32::NAN, 1.1], &[want, 1.0]).unwrap_err();
+            // Native code is no oracle.
+            Comparison { by_oracle: false, ..judge }.check(&[0.0, 1.0], &[want, 1.0]).unwrap();
+        }
+        // Blocks have one scale, and no place for what is not finite.
+        let blocks = Comparison { dtype: DType::Q8_0, ..judge };
+        let (mut want, got) = ([1.0; 64], [1.0; 64]);
+        want[3] = f64::NAN;
+        blocks.check(&got, &want).unwrap();
+        want[40] = 2.0;
+        blocks.check(&got, &want).unwrap_err();
     }
 
     #[test]

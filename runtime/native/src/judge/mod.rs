@@ -10,6 +10,11 @@
 //! the largest magnitude of the row (of the block, for block formats), so that tiny and huge inputs are
 //! judged as strictly as those around one; the floor is the format's own smallest step. Results that the
 //! output's format cannot hold are not judged, and count in no scale.
+//!
+//! NaN and infinities among the inputs are no exception: where the oracle then gives a number the output is
+//! that number, and where it gives NaN or an infinity the output is one of these, which of them is left
+//! open. So what is broken shows, and does so where the definition says, not in other rows. A block format has no place
+//! for them: a block is not judged in which the inputs or the oracle have one.
 
 mod cases;
 mod compare;
@@ -82,6 +87,7 @@ pub enum Verdict {
     /// The largest error is this share of what is allowed; `None` where bytes are exact.
     Right(Option<f64>),
     /// The inputs are out of the operation's range: what a kernel makes of them is not its own doing.
+    /// Against native code that is so too where they are not finite.
     Unjudged,
 }
 
@@ -150,7 +156,7 @@ impl Judge {
     /// [`Wrong`].
     pub fn check(&self, call: Called<'_>, output: &[u8]) -> Result<Verdict, Wrong> {
         let (op, Variant { inputs, output: dtype, .. }) = (self.op, *self.variant);
-        if !self.in_range(call) {
+        if !self.has_truth(call) {
             return Ok(Verdict::Unjudged);
         }
         let Called { a, b, words } = call;
@@ -199,7 +205,7 @@ impl Judge {
         truth.clear();
         truth.extend(native.iter().map(|&x| f64::from(x)));
         let comparison =
-            Comparison { slack: 2.0, floor: 1024.0, ..self.comparison(tolerance, words) };
+            Comparison { slack: 2.0, floor: 1024.0, by_oracle: false, ..self.comparison(tolerance, words) };
         comparison.check(got, truth)?;
         Ok(Verdict::Right(None))
     }
@@ -207,10 +213,24 @@ impl Judge {
     fn comparison(&self, tolerance: Tolerance, words: &[u32]) -> Comparison {
         let row = layout(self.op).output.row(words);
         let (dtype, slack) = (self.variant.output, self.slack);
-        Comparison { dtype, tolerance, author: None, row, floor: 1.0, slack }
+        let by_oracle = true;
+        Comparison { dtype, tolerance, author: None, row, floor: 1.0, slack, by_oracle }
     }
 
-    /// Whether the elements of the inputs are such that what a kernel makes of them is its own doing.
+    /// Whether no input is a finite number beyond those for which a kernel answers: sums of those may
+    /// overflow where the oracle's do not.
+    fn has_truth(&self, call: Called<'_>) -> bool {
+        let inputs = self.variant.inputs.iter().zip([call.a, call.b]);
+        inputs.into_iter().all(|(&dtype, bytes)| {
+            let beyond = |b: &[u8]| {
+                let x = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                x.is_finite() && x.abs() > LARGEST_INPUT
+            };
+            dtype != DType::F32 || !bytes.chunks_exact(4).any(beyond)
+        })
+    }
+
+    /// Whether the elements of the inputs are such that native code and a kernel make the same of them.
     fn in_range(&self, call: Called<'_>) -> bool {
         let is_finite = |half: &[u8]| half[1] & 0x7c != 0x7c;
         let inputs = self.variant.inputs.iter().zip([call.a, call.b]);
