@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use ruvllm_host::HostError;
+use ruvllm_host::{CallError, HostError};
 use ruvllm_manifest::{ManifestError, Violation};
 use ruvllm_signing::{PackError, escape_untrusted};
 use thiserror::Error;
@@ -73,6 +73,15 @@ pub enum ToolError {
         /// What is wrong and what to do.
         message: String,
     },
+    /// A kernel cannot be called like that.
+    #[error("{message}")]
+    Call {
+        /// What is wrong and what to do.
+        message: String,
+    },
+    /// A kernel that was called gave no result.
+    #[error(transparent)]
+    Kernel(#[from] CallError),
     /// A golden file cannot be used.
     #[error("{}: {message}", escape_untrusted(&.path.to_string_lossy()))]
     Golden {
@@ -129,6 +138,8 @@ impl ToolError {
             ToolError::Compile { .. } => "compile_failed",
             ToolError::Stale { .. } => "build_stale",
             ToolError::New { .. } => "new_refused",
+            ToolError::Call { .. } => "call_invalid",
+            ToolError::Kernel(error) => error.code(),
             ToolError::Golden { .. } => "golden_invalid",
             ToolError::Module { .. } => "module_unusable",
             ToolError::Differs { .. } => "not_reproduced",
@@ -144,6 +155,7 @@ impl ToolError {
                 PackError::Rejected(_) | PackError::Keyring { .. } | PackError::Rollback { .. },
             )
             | ToolError::Host(HostError::Refused { .. })
+            | ToolError::Kernel(CallError::Failed { .. } | CallError::Exhausted { .. })
             | ToolError::Manifest(_)
             | ToolError::Compile { .. }
             | ToolError::Module { .. }

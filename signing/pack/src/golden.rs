@@ -11,10 +11,10 @@ use indexmap::IndexMap;
 use ruvllm_abi::contract::ParamType;
 use ruvllm_host::{ParamValue, Tensor};
 use ruvllm_manifest::{KernelEntry, TensorSpec};
-use ruvllm_native::judge::encode;
 use serde::Deserialize;
 
 use crate::ToolError;
+use crate::numbers::{Number, Numbers};
 
 /// Where golden files lie in a pack crate.
 const DIRECTORY: &str = "golden";
@@ -24,16 +24,9 @@ const DIRECTORY: &str = "golden";
 struct File {
     inputs: IndexMap<String, Numbers>,
     #[serde(default)]
-    params: IndexMap<String, f64>,
+    params: IndexMap<String, Number>,
     output: Numbers,
     tolerance: Tolerance,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Numbers {
-    shape: Vec<usize>,
-    values: Vec<f64>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -80,18 +73,8 @@ impl Golden {
     fn parse(name: String, text: &str, entry: &KernelEntry) -> Result<Golden, String> {
         let file: File = serde_json::from_str(text).map_err(|e| e.to_string())?;
         let tensor = |spec: &TensorSpec| {
-            let numbers = file
-                .inputs
-                .get(&spec.name)
-                .ok_or_else(|| format!("input `{}` is missing", spec.name))?;
-            numbers.check(&spec.name)?;
-            let values: Vec<f32> = numbers.values.iter().map(|x| *x as f32).collect();
-            let bytes = encode(spec.dtype, &values).ok();
-            let tensor =
-                bytes.and_then(|bytes| Tensor::new(spec.dtype, numbers.shape.clone(), bytes));
-            tensor.ok_or_else(|| {
-                format!("`{}`: {:?} has no size in {}", spec.name, numbers.shape, spec.dtype)
-            })
+            let numbers = file.inputs.get(&spec.name);
+            numbers.ok_or_else(|| format!("input `{}` is missing", spec.name))?.tensor(spec)
         };
         let inputs = entry.inputs.iter().map(tensor).collect::<Result<_, _>>()?;
         if let Some(name) =
@@ -99,7 +82,7 @@ impl Golden {
         {
             return Err(format!("the kernel has no input `{name}`"));
         }
-        let params = file.params.iter().map(|(name, value)| param(entry, name, *value));
+        let params = file.params.iter().map(|(name, value)| param(entry, name, value.0));
         let params = params.collect::<Result<_, _>>()?;
         file.output.check("output")?;
         let Tolerance { rel, abs } = file.tolerance;
@@ -111,7 +94,7 @@ impl Golden {
             inputs,
             params,
             shape: file.output.shape,
-            want: file.output.values,
+            want: file.output.values().collect(),
             tolerance: file.tolerance,
         })
     }
@@ -126,8 +109,11 @@ impl Golden {
         }
         for (i, (got, want)) in output.to_f32().iter().zip(&self.want).enumerate() {
             let off = (f64::from(*got) - want).abs();
-            // A NaN must not pass for a small error.
-            if off.is_nan() || off > self.tolerance.abs + self.tolerance.rel * want.abs() {
+            if (want.is_nan() && got.is_nan()) || f64::from(*got) == *want {
+                continue;
+            }
+            // A NaN must not pass for a small error, nor any number for infinity.
+            if !off.is_finite() || off > self.tolerance.abs + self.tolerance.rel * want.abs() {
                 return Err(format!("element {i} is {got:e} instead of {want:e}"));
             }
         }
@@ -135,18 +121,12 @@ impl Golden {
     }
 }
 
-impl Numbers {
-    fn check(&self, name: &str) -> Result<(), String> {
-        let elems = self.shape.iter().try_fold(1usize, |n, extent| n.checked_mul(*extent));
-        if elems == Some(self.values.len()) {
-            return Ok(());
-        }
-        Err(format!("`{name}`: {} values do not fill {:?}", self.values.len(), self.shape))
-    }
-}
-
 /// A param by the type that the manifest has for it; other names are extents of the output.
-fn param(entry: &KernelEntry, name: &str, value: f64) -> Result<(String, ParamValue), String> {
+pub(crate) fn param(
+    entry: &KernelEntry,
+    name: &str,
+    value: f64,
+) -> Result<(String, ParamValue), String> {
     let whole = |low: f64, high: f64| {
         let fits = value.fract() == 0.0 && (low..=high).contains(&value);
         if fits { Ok(value) } else { Err(format!("param `{name}`: {value} is out of range")) }
@@ -191,6 +171,17 @@ mod tests {
         assert!(golden.check(&out(&[0.84, 2.2188])).unwrap_err().contains("element 0"));
         let flat = Tensor::from_f32([2], &[0.832, 2.2188]).unwrap();
         assert!(golden.check(&flat).unwrap_err().contains("shape"));
+    }
+
+    #[test]
+    fn what_is_not_finite_is_expected_by_name() {
+        let text = GOOD.replace("[0.832, 2.2188]", r#"["NaN", "-Infinity"]"#);
+        let golden = Golden::parse("odd".to_owned(), &text, &entry()).unwrap();
+        let check = |values: [f32; 2]| golden.check(&Tensor::from_f32([1, 2], &values).unwrap());
+        assert_eq!(check([f32::NAN, f32::NEG_INFINITY]), Ok(()));
+        for wrong in [[0.0, f32::NEG_INFINITY], [f32::NAN, f32::INFINITY], [f32::NAN, -3e38]] {
+            assert!(check(wrong).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

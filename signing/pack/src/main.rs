@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use ruvllm_pack::{
-    Lang, PACK_TOML_FIELDS, ToolError, bench, build, diff, explain, inspect, oracle_test, print_error, print_report,
+    Lang, PACK_TOML_FIELDS, ToolError, bench, build, call, diff, explain, inspect, oracle_test, print_error, print_report,
     reference, scaffold, sign, unknown_op,
 };
 
@@ -151,6 +151,28 @@ enum Command {
         #[arg(default_value = ".")]
         dir: PathBuf,
     },
+    /// Call one kernel with inputs of your own, and print its output as JSON.
+    ///
+    /// The kernel answers alone, in the sandbox, whether its operation is one of the catalogue or your own.
+    /// A tensor is JSON, { "shape": [1, 2], "values": [3, "NaN"] }, or a .npy file; numbers become what the
+    /// manifest has, such as f16 or blocks. A golden file is a whole call.
+    Call {
+        /// The pack; it need not be signed.
+        #[arg(value_name = "DIR")]
+        pack: PathBuf,
+        /// The id of the kernel.
+        kernel: String,
+        /// A whole call as a golden file has it (.json), or a tensor (.json, .npy), which without a name is
+        /// the next in the manifest's order; may be given several times.
+        #[arg(long, short, value_name = "[NAME=]FILE")]
+        input: Vec<String>,
+        /// A param, or an extent that no input has; may be given several times.
+        #[arg(long, short, value_name = "NAME=VALUE", value_parser = named_number)]
+        param: Vec<(String, f64)>,
+        /// Write the output to this file instead, .json or .npy.
+        #[arg(long, short, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
     /// Time every kernel in the sandbox against its native twin.
     ///
     /// The twin runs with the widest vectors of this processor and, where that is more, with vectors of 128
@@ -187,6 +209,13 @@ fn op(name: &str) -> Result<ruvllm_abi::Op, String> {
         .ok_or_else(|| format!("{}; for one of your own use --custom", unknown_op(name)))
 }
 
+/// A number with its name.
+fn named_number(text: &str) -> Result<(String, f64), String> {
+    let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
+    let value = value.parse().map_err(|_| format!("{value:?} is no number"))?;
+    Ok((name.to_owned(), value))
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let json = cli.json;
@@ -209,6 +238,10 @@ fn main() -> ExitCode {
         Command::Trust(command) => command.run(json),
         Command::Inspect { trust, dir } => finish(inspect::inspect(trust.as_deref(), &dir), json),
         Command::Test { seed, dir } => finish(oracle_test::test(&dir, seed), json),
+        Command::Call { pack, kernel, input: inputs, param: params, out } => {
+            let options = call::Options { pack, kernel, inputs, params, out };
+            finish(call::call(&options), json)
+        }
         Command::Diff { a, b, exit_code } => finish(diff::diff(&a, &b, exit_code), json),
         Command::Explain { against, lock, dir } => {
             finish(explain::explain(&against.options(lock), &dir), json)
