@@ -11,10 +11,11 @@
 //! judged as strictly as those around one; the floor is the format's own smallest step. Results that the
 //! output's format cannot hold are not judged, and count in no scale.
 //!
-//! NaN and infinities among the inputs are no exception: where the oracle then gives a number the output is
-//! that number, and where it gives NaN or an infinity the output is one of these, which of them is left
-//! open. So what is broken shows, and does so where the definition says, not in other rows. A block format has no place
-//! for them: a block is not judged in which the inputs or the oracle have one.
+//! NaN and infinities among the inputs are no exception. Where the oracle gives NaN or an infinity the output
+//! is one of these, which of them is left open: what is broken shows. Where it gives a number although one
+//! of them went into it, as at -infinity in SwiGLU, the output is that number or one of these. Everywhere
+//! else, in the other rows above all, the output is what it always is. A block format has no place for them:
+//! a block is not judged in which the inputs or the oracle have one.
 
 mod cases;
 mod compare;
@@ -166,9 +167,20 @@ impl Judge {
             exact_blocks(dtype, a, output, &want)?;
             return Ok(Verdict::Right(None));
         };
-        let want = oracle::run(op, inputs, dtype, a, b, words)?;
+        let mut want = oracle::run(op, inputs, dtype, a, b, words)?;
         let mut got = Vec::new();
         decode(dtype, output, &mut got)?;
+        let (nan_a, nan_b) = (with_nan(inputs.first(), a), with_nan(inputs.get(1), b));
+        if nan_a.is_some() || nan_b.is_some() {
+            let (a, b) = (nan_a.as_deref().unwrap_or(a), nan_b.as_deref().unwrap_or(b));
+            // What is no number now had something to do with what was not finite.
+            let touched = oracle::run(op, inputs, dtype, a, b, words)?;
+            for ((want, touched), got) in want.iter_mut().zip(touched).zip(&got) {
+                if !touched.is_finite() && !got.is_finite() {
+                    *want = f64::NAN;
+                }
+            }
+        }
         let floor = (row(op).roundings)(self.variant, words);
         let comparison =
             Comparison { author: self.author, floor, ..self.comparison(tolerance, words) };
@@ -243,5 +255,68 @@ impl Judge {
             DType::Q8_0 | DType::Q4_0 => bytes.chunks_exact(dtype.layout().bytes).all(is_finite),
             _ => true,
         })
+    }
+}
+
+/// The tensor with NaN in place of all that is not finite; `None` where there is nothing of the kind.
+fn with_nan(dtype: Option<&DType>, bytes: &[u8]) -> Option<Vec<u8>> {
+    let dtype = *dtype?;
+    let half = |b: &[u8]| b[1] & 0x7c == 0x7c;
+    let single = |b: &[u8]| !f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_finite();
+    type Spoilt = fn(&[u8]) -> bool;
+    let (size, is_spoilt, nan): (usize, Spoilt, &[u8]) = match dtype {
+        DType::F32 => (4, single, &[0, 0, 0xc0, 0x7f]),
+        // Blocks begin with their scale.
+        DType::F16 | DType::Q8_0 | DType::Q4_0 => (dtype.layout().bytes, half, &[0, 0x7e]),
+        _ => return None,
+    };
+    let mut spoilt = bytes.chunks_exact(size).enumerate().filter(|(_, b)| is_spoilt(b)).peekable();
+    spoilt.peek()?;
+    let mut copy = bytes.to_vec();
+    for (at, _) in spoilt {
+        copy[at * size..][..nan.len()].copy_from_slice(nan);
+    }
+    Some(copy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(values: &[f32]) -> Vec<u8> {
+        values.iter().flat_map(|x| x.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn what_a_kernel_makes_of_nan_and_infinities_is_judged_by_the_oracle() {
+        const NAN: f32 = f32::NAN;
+        const INF: f32 = f32::INFINITY;
+        let judge = Judge::new(Op::SwiGlu, &Op::SwiGlu.contract().variants[0]);
+        let (gate, up) = (bytes(&[NAN, INF, -INF, 0.0]), bytes(&[1.0; 4]));
+        let words = [2, 2];
+        let call = Called { a: &gate, b: &up, words: &words };
+        let check = |y: [f32; 4]| judge.check(call, &bytes(&y));
+        for right in [[NAN, INF, 0.0, 0.0], [INF, NAN, NAN, 0.0], [NAN, INF, -INF, 0.0]] {
+            assert!(matches!(check(right), Ok(Verdict::Right(Some(_)))), "{right:?}");
+        }
+        for wrong in [
+            [0.0, INF, 0.0, 0.0],
+            [NAN, 1e30, 0.0, 0.0],
+            [NAN, INF, 1.0, 0.0],
+            [NAN, INF, 0.0, 1.0],
+        ] {
+            assert!(matches!(check(wrong), Err(Wrong::Mismatch { .. })), "{wrong:?}");
+        }
+        // What has nothing to do with them is no exception.
+        assert_eq!(check([NAN, INF, 0.0, NAN]), Err(Wrong::NonFinite { index: 3 }));
+
+        // In a norm all of a row comes of each of its elements, and nothing of other rows.
+        let judge = Judge::new(Op::RmsNorm, &Op::RmsNorm.contract().variants[0]);
+        let (x, weight) = (bytes(&[NAN, 1.0, 1.0, 1.0]), bytes(&[1.0, 1.0]));
+        let words = [2, 2, 0f32.to_bits()];
+        let call = Called { a: &x, b: &weight, words: &words };
+        let check = |y: [f32; 4]| judge.check(call, &bytes(&y)).is_ok();
+        assert!(check([NAN, NAN, 1.0, 1.0]) && !check([NAN, 1.0, 1.0, 1.0]));
+        assert!(!check([0.0, 0.0, 1.0, 1.0]) && !check([NAN; 4]));
     }
 }
