@@ -261,6 +261,111 @@ static inline float ruvllm_exp_nonpositive(float x) {
     return x < low ? 0.0f : p * scale;
 }
 
+/* ---- four numbers at a time ------------------------------------------------------------------ */
+
+/* Every turn of a loop asks whether there is time left, and that costs as much as a few vectors: a loop
+ * should do the work of some 32 numbers in a turn, a sum that of 128. In front of an inner loop with a
+ * constant bound this writes its body out. */
+#if defined(__clang__)
+#define RUVLLM_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define RUVLLM_UNROLL
+#endif
+
+/* Four floats. The operators of C work on all of them. */
+typedef float ruvllm_f32x4 __attribute__((vector_size(16)));
+
+/* Four integers; comparing vectors gives all ones or zero. */
+typedef int32_t ruvllm_i32x4 __attribute__((vector_size(16)));
+
+/* Four from memory; no alignment is asked for. */
+static inline ruvllm_f32x4 ruvllm_load4(const float *from) {
+    ruvllm_f32x4 v;
+    __builtin_memcpy(&v, from, sizeof v);
+    return v;
+}
+
+/* Four to memory. */
+static inline void ruvllm_store4(float *to, ruvllm_f32x4 v) { __builtin_memcpy(to, &v, sizeof v); }
+
+/* The same number four times. */
+static inline ruvllm_f32x4 ruvllm_splat4(float x) {
+    const ruvllm_f32x4 v = {x, x, x, x};
+    return v;
+}
+
+/* a * b + c, rounded once or twice. */
+static inline ruvllm_f32x4 ruvllm_madd4(ruvllm_f32x4 a, ruvllm_f32x4 b, ruvllm_f32x4 c) {
+#if defined(__wasm_relaxed_simd__)
+    return __builtin_wasm_relaxed_madd_f32x4(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+/* The larger ones: of a where a number is none. */
+static inline ruvllm_f32x4 ruvllm_max4(ruvllm_f32x4 a, ruvllm_f32x4 b) {
+#if defined(__wasm_simd128__)
+    return __builtin_wasm_pmax_f32x4(a, b);
+#else
+    const ruvllm_i32x4 less = a < b;
+    return (ruvllm_f32x4)((less & (ruvllm_i32x4)b) | (~less & (ruvllm_i32x4)a));
+#endif
+}
+
+/* The smaller ones: of a where a number is none. */
+static inline ruvllm_f32x4 ruvllm_min4(ruvllm_f32x4 a, ruvllm_f32x4 b) {
+#if defined(__wasm_simd128__)
+    return __builtin_wasm_pmin_f32x4(a, b);
+#else
+    const ruvllm_i32x4 less = b < a;
+    return (ruvllm_f32x4)((less & (ruvllm_i32x4)b) | (~less & (ruvllm_i32x4)a));
+#endif
+}
+
+/* Absolute values. */
+static inline ruvllm_f32x4 ruvllm_abs4(ruvllm_f32x4 v) {
+    return (ruvllm_f32x4)((ruvllm_i32x4)v & INT32_MAX);
+}
+
+/* The sum of the four. */
+static inline float ruvllm_sum4(ruvllm_f32x4 v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+
+/* Toward zero; unspecified where that is no int32_t. Never traps. */
+static inline ruvllm_i32x4 ruvllm_trunc4(ruvllm_f32x4 v) {
+#if defined(__wasm_relaxed_simd__)
+    return __builtin_wasm_relaxed_trunc_s_i32x4_f32x4(v);
+#elif defined(__wasm_simd128__)
+    return __builtin_wasm_trunc_saturate_s_i32x4_f32x4(v);
+#else
+    const ruvllm_i32x4 whole = {ruvllm_trunc_i32(v[0]), ruvllm_trunc_i32(v[1]),
+                                ruvllm_trunc_i32(v[2]), ruvllm_trunc_i32(v[3])};
+    return whole;
+#endif
+}
+
+/* 1 / (1 + e^-x), with a relative error below 3e-7 where the result is a normal number. NaN stays.
+ *
+ * With -x = n ln 2 + r and |r| <= ln 2 / 2, e^r = (a + r) / (a - r) for a = r coth(r / 2), which three
+ * terms give to 2e-8. One division then serves for both: (a - r) / ((a - r) + 2^n (a + r)). */
+static inline ruvllm_f32x4 ruvllm_sigmoid4(ruvllm_f32x4 v) {
+    /* Above it is 1; below, 2^127 (a + r) is infinite and it is 0. */
+    const ruvllm_f32x4 x = ruvllm_min4(ruvllm_max4(v, ruvllm_splat4(-88.2f)), ruvllm_splat4(87.0f));
+    /* Adding 1.5 * 2^23 + 127 leaves n + 127, the exponent's bits of 2^n, in the low bits of the sum. */
+    const ruvllm_f32x4 shifter = ruvllm_splat4(12583039.0f);
+    const ruvllm_f32x4 shifted = ruvllm_madd4(x, ruvllm_splat4(-1.44269504f), shifter);
+    const ruvllm_f32x4 n = shifted - shifter;
+    ruvllm_f32x4 minus_r = ruvllm_madd4(n, ruvllm_splat4(0.69314575f), x);
+    minus_r = ruvllm_madd4(n, ruvllm_splat4(1.4286068e-6f), minus_r);
+    const ruvllm_f32x4 square = minus_r * minus_r;
+    ruvllm_f32x4 a =
+        ruvllm_madd4(square, ruvllm_splat4(-1.0f / 360.0f), ruvllm_splat4(1.0f / 6.0f));
+    a = ruvllm_madd4(a, square, ruvllm_splat4(2.0f));
+    const ruvllm_f32x4 power = (ruvllm_f32x4)((ruvllm_i32x4)shifted << 23);
+    const ruvllm_f32x4 below = a + minus_r;
+    return below / ruvllm_madd4(power, a - minus_r, below);
+}
+
 /* ---- a call ---------------------------------------------------------------------------------- */
 
 /* The memory that a call may name: floor .. len of a linear memory that starts at base. The base is

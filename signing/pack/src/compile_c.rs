@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use crate::ToolError;
 use crate::build::{Job, STACK_BYTES};
+use crate::spec::Source;
 use crate::toolchain::Compiler;
 
 /// Where the sources of the kernels lie in a pack.
@@ -40,6 +41,9 @@ const FLAGS: [&str; 17] = [
     "-Iinclude",
 ];
 
+/// What lets a kernel use relaxed SIMD, which it does only where it asks for it.
+const RELAXED_SIMD: &str = "-mrelaxed-simd";
+
 /// Compiles and links every kernel.
 ///
 /// # Errors
@@ -50,15 +54,15 @@ pub(crate) fn compile(job: &Job<'_>) -> Result<(), ToolError> {
     };
     let out = out_dir(job.target_dir);
     fs::create_dir_all(&out).map_err(ToolError::io("create", &out))?;
-    for id in job.spec.kernel_ids() {
-        let source = Path::new(SOURCES).join(format!("{id}.c"));
+    for Source { id, name, relaxed_simd } in job.spec.sources() {
+        let source = Path::new(SOURCES).join(format!("{name}.c"));
         if !job.directory.join(&source).is_file() {
             let message = format!("there is no {}; each kernel has its own file", source.display());
             return Err(ToolError::Module { kernel: id.to_owned(), message });
         }
         let object = out.join(format!("{id}.o"));
         let mut command = Command::new(clang);
-        command.args(FLAGS).args(job.spec.c_flags());
+        command.args(FLAGS).args(relaxed_simd.then_some(RELAXED_SIMD)).args(job.spec.c_flags());
         let mut remap = OsString::from("-ffile-prefix-map=");
         remap.push(job.directory);
         remap.push("=/pack");

@@ -2,13 +2,12 @@
  * d = max |x| / 127, q = round(x / d). */
 #include "ruvllm_kernel.h"
 
-/* To the nearest integer, halves away from zero, as roundf; what is not finite gives 0. */
-static inline int8_t round_away(float x) {
-    if (!ruvllm_is_finite(x)) return 0;
-    /* Truncation is exact, and so is what it leaves. */
-    const int32_t whole = ruvllm_trunc_i32(x);
-    const float rest = x - (float)whole;
-    return (int8_t)(whole + (rest >= 0.5f) - (rest <= -0.5f));
+/* To the nearest integer, halves away from zero, as roundf; NaN gives a number whose low byte is 0. */
+static inline ruvllm_i32x4 round_away(ruvllm_f32x4 x) {
+    /* The largest number below one half, with the sign of x, keeps 0.49999997 from rounding up. */
+    const ruvllm_i32x4 sign = (ruvllm_i32x4)x & INT32_MIN;
+    const ruvllm_f32x4 half = (ruvllm_f32x4)(sign | (ruvllm_i32x4)ruvllm_splat4(0.49999997f));
+    return ruvllm_trunc4(x + half);
 }
 
 RUVLLM_KERNEL(kv_pack_forward) {
@@ -21,17 +20,26 @@ RUVLLM_KERNEL(kv_pack_forward) {
 
     const size_t blocks = (size_t)rows * (dim / 32);
     for (size_t b = 0; b < blocks; b++, x += 32, y++) {
-        float largest = 0.0f;
-        for (int i = 0; i < 32; i++) {
-            /* NaN loses every comparison. */
-            if (ruvllm_abs(x[i]) > largest) largest = ruvllm_abs(x[i]);
+        /* NaN loses every comparison. */
+        ruvllm_f32x4 largest[2] = {ruvllm_splat4(0.0f), ruvllm_splat4(0.0f)};
+        RUVLLM_UNROLL
+        for (int i = 0; i < 8; i++) {
+            largest[i % 2] = ruvllm_max4(largest[i % 2], ruvllm_abs4(ruvllm_load4(x + 4 * i)));
         }
-        const float d = largest / 127.0f;
+        const ruvllm_f32x4 all = ruvllm_max4(largest[0], largest[1]);
+        const float low = all[0] < all[1] ? all[1] : all[0];
+        const float high = all[2] < all[3] ? all[3] : all[2];
+        const float d = (low < high ? high : low) / 127.0f;
         const float inverse = 1.0f / d;
         /* There is nothing to divide by in a block of zeros, or of numbers close to it. */
-        const float factor = ruvllm_is_finite(inverse) ? inverse : 0.0f;
+        const ruvllm_f32x4 factor = ruvllm_splat4(ruvllm_is_finite(inverse) ? inverse : 0.0f);
         y->d = ruvllm_f32_to_f16(d);
-        for (int i = 0; i < 32; i++) y->qs[i] = round_away(x[i] * factor);
+        RUVLLM_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const ruvllm_i32x4 q = round_away(ruvllm_load4(x + 4 * i) * factor);
+            RUVLLM_UNROLL
+            for (int k = 0; k < 4; k++) y->qs[4 * i + k] = (int8_t)q[k];
+        }
     }
     return RUVLLM_OK;
 }

@@ -2,12 +2,88 @@
  *
  * The factors come in groups of four: a group of A has for each rank the elements
  * A[r][4g .. 4g + 4], a group of B the elements B[4h .. 4h + 4][r]. What lies beyond the true
- * dimension is zero. */
+ * dimension is zero. So each step is one multiply-add of a vector. */
 #include "ruvllm_kernel.h"
 
 static inline uint32_t groups_of(uint32_t dim) { return dim / 4 + (dim % 4 != 0); }
 
-static inline uint32_t at_most_four(uint32_t n) { return n < 4 ? n : 4; }
+/* Up to four elements, and zeros behind them. */
+static inline ruvllm_f32x4 load_some(const float *from, uint32_t n) {
+    float lanes[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (uint32_t i = 0; i < n; i++) lanes[i] = from[i];
+    return ruvllm_load4(lanes);
+}
+
+/* low[k] = scale * sum over i of A[first + k][i] * x[i], for `ranks` ranks, a constant: as many at once
+ * as leave registers for the operands. */
+static inline __attribute__((always_inline)) void project(const float *x, const float *a,
+                                                          uint32_t in_dim, uint32_t rank,
+                                                          uint32_t ranks, float scale,
+                                                          float *low) {
+    ruvllm_f32x4 sums[8];
+    RUVLLM_UNROLL
+    for (uint32_t k = 0; k < ranks; k++) sums[k] = ruvllm_splat4(0.0f);
+    uint32_t i = 0;
+    for (; i + 16 <= in_dim; i += 16) {
+        RUVLLM_UNROLL
+        for (uint32_t g = 0; g < 16; g += 4) {
+            const ruvllm_f32x4 v = ruvllm_load4(x + i + g);
+            const float *group = a + (size_t)(i + g) * rank;
+            RUVLLM_UNROLL
+            for (uint32_t k = 0; k < ranks; k++) {
+                sums[k] = ruvllm_madd4(ruvllm_load4(group + 4 * k), v, sums[k]);
+            }
+        }
+    }
+    for (; i < in_dim; i += 4) {
+        const ruvllm_f32x4 v = i + 4 <= in_dim ? ruvllm_load4(x + i) : load_some(x + i, in_dim - i);
+        const float *group = a + (size_t)i * rank;
+        RUVLLM_UNROLL
+        for (uint32_t k = 0; k < ranks; k++) {
+            sums[k] = ruvllm_madd4(ruvllm_load4(group + 4 * k), v, sums[k]);
+        }
+    }
+    RUVLLM_UNROLL
+    for (uint32_t k = 0; k < ranks; k++) low[k] = scale * ruvllm_sum4(sums[k]);
+}
+
+/* One group of the output: eight ranks at once in two chains, then those that are left. */
+static inline __attribute__((always_inline)) ruvllm_f32x4 combine(const float *low, const float *b,
+                                                                  uint32_t rank) {
+    ruvllm_f32x4 even = ruvllm_splat4(0.0f), odd = ruvllm_splat4(0.0f);
+    uint32_t r = 0;
+    for (; r + 8 <= rank; r += 8) {
+        RUVLLM_UNROLL
+        for (uint32_t k = 0; k < 8; k += 2) {
+            const float *at = b + 4 * (r + k);
+            even = ruvllm_madd4(ruvllm_load4(at), ruvllm_splat4(low[r + k]), even);
+            odd = ruvllm_madd4(ruvllm_load4(at + 4), ruvllm_splat4(low[r + k + 1]), odd);
+        }
+    }
+    for (; r < rank; r++) {
+        even = ruvllm_madd4(ruvllm_load4(b + 4 * r), ruvllm_splat4(low[r]), even);
+    }
+    return even + odd;
+}
+
+/* Every group of the output. Of a rank that is a constant the groups are straight lines, four of them
+ * in a turn of the loop. */
+static inline __attribute__((always_inline)) void expand(const float *low, const float *b,
+                                                         uint32_t rank, float *y,
+                                                         uint32_t out_dim) {
+    uint32_t o = 0;
+    for (; o + 16 <= out_dim; o += 16) {
+        RUVLLM_UNROLL
+        for (uint32_t g = 0; g < 16; g += 4) {
+            ruvllm_store4(y + o + g, combine(low, b + (size_t)(o + g) * rank, rank));
+        }
+    }
+    for (; o < out_dim; o += 4) {
+        float lanes[4];
+        ruvllm_store4(lanes, combine(low, b + (size_t)o * rank, rank));
+        for (uint32_t k = 0; k < 4 && o + k < out_dim; k++) y[o + k] = lanes[k];
+    }
+}
 
 RUVLLM_KERNEL(lora_apply_forward) {
     const uint32_t rows = ruvllm_symbol(call), in_dim = ruvllm_symbol(call);
@@ -23,24 +99,14 @@ RUVLLM_KERNEL(lora_apply_forward) {
 
     const float *b = ab + (size_t)groups_of(in_dim) * rank * 4;
     for (uint32_t row = 0; row < rows; row++, x += in_dim, y += out_dim) {
-        for (uint32_t r = 0; r < rank; r++) low[r] = 0.0f;
-        for (uint32_t i = 0; i < in_dim; i += 4) {
-            const float *group = ab + (size_t)i * rank;
-            const uint32_t lanes = at_most_four(in_dim - i);
-            for (uint32_t r = 0; r < rank; r++) {
-                float sum = 0.0f;
-                for (uint32_t k = 0; k < lanes; k++) sum += x[i + k] * group[4 * r + k];
-                low[r] += sum;
-            }
-        }
-        for (uint32_t o = 0; o < out_dim; o += 4) {
-            const float *group = b + (size_t)o * rank;
-            float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            for (uint32_t r = 0; r < rank; r++) {
-                for (uint32_t k = 0; k < 4; k++) sums[k] += low[r] * group[4 * r + k];
-            }
-            const uint32_t lanes = at_most_four(out_dim - o);
-            for (uint32_t k = 0; k < lanes; k++) y[o + k] = scale * sums[k];
+        uint32_t r = 0;
+        for (; r + 8 <= rank; r += 8) project(x, ab + 4 * r, in_dim, rank, 8, scale, low + r);
+        for (; r + 4 <= rank; r += 4) project(x, ab + 4 * r, in_dim, rank, 4, scale, low + r);
+        for (; r < rank; r++) project(x, ab + 4 * r, in_dim, rank, 1, scale, low + r);
+        switch (rank) {
+        case 4: expand(low, b, 4, y, out_dim); break;
+        case 8: expand(low, b, 8, y, out_dim); break;
+        default: expand(low, b, rank, y, out_dim);
         }
     }
     return RUVLLM_OK;

@@ -2,6 +2,29 @@
  * 2 * dim_half elements of each head by the (cos, sin) pairs of its position, copies the rest. */
 #include "ruvllm_kernel.h"
 
+/* Pairs whose cosines and sines fit the scratch of a call. */
+#define PAIRS 1024
+
+/* The pairs (a[i], b[i]) of one head, `n` of them. */
+static inline void rotate(const float *a, const float *b, const float *cosines, const float *sines,
+                          float *ya, float *yb, uint32_t n) {
+    uint32_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        RUVLLM_UNROLL
+        for (uint32_t k = i; k < i + 32; k += 4) {
+            const ruvllm_f32x4 p = ruvllm_load4(a + k), q = ruvllm_load4(b + k);
+            const ruvllm_f32x4 cosine = ruvllm_load4(cosines + k), sine = ruvllm_load4(sines + k);
+            ruvllm_store4(ya + k, ruvllm_madd4(p, cosine, -(q * sine)));
+            ruvllm_store4(yb + k, ruvllm_madd4(p, sine, q * cosine));
+        }
+    }
+    for (; i < n; i++) {
+        const float p = a[i], q = b[i];
+        ya[i] = p * cosines[i] - q * sines[i];
+        yb[i] = p * sines[i] + q * cosines[i];
+    }
+}
+
 RUVLLM_KERNEL(rope_forward) {
     const uint32_t batch = ruvllm_symbol(call), seq = ruvllm_symbol(call);
     const uint32_t heads = ruvllm_symbol(call), dim = ruvllm_symbol(call);
@@ -11,22 +34,43 @@ RUVLLM_KERNEL(rope_forward) {
     const float *x = RUVLLM_INPUT(call, float, batch, seq, heads, dim);
     const float *freqs = RUVLLM_INPUT(call, float, seq, dim_half, 2);
     float *y = RUVLLM_OUTPUT(call, float, batch, seq, heads, dim);
+    float *cosines = RUVLLM_SCRATCH(call, float, PAIRS);
+    float *sines = RUVLLM_SCRATCH(call, float, PAIRS);
     RUVLLM_READY(call);
     if (dim_half > dim / 2) return RUVLLM_INVALID_PARAMS;
 
-    /* The partner of a pair is this far away, and pairs are this far apart. */
-    const uint32_t partner = interleaved ? 1 : dim_half, stride = interleaved ? 2 : 1;
+    const size_t width = (size_t)heads * dim;
     for (uint32_t b = 0; b < batch; b++) {
-        for (uint32_t s = 0; s < seq; s++) {
+        for (uint32_t s = 0; s < seq; s++, x += width, y += width) {
             const float *angles = freqs + (size_t)s * dim_half * 2;
-            for (uint32_t h = 0; h < heads; h++, x += dim, y += dim) {
-                for (uint32_t i = 0; i < dim_half; i++) {
-                    const float cosine = angles[2 * i], sine = angles[2 * i + 1];
-                    const float p = x[i * stride], q = x[i * stride + partner];
-                    y[i * stride] = p * cosine - q * sine;
-                    y[i * stride + partner] = p * sine + q * cosine;
+            if (interleaved) {
+                for (uint32_t h = 0; h < heads; h++) {
+                    const float *from = x + (size_t)h * dim;
+                    float *to = y + (size_t)h * dim;
+                    for (uint32_t i = 0; i < 2 * dim_half; i += 2) {
+                        const float p = from[i], q = from[i + 1];
+                        to[i] = p * angles[i] - q * angles[i + 1];
+                        to[i + 1] = p * angles[i + 1] + q * angles[i];
+                    }
                 }
-                for (uint32_t i = 2 * dim_half; i < dim; i++) y[i] = x[i];
+            } else {
+                /* The cosines and the sines are laid out apart, once for all heads. */
+                for (uint32_t from = 0; from < dim_half; from += PAIRS) {
+                    const uint32_t n = dim_half - from < PAIRS ? dim_half - from : PAIRS;
+                    for (uint32_t i = 0; i < n; i++) {
+                        cosines[i] = angles[2 * (from + i)];
+                        sines[i] = angles[2 * (from + i) + 1];
+                    }
+                    for (uint32_t h = 0; h < heads; h++) {
+                        const float *a = x + (size_t)h * dim + from;
+                        float *ya = y + (size_t)h * dim + from;
+                        rotate(a, a + dim_half, cosines, sines, ya, ya + dim_half, n);
+                    }
+                }
+            }
+            for (uint32_t h = 0; h < heads && 2 * dim_half < dim; h++) {
+                const size_t head = (size_t)h * dim;
+                for (uint32_t i = 2 * dim_half; i < dim; i++) y[head + i] = x[head + i];
             }
         }
     }

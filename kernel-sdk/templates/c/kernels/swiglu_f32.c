@@ -1,10 +1,8 @@
 /* The gated unit of Shazeer, arXiv 2002.05202, f32: y = gate * sigmoid(gate) * up. */
 #include "ruvllm_kernel.h"
 
-/* g * sigmoid(g), by the exponential of -|g|, which cannot overflow. */
-static inline float silu(float g) {
-    const float t = ruvllm_exp_nonpositive(-ruvllm_abs(g));
-    return g * ((g < 0.0f ? t : 1.0f) / (1.0f + t));
+static inline ruvllm_f32x4 unit(ruvllm_f32x4 gate, ruvllm_f32x4 up) {
+    return gate * ruvllm_sigmoid4(gate) * up;
 }
 
 RUVLLM_KERNEL(swiglu_forward) {
@@ -15,6 +13,14 @@ RUVLLM_KERNEL(swiglu_forward) {
     RUVLLM_READY(call);
 
     const size_t n = (size_t)rows * dim;
-    for (size_t i = 0; i < n; i++) y[i] = silu(gate[i]) * up[i];
+    size_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        RUVLLM_UNROLL
+        for (size_t k = i; k < i + 32; k += 4) {
+            ruvllm_store4(y + k, unit(ruvllm_load4(gate + k), ruvllm_load4(up + k)));
+        }
+    }
+    /* The last elements: each alone, in all lanes of a vector. */
+    for (; i < n; i++) y[i] = unit(ruvllm_splat4(gate[i]), ruvllm_splat4(up[i]))[0];
     return RUVLLM_OK;
 }

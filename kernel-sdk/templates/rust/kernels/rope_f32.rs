@@ -14,8 +14,12 @@ kernel! {
     input x: f32 [batch, seq, heads, dim];
     input freqs: f32 [seq, dim_half, 2];
     output y: f32 [batch, seq, heads, dim];
+    scratch scratch;
     run {
         let shape = RopeShape { seq, heads, dim, dim_half, interleaved: interleaved != 0 };
-        rope(&shape, x.as_slice(), freqs.as_slice(), y.as_mut_slice())
+        // As many pairs at once as fit the scratch that every call has.
+        let pairs = dim_half.min(1024);
+        let room = [scratch.take(pairs)?, scratch.take(pairs)?];
+        rope(&shape, x.as_slice(), freqs.as_slice(), y.as_mut_slice(), room)
     }
 }

@@ -1,13 +1,17 @@
 //! Rows of the KV cache from GGML's `q8_0` blocks.
 
 use ruvllm_kernel_sdk::prelude::*;
+use ruvllm_kernel_sdk::simd::{U8x16, put};
 
 /// Reads whole blocks: `y = d * q`.
 pub fn unpack(x: &[BlockQ8_0], y: &mut [f32]) {
     for (x, y) in x.iter().zip(y.as_chunks_mut::<32>().0) {
-        let d = x.d.to_f32();
-        for (q, y) in x.qs.iter().zip(y) {
-            *y = d * f32::from(*q);
+        let d = F32x4::splat(x.d.to_f32());
+        let (halves, _) = x.qs.as_chunks::<16>();
+        for (h, half) in halves.iter().enumerate() {
+            for (i, q) in U8x16::load_i8(half).widen_i8().into_iter().enumerate() {
+                put(y, 16 * h + 4 * i, d * q.to_f32());
+            }
         }
     }
 }
