@@ -118,6 +118,22 @@ pub enum EngineError {
         /// Its name.
         tensor: String,
     },
+    /// The file holds a tensor that the engine would not compute with, so that its answers would not be
+    /// those of the model.
+    #[error(
+        "{path}: tensor `{tensor}`{} is not part of the `{architecture}` model that the metadata describes; without it other numbers would come out, so convert the model again, under the architecture that has it",
+        and_more(*others)
+    )]
+    TensorUnused {
+        /// The file.
+        path: String,
+        /// Its name.
+        tensor: String,
+        /// How many more there are.
+        others: usize,
+        /// The architecture that the file names.
+        architecture: String,
+    },
     /// A tensor has another shape than the configuration implies.
     #[error(
         "{path}: tensor `{tensor}` has shape {found:?}, but the model's configuration implies {expected:?}; the file contradicts itself, convert it again"
@@ -412,6 +428,7 @@ impl EngineError {
             EngineError::ConfigInvalid { .. } => "config_invalid",
             EngineError::ArchitectureUnknown { .. } => "architecture_unknown",
             EngineError::TensorMissing { .. } => "tensor_missing",
+            EngineError::TensorUnused { .. } => "tensor_unused",
             EngineError::TensorShape { .. } => "tensor_shape",
             EngineError::TensorType { .. } => "tensor_type",
             EngineError::PromptTooLong { .. } => "prompt_too_long",
@@ -455,6 +472,11 @@ impl EngineError {
         }
         EngineError::Io { path: path.to_owned(), source }
     }
+}
+
+/// ` (and 3 more)` for 3, and nothing for none.
+fn and_more(others: usize) -> String {
+    if others == 0 { String::new() } else { format!(" (and {others} more)") }
 }
 
 /// The beginning of a hash, as messages show it.

@@ -137,4 +137,8 @@ impl TensorSource for GgufFile {
     fn find(&self, name: &str) -> Result<Option<Tensor>, EngineError> {
         Ok(self.tensors.get(name).cloned())
     }
+
+    fn names(&self) -> Vec<&str> {
+        self.tensors.keys().map(String::as_str).collect()
+    }
 }

@@ -132,6 +132,10 @@ impl TensorSource for HfDir {
     fn find(&self, name: &str) -> Result<Option<Tensor>, EngineError> {
         self.tensors.get(name).map(|entry| entry.tensor(&self.origin, name)).transpose()
     }
+
+    fn names(&self) -> Vec<&str> {
+        self.tensors.keys().map(String::as_str).collect()
+    }
 }
 
 /// Maps a safetensors file and adds its tensors by name. A shard has tensors, and ones that no other has, so

@@ -137,6 +137,19 @@ impl TensorBytes {
         }
     }
 
+    /// A part of the bytes of a tensor of `dtype`, which begins and ends between elements.
+    fn part(&self, part: Range<usize>, dtype: DType) -> TensorBytes {
+        match self {
+            TensorBytes::InPlace { storage, range } => {
+                TensorBytes::new(storage, range.start + part.start..range.start + part.end, dtype)
+            }
+            TensorBytes::Copied(bytes) => {
+                let part = AlignedBytes::copy_of(&bytes.as_slice()[part]);
+                TensorBytes::Copied(Arc::new(part))
+            }
+        }
+    }
+
     pub(crate) fn as_slice(&self) -> &[u8] {
         match self {
             TensorBytes::InPlace { storage, range } => &storage.bytes()[range.clone()],
@@ -153,6 +166,15 @@ pub(crate) struct Tensor {
     pub(crate) bytes: TensorBytes,
 }
 
+impl Tensor {
+    /// Some of the rows of a matrix that has rows, where they lie.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> Tensor {
+        let row = self.bytes.as_slice().len() / self.shape[0];
+        let bytes = self.bytes.part(rows.start * row..rows.end * row, self.dtype);
+        Tensor { dtype: self.dtype, shape: vec![rows.len(), self.shape[1]], bytes }
+    }
+}
+
 /// A file or directory that holds tensors.
 pub(crate) trait TensorSource {
     /// What to call the source in messages.
@@ -166,6 +188,9 @@ pub(crate) trait TensorSource {
     /// # Errors
     /// [`EngineError::TensorType`].
     fn find(&self, name: &str) -> Result<Option<Tensor>, EngineError>;
+
+    /// The names of all its tensors, in no order.
+    fn names(&self) -> Vec<&str>;
 }
 
 #[cfg(test)]
@@ -188,5 +213,19 @@ mod tests {
         assert!(matches!(at(4), TensorBytes::InPlace { .. }));
         assert!(matches!(at(2), TensorBytes::Copied(_)));
         assert_eq!(at(2).as_slice(), &[1; 8]);
+    }
+
+    #[test]
+    fn rows_of_a_matrix_are_its_bytes_wherever_they_lie() {
+        let bytes: Vec<u8> = (0..64).collect();
+        let storage = Arc::new(Storage::Owned(AlignedBytes::copy_of(&bytes)));
+        for start in [4, 2] {
+            let bytes = TensorBytes::new(&storage, start..start + 48, DType::F32);
+            let matrix = Tensor { dtype: DType::F32, shape: vec![6, 2], bytes };
+            let rows = matrix.rows(1..3);
+            assert_eq!(rows.shape, [2, 2]);
+            let expected: Vec<u8> = (start as u8 + 8..start as u8 + 24).collect();
+            assert_eq!(rows.bytes.as_slice(), expected);
+        }
     }
 }

@@ -27,6 +27,8 @@ pub(crate) enum Module {
 pub(crate) enum LayerModule {
     AttnNorm,
     FfnNorm,
+    /// Queries, keys and values in one matrix, whose rows follow each other in that order.
+    Qkv,
     Projection(Projection),
 }
 
@@ -44,6 +46,15 @@ pub(crate) enum Projection {
 
 /// What a GGUF file divides the rotation's frequencies by, where it holds that.
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+/// Whether a tensor can be left out, because it holds nothing that the configuration does not say too.
+pub(crate) fn is_redundant(naming: Naming, name: &str) -> bool {
+    match naming {
+        Naming::Gguf => name == ROPE_FACTORS,
+        // Old checkpoints have the rotation's frequencies, of each layer or of all.
+        Naming::HuggingFace => name.ends_with("rotary_emb.inv_freq"),
+    }
+}
 
 impl Module {
     /// The name of its weight.
@@ -75,6 +86,7 @@ impl LayerModule {
         naming.choose(match self {
             LayerModule::AttnNorm => ("attn_norm", "input_layernorm"),
             LayerModule::FfnNorm => ("ffn_norm", "post_attention_layernorm"),
+            LayerModule::Qkv => ("attn_qkv", "self_attn.qkv_proj"),
             LayerModule::Projection(projection) => return projection.name(naming),
         })
     }

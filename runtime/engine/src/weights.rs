@@ -3,7 +3,9 @@
 //! Matrices stay in the file's own type and in their place; what products read is prepared from them. Norm weights and biases are small and are
 //! widened to f32 once; norm weights become [`Resident`] so that a kernel keeps its own copy.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+use std::ops::Range;
 
 use ruvllm_abi::DType;
 use ruvllm_host::{PreparedWeights, Resident};
@@ -14,7 +16,7 @@ use ruvllm_native::{Isa, NativeError};
 use crate::config::{Bias, LayerSpec, ModelConfig, Norm};
 use crate::error::EngineError;
 use crate::storage::{Tensor, TensorBytes, TensorSource};
-use crate::tensors::{LayerModule, Module, Projection};
+use crate::tensors::{LayerModule, Module, Naming, Projection, is_redundant};
 
 /// A projection: a matrix `[rows, cols]` and possibly a bias `[rows]`.
 pub(crate) struct Linear {
@@ -120,25 +122,26 @@ pub(crate) struct ModelWeights {
 }
 
 impl ModelWeights {
-    /// Finds and checks every tensor of the model.
+    /// Finds and checks every tensor of the model. One that the source has and the model does not is
+    /// refused: leaving it out would compute something else than the file describes.
     ///
     /// # Errors
-    /// [`EngineError::TensorMissing`], [`EngineError::TensorShape`] and
-    /// [`EngineError::TensorType`].
+    /// [`EngineError::TensorMissing`], [`EngineError::TensorShape`], [`EngineError::TensorType`] and
+    /// [`EngineError::TensorUnused`]; [`EngineError::ConfigInvalid`] where the output projection is not
+    /// what the configuration says.
     pub(crate) fn load(
         source: &dyn TensorSource,
         config: &ModelConfig,
     ) -> Result<ModelWeights, EngineError> {
-        let loader = Loader { source, matrices: Cell::new(0) };
+        let loader = Loader { source, matrices: Cell::new(0), used: RefCell::default() };
         let embedding = loader.embedding(config.dim)?;
-        let vocab = embedding.rows;
-        let output =
-            if config.tied_embeddings { None } else { loader.output(vocab, config.dim)? };
+        let output = loader.output(&embedding, config)?;
         let layers = config.layers.iter().enumerate();
         let layers = layers
             .map(|(index, spec)| loader.layer(index, spec, config))
             .collect::<Result<_, _>>()?;
         let output_norm = loader.norm(Module::OutputNorm, config.output_norm, config.dim)?;
+        loader.refuse_unused(&config.architecture)?;
         Ok(ModelWeights { embedding, layers, output_norm, output })
     }
 
@@ -204,6 +207,8 @@ struct Loader<'a> {
     source: &'a dyn TensorSource,
     /// Matrices so far.
     matrices: Cell<usize>,
+    /// The names of the tensors that were asked for.
+    used: RefCell<HashSet<String>>,
 }
 
 impl Loader<'_> {
@@ -212,8 +217,30 @@ impl Loader<'_> {
         self.matrices.replace(self.matrices.get() + 1)
     }
 
+    fn find(&self, name: &str) -> Result<Option<Tensor>, EngineError> {
+        let found = self.source.find(name)?;
+        if found.is_some() {
+            self.used.borrow_mut().insert(name.to_owned());
+        }
+        Ok(found)
+    }
+
+    /// Refuses what nobody asked for.
+    fn refuse_unused(&self, architecture: &str) -> Result<(), EngineError> {
+        let (used, naming) = (self.used.borrow(), self.source.naming());
+        let mut unused: Vec<&str> = self.source.names();
+        unused.retain(|name| !used.contains(*name) && !is_redundant(naming, name));
+        let Some(first) = unused.iter().min() else { return Ok(()) };
+        Err(EngineError::TensorUnused {
+            path: self.source.origin().to_owned(),
+            tensor: (*first).to_owned(),
+            others: unused.len() - 1,
+            architecture: architecture.to_owned(),
+        })
+    }
+
     fn tensor(&self, name: &str) -> Result<Tensor, EngineError> {
-        self.source.find(name)?.ok_or_else(|| EngineError::TensorMissing {
+        self.find(name)?.ok_or_else(|| EngineError::TensorMissing {
             path: self.source.origin().to_owned(),
             tensor: name.to_owned(),
         })
@@ -255,13 +282,96 @@ impl Loader<'_> {
         Linear::new(tensor, None, self.next())
     }
 
-    /// The output projection, if the file holds one.
-    fn output(&self, vocab: usize, dim: usize) -> Result<Option<Linear>, EngineError> {
-        let name = Module::Output.weight(self.source.naming());
-        if self.source.find(&name)?.is_none() {
-            return Ok(None);
+    /// The output projection, where it is another matrix than the embedding table.
+    fn output(
+        &self,
+        embedding: &Linear,
+        config: &ModelConfig,
+    ) -> Result<Option<Linear>, EngineError> {
+        let naming = self.source.naming();
+        let name = Module::Output.weight(naming);
+        let refuse = |value: bool, reason: String| EngineError::ConfigInvalid {
+            path: self.source.origin().to_owned(),
+            key: "tie_word_embeddings".to_owned(),
+            value: value.to_string(),
+            reason,
+        };
+        let Some(tensor) = self.find(&name)? else {
+            // A GGUF file has no other way to say that they are one.
+            if config.tied_embeddings || naming == Naming::Gguf {
+                return Ok(None);
+            }
+            let reason = format!(
+                "the checkpoint has no `{name}`; if the embedding table serves as output projection, set it to true"
+            );
+            return Err(refuse(false, reason));
+        };
+        if config.tied_embeddings {
+            let same = tensor.dtype == embedding.dtype
+                && tensor.shape == [embedding.rows, embedding.cols]
+                && tensor.bytes.as_slice() == embedding.bytes.as_slice();
+            let reason = format!(
+                "`{name}` is not the embedding table; set it to false to compute with it, or save the checkpoint without it"
+            );
+            return if same { Ok(None) } else { Err(refuse(true, reason)) };
         }
-        Linear::new(self.shaped(&name, &[vocab, dim])?, None, self.next()).map(Some)
+        let rows = embedding.rows;
+        let tensor = self.shaped(&name, &[rows, config.dim])?;
+        let bias = match naming {
+            Naming::Gguf => self.bias(Module::Output, rows, Bias::IfPresent)?,
+            // No class of models has one.
+            Naming::HuggingFace => None,
+        };
+        Linear::new(tensor, bias, self.next()).map(Some)
+    }
+
+    /// The bias `[rows]` of a module, where it has one.
+    fn bias(&self, of: Module, rows: usize, bias: Bias) -> Result<Option<Vec<f32>>, EngineError> {
+        let name = of.bias(self.source.naming());
+        match bias {
+            Bias::Absent => Ok(None),
+            Bias::IfPresent if self.find(&name)?.is_none() => Ok(None),
+            Bias::IfPresent | Bias::Required => self.vector(&name, rows).map(Some),
+        }
+    }
+
+    /// A projection of a layer.
+    fn linear(
+        &self,
+        index: usize,
+        projection: Projection,
+        [rows, cols]: [usize; 2],
+        bias: Bias,
+    ) -> Result<Linear, EngineError> {
+        let module = Module::Layer(index, LayerModule::Projection(projection));
+        let tensor = self.shaped(&module.weight(self.source.naming()), &[rows, cols])?;
+        Linear::new(tensor, self.bias(module, rows, bias)?, self.next())
+    }
+
+    /// The projections of queries, keys and values: three matrices, or rows of one.
+    fn qkv(
+        &self,
+        index: usize,
+        bias: Bias,
+        config: &ModelConfig,
+    ) -> Result<[Linear; 3], EngineError> {
+        let (dim, q, kv) = (config.dim, config.q_dim(), config.kv_dim());
+        let module = Module::Layer(index, LayerModule::Qkv);
+        let name = module.weight(self.source.naming());
+        if self.find(&name)?.is_none() {
+            return Ok([
+                self.linear(index, Projection::Query, [q, dim], bias)?,
+                self.linear(index, Projection::Key, [kv, dim], bias)?,
+                self.linear(index, Projection::Value, [kv, dim], bias)?,
+            ]);
+        }
+        let weight = self.shaped(&name, &[q + 2 * kv, dim])?;
+        let bias = self.bias(module, q + 2 * kv, bias)?;
+        let part = |rows: Range<usize>| {
+            let bias = bias.as_ref().map(|bias| bias[rows.clone()].to_vec());
+            Linear::new(weight.rows(rows), bias, self.next())
+        };
+        Ok([part(0..q)?, part(q..q + kv)?, part(q + kv..q + 2 * kv)?])
     }
 
     fn layer(
@@ -270,30 +380,21 @@ impl Loader<'_> {
         spec: &LayerSpec,
         config: &ModelConfig,
     ) -> Result<LayerWeights, EngineError> {
-        let naming = self.source.naming();
         let norm = |module, norm| self.norm(Module::Layer(index, module), norm, config.dim);
-        let linear = |projection, rows: usize, cols: usize, bias: Bias| {
-            let module = Module::Layer(index, LayerModule::Projection(projection));
-            let tensor = self.shaped(&module.weight(naming), &[rows, cols])?;
-            let name = module.bias(naming);
-            let bias = match bias {
-                Bias::IfPresent if self.source.find(&name)?.is_none() => None,
-                Bias::IfPresent | Bias::Required => Some(self.vector(&name, rows)?),
-            };
-            Linear::new(tensor, bias, self.next())
-        };
-        let qkv = spec.attention.qkv_bias;
+        let linear = |projection, shape, bias| self.linear(index, projection, shape, bias);
         let (dim, ffn) = (config.dim, config.ffn_dim);
+        let [q, k, v] = self.qkv(index, spec.attention.qkv_bias, config)?;
+        let output_shape = [dim, config.q_dim()];
         Ok(LayerWeights {
             attn_norm: norm(LayerModule::AttnNorm, spec.attn_norm)?,
-            q: linear(Projection::Query, config.q_dim(), dim, qkv)?,
-            k: linear(Projection::Key, config.kv_dim(), dim, qkv)?,
-            v: linear(Projection::Value, config.kv_dim(), dim, qkv)?,
-            o: linear(Projection::Output, dim, config.q_dim(), Bias::IfPresent)?,
+            q,
+            k,
+            v,
+            o: linear(Projection::Output, output_shape, spec.attention.output_bias)?,
             ffn_norm: norm(LayerModule::FfnNorm, spec.ffn_norm)?,
-            gate: linear(Projection::Gate, ffn, dim, Bias::IfPresent)?,
-            up: linear(Projection::Up, ffn, dim, Bias::IfPresent)?,
-            down: linear(Projection::Down, dim, ffn, Bias::IfPresent)?,
+            gate: linear(Projection::Gate, [ffn, dim], spec.ffn_bias)?,
+            up: linear(Projection::Up, [ffn, dim], spec.ffn_bias)?,
+            down: linear(Projection::Down, [dim, ffn], spec.ffn_bias)?,
         })
     }
 }

@@ -29,14 +29,37 @@ pub(super) struct ConfigClass {
     pub(super) context: usize,
     /// Whether `sliding_window` counts only together with `use_sliding_window`.
     pub(super) window_needs_switch: bool,
+    /// The biases that its models have.
+    pub(super) biases: Biases,
+}
+
+/// Which projections of a configuration class have biases.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Biases {
+    /// None, whatever the configuration says.
+    None,
+    /// Those of attention with `attention_bias`, those of the feed-forward network with `mlp_bias`.
+    Switched,
+    /// Those of queries, keys and values.
+    Qkv,
 }
 
 const FAMILIES: &[Family] = &[
     Family {
         architecture: "llama",
         config_classes: &[
-            ConfigClass { model_type: "llama", context: 2048, window_needs_switch: false },
-            ConfigClass { model_type: "mistral", context: 131_072, window_needs_switch: false },
+            ConfigClass {
+                model_type: "llama",
+                context: 2048,
+                window_needs_switch: false,
+                biases: Biases::Switched,
+            },
+            ConfigClass {
+                model_type: "mistral",
+                context: 131_072,
+                window_needs_switch: false,
+                biases: Biases::None,
+            },
         ],
         models: &["Mistral", "TinyLlama", "SmolLM"],
         gguf_rope: RopeLayout::Interleaved,
@@ -50,6 +73,7 @@ const FAMILIES: &[Family] = &[
             model_type: "qwen2",
             context: 32_768,
             window_needs_switch: true,
+            biases: Biases::Qkv,
         }],
         models: &[],
         gguf_rope: RopeLayout::NeoX,
@@ -84,9 +108,15 @@ impl Family {
         let scale = 1.0 / (head_dim as f32).sqrt();
         LayerSpec {
             attn_norm: norm,
-            attention: Attention { window, scale, qkv_bias: self.qkv_bias },
+            attention: Attention {
+                window,
+                scale,
+                qkv_bias: self.qkv_bias,
+                output_bias: Bias::IfPresent,
+            },
             ffn_norm: norm,
             activation: self.activation,
+            ffn_bias: Bias::IfPresent,
         }
     }
 }

@@ -65,6 +65,14 @@ impl Keys<'_> {
         }
     }
 
+    fn bool(&self, name: &str) -> Result<Option<bool>, EngineError> {
+        match self.metadata.get(&self.key(name)) {
+            None => Ok(None),
+            Some(Value::Bool(x)) => Ok(Some(*x)),
+            Some(other) => Err(self.invalid(name, format!("{other:?}"), "expected true or false")),
+        }
+    }
+
     fn text(&self, name: &str) -> Option<&str> {
         self.metadata.get(&self.key(name)).and_then(Value::as_str)
     }
@@ -77,6 +85,15 @@ impl Keys<'_> {
 /// [`EngineError::ConfigInvalid`].
 pub fn from_gguf(file: &GgufFile) -> Result<ModelConfig, EngineError> {
     let origin = file.origin();
+    if let Some(kind) = file.metadata().get("general.type").and_then(Value::as_str)
+        && kind != "model"
+    {
+        let hint = if kind == "adapter" { ", which is opened on top of a model (--lora)" } else { "" };
+        return Err(EngineError::NotAModel {
+            path: origin.to_owned(),
+            reason: format!("its `general.type` is `{kind}`{hint}"),
+        });
+    }
     let architecture = match file.metadata().get("general.architecture") {
         Some(Value::String(name)) => name,
         _ => {
@@ -98,6 +115,7 @@ pub fn from_gguf(file: &GgufFile) -> Result<ModelConfig, EngineError> {
             architecture: format!("{architecture} with a mixture of experts"),
         });
     }
+    refuse_other_formulas(&keys)?;
     let dim = keys.required("embedding_length")?;
     let layers = keys.required("block_count")?;
     if layers > MAX_LAYERS {
@@ -145,6 +163,34 @@ pub fn from_gguf(file: &GgufFile) -> Result<ModelConfig, EngineError> {
     };
     config.validate(origin)?;
     Ok(config)
+}
+
+/// Numbers of a model that some architectures compute with and none of the supported ones, and what each
+/// is where it changes nothing. 0 stands for that, too.
+const NOT_COMPUTED: &[(&str, f64)] = &[
+    ("attention.clamp_kqv", 0.0),
+    ("attention.max_alibi_bias", 0.0),
+    ("attention.scale", 0.0),
+    ("attn_logit_softcapping", 0.0),
+    ("embedding_scale", 1.0),
+    ("final_logit_softcapping", 0.0),
+    ("logit_scale", 1.0),
+    ("residual_scale", 1.0),
+];
+
+/// Refuses what would otherwise be computed differently in silence.
+fn refuse_other_formulas(keys: &Keys<'_>) -> Result<(), EngineError> {
+    if keys.bool("attention.causal")? == Some(false) {
+        let reason = "attention in both directions is not supported";
+        return Err(keys.invalid("attention.causal", "false".to_owned(), reason));
+    }
+    for &(name, neutral) in NOT_COMPUTED {
+        if let Some(value) = keys.f64(name)?.filter(|&value| value != 0.0 && value != neutral) {
+            let reason = "the engine does not compute with it, and other numbers would come out";
+            return Err(keys.invalid(name, value.to_string(), reason));
+        }
+    }
+    Ok(())
 }
 
 /// `context` is the file's own figure.

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    Activation, Bias, Family, MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling, Yarn,
+    Activation, Bias, Biases, Family, MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling, Yarn,
 };
 use crate::error::EngineError;
 
@@ -29,6 +29,7 @@ struct Raw {
     layer_types: Option<Vec<String>>,
     tie_word_embeddings: Option<bool>,
     attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
     hidden_act: Option<String>,
     quantization_config: Option<Value>,
 }
@@ -80,9 +81,20 @@ pub fn from_hf(text: &str, origin: &str) -> Result<ModelConfig, EngineError> {
     };
     let norm_eps = raw.rms_norm_eps.unwrap_or(1e-6) as f32;
     let mut layer = family.layer(norm_eps, head_dim, None);
-    if raw.attention_bias == Some(true) {
-        layer.attention.qkv_bias = Bias::Required;
-    }
+    let switched = |on: Option<bool>| match on {
+        Some(true) => Bias::Required,
+        _ => Bias::Absent,
+    };
+    let (qkv, output, ffn) = match class.biases {
+        Biases::None => (Bias::Absent, Bias::Absent, Bias::Absent),
+        Biases::Switched => {
+            let attention = switched(raw.attention_bias);
+            (attention, attention, switched(raw.mlp_bias))
+        }
+        Biases::Qkv => (Bias::Required, Bias::Absent, Bias::Absent),
+    };
+    (layer.attention.qkv_bias, layer.attention.output_bias) = (qkv, output);
+    layer.ffn_bias = ffn;
     let mut layers = vec![layer; layers];
     let window = raw
         .sliding_window
@@ -300,11 +312,16 @@ mod tests {
     fn a_bias_is_required_where_the_family_or_the_file_says_so() {
         let bias = |extra: &str, family: &str| {
             let text = with(extra).replace("llama", family);
-            from_hf(&text, "config.json").unwrap().layers[2].attention.qkv_bias
+            let layer = from_hf(&text, "config.json").unwrap().layers[2];
+            (layer.attention.qkv_bias, layer.attention.output_bias, layer.ffn_bias)
         };
-        assert_eq!(bias("", "llama"), Bias::IfPresent);
-        assert_eq!(bias(r#","attention_bias":true"#, "llama"), Bias::Required);
-        assert_eq!(bias("", "qwen2"), Bias::Required);
+        let (absent, required) = (Bias::Absent, Bias::Required);
+        assert_eq!(bias("", "llama"), (absent, absent, absent));
+        assert_eq!(bias(r#","attention_bias":false"#, "llama"), (absent, absent, absent));
+        assert_eq!(bias(r#","attention_bias":true"#, "llama"), (required, required, absent));
+        assert_eq!(bias(r#","mlp_bias":true"#, "llama"), (absent, absent, required));
+        assert_eq!(bias(r#","attention_bias":true"#, "mistral"), (absent, absent, absent));
+        assert_eq!(bias("", "qwen2"), (required, absent, absent));
     }
 
     #[test]

@@ -34,13 +34,15 @@ impl Fields {
     }
 
     fn layer(&mut self, layer: &LayerSpec) {
-        let LayerSpec { attn_norm, attention, ffn_norm, activation } = layer;
-        let Attention { window, scale, qkv_bias } = attention;
+        // Biases other than those of queries, keys and values decide whether a checkpoint opens, not
+        // what is computed once it has; so does `Absent`.
+        let LayerSpec { attn_norm, attention, ffn_norm, activation, ffn_bias: _ } = layer;
+        let Attention { window, scale, qkv_bias, output_bias: _ } = attention;
         self.norm(attn_norm);
         self.number(window.map_or(0, |tokens| tokens.saturating_add(1)));
         self.real((*scale).into());
         self.number(match qkv_bias {
-            Bias::IfPresent => 0,
+            Bias::IfPresent | Bias::Absent => 0,
             Bias::Required => 1,
         });
         self.norm(ffn_norm);
@@ -132,9 +134,15 @@ mod tests {
         let norm = Norm { kind: NormKind::Rms, eps: 1e-5 };
         let layer = |window| LayerSpec {
             attn_norm: norm,
-            attention: Attention { window, scale: 0.25, qkv_bias: Bias::IfPresent },
+            attention: Attention {
+                window,
+                scale: 0.25,
+                qkv_bias: Bias::IfPresent,
+                output_bias: Bias::IfPresent,
+            },
             ffn_norm: norm,
             activation: Activation::SwiGlu,
+            ffn_bias: Bias::IfPresent,
         };
         ModelConfig {
             architecture: "llama".to_owned(),

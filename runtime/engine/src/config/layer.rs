@@ -14,6 +14,8 @@ pub struct LayerSpec {
     pub ffn_norm: Norm,
     /// What the feed-forward network makes of its gate and up projections.
     pub activation: Activation,
+    /// The bias of the gate, up and down projections.
+    pub ffn_bias: Bias,
 }
 
 /// A norm of hidden states, with a weight for each element.
@@ -41,6 +43,8 @@ pub struct Attention {
     pub scale: f32,
     /// The bias of the query, key and value projections.
     pub qkv_bias: Bias,
+    /// The bias of the output projection.
+    pub output_bias: Bias,
 }
 
 /// Whether a projection has a bias.
@@ -50,6 +54,8 @@ pub enum Bias {
     IfPresent,
     /// Always: a checkpoint without it is incomplete.
     Required,
+    /// Never: a checkpoint that holds one contradicts its configuration.
+    Absent,
 }
 
 /// What stands between the projections of a feed-forward network.
