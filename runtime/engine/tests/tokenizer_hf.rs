@@ -66,6 +66,46 @@ fn directory_is_read_with_its_configuration() {
 }
 
 #[test]
+fn an_end_of_sequence_may_stand_in_any_of_the_configurations() {
+    let opened = |name: &str, ends: serde_json::Value| {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "tokenizer.json", &tokenizer_json());
+        if !name.is_empty() {
+            write(dir.path(), name, &ends);
+        }
+        Tokenizer::from_hf_dir(dir.path()).unwrap()
+    };
+    assert!(!opened("", json!(null)).is_eog(3));
+    for name in ["config.json", "generation_config.json"] {
+        assert!(opened(name, json!({"eos_token_id": 3})).is_eog(3), "{name}");
+        let several = opened(name, json!({"eos_token_id": [2, 3]}));
+        assert!(several.is_eog(2) && several.is_eog(3), "{name}");
+        for odd in [json!({"eos_token_id": null}), json!({"eos_token_id": -1}), json!([3])] {
+            assert!(!opened(name, odd).is_eog(3), "{name}");
+        }
+    }
+    assert!(opened("tokenizer_config.json", json!({"eos_token": "ab"})).is_eog(3));
+}
+
+#[test]
+fn a_rendered_chat_gets_no_token_that_its_template_did_not_write() {
+    let mut file = tokenizer_json();
+    let special = |id: &str| json!({"SpecialToken": {"id": id, "type_id": 0}});
+    file["post_processor"]["single"] =
+        json!([special("<bos>"), {"Sequence": {"id": "A", "type_id": 0}}, special("<|im_end|>")]);
+    file["post_processor"]["special_tokens"]["<|im_end|>"] =
+        json!({"id": "<|im_end|>", "ids": [9], "tokens": ["<|im_end|>"]});
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), "tokenizer.json", &file);
+    write(dir.path(), "tokenizer_config.json", &json!({"bos_token": "<bos>"}));
+    let tokenizer = Tokenizer::from_hf_dir(dir.path()).unwrap();
+    // A text of its own is put between both, a conversation is what the template says.
+    assert_eq!(tokenizer.encode("ab", true).unwrap(), [8, 3, 9]);
+    assert_eq!(tokenizer.encode_chat("ab").unwrap(), [3]);
+    assert_eq!(tokenizer.encode_chat("<bos>ab<|im_end|>a").unwrap(), [8, 3, 9, 0]);
+}
+
+#[test]
 fn missing_and_broken_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let error = Tokenizer::from_hf_dir(dir.path()).unwrap_err();

@@ -196,6 +196,19 @@ fn ends_of_generation_are_found_by_id_and_by_text() {
 }
 
 #[test]
+fn a_rendered_chat_gets_one_bos_and_no_eos() {
+    let mut meta = spm_meta();
+    set(&mut meta, "tokenizer.ggml.add_eos_token", Value::Bool(true));
+    let tokenizer = Tokenizer::from_gguf(&meta).unwrap();
+    assert_eq!(tokenizer.encode("hello", true).unwrap(), [1, HELLO, 2]);
+    assert_eq!(tokenizer.encode_chat("hello").unwrap(), [1, HELLO]);
+    assert_eq!(tokenizer.encode_chat("<s>hello").unwrap(), [1, HELLO]);
+    set(&mut meta, "tokenizer.ggml.add_bos_token", Value::Bool(false));
+    let tokenizer = Tokenizer::from_gguf(&meta).unwrap();
+    assert_eq!(tokenizer.encode_chat("hello").unwrap(), [HELLO]);
+}
+
+#[test]
 fn metadata_that_does_not_fit_is_refused() {
     let code = |meta: &Meta| Tokenizer::from_gguf(meta).unwrap_err().code();
     let mut meta = spm_meta();

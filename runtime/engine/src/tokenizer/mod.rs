@@ -103,7 +103,7 @@ impl Tokenizer {
     }
 
     /// Loads the `tokenizer.json` of a Hugging Face model directory, with what `tokenizer_config.json`,
-    /// `generation_config.json` and `chat_template.jinja` add to it where they exist.
+    /// `generation_config.json`, `config.json` and `chat_template.jinja` add to it where they exist.
     ///
     /// # Errors
     /// When `tokenizer.json` is missing or a file cannot be read or parsed.
@@ -133,18 +133,23 @@ impl Tokenizer {
         add_special: bool,
     ) -> Result<Vec<u32>, TokenizerError> {
         match &self.backend {
-            Backend::Gguf(gguf) => gguf.encode(text, parse_special, add_special),
+            Backend::Gguf(gguf) => gguf.encode(text, parse_special, [add_special; 2]),
             Backend::Hf(hf) => Ok(hf.encode(text, parse_special, add_special)),
         }
     }
 
-    /// Encodes what a chat template rendered: control tokens become tokens, and BOS and EOS are added as the
-    /// model's metadata says, except a BOS that the template wrote itself.
+    /// Encodes what a chat template rendered: control tokens written out in it become tokens. A template
+    /// says what a conversation begins with and where a turn ends, so nothing is added to that of a Hugging
+    /// Face directory, as in `transformers`. To that of a GGUF file a BOS is added where the metadata asks
+    /// for one and the template wrote none, as in llama.cpp.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
     pub fn encode_chat(&self, rendered: &str) -> Result<Vec<u32>, TokenizerError> {
-        let mut tokens = self.encode_with_special(rendered, true, true)?;
+        let mut tokens = match &self.backend {
+            Backend::Gguf(gguf) => gguf.encode(rendered, true, [true, false])?,
+            Backend::Hf(hf) => return Ok(hf.encode(rendered, true, false)),
+        };
         if let [first, second, ..] = tokens[..]
             && first == second
             && self.bos() == Some(first)
@@ -229,14 +234,16 @@ impl Tokenizer {
 }
 
 impl GgufTokenizer {
+    /// `around` says whether BOS and EOS may be added, as the metadata asks for.
     fn encode(
         &self,
         text: &str,
         parse_special: bool,
-        add_special: bool,
+        around: [bool; 2],
     ) -> Result<Vec<u32>, TokenizerError> {
+        let [bos, eos] = around;
         let mut out = Vec::with_capacity(text.len() / 3 + 2);
-        if add_special && self.vocab.add_bos {
+        if bos && self.vocab.add_bos {
             out.push(self.vocab.bos.ok_or(TokenizerError::NoSpecialToken { token: "bos" })?);
         }
         let mut behind_special = true;
@@ -257,7 +264,7 @@ impl GgufTokenizer {
                 Merges::Spm(spm) => spm.encode(&self.vocab, &part, &mut out)?,
             }
         }
-        if add_special && self.vocab.add_eos {
+        if eos && self.vocab.add_eos {
             out.push(self.vocab.eos.ok_or(TokenizerError::NoSpecialToken { token: "eos" })?);
         }
         Ok(out)

@@ -86,12 +86,18 @@ impl HfTokenizer {
         let file = file::read(&bytes)?;
 
         let config = read_json(&dir.join("tokenizer_config.json"))?;
-        let generation = read_json(&dir.join("generation_config.json"))?;
+        // Either may be the only one that says what ends a text.
+        let files = [
+            read_json(&dir.join("generation_config.json"))?,
+            read_json(&dir.join("config.json"))?,
+        ];
         let id = |value: &Value| token_text(value).and_then(|text| file.token_id(text));
         let (bos, eos) = (id(&config["bos_token"]), id(&config["eos_token"]));
-        let ends = &generation["eos_token_id"];
-        let ends = ends.as_array().map_or(std::slice::from_ref(ends), Vec::as_slice);
-        let ends = ends.iter().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok());
+        let ends = files.iter().flat_map(|file| match &file["eos_token_id"] {
+            Value::Array(several) => several.as_slice(),
+            one => std::slice::from_ref(one),
+        });
+        let ends = ends.filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok());
         let mut eog: BTreeSet<u32> = ends.collect();
         eog.extend(eos);
         eog.extend(END_OF_GENERATION.iter().filter_map(|text| file.token_id(text)));
