@@ -46,8 +46,9 @@ pub enum RopeScaling {
         /// What the lowest frequency is divided by.
         factor: f64,
     },
-    /// NTK-aware for the context in use: nothing up to `original_context`, and for a context of `n`
-    /// times that a factor of `factor * n - (factor - 1)`.
+    /// NTK-aware for the sequence at hand: nothing up to `original_context`, and for a sequence of `n`
+    /// times that a factor of `factor * n - (factor - 1)`. Sessions end at `original_context`, since keys
+    /// that were turned before a sequence grew would have to differ from those turned after.
     DynamicNtk {
         /// How fast the base grows with the context.
         factor: f64,

@@ -117,7 +117,7 @@ impl Engine {
     /// configuration asks for it.
     ///
     /// # Errors
-    /// [`EngineError::InvalidOption`], [`EngineError::ContextOutOfRange`],
+    /// [`EngineError::InvalidOption`], [`EngineError::ContextOutOfRange`], [`EngineError::DynamicRope`],
     /// [`EngineError::KvHeadDim`], [`EngineError::MemoryTooSmall`], [`EngineError::SpillDirectory`],
     /// [`EngineError::OpUnavailable`], and what the host refuses.
     pub fn new(model: Arc<Model>, host: Host, config: EngineConfig) -> Result<Engine, EngineError> {

@@ -272,6 +272,16 @@ pub enum EngineError {
         /// Tokens of the model's own context.
         trained: usize,
     },
+    /// A context beyond the trained one, for a model whose rotation would then change as a sequence grows.
+    #[error(
+        "a context of {context} tokens was asked for, but the rope scaling of the model is `dynamic`: beyond {trained} tokens it turns keys by angles that depend on how long the sequence is at the time, and keys that sequences share cannot follow; choose from 1 to {trained}, or a fixed stretch with --rope-scaling ntk (or linear, yarn, llama3) and perhaps --rope-factor"
+    )]
+    DynamicRope {
+        /// Tokens asked for.
+        context: usize,
+        /// Tokens up to which nothing is stretched.
+        trained: usize,
+    },
     /// A block of keys and values is not where the step expects it.
     #[error(
         "the keys and values at position {position} are not in memory; this is a defect of the program: report it, and begin the sequence anew"
@@ -444,6 +454,7 @@ impl EngineError {
             EngineError::KvHeadDim { .. } => "kv_head_dim",
             EngineError::InvalidOption { .. } => "invalid_option",
             EngineError::ContextOutOfRange { .. } => "context_out_of_range",
+            EngineError::DynamicRope { .. } => "dynamic_rope",
             EngineError::KvBlockMissing { .. } => "kv_block_missing",
             EngineError::SessionMismatch { .. } => "session_mismatch",
             EngineError::MemoryTooSmall { .. } => "memory_too_small",

@@ -70,8 +70,8 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    /// The rotation of a model's own configuration; `context` is the longest sequence to come, which
-    /// only [`RopeScaling::DynamicNtk`] depends on.
+    /// The rotation of a model's own configuration for a sequence of `context` tokens, whose length only
+    /// [`RopeScaling::DynamicNtk`] depends on, and only beyond the trained context.
     pub fn new(config: &RopeConfig, context: usize) -> Rotation {
         let pairs = 0..config.dims / 2;
         let base = |i: usize| config.theta.powf(-2.0 * i as f64 / config.dims as f64);
@@ -84,7 +84,8 @@ impl Rotation {
     /// asks for, or `None` for all that the model and its extension give.
     ///
     /// # Errors
-    /// [`EngineError::ContextOutOfRange`] beyond the trained context without an extension, and
+    /// [`EngineError::ContextOutOfRange`] beyond the trained context without an extension,
+    /// [`EngineError::DynamicRope`] there for a model with [`RopeScaling::DynamicNtk`], and
     /// [`EngineError::InvalidOption`] for a factor that is no number from 1 on or too small for the
     /// context.
     pub fn for_context(
@@ -96,12 +97,15 @@ impl Rotation {
         let trained = config.context;
         let Some(extension) = extension else {
             let context = ctx.unwrap_or(trained);
-            let most = match rope.scaling {
-                RopeScaling::DynamicNtk { factor, .. } => times(trained, factor),
-                _ => trained,
-            };
-            if context == 0 || context > most {
-                return Err(EngineError::ContextOutOfRange { context, trained: most });
+            // Beyond it a key's angle would depend on the length of the sequence at the time: blocks that
+            // sequences share, and ones that are computed again, would not be what they were.
+            if let RopeScaling::DynamicNtk { .. } = rope.scaling
+                && context > trained
+            {
+                return Err(EngineError::DynamicRope { context, trained });
+            }
+            if context == 0 || context > trained {
+                return Err(EngineError::ContextOutOfRange { context, trained });
             }
             return Ok((context, Rotation::new(rope, context)));
         };

@@ -155,12 +155,36 @@ fn a_models_own_scaling_stays_under_an_extension() {
         assert!((ours / expected - 1.0).abs() < TOLERANCE);
     }
 
-    // A model with dynamic scaling goes beyond its trained context by itself.
-    let dynamic = config(r#"{"type":"dynamic","factor":2}"#);
-    let context = |ctx| Rotation::for_context(&dynamic, ctx, None).map(|(context, _)| context);
-    assert_eq!(context(None).unwrap(), 2048);
-    assert_eq!(context(Some(4096)).unwrap(), 4096);
-    assert_eq!(context(Some(4097)).unwrap_err().code(), "context_out_of_range");
+}
+
+/// The reference turns the keys of a sequence by its length at the time, so up to the trained context not
+/// at all, and what it does beyond depends on how a sequence came to its length.
+#[test]
+fn dynamic_scaling_stretches_nothing_up_to_the_trained_context_and_ends_there() {
+    let config = |scaling: &str| {
+        let text = format!(
+            r#"{{"model_type":"llama","hidden_size":64,"intermediate_size":96,"num_hidden_layers":1,
+            "num_attention_heads":4,"max_position_embeddings":512{scaling}}}"#
+        );
+        config::from_hf(&text, "config.json").unwrap()
+    };
+    let plain = config("");
+    let dynamic = config(r#","rope_scaling":{"type":"dynamic","factor":2}"#);
+    for ctx in [None, Some(100), Some(512)] {
+        let own = Rotation::for_context(&dynamic, ctx, None).unwrap();
+        assert_eq!(own, Rotation::for_context(&plain, ctx, None).unwrap());
+    }
+    for ctx in [513, 1024, 4096] {
+        let error = Rotation::for_context(&dynamic, Some(ctx), None).unwrap_err();
+        assert_eq!(error.code(), "dynamic_rope");
+        for part in ["`dynamic`", "512", "--rope-scaling ntk"] {
+            assert!(error.to_string().contains(part), "{error}");
+        }
+    }
+    // A fixed stretch is that of a model without scaling of its own.
+    let ntk = extension(RopeMethod::Ntk, None);
+    let fixed = Rotation::for_context(&dynamic, Some(1024), Some(&ntk)).unwrap();
+    assert_eq!(fixed, Rotation::for_context(&plain, Some(1024), Some(&ntk)).unwrap());
 }
 
 #[test]
