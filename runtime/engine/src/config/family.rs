@@ -27,8 +27,15 @@ pub(super) struct ConfigClass {
     model_type: &'static str,
     /// The default of `max_position_embeddings`.
     pub(super) context: usize,
+    /// The default of `num_key_value_heads`; `None` is as many as there are query heads, which null means
+    /// in every class.
+    pub(super) kv_heads: Option<usize>,
+    /// The default of `sliding_window`; null means none.
+    pub(super) window: Option<usize>,
     /// Whether `sliding_window` counts only together with `use_sliding_window`.
     pub(super) window_needs_switch: bool,
+    /// The default of `max_window_layers`, below which layers see everything.
+    pub(super) max_window_layers: usize,
     /// The biases that its models have.
     pub(super) biases: Biases,
 }
@@ -51,13 +58,19 @@ const FAMILIES: &[Family] = &[
             ConfigClass {
                 model_type: "llama",
                 context: 2048,
+                kv_heads: None,
+                window: None,
                 window_needs_switch: false,
+                max_window_layers: 0,
                 biases: Biases::Switched,
             },
             ConfigClass {
                 model_type: "mistral",
                 context: 131_072,
+                kv_heads: Some(8),
+                window: Some(4096),
                 window_needs_switch: false,
+                max_window_layers: 0,
                 biases: Biases::None,
             },
         ],
@@ -72,7 +85,10 @@ const FAMILIES: &[Family] = &[
         config_classes: &[ConfigClass {
             model_type: "qwen2",
             context: 32_768,
+            kv_heads: Some(32),
+            window: Some(4096),
             window_needs_switch: true,
+            max_window_layers: 28,
             biases: Biases::Qkv,
         }],
         models: &[],

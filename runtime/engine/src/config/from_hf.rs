@@ -1,6 +1,6 @@
 //! The configuration in a Hugging Face `config.json`.
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::{
@@ -15,7 +15,8 @@ struct Raw {
     intermediate_size: Option<usize>,
     num_hidden_layers: Option<usize>,
     num_attention_heads: Option<usize>,
-    num_key_value_heads: Option<usize>,
+    #[serde(default)]
+    num_key_value_heads: Given<usize>,
     head_dim: Option<usize>,
     max_position_embeddings: Option<usize>,
     rms_norm_eps: Option<f64>,
@@ -23,7 +24,8 @@ struct Raw {
     rope_scaling: Option<Value>,
     rope_parameters: Option<Value>,
     partial_rotary_factor: Option<f64>,
-    sliding_window: Option<usize>,
+    #[serde(default)]
+    sliding_window: Given<usize>,
     use_sliding_window: Option<bool>,
     max_window_layers: Option<usize>,
     layer_types: Option<Vec<String>>,
@@ -32,6 +34,32 @@ struct Raw {
     mlp_bias: Option<bool>,
     hidden_act: Option<String>,
     quantization_config: Option<Value>,
+}
+
+/// A value whose absence means something else than null does.
+#[derive(Default)]
+enum Given<T> {
+    #[default]
+    No,
+    Null,
+    Value(T),
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Given<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Option::deserialize(deserializer)?.map_or(Given::Null, Given::Value))
+    }
+}
+
+impl<T> Given<T> {
+    /// The value, that of the class where there is none, and `None` for null.
+    fn or(self, default: Option<T>) -> Option<T> {
+        match self {
+            Given::No => default,
+            Given::Null => None,
+            Given::Value(value) => Some(value),
+        }
+    }
 }
 
 /// Reads the configuration from the text of `config.json`; `origin` is its path in messages.
@@ -98,6 +126,7 @@ pub fn from_hf(text: &str, origin: &str) -> Result<ModelConfig, EngineError> {
     let mut layers = vec![layer; layers];
     let window = raw
         .sliding_window
+        .or(class.window)
         .filter(|_| !class.window_needs_switch || raw.use_sliding_window == Some(true));
     if let Some(types) = &raw.layer_types {
         if types.len() != layers.len() {
@@ -115,11 +144,8 @@ pub fn from_hf(text: &str, origin: &str) -> Result<ModelConfig, EngineError> {
             };
         }
     } else {
-        let full = if class.window_needs_switch {
-            raw.max_window_layers.unwrap_or(layers.len()).min(layers.len())
-        } else {
-            0
-        };
+        let full = if class.window_needs_switch { raw.max_window_layers } else { None };
+        let full = full.unwrap_or(class.max_window_layers).min(layers.len());
         layers[full..].iter_mut().for_each(|layer| layer.attention.window = window);
     }
 
@@ -140,7 +166,7 @@ pub fn from_hf(text: &str, origin: &str) -> Result<ModelConfig, EngineError> {
         dim,
         ffn_dim: raw.intermediate_size.ok_or_else(|| missing("intermediate_size"))?,
         heads,
-        kv_heads: raw.num_key_value_heads.unwrap_or(heads),
+        kv_heads: raw.num_key_value_heads.or(class.kv_heads).unwrap_or(heads),
         head_dim,
         context: scaling.stretched_context(context),
         rope: RopeConfig {
@@ -306,6 +332,32 @@ mod tests {
         let types = r#","sliding_window":16,"use_sliding_window":true,
             "layer_types":["sliding_attention","full_attention","full_attention"]"#;
         assert_eq!(qwen(types), [Some(16), None, None]);
+    }
+
+    /// Those of the configuration classes in `transformers`.
+    #[test]
+    fn what_a_configuration_leaves_out_is_the_default_of_its_class() {
+        let read = |family: &str, extra: &str| {
+            let text = format!(
+                r#"{{"model_type":"{family}","hidden_size":512,"intermediate_size":128,
+                "num_hidden_layers":30,"num_attention_heads":32{extra}}}"#
+            );
+            let config = from_hf(&text, "config.json").unwrap();
+            let windows = config.layers.iter().map(|layer| layer.attention.window);
+            (config.kv_heads, config.context, windows.collect::<Vec<_>>())
+        };
+        let none = vec![None; 30];
+        assert_eq!(read("llama", ""), (32, 2048, none.clone()));
+        assert_eq!(read("mistral", ""), (8, 131_072, vec![Some(4096); 30]));
+        // Null is a value of its own.
+        let null = r#","sliding_window":null,"num_key_value_heads":null"#;
+        assert_eq!(read("mistral", null), (32, 131_072, none.clone()));
+        assert_eq!(read("qwen2", ""), (32, 32_768, none.clone()));
+        let switched = r#","use_sliding_window":true"#;
+        let last = [vec![None; 28], vec![Some(4096); 2]].concat();
+        assert_eq!(read("qwen2", switched), (32, 32_768, last));
+        let null = r#","use_sliding_window":true,"sliding_window":null"#;
+        assert_eq!(read("qwen2", null), (32, 32_768, none));
     }
 
     #[test]
