@@ -36,9 +36,21 @@ fn names(crates: &BTreeSet<String>) -> BTreeSet<&str> {
 fn it_brings_no_server_no_tls_and_no_terminal() {
     let library = crates(&["--no-default-features"]);
     let names = names(&library);
-    for absent in
-        ["axum", "clap", "ctrlc", "llguidance", "plotters", "rustls", "tokenizers", "tokio", "ureq"]
-    {
+    for absent in [
+        "axum",
+        "clap",
+        "clap_complete",
+        "clap_mangen",
+        "ctrlc",
+        "futures-core",
+        "llguidance",
+        "plotters",
+        "rustls",
+        "rustyline",
+        "tokenizers",
+        "tokio",
+        "ureq",
+    ] {
         assert!(!names.contains(absent), "{absent} is part of the library");
     }
     // What does the same is in the tree anyway, or in the standard library.
@@ -53,6 +65,7 @@ fn it_brings_no_server_no_tls_and_no_terminal() {
 fn each_feature_brings_its_crates_and_the_program_has_all() {
     let (library, program) = (crates(&["--no-default-features"]), crates(&[]));
     for (feature, its) in [
+        ("async", "futures-core"),
         ("chat-templates", "minijinja"),
         ("encryption", "chacha20poly1305"),
         ("openssh", "ssh-key"),
@@ -75,4 +88,70 @@ fn all_tests_take_over_the_crates_that_the_program_was_built_from() {
     let again: Vec<_> = program.difference(&tests).collect();
     // Another set of features is another crate, and so is all that depends on it.
     assert!(again.is_empty(), "compiled a second time, with other features: {again:#?}");
+}
+
+/// The documentation of a type, as its source has it.
+fn documentation(source: &str, kind: &str) -> Option<String> {
+    let at = ["struct", "enum"].iter().find_map(|word| {
+        let line = format!("\npub {word} {kind}");
+        let follows = |at: usize| !source[at + line.len()..].starts_with(char::is_alphanumeric);
+        source.match_indices(&line).map(|(at, _)| at).find(|&at| follows(at))
+    })?;
+    let above = source[..at].lines().rev();
+    let above = above.take_while(|line| line.starts_with("///") || line.starts_with("#["));
+    Some(above.collect::<Vec<_>>().join("\n"))
+}
+
+#[test]
+fn every_type_that_a_host_application_meets_first_has_an_example() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let sources: Vec<String> = [
+        "ruvllm/src/error.rs",
+        "ruvllm/src/kernels.rs",
+        "ruvllm/src/report.rs",
+        "ruvllm/src/runtime.rs",
+        "ruvllm/src/stream.rs",
+        "engine/src/adapter/mod.rs",
+        "engine/src/chat.rs",
+        "engine/src/engine.rs",
+        "engine/src/generate.rs",
+        "engine/src/kv/policy.rs",
+        "engine/src/model.rs",
+        "engine/src/rope.rs",
+        "engine/src/sampler.rs",
+        "engine/src/scheduler/mod.rs",
+        "engine/src/sealed/key.rs",
+        "engine/src/session.rs",
+    ]
+    .map(|file| std::fs::read_to_string(format!("{root}/{file}")).expect(file))
+    .into();
+    for kind in [
+        "Runtime",
+        "RuntimeBuilder",
+        "Prompt",
+        "Conversation",
+        "Completion",
+        "Embedding",
+        "TextStream",
+        "Error",
+        "KernelSet",
+        "KernelSetBuilder",
+        "Message",
+        "Renderer",
+        "GenerateOptions",
+        "SamplingOptions",
+        "Session",
+        "SessionOptions",
+        "SessionKey",
+        "KvPolicy",
+        "Adapter",
+        "Model",
+        "RopeExtension",
+        "EngineConfig",
+        "Scheduler",
+    ] {
+        let found = sources.iter().find_map(|source| documentation(source, kind));
+        let text = found.unwrap_or_else(|| panic!("where is {kind}?"));
+        assert!(text.contains("/// ```"), "{kind} has no example");
+    }
 }

@@ -21,6 +21,15 @@ use serde::{Deserialize, Serialize};
 pub use process::renderer_process;
 
 /// One message of a conversation.
+///
+/// ```
+/// use ruvllm_engine::chat::Message;
+///
+/// let conversation = [
+///     Message::new("system", "Answer in one sentence."),
+///     Message::new("user", "Why is the sky blue?"),
+/// ];
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
     /// Who speaks: `system`, `user`, `assistant` or what else the template knows.
@@ -109,6 +118,15 @@ impl ChatError {
 }
 
 /// Where a chat template runs.
+///
+/// ```
+/// use ruvllm_engine::chat::Renderer;
+///
+/// // A file from anywhere: `main` answers `Renderer::COMMAND` by `renderer_process`.
+/// let bounded = Renderer::this_program(1);
+/// // A file that is trusted as this program is.
+/// let unbounded = Renderer::InProcess;
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Renderer {
     /// Nowhere: rendering is refused with [`ChatError::NoRenderer`].

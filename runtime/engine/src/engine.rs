@@ -23,6 +23,12 @@ use crate::rope::{RopeExtension, RopeTables, Rotation};
 use crate::sealed::SessionKey;
 
 /// Configuration of an [`Engine`].
+///
+/// ```
+/// use ruvllm_engine::{EngineConfig, KvCodec};
+///
+/// let config = EngineConfig { ctx: Some(4096), kv: KvCodec::Q8_0.into(), ..EngineConfig::default() };
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineConfig {
     /// Threads that compute, the caller's among them.
@@ -84,6 +90,15 @@ impl Default for EngineConfig {
     }
 }
 
+/// How far a model's weights are prepared for computing, in bytes as the file has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// Bytes that are prepared.
+    pub done: usize,
+    /// Bytes of all matrices that products are computed with.
+    pub total: usize,
+}
+
 struct EngineInner {
     /// The model, and what it is computed on.
     matrices: Arc<Matrices>,
@@ -121,6 +136,19 @@ impl Engine {
     /// [`EngineError::KvHeadDim`], [`EngineError::MemoryTooSmall`], [`EngineError::SpillDirectory`],
     /// [`EngineError::OpUnavailable`], and what the host refuses.
     pub fn new(model: Arc<Model>, host: Host, config: EngineConfig) -> Result<Engine, EngineError> {
+        Self::with_progress(model, host, config, &mut |_| ())
+    }
+
+    /// As [`Engine::new`], saying after each matrix how far the weights are prepared.
+    ///
+    /// # Errors
+    /// As [`Engine::new`].
+    pub fn with_progress(
+        model: Arc<Model>,
+        host: Host,
+        config: EngineConfig,
+        on_progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Engine, EngineError> {
         for (option, value, most) in
             [("threads", config.threads, 1024), ("batch", config.batch, 1 << 16)]
         {
@@ -171,7 +199,12 @@ impl Engine {
         });
         // It reads from every matrix, whose memory is given back once it is packed.
         let identity = identity(&model, &rotation);
-        let kernels = Kernels::of_model(Arc::clone(&matrices))?;
+        let mut progress = LoadProgress { done: 0, total: model.weights().bytes_multiplied() };
+        on_progress(progress);
+        let kernels = Kernels::of_model(Arc::clone(&matrices), &mut |bytes| {
+            progress.done += bytes;
+            on_progress(progress);
+        })?;
         let kv = KvStore::new(shape, config.kv.clone(), Arc::clone(&memory), spill, identity)
             .deterministic(host.config().deterministic)
             .with_ahead(host.worker()?);
@@ -311,8 +344,8 @@ impl Engine {
         self.inner.matrices.isa
     }
 
-    /// The model, to be kept.
-    pub(crate) fn shared_model(&self) -> &Arc<Model> {
+    /// The model, to be kept or shared with another engine.
+    pub fn shared_model(&self) -> &Arc<Model> {
         &self.inner.matrices.model
     }
 

@@ -11,6 +11,17 @@ use crate::logprobs::Logprobs;
 use crate::sampler::SamplingOptions;
 
 /// What to generate and when to stop.
+///
+/// ```
+/// use ruvllm_engine::{GenerateOptions, SamplingOptions};
+///
+/// let options = GenerateOptions {
+///     max_tokens: 100,
+///     stop: vec!["\n\n".to_owned()],
+///     sampling: SamplingOptions { temperature: 0.7, seed: Some(3), ..SamplingOptions::default() },
+///     ..GenerateOptions::default()
+/// };
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateOptions {
     /// The most tokens to generate.
@@ -116,6 +127,14 @@ pub struct Timings {
     pub decode_seconds: f64,
     /// Tokens after the first, per second; 0 without any.
     pub decode_tokens_per_second: f64,
+}
+
+/// Scales a vector to length 1, as embeddings are; one of zeros stays.
+pub fn unit_length(vector: &mut [f32]) {
+    let length = vector.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+    if length > 0.0 {
+        vector.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
+    }
 }
 
 /// How a generation ended.

@@ -46,6 +46,15 @@ impl GgufFile {
         Self::new(name.to_owned(), Storage::from_static(bytes))
     }
 
+    /// Checks a GGUF file in memory; `name` stands for its path in messages. The bytes are used where they
+    /// lie; single tensors that they hold misaligned are copied.
+    ///
+    /// # Errors
+    /// As [`GgufFile::open`].
+    pub fn from_bytes(bytes: impl Into<Vec<u8>>, name: &str) -> Result<GgufFile, EngineError> {
+        Self::new(name.to_owned(), Storage::Given(bytes.into()))
+    }
+
     /// Reads the metadata alone; the tensors may be absent, cut off or of unknown types.
     ///
     /// # Errors

@@ -164,12 +164,15 @@ impl Kernels {
     }
 
     /// The kernels that steps of a model are computed with. Every matrix is taken up.
-    pub(crate) fn of_model(matrices: Arc<Matrices>) -> Result<Kernels, EngineError> {
+    pub(crate) fn of_model(
+        matrices: Arc<Matrices>,
+        each: &mut dyn FnMut(usize),
+    ) -> Result<Kernels, EngineError> {
         let (host, pool) = (&matrices.host, &matrices.pool);
         let threads = pool.threads();
         let workers = (0..threads).map(|_| host.worker()).collect::<Result<_, _>>()?;
         let mut worker = host.team_worker();
-        let pinned = Arc::new(matrices.pin(host.snapshot(), &mut worker, pool, true)?);
+        let pinned = Arc::new(matrices.pin(host.snapshot(), &mut worker, pool, true, each)?);
         let team = Some(TeamCaller { matrices, worker });
         Ok(Kernels { workers, pinned, resting: None, deltas: vec![Vec::new(); threads], team })
     }
@@ -211,7 +214,9 @@ impl Kernels {
         };
         match matrices.take_ready(chosen.generation()) {
             Some(ready) => Ok(ready),
-            None => Ok(Arc::new(matrices.pin(chosen, worker, &matrices.pool, false)?)),
+            None => {
+                Ok(Arc::new(matrices.pin(chosen, worker, &matrices.pool, false, &mut |_| ())?))
+            }
         }
     }
 

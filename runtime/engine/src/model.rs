@@ -12,6 +12,17 @@ use crate::tokenizer::Tokenizer;
 use crate::weights::ModelWeights;
 
 /// A loaded model. Immutable; share it between engines with an [`std::sync::Arc`].
+///
+/// ```no_run
+/// use ruvllm_engine::Model;
+/// use std::path::Path;
+///
+/// # fn main() -> Result<(), ruvllm_engine::EngineError> {
+/// let model = Model::open(Path::new("model.gguf"))?;
+/// println!("{}: {} parameters in {}", model.name(), model.parameters(), model.weight_type());
+/// # Ok(())
+/// # }
+/// ```
 pub struct Model {
     name: String,
     config: ModelConfig,
@@ -47,8 +58,25 @@ impl Model {
     /// # Errors
     /// As [`Model::open`].
     pub fn from_static(bytes: &'static [u8], name: &str) -> Result<Model, EngineError> {
+        Self::in_memory(|| GgufFile::from_static(bytes, name), name)
+    }
+
+    /// Opens a GGUF file that is in memory, as one that was downloaded or decrypted; `name` stands for its
+    /// path in messages. The bytes are used where they lie; single tensors that they hold misaligned are
+    /// copied.
+    ///
+    /// # Errors
+    /// As [`Model::open`].
+    pub fn from_bytes(bytes: impl Into<Vec<u8>>, name: &str) -> Result<Model, EngineError> {
+        Self::in_memory(|| GgufFile::from_bytes(bytes, name), name)
+    }
+
+    fn in_memory(
+        file: impl FnOnce() -> Result<GgufFile, EngineError>,
+        name: &str,
+    ) -> Result<Model, EngineError> {
         let start = Instant::now();
-        let mut model = Self::from_gguf(GgufFile::from_static(bytes, name)?)?;
+        let mut model = Self::from_gguf(file()?)?;
         if model.name.is_empty() {
             model.name = name.to_owned();
         }

@@ -34,6 +34,13 @@ pub enum RopeMethod {
 ///
 /// It applies to the frequencies that the model was trained with, those of its own scaling
 /// included.
+///
+/// ```
+/// use ruvllm_engine::{RopeExtension, RopeMethod};
+///
+/// // As much as the context needs.
+/// let extension = RopeExtension { method: RopeMethod::Yarn, factor: None };
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeExtension {
     /// The method.

@@ -14,6 +14,15 @@ use crate::constraint::TokenMask;
 use crate::error::EngineError;
 
 /// How the next token is chosen.
+///
+/// ```
+/// use ruvllm_engine::SamplingOptions;
+///
+/// // Without a seed each text is another.
+/// assert_eq!(SamplingOptions::default().seed, None);
+/// let again = SamplingOptions { temperature: 0.7, seed: Some(3), ..SamplingOptions::default() };
+/// let likeliest = SamplingOptions::greedy();
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingOptions {
     /// Flattens (above 1) or sharpens (below 1) the distribution; 0 takes the likeliest token.

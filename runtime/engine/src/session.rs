@@ -18,6 +18,13 @@ use crate::sealed::SessionKey;
 pub type EachRow<'a> = dyn FnMut(usize, &[f32]) + 'a;
 
 /// What a session is to others of its engine.
+///
+/// ```
+/// use ruvllm_engine::SessionOptions;
+///
+/// // Tenants of an application share no beginnings with each other.
+/// let options = SessionOptions { scope: Some("tenant 7".to_owned()), ..SessionOptions::default() };
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionOptions {
     /// Memory of sessions with a higher priority is reclaimed later.
@@ -60,6 +67,17 @@ impl Default for SessionOptions {
 }
 
 /// One sequence: its tokens, and the blocks of their keys and values.
+///
+/// ```no_run
+/// use ruvllm_engine::{Engine, EngineError};
+///
+/// fn likeliest(engine: &Engine, prompt: &str) -> Result<Option<usize>, EngineError> {
+///     let mut session = engine.session();
+///     let tokens = engine.model().tokenizer().encode(prompt, true)?;
+///     let logits = session.prefill(&tokens)?;
+///     Ok((0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])))
+/// }
+/// ```
 pub struct Session {
     engine: Engine,
     table: KvTable,

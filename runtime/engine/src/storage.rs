@@ -61,6 +61,8 @@ pub(crate) enum Storage {
     Static(&'static [u8]),
     /// Bytes on the heap.
     Owned(AlignedBytes),
+    /// Bytes that somebody handed over, aligned as it happened.
+    Given(Vec<u8>),
 }
 
 impl Storage {
@@ -98,6 +100,7 @@ impl Storage {
             Storage::Mapped(map) => map,
             Storage::Static(bytes) => bytes,
             Storage::Owned(bytes) => bytes.as_slice(),
+            Storage::Given(bytes) => bytes,
         }
     }
 }
@@ -204,6 +207,18 @@ mod tests {
         assert!(bytes.as_slice()[..100].iter().all(|&b| b == 7));
         assert!(bytes.as_slice()[100..].iter().all(|&b| b == 0));
         assert_eq!(bytes.as_slice().as_ptr().addr() % 64, 0);
+    }
+
+    #[test]
+    fn bytes_that_are_given_are_used_where_they_lie() {
+        let bytes = vec![1; 64];
+        let (place, odd) = (bytes.as_ptr(), bytes.as_ptr().addr() % 4);
+        let storage = Arc::new(Storage::Given(bytes));
+        let aligned = (4 - odd) % 4;
+        let tensor = TensorBytes::new(&storage, aligned..aligned + 8, DType::F32);
+        assert_eq!(tensor.as_slice().as_ptr().addr(), place.addr() + aligned);
+        let tensor = TensorBytes::new(&storage, aligned + 1..aligned + 9, DType::F32);
+        assert!(matches!(tensor, TensorBytes::Copied(_)));
     }
 
     #[test]

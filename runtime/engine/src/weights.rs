@@ -152,6 +152,11 @@ impl ModelWeights {
         self.multiplied().filter(to_pack).map(Linear::size).sum()
     }
 
+    /// Bytes of the matrices that products are computed with.
+    pub(crate) fn bytes_multiplied(&self) -> usize {
+        self.multiplied().map(Linear::size).sum()
+    }
+
     /// Every matrix that products are computed with.
     pub(crate) fn multiplied(&self) -> impl Iterator<Item = &Linear> {
         self.projections().chain([self.output()])

@@ -1,8 +1,14 @@
 //! The facade's error: whichever part refused, with that part's own code and message.
 
+use ruvllm_engine::scheduler::Rejected;
 use std::path::PathBuf;
 
 /// Why a runtime could not be built or a request not be served.
+///
+/// ```
+/// let error = ruvllm::Runtime::builder().model("no-such-file.gguf").build().err();
+/// assert_eq!(error.as_ref().map(ruvllm::Error::code), Some("file_not_found"));
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -42,6 +48,12 @@ pub enum Error {
     /// Admission, selection or execution of kernels.
     #[error(transparent)]
     Host(#[from] ruvllm_host::HostError),
+    /// A request that is not taken.
+    #[error(transparent)]
+    Rejected(#[from] Rejected),
+    /// What computes requests has ended in the middle of one.
+    #[error("the thread that computes steps has panicked; ask again, and report what it printed")]
+    SchedulerStopped,
     /// A call of a kernel.
     #[error(transparent)]
     Call(#[from] ruvllm_host::CallError),
@@ -58,6 +70,10 @@ impl Error {
             Error::Pack { source, .. } => source.code(),
             Error::Trust { .. } => "trust_policy",
             Error::Host(error) => error.code(),
+            Error::Rejected(Rejected::Invalid(error)) => error.code(),
+            Error::Rejected(Rejected::QueueFull { .. }) => "queue_full",
+            Error::Rejected(Rejected::Draining) => "draining",
+            Error::SchedulerStopped => "scheduler_stopped",
             Error::Call(error) => error.code(),
         }
     }

@@ -8,6 +8,18 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// A host with its packs installed. Kernels can be called through it without any model.
+///
+/// ```
+/// use ruvllm::KernelSet;
+/// use ruvllm::host::OpKey;
+///
+/// # fn main() -> Result<(), ruvllm::Error> {
+/// let kernels = KernelSet::builder().build()?; // the core pack, which is built in
+/// let explanation = kernels.host().explain(&OpKey::rmsnorm_f32());
+/// assert_eq!(explanation.selected.as_deref(), Some("rmsnorm_f32"));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct KernelSet {
     host: Host,
@@ -43,6 +55,18 @@ impl fmt::Display for ChangedPack {
 }
 
 /// Chooses packs and the publishers they may come from; made by [`KernelSet::builder`].
+///
+/// ```no_run
+/// use ruvllm::{KernelSet, Runtime};
+/// use std::path::Path;
+///
+/// # fn main() -> Result<(), ruvllm::Error> {
+/// let trust = ruvllm::read_trust_policy(Path::new("trust.toml"), None)?;
+/// let kernels = KernelSet::builder().trust(trust).pack("my-kernels/dist");
+/// let runtime = Runtime::builder().kernels(kernels).build()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct KernelSetBuilder {
     config: HostConfig,

@@ -6,14 +6,16 @@ mod error;
 mod kernels;
 mod report;
 mod runtime;
+mod stream;
 
 pub use error::Error;
 pub use kernels::{
     ChangedPack, KernelSet, KernelSetBuilder, default_cache_dir, default_state_dir,
     read_trust_policy,
 };
-pub use report::{AdapterReport, Completion, RunReport};
+pub use report::{AdapterReport, Completion, Embedding, RunReport};
 pub use runtime::{Conversation, Prompt, Runtime, RuntimeBuilder};
+pub use stream::TextStream;
 
 pub use ruvllm_engine as engine;
 pub use ruvllm_host as host;
@@ -23,7 +25,8 @@ pub use ruvllm_signing as signing;
 
 pub use ruvllm_engine::chat::{Message, Renderer};
 pub use ruvllm_engine::{
-    Adapter, FinishReason, GenerateOptions, Isa, KvCodec, KvPolicy, ReadPattern, RopeExtension,
-    RopeMethod, SamplingOptions, Session, SessionKey, SessionOptions,
+    Adapter, FinishReason, GenerateOptions, Isa, KvCodec, KvPolicy, LoadProgress, Model,
+    ReadPattern, RopeExtension, RopeMethod, SamplingOptions, Session, SessionKey, SessionOptions,
+    Timings, Usage,
 };
 pub use ruvllm_host::process::HelperProcess;

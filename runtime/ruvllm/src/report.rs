@@ -1,17 +1,66 @@
 //! What a generation produced and what it cost, as types that serialise.
 
-use ruvllm_engine::{Adapter, Finish, MemoryReport};
+use ruvllm_engine::{Adapter, Finish, MemoryReport, Timings, Usage};
 use ruvllm_host::OpStats;
 use serde::Serialize;
 
-/// The end of one generation.
-#[derive(Clone, Debug)]
+/// A text that was generated.
+///
+/// ```
+/// use ruvllm::{FinishReason, GenerateOptions, Prompt, Runtime};
+///
+/// # fn main() -> Result<(), ruvllm::Error> {
+/// let runtime = Runtime::builder().build()?;
+/// let options = GenerateOptions { max_tokens: 8, ..GenerateOptions::default() };
+/// let done = runtime.stream(Prompt::Raw("Once upon a time"), &options)?.wait()?;
+/// assert_eq!(done.finish.reason, FinishReason::MaxTokens);
+/// println!("{} tokens: {:?}", done.usage().completion_tokens, done.token_ids);
+/// println!("{:.0} tokens a second", done.timings().decode_tokens_per_second);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Completion {
     /// The whole text.
     pub text: String,
+    /// The ids of its tokens. Of a text that ends before a stop string, those of the stop string are among
+    /// them.
+    pub token_ids: Vec<u32>,
     /// Why it ended, token counts and timings. In a conversation the prompt's tokens are those that
     /// had to be computed.
     pub finish: Finish,
+}
+
+impl Completion {
+    /// Token counts.
+    pub fn usage(&self) -> Usage {
+        self.finish.usage
+    }
+
+    /// How long its parts took.
+    pub fn timings(&self) -> Timings {
+        self.finish.timings
+    }
+}
+
+/// A text as a vector; made by [`Runtime::embed`](crate::Runtime::embed).
+///
+/// ```
+/// # fn main() -> Result<(), ruvllm::Error> {
+/// let runtime = ruvllm::Runtime::builder().build()?;
+/// let [a, b] = [runtime.embed("A cat slept.")?, runtime.embed("A dog slept.")?];
+/// // Of vectors of length 1 the product is the cosine of the angle.
+/// let alike: f32 = a.vector.iter().zip(&b.vector).map(|(a, b)| a * b).sum();
+/// println!("{alike:.3}, for {} and {} tokens", a.tokens, b.tokens);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Embedding {
+    /// The vector `[dim]`, of length 1.
+    pub vector: Vec<f32>,
+    /// Tokens of the text.
+    pub tokens: usize,
 }
 
 /// An adapter in figures.

@@ -1,19 +1,40 @@
 //! A model, the kernels under it, and text out of both.
 
-use crate::{AdapterReport, Completion, Error, KernelSet, KernelSetBuilder, RunReport, embedded};
+use crate::{
+    AdapterReport, Completion, Embedding, Error, KernelSet, KernelSetBuilder, RunReport,
+    TextStream, embedded,
+};
 use ruvllm_engine::chat::{ChatTemplate, Message, Renderer};
 use ruvllm_engine::memory::kernel_share;
+use ruvllm_engine::scheduler::{Kind, Request, Scheduler, SchedulerConfig, Sink, Ticket, Update};
 use ruvllm_engine::{
-    Adapter, Engine, EngineConfig, Event, Finish, GenerateOptions, Isa, KvPolicy, Model,
-    ReadPattern, RopeExtension, Session, SessionKey, SessionOptions,
+    Adapter, Engine, EngineConfig, Event, Finish, GenerateOptions, Isa, KvPolicy, LoadProgress,
+    Model, ReadPattern, RopeExtension, Session, SessionKey, SessionOptions, unit_length,
 };
 use ruvllm_host::{Host, InstallReport};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 /// What a generation begins with.
+///
+/// ```
+/// use ruvllm::{Message, Prompt, Runtime};
+///
+/// # fn main() -> Result<(), ruvllm::Error> {
+/// let runtime = Runtime::builder().build()?;
+/// let text = runtime.tokens(Prompt::Raw("Once upon a time"))?;
+/// let messages = [Message::new("user", "Once upon a time")];
+/// // A user's message is a conversation of one message.
+/// assert_eq!(
+///     runtime.tokens(Prompt::User("Once upon a time"))?,
+///     runtime.tokens(Prompt::Chat(&messages))?,
+/// );
+/// println!("{} tokens", text.len());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub enum Prompt<'a> {
     /// Text that the model continues as it stands.
@@ -25,20 +46,69 @@ pub enum Prompt<'a> {
     Chat(&'a [Message]),
 }
 
-/// A loaded model with its kernels. `Send + Sync`: share it, and give each thread that generates a
-/// conversation of its own.
+/// A loaded model with its kernels. Clones share it, and cost nothing; `Send + Sync`: hand one to each
+/// thread that generates.
+///
+/// ```
+/// use ruvllm::{GenerateOptions, Prompt, Runtime};
+/// use std::ops::ControlFlow;
+///
+/// # fn main() -> Result<(), ruvllm::Error> {
+/// let runtime = Runtime::builder().build()?; // the demo model, which is built in
+/// let options = GenerateOptions { max_tokens: 16, ..GenerateOptions::default() };
+/// let done = runtime.generate(Prompt::Raw("Once upon a time"), &options, |text| {
+///     print!("{text}");
+///     ControlFlow::Continue(())
+/// })?;
+/// assert_eq!(done.token_ids.len(), done.usage().completion_tokens);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
 pub struct Runtime {
+    inner: Arc<RuntimeInner>,
+}
+
+struct RuntimeInner {
     engine: Engine,
     kernels: KernelSet,
     template: Option<ChatTemplate>,
     model_name: String,
     sessions: SessionOptions,
     load: Duration,
+    /// Computes what is asked for without waiting, once something is.
+    scheduler: Mutex<Option<Scheduler>>,
 }
 
+/// Where a model comes from.
+enum Source {
+    BuiltIn,
+    Path(PathBuf),
+    Bytes { bytes: Vec<u8>, name: String },
+    Loaded(Arc<Model>),
+}
+
+/// Is told how far loading is.
+type OnProgress = Box<dyn FnMut(LoadProgress) + Send>;
+
 /// Chooses model, kernels and resources; made by [`Runtime::builder`].
+///
+/// ```no_run
+/// use ruvllm::{KvCodec, Runtime};
+///
+/// # fn main() -> Result<(), ruvllm::Error> {
+/// let runtime = Runtime::builder()
+///     .model("model.gguf")
+///     .threads(4)
+///     .context(4096)
+///     .kv(KvCodec::Q8_0)
+///     .on_progress(|load| println!("{} of {} bytes", load.done, load.total))
+///     .build()?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct RuntimeBuilder {
-    model: Option<PathBuf>,
+    model: Source,
     adapter: Option<(PathBuf, f32)>,
     kernels: KernelSetBuilder,
     threads: Option<usize>,
@@ -53,6 +123,7 @@ pub struct RuntimeBuilder {
     isa: Option<Isa>,
     bf16: bool,
     renderer: Option<Renderer>,
+    on_progress: Option<OnProgress>,
 }
 
 impl Runtime {
@@ -60,7 +131,7 @@ impl Runtime {
     /// may use.
     pub fn builder() -> RuntimeBuilder {
         RuntimeBuilder {
-            model: None,
+            model: Source::BuiltIn,
             adapter: None,
             kernels: KernelSet::builder(),
             threads: None,
@@ -75,6 +146,7 @@ impl Runtime {
             isa: None,
             bf16: false,
             renderer: None,
+            on_progress: None,
         }
     }
 
@@ -112,9 +184,94 @@ impl Runtime {
         run(session, rest, options, on_text)
     }
 
+    /// Generates from `prompt` on a thread of the runtime's own, which computes a token of all such texts in
+    /// each step: read the text from the stream as it comes, in blocking or in asynchronous code.
+    ///
+    /// # Errors
+    ///
+    /// Those of the tokenizer, the template and the options; a failure while generating is an item of the
+    /// stream.
+    pub fn stream(
+        &self,
+        prompt: Prompt<'_>,
+        options: &GenerateOptions,
+    ) -> Result<TextStream, Error> {
+        let request = self.request(self.tokens(prompt)?, options.clone());
+        let scheduler = self.scheduler()?;
+        TextStream::start(scheduler, request)
+    }
+
+    /// Generates from several prompts together: a step computes a token of each, which reads the weights
+    /// once for all of them. Gives a completion, or why there is none, for each prompt in its order. With a
+    /// seed it is that of every text.
+    pub fn generate_batch<'p>(
+        &self,
+        prompts: impl IntoIterator<Item = Prompt<'p>>,
+        options: &GenerateOptions,
+    ) -> Vec<Result<Completion, Error>> {
+        let streams: Vec<_> = prompts.into_iter().map(|p| self.stream(p, options)).collect();
+        streams.into_iter().map(|stream| stream.and_then(TextStream::wait)).collect()
+    }
+
+    /// A text as a vector of length 1: the mean over its tokens of the model's hidden states behind the
+    /// final norm, as `POST /v1/embeddings` has it. A model that was trained for embeddings tells texts
+    /// apart better than one that was not.
+    ///
+    /// # Errors
+    ///
+    /// Those of the tokenizer and the engine; a text without tokens and one longer than the context are
+    /// among them.
+    pub fn embed(&self, text: &str) -> Result<Embedding, Error> {
+        self.start_embedding(text)?.wait()
+    }
+
+    /// As [`Runtime::embed`] for several texts, which are computed together: a vector, or why there is none,
+    /// for each text in its order.
+    pub fn embed_batch<'t>(
+        &self,
+        texts: impl IntoIterator<Item = &'t str>,
+    ) -> Vec<Result<Embedding, Error>> {
+        let begun: Vec<_> = texts.into_iter().map(|text| self.start_embedding(text)).collect();
+        begun.into_iter().map(|begun| begun.and_then(PendingEmbedding::wait)).collect()
+    }
+
+    fn start_embedding(&self, text: &str) -> Result<PendingEmbedding, Error> {
+        let tokens = self.tokens(Prompt::Raw(text))?;
+        let count = tokens.len();
+        let request = self.request(tokens, GenerateOptions::default());
+        let (sender, answer) = mpsc::channel();
+        let sink: Sink = Box::new(move |update| {
+            let _ = match update {
+                Update::Embedding(mean) => sender.send(Ok(mean)),
+                Update::Failed(error) => sender.send(Err(error.into())),
+                _ => Ok(()),
+            };
+            ControlFlow::Continue(())
+        });
+        let scheduler = self.scheduler()?;
+        let ticket = scheduler.submit(Request { kind: Kind::Embed, ..request }, sink)?;
+        Ok(PendingEmbedding { answer, tokens: count, _ticket: ticket, _scheduler: scheduler })
+    }
+
+    fn request(&self, tokens: Vec<u32>, options: GenerateOptions) -> Request {
+        Request { session: self.inner.sessions.clone(), ..Request::new(tokens, options) }
+    }
+
+    /// What computes several requests together; begun when it is first asked for, and anew after a panic of
+    /// its thread.
+    fn scheduler(&self) -> Result<Scheduler, Error> {
+        let mut scheduler = self.inner.scheduler.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(alive) = scheduler.as_ref().filter(|scheduler| scheduler.is_alive()) {
+            return Ok(alive.clone());
+        }
+        // How many may wait is for the program to say, which knows whom it serves.
+        let config = SchedulerConfig { queue: 1 << 20, ..SchedulerConfig::default() };
+        Ok(scheduler.insert(Scheduler::start(self.engine().clone(), config)?).clone())
+    }
+
     /// An empty session with the options that the runtime was built with.
     pub fn session(&self) -> Session {
-        self.engine.session_with(&self.sessions)
+        self.engine().session_with(&self.inner.sessions)
     }
 
     /// Continues a session from a file; see [`Session::save`].
@@ -124,12 +281,12 @@ impl Runtime {
     /// Where the file is damaged, does not open with the key, or is of another model, adapter or way
     /// of storing keys and values.
     pub fn restore_session(&self, path: &Path, key: &SessionKey) -> Result<Session, Error> {
-        Ok(self.engine.restore_session(path, key, &self.sessions)?)
+        Ok(self.engine().restore_session(path, key, &self.inner.sessions)?)
     }
 
     /// A conversation that keeps its cache between messages.
-    pub fn conversation(&self) -> Conversation<'_> {
-        Conversation { runtime: self, session: self.session(), messages: Vec::new() }
+    pub fn conversation(&self) -> Conversation {
+        Conversation { runtime: self.clone(), session: self.session(), messages: Vec::new() }
     }
 
     /// The token ids that a prompt becomes.
@@ -139,7 +296,7 @@ impl Runtime {
     /// Where the template does not take the messages or the tokenizer not the text.
     pub fn tokens(&self, prompt: Prompt<'_>) -> Result<Vec<u32>, Error> {
         let user;
-        let messages = match (prompt, &self.template) {
+        let messages = match (prompt, &self.inner.template) {
             (Prompt::Raw(text), _) | (Prompt::User(text), None) => {
                 return Ok(self.model().tokenizer().encode(text, true)?);
             }
@@ -160,72 +317,76 @@ impl Runtime {
     /// [`Error::NoChatTemplate`] for a model without one, and where the template refuses the
     /// messages.
     pub fn render(&self, messages: &[Message]) -> Result<String, Error> {
-        let template = self
-            .template
-            .as_ref()
-            .ok_or_else(|| Error::NoChatTemplate { model: self.model_name.clone() })?;
+        let template = self.inner.template.as_ref();
+        let template = template
+            .ok_or_else(|| Error::NoChatTemplate { model: self.model_name().to_owned() })?;
         Ok(template.render(messages, true)?)
     }
 
     /// Whether the model has a chat template.
     pub fn has_chat_template(&self) -> bool {
-        self.template.is_some()
+        self.inner.template.is_some()
     }
 
     /// The engine: sessions, logits, perplexity, benchmarks.
     pub fn engine(&self) -> &Engine {
-        &self.engine
+        &self.inner.engine
     }
 
     /// The model: configuration, tokenizer, template.
     pub fn model(&self) -> &Model {
-        self.engine.model()
+        self.engine().model()
+    }
+
+    /// The model, to be shared with another runtime by [`RuntimeBuilder::shared_model`].
+    pub fn shared_model(&self) -> Arc<Model> {
+        self.engine().shared_model().clone()
     }
 
     /// The adapter that the runtime was built with.
     pub fn adapter(&self) -> Option<&Adapter> {
-        self.sessions.adapter.as_ref()
+        self.inner.sessions.adapter.as_ref()
     }
 
-    /// The model's file, or the name of the built-in one.
+    /// The model's file, or its name where it comes from no file.
     pub fn model_name(&self) -> &str {
-        &self.model_name
+        &self.inner.model_name
     }
 
     /// The host that runs the kernels.
     pub fn host(&self) -> &Host {
-        self.kernels.host()
+        self.inner.kernels.host()
     }
 
     /// The host with its packs, and on whose word those are taken.
     pub fn kernels(&self) -> &KernelSet {
-        &self.kernels
+        &self.inner.kernels
     }
 
     /// The packs that were installed.
     pub fn installed(&self) -> &[InstallReport] {
-        self.kernels.installed()
+        self.inner.kernels.installed()
     }
 
     /// How long building took.
     pub fn load_time(&self) -> Duration {
-        self.load
+        self.inner.load
     }
 
     /// A completion, and per op what was counted since this runtime was built, in figures.
     pub fn report(&self, completion: &Completion) -> RunReport {
         let Finish { reason, usage, timings } = completion.finish;
         RunReport {
-            model: self.model_name.clone(),
+            model: self.model_name().to_owned(),
             adapter: self.adapter().map(AdapterReport::new),
-            threads: self.engine.config().threads,
-            isa: self.engine.isa().name(),
-            kv: self.engine.config().kv.to_string(),
-            memory: self.engine.memory(),
+            threads: self.engine().config().threads,
+            isa: self.engine().isa().name(),
+            kv: self.engine().config().kv.to_string(),
+            memory: self.engine().memory(),
             finish: reason.name(),
             prompt_tokens: usage.prompt_tokens,
             generated_tokens: usage.completion_tokens,
-            load_ms: self.load.as_secs_f64() * 1e3,
+            load_ms: self.load_time().as_secs_f64() * 1e3,
             time_to_first_token_ms: timings.time_to_first_token_seconds * 1e3,
             prefill_tokens_per_second: timings.prefill_tokens_per_second,
             decode_tokens_per_second: timings.decode_tokens_per_second,
@@ -239,7 +400,6 @@ impl Runtime {
     }
 }
 
-/// Generates in `session` and gathers the text while handing it on.
 /// Takes a session back to what it has in common with `tokens`, and gives those that are left to compute;
 /// at least one, so that there are logits.
 fn rewind<'t>(session: &mut Session, tokens: &'t [u32]) -> &'t [u32] {
@@ -259,27 +419,70 @@ fn rewind<'t>(session: &mut Session, tokens: &'t [u32]) -> &'t [u32] {
     &tokens[read..]
 }
 
+/// Generates in `session` and gathers the text while handing it on.
 fn run(
     session: &mut Session,
     tokens: &[u32],
     options: &GenerateOptions,
     mut on_text: impl FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Completion, Error> {
-    let mut text = String::new();
+    let (mut text, mut token_ids) = (String::new(), Vec::new());
     let finish = session.generate(tokens, options, &mut |event| match event {
         Event::Text(piece) => {
             text.push_str(&piece);
             on_text(&piece)
         }
+        Event::Token(token) => {
+            token_ids.push(token);
+            ControlFlow::Continue(())
+        }
         _ => ControlFlow::Continue(()),
     })?;
-    Ok(Completion { text, finish })
+    Ok(Completion { text, token_ids, finish })
+}
+
+/// A vector that is being computed.
+struct PendingEmbedding {
+    answer: mpsc::Receiver<Result<Vec<f32>, Error>>,
+    tokens: usize,
+    _ticket: Ticket,
+    /// Goes on as long as somebody waits.
+    _scheduler: Scheduler,
+}
+
+impl PendingEmbedding {
+    fn wait(self) -> Result<Embedding, Error> {
+        let mut vector = self.answer.recv().map_err(|_| Error::SchedulerStopped)??;
+        unit_length(&mut vector);
+        Ok(Embedding { vector, tokens: self.tokens })
+    }
 }
 
 impl RuntimeBuilder {
     /// Loads this GGUF file or Hugging Face directory instead of the built-in model.
     pub fn model(mut self, path: impl Into<PathBuf>) -> Self {
-        self.model = Some(path.into());
+        self.model = Source::Path(path.into());
+        self
+    }
+
+    /// Takes a GGUF file that is in memory, as one that was downloaded or decrypted; `name` stands for its
+    /// path in messages. The bytes stay in memory, beside those that are rearranged.
+    pub fn model_bytes(mut self, bytes: impl Into<Vec<u8>>, name: impl Into<String>) -> Self {
+        self.model = Source::Bytes { bytes: bytes.into(), name: name.into() };
+        self
+    }
+
+    /// Takes a model that is loaded, from [`Runtime::shared_model`] or [`Model::open`]: runtimes of one
+    /// model share its weights, rearranged ones included.
+    pub fn shared_model(mut self, model: Arc<Model>) -> Self {
+        self.model = Source::Loaded(model);
+        self
+    }
+
+    /// Is told, on the thread that builds, how far the model's weights are prepared: at the beginning and
+    /// after each matrix.
+    pub fn on_progress(mut self, on_progress: impl FnMut(LoadProgress) + Send + 'static) -> Self {
+        self.on_progress = Some(Box::new(on_progress));
         self
     }
 
@@ -384,7 +587,7 @@ impl RuntimeBuilder {
     pub fn build(self) -> Result<Runtime, Error> {
         let started = Instant::now();
         let RuntimeBuilder {
-            model: path,
+            model: source,
             adapter,
             kernels,
             threads,
@@ -399,6 +602,7 @@ impl RuntimeBuilder {
             isa,
             bf16,
             renderer,
+            on_progress,
         } = self;
         let kernels = kernels.for_models(&kv);
         // From the start, so that proving packs keeps to it.
@@ -406,16 +610,18 @@ impl RuntimeBuilder {
             Some(budget) => kernels.kernel_memory(kernel_share(budget)),
             None => kernels,
         };
+        // The built-in model's template is a part of this program.
+        let trusted = match source {
+            Source::BuiltIn => Renderer::InProcess,
+            _ => Renderer::None,
+        };
         let (model, kernels) = std::thread::scope(|scope| {
             let kernels = scope.spawn(|| kernels.build());
-            let model = match &path {
-                Some(path) => Model::open(path),
-                None => Model::from_static(embedded::demo_model(), embedded::DEMO_MODEL_NAME),
-            };
+            let model = source.open();
             let kernels = kernels.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             (model, kernels)
         });
-        let (model, kernels) = (model?, kernels?);
+        let ((model, model_name), kernels) = (model?, kernels?);
         let mut config = EngineConfig {
             kv,
             ctx: context,
@@ -431,32 +637,71 @@ impl RuntimeBuilder {
         if let Some(threads) = threads {
             config.threads = threads;
         }
-        // The built-in model's is a part of this program.
-        let trusted = if path.is_some() { Renderer::None } else { Renderer::InProcess };
-        let renderer = renderer.unwrap_or(trusted);
-        let template = model.chat_template(&renderer)?;
-        let engine = Engine::new(Arc::new(model), kernels.host().clone(), config)?;
-        let model_name =
-            path.map_or_else(|| embedded::DEMO_MODEL_NAME.to_owned(), |p| p.display().to_string());
+        let template = model.chat_template(&renderer.unwrap_or(trusted))?;
+        let mut on_progress = on_progress.unwrap_or_else(|| Box::new(|_| ()));
+        let host = kernels.host().clone();
+        let engine = Engine::with_progress(model, host, config, &mut *on_progress)?;
         let adapter = adapter.map(|(path, scale)| Adapter::open(&engine, &path, scale));
         let adapter = adapter.transpose()?;
         let sessions = SessionOptions { sinks, adapter, ..SessionOptions::default() };
         let load = started.elapsed();
-        Ok(Runtime { engine, kernels, template, model_name, sessions, load })
+        let scheduler = Mutex::default();
+        let inner =
+            RuntimeInner { engine, kernels, template, model_name, sessions, load, scheduler };
+        Ok(Runtime { inner: Arc::new(inner) })
     }
 }
 
-/// A conversation: its messages, and the cache of what the model has read of them.
-pub struct Conversation<'r> {
-    runtime: &'r Runtime,
+impl Source {
+    /// The model, and what to call it.
+    fn open(self) -> Result<(Arc<Model>, String), Error> {
+        let (model, name) = match self {
+            Source::BuiltIn => {
+                let name = embedded::DEMO_MODEL_NAME;
+                (Model::from_static(embedded::demo_model(), name)?, name.to_owned())
+            }
+            Source::Path(path) => (Model::open(&path)?, path.display().to_string()),
+            Source::Bytes { bytes, name } => (Model::from_bytes(bytes, &name)?, name),
+            Source::Loaded(model) => {
+                let name = model.name().to_owned();
+                return Ok((model, name));
+            }
+        };
+        Ok((Arc::new(model), name))
+    }
+}
+
+/// A conversation: its messages, and the cache of what the model has read of them. It holds the runtime, so
+/// it can be kept anywhere and moved to any thread.
+///
+/// ```
+/// use ruvllm::{GenerateOptions, Message, Runtime};
+/// use std::ops::ControlFlow;
+///
+/// # fn main() -> Result<(), ruvllm::Error> {
+/// let mut conversation = Runtime::builder().build()?.conversation();
+/// let options = GenerateOptions { max_tokens: 8, ..GenerateOptions::default() };
+/// let answer = conversation.send("Once upon a time", &options, |_text| ControlFlow::Continue(()))?;
+/// let last = Message::new("assistant", answer.text);
+/// assert_eq!(conversation.messages().last(), Some(&last));
+/// # Ok(())
+/// # }
+/// ```
+pub struct Conversation {
+    runtime: Runtime,
     session: Session,
     messages: Vec<Message>,
 }
 
-impl Conversation<'_> {
+impl Conversation {
     /// Adds a message without asking for an answer; a system message, say.
     pub fn push(&mut self, message: Message) {
         self.messages.push(message);
+    }
+
+    /// Replaces the messages. What the cache holds of their beginning is not computed again.
+    pub fn set_messages(&mut self, messages: Vec<Message>) {
+        self.messages = messages;
     }
 
     /// The messages so far, answers included.

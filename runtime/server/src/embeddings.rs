@@ -9,7 +9,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::{Extension, Json};
 use base64::Engine as _;
-use ruvllm_engine::GenerateOptions;
+use ruvllm_engine::{GenerateOptions, unit_length};
 use serde_json::{Value, json};
 
 use crate::app::App;
@@ -67,10 +67,7 @@ pub(crate) async fn embeddings(
 
 /// The vector at length 1: as numbers, or as its bytes, little-endian f32.
 fn vector(mut mean: Vec<f32>, base64: bool) -> Value {
-    let length = mean.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
-    if length > 0.0 {
-        mean.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
-    }
+    unit_length(&mut mean);
     if base64 {
         let bytes: Vec<u8> = mean.iter().flat_map(|x| x.to_le_bytes()).collect();
         return base64::engine::general_purpose::STANDARD.encode(bytes).into();

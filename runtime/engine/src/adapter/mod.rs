@@ -39,6 +39,17 @@ pub(crate) struct LoraUpdate {
 }
 
 /// A LoRA adapter of a model. Cheap to clone; clones share everything.
+///
+/// ```no_run
+/// use ruvllm_engine::{Adapter, Engine, EngineError, Session, SessionOptions};
+/// use std::path::Path;
+///
+/// fn adapted(engine: &Engine) -> Result<Session, EngineError> {
+///     let adapter = Adapter::open(engine, Path::new("adapter.gguf"), 1.0)?;
+///     let options = SessionOptions { adapter: Some(adapter), ..SessionOptions::default() };
+///     Ok(engine.session_with(&options))
+/// }
+/// ```
 #[derive(Clone)]
 pub struct Adapter {
     inner: Arc<AdapterInner>,

@@ -91,13 +91,14 @@ impl Matrices {
     }
 
     /// Pins a snapshot, and has every matrix taken up by whom it asks, on these threads; with a `race` of
-    /// providers first, where the policy wants one.
+    /// providers first, where the policy wants one. After each, `each` is told the matrix's bytes.
     pub(super) fn pin(
         &self,
         snapshot: Arc<RegistrySnapshot>,
         worker: &mut TeamWorker,
         pool: &ThreadPool,
         race: bool,
+        each: &mut dyn FnMut(usize),
     ) -> Result<Pinned, EngineError> {
         let mut pinned = Pinned::new(snapshot, self.keys.clone())?;
         let how = Preparation {
@@ -136,6 +137,7 @@ impl Matrices {
                 linear.release();
             }
             products[linear.index()] = Some(product);
+            each(linear.size());
         }
         pinned.products = products;
         Ok(pinned)
@@ -164,7 +166,9 @@ impl ruvllm_host::Preparer for Matrices {
         let pool = ThreadPool::new(1);
         let mut worker = self.host.team_worker();
         // What is unavailable, a step will find and say.
-        let Ok(pinned) = self.pin(next.clone(), &mut worker, &pool, true) else { return Ok(()) };
+        let Ok(pinned) = self.pin(next.clone(), &mut worker, &pool, true, &mut |_| ()) else {
+            return Ok(());
+        };
         let products = || pinned.products.iter().flatten();
         if let Some((kernel, failure)) = products().find_map(Product::refused) {
             let (kernel, failure) = (kernel.to_owned(), failure.clone());

@@ -191,6 +191,14 @@ impl fmt::Display for KvTiers {
 /// tokens that it holds (`f16:256+q8_0:256+q4_0`); or tiers for keys and values apart
 /// (`k=f16:256+q4_0c,v=f16:256+q4_0`); each optionally followed by `,rotate`. `mix` stands for
 /// [`KvPolicy::mix`].
+///
+/// ```
+/// use ruvllm_engine::{KvCodec, KvPolicy};
+///
+/// let small = KvPolicy::uniform(KvCodec::Q8_0);
+/// let tiers: KvPolicy = "f16:256+q8_0:256+q4_0,rotate".parse().expect("a policy");
+/// assert!(tiers.bits_per_value(4096) < small.bits_per_value(4096));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KvPolicy {
     /// The tiers of keys.

@@ -93,6 +93,15 @@ impl Session {
     }
 }
 
+impl Finished {
+    /// The same as [`Session::generate`] gives it: with the time that opening the model took, and that
+    /// computing the prompt did.
+    pub fn timed(&self, load: Duration, prefill: Duration) -> Finish {
+        let Finished { reason, usage, latency, .. } = *self;
+        Finish { reason, usage, timings: timings(reason, usage, load, prefill, latency) }
+    }
+}
+
 /// The timings of a generation whose prompt was computed after `prefill`.
 fn timings(
     reason: FinishReason,

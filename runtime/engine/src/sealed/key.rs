@@ -15,6 +15,16 @@ const MAX_KEY_FILE: u64 = 1024;
 
 /// A secret of 32 bytes that seals and opens saved state. Never printed, wiped from memory when
 /// dropped.
+///
+/// ```
+/// use ruvllm_engine::SessionKey;
+///
+/// # fn main() -> Result<(), ruvllm_engine::EngineError> {
+/// let key = SessionKey::generate()?;
+/// assert_eq!(key.to_hex().len(), 64);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Zeroize, ZeroizeOnDrop)]
 pub struct SessionKey([u8; KEY_BYTES]);
 
