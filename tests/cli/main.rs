@@ -1,6 +1,7 @@
 //! The `ruvllm` program, driven as a user drives it.
 
 mod author;
+mod chat;
 mod compiling;
 mod demo_files;
 mod failing_kernels;

@@ -39,7 +39,8 @@ error; 2 wrong usage; 130 stopped by Ctrl-C.";
 pub(crate) enum Command {
     /// Generate text from a prompt; the text alone goes to standard output.
     Run(RunArgs),
-    /// Converse: one line of standard input is one message.
+    /// Converse, with a line editor at a terminal; otherwise one line of standard input is one message.
+    /// `/help` lists what can be entered besides messages.
     Chat(ChatArgs),
     /// Read text from standard input and print its token ids on one line.
     Tokenize(TokenizeArgs),
@@ -307,6 +308,10 @@ pub(crate) struct ChatArgs {
     /// A system message to begin with.
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
+    /// Keep nothing of what is entered at a terminal. Otherwise it is in the file `chat-history` of
+    /// --state-dir, for the next time.
+    #[arg(long)]
+    pub(crate) no_history: bool,
     /// The most tokens of one answer.
     #[arg(short = 'n', long = "tokens", default_value_t = 512, value_name = "TOKENS")]
     pub(crate) tokens: usize,

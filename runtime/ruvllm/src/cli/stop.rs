@@ -2,6 +2,7 @@
 //! process, and so does time where a command says how long stopping may take.
 
 use super::Failure;
+use super::terminal::note;
 use std::io::{self, Write as _};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +18,8 @@ pub(crate) struct StopFlag {
     waiter: Thread,
     /// How long stopping may take.
     within: Arc<OnceLock<Duration>>,
+    /// What is said to who asks.
+    announcement: Arc<OnceLock<&'static str>>,
 }
 
 /// The exit status of a process that did not stop in time: that of `timeout`.
@@ -25,14 +28,22 @@ const OVERDUE: i32 = 124;
 impl StopFlag {
     /// Installs the handler; once per process.
     pub(crate) fn install() -> Result<Self, Failure> {
-        let flag =
-            StopFlag { asked: Arc::default(), waiter: thread::current(), within: Arc::default() };
+        let flag = StopFlag {
+            asked: Arc::default(),
+            waiter: thread::current(),
+            within: Arc::default(),
+            announcement: Arc::default(),
+        };
         let asked = flag.clone();
         ctrlc::set_handler(move || {
             if asked.asked.swap(true, Ordering::Relaxed) {
                 std::process::exit(130);
             }
             asked.waiter.unpark();
+            if let Some(text) = asked.announcement.get() {
+                // Behind what is being written, and the `^C` of the terminal.
+                note!("\n{text}");
+            }
             if let Some(&within) = asked.within.get() {
                 // Where there is no thread to be had, a second signal still ends the process.
                 let timer = thread::Builder::new().name("ruvllm-end".to_owned());
@@ -45,6 +56,11 @@ impl StopFlag {
     /// Ends the process so long after somebody asked, whatever its threads are doing then.
     pub(crate) fn end_within(&self, time: Duration) {
         let _ = self.within.set(time);
+    }
+
+    /// Says this on standard error when somebody asks.
+    pub(crate) fn announce(&self, text: &'static str) {
+        let _ = self.announcement.set(text);
     }
 
     pub(crate) fn is_set(&self) -> bool {
