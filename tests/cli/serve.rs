@@ -53,6 +53,37 @@ fn a_configuration_is_checked_without_serving() {
 }
 
 #[test]
+fn options_may_come_from_the_environment() {
+    let check = |variables: &[(&str, &str)], options: &[&str]| {
+        let fixed = ["serve", "--check", "--no-cache", "--kernels", "native"];
+        let mut program = Command::new(env!("CARGO_BIN_EXE_ruvllm"));
+        let output = program.args(fixed).args(options).envs(variables.iter().copied()).output();
+        let output = output.expect("the program runs");
+        (output.status.code(), String::from_utf8(output.stderr).expect("UTF-8"))
+    };
+    for (name, value, part) in [
+        ("RUVLLM_MODEL", "none.gguf", "none.gguf"),
+        ("RUVLLM_LISTEN", "0.0.0.0:8080", "needs API keys"),
+        ("RUVLLM_LISTEN", "nowhere", "RUVLLM_LISTEN"),
+        ("RUVLLM_CONFIG", "none.toml", "none.toml"),
+        ("RUVLLM_ADMIN_KEYS", "alice=sk-1", "RUVLLM_ADMIN_KEYS"),
+    ] {
+        let (code, said) = check(&[(name, value)], &[]);
+        assert!(code == Some(1) && said.contains(part), "{name}: {code:?}, {said}");
+    }
+    // The command line wins. The secret of an administrator, and where an orchestrator says the service is,
+    // are none of the server's options.
+    let variables = [
+        ("RUVLLM_LISTEN", "0.0.0.0:8080"),
+        ("RUVLLM_ADMIN_KEY", "sk-1"),
+        ("RUVLLM_PORT", "tcp://10.0.0.1:8080"),
+        ("RUVLLM_CACHE_DIR", "none"),
+    ];
+    let (code, said) = check(&variables, &["--listen", "127.0.0.1:0"]);
+    assert_eq!(code, Some(0), "{said}");
+}
+
+#[test]
 fn a_server_answers_with_the_adapter() {
     let adapter = concat!(env!("CARGO_MANIFEST_DIR"), "/demo/adapters/pirate");
     let serving = Serving::start(&["--kernels", "native", "--lora", adapter]);

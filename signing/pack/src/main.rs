@@ -3,6 +3,7 @@
 
 mod trust_commands;
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -190,8 +191,18 @@ enum Command {
         write: bool,
     },
     /// Print the reference of all commands as Markdown.
-    #[command(hide = true)]
     Reference,
+    /// Print a script that completes this program's commands and options in a shell.
+    Completions {
+        /// The shell.
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+    /// Write a manual page for each command to a directory, as ruvllm-pack-build.1.
+    Man {
+        /// The directory; made if it is not there.
+        dir: PathBuf,
+    },
 }
 
 /// The `--lang` choice.
@@ -250,6 +261,22 @@ fn main() -> ExitCode {
         Command::Reference => {
             print!("{}", reference::markdown(&Cli::command()));
             0
+        }
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "ruvllm-pack", &mut script);
+            // A reader may go away.
+            let _ = std::io::stdout().write_all(&script);
+            0
+        }
+        Command::Man { dir } => {
+            let written = std::fs::create_dir_all(&dir)
+                .and_then(|()| clap_mangen::generate_to(Cli::command(), &dir))
+                .map_err(|source| ToolError::Io { action: "write", path: dir.clone(), source });
+            match written {
+                Ok(()) => 0,
+                Err(error) => print_error(&error, json),
+            }
         }
     };
     ExitCode::from(code)

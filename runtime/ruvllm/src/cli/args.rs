@@ -2,11 +2,10 @@
 
 use super::kernels::KernelsArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use ruvllm::engine::memory::parse_size;
-use ruvllm::host::CompilerProcess;
-use ruvllm::server::GrammarCompiler;
 use ruvllm::server::ServerOptions;
-use ruvllm::{Isa, KvPolicy, ReadPattern, Renderer};
+use ruvllm::{Isa, KvPolicy, ReadPattern};
 use std::path::PathBuf;
 
 /// Runs language models with signed, sandboxed kernels.
@@ -35,6 +34,11 @@ pub(crate) enum LogLevel {
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 the request failed, with the reason on standard \
 error; 2 wrong usage; 130 stopped by Ctrl-C.";
 
+const VARIABLES: &str = "Every option can also be given in the environment, as RUVLLM_LISTEN for \
+--listen: options of the command line win over variables, and those over the file of --config. \
+The values of a list are separated by `;`, and a switch is true or false. --admin-key is \
+RUVLLM_ADMIN_KEYS, since RUVLLM_ADMIN_KEY is an administrator's secret.";
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Generate text from a prompt; the text alone goes to standard output.
@@ -49,20 +53,24 @@ pub(crate) enum Command {
     /// Measure prompt processing and generation, in tokens per second.
     Bench(BenchArgs),
     /// Answer requests over HTTP, in the form of OpenAI's API.
+    #[command(after_help = VARIABLES)]
     Serve(Box<ServeArgs>),
     /// Show the kernels in use and why each was chosen; change those of a live server.
     Kernels(KernelsArgs),
     /// Say what this machine is, which code runs on it, and what its memory gives.
     Doctor(DoctorArgs),
-    /// Compile one kernel under limits; the program runs this itself.
-    #[command(name = CompilerProcess::COMMAND, hide = true)]
-    CompileKernel,
-    /// Render a chat template under limits; the program runs this itself.
-    #[command(name = Renderer::COMMAND, hide = true)]
-    RenderTemplate,
-    /// Compile grammars on trial under limits; the program runs this itself.
-    #[command(name = GrammarCompiler::COMMAND, hide = true)]
-    TryGrammar,
+    /// Print a script that completes this program's commands and options in a shell.
+    Completions {
+        /// The shell.
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Write a manual page for each command to a directory, as ruvllm-run.1.
+    Man {
+        /// The directory; made if it is not there.
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
 }
 
 /// Which kernels run, and on whose word.

@@ -1,15 +1,17 @@
-//! The configuration file of `ruvllm serve`: the options of its command line in TOML.
+//! Options of `ruvllm serve` from elsewhere than the command line: a TOML file, and the environment.
 //!
 //! There is one definition of every option, the command line's. A table of the file is a heading of
 //! `--help`, a key is an option's long name, and a value is read by the option's own parser; so the
-//! file knows no option that the command line does not, and both mean the same.
+//! file knows no option that the command line does not, and both mean the same. So do variables, whose
+//! names follow from those of the options. The command line wins over the environment, and that over the
+//! file, also where one says what another excludes.
 
 use super::Failure;
-use super::args::{Cli, ServeArgs};
+use super::args::Cli;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, Args as _, Command, CommandFactory as _, Parser as _};
-use std::ffi::OsString;
+use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory as _, Parser as _};
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use toml::{Table, Value};
 
@@ -19,20 +21,38 @@ const SERVE: &str = "serve";
 /// Where the text of a comment wraps.
 const WIDTH: usize = 98;
 
+/// Options outside of the file's tables that have a variable all the same.
+const UNTABLED: [&str; 2] = ["config", "log"];
+
+/// In front of the names of variables.
+const PREFIX: &str = "RUVLLM_";
+
+/// Options whose variable has another name than theirs: `RUVLLM_ADMIN_KEY` is the secret with which the
+/// `kernels` commands connect.
+const RENAMED: [(&str, &str); 1] = [("admin-key", "RUVLLM_ADMIN_KEYS")];
+
+/// Between the values of a variable for an option that may be given several times.
+const SEPARATOR: char = ';';
+
+/// Looks a variable up.
+type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
 /// Reads the command line, which begins with the program's name, and under its options those of the
-/// file that it names. Ends the process where the line asks for help or is wrong by itself.
+/// environment and of the file that is named. Ends the process where the line asks for help or is wrong by
+/// itself.
 pub(crate) fn parse(line: &[OsString]) -> Result<Cli, Failure> {
     let alone = Cli::try_parse_from(line);
-    // What an option requires may be in the file.
+    // What an option requires may be elsewhere.
     let lacking = |error: &clap::Error| error.kind() == ErrorKind::MissingRequiredArgument;
     let given = match &alone {
         Err(error) if !lacking(error) => None,
         _ => given(line)?,
     };
-    let file = given.as_ref().and_then(|serve| Some((serve, serve.get_one::<PathBuf>("config")?)));
-    let Some((given, path)) = file else { return Ok(alone.unwrap_or_else(|error| error.exit())) };
-    let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
-    merge(&text, line, given).map_err(|error| format!("{}: {error}", path.display()).into())
+    let layered = given.map(|given| merge(line, &given, &|name| std::env::var_os(name)));
+    match layered.transpose()?.flatten() {
+        Some(cli) => Ok(cli),
+        None => Ok(alone.unwrap_or_else(|error| error.exit())),
+    }
 }
 
 /// What the command line gives to `serve`, whether or not it is complete; `None` for other commands.
@@ -41,12 +61,122 @@ fn given(line: &[OsString]) -> Result<Option<ArgMatches>, clap::Error> {
     Ok(matches.remove_subcommand().and_then(|(name, matches)| (name == SERVE).then_some(matches)))
 }
 
-/// The options of the command line, which gives these to `serve`, and under them those of a file.
-fn merge(file: &str, line: &[OsString], given: &ArgMatches) -> Result<Cli, Failure> {
-    let file = arguments(&command(), &file.parse()?, given)?;
-    let serve = line.iter().position(|arg| arg == SERVE).map_or(line.len(), |at| at + 1);
-    let (before, after) = line.split_at(serve);
-    Ok(Cli::try_parse_from([before, &file, after].concat())?)
+/// The options of the command line, which gives these to `serve`, under them those of the environment, and
+/// under them those of a file; `None` where the command line says all.
+fn merge(
+    line: &[OsString],
+    given: &ArgMatches,
+    environment: Environment,
+) -> Result<Option<Cli>, Failure> {
+    let command = command();
+    let by_line =
+        |arg: &&Arg| given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+    let mut above: Vec<&Arg> =
+        command.get_arguments().filter(|arg| !is_help(arg)).filter(by_line).collect();
+    if above.iter().any(|arg| arg.is_exclusive_set()) {
+        return Ok(None);
+    }
+    let with = |options: &[OsString]| {
+        let serve = line.iter().position(|arg| arg == SERVE).map_or(line.len(), |at| at + 1);
+        let (before, after) = line.split_at(serve);
+        Cli::try_parse_from([before, options, after].concat())
+    };
+    let Variables { mut options, of, config } = variables(&command, environment, &above)?;
+    let file = given.get_one::<PathBuf>("config").map(PathBuf::as_path).or(config.as_deref());
+    if file.is_none() && of.is_empty() {
+        return Ok(None);
+    }
+    let mut parsed = with(&options);
+    if let Err(error) = &parsed
+        && error.kind() != ErrorKind::MissingRequiredArgument
+    {
+        let names: Vec<String> = of.iter().map(|arg| variable(arg)).collect();
+        return Err(format!("{} of the environment: {error}", names.join(", ")).into());
+    }
+    above.extend(&of);
+    if let Some(path) = file {
+        let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
+        let table = text.parse().map_err(|error: toml::de::Error| failed(&error))?;
+        options.extend(arguments(&command, &table, &above).map_err(|error| failed(&error))?);
+        parsed = with(&options);
+        if let Err(error) = &parsed {
+            return Err(failed(error).into());
+        }
+    }
+    Ok(Some(parsed?))
+}
+
+/// What the environment says.
+struct Variables<'a> {
+    /// As arguments.
+    options: Vec<OsString>,
+    /// The options that they are of.
+    of: Vec<&'a Arg>,
+    /// The configuration file.
+    config: Option<PathBuf>,
+}
+
+/// The options of the environment, without what those `above` say or exclude. An empty variable is as good
+/// as none.
+fn variables<'a>(
+    command: &'a Command,
+    environment: Environment,
+    above: &[&Arg],
+) -> Result<Variables<'a>, Failure> {
+    let mut variables = Variables { options: Vec::new(), of: Vec::new(), config: None };
+    for arg in command.get_arguments().filter(|arg| has_variable(arg)) {
+        let value = environment(&variable(arg)).filter(|value| !value.is_empty());
+        let Some(value) = value.filter(|_| !is_settled(command, arg, above)) else { continue };
+        let mut one = |value: &OsStr| {
+            let mut option = OsString::from(format!("--{}=", name(arg)));
+            option.push(value);
+            variables.options.push(option);
+        };
+        if is_switch(arg) {
+            match value.to_string_lossy().to_ascii_lowercase().as_str() {
+                "true" | "1" | "yes" | "on" => {
+                    variables.options.push(format!("--{}", name(arg)).into());
+                }
+                "false" | "0" | "no" | "off" => {}
+                _ => return Err(format!("{} must be true or false", variable(arg)).into()),
+            }
+        } else if is_list(arg) {
+            let text = value.to_str().ok_or_else(|| format!("{} is not UTF-8", variable(arg)))?;
+            text.split(SEPARATOR)
+                .filter(|part| !part.is_empty())
+                .for_each(|part| one(part.as_ref()));
+        } else {
+            one(&value);
+        }
+        if name(arg) == "config" {
+            variables.config = Some(PathBuf::from(value));
+        }
+        variables.of.push(arg);
+    }
+    Ok(variables)
+}
+
+/// Whether an option can be given by a variable.
+fn has_variable(arg: &Arg) -> bool {
+    table_of(arg).is_some() || UNTABLED.contains(&name(arg))
+}
+
+/// The variable of an option.
+fn variable(arg: &Arg) -> String {
+    let renamed = RENAMED.iter().find(|(option, _)| *option == name(arg));
+    let by_rule = || format!("{PREFIX}{}", name(arg).to_ascii_uppercase().replace('-', "_"));
+    renamed.map_or_else(by_rule, |(_, variable)| (*variable).to_owned())
+}
+
+/// Whether an option, or another that excludes it, is given `above`.
+fn is_settled(command: &Command, arg: &Arg, above: &[&Arg]) -> bool {
+    let excludes = |a: &Arg, b: &Arg| {
+        command.get_arg_conflicts_with(a).iter().any(|other| other.get_id() == b.get_id())
+    };
+    above
+        .iter()
+        .any(|other| other.get_id() == arg.get_id() || excludes(other, arg) || excludes(arg, other))
 }
 
 /// A file with every option: what it does, and its default, as a comment.
@@ -65,9 +195,17 @@ pub(crate) fn template() -> String {
 }
 
 fn command() -> Command {
-    let mut command = ServeArgs::augment_args(Command::new(SERVE));
-    command.build();
-    command
+    let mut program = Cli::command();
+    program.build();
+    program.find_subcommand(SERVE).cloned().unwrap_or_default()
+}
+
+/// Whether an argument is the parser's own.
+fn is_help(arg: &Arg) -> bool {
+    matches!(
+        arg.get_action(),
+        ArgAction::Help | ArgAction::HelpShort | ArgAction::HelpLong | ArgAction::Version
+    )
 }
 
 /// The table that an option belongs to; what has none acts at once and configures nothing.
@@ -97,8 +235,8 @@ fn is_list(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::Append)
 }
 
-/// The options of a file as arguments, without those that the command line gives.
-fn arguments(command: &Command, file: &Table, wins: &ArgMatches) -> Result<Vec<OsString>, Failure> {
+/// The options of a file as arguments, without what those `above` say or exclude.
+fn arguments(command: &Command, file: &Table, above: &[&Arg]) -> Result<Vec<OsString>, Failure> {
     let mut arguments = Vec::new();
     for (table, options) in file {
         let Value::Table(options) = options else {
@@ -113,7 +251,7 @@ fn arguments(command: &Command, file: &Table, wins: &ArgMatches) -> Result<Vec<O
                 let known = known.join(", ");
                 return Err(format!("[{table}] has no option `{key}`; it has: {known}").into());
             };
-            if wins.value_source(arg.get_id().as_str()) != Some(ValueSource::CommandLine) {
+            if !is_settled(command, arg, above) {
                 append(arg, value, &mut arguments).ok_or_else(|| {
                     let kind = match (is_switch(arg), is_list(arg)) {
                         (true, _) => "true or false",
@@ -208,26 +346,127 @@ fn default(arg: &Arg) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::args;
+    use super::super::args::{self, ServeArgs};
     use super::*;
+    use std::io::Write as _;
     use std::path::Path;
+
+    fn merged_all(
+        variables: &[(&str, &str)],
+        file: &str,
+        line: &[&str],
+    ) -> Result<(Option<args::LogLevel>, ServeArgs), String> {
+        let mut config = tempfile::NamedTempFile::new().expect("a file");
+        config.write_all(file.as_bytes()).expect("room");
+        let environment = |name: &str| match name {
+            "RUVLLM_CONFIG" => Some(config.path().into()),
+            _ => variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into()),
+        };
+        let line: Vec<OsString> = line.iter().map(OsString::from).collect();
+        let given = given(&line).map_err(|error| error.to_string())?.expect("`serve`");
+        let merged = merge(&line, &given, &environment).map_err(|error| error.to_string())?;
+        let Cli { log, command } = merged.expect("there is a file");
+        match command {
+            args::Command::Serve(mut args) => {
+                // Another one each time.
+                args.config = None;
+                Ok((log, *args))
+            }
+            other => Err(format!("{other:?}")),
+        }
+    }
 
     fn merged_line(
         file: &str,
         line: &[&str],
     ) -> Result<(Option<args::LogLevel>, ServeArgs), String> {
-        let line: Vec<OsString> = line.iter().map(OsString::from).collect();
-        let given = given(&line).map_err(|error| error.to_string())?.expect("`serve`");
-        let Cli { log, command } = merge(file, &line, &given).map_err(|e| e.to_string())?;
-        match command {
-            args::Command::Serve(args) => Ok((log, *args)),
-            other => Err(format!("{other:?}")),
-        }
+        merged_all(&[], file, line)
     }
 
     fn merged(file: &str, given: &[&str]) -> Result<ServeArgs, String> {
         let line = [&["ruvllm", "serve"], given].concat();
         merged_line(file, &line).map(|(_, args)| args)
+    }
+
+    fn merged_env(
+        variables: &[(&str, &str)],
+        file: &str,
+        given: &[&str],
+    ) -> Result<ServeArgs, String> {
+        let line = [&["ruvllm", "serve"], given].concat();
+        merged_all(variables, file, &line).map(|(_, args)| args)
+    }
+
+    #[test]
+    fn the_environment_wins_over_the_file_and_the_command_line_over_both() {
+        let file = "[limits]\nqueue = 6\nparallel = 5\nmax-choices = 4\n[kernels]\npack = ['a']\ncache-dir = 'c'";
+        let variables = [
+            ("RUVLLM_QUEUE", "7"),
+            ("RUVLLM_PARALLEL", "8"),
+            ("RUVLLM_PACK", "b;c"),
+            ("RUVLLM_STRICT", "true"),
+            ("RUVLLM_LOG_PROMPTS", "0"),
+            ("RUVLLM_MODEL_ID", ""),
+            ("RUVLLM_NO_CACHE", "yes"),
+            ("RUVLLM_LOG", "debug"),
+        ];
+        let line = ["ruvllm", "serve", "--parallel", "9"];
+        let (log, args) = merged_all(&variables, file, &line).unwrap();
+        let limits = &args.server.limits;
+        assert_eq!((limits.parallel, limits.queue, limits.max_choices), (9, 7, 4));
+        assert_eq!(args.model.kernels.pack, [Path::new("b"), Path::new("c")]);
+        assert!(args.model.kernels.strict && !args.server.log_prompts);
+        assert_eq!((log, args.server.model_id), (Some(args::LogLevel::Debug), None));
+        // What the file says is excluded by what the environment says, and that by the command line.
+        assert!(args.model.kernels.no_cache && args.model.kernels.cache_dir.is_none());
+        let args = merged_env(&variables, "", &["--cache-dir", "d"]).unwrap();
+        assert_eq!(args.model.kernels.cache_dir.as_deref(), Some(Path::new("d")));
+        assert!(!args.model.kernels.no_cache);
+    }
+
+    #[test]
+    fn a_wrong_variable_is_named() {
+        for (name, value, part) in [
+            ("RUVLLM_LISTEN", "x", "invalid value"),
+            ("RUVLLM_STRICT", "maybe", "true or false"),
+            ("RUVLLM_TLS_CERT", "cert.pem", "--tls-key"),
+        ] {
+            let error = merged_env(&[(name, value)], "", &[]).unwrap_err();
+            assert!(error.contains(part), "{name}: {error}");
+            assert!(name == "RUVLLM_TLS_CERT" || error.contains(name), "{name}: {error}");
+        }
+        // What it requires may be in the file.
+        let file = "[server]\ntls-key = 'key.pem'";
+        assert!(merged_env(&[("RUVLLM_TLS_CERT", "cert.pem")], file, &[]).is_ok());
+    }
+
+    #[test]
+    fn every_option_has_a_variable_that_means_nothing_else() {
+        let command = command();
+        let all = command.get_arguments().filter(|arg| !is_help(arg));
+        let (with, without): (Vec<_>, Vec<_>) = all.partition(|arg| has_variable(arg));
+        let acting: Vec<&str> = without.into_iter().map(name).collect();
+        assert_eq!(acting, ["check", "print-config", "new-key"]);
+        let mut names: Vec<String> = with.into_iter().map(variable).collect();
+        // The first two are read by `ruvllm kernels`; an orchestrator sets the others for a service that is
+        // called ruvllm.
+        names.extend(
+            ["ADMIN_KEY", "ADMIN_URL", "PORT", "SERVICE_HOST", "SERVICE_PORT"]
+                .map(|name| format!("{PREFIX}{name}")),
+        );
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count, "a variable means two things: {names:?}");
+        assert!(names.iter().any(|name| name == "RUVLLM_LISTEN"));
+    }
+
+    #[test]
+    fn what_acts_alone_is_not_disturbed_by_variables() {
+        let line = ["ruvllm", "serve", "--print-config"].map(OsString::from);
+        let given = given(&line).unwrap().unwrap();
+        let environment = |_: &str| Some(OsString::from("nonsense"));
+        assert!(merge(&line, &given, &environment).unwrap().is_none());
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod args;
 mod bench;
 mod chat;
 mod config_file;
+mod describe;
 mod doctor;
 mod kernels;
 mod log;
@@ -18,6 +19,9 @@ mod terminal;
 mod tokenize;
 
 use args::{Cli, Command};
+use ruvllm::Renderer;
+use ruvllm::host::CompilerProcess;
+use ruvllm::server::GrammarCompiler;
 use std::ffi::OsString;
 use std::process::ExitCode;
 use terminal::note;
@@ -31,12 +35,13 @@ pub(crate) enum Ended {
     Done,
     /// Ctrl-C stopped it; what it had produced is out.
     Interrupted,
-    /// It says itself how.
-    With(ExitCode),
 }
 
 pub(crate) fn main() -> ExitCode {
     let line: Vec<OsString> = std::env::args_os().collect();
+    if let Some(code) = helper(&line) {
+        return code;
+    }
     let result = config_file::parse(&line).and_then(|Cli { log, command }| {
         // Ends when the command has ended.
         let _log = log::start(log, &command)?;
@@ -45,11 +50,21 @@ pub(crate) fn main() -> ExitCode {
     match result {
         Ok(Ended::Done) => ExitCode::SUCCESS,
         Ok(Ended::Interrupted) => ExitCode::from(130),
-        Ok(Ended::With(code)) => code,
         Err(failure) => {
             note!("error: {failure}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// What the program does where it has started itself, for work under limits: no command of its users, so it
+/// is in no help, completion or manual.
+fn helper(line: &[OsString]) -> Option<ExitCode> {
+    match line.get(1)?.to_str()? {
+        CompilerProcess::COMMAND => Some(ruvllm::host::compiler_process()),
+        Renderer::COMMAND => Some(ruvllm::engine::chat::renderer_process()),
+        GrammarCompiler::COMMAND => Some(ruvllm::server::grammar_process()),
+        _ => None,
     }
 }
 
@@ -63,8 +78,7 @@ fn run(command: Command) -> Result<Ended, Failure> {
         Command::Serve(args) => serve::main(&args),
         Command::Kernels(args) => kernels::main(&args),
         Command::Doctor(args) => doctor::main(&args),
-        Command::CompileKernel => Ok(Ended::With(ruvllm::host::compiler_process())),
-        Command::RenderTemplate => Ok(Ended::With(ruvllm::engine::chat::renderer_process())),
-        Command::TryGrammar => Ok(Ended::With(ruvllm::server::grammar_process())),
+        Command::Completions { shell } => describe::completions(shell),
+        Command::Man { directory } => describe::man(&directory),
     }
 }
