@@ -2,7 +2,7 @@
 
 use super::Failure;
 use super::args::{KernelOptions, Kernels, ModelOptions, RopeScaling, SamplingArgs};
-use super::terminal::note;
+use super::terminal::{LoadBar, note};
 use clap::Args;
 use ruvllm::host::{Compiler, CompilerProcess, HostConfig, Policy};
 use ruvllm::signing::{PackLock, VersionFloor};
@@ -91,7 +91,8 @@ pub(crate) fn endless(options: &ModelOptions, endless: Option<usize>) -> Result<
 }
 
 fn load(builder: RuntimeBuilder) -> Result<Runtime, Failure> {
-    let runtime = builder.build()?;
+    let mut bar = LoadBar::new();
+    let runtime = builder.on_progress(move |load| bar.show(load)).build()?;
     warn_of_kernels(runtime.kernels());
     Ok(runtime)
 }

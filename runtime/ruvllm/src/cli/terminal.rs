@@ -7,10 +7,12 @@
 //! text as it is, tables and JSON escaped by who makes them.
 
 use super::Failure;
+use ruvllm::LoadProgress;
 use ruvllm::signing::escape_untrusted;
 use serde::Serialize;
 use std::fmt::Arguments;
 use std::io::{self, IsTerminal as _, Write};
+use std::time::{Duration, Instant};
 
 /// The most characters of a message.
 const MAX_MESSAGE: usize = 16_384;
@@ -77,6 +79,42 @@ impl Drop for ProgressBar {
     fn drop(&mut self) {
         if self.shown {
             eprint!("\r\x1b[K");
+        }
+    }
+}
+
+/// A bar of how far a model is loaded, for loads that take more than a moment.
+pub(crate) struct LoadBar {
+    started: Instant,
+    drawn: Option<(Instant, ProgressBar)>,
+}
+
+impl LoadBar {
+    /// A load that takes no longer shows no bar.
+    const MOMENT: Duration = Duration::from_secs(1);
+    /// How often the bar is drawn at most.
+    const PACE: Duration = Duration::from_millis(100);
+
+    /// The bar of a load that begins now.
+    pub(crate) fn new() -> Self {
+        Self { started: Instant::now(), drawn: None }
+    }
+
+    /// Draws the bar, if it is time to.
+    pub(crate) fn show(&mut self, LoadProgress { done, total }: LoadProgress) {
+        let now = Instant::now();
+        if !self.is_due(now) {
+            return;
+        }
+        let bar = self.drawn.take().map_or_else(|| ProgressBar::new("loading"), |(_, bar)| bar);
+        bar.set(done >> 20, total >> 20, "MiB");
+        self.drawn = Some((now, bar));
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        match &self.drawn {
+            Some((last, _)) => now - *last >= Self::PACE,
+            None => now - self.started >= Self::MOMENT,
         }
     }
 }
@@ -183,6 +221,16 @@ mod tests {
         assert_eq!(bar.line(1, 2, "11.98"), "q8_0 [############............] 1/2 11.98");
         assert_eq!(bar.line(2, 2, "12"), "q8_0 [########################] 2/2 12");
         assert_eq!(bar.line(0, 0, ""), "q8_0 [........................] 0/0 ");
+    }
+
+    #[test]
+    fn a_bar_of_a_load_comes_after_a_second_and_ten_times_a_second_then() {
+        let mut bar = LoadBar::new();
+        let after = |ms: u64| bar.started + Duration::from_millis(ms);
+        let (early, late, soon, later) = (after(999), after(1000), after(1099), after(1100));
+        assert!(!bar.is_due(early) && bar.is_due(late));
+        bar.drawn = Some((late, ProgressBar { label: String::new(), shown: false }));
+        assert!(!bar.is_due(soon) && bar.is_due(later));
     }
 
     #[test]
