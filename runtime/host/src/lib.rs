@@ -72,6 +72,8 @@ pub use ruvllm_signing::open_regular;
 pub use semver::Version;
 pub use stats::OpStats;
 #[cfg(feature = "supervisor")]
+pub use supervise::acceptance::Acceptance;
+#[cfg(feature = "supervisor")]
 pub use supervise::delivery::Delivery;
 pub use supervise::health::{
     Comparison, Health, HealthLimits, HealthWindow, Latency, Losses, Sickness, Vitals,
@@ -85,7 +87,7 @@ pub use supervise::supervisor::{
 #[cfg(feature = "supervisor")]
 pub use supervise::supervisor_watch::Watchdog;
 #[cfg(feature = "supervisor")]
-pub use supervise::watched::HealthReport;
+pub use supervise::watched::{Excused, HealthReport};
 pub use swap::book::{CacheUse, GenerationReport, GenerationState, InstallReport, StageReport};
 pub use swap::host::{Host, KernelSummary, Preparer};
 pub use team::{

@@ -36,7 +36,7 @@ const BUILTIN_KEY: &str = "ed25519:U1w6stVLs6KD+VVwOSmTd+kgk8sADTIVa2F+DsEU5Nk="
 /// ```
 ///
 /// A file with a keyring is read with [`TrustPolicy::read_file`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrustPolicy {
     publishers: Vec<Publisher>,
     threshold: usize,

@@ -15,18 +15,22 @@
 //!    of a pack fails verification, and is read again when more of it has come.
 //! 2. Of the packs of one name that some publisher vouches for, the one of the highest version, and
 //!    no other, whatever becomes of it. It must not be older than the active one of its name.
-//! 3. What is refused is tried again when its bytes change, and after a restart. What only could not
-//!    be done, for want of room on a disk say, is tried again after a while that doubles each time.
-//! 4. A pack that is barred is never tried. One that the history has as active or on trial before,
-//!    and that is not active, is not delivered again: an operator went back, it did harm, or the
-//!    process ended before it was found healthy, perhaps because of it. A line of the log says how an
-//!    operator activates it all the same.
-//! 5. While any trial runs, deliveries wait.
+//! 3. What is refused is tried again when its bytes change, when the trust policy or the lock does, and
+//!    after a restart. What only could not be done, for want of room on a disk say, is tried again after a
+//!    while that doubles each time.
+//! 4. A pack that is barred is never tried. One that the history has as active or on trial before is not
+//!    delivered again where an operator went back from it, ended its trial or put another in its place, and
+//!    where it did harm. A line of the log says how an operator activates it all the same.
+//! 5. One that served when its process ended, and that the restart did not bring back because it was not
+//!    found healthy yet, is delivered again. Where processes have ended in its window [`ATTEMPTS`] times,
+//!    perhaps because of it, it is left to an operator.
+//! 6. While any trial runs, deliveries wait.
 //!
 //! With a share, a pack is put on trial first. When the window of such a trial ends well, the pack is
 //! activated, and watched anew; trials of others are left to them. Taking a pack out of the directory
 //! changes nothing. What is wrong is logged when it begins, and not with every look.
 
+use super::history::Past;
 use super::supervisor::{LOG, Supervisor, SupervisorError};
 use super::supervisor_watch::Watchdog;
 use crate::error::HostError;
@@ -53,6 +57,9 @@ const OPERATOR: &str = "directory";
 /// How names end under which something is being written.
 const TEMPORARY: [&str; 5] = ["~", ".tmp", ".temp", ".part", ".partial"];
 
+/// How many processes may end in a pack's window before it is not delivered any more.
+const ATTEMPTS: u32 = 3;
+
 /// How often the wait for another attempt doubles: to about an hour, at one look every two seconds.
 const DOUBLINGS: u32 = 11;
 
@@ -64,6 +71,8 @@ pub struct Delivery {
     entries: BTreeMap<PathBuf, Entry>,
     /// The generation of a trial that was begun here.
     trial: Option<u64>,
+    /// How often it had changed whose packs are taken when they were looked at last.
+    acceptance: u64,
     notice: Notice,
 }
 
@@ -100,7 +109,8 @@ impl Delivery {
     /// Nothing is read before [`Delivery::look`].
     pub fn new(supervisor: Arc<Supervisor>, directory: PathBuf, share: Option<f64>) -> Self {
         let (entries, trial, notice) = Default::default();
-        Self { supervisor, directory, share, entries, trial, notice }
+        let acceptance = supervisor.acceptance_changes();
+        Self { supervisor, directory, share, entries, trial, acceptance, notice }
     }
 
     /// Looks into the directory every so often, on a thread of its own.
@@ -125,6 +135,13 @@ impl Delivery {
         };
         self.notice = Notice::default();
         self.entries.retain(|path, _| listed.contains(path));
+        let acceptance = self.supervisor.acceptance_changes();
+        if self.acceptance != acceptance {
+            self.acceptance = acceptance;
+            for entry in self.entries.values_mut() {
+                (entry.read, entry.content) = (false, None);
+            }
+        }
         for path in listed {
             self.examine(path);
         }
@@ -169,7 +186,7 @@ impl Delivery {
         }
         entry.content = content;
         // Against the floor when it is staged: what is older than the active one may lie here.
-        match read.and_then(|(pack, _)| self.supervisor.config.verify(pack, None)) {
+        match read.and_then(|(pack, _)| self.supervisor.verify(pack, None)) {
             Ok(pack) => {
                 let (id, version) = (PackId::of(&pack), pack.manifest().version.clone());
                 entry.pack = Some(Delivered { id, version, settled: false, failures: 0, wait: 0 });
@@ -243,8 +260,17 @@ impl Delivery {
             Standing::Withdrawn => {
                 pack.settled = true;
                 return entry.notice.warn(format!(
-                    "{name} in {shown} was published here before, is not active, and is not \
-                     delivered again; to stage it: `ruvllm kernels stage {shown}`"
+                    "{name} in {shown} was published here before and taken back, and is not \
+                     delivered again; to stage it: `ruvllm kernels stage {shown}`, where the server \
+                     has --admin-listen"
+                ));
+            }
+            Standing::Suspected => {
+                pack.settled = true;
+                return entry.notice.warn(format!(
+                    "{name} in {shown} is not delivered again: {ATTEMPTS} times the process ended \
+                     before it was found healthy, perhaps because of it; deliver a later version, or \
+                     stage it: `ruvllm kernels stage {shown}`, where the server has --admin-listen"
                 ));
             }
         }
@@ -285,8 +311,10 @@ enum Standing {
     Barred(String),
     /// Than this active version of its name.
     Older(Version),
-    /// Published before, and not active.
+    /// Published before, and taken back.
     Withdrawn,
+    /// Too many processes ended in its window.
+    Suspected,
 }
 
 impl Supervisor {
@@ -304,8 +332,11 @@ impl Supervisor {
         if let Some(version) = version.filter(|version| *version > pack.version) {
             return Standing::Older(version);
         }
-        let before = self.history.was_published(&pack.id.digest);
-        if before { Standing::Withdrawn } else { Standing::New }
+        match self.history.past(&pack.id) {
+            Past::Withdrawn => Standing::Withdrawn,
+            Past::CutShort { unproven } if unproven >= ATTEMPTS => Standing::Suspected,
+            Past::CutShort { .. } | Past::Unpublished => Standing::New,
+        }
     }
 }
 

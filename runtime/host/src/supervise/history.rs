@@ -107,6 +107,8 @@ pub enum HistoryEvent {
     RolledBack,
     /// A barred pack was let in again.
     Cleared,
+    /// Trust, keys or certificates were read anew, and differ.
+    Reloaded,
 }
 
 impl HistoryEvent {
@@ -337,13 +339,17 @@ impl History {
         lock(&self.contents).entries.iter().rev().take(limit).cloned().collect()
     }
 
-    /// Whether a pack was ever active or on trial, or may have been: as far back as entries are kept.
-    pub(crate) fn was_published(&self, digest: &str) -> bool {
-        use HistoryEvent::{Activated, Interrupted, OnTrial};
-        lock(&self.contents).entries.iter().any(|entry| {
-            let pack = entry.pack.as_ref().is_some_and(|pack| pack.digest == digest);
-            pack && matches!(entry.event, Activated | OnTrial | Interrupted)
-        })
+    /// What became of a pack that is neither active nor on trial, as far back as entries are kept.
+    pub(crate) fn past(&self, pack: &PackId) -> Past {
+        let mut story = Story { past: Past::Unpublished, served: None, leaving: false };
+        for entry in &lock(&self.contents).entries {
+            story.goes_on(pack, entry);
+        }
+        match story.served {
+            // Nothing here says why it does not serve any more, so nobody but an operator brings it back.
+            Some(_) => Past::Withdrawn,
+            None => story.past,
+        }
     }
 
     /// The set of packs that was last found healthy, newest first; `None` before the first.
@@ -359,6 +365,87 @@ impl History {
     /// Reasons why packs are barred, by digest.
     pub(crate) fn barred(&self) -> BTreeMap<String, String> {
         lock(&self.contents).barred.clone()
+    }
+}
+
+/// What became of a pack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Past {
+    /// It was never active or on trial.
+    Unpublished,
+    /// Its process ended while it served. `unproven` counts how often that happened, since somebody last found
+    /// something out about it, before its window had ended.
+    CutShort { unproven: u32 },
+    /// It did harm, or somebody went back from it, ended its trial, or put another pack of its name in its place.
+    Withdrawn,
+}
+
+/// What is known of a pack after some of the entries.
+struct Story {
+    past: Past,
+    served: Option<Served>,
+    /// Whether somebody is about to go back to an earlier generation.
+    leaving: bool,
+}
+
+/// A pack that is active or on trial.
+#[derive(Clone, Copy)]
+struct Served {
+    /// The generation of its trial.
+    trial: Option<u64>,
+    /// Whether its window has ended without harm.
+    judged: bool,
+}
+
+impl Story {
+    fn goes_on(&mut self, id: &PackId, entry: &HistoryEntry) {
+        use HistoryEvent::*;
+        let about = entry.pack.as_ref().is_some_and(|pack| pack.digest == id.digest);
+        let same_name = entry.pack.as_ref().is_some_and(|pack| pack.name == id.name);
+        match entry.event {
+            Activated if about => self.served = Some(Served { trial: None, judged: false }),
+            OnTrial if about => {
+                self.served = Some(Served { trial: entry.generation, judged: false });
+            }
+            Healthy | Unproven if about => {
+                if let Some(served) = &mut self.served {
+                    served.judged = true;
+                }
+            }
+            RollingBack => self.leaving = true,
+            Refused => self.leaving = false,
+            RolledBack => self.withdraw(),
+            TrialEnded if self.served.is_some_and(|s| s.trial == entry.generation) => {
+                self.withdraw();
+            }
+            Activated if same_name => self.withdraw(),
+            // It was about to be published, or to be gone back from.
+            Interrupted if about && !self.leaving => self.cut_short(false),
+            Started if self.leaving => self.withdraw(),
+            Started => {
+                if let Some(served) = self.served {
+                    self.cut_short(served.judged);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Whatever was published before and may serve is gone back from: what a restart brought back, too.
+    fn withdraw(&mut self) {
+        if self.served.take().is_some() || self.past != Past::Unpublished {
+            self.past = Past::Withdrawn;
+        }
+        self.leaving = false;
+    }
+
+    fn cut_short(&mut self, judged: bool) {
+        let before = match self.past {
+            Past::CutShort { unproven } => unproven,
+            _ => 0,
+        };
+        self.served = None;
+        self.past = Past::CutShort { unproven: if judged { 0 } else { before + 1 } };
     }
 }
 
@@ -456,6 +543,51 @@ mod tests {
         let mut names: Vec<_> = names.collect();
         names.sort();
         assert_eq!(names, [NAME, LOCK]);
+    }
+
+    #[test]
+    fn what_became_of_a_pack_is_told_from_the_entries() {
+        use HistoryEvent::*;
+        let (ours, own) = (pack("ours"), "");
+        let newer = PackId { version: "2.0.0".into(), ..pack("newer") };
+        let other = PackId { name: "q".into(), ..pack("other") };
+        let of_ours = |event, operator| (event, operator, Some(&ours));
+        let by_me = |event| (event, "me", None);
+        let start = (Started, own, None);
+        let (activated, tried) = (of_ours(Activated, "directory"), of_ours(OnTrial, "directory"));
+        let cut_short = |unproven| Past::CutShort { unproven };
+        for (entries, past) in [
+            (&[start][..], Past::Unpublished),
+            (&[activated, start], cut_short(1)),
+            (&[activated, start, activated, start], cut_short(2)),
+            (&[tried, start], cut_short(1)),
+            // Nothing was found out in its window, which is over.
+            (&[activated, of_ours(Unproven, own), start], cut_short(0)),
+            (&[activated, start, activated, of_ours(Healthy, own), start], cut_short(0)),
+            // Between intent and confirmation.
+            (&[of_ours(Activating, "me"), of_ours(Interrupted, "me"), start], cut_short(1)),
+            (&[activated, by_me(RollingBack), (Interrupted, "me", None), start], Past::Withdrawn),
+            (&[activated, by_me(RollingBack), by_me(Refused), start], cut_short(1)),
+            (&[activated, by_me(RollingBack), by_me(RolledBack), start], Past::Withdrawn),
+            (&[activated, start, by_me(RollingBack), by_me(RolledBack)], Past::Withdrawn),
+            (&[tried, by_me(TrialEnded), start], Past::Withdrawn),
+            (&[activated, of_ours(RollingBack, own), of_ours(RolledBack, own)], Past::Withdrawn),
+            (
+                &[activated, of_ours(RollingBack, own), of_ours(Interrupted, own), start],
+                Past::Withdrawn,
+            ),
+            (&[activated, (Activated, "me", Some(&newer)), start], Past::Withdrawn),
+            (&[activated, (Activated, "me", Some(&other)), start], cut_short(1)),
+            (&[activated, by_me(RolledBack), of_ours(Activated, "me"), start], cut_short(1)),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let history = open(dir.path());
+            for &(event, operator, pack) in entries {
+                let record = Record { pack: pack.cloned(), ..Record::new(event, operator) };
+                history.write(record).unwrap();
+            }
+            assert_eq!(history.past(&ours), past, "{entries:?}");
+        }
     }
 
     /// A history in which a pack is barred, and its bytes.

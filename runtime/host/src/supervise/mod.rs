@@ -5,6 +5,8 @@
 //! generations and judges them; [`delivery`] stages what appears in a directory.
 
 #[cfg(feature = "supervisor")]
+pub(crate) mod acceptance;
+#[cfg(feature = "supervisor")]
 pub(crate) mod delivery;
 pub(crate) mod health;
 #[cfg(feature = "supervisor")]

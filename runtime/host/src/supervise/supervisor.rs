@@ -6,6 +6,7 @@
 //! which things are written and published. Whoever changes generations through the host itself
 //! bypasses all of it.
 
+use super::acceptance::Acceptance;
 use super::health::HealthLimits;
 use super::history::{History, HistoryEntry, HistoryError, HistoryEvent, Record};
 use super::spans;
@@ -22,7 +23,8 @@ use ruvllm_signing::{
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use tracing::Span;
@@ -131,7 +133,11 @@ pub struct SwapCounters {
 /// Changes the kernels of a host as operators ask, and takes back what does harm.
 pub struct Supervisor {
     pub(super) host: Host,
+    /// As it was opened with; whose packs are taken by now is in `acceptance`.
     pub(super) config: SupervisorConfig,
+    acceptance: RwLock<Acceptance>,
+    /// Counts changes of that.
+    acceptance_changes: AtomicU64,
     pub(super) history: History,
     store: PackStore,
     /// The generation of the program's own packs. Those before it were still without some of them.
@@ -188,13 +194,14 @@ impl Supervisor {
                 ..Record::new(HistoryEvent::Interrupted, &intent.operator)
             })?;
         }
+        let acceptance = Acceptance { trust: config.trust.clone(), lock: config.lock.clone() };
         let healthy = history.healthy();
         let load = |id: &PackId| -> Result<_, String> {
             let Some(pack) = store.get(&id.digest).map_err(|e| e.to_string())? else {
                 return Ok(None);
             };
             // Not against the floor: this version was active here.
-            let pack = config.verify(pack, None).map_err(|e| e.to_string())?;
+            let pack = acceptance.verify(pack, None).map_err(|e| e.to_string())?;
             match PackId::of(&pack) == *id {
                 true => Ok(Some(pack)),
                 false => Err("it is another pack".to_owned()),
@@ -227,7 +234,18 @@ impl Supervisor {
             watched: Vec::new(),
         };
         let (state, counters) = (Mutex::new(state), Mutex::default());
-        let supervisor = Self { host, config, history, store, first, state, counters };
+        let (acceptance, acceptance_changes) = (RwLock::new(acceptance), AtomicU64::new(0));
+        let supervisor = Self {
+            host,
+            config,
+            acceptance,
+            acceptance_changes,
+            history,
+            store,
+            first,
+            state,
+            counters,
+        };
         supervisor.host.retain_generation(active.generation());
         supervisor.prune();
         Ok(supervisor)
@@ -256,12 +274,17 @@ impl Supervisor {
         let span = spans::change("stage", operator);
         let mut id = None;
         let mut staged = || -> Result<StageReport, SupervisorError> {
-            let verified = self.config.verify(pack.clone(), self.config.floor.as_ref())?;
+            let changes = self.acceptance_changes();
+            let verified = self.verify(pack.clone(), self.config.floor.as_ref())?;
             let pack_id = id.insert(PackId::of(&verified)).clone();
             spans::note_pack(&span, &pack_id);
             let report = self.host.stage(verified)?;
             let keep = || -> Result<(), SupervisorError> {
                 self.store.put(&pack_id.digest, &pack)?;
+                // While it was compiled, the policy may have changed; `accept` looks for it from here on.
+                if self.acceptance_changes() != changes {
+                    self.verify(pack.clone(), None)?;
+                }
                 let record = Record::new(HistoryEvent::Staged, operator);
                 self.history.write(Record { pack: Some(pack_id), ..record })?;
                 Ok(())
@@ -361,8 +384,7 @@ impl Supervisor {
     ) -> Result<GenerationReport, SupervisorError> {
         let span = spans::change("roll back", operator);
         let state = &mut *lock(&self.state);
-        let previous = || self.host.previous_generation().filter(|&number| number >= self.first);
-        let target = to.or_else(previous);
+        let target = to.or_else(|| self.previous_generation());
         let target = target.ok_or(SupervisorError::NoEarlier)?;
         let intent =
             Record { generation: Some(target), ..Record::new(HistoryEvent::RollingBack, operator) };
@@ -393,6 +415,16 @@ impl Supervisor {
         Ok(report)
     }
 
+    /// The generation that [`Supervisor::roll_back`] goes to where none is named.
+    pub fn previous_generation(&self) -> Option<u64> {
+        self.host.previous_generation().filter(|&number| number >= self.first)
+    }
+
+    /// The generation of the program's own packs. Those before it were still without some of them.
+    pub fn first_generation(&self) -> u64 {
+        self.first
+    }
+
     /// Lets a barred pack in again. `false` where none of that digest was barred.
     ///
     /// # Errors
@@ -405,6 +437,58 @@ impl Supervisor {
         let record = Record::new(HistoryEvent::Cleared, operator);
         self.history.write(Record { clear, reason: digest, ..record })?;
         Ok(self.host.clear(digest))
+    }
+
+    /// Takes packs from here on as `new` says, and gives what of that is different, in words. What is active
+    /// stays; what is staged and not accepted any more is let go. The history has one entry of it and of what
+    /// else was changed together with it, `beside`; none where there is nothing of either.
+    ///
+    /// # Errors
+    /// [`SupervisorError::History`]; nothing is changed then.
+    pub fn accept(
+        &self,
+        new: Acceptance,
+        beside: &[String],
+        operator: &str,
+    ) -> Result<Vec<String>, SupervisorError> {
+        let mut acceptance = self.acceptance.write().unwrap_or_else(PoisonError::into_inner);
+        let changes = acceptance.changes(&new);
+        let all: Vec<&str> = changes.iter().chain(beside).map(String::as_str).collect();
+        if all.is_empty() {
+            return Ok(changes);
+        }
+        let reason = all.join("; ");
+        let record = Record::new(HistoryEvent::Reloaded, operator);
+        self.history.write(Record { reason: &reason, ..record })?;
+        if changes.is_empty() {
+            return Ok(changes);
+        }
+        *acceptance = new;
+        self.acceptance_changes.fetch_add(1, Ordering::Release);
+        drop(acceptance);
+        for StageReport { id, pack, .. } in self.host.staged() {
+            let kept = self.store.get(&pack.digest).ok().flatten();
+            // One whose bytes are not kept was not staged here.
+            let refused = kept.is_some_and(|kept| self.verify(kept, None).is_err());
+            if refused && let Err(error) = self.discard(id, operator) {
+                tracing::error!(target: LOG, "{error}");
+            }
+        }
+        Ok(changes)
+    }
+
+    /// How often it was changed whose packs are taken.
+    pub(super) fn acceptance_changes(&self) -> u64 {
+        self.acceptance_changes.load(Ordering::Acquire)
+    }
+
+    /// A pack that is accepted as things are now.
+    pub(super) fn verify(
+        &self,
+        pack: UnverifiedPack,
+        floor: Option<&VersionFloor>,
+    ) -> Result<VerifiedPack, PackError> {
+        self.acceptance.read().unwrap_or_else(PoisonError::into_inner).verify(pack, floor)
     }
 
     /// The newest entries of the history, newest first.
@@ -505,20 +589,6 @@ impl Supervisor {
         let healthy = self.history.healthy().unwrap_or_default();
         let kept = kept.chain(healthy).map(|pack| pack.digest);
         self.store.retain(&staged.chain(kept).collect());
-    }
-}
-
-impl SupervisorConfig {
-    pub(super) fn verify(
-        &self,
-        pack: UnverifiedPack,
-        floor: Option<&VersionFloor>,
-    ) -> Result<VerifiedPack, PackError> {
-        let verified = pack.verify(&self.trust, floor)?;
-        if let Some(lock) = &self.lock {
-            lock.check(&verified)?;
-        }
-        Ok(verified)
     }
 }
 

@@ -5,7 +5,7 @@ use super::health::{Health, HealthWindow, Latency, Sickness, Vitals};
 use super::history::{HistoryEvent, Record};
 use super::spans;
 use super::supervisor::{LOG, State, Supervisor};
-use super::watched::{HealthReport, Question, Watched, suspect};
+use super::watched::{Excused, HealthReport, Question, Watched, suspect};
 use crate::pack::PackId;
 use crate::registry::RegistrySnapshot;
 use crate::threads::lock;
@@ -28,12 +28,18 @@ impl Supervisor {
     /// What is being watched: packs that were activated and not found healthy yet, oldest first, then
     /// the generation on trial.
     pub fn health(&self) -> Vec<HealthReport> {
-        let report = |watched: &Watched| HealthReport {
-            generation: watched.generation,
-            packs: watched.packs.clone(),
-            canary: watched.canary,
-            health: watched.window.health().clone(),
-            vitals: self.vitals(watched),
+        let report = |watched: &Watched| {
+            let vitals = self.vitals(watched);
+            HealthReport {
+                generation: watched.generation,
+                packs: watched.packs.clone(),
+                canary: watched.canary,
+                health: watched.window.health().clone(),
+                latency_ratio: self.config.limits.latency_ratio,
+                loss_margin: self.config.limits.loss_margin,
+                excused: self.excused(watched, &vitals),
+                vitals,
+            }
         };
         lock(&self.state).watched.iter().map(report).collect()
     }
@@ -146,6 +152,26 @@ impl Supervisor {
             });
         }
         Vitals { losses: watched.losses, lacking, ..watched.comparison.vitals() }
+    }
+
+    /// Operations that exceed the limit and are not too slow.
+    fn excused(&self, watched: &Watched, vitals: &Vitals) -> Vec<Excused> {
+        let mut excused: Vec<Excused> = Vec::new();
+        for latency in &vitals.latencies {
+            let known = excused.iter().any(|other| other.op == latency.op);
+            if known || self.config.limits.excess(latency) <= 1.0 {
+                continue;
+            }
+            let reason = if watched.comparison.is_same(&latency.op) {
+                "the same code as before"
+            } else if watched.acquitted.contains_key(&suspect(latency)) {
+                "not slower in the same calls"
+            } else {
+                continue;
+            };
+            excused.push(Excused { op: latency.op.clone(), reason: reason.to_owned() });
+        }
+        excused
     }
 
     /// Whether an operation seems too slow.

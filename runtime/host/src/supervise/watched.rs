@@ -3,7 +3,7 @@
 use super::health::{ComparedKernels, Comparison, Health, HealthWindow, Latency, Losses, Vitals};
 use crate::OpKey;
 use crate::pack::PackId;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Packs that are being watched.
@@ -20,6 +20,21 @@ pub struct HealthReport {
     pub health: Health,
     /// Their figures now.
     pub vitals: Vitals,
+    /// How many times as long as before the median call of an operation may take.
+    pub latency_ratio: f64,
+    /// By how much the loss on the probe text may be higher.
+    pub loss_margin: f64,
+    /// Operations that take longer than that and are not too slow all the same.
+    pub excused: Vec<Excused>,
+}
+
+/// An operation whose calls take longer than they may, which does not count.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Excused {
+    /// The operation.
+    pub op: OpKey,
+    /// Why it does not count.
+    pub reason: String,
 }
 
 /// Packs in their health window.

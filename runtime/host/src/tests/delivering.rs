@@ -248,13 +248,80 @@ fn an_operators_way_back_stands() {
 }
 
 #[test]
-fn a_process_that_ends_in_a_window_leaves_the_pack_out_of_the_next() {
+fn a_pack_whose_process_ended_in_its_window_is_delivered_again_three_times_in_all() {
     let mut post = Post::new(None);
     post.put("one.rkp", &post.good(1));
+    for attempt in 1..=3 {
+        assert_eq!(post.look(), ["1.0.0"]);
+        assert_eq!(post.count(HistoryEvent::Activated), attempt);
+        post = post.restart(None);
+        assert!(active(&post.supervisor).is_empty(), "it was not found healthy");
+    }
+    assert!(post.look().is_empty(), "it may be what ends the process");
+    post.put("two.rkp", &post.good(2));
+    assert_eq!(post.look(), ["2.0.0"]);
+}
+
+#[test]
+fn a_trial_whose_process_ended_begins_again() {
+    let mut post = Post::new(Some(0.5));
+    post.put("one.rkp", &post.good(1));
+    post.look();
+    let mut post = post.restart(Some(0.5));
+    post.look();
+    assert_eq!(post.count(HistoryEvent::OnTrial), 2);
+    post.place.end_window(&post.supervisor);
+    assert_eq!(post.look(), ["1.0.0"]);
+}
+
+#[test]
+fn going_back_from_what_a_restart_brought_back_stands() {
+    let mut post = Post::new(None);
+    for n in [1, 2] {
+        post.put("pack.rkp", &post.good(n));
+        assert_eq!(post.look(), [format!("{n}.0.0")]);
+        post.place.end_window(&post.supervisor);
+    }
+    let mut post = post.restart(None);
+    assert_eq!(post.look(), ["2.0.0"]);
+    activate(&post.supervisor, &post.good(1)).unwrap();
     assert_eq!(post.look(), ["1.0.0"]);
     let mut post = post.restart(None);
+    // The one that was found healthy last.
+    assert_eq!(post.look(), ["2.0.0"]);
+    assert_eq!(post.count(HistoryEvent::Activated), 3);
+}
+
+#[test]
+fn a_pack_is_delivered_once_its_publisher_is_trusted() {
+    let mut post = Post::new(None);
+    let stranger = pack(&Module::default());
+    post.put("stranger.rkp", &stranger);
     assert!(post.look().is_empty());
-    assert_eq!(post.count(HistoryEvent::Activated), 1);
+    let wide = crate::Acceptance { trust: stranger.policy(), lock: None };
+    let changes = post.supervisor.accept(wide.clone(), &[], "me").unwrap();
+    assert_eq!(changes.len(), 1, "{changes:?}");
+    assert_eq!(post.look(), ["1.0.0"]);
+    assert_eq!(post.count(HistoryEvent::Refused), 1);
+    let entries = post.supervisor.history(9);
+    let entry = entries.iter().find(|entry| entry.event == HistoryEvent::Reloaded).unwrap();
+    assert_eq!((&entry.reason, &*entry.operator), (&changes[0], "me"));
+    assert!(post.supervisor.accept(wide, &[], "me").unwrap().is_empty());
+    assert_eq!(post.count(HistoryEvent::Reloaded), 1, "nothing is different");
+}
+
+#[test]
+fn what_is_staged_and_not_accepted_any_more_is_let_go() {
+    let post = Post::new(None);
+    let staged = post.supervisor.stage(post.good(1).read().unwrap(), "me").unwrap();
+    let narrow = crate::Acceptance { trust: pack(&Module::default()).policy(), lock: None };
+    post.supervisor.accept(narrow, &["API keys".to_owned()], "me").unwrap();
+    let reason = &post.supervisor.history(2)[1].reason;
+    assert!(reason.starts_with("trust policy") && reason.ends_with("; API keys"), "{reason}");
+    let error = post.supervisor.activate(staged.id, "me").unwrap_err();
+    assert_eq!(error.code(), "not_staged");
+    let error = post.supervisor.stage(post.good(1).read().unwrap(), "me").unwrap_err();
+    assert_eq!(error.code(), "pack_rejected");
 }
 
 #[test]
