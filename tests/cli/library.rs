@@ -47,6 +47,7 @@ fn it_brings_no_server_no_tls_and_no_terminal() {
         "plotters",
         "rustls",
         "rustyline",
+        "signal-hook",
         "tokenizers",
         "tokio",
         "ureq",

@@ -299,7 +299,8 @@ fn a_pack_that_does_harm_is_taken_back_barred_and_cleared() {
         listed.stdout
     );
     live.kernels(&[Path::new("stage"), &bad.path()]).refused(&["[pack_barred]", "trapped"]);
-    assert!(live.kernels(&["clear", &digest]).text().contains("may be staged again"));
+    live.kernels(&["clear", "0000"]).refused(&["[not_barred]"]);
+    assert!(live.kernels(&["clear", &digest[7..19]]).text().contains("may be staged again"));
     live.kernels(&[Path::new("stage"), &bad.path()]).text();
 }
 
@@ -349,6 +350,74 @@ fn packs_that_appear_in_a_watched_directory_become_active() {
     thread::sleep(Duration::from_secs(5));
     assert_eq!(live.active(), ["1.0.0"]);
     assert_eq!(live.events(), before);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_makes_the_server_read_trust_and_keys_anew() {
+    let operator = Operator::new();
+    let (packs, config) = (operator.path("packs"), operator.path("server.toml"));
+    let keys = |name: &str| {
+        let made = ruvllm(&["serve", "--new-key", name]);
+        let (secret, entry) = made.text().split_once('\n').unwrap();
+        (secret.to_owned(), format!("[server]\napi-key = ['{entry}']\n"))
+    };
+    let ((alice, alices), (bob, bobs)) = (keys("alice"), keys("bob"));
+    fs::write(&config, alices).unwrap();
+    let options = ["--watch-packs", packs.to_str().unwrap(), "--config", config.to_str().unwrap()];
+    let live = operator.serve("300", &options);
+    let stranger =
+        PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&Module::default())).build();
+    stranger.read().unwrap().write_archive(File::create(packs.join("new.rkp")).unwrap()).unwrap();
+    live.wait_for("refused");
+    let body = r#"{"prompt": "Once", "max_tokens": 1}"#;
+    let answers =
+        |key: &str| live.serving.post_as(key, "/v1/completions", body).starts_with("HTTP/1.1 200");
+    let hang_up = |message: &str| -> Value {
+        let pid = live.serving.child.id().to_string();
+        assert!(Command::new("kill").args(["-HUP", &pid]).status().unwrap().success());
+        let lines = live.serving.log.iter().map(|line| serde_json::from_str::<Value>(&line));
+        let said = |line: &Value| line["message"].as_str().is_some_and(|m| m.contains(message));
+        lines.flatten().find(said).unwrap()
+    };
+    assert!(answers(&alice) && !answers(&bob));
+    // The publisher of before, and a new one.
+    let both = fs::read_to_string(operator.path("trust.toml")).unwrap();
+    let new = fs::read_to_string(stranger.policy_file()).unwrap();
+    let new = new.replace("version = 1", "").replace("\"test\"", "\"newcomer\"");
+    fs::write(operator.path("trust.toml"), both.clone() + &new).unwrap();
+    fs::write(&config, bobs + "[limits]\nqueue = 7\n").unwrap();
+    let said = hang_up("read anew");
+    let changed = "trust policy with newcomer; API keys (new: bob; gone: alice)";
+    assert_eq!((&said["changed"], &said["operator"]), (&changed.into(), &"SIGHUP".into()));
+    soon("the pack is delivered", || live.active() == ["1.0.0"]);
+    assert!(answers(&bob) && !answers(&alice));
+    assert!(live.events().contains(&"reloaded".to_owned()), "{:?}", live.events());
+
+    fs::write(operator.path("trust.toml"), "version = 1\n[[publishers]]").unwrap();
+    fs::write(&config, "[server]\n").unwrap();
+    let said = hang_up("nothing was changed");
+    assert!(said["message"].as_str().unwrap().contains("trust.toml"), "{said}");
+    fs::write(operator.path("trust.toml"), both).unwrap();
+    hang_up("no API keys any more");
+    assert!(answers(&bob));
+}
+
+/// A pack that is not healthy yet when the process is killed, and no administrator who could stage it.
+#[test]
+fn a_pack_whose_server_was_killed_in_its_window_is_delivered_again() {
+    let operator = Operator::new();
+    let packs = operator.path("packs");
+    let watch = ["--watch-packs", packs.to_str().unwrap()];
+    let pack = operator.pack(1).read().unwrap();
+    pack.write_archive(File::create(packs.join("pack.rkp")).unwrap()).unwrap();
+    let live = operator.serve("300", &watch);
+    soon("the pack is delivered", || live.active() == ["1.0.0"]);
+    drop(live);
+    let live = operator.serve("300", &watch);
+    soon("the pack is delivered again", || live.active() == ["1.0.0"]);
+    let activated = live.events().iter().filter(|event| *event == "activated").count();
+    assert_eq!(activated, 2);
 }
 
 /// The state of a server of an earlier build, which had found a pack healthy: `tests/fixtures/upgrade`.

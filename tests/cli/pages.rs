@@ -185,6 +185,11 @@ fn the_guide_to_the_server_shows_what_happens() {
 }
 
 #[test]
+fn the_page_on_deployments_shows_what_happens() {
+    check("runtime/server/deploy/README.md");
+}
+
+#[test]
 fn the_guide_to_packs_shows_what_happens() {
     check("signing/pack/GUIDE.md");
 }

@@ -92,6 +92,25 @@ fn a_server_answers_with_the_adapter() {
     assert!(answer.contains("salty sea"), "{answer}");
 }
 
+#[test]
+fn a_server_has_a_model_for_each_named_adapter() {
+    let adapter = concat!(env!("CARGO_MANIFEST_DIR"), "/demo/adapters/pirate");
+    let models = [format!("pirate={adapter}"), format!("half={adapter}=0.5")];
+    let options = ["--kernels", "native", "--lora-model", &models[0], "--lora-model", &models[1]];
+    let serving = Serving::start(&options);
+    let answer = |model: &str| {
+        let prompt = r#""prompt": "Once upon a time", "max_tokens": 20, "temperature": 0"#;
+        serving.complete(&format!("{{{model}{prompt}}}"))
+    };
+    assert!(answer(r#""model": "pirate", "#).contains("salty sea"));
+    assert!(!answer("").contains("salty sea"));
+    assert!(answer(r#""model": "half", "#).contains(r#""model":"half""#));
+    let refused = |model: &str, parts: &[&str]| {
+        ruvllm(&["serve", "--listen", "127.0.0.1:0", "--lora-model", model]).refused(parts);
+    };
+    refused("parrot=no/such.gguf", &["--lora-model parrot", "no/such.gguf"]);
+}
+
 #[cfg(unix)]
 #[test]
 fn a_server_logs_requests_without_prompts_and_ends_at_a_signal() {

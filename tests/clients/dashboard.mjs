@@ -61,10 +61,11 @@ async function confirm(page, part, name) {
 
 async function asksForTheKey(page) {
   const dialog = "#key-dialog[open]";
-  await text(page, `${dialog} #key-message`, /needs an API key/);
+  await text(page, `${dialog} #key-title`, pack ? /^Admin key$/ : /^API key$/);
+  await text(page, `${dialog} #key-message`, pack ? /for administrators.* --admin-key/ : /asks for an API key/);
   await page.type("#key-input", "sk-wrong");
   await page.keyboard.press("Enter");
-  await text(page, `${dialog} #key-message`, /unknown API key/);
+  await text(page, `${dialog} #key-message`, pack ? /none of the server's admin keys/ : /does not know this key/);
   await page.type("#key-input", key);
   await page.keyboard.press("Enter");
   await text(page, "#connection", /^live$/);
@@ -120,6 +121,8 @@ async function chats(page) {
 
 async function showsFigures(page) {
   await text(page, "#kernel-rows", /rmsnorm/);
+  // As the other listener calls it.
+  await text(page, "#kernel-rows", /selected/);
   await text(page, "#memory-legend", /KV in f16/);
   await text(page, "#kv-migrations", /^\d/);
   // Whether a screen reader can tell what each control is.
@@ -134,6 +137,13 @@ async function showsFigures(page) {
     await page.setViewport({ width, height: 900 });
     const overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
     assert.ok(overflow <= 0, `${overflow} pixels too wide for ${width}`);
+  }
+  // Where columns are beyond the edge, the page says so.
+  for (const [width, hinted] of [[390, true], [1600, false]]) {
+    await page.setViewport({ width, height: 900 });
+    await page.waitForSelector("#kernels-more", hinted ? { visible: true } : { hidden: true });
+    const beyond = await page.$eval("#kernel-scroll", (node) => node.scrollWidth > node.clientWidth);
+    assert.equal(beyond, hinted, `at ${width} pixels`);
   }
 }
 
@@ -158,8 +168,13 @@ async function swaps(page) {
   const upload = async (file) => {
     const input = await page.$("#pack-file");
     await input.uploadFile(file);
-    await confirm(page, "#pack-zone", "Stage");
+    // It changes nothing that serves, so nobody is asked.
+    await page.locator("#pack-zone button::-p-text(Stage)").click();
   };
+  // Nothing was ever activated.
+  await page.waitForSelector("#roll-back", { hidden: true });
+  assert.equal(await page.$$eval("#generations button", (list) => list.filter((button) => button.checkVisibility()).length), 0);
+
   await upload(fileURLToPath(import.meta.url));
   await text(page, "#pack-zone .error", /archive/);
 
@@ -168,6 +183,7 @@ async function swaps(page) {
   await text(page, "#staged", named);
   await confirm(page, "#staged", "Try");
   await text(page, "#trial", named);
+  await text(page, "#watch", /\d+\.\d\d × \(limit|no limit\)|too few calls/);
   await text(page, "#kernel-rows", /on trial/);
   await confirm(page, "#trial", "End trial");
   await page.waitForSelector("#trial-part", { hidden: true });
@@ -178,12 +194,15 @@ async function swaps(page) {
   await text(page, "#packs-said", /is active in generation/);
   await text(page, "#kernel-rows", named);
   await text(page, "#watch", /left[^]*traps/);
+  await page.waitForSelector("#roll-back", { visible: true });
   await confirm(page, "#roll-back", "Roll back");
   await text(page, "#packs-said", /is active, with the packs of generation/);
   await page.waitForFunction((name) => !document.getElementById("kernel-rows").innerText.includes(name), {}, packName);
   await page.click("#kernels-all");
   await text(page, "#kernel-rows", new RegExp(`${packName}[^]*retired`));
   await text(page, "#history", /rolled back[^]*activated[^]*trial ended[^]*on trial[^]*staged/);
+  await text(page, "#history li.begins", /process started/);
+  assert.ok(await page.$("#timeline-chart .begin"));
   const marks = await page.$$eval("#timeline-chart .mark title", (titles) => titles.map((title) => title.textContent));
   assert.ok(marks.some((mark) => mark.includes("activated") && mark.includes(packName)), marks.join("\n"));
 }

@@ -11,7 +11,7 @@ use ruvllm_engine::FinishReason;
 use ruvllm_engine::scheduler::{Finished, Token};
 use serde_json::{Value, json};
 
-use crate::app::{App, now};
+use crate::app::now;
 use crate::error::ApiError;
 use crate::keys::random_hex;
 use crate::sequences::{Sequences, Step, Usage};
@@ -57,13 +57,14 @@ pub(crate) fn usage(usage: Usage) -> Value {
 struct Head {
     id: String,
     created: u64,
-    app: Arc<App>,
+    model: Arc<str>,
 }
 
 impl Head {
-    fn new<S: Shape>(app: Arc<App>) -> Result<Head, ApiError> {
+    fn new<S: Shape>(sequences: &Sequences) -> Result<Head, ApiError> {
+        let model = Arc::clone(sequences.model());
         let id = random_hex::<12>().map_err(|error| ApiError::internal(error.to_string()))?;
-        Ok(Head { id: format!("{}-{id}", S::PREFIX), created: now(), app })
+        Ok(Head { id: format!("{}-{id}", S::PREFIX), created: now(), model })
     }
 
     fn body(&self, object: &str, choices: Vec<Value>) -> Value {
@@ -71,7 +72,7 @@ impl Head {
             "id": self.id,
             "object": object,
             "created": self.created,
-            "model": self.app.model,
+            "model": *self.model,
             "choices": choices,
         })
     }
@@ -79,11 +80,10 @@ impl Head {
 
 /// Answers in one body once all sequences have ended.
 pub(crate) async fn whole<S: Shape>(
-    app: Arc<App>,
     mut sequences: Sequences,
     mut shape: S,
 ) -> Result<Response, ApiError> {
-    let head = Head::new::<S>(app)?;
+    let head = Head::new::<S>(&sequences)?;
     let mut choices = vec![Value::Null; sequences.count()];
     while let Some(step) = sequences.next().await {
         match step? {
@@ -101,12 +101,11 @@ pub(crate) async fn whole<S: Shape>(
 
 /// Answers in chunks as tokens come. Dropped before its end, it cancels the sequences.
 pub(crate) fn stream<S: Shape>(
-    app: Arc<App>,
     sequences: Sequences,
     mut shape: S,
     include_usage: bool,
 ) -> Result<Response, ApiError> {
-    let head = Head::new::<S>(app)?;
+    let head = Head::new::<S>(&sequences)?;
     let begin: Vec<Value> = (0..sequences.count()).filter_map(|i| shape.begin(i)).collect();
     let mut stream =
         Stream { head, sequences, shape, include_usage, ready: VecDeque::new(), ended: false };

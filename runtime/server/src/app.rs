@@ -1,7 +1,7 @@
 //! What handlers share, and which address leads to which.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
@@ -9,7 +9,7 @@ use axum::extract::Request;
 use axum::middleware;
 use axum::routing::{get, post};
 use ruvllm_engine::chat::ChatTemplate;
-use ruvllm_engine::{Adapter, Engine, Scheduler, SchedulerConfig};
+use ruvllm_engine::{Engine, Scheduler, SchedulerConfig};
 use tokio::sync::Semaphore;
 
 use crate::admin::{self, Supervised};
@@ -18,8 +18,11 @@ use crate::error::{ApiError, ServerError};
 use crate::grammar::Grammars;
 use crate::health::{self, Helpers};
 use crate::metrics::Metrics;
+use crate::models::Models;
 use crate::options::{Limits, ServerOptions};
+use crate::reload::{Access, Reloader};
 use crate::server::{CLIENT_HELPERS, Served};
+use crate::tls::Tls;
 use crate::tools::Format;
 use crate::{chat, completions, dashboard, embeddings, http, metrics, models, status, tokens};
 
@@ -33,8 +36,6 @@ pub(crate) enum Listener {
 /// What handlers share.
 pub(crate) struct App {
     pub(crate) engine: Engine,
-    /// What every sequence adds to the model's projections.
-    pub(crate) adapter: Option<Adapter>,
     /// Who changes the kernels, where somebody may.
     pub(crate) supervised: Option<Supervised>,
     pub(crate) scheduler: Scheduler,
@@ -45,9 +46,19 @@ pub(crate) struct App {
     pub(crate) grammars: Option<Arc<Grammars>>,
     /// The model's name in requests and answers.
     pub(crate) model: String,
+    /// All that requests can name.
+    pub(crate) models: Models,
     /// When serving began, in seconds since 1970.
     pub(crate) created: u64,
+    /// As the server was started; who may ask by now is in [`App::access`].
     pub(crate) options: ServerOptions,
+    access: RwLock<Arc<Access>>,
+    /// The certificate, where HTTPS is served.
+    pub(crate) tls: Option<Tls>,
+    /// What reads the configuration anew, where something does.
+    pub(crate) reloader: Option<Reloader>,
+    /// Held by who does.
+    pub(crate) reloading: Mutex<()>,
     pub(crate) metrics: Metrics,
     pub(crate) helpers: Helpers,
     /// One for each helper thread that clients may have.
@@ -58,8 +69,12 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(served: Served, options: ServerOptions) -> Result<App, ServerError> {
-        let Served { engine, adapter, supervisor, renderer, grammars } = served;
+    pub(crate) fn new(
+        served: Served,
+        options: ServerOptions,
+        tls: Option<Tls>,
+    ) -> Result<App, ServerError> {
+        let Served { engine, adapter, adapters, supervisor, renderer, grammars, reloader } = served;
         let model = options.model_id.clone().unwrap_or_else(|| engine.model().name().to_owned());
         let (template, tool_format) = options.chat_template(engine.model(), &renderer)?.unzip();
         let Limits { parallel: running, queue, prompt_chunk: chunk, max_bodies, .. } =
@@ -69,17 +84,17 @@ impl App {
             scheduler: Scheduler::start(engine.clone(), config)?,
             template,
             tool_format: tool_format.flatten(),
-            grammars: Grammars::new(
-                grammars,
-                options.api_key.iter().chain(&options.admin.admin_key).map(|key| &*key.name),
-                options.limits.grammar_memory,
-            ),
+            grammars: Grammars::new(grammars, options.limits.grammar_memory),
             engine,
-            adapter,
             supervised: supervisor.map(Supervised::new),
+            models: Models::new(&model, adapter, adapters)?,
             model,
             created: now(),
+            access: RwLock::new(Arc::new(Access::of(&options))),
             options,
+            tls,
+            reloader,
+            reloading: Mutex::new(()),
             metrics: Metrics::default(),
             helpers: Helpers::default(),
             places: Arc::new(Semaphore::new(CLIENT_HELPERS)),
@@ -88,6 +103,15 @@ impl App {
             admin_bodies: Bodies::new(admin::pack_bytes()),
             draining: AtomicBool::new(false),
         })
+    }
+
+    /// The keys of this moment.
+    pub(crate) fn access(&self) -> Arc<Access> {
+        Arc::clone(&self.access.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn set_access(&self, access: Access) {
+        *self.access.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(access);
     }
 
     /// The bodies of a listener's requests.

@@ -59,7 +59,8 @@ pub(crate) async fn completions(
     };
     let (n, options) = (params.n, params.options.clone());
     let (operation, prompts) = (Operation::Chat, vec![prompt]);
-    let work = Work { operation, prompts, n, options, logprobs, grammar };
+    let model = params.model.clone();
+    let work = Work { model, operation, prompts, n, options, logprobs, grammar };
     let shared = Arc::clone(&app);
     let sequences = app.aside(move || Sequences::start(&shared, caller, work)).await?;
     // What was in it counts until here: a schema waited for its turn.
@@ -72,9 +73,9 @@ pub(crate) async fn completions(
     let messages = (0..sequences.count()).map(|_| message()).collect();
     let shape = Messages { app: Arc::clone(&app), messages };
     if params.stream {
-        return answer::stream(app, sequences, shape, params.include_usage);
+        return answer::stream(sequences, shape, params.include_usage);
     }
-    answer::whole(app, sequences, shape).await
+    answer::whole(sequences, shape).await
 }
 
 /// Whether a client waits: until this is dropped, with the request.

@@ -45,15 +45,16 @@ pub(crate) async fn completions(
             let prompts = prompts(&app, prompt, "prompt")?;
             let (n, options) = (params.n, params.options.clone());
             let operation = Operation::Completion;
-            let work = Work { operation, prompts, n, options, logprobs, grammar: None };
+            let model = params.model.clone();
+            let work = Work { model, operation, prompts, n, options, logprobs, grammar: None };
             Ok((Sequences::start(&app, caller, work)?, params))
         })
         .await?;
     let shape = Texts { app: Arc::clone(&app), texts: Vec::new() };
     if params.stream {
-        return answer::stream(app, sequences, shape, params.include_usage);
+        return answer::stream(sequences, shape, params.include_usage);
     }
-    answer::whole(app, sequences, shape).await
+    answer::whole(sequences, shape).await
 }
 
 /// One or more prompts: texts or token ids.

@@ -17,7 +17,7 @@ use crate::completions::prompts;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::http::Caller;
-use crate::params::check_model;
+use crate::params::model;
 use crate::sequences::{Operation, Sequences, Step, Work};
 
 /// The handler.
@@ -30,7 +30,7 @@ pub(crate) async fn embeddings(
     let (mut sequences, base64) = app
         .aside(move || {
             let app = shared;
-            check_model(&mut fields, &app)?;
+            let model = model(&mut fields, &app)?;
             let format = fields.take::<String>("encoding_format")?;
             let base64 = match format.as_deref() {
                 None | Some("float") => false,
@@ -45,7 +45,8 @@ pub(crate) async fn embeddings(
             caller.log_prompt(&app, &input);
             let prompts = prompts(&app, input, "input")?;
             let (operation, options) = (Operation::Embeddings, GenerateOptions::default());
-            let work = Work { operation, prompts, n: 1, options, logprobs: None, grammar: None };
+            let work =
+                Work { model, operation, prompts, n: 1, options, logprobs: None, grammar: None };
             Ok((Sequences::start(&app, caller, work)?, base64))
         })
         .await?;
@@ -60,7 +61,7 @@ pub(crate) async fn embeddings(
     Ok(Json(json!({
         "object": "list",
         "data": data,
-        "model": app.model,
+        "model": **sequences.model(),
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     })))
 }

@@ -141,6 +141,33 @@ pub enum ServerError {
         /// What is wrong with it.
         reason: String,
     },
+    /// Two models have the same name.
+    #[error(
+        "two models are named `{name}`; give every --lora-model a name of its own, and not the model's"
+    )]
+    ModelName {
+        /// The name.
+        name: String,
+    },
+    /// The configuration cannot be read anew.
+    #[error("the configuration cannot be read anew: {reason}")]
+    Reload {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The configuration has no keys any more.
+    #[error(
+        "the configuration has no API keys any more, and a running server is not opened to everybody: give at least one with --api-key, or start the server again without keys"
+    )]
+    ReloadKeys,
+    /// The configuration turns HTTPS on or off.
+    #[error(
+        "HTTPS cannot be turned on or off while the server runs: start it again, or give --tls-cert and --tls-key as before"
+    )]
+    ReloadTls,
+    /// What a reload changes cannot be written down.
+    #[error(transparent)]
+    Supervisor(#[from] SupervisorError),
     /// The chat template is broken.
     #[error(transparent)]
     Chat(#[from] ChatError),
@@ -171,6 +198,11 @@ impl ServerError {
             ServerError::ChatTemplate { .. } => "chat_template",
             #[cfg(feature = "otel")]
             ServerError::TraceEndpoint { .. } => "trace_endpoint",
+            ServerError::ModelName { .. } => "model_name",
+            ServerError::Reload { .. } => "reload",
+            ServerError::ReloadKeys => "reload_keys",
+            ServerError::ReloadTls => "reload_tls",
+            ServerError::Supervisor(e) => e.code(),
             ServerError::Chat(e) => e.code(),
             ServerError::Engine(e) => e.code(),
         }
@@ -248,8 +280,17 @@ impl ApiError {
     }
 
     pub(crate) fn not_barred(digest: &str) -> ApiError {
-        let message = format!("no pack with the digest {digest} is barred");
+        let message = format!(
+            "no pack with the digest {digest} is barred; give its first digits, at least four of them"
+        );
         ApiError::new(StatusCode::NOT_FOUND, "not_barred", message)
+    }
+
+    pub(crate) fn ambiguous_digest(digest: &str) -> ApiError {
+        let message = format!(
+            "several barred packs have a digest that begins with {digest}; give more of its digits"
+        );
+        ApiError::new(StatusCode::CONFLICT, "ambiguous_digest", message).retry(Retry::Never)
     }
 
     pub(crate) fn too_large(limit: usize) -> ApiError {
@@ -378,6 +419,19 @@ impl From<EngineError> for ApiError {
                 ApiError::new(status, error.code(), message)
             }
             _ => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.code(), message),
+        }
+    }
+}
+
+/// Of a configuration that is read anew.
+impl From<ServerError> for ApiError {
+    fn from(error: ServerError) -> ApiError {
+        match error {
+            ServerError::Supervisor(error) => error.into(),
+            error => {
+                let status = StatusCode::UNPROCESSABLE_ENTITY;
+                ApiError::new(status, error.code(), format!("nothing was changed: {error}"))
+            }
         }
     }
 }

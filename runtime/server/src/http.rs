@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::{FromRef, FromRequest, MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Map, Value};
@@ -18,6 +18,7 @@ use crate::dashboard;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::keys::{self, ApiKey};
+use crate::reload::Access;
 use crate::spans;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -79,8 +80,9 @@ pub(crate) async fn around(
     span.record("ruvllm.request", &*id);
     let path = route.unwrap_or_else(|| "unknown".to_owned());
     let mut client = Arc::from("");
-    let mut response = match if open { Ok(None) } else { admit(&app, listener, request.headers()) }
-    {
+    let access = app.access();
+    let admitted = if open { Ok(None) } else { admit(&access, listener, request.headers()) };
+    let mut response = match admitted {
         Ok(key) => {
             client = Arc::from(key.map_or("", |key| &key.name));
             span.record("ruvllm.client", &*client);
@@ -92,7 +94,7 @@ pub(crate) async fn around(
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
-        Err(error) => error.into_response(),
+        Err(error) => challenged(error.into_response(), listener, request.headers()),
     };
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
@@ -130,16 +132,32 @@ fn request_id(headers: &HeaderMap) -> Result<Arc<str>, ApiError> {
     }
 }
 
+/// Says of which keys one is asked for, and whether the one that was sent is none of them (RFC 6750).
+fn challenged(mut response: Response, listener: Listener, sent: &HeaderMap) -> Response {
+    if response.status() == StatusCode::UNAUTHORIZED {
+        let unknown = sent.contains_key(header::AUTHORIZATION);
+        let challenge = match (listener, unknown) {
+            (Listener::Client, false) => r#"Bearer realm="api""#,
+            (Listener::Client, true) => r#"Bearer realm="api", error="invalid_token""#,
+            (Listener::Admin, false) => r#"Bearer realm="admin""#,
+            (Listener::Admin, true) => r#"Bearer realm="admin", error="invalid_token""#,
+        };
+        let challenge = HeaderValue::from_static(challenge);
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
+    }
+    response
+}
+
 /// Who asks, if they may.
 fn admit<'a>(
-    app: &'a App,
+    access: &'a Access,
     listener: Listener,
     headers: &HeaderMap,
 ) -> Result<Option<&'a ApiKey>, ApiError> {
     let keys = match listener {
-        Listener::Client => &app.options.api_key,
+        Listener::Client => &access.clients,
         // There is at least one, so that the host's name does not matter.
-        Listener::Admin => &app.options.admin.admin_key,
+        Listener::Admin => &access.admins,
     };
     // Without keys, a name that a page in a browser resolves to this machine must not open the
     // server to that page.

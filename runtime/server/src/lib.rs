@@ -36,6 +36,7 @@ mod options;
 #[cfg(feature = "otel")]
 mod otlp;
 mod params;
+mod reload;
 mod sequences;
 mod server;
 mod spans;
@@ -51,4 +52,5 @@ pub use keys::ApiKey;
 pub use options::{Limits, ServerOptions};
 #[cfg(feature = "otel")]
 pub use otlp::TraceExport;
+pub use reload::{Configuration, Reloaded, Reloader};
 pub use server::{Served, Server};

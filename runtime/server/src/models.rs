@@ -1,17 +1,61 @@
-//! What is served.
+//! What is served: a model, and the same model with further adapters, each a model of its own to clients.
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State};
+use ruvllm_engine::Adapter;
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::error::ApiError;
+use crate::error::{ApiError, ServerError};
+
+/// A model that requests can name.
+#[derive(Clone, Debug)]
+pub(crate) struct Choice {
+    pub(crate) name: Arc<str>,
+    /// What its sequences add to the projections of the weights.
+    pub(crate) adapter: Option<Adapter>,
+}
+
+/// The models that requests can name; the first is taken where they name none.
+#[derive(Debug)]
+pub(crate) struct Models(Vec<Choice>);
+
+impl Models {
+    /// The model itself under this name, and further ones, each with an adapter.
+    ///
+    /// # Errors
+    /// [`ServerError::ModelName`] where two have the same name.
+    pub(crate) fn new(
+        name: &str,
+        adapter: Option<Adapter>,
+        further: Vec<(String, Adapter)>,
+    ) -> Result<Models, ServerError> {
+        let mut models = vec![Choice { name: name.into(), adapter }];
+        for (name, adapter) in further {
+            if models.iter().any(|model| *model.name == *name) {
+                return Err(ServerError::ModelName { name });
+            }
+            models.push(Choice { name: name.into(), adapter: Some(adapter) });
+        }
+        Ok(Models(models))
+    }
+
+    /// The model that a request names. One that is not served must not be answered by another.
+    pub(crate) fn choose(&self, name: Option<&str>) -> Result<Choice, ApiError> {
+        let named = |choice: &&Choice| name.is_none_or(|name| *choice.name == *name);
+        self.0.iter().find(named).cloned().ok_or_else(|| {
+            let names: Vec<&str> = self.0.iter().map(|choice| &*choice.name).collect();
+            ApiError::model_not_found(name.unwrap_or_default(), &names.join("`, `"))
+        })
+    }
+}
 
 /// `GET /v1/models`.
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({"object": "list", "data": [describe(&app)]}))
+    let data: Vec<Value> = app.models.0.iter().map(|choice| describe(&app, choice)).collect();
+    Json(json!({"object": "list", "data": data}))
 }
 
 /// `GET /v1/models/{id}`.
@@ -19,18 +63,20 @@ pub(crate) async fn one(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    if id != app.model {
-        return Err(ApiError::model_not_found(&id, &app.model));
-    }
-    Ok(Json(describe(&app)))
+    Ok(Json(describe(&app, &app.models.choose(Some(&id))?)))
 }
 
-fn describe(app: &App) -> Value {
-    json!({
-        "id": app.model,
+fn describe(app: &App, choice: &Choice) -> Value {
+    let mut described = json!({
+        "id": *choice.name,
         "object": "model",
         "created": app.created,
         "owned_by": "ruvllm",
         "context_length": app.engine.context(),
-    })
+    });
+    // As vLLM says it.
+    if *choice.name != *app.model {
+        described["parent"] = json!(app.model);
+    }
+    described
 }

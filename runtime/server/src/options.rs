@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use axum_server::tls_rustls::RustlsConfig;
 use clap::Args;
 use ruvllm_engine::Model;
 use ruvllm_engine::chat::{ChatTemplate, Renderer};
@@ -101,6 +100,17 @@ impl ServerOptions {
     /// [`ServerError::AdminTlsRequired`], [`ServerError::Pointless`], [`ServerError::Limit`],
     /// [`ServerError::BodyLimits`], [`ServerError::ChatTemplate`], [`ServerError::Tls`].
     pub fn check(&self) -> Result<(), ServerError> {
+        self.check_keys()?;
+        self.check_limits()?;
+        self.template()?;
+        self.tls().map(drop)
+    }
+
+    /// Whether everybody who can connect is asked for a key, and no two holders share one.
+    ///
+    /// # Errors
+    /// Those of [`ServerOptions::check`] that are about keys and administrators.
+    pub(crate) fn check_keys(&self) -> Result<(), ServerError> {
         if !self.listen.ip().is_loopback() && self.api_key.is_empty() {
             return Err(ServerError::KeysRequired { address: self.listen });
         }
@@ -116,6 +126,10 @@ impl ServerOptions {
         if let Some(key) = self.api_key.iter().find(is_admin) {
             return Err(ServerError::KeyShared { client: key.name.clone() });
         }
+        Ok(())
+    }
+
+    fn check_limits(&self) -> Result<(), ServerError> {
         let Limits { parallel, queue, prompt_chunk, max_body, .. } = self.limits;
         let Limits { max_bodies, max_choices, max_tokens, .. } = self.limits;
         for (option, value) in [
@@ -133,8 +147,7 @@ impl ServerOptions {
         if max_bodies < max_body {
             return Err(ServerError::BodyLimits { max_body });
         }
-        self.template()?;
-        self.tls().map(drop)
+        Ok(())
     }
 
     /// Whether `renderer` can run the chat template that a server of this model would have.
@@ -167,7 +180,7 @@ impl ServerOptions {
     }
 
     /// Certificate and key, where HTTPS is asked for.
-    pub(crate) fn tls(&self) -> Result<Option<RustlsConfig>, ServerError> {
+    pub(crate) fn tls(&self) -> Result<Option<tls::Loaded>, ServerError> {
         match (&self.tls_cert, &self.tls_key) {
             (Some(cert), Some(key)) => tls::load(cert, key).map(Some),
             _ => Ok(None),

@@ -8,12 +8,15 @@ use serde_json::Value;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Fields, parse};
+use crate::models::Choice;
 
 /// Stop strings of a request at most.
 const STOPS: usize = 16;
 
 /// How to answer, whatever the prompt.
 pub(crate) struct Params {
+    /// Who answers.
+    pub(crate) model: Choice,
     /// Answers to each prompt.
     pub(crate) n: usize,
     /// Whether the answer comes in pieces.
@@ -31,7 +34,7 @@ impl Params {
         app: &App,
         max_tokens: Option<usize>,
     ) -> Result<Params, ApiError> {
-        check_model(fields, app)?;
+        let model = model(fields, app)?;
         let n = fields.take::<usize>("n")?.unwrap_or(1);
         let most = app.options.limits.max_choices;
         if n == 0 || n > most {
@@ -57,16 +60,13 @@ impl Params {
             stop: stops(fields)?,
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
         };
-        Ok(Params { n, stream, include_usage, options })
+        Ok(Params { model, n, stream, include_usage, options })
     }
 }
 
-/// The request may name the model; a name that is not served must not be answered by another.
-pub(crate) fn check_model(fields: &mut Fields, app: &App) -> Result<(), ApiError> {
-    match fields.take::<String>("model")? {
-        Some(name) if name != app.model => Err(ApiError::model_not_found(&name, &app.model)),
-        _ => Ok(()),
-    }
+/// The model that the request names, or the one that is served where it names none.
+pub(crate) fn model(fields: &mut Fields, app: &App) -> Result<Choice, ApiError> {
+    app.models.choose(fields.take::<String>("model")?.as_deref())
 }
 
 /// The most tokens of an answer: as asked, at most what the operator allows.

@@ -1,6 +1,7 @@
 //! The sequences of one request on the scheduler, and what becomes of them as one stream.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ruvllm_engine::scheduler::{Finished, Kind, Rejected, Request, Ticket, Token, Update};
@@ -11,10 +12,12 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::grammar::Grammar;
 use crate::http::Caller;
+use crate::models::Choice;
 use crate::spans::{self, SequenceSpans};
 
 /// What to compute.
 pub(crate) struct Work {
+    pub(crate) model: Choice,
     pub(crate) operation: Operation,
     pub(crate) prompts: Vec<Vec<u32>>,
     /// Sequences for each prompt.
@@ -74,6 +77,7 @@ pub(crate) struct Sequences {
     open: usize,
     begun: Instant,
     limit: Duration,
+    model: Arc<str>,
     caller: Caller,
     usage: Usage,
 }
@@ -92,7 +96,7 @@ impl Sequences {
     /// # Errors
     /// Too many sequences, a full queue, a server that is about to stop, a prompt that cannot be computed.
     pub(crate) fn start(app: &App, caller: Caller, work: Work) -> Result<Sequences, ApiError> {
-        let Work { operation, prompts, n, options, logprobs, grammar } = work;
+        let Work { model, operation, prompts, n, options, logprobs, grammar } = work;
         if app.is_draining() {
             return Err(ApiError::draining());
         }
@@ -114,7 +118,7 @@ impl Sequences {
             let mut watch = app.metrics.watch();
             let tokens = prompt.len();
             let mut spans =
-                SequenceSpans::new(&caller.span, &app.model, operation, tokens, &options);
+                SequenceSpans::new(&caller.span, &model.name, operation, tokens, &options);
             let span = spans.whole().clone();
             let request = Request {
                 prompt,
@@ -124,7 +128,7 @@ impl Sequences {
                 session: SessionOptions {
                     priority: caller.priority,
                     scope: Some(caller.client.to_string()),
-                    adapter: app.adapter.clone(),
+                    adapter: model.adapter.clone(),
                     ..SessionOptions::default()
                 },
                 client: caller.client.to_string(),
@@ -155,9 +159,15 @@ impl Sequences {
             open: count,
             begun: Instant::now(),
             limit: app.options.limits.request_timeout,
+            model: model.name,
             caller,
             usage,
         })
+    }
+
+    /// The name of the model that answers.
+    pub(crate) fn model(&self) -> &Arc<str> {
+        &self.model
     }
 
     /// How many there are, at first.

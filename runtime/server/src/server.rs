@@ -21,6 +21,8 @@ use crate::app::{App, Listener, routes};
 use crate::error::ServerError;
 use crate::grammar::GrammarCompiler;
 use crate::options::ServerOptions;
+use crate::reload::{Reloaded, Reloader};
+use crate::tls::Tls;
 
 /// Threads for what takes longer than a glance.
 const HELPERS: usize = 16;
@@ -36,8 +38,10 @@ const CLOSE: Duration = Duration::from_secs(2);
 pub struct Served {
     /// What computes.
     pub engine: Engine,
-    /// What every text is computed with beside the model.
+    /// What the texts of the model are computed with beside its weights.
     pub adapter: Option<Adapter>,
+    /// Further models: the same weights with an adapter each, by the name under which requests ask for it.
+    pub adapters: Vec<(String, Adapter)>,
     /// What changes the kernels of the engine's host. An admin listener needs one; without such a
     /// listener its figures are shown all the same.
     pub supervisor: Option<Arc<Supervisor>>,
@@ -45,12 +49,21 @@ pub struct Served {
     pub renderer: Renderer,
     /// Where schemas and tools become grammars; with none, requests that need one are refused.
     pub grammars: GrammarCompiler,
+    /// What reads the configuration anew for [`Server::reload`]; with none, that is refused.
+    pub reloader: Option<Reloader>,
 }
 
 impl From<Engine> for Served {
     fn from(engine: Engine) -> Served {
-        let (renderer, grammars) = (Renderer::None, GrammarCompiler::None);
-        Served { engine, adapter: None, supervisor: None, renderer, grammars }
+        Served {
+            engine,
+            adapter: None,
+            adapters: Vec::new(),
+            supervisor: None,
+            renderer: Renderer::None,
+            grammars: GrammarCompiler::None,
+            reloader: None,
+        }
     }
 }
 
@@ -75,23 +88,24 @@ impl Server {
         if options.admin.admin_listen.is_some() && served.supervisor.is_none() {
             return Err(ServerError::SupervisorRequired);
         }
-        let tls = options.tls()?;
+        let tls = options.tls()?.map(Tls::new);
+        let config = tls.as_ref().map(Tls::config);
         let failed = |source| ServerError::Runtime { source };
         let (listener, address) = listen("listen", options.listen)?;
         let admin = options.admin.admin_listen.map(|address| listen("admin-listen", address));
         let admin = admin.transpose()?;
         let admin_address = admin.as_ref().map(|(_, address)| *address);
-        let app = Arc::new(App::new(served, options)?);
-        if !address.ip().is_loopback() && tls.is_none() {
+        let app = Arc::new(App::new(served, options, tls)?);
+        if !address.ip().is_loopback() && config.is_none() {
             tracing::warn!(%address, "keys and texts travel in the clear; use --tls-cert, or HTTPS in front");
         }
         let runtime = runtime("ruvllm-helper").map_err(failed)?;
         let handle = Handle::new();
         let clients = routes(&app, Listener::Client);
-        let mut serving = vec![serve(listener, tls.clone(), clients, handle.clone())];
+        let mut serving = vec![serve(listener, config.clone(), clients, handle.clone())];
         if let Some((listener, _)) = admin {
             let admins = routes(&app, Listener::Admin);
-            serving.push(serve(listener, tls, admins, handle.clone()));
+            serving.push(serve(listener, config, admins, handle.clone()));
         }
         let serve = move || {
             let ended = runtime.block_on(try_join_all(serving)).map(drop);
@@ -124,6 +138,15 @@ impl Server {
     pub fn is_alive(&self) -> bool {
         let serving = self.thread.as_ref().is_some_and(|thread| !thread.is_finished());
         serving && self.app.scheduler.is_alive()
+    }
+
+    /// Reads the configuration anew, as [`Served::reloader`] does: keys, the certificate, and whose packs are taken
+    /// are different from then on, all of them or none. `operator` is who the log and the history name.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration; everything is as it was then.
+    pub fn reload(&self, operator: &str) -> Result<Reloaded, ServerError> {
+        self.app.reload(operator)
     }
 
     /// Refuses new requests, lets those that are being answered finish within

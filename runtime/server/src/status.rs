@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use ruvllm_engine::MemoryReport;
 use ruvllm_engine::scheduler::SchedulerStats;
-use ruvllm_host::OpStats;
+use ruvllm_host::{Host, KernelSummary, OpStats};
 use serde::Serialize;
 
 use crate::app::{App, Listener, now};
@@ -22,7 +22,7 @@ pub(crate) struct Status {
     memory: MemoryReport,
     /// The active generation of kernels.
     generation: u64,
-    kernels: Vec<OpStats>,
+    kernels: Vec<KernelStatus>,
     latency: TokenTimes,
 }
 
@@ -34,6 +34,50 @@ struct ServerStatus {
     draining: bool,
     /// Whether the listener that was asked has the admin API.
     admin: bool,
+}
+
+/// Figures of a kernel, and what it is to its operation.
+#[derive(Serialize)]
+struct KernelStatus {
+    #[serde(flatten)]
+    figures: OpStats,
+    state: KernelState,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum KernelState {
+    /// Asked first.
+    Selected,
+    /// Asked where others fail.
+    Fallback,
+    /// Of the generation on trial alone.
+    OnTrial,
+    /// Out of service.
+    Quarantined,
+    /// Of an earlier generation.
+    Retired,
+}
+
+fn kernels(host: &Host) -> Vec<KernelStatus> {
+    let active = host.kernels();
+    let with_state = |figures: OpStats| {
+        let is_it = |kernel: &&KernelSummary| {
+            let same = (&kernel.op, &kernel.id, kernel.generation);
+            let pack = (&kernel.pack, &kernel.pack_version);
+            same == (&figures.op, &figures.kernel, figures.generation)
+                && pack == (&figures.pack, &figures.pack_version)
+        };
+        let state = match active.iter().find(is_it) {
+            _ if !figures.current => KernelState::Retired,
+            _ if figures.quarantined => KernelState::Quarantined,
+            None => KernelState::OnTrial,
+            Some(kernel) if kernel.selected => KernelState::Selected,
+            Some(_) => KernelState::Fallback,
+        };
+        KernelStatus { figures, state }
+    };
+    host.stats().into_iter().map(with_state).collect()
 }
 
 /// `GET /status`.
@@ -57,7 +101,7 @@ pub(crate) async fn status(
             scheduler: app.scheduler.stats(),
             memory: app.engine.memory(),
             generation: host.generation(),
-            kernels: host.stats(),
+            kernels: kernels(host),
             latency: app.metrics.token_times(),
         }))
     })

@@ -421,6 +421,15 @@ pub(crate) struct ServeArgs {
     pub(crate) log_format: LogFormat,
     #[command(flatten)]
     pub(crate) model: ModelOptions,
+    /// Serve the model with this LoRA adapter, too, as a model of its own: requests choose it by NAME. A
+    /// GGUF adapter or a PEFT directory, times SCALE, 1 when absent; may be given several times.
+    #[arg(
+        long,
+        value_name = "NAME=FILE|DIR[=SCALE]",
+        value_parser = lora_model,
+        help_heading = "Model"
+    )]
+    pub(crate) lora_model: Vec<(String, PathBuf, f32)>,
     /// Send traces of requests, sequences and changes of kernels to the OpenTelemetry collector at this
     /// base URL, as http://127.0.0.1:4318, by OTLP over HTTP; to nobody when absent.
     #[cfg(feature = "otel")]
@@ -468,6 +477,22 @@ fn lora(text: &str) -> Result<(PathBuf, f32), String> {
     match scaled.unwrap_or((text, 1.0)) {
         (path, scale) if !path.is_empty() && scale.is_finite() => Ok((path.into(), scale)),
         _ => Err("give FILE or FILE=SCALE, such as adapter.gguf=0.5".to_owned()),
+    }
+}
+
+/// A name, and behind its `=` what [`lora`] reads.
+fn lora_model(text: &str) -> Result<(String, PathBuf, f32), String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:/@".contains(c);
+    match text.split_once('=') {
+        Some((name, rest)) if !name.is_empty() && name.chars().all(plain) => {
+            let (path, scale) = lora(rest)?;
+            Ok((name.to_owned(), path, scale))
+        }
+        _ => {
+            Err("give NAME=FILE or NAME=FILE=SCALE, such as pirate=adapter.gguf=0.5, with a name \
+                  of letters, digits, and - _ . : / @"
+                .to_owned())
+        }
     }
 }
 
@@ -542,6 +567,12 @@ mod tests {
         assert_eq!(lora("dir=1/a.gguf=-0.5"), Ok(("dir=1/a.gguf".into(), -0.5)));
         assert_eq!(lora("a=b"), Ok(("a=b".into(), 1.0)));
         assert!(lora("").is_err() && lora("=2").is_err() && lora("a=inf").is_err());
+        let named = |name: &str, path: &str, scale| Ok((name.to_owned(), path.into(), scale));
+        assert_eq!(lora_model("p=a.gguf"), named("p", "a.gguf", 1.0));
+        assert_eq!(lora_model("me/p:1=dir=x/a=0.5"), named("me/p:1", "dir=x/a", 0.5));
+        for wrong in ["a.gguf", "=a.gguf", "p=", "a b=a.gguf", "p=a=inf"] {
+            assert!(lora_model(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -7,12 +7,13 @@
 //! file, also where one says what another excludes.
 
 use super::Failure;
-use super::args::Cli;
+use super::args::{self, Cli, ServeArgs};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory as _, Parser as _};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// The command that has the options.
@@ -48,11 +49,91 @@ pub(crate) fn parse(line: &[OsString]) -> Result<Cli, Failure> {
         Err(error) if !lacking(error) => None,
         _ => given(line)?,
     };
-    let layered = given.map(|given| merge(line, &given, &|name| std::env::var_os(name)));
+    let layered = given.map(|given| merge(line, &given, &variable_value));
     match layered.transpose()?.flatten() {
         Some(cli) => Ok(cli),
         None => Ok(alone.unwrap_or_else(|error| error.exit())),
     }
+}
+
+/// Options whose change takes effect while a server runs.
+const RELOADED: [&str; 6] = ["api-key", "admin-key", "tls-cert", "tls-key", "trust", "lock"];
+
+/// Where the options of a server come from, to be read anew.
+pub(crate) struct Source {
+    line: Vec<OsString>,
+    /// The configuration file, if one is named, as it was at first.
+    file: Option<(PathBuf, Table)>,
+}
+
+impl Source {
+    /// The source of a `serve` with this command line, which was read from it before.
+    pub(crate) fn new(line: Vec<OsString>) -> Result<Source, Failure> {
+        let path = given(&line)?.and_then(|given| file_of(&given, &variable_value));
+        let file = path.map(|path| -> Result<_, Failure> {
+            let table = read(&path)?;
+            Ok((path, table))
+        });
+        Ok(Source { line, file: file.transpose()? })
+    }
+
+    /// The options as they are by now, and the names of those that are different in the file and take effect
+    /// when the server starts again.
+    pub(crate) fn read(&self) -> Result<(ServeArgs, Vec<String>), Failure> {
+        let given = given(&self.line)?.unwrap_or_default();
+        let cli = match merge(&self.line, &given, &variable_value)? {
+            Some(cli) => cli,
+            None => Cli::try_parse_from(&self.line)?,
+        };
+        let mut restart = Vec::new();
+        if let Some((path, before)) = &self.file {
+            let command = command();
+            let wins = |key: &str| {
+                let arg = command.get_arguments().find(|arg| name(arg) == key);
+                arg.is_some_and(|arg| from_line(&given, arg) || variable_value(&variable(arg)).is_some())
+            };
+            let waits = |key: &String| !RELOADED.contains(&&**key) && !wins(key);
+            restart = differing(before, &read(path)?).into_iter().filter(waits).collect();
+        }
+        match cli.command {
+            args::Command::Serve(args) => Ok((*args, restart)),
+            _ => Err("the command line is none of `serve`".into()),
+        }
+    }
+}
+
+/// What is in a configuration file.
+fn read(path: &Path) -> Result<Table, Failure> {
+    let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
+    Ok(text.parse().map_err(|error: toml::de::Error| failed(&error))?)
+}
+
+/// A variable of the process. An empty one is as good as none.
+fn variable_value(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// The configuration file that the command line or the environment names.
+fn file_of(given: &ArgMatches, environment: Environment) -> Option<PathBuf> {
+    let named = given.get_one::<PathBuf>("config").cloned();
+    named.or_else(|| environment("RUVLLM_CONFIG").map(PathBuf::from))
+}
+
+/// Names of the options that two files give different values, or that one of them alone gives.
+fn differing(old: &Table, new: &Table) -> Vec<String> {
+    let options = |file: &Table| -> BTreeMap<String, Value> {
+        let tables = file.values().filter_map(Value::as_table);
+        tables.flatten().map(|(key, value)| (key.clone(), value.clone())).collect()
+    };
+    let (old, new) = (options(old), options(new));
+    let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    keys.into_iter().filter(|&key| old.get(key) != new.get(key)).cloned().collect()
+}
+
+/// Whether the command line itself gives an option.
+fn from_line(given: &ArgMatches, arg: &Arg) -> bool {
+    given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine)
 }
 
 /// What the command line gives to `serve`, whether or not it is complete; `None` for other commands.
@@ -69,10 +150,8 @@ fn merge(
     environment: Environment,
 ) -> Result<Option<Cli>, Failure> {
     let command = command();
-    let by_line =
-        |arg: &&Arg| given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
-    let mut above: Vec<&Arg> =
-        command.get_arguments().filter(|arg| !is_help(arg)).filter(by_line).collect();
+    let options = command.get_arguments().filter(|arg| !is_help(arg));
+    let mut above: Vec<&Arg> = options.filter(|arg| from_line(given, arg)).collect();
     if above.iter().any(|arg| arg.is_exclusive_set()) {
         return Ok(None);
     }
@@ -96,8 +175,7 @@ fn merge(
     above.extend(&of);
     if let Some(path) = file {
         let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-        let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
-        let table = text.parse().map_err(|error: toml::de::Error| failed(&error))?;
+        let table = read(path)?;
         options.extend(arguments(&command, &table, &above).map_err(|error| failed(&error))?);
         parsed = with(&options);
         if let Err(error) = &parsed {
@@ -346,10 +424,8 @@ fn default(arg: &Arg) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::args::{self, ServeArgs};
     use super::*;
     use std::io::Write as _;
-    use std::path::Path;
 
     fn merged_all(
         variables: &[(&str, &str)],
@@ -492,6 +568,27 @@ mod tests {
         let line = ["ruvllm", "serve", "--tls-cert", "c", "--config", "server.toml"];
         let given = given(&line.map(OsString::from)).unwrap().unwrap();
         assert_eq!(given.get_one::<PathBuf>("config").unwrap(), Path::new("server.toml"));
+    }
+
+    #[test]
+    fn what_is_read_anew_takes_keys_and_files_and_names_what_waits_for_a_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("server.toml");
+        let write = |text: &str| std::fs::write(&file, text).unwrap();
+        write("[limits]\nqueue = 6\nparallel = 2\n[model]\nkv = 'f16'\n[kernels]\ntrust = 'a'");
+        let line = ["ruvllm", "serve", "--parallel", "3", "--config", file.to_str().unwrap()];
+        let source = Source::new(line.map(OsString::from).to_vec()).unwrap();
+        assert!(source.read().unwrap().1.is_empty());
+        write("[limits]\nqueue = 7\nparallel = 5\n[model]\nkv = 'q8_0'\n[kernels]\ntrust = 'b'");
+        let (args, restart) = source.read().unwrap();
+        assert_eq!(args.model.kernels.trust.as_deref(), Some(Path::new("b")));
+        assert_eq!(args.server.limits.parallel, 3);
+        assert_eq!(restart, ["kv", "queue"]);
+        for (text, part) in [("[limits", "TOML"), ("[limits]\nqueue = -1", "invalid value")] {
+            write(text);
+            let error = source.read().map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains(part) && error.contains("server.toml"), "{error}");
+        }
     }
 
     #[test]

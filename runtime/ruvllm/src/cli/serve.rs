@@ -1,13 +1,15 @@
 //! `ruvllm serve`: requests over HTTP until somebody asks to stop.
 
-use super::args::ServeArgs;
+use super::args::{KernelOptions, ServeArgs};
 use super::stop::StopFlag;
 use super::terminal::{note, say};
 use super::{Ended, Failure, config_file, setup, supervise};
 use ruvllm::Renderer;
 use ruvllm::embedded;
-use ruvllm::engine::Model;
-use ruvllm::server::{ApiKey, GrammarCompiler, Served, Server};
+use ruvllm::engine::{Adapter, Model};
+use ruvllm::server::{ApiKey, Configuration, GrammarCompiler, Reloader, Served, Server};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Time to close what is open, behind the time that requests have to finish.
@@ -42,7 +44,7 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
         say!("in order: {}, packs of kernels: {packs}", model.name());
         return Ok(Ended::Done);
     }
-    let stop = StopFlag::install()?;
+    let stop = StopFlag::install_reloading()?;
     stop.end_within(args.server.limits.drain_timeout + MARGIN);
     let runtime = setup::runtime(&options)?;
     let supervisor = supervise::open(admin, &options.kernels, &runtime)?;
@@ -50,14 +52,27 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     let _watchdog = watchdog.transpose()?;
     let _delivery = supervise::deliver(admin, supervisor.as_ref())?;
     let (engine, adapter) = (runtime.engine().clone(), runtime.adapter().cloned());
+    let open = |(name, path, scale): &(String, PathBuf, f32)| -> Result<_, Failure> {
+        let adapter = Adapter::open(&engine, path, *scale);
+        Ok((name.clone(), adapter.map_err(|error| format!("--lora-model {name}: {error}"))?))
+    };
+    let adapters = args.lora_model.iter().map(open).collect::<Result<_, _>>()?;
     let grammars = GrammarCompiler::this_program();
-    let served = Served { engine, adapter, supervisor, renderer: renderer(), grammars };
+    let reloader = Some(reloader(options.kernels.clone())?);
+    let renderer = renderer();
+    let served = Served { engine, adapter, adapters, supervisor, renderer, grammars, reloader };
     let server = Server::start(served, args.server.clone())?;
     let scheme = if args.server.tls_cert.is_some() { "https" } else { "http" };
     let url = |address| format!("{scheme}://{address}");
     let admin = server.admin_address().map(url);
     tracing::info!(url = url(server.address()), admin, model = server.model(), "serving");
-    let asked = stop.wait_while(|| server.is_alive());
+    let asked = stop.wait_while(|| {
+        if stop.take_reload() {
+            // The log says what came of it.
+            let _ = server.reload("SIGHUP");
+        }
+        server.is_alive()
+    });
     if asked {
         tracing::info!("finishing what was begun; a second signal ends at once");
     }
@@ -70,6 +85,18 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
         return Err(reason.into());
     }
     Ok(Ended::Done)
+}
+
+/// Reads command line and configuration file anew, and the files that they name; `before` is what the server was
+/// started with.
+fn reloader(before: KernelOptions) -> Result<Reloader, Failure> {
+    let source = config_file::Source::new(std::env::args_os().collect())?;
+    let read = move || -> Result<Configuration, Failure> {
+        let (args, restart) = source.read()?;
+        let acceptance = setup::acceptance_now(&args.model.kernels, &before)?;
+        Ok(Configuration { options: args.server, acceptance, restart })
+    };
+    Ok(Arc::new(move || read().map_err(|error| error.to_string())))
 }
 
 /// Where the chat template runs: two conversations at a time, so that a long one does not hold up the others.

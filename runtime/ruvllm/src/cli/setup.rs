@@ -4,8 +4,8 @@ use super::Failure;
 use super::args::{KernelOptions, Kernels, ModelOptions, RopeScaling, SamplingArgs};
 use super::terminal::{LoadBar, note};
 use clap::Args;
-use ruvllm::host::{Compiler, CompilerProcess, HostConfig, Policy};
-use ruvllm::signing::{PackLock, VersionFloor};
+use ruvllm::host::{Acceptance, Compiler, CompilerProcess, HostConfig, Policy};
+use ruvllm::signing::{PackLock, TrustPolicy, VersionFloor};
 use ruvllm::{
     Isa, KernelSet, KernelSetBuilder, KvPolicy, Renderer, RopeExtension, RopeMethod, Runtime,
     RuntimeBuilder, SamplingOptions,
@@ -41,18 +41,11 @@ pub(crate) fn kernel_set(options: &KernelOptions) -> Result<KernelSetBuilder, Fa
         ..HostConfig::default()
     };
     let mut builder = KernelSet::builder().config(config);
-    let floor = match state_dir(options) {
-        // Without packs there is nothing that could be too old, and nothing to remember.
-        Some(dir) if options.later || !options.pack.is_empty() => {
-            Some(VersionFloor::open(dir.join("floors"))?)
-        }
-        _ => None,
-    };
-    if let Some(path) = &options.trust {
-        builder = builder.trust(ruvllm::read_trust_policy(path, floor.as_ref())?);
-    }
-    if let Some(path) = &options.lock {
-        builder = builder.lock(PackLock::read(path)?);
+    let floor = version_floor(options)?;
+    let Acceptance { trust, lock } = acceptance(options, floor.as_ref())?;
+    builder = builder.trust(trust);
+    if let Some(lock) = lock {
+        builder = builder.lock(lock);
     }
     if let Some(floor) = floor {
         builder = builder.version_floor(floor);
@@ -61,6 +54,34 @@ pub(crate) fn kernel_set(options: &KernelOptions) -> Result<KernelSetBuilder, Fa
         builder = builder.pack(path);
     }
     Ok(builder)
+}
+
+/// What remembers the newest versions of packs that were active.
+fn version_floor(options: &KernelOptions) -> Result<Option<VersionFloor>, Failure> {
+    match state_dir(options) {
+        // Without packs there is nothing that could be too old, and nothing to remember.
+        Some(dir) if options.later || !options.pack.is_empty() => {
+            Ok(Some(VersionFloor::open(dir.join("floors"))?))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Whose packs the options take, as the files say that they name. A keyring must not be older than one that was
+/// seen.
+fn acceptance(options: &KernelOptions, seen: Option<&VersionFloor>) -> Result<Acceptance, Failure> {
+    let trust = options.trust.as_ref().map(|path| ruvllm::read_trust_policy(path, seen));
+    let trust = trust.transpose()?.unwrap_or_else(TrustPolicy::builtin);
+    let lock = options.lock.as_ref().map(|path| PackLock::read(path)).transpose()?;
+    Ok(Acceptance { trust, lock })
+}
+
+/// As the options are read anew: whose packs they take by now, where things are remembered as before.
+pub(crate) fn acceptance_now(
+    options: &KernelOptions,
+    before: &KernelOptions,
+) -> Result<Acceptance, Failure> {
+    acceptance(options, version_floor(before)?.as_ref())
 }
 
 /// Where the options have things remembered; `None` for a user without a home.

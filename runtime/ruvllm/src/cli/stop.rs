@@ -1,5 +1,6 @@
 //! Ctrl-C and SIGTERM: the first asks the command to stop after the token at hand, the second ends the
-//! process, and so does time where a command says how long stopping may take.
+//! process, and so does time where a command says how long stopping may take. SIGHUP does the same, but for a
+//! server, which it asks to read its configuration anew.
 
 use super::Failure;
 use super::terminal::note;
@@ -20,6 +21,11 @@ pub(crate) struct StopFlag {
     within: Arc<OnceLock<Duration>>,
     /// What is said to who asks.
     announcement: Arc<OnceLock<&'static str>>,
+    /// Whether SIGHUP asks for something else than to stop.
+    #[cfg_attr(not(unix), expect(dead_code, reason = "there is no SIGHUP"))]
+    reloads: bool,
+    /// Whether somebody asked to read the configuration anew.
+    reload: Arc<AtomicBool>,
 }
 
 /// The exit status of a process that did not stop in time: that of `timeout`.
@@ -28,29 +34,52 @@ const OVERDUE: i32 = 124;
 impl StopFlag {
     /// Installs the handler; once per process.
     pub(crate) fn install() -> Result<Self, Failure> {
-        let flag = StopFlag {
-            asked: Arc::default(),
-            waiter: thread::current(),
-            within: Arc::default(),
-            announcement: Arc::default(),
-        };
-        let asked = flag.clone();
-        ctrlc::set_handler(move || {
-            if asked.asked.swap(true, Ordering::Relaxed) {
-                std::process::exit(130);
-            }
-            asked.waiter.unpark();
-            if let Some(text) = asked.announcement.get() {
-                // Behind what is being written, and the `^C` of the terminal.
-                note!("\n{text}");
-            }
-            if let Some(&within) = asked.within.get() {
-                // Where there is no thread to be had, a second signal still ends the process.
-                let timer = thread::Builder::new().name("ruvllm-end".to_owned());
-                drop(timer.spawn(move || end_after(within)));
-            }
-        })?;
+        Self::listening(false)
+    }
+
+    /// As [`StopFlag::install`], but SIGHUP is for [`StopFlag::take_reload`]. There is none on Windows.
+    pub(crate) fn install_reloading() -> Result<Self, Failure> {
+        Self::listening(true)
+    }
+
+    fn listening(reloads: bool) -> Result<Self, Failure> {
+        let (asked, within, announcement, reload) = Default::default();
+        let waiter = thread::current();
+        let flag = StopFlag { asked, waiter, within, announcement, reloads, reload };
+        listen(flag.clone())?;
         Ok(flag)
+    }
+
+    /// Somebody asks to stop.
+    fn stop(&self) {
+        if self.asked.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        self.waiter.unpark();
+        if let Some(text) = self.announcement.get() {
+            // Behind what is being written, and the `^C` of the terminal.
+            note!("\n{text}");
+        }
+        if let Some(&within) = self.within.get() {
+            // Where there is no thread to be had, a second signal still ends the process.
+            let timer = thread::Builder::new().name("ruvllm-end".to_owned());
+            drop(timer.spawn(move || end_after(within)));
+        }
+    }
+
+    /// The terminal was closed, or somebody wants a server to read its configuration anew.
+    #[cfg(unix)]
+    fn hang_up(&self) {
+        if !self.reloads {
+            return self.stop();
+        }
+        self.reload.store(true, Ordering::Relaxed);
+        self.waiter.unpark();
+    }
+
+    /// Whether somebody asked to read the configuration anew since this was asked last.
+    pub(crate) fn take_reload(&self) -> bool {
+        self.reload.swap(false, Ordering::Relaxed)
     }
 
     /// Ends the process so long after somebody asked, whatever its threads are doing then.
@@ -95,6 +124,29 @@ impl StopFlag {
     pub(crate) fn flow(&self) -> ControlFlow<()> {
         if self.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
+}
+
+/// Hears signals on a thread of its own.
+#[cfg(unix)]
+fn listen(flag: StopFlag) -> Result<(), Failure> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGINT, SIGTERM])?;
+    let hear = move || {
+        for signal in signals.forever() {
+            match signal {
+                SIGHUP => flag.hang_up(),
+                _ => flag.stop(),
+            }
+        }
+    };
+    thread::Builder::new().name("ruvllm-signals".to_owned()).spawn(hear)?;
+    Ok(())
+}
+
+/// Hears Ctrl-C, and that the window was closed.
+#[cfg(not(unix))]
+fn listen(flag: StopFlag) -> Result<(), Failure> {
+    Ok(ctrlc::set_handler(move || flag.stop())?)
 }
 
 fn end_after(time: Duration) {

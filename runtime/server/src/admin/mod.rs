@@ -25,6 +25,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::http::{Caller, content_type, read_body};
+use crate::reload::Reloaded;
 pub use options::AdminOptions;
 pub(crate) use supervised::Supervised;
 
@@ -54,6 +55,7 @@ pub(crate) fn routes(app: Arc<App>, kernels: Supervised) -> Router {
         .route("/admin/v1/rollback", post(roll_back))
         .route("/admin/v1/barred/{digest}", delete(clear))
         .route("/admin/v1/history", get(history))
+        .route("/admin/v1/reload", post(reload))
         .with_state(Admin { app, kernels })
 }
 
@@ -62,6 +64,10 @@ pub(crate) fn routes(app: Arc<App>, kernels: Supervised) -> Router {
 struct KernelsReport {
     /// The active one.
     generation: u64,
+    /// The one that is gone back to where none is named; null where there is none.
+    previous: Option<u64>,
+    /// The one that the program began with. Those before it lack some of its packs.
+    first: u64,
     generations: Vec<GenerationReport>,
     staged: Vec<StageReport>,
     health: Vec<HealthReport>,
@@ -84,6 +90,8 @@ async fn kernels_report(State(admin): State<Admin>) -> Result<Json<KernelsReport
         let barred = host.barred().into_iter().map(|(digest, reason)| Barred { digest, reason });
         Ok(Json(KernelsReport {
             generation: host.generation(),
+            previous: supervisor.previous_generation(),
+            first: supervisor.first_generation(),
             generations: host.generations(),
             staged: host.staged(),
             health: supervisor.health(),
@@ -214,17 +222,45 @@ async fn roll_back(
     admin.kernels.withdraw(back).await
 }
 
-/// `DELETE /admin/v1/barred/{digest}`: lets a barred pack in again.
+/// Digits of a digest that are enough where no other barred pack begins with them.
+const LEAST_DIGITS: usize = 4;
+
+/// The barred pack, of these with their reasons, whose digest begins so.
+fn barred(barred: &[(String, String)], prefix: &str) -> Result<String, ApiError> {
+    let hex = prefix.strip_prefix("sha256:").unwrap_or(prefix).to_ascii_lowercase();
+    let begins =
+        |digest: &&str| digest.strip_prefix("sha256:").is_some_and(|d| d.starts_with(&hex));
+    let mut found = barred.iter().map(|(digest, _)| digest.as_str()).filter(begins);
+    match (found.next(), found.next()) {
+        (Some(digest), None) if hex.len() >= LEAST_DIGITS => Ok(digest.to_owned()),
+        (Some(_), Some(_)) if hex.len() >= LEAST_DIGITS => Err(ApiError::ambiguous_digest(prefix)),
+        _ => Err(ApiError::not_barred(prefix)),
+    }
+}
+
+/// `DELETE /admin/v1/barred/{digest}`: lets a barred pack in again. The first digits of its digest are enough.
 async fn clear(
     State(admin): State<Admin>,
     Extension(caller): Extension<Caller>,
     Path(digest): Path<String>,
 ) -> Result<StatusCode, ApiError> {
-    let clear = move |supervisor: &Supervisor| match supervisor.clear(&digest, &caller.client)? {
-        true => Ok(StatusCode::NO_CONTENT),
-        false => Err(ApiError::not_barred(&digest)),
+    let clear = move |supervisor: &Supervisor| {
+        let whole = barred(&supervisor.host().barred(), &digest)?;
+        match supervisor.clear(&whole, &caller.client)? {
+            true => Ok(StatusCode::NO_CONTENT),
+            false => Err(ApiError::not_barred(&digest)),
+        }
     };
     admin.kernels.withdraw(clear).await
+}
+
+/// `POST /admin/v1/reload`: reads trust policy, keys and certificates anew.
+async fn reload(
+    State(admin): State<Admin>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<Reloaded>, ApiError> {
+    let app = admin.app;
+    admin.kernels.withdraw(move |_| Ok(Json(app.reload(&caller.client)?))).await
 }
 
 #[derive(Deserialize)]
@@ -268,4 +304,23 @@ fn number(name: &str, text: &str) -> Result<u64, ApiError> {
 
 fn bad_query(rejection: QueryRejection) -> ApiError {
     ApiError::bad_request("invalid_query", rejection.body_text())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_barred_pack_is_named_by_as_many_digits_as_tell_it_from_others() {
+        let digest = |begin: &str| format!("sha256:{begin:0<64}");
+        let list = ["12345", "12346", "abcd"].map(|begin| (digest(begin), String::new()));
+        let found = |prefix: &str| barred(&list, prefix).map_err(|error| error.code());
+        assert_eq!(found("12345"), Ok(digest("12345")));
+        assert_eq!(found("sha256:ABCD"), Ok(digest("abcd")));
+        assert_eq!(found(&digest("12346")), Ok(digest("12346")));
+        assert_eq!(found("1234"), Err("ambiguous_digest"));
+        for unknown in ["abc", "", "sha256:", "9999", &"0".repeat(65)] {
+            assert_eq!(found(unknown), Err("not_barred"), "{unknown}");
+        }
+    }
 }

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use ruvllm_host::Supervisor;
+use ruvllm_host::{Acceptance, Supervisor, SupervisorError};
 use tokio::sync::Mutex;
 
 use crate::app::aside;
@@ -62,6 +62,16 @@ impl Supervised {
         work: impl FnOnce(&Supervisor) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         self.take(&self.reading, work).await
+    }
+
+    /// Takes packs as this says from here on; see [`Supervisor::accept`]. It waits for nobody, so it takes no turn.
+    pub(crate) fn accept(
+        &self,
+        acceptance: Acceptance,
+        beside: &[String],
+        operator: &str,
+    ) -> Result<Vec<String>, SupervisorError> {
+        self.supervisor.accept(acceptance, beside, operator)
     }
 
     async fn take<T: Send + 'static>(

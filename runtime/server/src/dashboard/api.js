@@ -24,7 +24,9 @@ export async function call(method, path, { json, body, signal } = {}) {
     if (response.ok) return response;
     const error = await refusal(response);
     if (response.status !== 401) throw error;
-    await askForKey(key, error.message);
+    // Which keys open this listener, and whether the one that was sent is none of them.
+    const challenge = response.headers.get("www-authenticate") ?? "";
+    await askForKey(key, { admin: challenge.includes('realm="admin"'), unknown: challenge.includes("invalid_token") });
   }
 }
 

@@ -57,3 +57,17 @@ export function sync(parent, items, keyOf, make) {
   }
   kept.set(parent, after);
 }
+
+/** Shows `hint`, and a shadow at the edge, where `content` goes on beyond the right edge of `scroller`. */
+export function hintAtMore(scroller, content, hint) {
+  const look = () => {
+    const beyond = scroller.scrollWidth - scroller.clientWidth - scroller.scrollLeft > 1;
+    scroller.classList.toggle("more", beyond);
+    // Once seen it stays where it is, or the page would jump while somebody scrolls.
+    hint.hidden = scroller.scrollWidth <= scroller.clientWidth;
+  };
+  scroller.addEventListener("scroll", look, { passive: true });
+  const observer = new ResizeObserver(look);
+  observer.observe(scroller);
+  observer.observe(content);
+}

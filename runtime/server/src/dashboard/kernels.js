@@ -1,26 +1,26 @@
 // The table of kernels: which of them answer, how often, how fast, and how often they failed.
 
 import { line } from "./charts.js";
-import { byId, element, setClass, setText, sync } from "./dom.js";
+import { byId, element, hintAtMore, setClass, setText, sync } from "./dom.js";
 import { NONE, count, exact, nanoseconds, rate } from "./format.js";
 import { gains, kernelKey } from "./figures.js";
 
 /** States, in the order of the rows of an operation, with the class of each. */
-const STATES = { selected: "good", "in service": "good", "on trial": "accent", fallback: "", quarantined: "bad", retired: "" };
+const STATES = { selected: "good", "on trial": "accent", fallback: "", quarantined: "bad", retired: "" };
 const RANK = Object.keys(STATES);
 
 const rows = byId("kernel-rows");
 const all = byId("kernels-all");
 let latest = null;
+hintAtMore(byId("kernel-scroll"), byId("kernel-table"), byId("kernels-more"));
 all.addEventListener("change", () => latest && show(latest));
 
 export function show(figures) {
   latest = figures;
-  const { status, admin, samples } = figures;
-  const active = admin && new Map(admin.kernels.map((kernel) => [kernelKey(kernel), kernel]));
+  const { status, samples } = figures;
   const list = status.kernels.map((kernel) => {
     const key = kernelKey(kernel);
-    return { ...kernel, key, state: state(kernel, active, active?.get(key)), recent: recent(samples, key), since: samples[0].time };
+    return { ...kernel, key, state: kernel.state.replace("_", " "), recent: recent(samples, key), since: samples[0].time };
   });
   list.sort(order);
   const shown = all.checked ? list : list.filter(matters);
@@ -28,15 +28,6 @@ export function show(figures) {
   sync(rows, shown, (kernel) => kernel.key, row);
   setText(byId("kernels-count"), all.checked ? `${list.length}` : `${shown.length} of ${list.length}`);
   byId("kernels-none").hidden = shown.length > 0;
-}
-
-/** What a kernel is to its operation. Without the admin API it is not known who is asked first. */
-function state(kernel, active, summary) {
-  if (!kernel.current) return "retired";
-  if (kernel.quarantined) return "quarantined";
-  if (!active) return "in service";
-  if (!summary) return "on trial";
-  return summary.selected ? "selected" : "fallback";
 }
 
 function order(a, b) {

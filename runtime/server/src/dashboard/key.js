@@ -12,6 +12,18 @@ const input = byId("key-input");
 const button = byId("key-button");
 const listeners = [];
 let asking = null;
+/** Whether the listener asks for the key of an administrator. */
+let admin = false;
+
+/** For clients, and for administrators. */
+const WANTED = [
+  "This server asks for an API key. Whoever runs it gives them out.",
+  "This address is for administrators: enter an admin key, one that the server was given with --admin-key.",
+];
+const UNKNOWN = [
+  "The server does not know this key. An admin key opens the admin listener alone.",
+  "This is none of the server's admin keys. The API key of a client does not open this address.",
+];
 
 export const storedKey = () => sessionStorage.getItem(NAME);
 
@@ -23,17 +35,20 @@ export const onKey = (listener) => listeners.push(listener);
  *
  * Throws `NoKey` where none is given.
  */
-export async function askForKey(refused, message) {
+export async function askForKey(refused, wanted) {
   if (storedKey() !== refused) return;
   sessionStorage.removeItem(NAME);
-  await ask(message);
-  if (!storedKey()) throw new NoKey(message);
+  admin = wanted.admin;
+  const message = wanted.unknown ? UNKNOWN : WANTED;
+  await ask(message[Number(admin)]);
+  if (!storedKey()) throw new NoKey("This page shows nothing without a key.");
 }
 
 /** Resolves when the question is closed, with or without a key. */
 function ask(message) {
   asking ??= new Promise((resolve) => {
     button.hidden = false;
+    setText(byId("key-title"), admin ? "Admin key" : "API key");
     setText(byId("key-message"), message);
     input.value = "";
     dialog.addEventListener("close", resolve, { once: true });

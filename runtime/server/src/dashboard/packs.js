@@ -28,7 +28,9 @@ export function show({ status, admin, history }) {
   const trial = admin.generations.filter((generation) => generation.state.canary);
   sync(byId("trial"), trial, (generation) => generation.generation, onTrial);
   byId("trial-part").hidden = trial.length === 0;
-  sync(byId("generations"), admin.generations, (generation) => generation.generation, kept);
+  const kept = admin.generations.map((generation) => ({ ...generation, first: admin.first }));
+  sync(byId("generations"), kept, (generation) => generation.generation, generationRow);
+  byId("roll-back").hidden = admin.previous === null;
   const names = new Map(history.filter((entry) => entry.pack).map(({ pack }) => [pack.digest, packName(pack)]));
   const barred = admin.barred.map((pack) => ({ ...pack, name: names.get(pack.digest) ?? "a pack" }));
   sync(byId("barred"), barred, (pack) => pack.digest, barredPack);
@@ -100,7 +102,7 @@ function onTrial({ generation, state, packs }) {
 
 const percentOf = (share) => `${+(100 * share).toFixed(2)} %`;
 
-function kept({ generation, packs, restores }) {
+function generationRow({ generation, packs, restores }) {
   const state = element("span", {});
   const back = confirming([{
     label: "Roll back",
@@ -121,7 +123,8 @@ function kept({ generation, packs, restores }) {
     const [text, kind] = describe(report);
     setText(state, text);
     setClass(state, `state ${kind}`);
-    back.hidden = report.state === "active" || Boolean(report.state.canary);
+    // Those before the first lack packs of the program itself.
+    back.hidden = report.state === "active" || Boolean(report.state.canary) || generation < report.first;
   };
   return { node, update };
 }
@@ -157,8 +160,7 @@ function chosen(file) {
   const stage = {
     label: "Stage",
     strong: true,
-    question: () => `Verify, compile and test ${file.name} (${bytes(file.size)})? It does not serve yet.`,
-    working: "Verifying, compiling, testing …",
+    working: `Verifying, compiling, testing ${file.name}. Nothing runs on it yet …`,
     act: async () => {
       await change("POST", "packs", { body: file }, (report) => `${packName(report)} is staged.`);
       byId("pack-chosen").replaceChildren();

@@ -4,7 +4,7 @@ import { packName } from "./format.js";
 
 /** Events as the page calls them, with the class of their marks; intents are not shown. */
 const EVENTS = {
-  started: ["started", "quiet"],
+  started: ["process started", "quiet"],
   interrupted: ["interrupted", "warn"],
   staged: ["staged", "quiet"],
   discarded: ["discarded", "quiet"],
@@ -16,6 +16,7 @@ const EVENTS = {
   unproven: ["not proven", "warn"],
   rolled_back: ["rolled back", "warn"],
   cleared: ["cleared", "quiet"],
+  reloaded: ["configuration reloaded", "quiet"],
 };
 
 /** Name and class of an entry's event; what was taken back by itself is worse than what somebody took back. */
@@ -25,6 +26,9 @@ export function eventOf({ event, operator }) {
 
 /** Entries that are shown, newest first. */
 export const shown = (history) => history.filter((entry) => entry.event in EVENTS);
+
+/** When processes began, oldest first. Each numbers its generations from the beginning. */
+export const begins = (history) => history.filter(({ event }) => event === "started").map(({ time }) => time).reverse();
 
 /** What an entry is about. */
 export function subject({ pack, generation }) {

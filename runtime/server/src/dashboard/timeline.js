@@ -2,7 +2,7 @@
 
 import { byId, element, setText, shape, sync } from "./dom.js";
 import { clock, date, span } from "./format.js";
-import { eventOf, inSeconds, reigns, shown, subject, windows } from "./past.js";
+import { begins, eventOf, inSeconds, reigns, shown, subject, windows } from "./past.js";
 
 const HEIGHT = 118;
 /** Left of the axis, for the names of the lanes. */
@@ -44,9 +44,14 @@ function draw() {
   const active = reigns(history).filter(inside).map((reign) => stretch(reign, reign.to === null ? "reign current" : "reign", LANES.active));
   const watched = ends.filter(inside).map((window) => stretch(window, `window ${window.outcome}`, LANES.watched));
   const marks = shown(history).filter(({ time }) => time > from).reverse().map((entry) => mark(entry, x(entry.time)));
+  // Numbers of generations begin again there.
+  const starts = begins(history).filter((time) => time > from).map((time) =>
+    shape("g", { class: "begin", transform: `translate(${x(time).toFixed(1)} 0)` },
+      shape("title", {}, `${date(time)}: a process started, whose generations are numbered anew`),
+      shape("line", { y1: 8, y2: HEIGHT - 18 })));
   const present = shape("line", { class: "now", x1: x(now), x2: x(now), y1: 8, y2: HEIGHT - 18 });
   chart.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
-  chart.replaceChildren(...axis, ...lanes, ...active, ...watched, present, ...marks);
+  chart.replaceChildren(...axis, ...starts, ...lanes, ...active, ...watched, present, ...marks);
   setText(byId("timeline-summary"), summary(ends));
 
   function stretch({ generation, from: begin, to: end, outcome }, name, y) {
@@ -105,7 +110,8 @@ function historyLine(entry) {
   const [name, kind] = eventOf(entry);
   const node = element(
     "li",
-    {},
+    // What is above it, up to the next, is of this process.
+    { class: entry.event === "started" ? "begins" : null },
     element("time", { datetime: new Date(entry.time).toISOString(), title: date(entry.time) }, clock(entry.time)),
     element("span", { class: `event ${kind}` }, name),
     element("span", { class: "subject" }, subject(entry)),
@@ -146,7 +152,7 @@ function windowCard({ generation, packs, canary }, seconds) {
     progress,
     element("dl", { class: "facts" }, ...Object.entries(figures).map(([name, value]) => element("div", {}, element("dt", {}, name), value))),
   );
-  const update = ({ health, vitals }) => {
+  const update = ({ health, vitals, latency_ratio: ratio, loss_margin: margin, excused }) => {
     const rest = health.watching ? inSeconds(health.watching.left) : 0;
     setText(left, health.watching ? `${span(rest)} left` : "not proven, watched on");
     setText(figures["still to be seen"], vitals.lacking.join("; ") || "nothing");
@@ -157,10 +163,13 @@ function windowCard({ generation, packs, canary }, seconds) {
     setText(figures.quarantined, String(vitals.quarantines));
     const judged = vitals.latencies.filter((latency) => latency.calls >= JUDGED && latency.old_nanos > 0);
     const worst = judged.sort((a, b) => b.new_nanos / b.old_nanos - a.new_nanos / a.old_nanos)[0];
-    setText(figures.latency, worst ? `${(worst.new_nanos / worst.old_nanos).toFixed(2)} ×` : "too few calls");
+    const limit = ratio === null ? "no limit" : `limit ${ratio} ×`;
+    const pardon = worst && excused.find(({ op }) => op === worst.op);
+    const line = worst ? `${(worst.new_nanos / worst.old_nanos).toFixed(2)} × (${pardon ? `${limit}; ${pardon.reason}` : limit})` : "too few calls";
+    setText(figures.latency, line);
     figures.latency.title = worst ? `${worst.op}, the worst: median of the new generation by that of the old` : "";
     const { losses } = vitals;
-    setText(figures.loss, losses ? `${losses.old.toFixed(4)} → ${losses.new === null ? "none" : losses.new.toFixed(4)}` : "no probe");
+    setText(figures.loss, losses ? `${losses.old.toFixed(4)} → ${losses.new === null ? "none" : losses.new.toFixed(4)} (limit +${margin})` : "no probe");
   };
   return { node, update };
 }

@@ -10,7 +10,7 @@ mod trial;
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use llguidance::api::{StopReason, TopLevelGrammar};
@@ -82,19 +82,14 @@ struct Vocabulary {
 }
 
 impl Grammars {
-    /// Grammars for the holders of keys with these names, which hold at most `memory` bytes together; `None`
-    /// where nothing compiles any.
-    pub(crate) fn new<'a>(
-        compiler: GrammarCompiler,
-        clients: impl Iterator<Item = &'a str>,
-        memory: usize,
-    ) -> Option<Arc<Grammars>> {
+    /// Grammars that hold at most `memory` bytes together; `None` where nothing compiles any.
+    pub(crate) fn new(compiler: GrammarCompiler, memory: usize) -> Option<Arc<Grammars>> {
         let trial = match compiler {
             GrammarCompiler::None => return None,
             GrammarCompiler::InProcess => None,
             GrammarCompiler::Process(process) => Some(Trial::new(process)),
         };
-        let turns = Turns::new(clients, trial.as_ref().map_or(1, Trial::places));
+        let turns = Turns::new(trial.as_ref().map_or(1, Trial::places));
         let memory = Arc::new(Memory::new(memory));
         Some(Arc::new(Grammars { vocabulary: OnceLock::new(), trial, turns, memory }))
     }
@@ -164,28 +159,32 @@ fn fits(size: Size, texts: usize, memory: &Memory) -> Result<(), Refusal> {
 
 /// Who compiles when: one grammar of each client at a time, and so many of all of them.
 struct Turns {
-    clients: HashMap<Arc<str>, Arc<Semaphore>>,
-    /// Without keys, everybody is one client without a name.
-    nameless: Arc<Semaphore>,
+    /// By the name of the key. Without keys, everybody is one client without a name.
+    clients: Mutex<HashMap<Arc<str>, Arc<Semaphore>>>,
     all: Arc<Semaphore>,
 }
 
 impl Turns {
-    fn new<'a>(clients: impl Iterator<Item = &'a str>, all: usize) -> Turns {
-        let places = |places| Arc::new(Semaphore::new(places));
-        let clients = clients.map(|name| (Arc::from(name), places(1))).collect();
-        Turns { clients, nameless: places(1), all: places(all) }
+    fn new(all: usize) -> Turns {
+        Turns { clients: Mutex::default(), all: Arc::new(Semaphore::new(all)) }
+    }
+
+    /// The place of a client. There are no more of them than the operator has given names to keys.
+    fn of(&self, client: &Arc<str>) -> Arc<Semaphore> {
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let one = || Arc::new(Semaphore::new(1));
+        Arc::clone(clients.entry(Arc::clone(client)).or_insert_with(one))
     }
 
     /// Waits for a turn of this client's; `None` where there was none in time.
     async fn take(
         &self,
-        client: &str,
+        client: &Arc<str>,
         until: Instant,
     ) -> Result<Option<[OwnedSemaphorePermit; 2]>, ApiError> {
-        let client = self.clients.get(client).unwrap_or(&self.nameless);
+        let client = self.of(client);
         let turn = async {
-            let own = Arc::clone(client).acquire_owned().await?;
+            let own = client.acquire_owned().await?;
             Ok([own, Arc::clone(&self.all).acquire_owned().await?])
         };
         let Ok(turn) = tokio::time::timeout_at(until.into(), turn).await else { return Ok(None) };

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use ruvllm_engine::chat::Renderer;
 use ruvllm_host::{HealthLimits, Probe, Supervisor, SupervisorConfig};
-use ruvllm_server::{ApiKey, Served, Server};
-use ruvllm_signing::SecretKey;
+use ruvllm_server::{ApiKey, Reloader, Served, Server};
+use ruvllm_signing::{SecretKey, TrustPolicy};
 use ruvllm_tests::wat::{Module, but_for, rmsnorm_f32};
 use ruvllm_tests::{PackBuilder, TestPack};
 use serde_json::{Value, json};
@@ -66,9 +66,39 @@ impl Place {
         probe: Option<Probe>,
         renderer: Renderer,
     ) -> Console {
+        self.serve_all(args, probe, renderer, None)
+    }
+
+    /// As [`Place::serve`]; what is read anew comes from there.
+    pub(crate) fn serve_reloading(&self, args: &[&str], reloader: Reloader) -> Console {
+        self.serve_all(args, None, Renderer::InProcess, Some(reloader))
+    }
+
+    /// The options of the admin listener.
+    pub(crate) fn admin(&self) -> [String; 4] {
+        ["--admin-listen", "127.0.0.1:0", "--admin-key", &self.entry].map(str::to_owned)
+    }
+
+    /// Trust in the publisher.
+    pub(crate) fn policy(&self) -> TrustPolicy {
+        self.pack(1, &Module::default()).policy()
+    }
+
+    /// Trust in somebody else.
+    pub(crate) fn other_policy(&self) -> TrustPolicy {
+        Place::new().policy()
+    }
+
+    fn serve_all(
+        &self,
+        args: &[&str],
+        probe: Option<Probe>,
+        renderer: Renderer,
+        reloader: Option<Reloader>,
+    ) -> Console {
         let engine = engine();
         let seconds = Arc::clone(&self.seconds);
-        let trust = self.pack(1, &Module::default()).policy();
+        let trust = self.policy();
         let config = SupervisorConfig {
             clock: Arc::new(move || Duration::from_secs(seconds.load(Relaxed))),
             // The kernels of these tests are correct and slow, and seldom called.
@@ -82,8 +112,9 @@ impl Place {
         };
         let supervisor = Arc::new(Supervisor::open(engine.host().clone(), config).unwrap());
         let supervised = Some(Arc::clone(&supervisor));
-        let served = Served { supervisor: supervised, renderer, ..served(engine) };
-        let admin = ["--admin-listen", "127.0.0.1:0", "--admin-key", &self.entry];
+        let served = Served { supervisor: supervised, renderer, reloader, ..served(engine) };
+        let admin = self.admin();
+        let admin = admin.each_ref().map(String::as_str);
         Console {
             service: Service::of(served, &[&admin, args].concat()),
             supervisor,
@@ -112,7 +143,7 @@ impl Console {
         read(request.header("authorization", format!("Bearer {}", self.secret)).send(body).unwrap())
     }
 
-    fn post(&self, path: &str, body: &Value) -> Answer {
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
         self.send(path, "application/json", body.to_string().as_bytes())
     }
 
@@ -121,7 +152,7 @@ impl Console {
         read(request.header("authorization", format!("Bearer {}", self.secret)).call().unwrap())
     }
 
-    fn stage(&self, pack: &TestPack) -> Answer {
+    pub(crate) fn stage(&self, pack: &TestPack) -> Answer {
         let mut archive = Vec::new();
         pack.read().unwrap().write_archive(&mut archive).unwrap();
         self.send("/admin/v1/packs", "application/octet-stream", &archive)
@@ -162,7 +193,7 @@ impl Console {
     }
 
     /// What the history says, newest first: events with their operators.
-    fn history(&self, query: &str) -> Vec<(String, String)> {
+    pub(crate) fn history(&self, query: &str) -> Vec<(String, String)> {
         let history = self.get(&format!("/admin/v1/history{query}")).json();
         let text = |value: &Value| value.as_str().unwrap().to_owned();
         let entries = history["entries"].as_array().unwrap().iter();
@@ -190,6 +221,7 @@ fn packs_are_staged_activated_and_gone_back_from_while_texts_go_on() {
     assert_eq!(report["kernels"], json!(["rmsnorm_f32"]));
     let kernels = console.kernels();
     assert_eq!((&kernels["generation"], &kernels["staged"]), (&json!(1), &json!([report])));
+    assert_eq!((&kernels["previous"], &kernels["first"]), (&Value::Null, &json!(1)));
     assert_eq!(kernels["window_seconds"], 300.0);
     assert_eq!(console.activate(1), 2);
     let mut text = String::new();
@@ -202,8 +234,11 @@ fn packs_are_staged_activated_and_gone_back_from_while_texts_go_on() {
     let is_new = |op: &&Value| op["pack"] == "test-kernels";
     let op = status["kernels"].as_array().unwrap().iter().find(is_new).unwrap();
     assert!(op["calls"].as_u64() > Some(0) && op["fallbacks"] == 0, "{op}");
-    let health = &console.kernels()["health"][0];
-    assert_eq!(health["generation"], 2);
+    assert_eq!(op["state"], "selected", "{op}");
+    let kernels = console.kernels();
+    assert_eq!(kernels["previous"], 1);
+    let health = &kernels["health"][0];
+    assert_eq!((&health["generation"], &health["loss_margin"]), (&json!(2), &json!(0.02)));
     assert!(health["health"]["watching"]["left"]["secs"].is_u64(), "{health}");
     for (sample, value) in [
         ("ruvllm_kernel_generations{state=\"active\"}", 1.0),
@@ -295,12 +330,19 @@ fn keys_of_clients_and_administrators_open_nothing_for_each_other() {
     let mut console = place.serve(&["--api-key", &entry.to_string()]);
     for path in ["/admin/v1/kernels", "/v1/models", "/status", "/metrics", "/nowhere"] {
         for key in [&alice, "sk-", ""] {
-            console.get_as(key, path).refused(401, None, "invalid_api_key");
+            let refused = console.get_as(key, path);
+            refused.refused(401, None, "invalid_api_key");
+            // The page asks for an admin key by it.
+            let challenge = refused.header("www-authenticate").unwrap();
+            assert!(challenge.starts_with(r#"Bearer realm="admin""#), "{challenge}");
         }
         assert_ne!(console.get(path).status, 401, "{path}");
     }
     console.service.key = Some(place.secret.clone());
-    console.service.get("/status").refused(401, None, "invalid_api_key");
+    let refused = console.service.get("/status");
+    refused.refused(401, None, "invalid_api_key");
+    let challenge = refused.header("www-authenticate");
+    assert_eq!(challenge, Some(r#"Bearer realm="api", error="invalid_token""#));
     console.service.key = Some(alice.clone());
     console.service.get("/admin/v1/kernels").refused(404, None, "unknown_url");
     let status = console.service.get("/status").json();
@@ -367,7 +409,8 @@ fn what_did_harm_is_barred_until_it_is_cleared() {
     let digest = kernels["barred"][0]["digest"].as_str().unwrap();
     assert!(kernels["barred"][0]["reason"].as_str().unwrap().contains("trapped"), "{kernels}");
     console.stage(&bad).refused(409, None, "pack_barred");
-    assert_eq!(console.delete(&format!("/admin/v1/barred/{digest}")).status, 204);
+    // As the page shows it.
+    assert_eq!(console.delete(&format!("/admin/v1/barred/{}", &digest[7..19])).status, 204);
     console.delete(&format!("/admin/v1/barred/{digest}")).refused(404, None, "not_barred");
     // It has been seen by now on which shapes it traps.
     console.stage(&bad).refused(422, None, "kernel_trap");

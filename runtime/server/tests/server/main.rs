@@ -10,7 +10,9 @@ mod dashboard;
 mod health;
 mod lifecycle;
 mod limits;
+mod lora;
 mod metrics;
+mod reload;
 mod streaming;
 mod structured;
 #[cfg(feature = "otel")]

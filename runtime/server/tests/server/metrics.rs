@@ -4,10 +4,10 @@ use std::collections::{HashMap, HashSet};
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::admin::Place;
-use crate::common::{Service, soon};
+use crate::common::{Service, repository, soon};
 
 fn ask(service: &Service) {
     let body = json!({"prompt": "Once upon a time", "max_tokens": 20, "ignore_eos": true});
@@ -96,6 +96,72 @@ fn the_format_is_prometheus() {
     let said = promtool.wait_with_output().unwrap();
     let complaints = String::from_utf8_lossy(&said.stderr);
     assert!(said.status.success() && complaints.is_empty(), "{complaints}");
+}
+
+/// Names of metrics in a query, with the labels that stand in braces behind them.
+fn asked(query: &str) -> Vec<(String, Vec<String>)> {
+    let mut found = Vec::new();
+    let mut rest = query;
+    while let Some(at) = rest.find("ruvllm_") {
+        rest = &rest[at..];
+        let end = rest.find(|c: char| !(c.is_ascii_lowercase() || c == '_')).unwrap_or(rest.len());
+        let (name, behind) = rest.split_at(end);
+        let braces = behind.strip_prefix('{').and_then(|behind| behind.split('}').next());
+        let labels = braces.unwrap_or_default().split(", ").filter(|label| !label.is_empty());
+        let labels = labels.map(|label| label.split(['=', '!']).next().unwrap().to_owned());
+        found.push((name.to_owned(), labels.collect()));
+        rest = behind;
+    }
+    found
+}
+
+/// Labels that a query groups by.
+fn grouped(query: &str) -> Vec<&str> {
+    let groups = query.split(" by (").skip(1).filter_map(|rest| rest.split(')').next());
+    groups.flat_map(|labels| labels.split(", ")).collect()
+}
+
+#[test]
+fn the_dashboard_for_grafana_asks_for_metrics_and_labels_that_are_there() {
+    let place = Place::new();
+    let console = place.serve(&[]);
+    ask(&console.service);
+    let text = console.service.get("/metrics").text;
+    let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    // What Prometheus adds.
+    let added = ["instance", "job"];
+    let has = |name: &str, label: &str| {
+        let of =
+            |line: &&&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        let mut of = samples.iter().filter(of).peekable();
+        assert!(of.peek().is_some(), "no metric {name}");
+        added.contains(&label) || of.any(|line| line.contains(&format!("{label}=\"")))
+    };
+    let file = repository().join("runtime/server/deploy/grafana.json");
+    let board: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    let panels = board["panels"].as_array().unwrap();
+    let mut queries = 0;
+    for panel in panels {
+        let targets = panel["targets"].as_array().into_iter().flatten();
+        for query in targets.map(|target| target["expr"].as_str().unwrap()) {
+            let metrics = asked(query);
+            assert!(!metrics.is_empty(), "{query}");
+            for (name, labels) in &metrics {
+                assert!(labels.contains(&"instance".to_owned()), "of any server: {query}");
+                let by = grouped(query);
+                for label in labels.iter().map(String::as_str).chain(by) {
+                    assert!(has(name, label), "{name} has no label {label}: {query}");
+                }
+            }
+            queries += 1;
+        }
+    }
+    assert!(queries > 30, "{queries}");
+    for variable in board["templating"]["list"].as_array().unwrap() {
+        for (name, _) in asked(variable["query"].as_str().unwrap()) {
+            assert!(has(&name, "instance"));
+        }
+    }
 }
 
 /// What `promtool` would find, in the main.

@@ -2,7 +2,6 @@
 
 use crate::cli::args::KernelOptions;
 use clap::{Args, Subcommand};
-use ruvllm_manifest::Sha256Hex;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -79,8 +78,9 @@ pub(crate) enum KernelsAction {
     },
     /// Let a pack in again that was taken back because it did harm.
     Clear {
-        /// The digest, as `list` and `history` have it.
-        digest: Sha256Hex,
+        /// Its digest, as `list` has it, or as many of the first digits as tell it from other barred packs.
+        #[arg(value_parser = digest)]
+        digest: String,
         #[command(flatten)]
         live: Live,
     },
@@ -139,4 +139,13 @@ pub(crate) struct Access {
     /// Accept the server's certificate on the word of these (PEM), instead of the system's.
     #[arg(long, value_name = "FILE")]
     pub(crate) ca: Option<PathBuf>,
+}
+
+/// The first digits of a digest, four of them at least.
+fn digest(text: &str) -> Result<String, String> {
+    let digits = text.strip_prefix("sha256:").unwrap_or(text);
+    match (4..=64).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+        true => Ok(text.to_owned()),
+        false => Err("give a digest, or its first hexadecimal digits, at least four".to_owned()),
+    }
 }

@@ -5,11 +5,10 @@ use super::client::Client;
 use super::tables::{self, pack, packs, say, table};
 use crate::cli::Failure;
 use ruvllm::host::{
-    Explanation, GenerationReport, GenerationState, InstallReport, KernelSummary, PackId,
+    Excused, Explanation, GenerationReport, GenerationState, InstallReport, KernelSummary, PackId,
     StageReport, Vitals,
 };
 use ruvllm::signing::{PackLimits, UnverifiedPack};
-use ruvllm_manifest::Sha256Hex;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -37,6 +36,9 @@ pub(super) struct Window {
     /// What the window says of them; more than is printed.
     health: Value,
     pub(super) vitals: Vitals,
+    latency_ratio: f64,
+    loss_margin: f64,
+    excused: Vec<Excused>,
 }
 
 #[derive(Deserialize)]
@@ -178,7 +180,7 @@ pub(super) fn discard(live: &Live, id: u64) -> Result<(), Failure> {
     show(&client, live.json, answer, |_: Value| say(&format!("{id} is staged no longer")))
 }
 
-pub(super) fn clear(live: &Live, digest: &Sha256Hex) -> Result<(), Failure> {
+pub(super) fn clear(live: &Live, digest: &str) -> Result<(), Failure> {
     let client = Client::of(live)?;
     let answer = client.delete(&format!("barred/{digest}"))?;
     show(&client, live.json, answer, |_: Value| say(&format!("{digest} may be staged again")))
@@ -245,13 +247,22 @@ impl Window {
             .map(|latency| (latency.new_nanos / latency.old_nanos, latency))
             .max_by(|a, b| a.0.total_cmp(&b.0));
         let slowest = slowest.map(|(ratio, latency)| {
-            format!("; at worst {ratio:.2} times as long ({}, {} calls)", latency.op, latency.calls)
+            let excused = self.excused.iter().find(|excused| excused.op == latency.op);
+            let excused =
+                excused.map(|excused| format!(": {}", excused.reason)).unwrap_or_default();
+            let limit = self.latency_ratio;
+            format!(
+                "; at worst {ratio:.2} times as long ({}, {} calls; limit {limit}{excused})",
+                latency.op, latency.calls
+            )
         });
         let lacking = match lacking.as_slice() {
             [] => String::new(),
             lacking => format!("; still to be seen: {}", lacking.join("; ")),
         };
-        let loss = losses.map(|l| format!("; loss {:.4}, before {:.4}", l.new, l.old));
+        let loss = losses.map(|l| {
+            format!("; loss {:.4}, before {:.4} (limit +{})", l.new, l.old, self.loss_margin)
+        });
         format!(
             "watching generation {}{trial} ({}){}: {traps} traps, {deadlines} deadlines, \
              {wrong_numbers} wrong numbers, {quarantines} quarantines{}{}{lacking}",
