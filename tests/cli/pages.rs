@@ -82,8 +82,12 @@ fn matches(shown: &[String], lines: &[&str]) -> bool {
     }
 }
 
-/// Runs the commands of a page.
+/// Runs the commands of a page, block by block.
 fn run(page: &str) {
+    run_blocks(page, &blocks(page, "console"));
+}
+
+fn run_blocks(page: &str, blocks: &[String]) {
     let place = tempfile::tempdir().expect("a directory");
     for folder in ["kernel-packs", "kernel-sdk", "manifests", "runtime", "signing", "tests"] {
         std::os::unix::fs::symlink(repository().join(folder), place.path().join(folder)).unwrap();
@@ -94,10 +98,9 @@ fn run(page: &str) {
             .into_iter()
             .chain(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())),
     );
-    let blocks = blocks(page, "console");
     assert!(!blocks.is_empty(), "{page} has no examples");
     for block in blocks {
-        let steps = steps(&block);
+        let steps = steps(block);
         let mut script = "set -e\ntrap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n".to_owned();
         for (number, Step { command, .. }) in steps.iter().enumerate() {
             script += &format!("printf '\\001{number}\\n'\n{command}\n");
@@ -182,6 +185,22 @@ fn the_guide_to_the_program_shows_what_happens() {
 #[test]
 fn the_guide_to_the_server_shows_what_happens() {
     check("runtime/server/GUIDE.md");
+}
+
+/// Its blocks ask one server, which the first of them starts.
+#[test]
+fn the_reference_of_the_api_shows_what_happens_for_every_route() {
+    const PAGE: &str = "runtime/server/API.md";
+    let blocks = blocks(PAGE, "console");
+    let commands: String =
+        blocks.iter().flat_map(|block| block.lines().map(|l| l.to_owned() + "\n")).collect();
+    run_blocks(PAGE, &[blocks.join("\n")]);
+    let routes = std::fs::read_to_string(repository().join("runtime/server/src/app.rs")).unwrap();
+    let routes = routes.split("\"/v1/").skip(1).filter_map(|route| route.split('"').next());
+    for route in routes.chain(["messages"]) {
+        let asked = format!("$ curl -s $api/{}", route.replace("{*id}", "tales"));
+        assert!(commands.contains(&asked), "{PAGE} has no example of /v1/{route}");
+    }
 }
 
 #[test]

@@ -87,6 +87,29 @@ with client.chat.completions.stream(
     stream.until_done()
     assert stream.get_final_completion().choices[0].message.tool_calls[0].function.name == "walk"
 
+response = client.responses.create(model=model, input="Once upon a time", max_output_tokens=12, temperature=0)
+assert response.output_text == text and response.status == "incomplete" and response.usage.output_tokens == 12
+with client.responses.stream(model=model, input="Once upon a time", max_output_tokens=12, temperature=0) as stream:
+    pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
+assert "".join(pieces) == text
+function = {"type": "function", "strict": True, **tool["function"]}
+called = client.responses.create(
+    model=model, input="Once upon a time", tools=[function], tool_choice="required", parallel_tool_calls=False
+)
+call = called.output[0]
+assert call.type == "function_call" and call.name == "walk"
+client.responses.create(
+    model=model,
+    input=[
+        {"role": "user", "content": "Once upon a time"},
+        *called.output,
+        {"type": "function_call_output", "call_id": call.call_id, "output": "There."},
+    ],
+    max_output_tokens=5,
+)
+parsed = client.responses.parse(model=model, input="Once upon a time", text_format=Hero, max_output_tokens=100)
+assert isinstance(parsed.output_parsed, Hero)
+
 vectors = client.embeddings.create(model=model, input=["a fox", "a bear"]).data
 assert abs(sum(x * x for x in vectors[1].embedding) - 1) < 1e-4
 floats = client.embeddings.create(model=model, input="a bear", encoding_format="float").data[0].embedding
@@ -107,6 +130,11 @@ refused(
     openai.BadRequestError,
     "temperature",
     lambda: client.chat.completions.create(model=model, messages=tale, temperature=9),
+)
+refused(
+    openai.BadRequestError,
+    "previous_response_id",
+    lambda: client.responses.create(model=model, input="And then?", previous_response_id="resp_1"),
 )
 stranger = openai.OpenAI(base_url=base_url, api_key="sk-none", max_retries=0)
 refused(openai.AuthenticationError, None, lambda: stranger.models.list())

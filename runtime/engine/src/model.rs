@@ -24,6 +24,7 @@ use crate::weights::ModelWeights;
 /// # }
 /// ```
 pub struct Model {
+    id: String,
     name: String,
     config: ModelConfig,
     weights: ModelWeights,
@@ -44,15 +45,17 @@ impl Model {
         } else {
             Self::from_gguf(GgufFile::open(path)?)?
         };
-        let stem = if kind.is_dir() { path.file_name() } else { path.file_stem() };
-        if let (true, Some(stem)) = (model.name.is_empty(), stem) {
-            model.name = stem.to_string_lossy().into_owned();
+        let stem = stem(path, kind.is_dir());
+        model.id = without_spaces(&stem);
+        if model.name.is_empty() {
+            model.name = stem;
         }
         model.load_time = start.elapsed();
         Ok(model)
     }
 
-    /// Opens a GGUF file that is built into the program; `name` stands for its path in messages.
+    /// Opens a GGUF file that is built into the program; `name` stands for its path in messages, and its
+    /// first word is the model's [id](Model::id).
     /// Bytes that start on a multiple of 32 are used in place, others are copied.
     ///
     /// # Errors
@@ -77,6 +80,7 @@ impl Model {
     ) -> Result<Model, EngineError> {
         let start = Instant::now();
         let mut model = Self::from_gguf(file()?)?;
+        model.id = name.split_whitespace().next().unwrap_or_default().to_owned();
         if model.name.is_empty() {
             model.name = name.to_owned();
         }
@@ -89,6 +93,7 @@ impl Model {
         let weights = ModelWeights::load(&file, &config)?;
         let tokenizer = Tokenizer::from_gguf(file.metadata())?;
         Ok(Model {
+            id: String::new(),
             name: text(file.metadata(), "general.name").unwrap_or_default(),
             config,
             weights,
@@ -103,7 +108,14 @@ impl Model {
         let config = config::from_hf(dir.config(), &origin)?;
         let weights = ModelWeights::load(&dir, &config)?;
         let tokenizer = Tokenizer::from_hf_dir(path)?;
-        Ok(Model { name: String::new(), config, weights, tokenizer, load_time: Duration::ZERO })
+        let (id, name) = (String::new(), String::new());
+        Ok(Model { id, name, config, weights, tokenizer, load_time: Duration::ZERO })
+    }
+
+    /// What servers call the model: its file's name without the extension, or its directory's name, with
+    /// `-` in place of white space.
+    pub fn id(&self) -> &str {
+        &self.id
     }
 
     /// The model's own name, or that of its file.
@@ -202,7 +214,44 @@ pub fn open_tokenizer(path: &Path) -> Result<Tokenizer, EngineError> {
     Ok(Tokenizer::from_gguf(&GgufFile::read_metadata(path)?)?)
 }
 
+/// The name of a model's directory, or of its file without the extension `gguf`: what stands behind another
+/// dot tells models apart.
+fn stem(path: &Path, is_dir: bool) -> String {
+    // `.` and `..` have no name of their own.
+    let resolved = if path.file_name().is_none() { path.canonicalize().ok() } else { None };
+    let path = resolved.as_deref().unwrap_or(path);
+    let is_gguf = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    let stem = if is_gguf && !is_dir { path.file_stem() } else { path.file_name() };
+    stem.map_or_else(|| "model".to_owned(), |stem| stem.to_string_lossy().into_owned())
+}
+
+fn without_spaces(name: &str) -> String {
+    name.split_whitespace().collect::<Vec<_>>().join("-")
+}
+
 fn text(metadata: &Metadata, key: &str) -> Option<String> {
     let text = metadata.get(key).and_then(Value::as_str)?;
     (!text.is_empty()).then(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_id_is_the_stem_of_the_file_or_the_name_of_the_directory_without_spaces() {
+        for (path, is_dir, id) in [
+            ("models/SmolLM2-135M.Q4_K_M.gguf", false, "SmolLM2-135M.Q4_K_M"),
+            ("my  own model.GGUF", false, "my-own-model"),
+            ("/models/Qwen2.5-0.5B/", true, "Qwen2.5-0.5B"),
+            ("a.gguf", true, "a.gguf"),
+            ("v1.5", false, "v1.5"),
+        ] {
+            assert_eq!(without_spaces(&stem(Path::new(path), is_dir)), id);
+        }
+        assert_eq!(
+            stem(Path::new("."), true),
+            env!("CARGO_MANIFEST_DIR").rsplit('/').next().unwrap()
+        );
+    }
 }

@@ -22,6 +22,8 @@ pub(crate) struct Text {
     max_tokens: usize,
     ignore_eos: bool,
     written: usize,
+    /// The token that ended the text, where log-probabilities are reported.
+    end: Option<Token>,
 }
 
 struct Constraint {
@@ -61,6 +63,7 @@ impl Text {
             max_tokens: options.max_tokens,
             ignore_eos: options.ignore_eos,
             written: 0,
+            end: None,
         })
     }
 
@@ -97,7 +100,13 @@ impl Text {
         self.sampler.exchange(candidates);
         let token = chosen?;
         let tokenizer = session.engine().model().tokenizer();
+        let logprobs = self.logprobs.map(|top| Logprobs::of(logits, token, top));
         if !self.ignore_eos && tokenizer.is_eog(token) {
+            self.end = logprobs.map(|logprobs| Token {
+                token,
+                text: String::new(),
+                logprobs: Some(logprobs),
+            });
             return Ok(Choice { token: None, end: Some(FinishReason::EndOfGeneration) });
         }
         self.written += 1;
@@ -119,7 +128,6 @@ impl Text {
         } else {
             None
         };
-        let logprobs = self.logprobs.map(|top| Logprobs::of(logits, token, top));
         Ok(Choice { token: Some(Token { token, text, logprobs }), end })
     }
 
@@ -132,6 +140,16 @@ impl Text {
         if stopped { piece } else { piece + &self.stops.finish() }
     }
 
+    /// The stop string that ended the text, if one did.
+    pub(crate) fn stopped_by(&self) -> Option<String> {
+        self.stops.found.clone()
+    }
+
+    /// The token that ended the text, if one did and log-probabilities are reported.
+    pub(crate) fn take_end(&mut self) -> Option<Token> {
+        self.end.take()
+    }
+
     /// Whether it has as many tokens as were asked for.
     fn is_full(&self) -> bool {
         self.written == self.max_tokens
@@ -142,19 +160,23 @@ impl Text {
 struct StopStrings {
     stops: Vec<String>,
     held: String,
+    /// The one that came up.
+    found: Option<String>,
 }
 
 impl StopStrings {
     fn new(stops: &[String]) -> StopStrings {
         let stops = stops.iter().filter(|s| !s.is_empty()).cloned().collect();
-        StopStrings { stops, held: String::new() }
+        StopStrings { stops, held: String::new(), found: None }
     }
 
     /// Adds a piece; returns the text that is certain now, and whether a stop string ends it.
     fn push(&mut self, piece: &str) -> (String, bool) {
         self.held.push_str(piece);
-        let found = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
-        if let Some(at) = found {
+        let found =
+            self.stops.iter().filter_map(|stop| Some((self.held.find(stop.as_str())?, stop)));
+        if let Some((at, stop)) = found.min_by_key(|&(at, _)| at) {
+            self.found = Some(stop.clone());
             self.held.truncate(at);
             return (std::mem::take(&mut self.held), true);
         }
@@ -197,6 +219,7 @@ mod tests {
         let stops = ["world".to_owned(), "lo".to_owned()];
         let mut stream = StopStrings::new(&stops);
         assert_eq!(stream.push("hello world"), ("hel".to_owned(), true));
+        assert_eq!(stream.found.as_deref(), Some("lo"));
         let mut stream = StopStrings::new(&stops);
         assert_eq!(stream.push("wor"), (String::new(), false));
         assert_eq!(stream.finish(), "wor");

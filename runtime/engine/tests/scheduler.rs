@@ -740,3 +740,165 @@ fn tales_read_under_pressure_as_they_do_alone() {
         assert_eq!(answer.tokens(), expected);
     }
 }
+
+/// What a session of its own says of the tokens of a prompt.
+fn scored(engine: &Engine, prompt: &[u32], top: usize) -> Vec<Option<Logprobs>> {
+    let session = SessionOptions { scope: None, ..SessionOptions::default() };
+    let mut all = vec![None];
+    let each = &mut |index: usize, logits: &[f32]| {
+        all.push(Some(Logprobs::of(logits, prompt[index + 1], top)));
+    };
+    engine.session_with(&session).evaluate(&prompt[..prompt.len() - 1], 0, each).unwrap();
+    all
+}
+
+/// Scores a prompt; gives how many of its tokens were not computed, too.
+fn score(scheduler: &Scheduler, request: Request) -> (Vec<Option<Logprobs>>, usize) {
+    let answer = ask(scheduler, request);
+    let (mut scores, mut tokens) = (None, 0);
+    loop {
+        match answer.next() {
+            Update::Started(_) | Update::Prefill { .. } => {}
+            Update::Prompt(told) => {
+                assert!(scores.is_none() && tokens == 0, "told once, before the text");
+                scores = Some(told);
+            }
+            Update::Token(_) => tokens += 1,
+            Update::Done(finished) => return (scores.expect("scores"), finished.cached_tokens),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn assert_scores(found: &[Option<Logprobs>], expected: &[Option<Logprobs>], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    assert!(found[0].is_none(), "{what}");
+    for (at, pair) in found.iter().zip(expected).enumerate().skip(1) {
+        let (Some(found), Some(expected)) = pair else { panic!("{what}: token {at}: {pair:?}") };
+        let error = (found.chosen - expected.chosen).abs();
+        assert!(error < 1e-3, "{what}: token {at} is off by {error:e}");
+        assert_eq!(found.top.len(), expected.top.len(), "{what}: token {at}");
+        for (found, expected) in found.top.iter().zip(&expected.top) {
+            let error = (found.logprob - expected.logprob).abs();
+            assert!(error < 1e-3, "{what}: an alternative to token {at} is off by {error:e}");
+        }
+    }
+}
+
+#[test]
+fn prompts_are_scored_as_sessions_score_them_and_a_common_beginning_once() {
+    let config = SchedulerConfig { chunk: 48, ..SchedulerConfig::default() };
+    let scheduler = start(&engine(&model(), two_threads()), config);
+    let scoring = |prompt: &[u32], top: usize| Request {
+        prompt_logprobs: Some(top),
+        ..Request::new(prompt.to_vec(), greedy(1))
+    };
+    let prompt = |number: u32| [text(40, 150), text(number, 10 + number as usize)].concat();
+    // A text that begins alike leaves blocks in the prefix cache, of which no scores are known.
+    ask(&scheduler, Request::new(prompt(0), greedy(2))).tokens();
+    let beside = ask(&scheduler, request(90, 40, 200));
+    let (found, cached) = score(&scheduler, scoring(&prompt(1), 2));
+    assert_eq!(cached, 0);
+    assert_scores(&found, &scored(scheduler.engine(), &prompt(1), 2), "the first");
+    // Four whole blocks, of which the last token is computed again.
+    for number in 2..8 {
+        let (found, cached) = score(&scheduler, scoring(&prompt(number), 1));
+        assert_eq!(cached, 127);
+        assert_scores(&found, &scored(scheduler.engine(), &prompt(number), 1), "a later one");
+    }
+    let (found, cached) = score(&scheduler, scoring(&prompt(3), 5));
+    assert_eq!(cached, 0, "less was known of each token");
+    assert_scores(&found, &scored(scheduler.engine(), &prompt(3), 5), "more alternatives");
+    let session = SessionOptions { scope: Some("other".into()), ..SessionOptions::default() };
+    let (_, cached) = score(&scheduler, Request { session, ..scoring(&prompt(3), 1) });
+    assert_eq!(cached, 0, "another scope");
+    // The same again, and prompts that end where a block does, or have one token.
+    let exact = text(41, 64);
+    for (prompt, cached) in
+        [(prompt(3), 159), (exact.clone(), 0), (exact, 32), (vec![5], 0), (text(42, 2), 0)]
+    {
+        let (found, taken) = score(&scheduler, scoring(&prompt, 1));
+        assert_eq!(taken, cached, "{} tokens", prompt.len());
+        let expected = scored(scheduler.engine(), &prompt, 1);
+        assert_scores(&found, &expected, "of another length");
+    }
+    beside.tokens();
+    // Together: those that begin alike wait for the one that computes the beginning.
+    let before = scheduler.stats();
+    let prompt = |number: u32| [text(50, 320), text(number, 8)].concat();
+    let asked: Vec<Answer> = (0..8).map(|i| ask(&scheduler, scoring(&prompt(i), 0))).collect();
+    for answer in asked {
+        let (mut scores, mut done) = (0, false);
+        while !done {
+            match answer.next() {
+                Update::Prompt(told) => scores = told.len(),
+                update => done = matches!(update, Update::Done(_)),
+            }
+        }
+        assert_eq!(scores, 328);
+    }
+    let computed = scheduler.stats().prompt_tokens - before.prompt_tokens;
+    assert!(computed < 8 * 328 / 3, "{computed} tokens");
+}
+
+#[test]
+fn scored_prompts_that_are_interrupted_are_told_whole() {
+    let model = model();
+    let roomy = engine(&model, two_threads());
+    let told = |answer: &Answer| loop {
+        match answer.next() {
+            Update::Prompt(scores) => return scores,
+            Update::Prefill { .. } | Update::Started(_) => {}
+            other => panic!("{other:?}"),
+        }
+    };
+    let scoring = |i: u32, prompt: usize, tokens: usize| Request {
+        prompt_logprobs: Some(1),
+        ..request(i, prompt, tokens)
+    };
+    // For a higher priority, in the middle of the prompt.
+    let config = SchedulerConfig { running: 1, ..SchedulerConfig::default() };
+    let scheduler = start(&engine(&model, tight(None)), config);
+    let low = ask(&scheduler, scoring(1, 900, 1));
+    while !matches!(low.next(), Update::Prefill { .. }) {}
+    let session = SessionOptions { priority: 9, ..SessionOptions::default() };
+    let high = ask(&scheduler, Request { session, ..request(2, 900, 30) });
+    assert_eq!(high.tokens().len(), 30);
+    assert_scores(&told(&low), &scored(&roomy, &text(1, 900), 1), "for a priority");
+    assert!(scheduler.stats().preempted_for_priority > 0);
+    // Where the memory is full: what was given up is computed again.
+    let scheduler = start(&engine(&model, tight(None)), SchedulerConfig::default());
+    let answers: Vec<Answer> = (0..20).map(|i| ask(&scheduler, scoring(i, 500, 150))).collect();
+    for (i, answer) in (0..).zip(answers) {
+        assert_scores(&told(&answer), &scored(&roomy, &text(i, 500), 1), "for memory");
+        assert_eq!(answer.tokens().len(), 150);
+    }
+    let stats = scheduler.stats();
+    assert!(stats.preempted_for_memory > 0 && stats.recomputed_tokens > 0, "{stats:?}");
+}
+
+#[test]
+fn what_a_text_ended_by_is_told() {
+    let scheduler = default_scheduler();
+    let endless = SessionOptions { sinks: Some(4), ..SessionOptions::default() };
+    let request = Request { prompt_logprobs: Some(0), session: endless, ..request(0, 5, 5) };
+    let rejected = scheduler.submit(request, sink().0).unwrap_err();
+    assert!(matches!(rejected, Rejected::Invalid(error) if error.code() == "invalid_option"));
+    let (model, prompts) = tales(1, 0);
+    let scheduler = start(&engine(&model, two_threads()), SchedulerConfig::default());
+    let of = |options: GenerateOptions, logprobs| {
+        let request = Request { logprobs, ..Request::new(prompts[0].clone(), options) };
+        ask(&scheduler, request).all().1
+    };
+    let stop = vec!["never".to_owned(), "e".to_owned()];
+    let stopped = of(GenerateOptions { stop, ..greedy(50) }, None);
+    assert_eq!((stopped.reason, stopped.stop.as_deref()), (FinishReason::StopString, Some("e")));
+    // The tale ends by itself.
+    let whole = GenerateOptions { ignore_eos: false, ..greedy(400) };
+    let ended = of(whole.clone(), Some(1));
+    assert_eq!((ended.reason, ended.stop), (FinishReason::EndOfGeneration, None));
+    let end = ended.end_token.expect("a token");
+    assert!(model.tokenizer().is_eog(end.token) && end.text.is_empty());
+    assert!(end.logprobs.unwrap().chosen > -1.0);
+    assert_eq!(of(whole, None).end_token, None);
+}

@@ -24,7 +24,10 @@ use crate::reload::{Access, Reloader};
 use crate::server::{CLIENT_HELPERS, Served};
 use crate::tls::Tls;
 use crate::tools::Format;
-use crate::{chat, completions, dashboard, embeddings, http, metrics, models, status, tokens};
+use crate::{
+    anthropic, chat, completions, dashboard, embeddings, http, metrics, models, responses, status,
+    tokens,
+};
 
 /// Where a request came in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,11 +43,15 @@ pub(crate) struct App {
     pub(crate) supervised: Option<Supervised>,
     pub(crate) scheduler: Scheduler,
     pub(crate) template: Option<ChatTemplate>,
-    /// How the template lets the model call tools, if it does.
-    pub(crate) tool_format: Option<Format>,
+    /// The source of the template, for clients that render conversations themselves.
+    pub(crate) template_source: Option<String>,
+    /// How the model writes calls of tools.
+    pub(crate) tool_format: Format,
+    /// Control tokens that calls are told by, with their texts.
+    pub(crate) tool_marks: Vec<(u32, &'static str)>,
     /// What compiles the grammars of requests, if anything does.
     pub(crate) grammars: Option<Arc<Grammars>>,
-    /// The model's name in requests and answers.
+    /// The model's id in answers.
     pub(crate) model: String,
     /// All that requests can name.
     pub(crate) models: Models,
@@ -75,19 +82,24 @@ impl App {
         tls: Option<Tls>,
     ) -> Result<App, ServerError> {
         let Served { engine, adapter, adapters, supervisor, renderer, grammars, reloader } = served;
-        let model = options.model_id.clone().unwrap_or_else(|| engine.model().name().to_owned());
-        let (template, tool_format) = options.chat_template(engine.model(), &renderer)?.unzip();
+        let ids = options.model_ids(engine.model());
+        let model = ids.first().cloned().unwrap_or_default();
+        let template_source = options.template_source(engine.model())?;
+        let template = options.chat_template(engine.model(), &renderer)?;
+        let tool_format = template_source.as_deref().map_or(Format::Generic, Format::of);
         let Limits { parallel: running, queue, prompt_chunk: chunk, max_bodies, .. } =
             options.limits;
         let config = SchedulerConfig { running, queue, chunk };
         Ok(App {
             scheduler: Scheduler::start(engine.clone(), config)?,
             template,
-            tool_format: tool_format.flatten(),
+            template_source,
+            tool_marks: tool_format.marks(engine.model().tokenizer()),
+            tool_format,
             grammars: Grammars::new(grammars, options.limits.grammar_memory),
             engine,
             supervised: supervisor.map(Supervised::new),
-            models: Models::new(&model, adapter, adapters)?,
+            models: Models::new(ids, adapter, adapters)?,
             model,
             created: now(),
             access: RwLock::new(Arc::new(Access::of(&options))),
@@ -171,9 +183,13 @@ pub(crate) fn routes(app: &Arc<App>, listener: Listener) -> Router {
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/chat/completions", post(chat::completions))
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/responses", post(responses::responses))
+        .route(anthropic::PATH, post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
+        .route("/tokenizer_info", get(tokens::info))
         .merge(dashboard::routes())
         .with_state(Arc::clone(app))
         .merge(administration)

@@ -1,7 +1,6 @@
 //! `POST /v1/chat/completions`: the next message of a conversation.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::Extension;
 use axum::extract::State;
@@ -9,85 +8,41 @@ use axum::response::Response;
 use ruvllm_engine::scheduler::{Finished, Token};
 use serde_json::{Value, json};
 
-use crate::answer::{self, Shape, reason};
+use crate::answer::{self, Shape};
 use crate::app::App;
+use crate::conversation::{self, Conversation, Ended, Message, Reason};
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::grammar::{Grammars, Wanted};
+use crate::grammar::Wanted;
 use crate::http::Caller;
 use crate::logprobs::{self, TOP};
 use crate::messages;
 use crate::params::Params;
-use crate::sequences::{Operation, Sequences, Work};
-use crate::tools::{ToolText, Tools};
+use crate::tools::Tools;
 
 /// The handler.
 pub(crate) async fn completions(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    mut fields: Fields,
+    fields: Fields,
 ) -> Result<Response, ApiError> {
-    let shared = Arc::clone(&app);
-    let waiting = Waiting::default();
-    let waited_for = waiting.watch(caller.until);
-    let asks = caller.clone();
-    let (body, prompt, logprobs, wanted, params, tools) = app.aside(move || {
-        let app = shared;
-        let params = Params::take(&mut fields, &app, None)?;
-        let logprobs = logprobs(&mut fields)?;
-        let messages = messages::take(&mut fields)?;
-        let tools = Tools::take(&mut fields, app.tool_format)?;
-        let wanted = wanted(&mut fields, tools.as_ref())?;
-        fields.finish()?;
-        let Some(template) = &app.template else {
-            let message = "the model has no chat template, so it cannot tell messages apart; use /v1/completions, or start the server with --chat-template";
-            return Err(ApiError::bad_request("no_chat_template", message).of("messages"));
-        };
-        let list = tools.as_ref().map(|tools| &tools.tools);
-        let text = template.render_while(&messages, list, true, &waited_for)?;
-        asks.log_prompt(&app, &text);
-        let prompt = app.engine.model().tokenizer().encode_chat(&text)?;
-        Ok((fields, prompt, logprobs, wanted, params, tools))
-    })
-    .await?;
-    let grammar = match wanted {
-        Some(wanted) => {
-            let waited_for = waiting.watch(caller.until);
-            Some(Grammars::compile(&app, &caller, wanted, params.n, waited_for).await?)
-        }
-        None => None,
+    let take = |fields: &mut Fields, app: &App| -> Result<(Conversation, ()), ApiError> {
+        let params = Params::take(fields, app, None)?;
+        let logprobs = logprobs(fields)?;
+        let messages = messages::take(fields)?;
+        let tools = Tools::take(fields, app.tool_format)?;
+        let wanted = wanted(fields, tools.as_ref())?;
+        let begun = String::new();
+        Ok((Conversation { messages, begun, params, logprobs, tools, wanted }, ()))
     };
-    let (n, options) = (params.n, params.options.clone());
-    let (operation, prompts) = (Operation::Chat, vec![prompt]);
-    let model = params.model.clone();
-    let work = Work { model, operation, prompts, n, options, logprobs, grammar };
-    let shared = Arc::clone(&app);
-    let sequences = app.aside(move || Sequences::start(&shared, caller, work)).await?;
-    // What was in it counts until here: a schema waited for its turn.
-    drop(body);
-    let message = || Message {
-        content: String::new(),
-        logprobs: Vec::new(),
-        tools: tools.as_ref().map(ToolText::new),
-    };
-    let messages = (0..sequences.count()).map(|_| message()).collect();
+    let (answering, ()) = conversation::answer(&app, caller, fields, take).await?;
+    let so_far = |message| SoFar { message, content: String::new(), logprobs: Vec::new() };
+    let messages = answering.messages.into_iter().map(so_far).collect();
     let shape = Messages { app: Arc::clone(&app), messages };
-    if params.stream {
-        return answer::stream(sequences, shape, params.include_usage);
+    if answering.stream {
+        return answer::stream(answering.sequences, shape, answering.include_usage);
     }
-    answer::whole(sequences, shape).await
-}
-
-/// Whether a client waits: until this is dropped, with the request.
-#[derive(Default)]
-struct Waiting(Arc<()>);
-
-impl Waiting {
-    /// Tells whether the client still waits, which it does until then at most.
-    fn watch(&self, until: Instant) -> impl Fn() -> bool + use<> {
-        let waiting = Arc::downgrade(&self.0);
-        move || waiting.strong_count() > 0 && Instant::now() < until
-    }
+    answer::whole(answering.sequences, shape).await
 }
 
 fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
@@ -104,65 +59,75 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     }
 }
 
-/// What the text must look like: as `response_format` says, or a call where there must be one.
+/// What the text must look like, as `response_format` says.
 fn wanted(fields: &mut Fields, tools: Option<&Tools>) -> Result<Option<Wanted>, ApiError> {
     const NAME: &str = "response_format";
     let mut format = fields.take::<Value>(NAME)?.unwrap_or_else(|| json!({"type": "text"}));
-    let kind = format["type"].as_str().unwrap_or_default().to_owned();
-    let wanted = match kind.as_str() {
-        "text" => None,
-        "json_object" => Some(Wanted::schema(json!({"type": "object"}), NAME)),
-        "json_schema" => {
-            let schema = format.pointer_mut("/json_schema/schema").map(Value::take);
-            let Some(schema) = schema.filter(Value::is_object) else {
-                let param = "response_format.json_schema.schema";
-                return Err(ApiError::invalid(param, "the schema must be an object"));
-            };
-            Some(Wanted::schema(schema, NAME))
-        }
+    let schema = format.pointer_mut("/json_schema/schema").map(Value::take);
+    format_wanted(&format, schema, NAME, "response_format.json_schema.schema", tools)
+}
+
+/// What a text must look like: of the type of `format`, which the request has as `name`, and of a schema,
+/// which it has as `schema_name`.
+pub(crate) fn format_wanted(
+    format: &Value,
+    schema: Option<Value>,
+    name: &'static str,
+    schema_name: &str,
+    tools: Option<&Tools>,
+) -> Result<Option<Wanted>, ApiError> {
+    let wanted = match format["type"].as_str().unwrap_or_default() {
+        "text" => return Ok(None),
+        "json_object" => Wanted::schema(json!({"type": "object"}), name),
+        "json_schema" => match schema.filter(Value::is_object) {
+            Some(schema) => Wanted::schema(schema, name),
+            None => return Err(ApiError::invalid(schema_name, "the schema must be an object")),
+        },
         _ => {
             let message = "the type must be text, json_object or json_schema";
-            return Err(ApiError::invalid("response_format.type", message));
+            return Err(ApiError::invalid(format!("{name}.type"), message));
         }
     };
-    match (wanted, tools) {
-        (Some(_), Some(_)) => {
-            let message = "an answer cannot both have a format and call tools; leave out one";
-            Err(ApiError::invalid(NAME, message))
-        }
-        (None, Some(Tools { required: Some(lark), .. })) => {
-            Ok(Some(Wanted::lark(lark.clone(), "tools")))
-        }
-        (wanted, _) => Ok(wanted),
+    if tools.is_some() {
+        let message = "an answer cannot both have a format and call tools; leave out one";
+        return Err(ApiError::invalid(name, message));
     }
+    Ok(Some(wanted))
 }
 
 /// The messages so far.
 struct Messages {
     app: Arc<App>,
-    messages: Vec<Message>,
+    messages: Vec<SoFar>,
 }
 
-struct Message {
+struct SoFar {
+    message: Message,
     content: String,
     logprobs: Vec<Value>,
-    tools: Option<ToolText>,
 }
 
-impl Message {
+impl SoFar {
     /// What is left of the content, the calls, and why it ended.
     fn finish(&mut self, finished: &Finished) -> (String, Vec<Value>, &'static str) {
-        let reason = reason(finished.reason);
-        let Some(tools) = &mut self.tools else {
-            return (finished.text.clone(), Vec::new(), reason);
+        let Ended { text, calls, reason } = self.message.finish(finished);
+        let reason = match reason {
+            Reason::Stop | Reason::StopString(_) => "stop",
+            Reason::Length => "length",
+            Reason::ToolCalls => "tool_calls",
         };
-        let text = tools.push(&finished.text);
-        match tools.finish() {
-            Ok((rest, calls)) if calls.is_empty() => (text + &rest, calls, reason),
-            Ok((rest, calls)) => (text + &rest, calls, "tool_calls"),
+        let call = |call: crate::tools::Call| {
+            let id = call.id(self.message.format(), "call")?;
+            let function = json!({"name": call.name, "arguments": call.arguments});
+            Ok(json!({"id": id, "type": "function", "function": function}))
+        };
+        let calls: Result<Vec<Value>, crate::error::ServerError> =
+            calls.into_iter().map(call).collect();
+        match calls {
+            Ok(calls) => (text, calls, reason),
             Err(error) => {
                 tracing::error!(code = error.code(), "{error}");
-                (text, Vec::new(), reason)
+                (text, Vec::new(), "stop")
             }
         }
     }
@@ -181,15 +146,12 @@ impl Shape for Messages {
     }
 
     fn token(&mut self, index: usize, token: &Token, streaming: bool) -> Option<Value> {
-        let message = &mut self.messages[index];
+        let so_far = &mut self.messages[index];
         let logprobs = logprobs::chat(self.app.engine.model().tokenizer(), token);
-        let text = match &mut message.tools {
-            Some(tools) => tools.push(&token.text),
-            None => token.text.clone(),
-        };
+        let text = so_far.message.push(token);
         if !streaming {
-            message.content += &text;
-            message.logprobs.extend(logprobs);
+            so_far.content += &text;
+            so_far.logprobs.extend(logprobs);
             return None;
         }
         if text.is_empty() && logprobs.is_none() {
@@ -221,7 +183,7 @@ impl Shape for Messages {
 
     fn whole(&mut self, index: usize, finished: &Finished) -> Value {
         let (rest, calls, reason) = self.messages[index].finish(finished);
-        let Message { content, logprobs, .. } = &mut self.messages[index];
+        let SoFar { content, logprobs, .. } = &mut self.messages[index];
         let content = std::mem::take(content) + &rest;
         let mut message = json!({"role": "assistant", "content": content, "refusal": null});
         if !calls.is_empty() {

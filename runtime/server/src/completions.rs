@@ -1,11 +1,11 @@
-//! `POST /v1/completions`: texts that continue a prompt.
+//! `POST /v1/completions`: texts that continue a prompt, and how likely prompts are.
 
 use std::sync::Arc;
 
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use ruvllm_engine::scheduler::{Finished, Token};
+use ruvllm_engine::scheduler::{Finished, PromptLogprobs, Token};
 use serde_json::{Value, json};
 
 use crate::answer::{self, Shape, reason};
@@ -13,7 +13,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Fields, parse};
 use crate::http::Caller;
-use crate::logprobs::{TOP, TextLogprobs};
+use crate::logprobs::{Offset, TOP, TextLogprobs};
 use crate::params::Params;
 use crate::sequences::{Operation, Sequences, Work};
 use crate::tokens::check_tokens;
@@ -28,7 +28,7 @@ pub(crate) async fn completions(
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
     let shared = Arc::clone(&app);
-    let (sequences, params) = app
+    let (sequences, params, echo) = app
         .aside(move || {
             let app = shared;
             let params = Params::take(&mut fields, &app, Some(TOKENS))?;
@@ -39,33 +39,60 @@ pub(crate) async fn completions(
                     format!("`logprobs` may be {TOP} at most"),
                 ));
             }
+            let echo = fields.take("echo")?.unwrap_or(false);
             let prompt = fields.require("prompt")?;
             fields.finish()?;
             caller.log_prompt(&app, &prompt);
             let prompts = prompts(&app, prompt, "prompt")?;
             let (n, options) = (params.n, params.options.clone());
-            let operation = Operation::Completion;
-            let model = params.model.clone();
-            let work = Work { model, operation, prompts, n, options, logprobs, grammar: None };
-            Ok((Sequences::start(&app, caller, work)?, params))
+            let work = Work {
+                model: params.model.clone(),
+                operation: Operation::Completion,
+                prompts: prompts.iter().map(|prompt| prompt.tokens.clone()).collect(),
+                n,
+                options,
+                logprobs,
+                prompt_logprobs: logprobs.filter(|_| echo),
+                grammar: None,
+            };
+            let sequences = Sequences::start(&app, caller, work)?;
+            let echo = echo.then_some(Echo { prompts, n, logprobs: logprobs.is_some() });
+            Ok((sequences, params, echo))
         })
         .await?;
-    let shape = Texts { app: Arc::clone(&app), texts: Vec::new() };
+    let shape = Texts { app: Arc::clone(&app), echo, texts: Vec::new() };
     if params.stream {
         return answer::stream(sequences, shape, params.include_usage);
     }
     answer::whole(sequences, shape).await
 }
 
+/// A prompt of a request.
+pub(crate) struct Prompt {
+    pub(crate) tokens: Vec<u32>,
+    /// The text, where it was given as one.
+    text: Option<String>,
+}
+
+impl Prompt {
+    /// The text that an answer repeats.
+    fn text(&self, app: &App) -> String {
+        let decoded = || app.engine.model().tokenizer().decode(&self.tokens, false);
+        self.text.clone().unwrap_or_else(decoded)
+    }
+}
+
 /// One or more prompts: texts or token ids.
-pub(crate) fn prompts(app: &App, prompt: Value, param: &str) -> Result<Vec<Vec<u32>>, ApiError> {
+pub(crate) fn prompts(app: &App, prompt: Value, param: &str) -> Result<Vec<Prompt>, ApiError> {
     let tokenizer = app.engine.model().tokenizer();
     let tokens = |prompt: Value, param: &str| match prompt {
-        Value::String(text) => Ok(tokenizer.encode(&text, true)?),
+        Value::String(text) => {
+            Ok(Prompt { tokens: tokenizer.encode(&text, true)?, text: Some(text) })
+        }
         ids => {
-            let ids: Vec<u32> = parse(param, ids)?;
-            check_tokens(app, &ids, param)?;
-            Ok(ids)
+            let tokens: Vec<u32> = parse(param, ids)?;
+            check_tokens(app, &tokens, param)?;
+            Ok(Prompt { tokens, text: None })
         }
     };
     match prompt {
@@ -80,14 +107,24 @@ pub(crate) fn prompts(app: &App, prompt: Value, param: &str) -> Result<Vec<Vec<u
 /// The texts so far.
 struct Texts {
     app: Arc<App>,
+    echo: Option<Echo>,
     texts: Vec<TextSoFar>,
+}
+
+/// What answers begin with: their prompts.
+struct Echo {
+    prompts: Vec<Prompt>,
+    /// Answers to each.
+    n: usize,
+    /// Whether their log-probabilities are told, too.
+    logprobs: bool,
 }
 
 #[derive(Default)]
 struct TextSoFar {
     text: String,
     logprobs: TextLogprobs,
-    offset: usize,
+    offset: Offset,
 }
 
 impl Texts {
@@ -97,14 +134,51 @@ impl Texts {
         }
         &mut self.texts[index]
     }
+
+    /// The prompt that an answer begins with.
+    fn echoed(&self, index: usize) -> Option<(String, &Prompt)> {
+        let echo = self.echo.as_ref()?;
+        let prompt = echo.prompts.get(index / echo.n)?;
+        Some((prompt.text(&self.app), prompt))
+    }
+
+    /// Lists the token that ended a text that repeats its prompt: whoever reads what is behind a context up
+    /// to the last token must not lose one of the prompt's where the model had nothing to add.
+    fn note_end(&mut self, index: usize, finished: &Finished) {
+        if let (Some(_), Some(token)) = (&self.echo, &finished.end_token) {
+            let app = Arc::clone(&self.app);
+            let so_far = self.text(index);
+            so_far.logprobs.push(app.engine.model().tokenizer(), token, &mut so_far.offset);
+        }
+    }
 }
 
 impl Shape for Texts {
     const PREFIX: &'static str = "cmpl";
     const OBJECTS: [&'static str; 2] = ["text_completion"; 2];
 
-    fn begin(&mut self, _: usize) -> Option<Value> {
-        None
+    fn begin(&mut self, index: usize) -> Option<Value> {
+        // With log-probabilities, the prompt is told once these are known.
+        self.echo.as_ref().filter(|echo| !echo.logprobs)?;
+        let (text, _) = self.echoed(index)?;
+        Some(json!({"index": index, "text": text, "logprobs": null, "finish_reason": null}))
+    }
+
+    fn prompt(&mut self, index: usize, all: PromptLogprobs, streaming: bool) -> Option<Value> {
+        let app = Arc::clone(&self.app);
+        let tokenizer = app.engine.model().tokenizer();
+        let (text, prompt) = self.echoed(index)?;
+        let mut offset = Offset::in_prompt(tokenizer, &prompt.tokens, &text);
+        let mut logprobs = TextLogprobs::default();
+        for (&token, of) in prompt.tokens.iter().zip(&all) {
+            logprobs.push_prompt(tokenizer, token, of.as_ref(), &mut offset);
+        }
+        let so_far = self.text(index);
+        (so_far.logprobs, so_far.offset) = (logprobs, offset);
+        streaming.then(|| {
+            let logprobs = so_far.logprobs.take();
+            json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": null})
+        })
     }
 
     fn token(&mut self, index: usize, token: &Token, streaming: bool) -> Option<Value> {
@@ -125,15 +199,18 @@ impl Shape for Texts {
     }
 
     fn end(&mut self, index: usize, finished: &Finished) -> Vec<Value> {
+        self.note_end(index, finished);
         vec![json!({
-            "index": index, "text": finished.text, "logprobs": null,
+            "index": index, "text": finished.text, "logprobs": self.text(index).logprobs.take(),
             "finish_reason": reason(finished.reason),
         })]
     }
 
     fn whole(&mut self, index: usize, finished: &Finished) -> Value {
+        self.note_end(index, finished);
+        let echoed = self.echoed(index).map(|(text, _)| text).unwrap_or_default();
         let so_far = self.text(index);
-        let text = std::mem::take(&mut so_far.text) + &finished.text;
+        let text = echoed + &std::mem::take(&mut so_far.text) + &finished.text;
         json!({
             "index": index, "text": text, "logprobs": so_far.logprobs.take(),
             "finish_reason": reason(finished.reason),

@@ -40,13 +40,31 @@ pub(crate) async fn embeddings(
                     return Err(ApiError::invalid("encoding_format", message));
                 }
             };
+            let dim = app.engine.model().config().dim;
+            match fields.take::<usize>("dimensions")? {
+                Some(wanted) if wanted != dim => {
+                    let message = format!(
+                        "`dimensions` may be {dim} alone: fewer numbers mean something only with a model that was trained for that"
+                    );
+                    return Err(ApiError::bad_request("unsupported_parameter", message)
+                        .of("dimensions"));
+                }
+                _ => {}
+            }
             let input = fields.require("input")?;
             fields.finish()?;
             caller.log_prompt(&app, &input);
-            let prompts = prompts(&app, input, "input")?;
-            let (operation, options) = (Operation::Embeddings, GenerateOptions::default());
-            let work =
-                Work { model, operation, prompts, n: 1, options, logprobs: None, grammar: None };
+            let prompts = prompts(&app, input, "input")?.into_iter().map(|prompt| prompt.tokens);
+            let work = Work {
+                model,
+                operation: Operation::Embeddings,
+                prompts: prompts.collect(),
+                n: 1,
+                options: GenerateOptions::default(),
+                logprobs: None,
+                prompt_logprobs: None,
+                grammar: None,
+            };
             Ok((Sequences::start(&app, caller, work)?, base64))
         })
         .await?;

@@ -76,6 +76,19 @@ pub enum ServerError {
         "an API key is given as NAME=sha256:HEX, with 64 hexadecimal digits of its hash, as `ruvllm serve --new-key NAME` prints it, and may be followed by ,priority=N from 0 to 255; the key itself is for the client alone"
     )]
     KeyEntry,
+    /// An origin that is none.
+    #[error(
+        "`{origin}` is no origin; give scheme, host and port as browsers send them, in small letters and without a path: https://example.com, or * for all"
+    )]
+    CorsOrigin {
+        /// What was given.
+        origin: String,
+    },
+    /// Every page may use the server, and keys say that only some clients may.
+    #[error(
+        "--cors-origin '*' lets every page in, while API keys let in only some clients; name the pages' origins instead"
+    )]
+    CorsAny,
     /// A limit that lets nothing through.
     #[error("{option} must be at least 1")]
     Limit {
@@ -189,6 +202,8 @@ impl ServerError {
             ServerError::KeyTwice { .. } => "api_key_twice",
             ServerError::KeyName { .. } => "api_key_name",
             ServerError::KeyEntry => "api_key_entry",
+            ServerError::CorsOrigin { .. } => "cors_origin",
+            ServerError::CorsAny => "cors_any",
             ServerError::Limit { .. } => "limit",
             ServerError::BodyLimits { .. } => "body_limits",
             ServerError::Listen { .. } => "listen",
@@ -250,7 +265,8 @@ impl ApiError {
         ApiError::new(StatusCode::FORBIDDEN, "forbidden_host", message)
     }
 
-    pub(crate) fn model_not_found(asked: &str, served: &str) -> ApiError {
+    pub(crate) fn model_not_found(asked: &str, served: &[&str]) -> ApiError {
+        let served = served.join("`, `");
         let message = format!("the model `{asked}` is not served here; there is `{served}`");
         ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).of("model")
     }
@@ -376,11 +392,33 @@ impl ApiError {
             "code": self.code,
         }})
     }
+
+    /// The body in the form of Anthropic's API.
+    pub(crate) fn anthropic_body(&self) -> Value {
+        let kind = match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "api_error",
+        };
+        json!({"type": "error", "error": {
+            "type": kind,
+            "message": self.message,
+            "param": self.param,
+            "code": self.code,
+        }})
+    }
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
+        response.extensions_mut().insert(self.clone());
         let headers = response.headers_mut();
         match self.retry {
             Retry::AsStatusSays => {}

@@ -30,14 +30,22 @@ const HARMLESS: &[Harmless] = &[
     Harmless { name: "prompt_cache_retention", only: None, why: "the memory budget decides" },
     Harmless { name: "prediction", only: None, why: "it changes speed, not the answer" },
     Harmless { name: "modalities", only: Some(is_text), why: "answers are text" },
-    Harmless { name: "echo", only: Some(is_false), why: "prompts are not repeated" },
+    Harmless { name: "echo", only: Some(is_false), why: "only /v1/completions repeats prompts" },
     Harmless { name: "best_of", only: Some(is_one), why: "every answer is returned; use `n`" },
-    Harmless { name: "dimensions", only: Some(never), why: "embeddings have the model's size" },
+    Harmless { name: "dimensions", only: Some(never), why: "only embeddings have them" },
     Harmless { name: "encoding_format", only: Some(never), why: "only embeddings have one" },
+    Harmless { name: "cache_control", only: None, why: "the prefix cache finds by content" },
+    Harmless { name: "previous_response_id", only: Some(never), why: STATELESS },
+    Harmless { name: "conversation", only: Some(never), why: STATELESS },
+    Harmless { name: "background", only: Some(is_false), why: "answers are not stored" },
+    Harmless { name: "truncation", only: Some(is_disabled), why: "long prompts are refused" },
+    Harmless { name: "include", only: Some(is_empty), why: "answers have nothing more" },
     Harmless { name: "annotations", only: Some(is_empty), why: "models are shown texts alone" },
     Harmless { name: "functions", only: Some(never), why: "they are superseded; use `tools`" },
     Harmless { name: "function_call", only: Some(never), why: "superseded; use `tool_choice`" },
 ];
+
+const STATELESS: &str = "there are no sessions; send the whole conversation as `input`";
 
 struct Harmless {
     name: &'static str,
@@ -52,6 +60,10 @@ fn is_false(value: &Value) -> bool {
 
 fn is_one(value: &Value) -> bool {
     value == 1
+}
+
+fn is_disabled(value: &Value) -> bool {
+    value == "disabled"
 }
 
 fn is_text(value: &Value) -> bool {
@@ -88,6 +100,11 @@ impl Fields {
             None | Some(Value::Null) => Ok(None),
             Some(value) => parse(&self.path(name), value).map(Some),
         }
+    }
+
+    /// A field that is not taken yet; null where it is absent.
+    pub(crate) fn peek(&self, name: &str) -> Value {
+        self.fields.get(name).cloned().unwrap_or_default()
     }
 
     /// Takes a field that must be there.

@@ -12,8 +12,10 @@ use axum::response::{IntoResponse as _, Response};
 use serde_json::{Map, Value};
 use tracing::Span;
 
+use crate::anthropic;
 use crate::app::{App, Listener};
 use crate::bodies::{Bodies, Held};
+use crate::cors;
 use crate::dashboard;
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -21,7 +23,7 @@ use crate::keys::{self, ApiKey};
 use crate::reload::Access;
 use crate::spans;
 
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Who asks, and under which id; every handler can take it from the request.
 #[derive(Clone, Debug)]
@@ -80,10 +82,18 @@ pub(crate) async fn around(
     span.record("ruvllm.request", &*id);
     let path = route.unwrap_or_else(|| "unknown".to_owned());
     let mut client = Arc::from("");
+    // Administrators' pages are the server's own.
+    let origins = match listener {
+        Listener::Client => &app.options.cors_origin[..],
+        Listener::Admin => &[],
+    };
+    let origin = cors::allowed(origins, request.headers());
+    let preflight = origin.as_ref().and_then(|_| cors::preflight(&request));
     let access = app.access();
     let admitted = if open { Ok(None) } else { admit(&access, listener, request.headers()) };
-    let mut response = match admitted {
-        Ok(key) => {
+    let mut response = match (preflight, admitted) {
+        (Some(answer), _) => answer,
+        (None, Ok(key)) => {
             client = Arc::from(key.map_or("", |key| &key.name));
             span.record("ruvllm.client", &*client);
             let (client, id) = (Arc::clone(&client), Arc::clone(&id));
@@ -94,10 +104,16 @@ pub(crate) async fn around(
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
-        Err(error) => challenged(error.into_response(), listener, request.headers()),
+        (None, Err(error)) => challenged(error.into_response(), listener, request.headers()),
     };
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
+    }
+    if path.starts_with(anthropic::PATH) {
+        anthropic::mark(&mut response);
+    }
+    if !origins.is_empty() {
+        cors::mark(&mut response, origin);
     }
     let (status, seconds) = (response.status().as_u16(), start.elapsed().as_secs_f64());
     app.metrics.request(&path, method, status);

@@ -6,12 +6,15 @@
 use std::fmt;
 use std::str::FromStr;
 
-use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
 use crate::error::{ApiError, ServerError};
+
+/// Where clients of Anthropic's API send their key.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// A client's name, the hash of its key and its priority; written `NAME=sha256:HEX`, and with a priority
 /// `NAME=sha256:HEX,priority=N`.
@@ -84,14 +87,14 @@ pub(crate) fn client<'k>(
     if keys.is_empty() {
         return Ok(None);
     }
-    let value = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let secret = value.and_then(|value| {
+    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    let secret = text(AUTHORIZATION).and_then(|value| {
         let (scheme, secret) = value.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
     });
-    let Some(secret) = secret else {
+    let Some(secret) = secret.or_else(|| text(API_KEY).map(str::trim)) else {
         return Err(ApiError::unauthorized(
-            "this server needs an API key; send it as `Authorization: Bearer KEY`",
+            "this server needs an API key; send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`",
         ));
     };
     let hash = Sha256::digest(secret);
@@ -146,7 +149,10 @@ mod tests {
         let keys = [key.clone(), other.clone()];
         assert_eq!(client(&keys, &headers).unwrap(), Some(&key));
         assert_eq!(client(&[], &headers).unwrap(), None);
+        let headers = HeaderMap::from_iter([(API_KEY, secret.parse().unwrap())]);
+        assert_eq!(client(&keys, &headers).unwrap(), Some(&key));
         assert!(client(&[other], &headers).is_err());
+        assert!(client(&keys, &HeaderMap::new()).is_err());
     }
 
     #[test]

@@ -15,10 +15,13 @@
 
 mod admin;
 mod answer;
+mod anthropic;
 mod app;
 mod bodies;
 mod chat;
 mod completions;
+mod conversation;
+mod cors;
 mod dashboard;
 mod embeddings;
 mod error;
@@ -37,6 +40,7 @@ mod options;
 mod otlp;
 mod params;
 mod reload;
+mod responses;
 mod sequences;
 mod server;
 mod spans;
@@ -46,6 +50,7 @@ mod tokens;
 mod tools;
 
 pub use admin::AdminOptions;
+pub use cors::CorsOrigin;
 pub use error::ServerError;
 pub use grammar::{GrammarCompiler, grammar_process};
 pub use keys::ApiKey;

@@ -69,14 +69,20 @@ fn text(message: &Fields, content: Value) -> Result<String, ApiError> {
 
 /// OpenAI writes the arguments of a call as a text, templates want the object.
 fn with_arguments(message: &Fields, mut call: Value) -> Result<Value, ApiError> {
-    let parsed = match &call["function"]["arguments"] {
-        Value::String(arguments) => serde_json::from_str::<Value>(arguments).ok(),
-        _ => None,
-    };
-    let Some(arguments) = parsed.filter(Value::is_object) else {
-        let param = message.path("tool_calls.function.arguments");
-        return Err(ApiError::invalid(param, "the arguments of a call must be an object, as JSON"));
-    };
-    call["function"]["arguments"] = arguments;
+    let param = message.path("tool_calls.function.arguments");
+    call["function"]["arguments"] = arguments(&call["function"]["arguments"], param)?;
     Ok(call)
+}
+
+/// The object that the arguments of a call are as a text.
+pub(crate) fn arguments(text: &Value, param: String) -> Result<Value, ApiError> {
+    let parsed = text.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
+    let refused = || ApiError::invalid(param, "the arguments of a call must be an object, as JSON");
+    parsed.filter(Value::is_object).ok_or_else(refused)
+}
+
+/// A call as templates want it.
+pub(crate) fn call(id: String, name: String, arguments: Value) -> Value {
+    let function = json!({"name": name, "arguments": arguments});
+    json!({"id": id, "type": "function", "function": function})
 }

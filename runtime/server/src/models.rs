@@ -23,16 +23,17 @@ pub(crate) struct Choice {
 pub(crate) struct Models(Vec<Choice>);
 
 impl Models {
-    /// The model itself under this name, and further ones, each with an adapter.
+    /// The model itself under each of these names, and further ones, each with an adapter.
     ///
     /// # Errors
     /// [`ServerError::ModelName`] where two have the same name.
     pub(crate) fn new(
-        name: &str,
+        names: Vec<String>,
         adapter: Option<Adapter>,
         further: Vec<(String, Adapter)>,
     ) -> Result<Models, ServerError> {
-        let mut models = vec![Choice { name: name.into(), adapter }];
+        let own = |name: String| Choice { name: name.into(), adapter: adapter.clone() };
+        let mut models: Vec<Choice> = names.into_iter().map(own).collect();
         for (name, adapter) in further {
             if models.iter().any(|model| *model.name == *name) {
                 return Err(ServerError::ModelName { name });
@@ -42,12 +43,18 @@ impl Models {
         Ok(Models(models))
     }
 
+    /// Whether a model is not the one that the server was started with, under any of its names.
+    fn is_further(&self, choice: &Choice) -> bool {
+        let fingerprint = |choice: &Choice| choice.adapter.as_ref().map(Adapter::fingerprint);
+        self.0.first().is_some_and(|own| fingerprint(own) != fingerprint(choice))
+    }
+
     /// The model that a request names. One that is not served must not be answered by another.
     pub(crate) fn choose(&self, name: Option<&str>) -> Result<Choice, ApiError> {
         let named = |choice: &&Choice| name.is_none_or(|name| *choice.name == *name);
         self.0.iter().find(named).cloned().ok_or_else(|| {
             let names: Vec<&str> = self.0.iter().map(|choice| &*choice.name).collect();
-            ApiError::model_not_found(name.unwrap_or_default(), &names.join("`, `"))
+            ApiError::model_not_found(name.unwrap_or_default(), &names)
         })
     }
 }
@@ -73,9 +80,10 @@ fn describe(app: &App, choice: &Choice) -> Value {
         "created": app.created,
         "owned_by": "ruvllm",
         "context_length": app.engine.context(),
+        "tool_format": app.template.as_ref().map(|_| app.tool_format.name()),
     });
     // As vLLM says it.
-    if *choice.name != *app.model {
+    if app.models.is_further(choice) {
         described["parent"] = json!(app.model);
     }
     described

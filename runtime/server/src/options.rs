@@ -11,10 +11,10 @@ use ruvllm_engine::chat::{ChatTemplate, Renderer};
 use ruvllm_engine::memory::parse_size;
 
 use crate::admin::AdminOptions;
+use crate::cors::CorsOrigin;
 use crate::error::ServerError;
 use crate::keys::ApiKey;
 use crate::tls;
-use crate::tools::Format;
 
 /// Options of a server; see each field for what it does.
 #[derive(Clone, Debug, Args)]
@@ -34,9 +34,14 @@ pub struct ServerOptions {
     /// The private key of --tls-cert (PEM).
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// The model's name in requests and answers; its own when absent.
-    #[arg(long, value_name = "NAME")]
-    pub model_id: Option<String>,
+    /// The model's id in requests and answers; its file's name without the extension, or its directory's
+    /// name, when absent. May be given several times: answers have the first, requests may use each.
+    #[arg(long, value_name = "NAME", value_parser = alias)]
+    pub alias: Vec<String>,
+    /// Let pages of this origin use the server from a browser, as https://example.com; may be given several
+    /// times. `*` lets in the pages of all, where no keys are used.
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors_origin: Vec<CorsOrigin>,
     /// Put conversations into this chat template (Jinja) instead of the model's own.
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
@@ -80,7 +85,7 @@ pub struct Limits {
     #[arg(long, value_name = "TOKENS")]
     pub max_tokens: Option<usize>,
     /// The most sequences of one request: prompts times answers to each.
-    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(long, value_name = "N", default_value_t = 128)]
     pub max_choices: usize,
     /// Seconds until a request that is not finished is ended.
     #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
@@ -97,7 +102,7 @@ impl ServerOptions {
     /// # Errors
     /// [`ServerError::KeysRequired`] for an open address without keys, [`ServerError::KeyTwice`],
     /// [`ServerError::KeyShared`], [`ServerError::AdminKeysRequired`],
-    /// [`ServerError::AdminTlsRequired`], [`ServerError::Pointless`], [`ServerError::Limit`],
+    /// [`ServerError::AdminTlsRequired`], [`ServerError::Pointless`], [`ServerError::CorsAny`], [`ServerError::Limit`],
     /// [`ServerError::BodyLimits`], [`ServerError::ChatTemplate`], [`ServerError::Tls`].
     pub fn check(&self) -> Result<(), ServerError> {
         self.check_keys()?;
@@ -125,6 +130,9 @@ impl ServerOptions {
         let is_admin = |key: &&ApiKey| self.admin.admin_key.iter().any(|admin| admin.opens_as(key));
         if let Some(key) = self.api_key.iter().find(is_admin) {
             return Err(ServerError::KeyShared { client: key.name.clone() });
+        }
+        if self.cors_origin.iter().any(CorsOrigin::is_any) && !self.api_key.is_empty() {
+            return Err(ServerError::CorsAny);
         }
         Ok(())
     }
@@ -158,18 +166,28 @@ impl ServerOptions {
         self.chat_template(model, renderer).map(drop)
     }
 
-    /// The chat template that is given, or the model's own, and how it lets the model call tools, if it
-    /// does.
+    /// The chat template that is given, or the model's own.
     pub(crate) fn chat_template(
         &self,
         model: &Model,
         renderer: &Renderer,
-    ) -> Result<Option<(ChatTemplate, Option<Format>)>, ServerError> {
-        let given = self.template()?;
-        let source = given.as_deref().or(model.tokenizer().chat_template());
-        let compile =
-            |source: &str| Ok((model.compile_template(source, renderer)?, Format::of(source)));
-        source.map(compile).transpose()
+    ) -> Result<Option<ChatTemplate>, ServerError> {
+        let source = self.template_source(model)?;
+        Ok(source.map(|source| model.compile_template(&source, renderer)).transpose()?)
+    }
+
+    /// The source of the chat template that is given, or of the model's own.
+    pub(crate) fn template_source(&self, model: &Model) -> Result<Option<String>, ServerError> {
+        let own = || model.tokenizer().chat_template().map(str::to_owned);
+        Ok(self.template()?.or_else(own))
+    }
+
+    /// The ids of a model that is served with these options; the first is the one that answers have.
+    pub fn model_ids(&self, model: &Model) -> Vec<String> {
+        match self.alias.is_empty() {
+            true => vec![model.id().to_owned()],
+            false => self.alias.clone(),
+        }
     }
 
     /// The source of the chat template, where one is given.
@@ -185,6 +203,15 @@ impl ServerOptions {
             (Some(cert), Some(key)) => tls::load(cert, key).map(Some),
             _ => Ok(None),
         }
+    }
+}
+
+/// An id of the model: of the characters that clients pass on as they are.
+fn alias(text: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:/@+".contains(c);
+    match !text.is_empty() && text.chars().all(plain) {
+        true => Ok(text.to_owned()),
+        false => Err("a model's id has letters, digits, and - _ . : / @ + alone".to_owned()),
     }
 }
 

@@ -55,12 +55,30 @@ impl Params {
             }
         };
         let options = GenerateOptions {
-            max_tokens: limit(fields, app, max_tokens)?,
+            max_tokens: limit(fields, app, &["max_tokens", "max_completion_tokens"], max_tokens)?,
             sampling: sampling(fields, app)?,
-            stop: stops(fields)?,
+            stop: stops(fields, "stop")?,
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
         };
         Ok(Params { model, n, stream, include_usage, options })
+    }
+
+    /// Takes the parameters of an API with one answer to each request, which names these two so.
+    pub(crate) fn take_single(
+        fields: &mut Fields,
+        app: &App,
+        max_tokens: &'static str,
+        stop: &'static str,
+    ) -> Result<Params, ApiError> {
+        let model = model(fields, app)?;
+        let stream = fields.take("stream")?.unwrap_or(false);
+        let options = GenerateOptions {
+            max_tokens: limit(fields, app, &[max_tokens], None)?,
+            sampling: sampling(fields, app)?,
+            stop: stops(fields, stop)?,
+            ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
+        };
+        Ok(Params { model, n: 1, stream, include_usage: false, options })
     }
 }
 
@@ -69,11 +87,16 @@ pub(crate) fn model(fields: &mut Fields, app: &App) -> Result<Choice, ApiError> 
     app.models.choose(fields.take::<String>("model")?.as_deref())
 }
 
-/// The most tokens of an answer: as asked, at most what the operator allows.
-fn limit(fields: &mut Fields, app: &App, default: Option<usize>) -> Result<usize, ApiError> {
+/// The most tokens of an answer: as asked by one of these names, at most what the operator allows.
+fn limit(
+    fields: &mut Fields,
+    app: &App,
+    names: &[&'static str],
+    default: Option<usize>,
+) -> Result<usize, ApiError> {
     // The newer name wins where a client sends both.
     let mut asked = None;
-    for name in ["max_tokens", "max_completion_tokens"] {
+    for &name in names {
         asked = fields.take::<usize>(name)?.map(|tokens| (name, tokens)).or(asked);
     }
     let most = app.options.limits.max_tokens.unwrap_or(usize::MAX);
@@ -121,14 +144,14 @@ fn logit_bias(fields: &mut Fields, app: &App) -> Result<Vec<(u32, f32)>, ApiErro
     Ok(biases)
 }
 
-fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
-    let stops: Vec<String> = match fields.take::<Value>("stop")? {
+fn stops(fields: &mut Fields, name: &'static str) -> Result<Vec<String>, ApiError> {
+    let stops: Vec<String> = match fields.take::<Value>(name)? {
         None => Vec::new(),
         Some(Value::String(stop)) => vec![stop],
-        Some(list) => parse("stop", list)?,
+        Some(list) => parse(name, list)?,
     };
     if stops.len() > STOPS {
-        return Err(ApiError::invalid("stop", format!("`stop` may have {STOPS} strings at most")));
+        return Err(ApiError::invalid(name, format!("`{name}` may have {STOPS} strings at most")));
     }
     Ok(stops)
 }

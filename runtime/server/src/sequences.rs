@@ -4,7 +4,9 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ruvllm_engine::scheduler::{Finished, Kind, Rejected, Request, Ticket, Token, Update};
+use ruvllm_engine::scheduler::{
+    Finished, Kind, PromptLogprobs, Rejected, Request, Ticket, Token, Update,
+};
 use ruvllm_engine::{GenerateOptions, SessionOptions, TokenConstraint};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -24,6 +26,8 @@ pub(crate) struct Work {
     pub(crate) n: usize,
     pub(crate) options: GenerateOptions,
     pub(crate) logprobs: Option<usize>,
+    /// Alternatives to each token of the prompts, where their log-probabilities are wanted.
+    pub(crate) prompt_logprobs: Option<usize>,
     pub(crate) grammar: Option<Grammar>,
 }
 
@@ -64,6 +68,7 @@ impl Operation {
 
 /// What became of a sequence.
 pub(crate) enum Step {
+    Prompt(PromptLogprobs),
     Token(Token),
     Done(Finished),
     Embedding(Vec<f32>),
@@ -96,7 +101,8 @@ impl Sequences {
     /// # Errors
     /// Too many sequences, a full queue, a server that is about to stop, a prompt that cannot be computed.
     pub(crate) fn start(app: &App, caller: Caller, work: Work) -> Result<Sequences, ApiError> {
-        let Work { model, operation, prompts, n, options, logprobs, grammar } = work;
+        let Work { model, operation, prompts, n, options, logprobs, .. } = work;
+        let (prompt_logprobs, grammar) = (work.prompt_logprobs, work.grammar);
         if app.is_draining() {
             return Err(ApiError::draining());
         }
@@ -133,6 +139,7 @@ impl Sequences {
                 },
                 client: caller.client.to_string(),
                 logprobs,
+                prompt_logprobs,
                 constraint: constraint.map(|rules| Box::new(rules) as Box<dyn TokenConstraint>),
             };
             let sender = sender.clone();
@@ -196,6 +203,7 @@ impl Sequences {
                 Ok(Some((index, update))) => match update {
                     Update::Started(started) => self.usage.cached += started.cached_tokens,
                     Update::Prefill { .. } => {}
+                    Update::Prompt(logprobs) => break Ok((index, Step::Prompt(logprobs))),
                     Update::Token(token) => {
                         self.usage.completion += 1;
                         break Ok((index, Step::Token(token)));

@@ -128,7 +128,7 @@ impl Server {
         self.admin_address
     }
 
-    /// The model's name in requests and answers.
+    /// The model's id in answers.
     pub fn model(&self) -> &str {
         &self.app.model
     }

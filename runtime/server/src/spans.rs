@@ -92,7 +92,7 @@ impl SequenceSpans {
                 *generating = true;
                 *phase = tracing::info_span!(target: TARGET, parent: &*whole, "generation");
             }
-            Update::Token(_) | Update::Prefill { .. } => {}
+            Update::Token(_) | Update::Prefill { .. } | Update::Prompt(_) => {}
             Update::Done(finished) => {
                 whole.record("gen_ai.usage.output_tokens", finished.usage.completion_tokens);
                 #[cfg(feature = "otel")]

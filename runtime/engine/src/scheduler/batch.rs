@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::SchedulerConfig;
 use super::queue::TEXT_WEIGHT;
+use super::scores::{KeptScores, Scorer};
 use super::sequence::{End, Sequence};
 use super::stats::SchedulerStats;
 use crate::engine::Engine;
@@ -28,6 +29,8 @@ pub(super) struct Batch<'a> {
     pub(super) stats: SchedulerStats,
     /// The clients of sequences that have ended, with what these cost and was not counted yet.
     pub(super) ended: Vec<(Arc<str>, i64)>,
+    /// What is known of prompts, for those that begin alike.
+    pub(super) kept_scores: KeptScores,
     /// Working memory of choices, for each thread.
     candidates: Vec<Candidates>,
 }
@@ -44,6 +47,7 @@ impl<'a> Batch<'a> {
             full_until: 0,
             stats: SchedulerStats::default(),
             ended: Vec::new(),
+            kept_scores: KeptScores::default(),
         }
     }
 
@@ -91,8 +95,16 @@ impl<'a> Batch<'a> {
 
     /// Computes one step of all that are planned.
     fn try_step(&mut self) -> Result<(), EngineError> {
-        let mut parts: Vec<Part<'_>> = in_step(&mut self.running).map(Sequence::part).collect();
-        let computed = self.engine.step(&mut parts);
+        let (mut parts, scored): (Vec<Part<'_>>, Vec<_>) =
+            in_step(&mut self.running).map(Sequence::part).unzip();
+        let (mut scorer, pool) = (Scorer::new(scored), self.engine.pool());
+        let computed = match scorer.is_idle() {
+            true => self.engine.step(&mut parts),
+            false => self.engine.step_with(&mut parts, &mut |part, token, logits| {
+                scorer.row(pool, part, token, logits);
+            }),
+        };
+        scorer.finish(pool);
         self.stats.steps += u64::from(computed.is_ok());
         self.stats.failed_steps += u64::from(computed.is_err());
         computed
@@ -128,7 +140,7 @@ impl<'a> Batch<'a> {
             if !sequence.is_decoding() {
                 self.stats.prompt_tokens += sequence.take as u64;
             }
-            sequence.advance();
+            sequence.advance(&mut self.kept_scores);
         }
         self.stats.step_sequences.record(self.stats.batch_sequences);
         self.stats.step_tokens.record(self.stats.batch_tokens);

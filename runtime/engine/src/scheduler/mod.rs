@@ -22,6 +22,8 @@
 //! - *Common beginnings* (`plan`): a request whose prompt begins as that of a running one in the same
 //!   scope waits until that one has computed what they share, and then takes it over from the prefix
 //!   cache. So the choices of one prompt compute it once.
+//! - *Log-probabilities of prompts* (`scores`): those of whole blocks are kept, so that a prompt that
+//!   begins alike takes them over together with the blocks.
 //! - *Failures* (`batch`): a part that the engine names fails alone. Any other failure is tried once
 //!   more, and then every sequence of the step in a step of its own; those that fail again end with
 //!   their error.
@@ -44,6 +46,7 @@ mod plan;
 mod queue;
 mod request;
 mod runner;
+mod scores;
 mod sequence;
 mod single;
 mod stats;
@@ -54,7 +57,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 pub use crate::generate::Token;
-pub use request::{Finished, Kind, Latency, Rejected, Request, Sink, Started, Update};
+pub use request::{
+    Finished, Kind, Latency, PromptLogprobs, Rejected, Request, Sink, Started, Update,
+};
 pub use stats::{SchedulerStats, StepSizes};
 
 use crate::engine::Engine;

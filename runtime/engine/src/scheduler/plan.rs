@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 
 use super::batch::Batch;
 use super::queue::PROMPT_WEIGHT;
+use super::scores::PromptScores;
 use super::sequence::Sequence;
 
 impl Batch<'_> {
@@ -58,7 +59,7 @@ impl Batch<'_> {
     }
 
     fn wake(&mut self, index: usize) {
-        let (lost, cached) = self.running[index].wake();
+        let (lost, cached) = self.running[index].wake(&mut self.kept_scores);
         self.stats.recomputed_tokens += lost as u64;
         self.stats.cached_tokens += cached as u64;
         // What was not computed for its client is not counted.
@@ -102,7 +103,8 @@ impl Batch<'_> {
     fn common(&self, sequence: &Sequence<'_>, other: &Sequence<'_>) -> usize {
         let (ours, theirs) = (&sequence.options, &other.options);
         let alike = ours.scope == theirs.scope && ours.adapter == theirs.adapter;
-        if !(alike && sequence.shares() && other.shares()) {
+        let scored = PromptScores::suffices(other.scores.as_deref(), sequence.scores.as_deref());
+        if !(alike && scored && sequence.shares() && other.shares()) {
             return 0;
         }
         let pairs = sequence.tokens().zip(other.tokens());

@@ -9,6 +9,7 @@ use crate::constraint::TokenConstraint;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::generate::{FinishReason, GenerateOptions, Token, Usage};
+use crate::logprobs::Logprobs;
 use crate::session::SessionOptions;
 use crate::text::Text;
 
@@ -37,6 +38,9 @@ pub struct Request {
     pub client: String,
     /// Whether log-probabilities are reported, and how many alternatives for each token.
     pub logprobs: Option<usize>,
+    /// Whether those of the prompt's tokens are, too, before the first token of the text, and how many
+    /// alternatives for each. Not for a sequence without an end.
+    pub prompt_logprobs: Option<usize>,
     /// Decides which tokens may follow.
     pub constraint: Option<Box<dyn TokenConstraint>>,
 }
@@ -51,10 +55,14 @@ impl Request {
             session: SessionOptions::default(),
             client: String::new(),
             logprobs: None,
+            prompt_logprobs: None,
             constraint: None,
         }
     }
 }
+
+/// Log-probabilities of a prompt's tokens, in their order; `None` for the first, which follows from nothing.
+pub type PromptLogprobs = Vec<Option<Logprobs>>;
 
 /// Receives what becomes of a request.
 pub type Sink = Box<dyn FnMut(Update) -> ControlFlow<()> + Send>;
@@ -71,6 +79,8 @@ pub enum Update {
         /// Tokens of the prompt.
         total: usize,
     },
+    /// How likely the tokens of the prompt were, where that was asked for; once.
+    Prompt(PromptLogprobs),
     /// A token was chosen.
     Token(Token),
     /// The text has ended; the last update.
@@ -97,6 +107,10 @@ pub struct Finished {
     pub reason: FinishReason,
     /// What was held back and is text after all.
     pub text: String,
+    /// The stop string that ended it, if one did.
+    pub stop: Option<String>,
+    /// The token that ended it and is no part of the text, if one did and log-probabilities are reported.
+    pub end_token: Option<Token>,
     /// Token counts.
     pub usage: Usage,
     /// Tokens of the prompt that others had computed.
@@ -137,6 +151,7 @@ pub enum Rejected {
 pub(super) struct Job {
     pub(super) prompt: Vec<u32>,
     pub(super) work: Work,
+    pub(super) prompt_logprobs: Option<usize>,
     pub(super) session: SessionOptions,
     pub(super) client: Arc<str>,
     /// Its place in the order of arrival.
@@ -171,8 +186,17 @@ impl Job {
         sink: Sink,
         cancel: Arc<AtomicBool>,
     ) -> Result<Job, EngineError> {
-        let Request { prompt, kind, options, session, client, logprobs, constraint } = request;
+        let Request { prompt, kind, options, session, client, .. } = request;
+        let Request { logprobs, prompt_logprobs, constraint, .. } = request;
         engine.check_tokens(&prompt, 0, session.sinks.is_some())?;
+        if let (Some(top), true) = (prompt_logprobs, session.sinks.is_some() || kind == Kind::Embed)
+        {
+            return Err(EngineError::InvalidOption {
+                option: "prompt_logprobs",
+                value: top.to_string(),
+                reason: "they are of a prompt whose text is generated and ends where the context does",
+            });
+        }
         if let Some(adapter) = &session.adapter {
             engine.check_adapter(adapter)?;
         }
@@ -187,7 +211,8 @@ impl Job {
             }
         };
         let (client, submitted) = (client.into(), Instant::now());
-        Ok(Job { prompt, work, session, client, order: 0, submitted, sink, cancel })
+        let order = 0;
+        Ok(Job { prompt, work, prompt_logprobs, session, client, order, submitted, sink, cancel })
     }
 
     /// Whether nobody waits for it any more.

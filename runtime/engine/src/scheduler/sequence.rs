@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::request::{Finished, Job, Latency, Started, Update, Work};
+use super::scores::{KeptScores, PromptScores, Scored};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::generate::{FinishReason, Usage};
@@ -28,6 +29,8 @@ pub(super) struct Sequence<'a> {
     /// What its client was served since that was last counted, in weighted tokens.
     pub(super) cost: i64,
     work: Work,
+    /// Log-probabilities of the prompt, where they are wanted.
+    pub(super) scores: Option<Box<PromptScores>>,
     submitted: Instant,
     sink: LocalSink<'a>,
     /// Whether the sink broke off.
@@ -92,15 +95,18 @@ pub(super) enum End {
 impl<'a> Sequence<'a> {
     /// A sequence for a request that has waited, with a session of its own.
     pub(super) fn new(engine: &Engine, job: Job) -> Sequence<'a> {
-        let Job { prompt, work, session: options, client, order, submitted, mut sink, cancel } =
-            job;
+        let Job { prompt, work, prompt_logprobs, session: options, client, .. } = job;
+        let Job { order, submitted, mut sink, cancel, .. } = job;
         // A sink that panics is as good as one that breaks off.
         let told = move |update| {
             catch_unwind(AssertUnwindSafe(|| sink(update))).unwrap_or(ControlFlow::Break(()))
         };
+        let (block, generation) = (engine.config().kv_block, engine.host().generation());
+        let scores = |top| Box::new(PromptScores::new(&prompt, top, &options, block, generation));
+        let scores = prompt_logprobs.map(scores);
         let session = SessionHandle::Owned(engine.session_with(&options));
         let base = Sequence::with(session, prompt, work, cancel, Box::new(told));
-        Sequence { client, order, options, submitted, idle: true, ..base }
+        Sequence { client, order, options, scores, submitted, idle: true, ..base }
     }
 
     /// A sequence that goes on with the session of a caller who waits for its end. Blocks that were evicted
@@ -130,6 +136,7 @@ impl<'a> Sequence<'a> {
             options: SessionOptions::default(),
             cost: 0,
             work,
+            scores: None,
             submitted: Instant::now(),
             sink,
             closed: false,
@@ -215,7 +222,7 @@ impl<'a> Sequence<'a> {
     /// Makes it ready for a step after one that it was not in: what was given up since is computed
     /// again, and what others have computed is taken over. Gives how many tokens were given up, and how
     /// many of its prompt it had not to compute in the first place.
-    pub(super) fn wake(&mut self) -> (usize, usize) {
+    pub(super) fn wake(&mut self, kept: &mut KeptScores) -> (usize, usize) {
         let mut lost = 0;
         // Hidden states of lost tokens are in the sum already; the engine catches up on their blocks.
         if let Work::Text(_) = self.work {
@@ -231,8 +238,18 @@ impl<'a> Sequence<'a> {
         if let (Work::Text(_), [rest @ .., _]) = (&self.work, pending)
             && !rest.is_empty()
         {
+            let may_adopt = self.scores.as_mut().map_or(usize::MAX, |scores| {
+                scores.look_up(kept);
+                scores.may_adopt(self.session.len())
+            });
             // What the host refuses here it refuses in the step.
-            found = self.session.adopt(rest).unwrap_or(0);
+            found = self.session.adopt(&rest[..rest.len().min(may_adopt)]).unwrap_or(0);
+            let len = self.session.len();
+            let again = self.scores.as_ref().map_or(0, |scores| scores.to_compute_again(len));
+            if found > 0 && again > 0 {
+                self.session.truncate(len - again);
+                found -= again;
+            }
             self.fed += found;
         }
         self.idle = false;
@@ -246,24 +263,37 @@ impl<'a> Sequence<'a> {
         (lost, found)
     }
 
-    /// Its part of the step.
-    pub(super) fn part(&mut self) -> Part<'_> {
+    /// Its part of the step, and what takes the logits of its prompt, where these are wanted.
+    pub(super) fn part(&mut self) -> (Part<'_>, Option<Scored<'_>>) {
         let tokens = &self.feed[self.fed..self.fed + self.take];
         let goes_on = self.fed + self.take < self.feed.len();
+        let len = self.session.len();
+        let lacking = self.scores.as_deref_mut().filter(|scores| !scores.is_complete());
+        let scored = lacking.map(|scores| {
+            scores.begin_step();
+            Scored { scores, len }
+        });
         let part = Part::new(&mut self.session, tokens);
-        match &mut self.work {
+        let part = match &mut self.work {
             Work::Embedding(embedding) => {
                 embedding.step.fill(0.0);
                 Part { hidden: Some(&mut embedding.step), ..part }
             }
-            Work::Text(_) if goes_on => Part { from: tokens.len(), ..part },
-            Work::Text(_) => part,
-        }
+            Work::Text(_) => {
+                let last = if goes_on { tokens.len() } else { part.from };
+                let first = scored.as_ref().map_or(usize::MAX, |s| s.scores.first_wanted(len));
+                Part { from: last.min(first), ..part }
+            }
+        };
+        (part, scored)
     }
 
     /// Goes on after its part was computed.
-    pub(super) fn advance(&mut self) {
+    pub(super) fn advance(&mut self, kept: &mut KeptScores) {
         self.fed += self.take;
+        if let Some(scores) = &mut self.scores {
+            scores.commit(kept);
+        }
         match &mut self.work {
             Work::Embedding(embedding) => {
                 let sums = embedding.sum.iter_mut().zip(&embedding.step);
@@ -301,6 +331,10 @@ impl<'a> Sequence<'a> {
             let mean = std::mem::take(&mut embedding.sum).into_iter().map(|sum| sum / count);
             return (Some(End::Embedding(mean.collect())), false);
         }
+        let told = self.scores.as_mut().filter(|_| ready).and_then(|scores| scores.take());
+        if let Some(prompt) = told {
+            self.tell(Update::Prompt(prompt));
+        }
         let Choice { token, end } = match self.choice.take() {
             None => return (None, false),
             Some(Err(error)) => return (Some(End::Failed(error)), false),
@@ -333,8 +367,10 @@ impl<'a> Sequence<'a> {
     }
 
     fn finished(&mut self, reason: FinishReason) -> Finished {
-        let (text, completion_tokens) = match &mut self.work {
-            Work::Text(text) => (text.rest(reason), text.written()),
+        let (text, stop, end_token, completion_tokens) = match &mut self.work {
+            Work::Text(text) => {
+                (text.rest(reason), text.stopped_by(), text.take_end(), text.written())
+            }
             Work::Embedding(_) => Default::default(),
         };
         let submitted = self.submitted;
@@ -343,6 +379,8 @@ impl<'a> Sequence<'a> {
         Finished {
             reason,
             text,
+            stop,
+            end_token,
             usage: Usage { prompt_tokens: self.prompt, completion_tokens },
             cached_tokens: self.cached,
             latency: Latency {

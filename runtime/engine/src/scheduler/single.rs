@@ -70,7 +70,7 @@ impl Session {
                     ended = Err(error);
                     [None, None]
                 }
-                Update::Started(_) | Update::Embedding(_) => [None, None],
+                Update::Started(_) | Update::Prompt(_) | Update::Embedding(_) => [None, None],
             };
             let mut events = events.into_iter().flatten();
             if !broke_off && events.any(|event| on_event(event).is_break()) {

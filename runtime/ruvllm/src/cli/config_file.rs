@@ -547,11 +547,11 @@ mod tests {
 
     #[test]
     fn the_command_line_wins_over_the_file_and_the_file_over_defaults() {
-        let file = "[server]\nlisten = '127.0.0.1:1'\nmodel-id = 'm'\n[limits]\nparallel = 5\nqueue = 6\n[kernels]\nstrict = true\npack = ['a', 'b']\n[model]\nkv = 'q8_0'";
+        let file = "[server]\nlisten = '127.0.0.1:1'\nalias = ['m']\n[limits]\nparallel = 5\nqueue = 6\n[kernels]\nstrict = true\npack = ['a', 'b']\n[model]\nkv = 'q8_0'";
         let args = merged(file, &["--parallel", "7", "--pack=c"]).unwrap();
         assert_eq!(args.server.listen.port(), 1);
         assert_eq!((args.server.limits.parallel, args.server.limits.queue), (7, 6));
-        assert_eq!(args.server.limits.max_choices, 16);
+        assert_eq!(args.server.limits.max_choices, 128);
         assert!(args.model.kernels.strict);
         assert_eq!(args.model.kernels.pack, [Path::new("c")]);
         assert_eq!(args.model.kv.policy.to_string(), "q8_0");

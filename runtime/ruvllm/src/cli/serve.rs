@@ -41,7 +41,8 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
         args.server.check_template(&model, &renderer())?;
         supervise::probe_text(admin, &model)?;
         let packs = kernels.installed().len();
-        say!("in order: {}, packs of kernels: {packs}", model.name());
+        let model = args.server.model_ids(&model).join(", ");
+        say!("in order: {model}, packs of kernels: {packs}");
         return Ok(Ended::Done);
     }
     let stop = StopFlag::install_reloading()?;

@@ -80,7 +80,10 @@ impl Watch {
                 }
             }
             Update::Done(finished) => self.latency.total.record(finished.latency.total),
-            Update::Prefill { .. } | Update::Failed(_) | Update::Embedding(_) => {}
+            Update::Prefill { .. }
+            | Update::Prompt(_)
+            | Update::Failed(_)
+            | Update::Embedding(_) => {}
         }
     }
 }

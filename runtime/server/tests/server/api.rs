@@ -16,17 +16,35 @@ fn greedy(extra: Value) -> Value {
 
 #[test]
 fn models_health_and_readiness_are_told() {
-    let service = Service::start(&["--model-id", "tales/q8"]);
+    let service = Service::start(&["--alias", "tales/q8", "--alias", "gpt-4o-mini"]);
     assert_eq!(service.get("/health").json(), json!({"status": "ok"}));
     assert_eq!(service.get("/ready").json(), json!({"status": "ready"}));
     let list = service.get("/v1/models").json();
     assert_eq!(list["object"], "list");
     assert_eq!(list["data"][0]["id"], "tales/q8");
     assert_eq!(service.get("/v1/models/tales/q8").json(), list["data"][0]);
+    assert_eq!(list["data"].as_array().unwrap().len(), 2);
+    assert_eq!(service.get("/v1/models/gpt-4o-mini").json(), list["data"][1]);
+    // Every id is served; answers have the first.
+    for id in ["tales/q8", "gpt-4o-mini"] {
+        let answer = service.ok("/v1/completions", &greedy(json!({"model": id, "max_tokens": 1})));
+        assert_eq!(answer["model"], "tales/q8");
+    }
     service.get("/v1/models/other").refused(404, Some("model"), "model_not_found");
     service.get("/nowhere").refused(404, None, "unknown_url");
     service.get("/v1/completions").refused(405, None, "method_not_allowed");
     let body = greedy(json!({"model": "other"}));
+    service.post("/v1/completions", &body).refused(404, Some("model"), "model_not_found");
+}
+
+#[test]
+fn the_models_id_is_that_of_its_file_and_has_no_space() {
+    let service = Service::start(&[]);
+    assert_eq!(service.get("/v1/models").json()["data"][0]["id"], "tales-q8_0");
+    let answer = service.ok("/v1/completions", &greedy(json!({"model": "tales-q8_0"})));
+    assert_eq!(answer["model"], "tales-q8_0");
+    // The name in the file's metadata.
+    let body = greedy(json!({"model": "ruvllm tales"}));
     service.post("/v1/completions", &body).refused(404, Some("model"), "model_not_found");
 }
 

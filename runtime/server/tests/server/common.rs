@@ -37,6 +37,11 @@ static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| {
     Arc::new(Model::open(&path).expect("the demo model"))
 });
 
+/// The demo model.
+pub(crate) fn demo() -> Arc<Model> {
+    Arc::clone(&MODEL)
+}
+
 pub(crate) fn engine() -> Engine {
     let host = Host::new(HostConfig::default()).expect("a host");
     let memory = Some(256 << 20);
@@ -50,9 +55,9 @@ pub(crate) fn served(engine: Engine) -> Served {
     Served { renderer: Renderer::InProcess, grammars, ..engine.into() }
 }
 
-/// The demo model's name.
+/// The demo model's id.
 pub(crate) fn model() -> &'static str {
-    MODEL.name()
+    MODEL.id()
 }
 
 /// A server, and a client that talks to it.

@@ -41,7 +41,7 @@ fn every_bad_parameter_is_named() {
         ("prompt", json!([[1], [99999999]]), "prompt[1]", "invalid_value"),
         ("prompt", json!([]), "prompt", "prompt_empty"),
         ("stream", json!("yes"), "stream", "invalid_type"),
-        ("echo", json!(true), "echo", "unsupported_parameter"),
+        ("echo", json!("yes"), "echo", "invalid_type"),
         ("best_of", json!(2), "best_of", "unsupported_parameter"),
         ("suffix", json!("end"), "suffix", "unknown_parameter"),
         ("temprature", json!(0), "temprature", "unknown_parameter"),
@@ -73,14 +73,9 @@ fn every_bad_parameter_is_named() {
         ),
         ("top_logprobs", json!(2), "top_logprobs", "invalid_value"),
         ("reasoning_effort", json!("high"), "reasoning_effort", "unknown_parameter"),
+        ("echo", json!(true), "echo", "unsupported_parameter"),
         ("modalities", json!(["audio"]), "modalities", "unsupported_parameter"),
         ("response_format", json!({"type": "xml"}), "response_format.type", "invalid_value"),
-        (
-            "tools",
-            json!([{"type": "function", "function": {"name": "f"}}]),
-            "tools",
-            "tools_unsupported",
-        ),
         ("tools", json!([{"type": "retrieval"}]), "tools[0].type", "invalid_value"),
     ] {
         let mut body = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1});
@@ -104,6 +99,10 @@ fn every_bad_parameter_is_named() {
     assert_eq!(service.post("/v1/completions", &body).status, 200);
     let body = json!({"input": "a", "dimensions": 5});
     service.post("/v1/embeddings", &body).refused(400, Some("dimensions"), "unsupported_parameter");
+    // All that there are.
+    let body = json!({"input": "a", "dimensions": 256});
+    let vector = service.ok("/v1/embeddings", &body)["data"][0]["embedding"].clone();
+    assert_eq!(vector.as_array().unwrap().len(), 256);
 }
 
 #[test]
@@ -227,4 +226,61 @@ fn a_full_queue_says_when_to_come_again() {
     more.refused(429, None, "queue_full");
     assert!(more.header("retry-after").unwrap().parse::<u32>().unwrap() >= 1);
     drop(held);
+}
+
+/// The answer to a request of a page, with these headers beside its origin.
+fn of_page(
+    service: &Service,
+    method: &str,
+    origin: &str,
+    headers: &[(&str, &str)],
+) -> crate::common::Answer {
+    let mut request = ureq::http::Request::builder().method(method).uri(service.url("/v1/models"));
+    request = request.header("origin", origin);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    read(service.agent.run(request.body(()).unwrap()).unwrap())
+}
+
+#[test]
+fn pages_of_named_origins_alone_may_use_the_server() {
+    const ALLOWED: &str = "access-control-allow-origin";
+    let (alice, entry) = ApiKey::generate("alice").unwrap();
+    let args = ["--cors-origin", "https://a.example", "--cors-origin", "http://localhost:3000"];
+    let service = Service::start(&[&args[..], &["--api-key", &entry.to_string()]].concat());
+    let key = format!("Bearer {alice}");
+    let key = key.as_str();
+    let asks = [
+        ("access-control-request-method", "POST"),
+        ("access-control-request-headers", "authorization,content-type,x-stainless-os"),
+    ];
+    for origin in ["https://a.example", "http://localhost:3000"] {
+        // A browser asks without a key.
+        let answer = of_page(&service, "OPTIONS", origin, &asks);
+        assert_eq!((answer.status, answer.header(ALLOWED)), (204, Some(origin)));
+        assert_eq!(answer.header("access-control-allow-headers"), Some(asks[1].1));
+        assert!(answer.header("access-control-allow-methods").unwrap().contains("POST"));
+        let answer = of_page(&service, "GET", origin, &[("authorization", key)]);
+        assert_eq!((answer.status, answer.header(ALLOWED)), (200, Some(origin)));
+        assert_eq!(answer.header("vary"), Some("origin"));
+        // A page learns why it is refused.
+        let answer = of_page(&service, "GET", origin, &[]);
+        assert_eq!((answer.status, answer.header(ALLOWED)), (401, Some(origin)));
+    }
+    for origin in ["https://b.example", "http://a.example", "https://a.example:8443", "null"] {
+        let answer = of_page(&service, "OPTIONS", origin, &asks);
+        assert_eq!((answer.status, answer.header(ALLOWED)), (401, None), "{origin}");
+        let answer = of_page(&service, "GET", origin, &[("authorization", key)]);
+        assert_eq!((answer.status, answer.header(ALLOWED)), (200, None), "{origin}");
+    }
+    let service = Service::start(&["--cors-origin", "*"]);
+    let answer = of_page(&service, "OPTIONS", "https://any.example", &asks);
+    assert_eq!((answer.status, answer.header(ALLOWED)), (204, Some("*")));
+    let service = Service::start(&[]);
+    let answer = of_page(&service, "GET", "https://any.example", &[]);
+    assert_eq!((answer.header(ALLOWED), answer.header("vary")), (None, None));
+    let any = options(&["--cors-origin", "*", "--api-key", &entry.to_string()]);
+    let error = Server::start(engine().into(), any).err().unwrap();
+    assert_eq!(error.code(), "cors_any");
 }

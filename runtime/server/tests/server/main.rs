@@ -6,13 +6,16 @@ mod bodies;
 mod clients;
 mod common;
 mod dashboard;
+mod echo;
 #[cfg(unix)]
 mod health;
 mod lifecycle;
 mod limits;
 mod lora;
+mod messages;
 mod metrics;
 mod reload;
+mod responses;
 mod streaming;
 mod structured;
 #[cfg(feature = "otel")]

@@ -104,6 +104,14 @@ const LLAMA: &str = r#"{% if tools %}Environment: ipython {{ tools | tojson }} {
 {% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}"#;
 
+const MISTRAL: &str = r#"{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for m in messages %}{% if m.tool_calls %}[TOOL_CALLS] [{% for call in m.tool_calls %}{% if call.id | length != 9 %}{{ raise_exception("Tool call IDs should be alphanumeric strings with length 9!") }}{% endif %}{{ call.function | tojson }}{% endfor %}]{% elif m.role == "tool" %}[TOOL_RESULTS]{{ m.content }} {{ m.tool_call_id }}[/TOOL_RESULTS]{% else %}[INST] {{ m.content }} [/INST]{% endif %}{% endfor %}"#;
+
+const MISTRAL_ARGS: &str = r#"{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for m in messages %}{% for call in m.tool_calls or [] %}[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}{% endfor %}[INST]{{ m.content }}[/INST]{% endfor %}"#;
+
+/// No place for tools, and roles that have to take turns.
+const STRICT: &str = r#"{% for m in messages %}{% if (m.role == "user") != (loop.index0 % 2 == 0) %}{{ raise_exception("roles must take turns") }}{% endif %}{{ m.role }}: {{ m.content }}
+{% endfor %}assistant: "#;
+
 /// A server whose template knows tools.
 fn with_template(template: &str) -> Service {
     with_template_and(template, &[])
@@ -130,9 +138,13 @@ fn tools() -> Value {
     json!([tool("walk"), tool("fly")])
 }
 
-fn check_call(call: &Value, names: &[&str]) {
+fn check_call(call: &Value, names: &[&str], template: &str) {
     assert_eq!(call["type"], "function");
-    assert!(call["id"].as_str().unwrap().starts_with("call_"), "{call}");
+    let id = call["id"].as_str().unwrap();
+    match template.contains("[TOOL_CALLS]") {
+        true => assert!(id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric()), "{call}"),
+        false => assert!(id.starts_with("call_"), "{call}"),
+    }
     assert!(names.contains(&call["function"]["name"].as_str().unwrap()), "{call}");
     let arguments = call["function"]["arguments"].as_str().unwrap();
     let place = serde_json::from_str::<Value>(arguments).unwrap()["place"].clone();
@@ -141,7 +153,7 @@ fn check_call(call: &Value, names: &[&str]) {
 
 #[test]
 fn tools_that_must_be_called_are_called_in_each_templates_format() {
-    for template in [HERMES, LLAMA] {
+    for template in [HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, STRICT] {
         let service = with_template(template);
         let named = json!({"type": "function", "function": {"name": "fly"}});
         let body = chat(json!({"tools": tools(), "tool_choice": named, "n": 2}));
@@ -151,7 +163,7 @@ fn tools_that_must_be_called_are_called_in_each_templates_format() {
             let message = &choice["message"];
             assert!(message["content"].is_null(), "{message}");
             assert_eq!(message["tool_calls"].as_array().unwrap().len(), 1);
-            check_call(&message["tool_calls"][0], &["fly"]);
+            check_call(&message["tool_calls"][0], &["fly"], template);
         }
         let mut body = chat(json!({"tools": tools(), "tool_choice": "required", "stream": true}));
         body["parallel_tool_calls"] = false.into();
@@ -162,7 +174,7 @@ fn tools_that_must_be_called_are_called_in_each_templates_format() {
             .flatten()
             .collect();
         assert_eq!((calls.len(), &calls[0]["index"]), (1, &json!(0)));
-        check_call(calls[0], &["walk", "fly"]);
+        check_call(calls[0], &["walk", "fly"], template);
         assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
     }
 }
@@ -201,4 +213,119 @@ fn calls_and_what_tools_answered_are_shown_to_the_model() {
         Some("tool_choice"),
         "invalid_value",
     );
+}
+
+#[test]
+fn a_forced_call_that_is_cut_off_is_a_call_as_far_as_it_goes() {
+    for template in [HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, STRICT] {
+        let service = with_template(template);
+        let named = json!({"type": "function", "function": {"name": "fly"}});
+        let mut lengths = Vec::new();
+        for tokens in (1..120).step_by(7) {
+            let mut body =
+                chat(json!({"tools": tools(), "tool_choice": named, "max_tokens": tokens}));
+            let choice = service.ok("/v1/chat/completions", &body)["choices"][0].clone();
+            let message = &choice["message"];
+            if choice["finish_reason"] == "tool_calls" {
+                break;
+            }
+            assert_eq!(choice["finish_reason"], "length", "{choice}");
+            assert!(message["content"].is_null(), "{message}");
+            assert_eq!(message["tool_calls"].as_array().unwrap().len(), 1, "{message}");
+            let function = &message["tool_calls"][0]["function"];
+            let arguments = function["arguments"].as_str().unwrap();
+            assert_eq!(function["name"], "fly");
+            assert!(
+                r#"{"place": "hill"}"#.starts_with(arguments)
+                    || r#"{"place": "river"}"#.starts_with(arguments)
+                    || arguments.starts_with(r#"{"place":"#),
+                "{arguments}"
+            );
+            lengths.push(arguments.len());
+            body["stream"] = true.into();
+            let events = events(&service.post("/v1/chat/completions", &body).text);
+            let reason = &events.last().unwrap()["choices"][0]["finish_reason"];
+            assert_eq!(reason, "length");
+            let delta =
+                events.iter().find_map(|e| e["choices"][0]["delta"]["tool_calls"].as_array());
+            assert_eq!(delta.unwrap()[0]["function"], *function);
+        }
+        assert!(lengths.iter().any(|&len| len > 0), "{template}: {lengths:?}");
+    }
+    // Which of two is not known yet; it is no text all the same.
+    let service = with_template(HERMES);
+    let body = chat(json!({"tools": tools(), "tool_choice": "required", "max_tokens": 1}));
+    let choice = service.ok("/v1/chat/completions", &body)["choices"][0].clone();
+    assert_eq!(
+        (&choice["message"]["content"], &choice["finish_reason"]),
+        (&json!(""), &json!("length"))
+    );
+}
+
+#[test]
+fn a_model_whose_template_has_no_place_for_tools_gets_a_generic_format() {
+    // The demo model's own template, and one that takes no system message.
+    for service in [Service::start(&[]), with_template(STRICT)] {
+        assert_eq!(service.get("/v1/models").json()["data"][0]["tool_format"], "generic");
+        let tokens = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
+        let plain = service.ok("/v1/chat/completions", &chat(json!({"max_tokens": 1})));
+        // Whatever the answer is, it is a text or a call, never half of each.
+        for seed in 0..6 {
+            let extra = json!({"tools": tools(), "seed": seed, "max_tokens": 60});
+            let answer = service.ok("/v1/chat/completions", &chat(extra));
+            // The model was told of the tools.
+            assert!(tokens(&answer) > tokens(&plain) + 100, "{answer}");
+            let choice = &answer["choices"][0];
+            match choice["message"]["tool_calls"].as_array() {
+                Some(calls) => check_call(&calls[0], &["walk", "fly"], ""),
+                None => {
+                    let text = choice["message"]["content"].as_str().unwrap();
+                    assert!(!text.trim_start().starts_with('{'), "{text}");
+                }
+            }
+        }
+        // A text that begins as a call does is one, and keeps to a function's schema.
+        let brace = service.ok("/tokenize", &json!({"content": "{"}))["tokens"][0].clone();
+        let strict = json!({
+            "type": "function",
+            "function": {"name": "walk", "strict": true, "parameters": {
+                "type": "object", "properties": {"far": {"type": "boolean"}}, "required": ["far"],
+                "additionalProperties": false,
+            }},
+        });
+        let body =
+            json!({"tools": [strict], "logit_bias": {brace.to_string(): 100}, "max_tokens": 200});
+        let answer = service.ok("/v1/chat/completions", &chat(body));
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls", "{choice}");
+        let function = &choice["message"]["tool_calls"][0]["function"];
+        let arguments: Value =
+            serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap();
+        assert!(function["name"] == "walk" && arguments["far"].is_boolean(), "{function}");
+        // What was called and answered is told in turns.
+        let call = &choice["message"]["tool_calls"][0];
+        let messages = json!([
+            {"role": "user", "content": "Go."},
+            choice["message"],
+            {"role": "tool", "tool_call_id": call["id"], "content": "There."},
+        ]);
+        let body = chat(json!({"messages": messages, "tools": tools(), "max_tokens": 1}));
+        service.ok("/v1/chat/completions", &body);
+    }
+}
+
+#[test]
+fn mistral_is_shown_ids_that_its_template_takes() {
+    let service = with_template(MISTRAL);
+    assert_eq!(service.get("/v1/models").json()["data"][0]["tool_format"], "mistral");
+    let messages = json!([
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": null, "tool_calls": [{
+            "id": "call_0123456789abcdef", "type": "function",
+            "function": {"name": "walk", "arguments": "{\"place\": \"hill\"}"},
+        }]},
+        {"role": "tool", "tool_call_id": "call_0123456789abcdef", "content": "There."},
+    ]);
+    let body = chat(json!({"messages": messages, "tools": tools(), "max_tokens": 1}));
+    service.ok("/v1/chat/completions", &body);
 }

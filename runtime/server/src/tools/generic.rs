@@ -1,0 +1,127 @@
+//! The format for models whose template has no place for tools, or teaches a way that is not known: tools are
+//! described in the system text, and what was called and answered becomes messages of those who speak.
+
+use serde_json::{Map, Value, json};
+
+/// What a model is told of its tools, and of how it calls them.
+pub(super) fn describe(functions: &[&Map<String, Value>], single: bool, required: bool) -> String {
+    let mut text =
+        "You can call functions. Each is described by a JSON object on a line:\n".to_owned();
+    for function in functions {
+        let mut function = (*function).clone();
+        // It says how calls are checked, which is nothing to the model.
+        function.remove("strict");
+        text += &format!("{}\n", Value::from(function));
+    }
+    text += "To call one, answer with nothing but a JSON object of this form: ";
+    text += r#"{"name": "the function's name", "arguments": {"an argument": "its value"}}"#;
+    text += match single {
+        true => "\nMake one call at most.",
+        false => "\nTo make several calls, write one such object on each line.",
+    };
+    text += match required {
+        true => " You must make a call now.",
+        false => " If you need no function, answer in plain text.",
+    };
+    text
+}
+
+/// Messages without calls and tools' answers: a call is what its role said, as [`describe`] asks for it, and
+/// the answer comes from the user.
+pub(super) fn plain(messages: Vec<Value>) -> Vec<Value> {
+    let mut names: Map<String, Value> = Map::new();
+    let mut out: Vec<Value> = Vec::with_capacity(messages.len());
+    // Whether the last message has tools' answers, which others of the user's join: many templates want
+    // the roles to take turns.
+    let mut answers = false;
+    for mut message in messages {
+        let calls = message.as_object_mut().and_then(|fields| fields.remove("tool_calls"));
+        let mut text = content(&message);
+        for call in calls.as_ref().and_then(Value::as_array).into_iter().flatten() {
+            let function = &call["function"];
+            if let Some(id) = call["id"].as_str() {
+                names.insert(id.to_owned(), function["name"].clone());
+            }
+            let call = json!({"name": function["name"], "arguments": function["arguments"]});
+            if !text.is_empty() {
+                text.push('\n');
+            }
+            text += &call.to_string();
+        }
+        let is_answer = message["role"] == "tool" || message["role"] == "function";
+        if is_answer {
+            let by_id = message["tool_call_id"].as_str().and_then(|id| names.get(id)).cloned();
+            let name = Some(message["name"].clone()).filter(Value::is_string).or(by_id);
+            text = json!({"function": name, "result": text}).to_string();
+            message = json!({"role": "user"});
+        }
+        let joins = answers && message["role"] == "user";
+        match out.last_mut().filter(|_| joins) {
+            Some(last) => last["content"] = format!("{}\n{text}", content(last)).into(),
+            None => {
+                message["content"] = text.into();
+                out.push(message);
+            }
+        }
+        answers = is_answer || joins;
+    }
+    out
+}
+
+fn content(message: &Value) -> String {
+    message["content"].as_str().unwrap_or_default().to_owned()
+}
+
+/// Puts a text into the system message, or before the first message of the user's.
+pub(super) fn with_text(mut messages: Vec<Value>, text: &str, role: &str) -> Vec<Value> {
+    match messages.iter_mut().find(|message| message["role"] == role) {
+        Some(message) if role == "system" => {
+            let own = content(message);
+            let between = if own.is_empty() { "" } else { "\n\n" };
+            message["content"] = format!("{own}{between}{text}").into();
+        }
+        Some(message) => message["content"] = format!("{text}\n\n{}", content(message)).into(),
+        None => messages.insert(0, json!({"role": role, "content": text})),
+    }
+    messages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_and_answers_become_texts_of_roles_that_take_turns() {
+        let call = |id: &str, name: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": {"a": 1}}});
+        let messages = vec![
+            json!({"role": "user", "content": "Go."}),
+            json!({"role": "assistant", "content": "", "tool_calls": [call("1", "walk"), call("2", "fly")]}),
+            json!({"role": "tool", "tool_call_id": "2", "content": "No wings."}),
+            json!({"role": "tool", "tool_call_id": "1", "content": "There."}),
+            json!({"role": "user", "content": "Thanks."}),
+            json!({"role": "user", "content": "And now?"}),
+            json!({"role": "assistant", "content": "Home."}),
+        ];
+        let plain = plain(messages);
+        let roles: Vec<&Value> = plain.iter().map(|message| &message["role"]).collect();
+        assert_eq!(roles, ["user", "assistant", "user", "assistant"]);
+        let said = "{\"name\":\"walk\",\"arguments\":{\"a\":1}}\n{\"name\":\"fly\",\"arguments\":{\"a\":1}}";
+        assert_eq!(plain[1], json!({"role": "assistant", "content": said}));
+        let answered = "{\"function\":\"fly\",\"result\":\"No wings.\"}\n{\"function\":\"walk\",\"result\":\"There.\"}\nThanks.\nAnd now?";
+        assert_eq!(plain[2], json!({"role": "user", "content": answered}));
+    }
+
+    #[test]
+    fn a_description_joins_the_system_text_or_the_first_question() {
+        let messages = vec![
+            json!({"role": "system", "content": "Be brief."}),
+            json!({"role": "user", "content": "Go."}),
+        ];
+        let with = with_text(messages.clone(), "Tools.", "system");
+        assert_eq!(with[0]["content"], "Be brief.\n\nTools.");
+        let with = with_text(messages[1..].to_vec(), "Tools.", "system");
+        assert_eq!(with[0], json!({"role": "system", "content": "Tools."}));
+        let with = with_text(messages[1..].to_vec(), "Tools.", "user");
+        assert_eq!(with, [json!({"role": "user", "content": "Tools.\n\nGo."})]);
+    }
+}
