@@ -113,7 +113,7 @@ impl Writer {
             Update::Failed(error) => {
                 self.channel.change(|state| state.end = Some(Err(error.into())));
             }
-            Update::Embedding(_) => {}
+            Update::Prompt(_) | Update::Embedding(_) => {}
         }
     }
 
