@@ -13,6 +13,7 @@
 mod jinja;
 mod process;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ruvllm_host::process::HelperProcess;
@@ -175,12 +176,26 @@ impl ChatTemplate {
         eos: impl Into<String>,
         renderer: &Renderer,
     ) -> Result<Self, ChatError> {
-        let (bos, eos) = (bos.into(), eos.into());
+        let tokens = [("bos_token", bos.into()), ("eos_token", eos.into())];
+        let tokens = tokens.map(|(name, text)| (name.to_owned(), text));
+        Self::with_tokens(source, &BTreeMap::from(tokens), renderer)
+    }
+
+    /// As [`ChatTemplate::new`], with the texts of all special tokens by the names that templates have for
+    /// them, such as `bos_token` and `unk_token`. One that is not there is undefined to the template.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::new`].
+    pub fn with_tokens(
+        source: &str,
+        tokens: &BTreeMap<String, String>,
+        renderer: &Renderer,
+    ) -> Result<Self, ChatError> {
         Ok(Self(match renderer {
             Renderer::None => Place::Nowhere,
-            Renderer::InProcess => Place::Here(Box::new(jinja::Template::new(source, bos, eos)?)),
+            Renderer::InProcess => Place::Here(Box::new(jinja::Template::new(source, tokens)?)),
             Renderer::Process(process) => {
-                Place::Elsewhere(process::Pool::start(process, source, &bos, &eos)?)
+                Place::Elsewhere(process::Pool::start(process, source, tokens)?)
             }
         }))
     }

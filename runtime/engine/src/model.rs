@@ -151,13 +151,7 @@ impl Model {
         source: &str,
         renderer: &Renderer,
     ) -> Result<ChatTemplate, ChatError> {
-        let text = |token: Option<u32>| {
-            token
-                .map(|id| String::from_utf8_lossy(&self.tokenizer.token_bytes(id)).into_owned())
-                .unwrap_or_default()
-        };
-        let (bos, eos) = (text(self.tokenizer.bos()), text(self.tokenizer.eos()));
-        ChatTemplate::new(source, bos, eos, renderer)
+        ChatTemplate::with_tokens(source, &self.tokenizer.special_texts(), renderer)
     }
 
     /// Number of logits of a token: rows of the embedding table, which may exceed the number of

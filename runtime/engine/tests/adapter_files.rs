@@ -106,6 +106,24 @@ fn ranks_by_pattern_and_stabilised_scales_are_those_of_peft() {
     let pattern = r#","rank_pattern":{"q_proj":4}"#;
     let by_pattern = open(&mixed, pattern).unwrap();
     assert_eq!((by_pattern.rank(), by_pattern), (4, open(&mixed, "").unwrap()));
+    let error = open(&mixed, r#","rank_pattern":{"q_proj":8}"#).unwrap_err();
+    assert_eq!(error.code(), "adapter_mismatch", "{error}");
+
+    // Alphas by pattern scale their factors alone.
+    let two = Lora::new(&sizes, 4, 1, &["attn_q", "attn_v"]);
+    let mut doubled = two.clone();
+    for factors in doubled.factors.iter_mut().filter(|factors| factors.part == "attn_q") {
+        factors.b.iter_mut().for_each(|x| *x *= 2.0);
+    }
+    let tokens = some_tokens(12);
+    let expected = logits(&engine, Some(&open(&doubled, "").unwrap()), &tokens);
+    let pattern = format!(r#","alpha_pattern":{{"self_attn.q_proj":{}}}"#, 2.0 * two.alpha);
+    let by_pattern = open(&two, &pattern).unwrap();
+    assert_eq!(by_pattern.alpha(), two.alpha);
+    let error = relative_error(&logits(&engine, Some(&by_pattern), &tokens), &expected);
+    assert!(error < TOLERANCE, "{error:e}");
+    assert_ne!(by_pattern, open(&two, "").unwrap());
+
     mixed.write_peft(temp.path(), "");
     let config = r#"{"peft_type":"LORA","r":8,"lora_alpha":6}"#;
     std::fs::write(temp.path().join("adapter_config.json"), config).unwrap();

@@ -49,7 +49,8 @@ fn a_bias_of_the_output_projection_is_added() {
         let vocab = fixture.tensors["output.weight"].shape[0];
         fixture.vector("output.bias", vocab, 3.0);
         let bias = fixture.tensors["output.bias"].values();
-        let expected = plain.chunks(vocab).flat_map(|row| row.iter().zip(&bias).map(|(x, b)| x + b));
+        let expected =
+            plain.chunks(vocab).flat_map(|row| row.iter().zip(&bias).map(|(x, b)| x + b));
         assert_eq!(logits(&fixture.model()), expected.collect::<Vec<_>>());
         // The embedding table has none.
         fixture.tensors.remove("output.weight");
@@ -99,8 +100,8 @@ fn queries_keys_and_values_in_one_tensor_are_split_by_rows() {
         for layer in 0..sizes.layers {
             for kind in ["weight", "bias"] {
                 let name = |part: &str| format!("blk.{layer}.{part}.{kind}");
-                let parts = ["attn_q", "attn_k", "attn_v"]
-                    .map(|part| fixture.tensors.remove(&name(part)));
+                let parts =
+                    ["attn_q", "attn_k", "attn_v"].map(|part| fixture.tensors.remove(&name(part)));
                 let [Some(q), Some(k), Some(v)] = parts else { continue };
                 let shape = [&[q.shape[0] + k.shape[0] + v.shape[0]], &q.shape[1..]].concat();
                 let bytes = [q.bytes, k.bytes, v.bytes].concat();

@@ -195,10 +195,17 @@ fn tensors_that_are_missing_misshaped_or_of_another_type_are_named() {
     let mut bytes = fixture.bytes();
     let name = b"blk.0.ffn_gate.weight";
     let at = bytes.windows(name.len()).position(|w| w == name).unwrap() + name.len();
-    bytes[at + 4 + 16..][..4].copy_from_slice(&20u32.to_le_bytes());
-    let (code, text) = refusal(&bytes);
-    assert_eq!(code, "tensor_type");
-    assert!(text.contains("blk.0.ffn_gate.weight") && text.contains("IQ4_NL"), "{text}");
+    for (number, type_name) in [
+        (20u32, "type IQ4_NL,"),
+        (40, "type NVFP4,"),
+        (41, "type Q1_0,"),
+        (999, "type number 999,"),
+    ] {
+        bytes[at + 4 + 16..][..4].copy_from_slice(&number.to_le_bytes());
+        let (code, text) = refusal(&bytes);
+        assert_eq!(code, "tensor_type");
+        assert!(text.contains("blk.0.ffn_gate.weight") && text.contains(type_name), "{text}");
+    }
 }
 
 #[test]

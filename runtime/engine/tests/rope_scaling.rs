@@ -154,7 +154,6 @@ fn a_models_own_scaling_stays_under_an_extension() {
     for (ours, expected) in both.frequencies.iter().zip(&whole.frequencies) {
         assert!((ours / expected - 1.0).abs() < TOLERANCE);
     }
-
 }
 
 /// The reference turns the keys of a sequence by its length at the time, so up to the trained context not

@@ -105,6 +105,160 @@ fn a_rendered_chat_gets_no_token_that_its_template_did_not_write() {
     assert_eq!(tokenizer.encode_chat("<bos>ab<|im_end|>a").unwrap(), [8, 3, 9, 0]);
 }
 
+/// A vocabulary of words and parts of words.
+fn words_json(kind: &str, decoder: serde_json::Value) -> serde_json::Value {
+    let mut file = tokenizer_json();
+    file["pre_tokenizer"] = json!({"type": "Whitespace"});
+    file["post_processor"] = json!(null);
+    file["decoder"] = decoder;
+    file["model"] = json!({"type": kind, "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100, "vocab": {"[UNK]": 0, "super": 1, "##th": 2, "cat": 3, ".": 4,
+        "##s": 5, "the": 6, "'": 7}});
+    file
+}
+
+/// As the reference writes them, whether all at once or as they come.
+#[test]
+fn words_and_their_parts_are_joined_as_the_decoder_says() {
+    let opened = |file: &serde_json::Value| {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "tokenizer.json", file);
+        Tokenizer::from_hf_dir(dir.path()).unwrap()
+    };
+    let streamed = |tokenizer: &Tokenizer, tokens: &[u32]| {
+        let mut stream = DetokenizerStream::new();
+        let mut text: String =
+            tokens.iter().filter_map(|token| stream.push(tokenizer, *token)).collect();
+        text.extend(stream.finish());
+        text
+    };
+    let joins = |cleanup: bool| json!({"type": "WordPiece", "prefix": "##", "cleanup": cleanup});
+    for (kind, decoder, decoded) in [
+        ("WordPiece", joins(true), "superth cats."),
+        ("WordPiece", joins(false), "superth cats ."),
+        ("WordPiece", json!(null), "super ##th cat ##s ."),
+    ] {
+        let tokenizer = opened(&words_json(kind, decoder));
+        let tokens = tokenizer.encode("superth cats.", true).unwrap();
+        assert_eq!(tokens, [1, 2, 3, 5, 4]);
+        assert_eq!(tokenizer.decode(&tokens, true), decoded);
+        // A stream goes on behind a text, so its first word has a space in front.
+        assert_eq!(streamed(&tokenizer, &tokens), format!(" {decoded}"));
+        assert_eq!(tokenizer.encode("superb", true).unwrap(), [0]);
+        assert!(!streamed(&tokenizer, &[3, 9, 2]).contains("im_end"));
+    }
+    let tokenizer = opened(&words_json("WordLevel", json!(null)));
+    let tokens = tokenizer.encode("the cat superth", true).unwrap();
+    assert_eq!(tokens, [6, 3, 0]);
+    assert_eq!(tokenizer.decode(&tokens, true), "the cat [UNK]");
+    assert_eq!(streamed(&tokenizer, &tokens), " the cat [UNK]");
+
+    let mut file = words_json("WordLevel", json!(null));
+    file["model"]["unk_token"] = json!("<unk>");
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), "tokenizer.json", &file);
+    let error = Tokenizer::from_hf_dir(dir.path()).unwrap_err();
+    assert!(error.to_string().contains("`unk_token`"), "{error}");
+}
+
+/// The tokens are those of `transformers` 5.24 for the same files.
+#[test]
+fn a_prefix_space_is_there_as_the_configuration_says() {
+    let metaspace = |scheme: &str| json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true});
+    let bytes = |add: bool| json!({"type": "ByteLevel", "add_prefix_space": add, "trim_offsets": true, "use_regex": true});
+    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    let prepend = json!({"type": "Prepend", "prepend": "▁"});
+    let both = json!({"type": "Sequence", "normalizers": [prepend, replace]});
+    let digits = json!({"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": true}, bytes(false)]});
+    let spelled = json!({"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+        {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]});
+    // The three are what `ab`, `</s>ab` and ` ab` become.
+    type Case<'a> =
+        (&'a str, Option<bool>, &'a str, serde_json::Value, serde_json::Value, [&'a [u32]; 3]);
+    let none = || json!(null);
+    let cases: [Case<'_>; 11] = [
+        (
+            "LlamaTokenizer",
+            Some(false),
+            "llama",
+            metaspace("first"),
+            none(),
+            [&[3], &[9, 3], &[4, 3]],
+        ),
+        (
+            "LlamaTokenizerFast",
+            Some(false),
+            "llama",
+            none(),
+            both.clone(),
+            [&[3], &[9, 3], &[4, 3]],
+        ),
+        (
+            "LlamaTokenizer",
+            Some(true),
+            "llama",
+            metaspace("never"),
+            none(),
+            [&[4, 3], &[9, 3], &[4, 3]],
+        ),
+        ("LlamaTokenizer", Some(true), "llama", none(), replace, [&[4, 3], &[9, 3], &[4, 3]]),
+        ("LlamaTokenizer", Some(true), "llama", bytes(false), none(), [&[3], &[9, 3], &[2, 3]]),
+        (
+            "GPT2Tokenizer",
+            Some(true),
+            "llama",
+            digits.clone(),
+            none(),
+            [&[2, 3], &[9, 2, 3], &[2, 3]],
+        ),
+        ("GPT2TokenizerFast", Some(false), "llama", bytes(true), none(), [&[3], &[9, 3], &[2, 3]]),
+        ("", Some(true), "qwen2", digits, none(), [&[2, 3], &[9, 2, 3], &[2, 3]]),
+        // Not stated, of an unknown class, or of models whose files name the wrong one.
+        ("LlamaTokenizer", None, "llama", metaspace("first"), none(), [&[4, 3], &[9, 3], &[4, 3]]),
+        (
+            "PreTrainedTokenizerFast",
+            Some(true),
+            "llama",
+            bytes(false),
+            none(),
+            [&[3], &[9, 3], &[2, 3]],
+        ),
+        (
+            "LlamaTokenizer",
+            Some(false),
+            "mistral",
+            metaspace("first"),
+            none(),
+            [&[4, 3], &[9, 3], &[4, 3]],
+        ),
+    ];
+    for (i, (class, add, model_type, steps, normalizer, expected)) in cases.into_iter().enumerate()
+    {
+        let mut file = tokenizer_json();
+        let special = |id: u32, content: &str| {
+            json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true})
+        };
+        file["added_tokens"] = json!([special(8, "<s>"), special(9, "</s>")]);
+        file["decoder"] = if normalizer.is_null() { json!(null) } else { spelled.clone() };
+        (file["pre_tokenizer"], file["normalizer"]) = (steps, normalizer);
+        file["post_processor"] = json!(null);
+        file["model"]["vocab"] =
+            json!({"a": 0, "b": 1, "Ġ": 2, "ab": 3, "▁": 4, "c": 5, "<": 6, "|": 7});
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "tokenizer.json", &file);
+        let config = json!({"tokenizer_class": class, "add_prefix_space": add});
+        write(dir.path(), "tokenizer_config.json", &config);
+        write(dir.path(), "config.json", &json!({"model_type": model_type}));
+        let tokenizer = Tokenizer::from_hf_dir(dir.path()).unwrap();
+        for (text, expected) in ["ab", "</s>ab", " ab"].into_iter().zip(expected) {
+            let tokens = tokenizer.encode_with_special(text, true, false).unwrap();
+            assert_eq!(tokens, expected, "case {i}, {text:?}");
+        }
+    }
+}
+
 #[test]
 fn missing_and_broken_files_are_named() {
     let dir = tempfile::tempdir().unwrap();

@@ -503,3 +503,54 @@ fn random_components_encode_and_decode_as_the_library() {
     println!("{total} comparisons on {accepted} files");
     assert!(accepted > RANDOM_FILES / 2, "{accepted}");
 }
+
+/// Vocabularies of words and of their parts, with the ways of cutting that such files have.
+#[test]
+fn vocabularies_of_words_encode_and_decode_as_the_library() {
+    let mut random = Random(11);
+    let words = words();
+    let mut vocab = vec!["[UNK]".to_owned(), "[PAD]".to_owned()];
+    let mut seen: std::collections::HashSet<String> = vocab.iter().cloned().collect();
+    let mut add = |text: String| {
+        if !text.is_empty() && seen.insert(text.clone()) {
+            vocab.push(text);
+        }
+    };
+    for word in words.iter().take(400) {
+        let word = word.trim();
+        add(word.to_owned());
+        let half = word.floor_char_boundary(word.len() / 2);
+        add(word[..half].to_owned());
+        add(format!("##{}", &word[half..]));
+        word.chars().take(3).for_each(|c| add(format!("##{c}")));
+    }
+    for part in ["##é", "##s", "##1", "2", "##2", ".", ",", "!", "'", "n't", "do", "##n't", "not"]
+    {
+        add(part.to_owned());
+    }
+    let ids: HashMap<&str, u32> = vocab.iter().map(String::as_str).zip(0..).collect();
+    let piece = |most: usize| {
+        json!({"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": most, "vocab": ids})
+    };
+    let level = json!({"type": "WordLevel", "unk_token": "[UNK]", "vocab": ids});
+    let joins = |cleanup: bool| json!({"type": "WordPiece", "prefix": "##", "cleanup": cleanup});
+    let special = json!([{"id": 0, "content": "[UNK]", "single_word": false, "lstrip": false,
+        "rstrip": false, "normalized": false, "special": true}]);
+    let plain = |kind: &str| json!({ "type": kind });
+    let mut compared = 0;
+    for (name, model, decoder) in [
+        ("parts", piece(100), vec![joins(true)]),
+        ("parts as they are", piece(100), vec![joins(false)]),
+        ("short words", piece(4), vec![joins(true)]),
+        ("words", level.clone(), vec![]),
+        ("words with parts", level, vec![joins(true)]),
+        ("parts without a decoder", piece(100), vec![]),
+    ] {
+        for step in ["Whitespace", "WhitespaceSplit", "BertPreTokenizer"] {
+            let file = file(&[], &[plain(step)], &decoder, model.clone(), special.clone());
+            compared += compare(&format!("{name}, {step}"), &file, &mut random, &words);
+        }
+    }
+    assert_eq!(compared, 18 * TEXTS * 8);
+}

@@ -52,7 +52,6 @@ pub(super) fn read(path: &Path) -> Result<AdapterFile, EngineError> {
         alpha,
         // The format's "not scaled".
         scaling: if alpha == 0.0 { Scaling::None } else { Scaling::Rank },
-        rank: None,
         architecture: Some(architecture.to_owned()),
         layout: family.gguf_rope,
         pairs: BTreeMap::new(),

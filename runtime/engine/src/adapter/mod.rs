@@ -94,7 +94,8 @@ impl Adapter {
         self.inner.rank
     }
 
-    /// The file's alpha: updates are multiplied by alpha over rank, or what the file says instead.
+    /// The file's alpha: updates without one of their own are multiplied by alpha over rank, or what the
+    /// file says instead.
     pub fn alpha(&self) -> f32 {
         self.inner.alpha
     }
@@ -162,6 +163,10 @@ enum Factor {
 struct FactorPair {
     a: Option<(String, Tensor)>,
     b: Option<(String, Tensor)>,
+    /// Its own alpha, where the file gives it one.
+    alpha: Option<f32>,
+    /// The rank that the file says it has.
+    rank: Option<usize>,
 }
 
 /// What alpha is divided by.
@@ -179,10 +184,9 @@ struct AdapterFile {
     /// What to call the file in messages.
     origin: String,
     name: String,
+    /// That of updates without their own.
     alpha: f32,
     scaling: Scaling,
-    /// The rank that all updates have, where the file says so.
-    rank: Option<usize>,
     /// The family that it is for, where the file says so.
     architecture: Option<String>,
     /// The order in which the rows of queries and keys are.
@@ -196,6 +200,7 @@ struct Factors<'a> {
     target: Projection,
     a: &'a Tensor,
     b: &'a Tensor,
+    alpha: f32,
     shape: LoraShape,
     dims: LoraDims,
 }
@@ -209,7 +214,7 @@ impl AdapterFile {
         EngineError::AdapterMismatch { path: self.origin.clone(), reason }
     }
 
-    /// Takes up a factor under the name of its tensor.
+    /// Takes up a factor under the name of its tensor; the update that it belongs to.
     fn insert(
         &mut self,
         layer: usize,
@@ -217,12 +222,13 @@ impl AdapterFile {
         factor: Factor,
         name: String,
         tensor: Tensor,
-    ) {
+    ) -> &mut FactorPair {
         let pair = self.pairs.entry((layer, target)).or_default();
         match factor {
             Factor::A => pair.a = Some((name, tensor)),
             Factor::B => pair.b = Some((name, tensor)),
         }
+        pair
     }
 
     /// Checks every update against the model, counts the memory, and lays the factors out.
@@ -294,7 +300,8 @@ impl AdapterFile {
         };
         let linear = weights.projection(target);
         let (in_dim, out_dim) = (linear.cols(), linear.rows());
-        let rank = self.rank.or(a.shape.first().copied()).unwrap_or(0);
+        let rank = pair.rank.or(a.shape.first().copied()).unwrap_or(0);
+        let alpha = pair.alpha.unwrap_or(self.alpha);
         for (name, found, expected) in
             [(a_name, &a.shape, [rank, in_dim]), (b_name, &b.shape, [out_dim, rank])]
         {
@@ -313,7 +320,7 @@ impl AdapterFile {
             }
             _ => return Err(self.damaged(format!("tensor `{a_name}` has rank {rank}"))),
         };
-        Ok(Factors { layer, target, a, b, shape, dims })
+        Ok(Factors { layer, target, a, b, alpha, shape, dims })
     }
 
     /// Lays an update out for the kernel, with the rows of heads in the model's order.
@@ -324,7 +331,7 @@ impl AdapterFile {
         scale: f32,
         owner: Owner,
     ) -> Result<LoraUpdate, EngineError> {
-        let Factors { layer, target, a, b, shape, dims } = factors;
+        let Factors { layer, target, a, b, alpha, shape, dims } = factors;
         let (a, mut b) = (values(a)?, values(b)?);
         let config = model.config();
         if matches!(target, Projection::Query | Projection::Key)
@@ -334,8 +341,8 @@ impl AdapterFile {
         }
         let rank = shape.rank as f32;
         let scale = match self.scaling {
-            Scaling::Rank => scale * self.alpha / rank,
-            Scaling::RankRoot => scale * self.alpha / rank.sqrt(),
+            Scaling::Rank => scale * alpha / rank,
+            Scaling::RankRoot => scale * alpha / rank.sqrt(),
             Scaling::None => scale,
         };
         let part = target.name(Naming::Gguf);

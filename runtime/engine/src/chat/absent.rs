@@ -1,5 +1,7 @@
 //! In place of the interpreter, in a build without the feature `chat-templates`.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::ChatError;
@@ -10,7 +12,7 @@ pub(super) struct Template;
 
 impl Template {
     /// Models with a template are used without it, so that only rendering is an error.
-    pub(super) fn new(_: &str, _: String, _: String) -> Result<Self, ChatError> {
+    pub(super) fn new(_: &str, _: &BTreeMap<String, String>) -> Result<Self, ChatError> {
         Ok(Self)
     }
 

@@ -1,17 +1,22 @@
-//! Templates as Hugging Face runs them: blocks are trimmed, Python's string, list and dict methods exist, and
-//! so do `raise_exception`, `strftime_now` and loop controls.
+//! Templates as Hugging Face runs them: blocks are trimmed, values print, compare and become JSON as in Python
+//! (`python`), whose string, list and dict methods exist (`methods`) and whose `%` formats texts (`percent`),
+//! and so do `raise_exception`, `strftime_now` and loop controls.
 //!
 //! A template sees the messages and nothing else and has a budget of steps. What a step may cost of stack,
 //! memory and time is not bounded here: [`super::process`] does that.
 
+mod methods;
+mod percent;
+mod python;
+
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use minijinja::value::{Kwargs, Value};
+use minijinja::value::Value;
 use minijinja::{Environment, ErrorKind, context};
 use regex::Regex;
 use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter};
 
 use super::ChatError;
 
@@ -23,8 +28,6 @@ const NAME: &str = "chat_template";
 #[derive(Debug)]
 pub(super) struct Template {
     environment: Environment<'static>,
-    bos: String,
-    eos: String,
 }
 
 /// What `raise_exception` throws, told apart from failures of the template itself.
@@ -33,25 +36,38 @@ pub(super) struct Template {
 struct Refusal(String);
 
 impl Template {
-    /// Compiles a template.
+    /// Compiles a template, which finds the texts of special tokens under their names.
     ///
     /// # Errors
     /// [`ChatError::Syntax`] when it does not parse.
-    pub(super) fn new(source: &str, bos: String, eos: String) -> Result<Self, ChatError> {
+    pub(super) fn new(source: &str, tokens: &BTreeMap<String, String>) -> Result<Self, ChatError> {
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
         environment.set_fuel(Some(STEPS));
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_formatter(python::print);
+        environment.set_unknown_method_callback(methods::call);
+        minijinja_contrib::add_to_environment(&mut environment);
+        for (name, text) in tokens {
+            environment.add_global(name.clone(), text.as_str().to_owned());
+        }
         environment.add_function("raise_exception", raise_exception);
         environment
             .add_function("strftime_now", |format: &str| strftime(format, SystemTime::now()));
-        environment.add_filter("tojson", to_json);
+        environment.add_filter("tojson", python::to_json);
+        environment.add_filter("string", python::text);
+        environment.add_filter("join", python::join);
+        environment.add_filter("list", python::list);
+        environment.add_filter("wordcount", python::word_count);
+        environment.add_filter("center", methods::center);
+        environment.add_filter("format", methods::format_percent);
+        environment.add_test("iterable", python::is_iterable);
+        environment.add_test("sequence", python::is_sequence);
         let syntax = |error: minijinja::Error| ChatError::Syntax { reason: describe(&error) };
         let source = without_generation_marks(source);
+        let source = percent::with_format_calls(&source).into_owned();
         environment.add_template_owned(NAME, source).map_err(syntax)?;
-        Ok(Self { environment, bos, eos })
+        Ok(Self { environment })
     }
 
     /// Renders a conversation.
@@ -65,11 +81,9 @@ impl Template {
         add_generation_prompt: bool,
     ) -> Result<String, ChatError> {
         let context = context! {
-            messages => Value::from_serialize(messages),
-            bos_token => self.bos,
-            eos_token => self.eos,
+            messages => python::python(Value::from_serialize(messages)),
             add_generation_prompt => add_generation_prompt,
-            tools => tools,
+            tools => python::python(Value::from_serialize(tools)),
             documents => Value::from(()),
         };
         let template = self.environment.get_template(NAME);
@@ -111,61 +125,6 @@ fn without_generation_marks(source: &str) -> String {
         None => format!("{{%{} if true {}%}}", &found[1], &found[3]),
     };
     marks.replace_all(source, replace).into_owned()
-}
-
-/// JSON as Python writes it: a space after commas and colons, nothing escaped for HTML; `indent` spreads it
-/// over lines.
-fn to_json(value: &Value, kwargs: Kwargs) -> Result<Value, minijinja::Error> {
-    let indent: Option<usize> = kwargs.get("indent")?;
-    // Accepted for what templates pass; both are what happens anyway.
-    let _: Option<bool> = kwargs.get("ensure_ascii")?;
-    let _: Option<bool> = kwargs.get("sort_keys")?;
-    kwargs.assert_all_used()?;
-    let json = match indent {
-        None => write_json(value, Spaced),
-        Some(width) => {
-            write_json(value, PrettyFormatter::with_indent(" ".repeat(width).as_bytes()))
-        }
-    };
-    let fail = |error: serde_json::Error| {
-        minijinja::Error::new(ErrorKind::BadSerialization, "cannot write as JSON")
-            .with_source(error)
-    };
-    Ok(Value::from_safe_string(json.map_err(fail)?))
-}
-
-fn write_json(value: &Value, formatter: impl Formatter) -> Result<String, serde_json::Error> {
-    let mut out = Vec::new();
-    value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter))?;
-    Ok(String::from_utf8_lossy(&out).into_owned())
-}
-
-/// Python's default separators, `", "` and `": "`.
-struct Spaced;
-
-impl Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        out.write_all(if first { b"" } else { b", " })
-    }
-
-    fn begin_object_key<W: ?Sized + std::io::Write>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        out.write_all(if first { b"" } else { b", " })
-    }
-
-    fn begin_object_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        out: &mut W,
-    ) -> std::io::Result<()> {
-        out.write_all(b": ")
-    }
 }
 
 /// Formats a time in UTC by the directives that templates use; others stay as they are.
@@ -289,7 +248,7 @@ mod tests {
     #[test]
     fn generation_marks_are_transparent() {
         let source = "a {%- generation -%} b {% endgeneration %}c";
-        let template = Template::new(source, String::new(), String::new()).unwrap();
+        let template = Template::new(source, &BTreeMap::new()).unwrap();
         assert_eq!(template.render([0; 0], None, false).unwrap(), "ab c");
     }
 }

@@ -6,6 +6,7 @@
 //!
 //! This guards time and memory. It is no guard against a template that takes the interpreter over.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use ruvllm_host::process::{Failure, HelperProcess, answer_requests};
@@ -31,8 +32,7 @@ fn max_text(request: usize) -> usize {
 #[derive(Serialize, Deserialize)]
 struct Setup {
     source: String,
-    bos: String,
-    eos: String,
+    tokens: BTreeMap<String, String>,
 }
 
 /// What it is told each time.
@@ -89,14 +89,13 @@ impl Pool {
     pub(super) fn start(
         process: &HelperProcess,
         source: &str,
-        bos: &str,
-        eos: &str,
+        tokens: &BTreeMap<String, String>,
     ) -> Result<Self, ChatError> {
         if source.len() > MAX_SOURCE {
             let reason = format!("it has {} bytes and may have {MAX_SOURCE}", source.len());
             return Err(ChatError::Limit { reason });
         }
-        let setup = Setup { source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned() };
+        let setup = Setup { source: source.to_owned(), tokens: tokens.clone() };
         let most = max_text(source.len());
         let pool = Self(ruvllm_host::process::Pool::new(process.clone(), to_json(&setup)?, most));
         pool.0.warm().map_err(|failure| pool.error(failure))?;
@@ -161,8 +160,8 @@ pub fn renderer_process() -> ExitCode {
         })
     };
     answer_requests(|setup| {
-        let Setup { source, bos, eos } = serde_json::from_slice(setup).map_err(fail)?;
-        let template = Template::new(&source, bos, eos).map_err(Refusal::to_bytes)?;
+        let Setup { source, tokens } = serde_json::from_slice(setup).map_err(fail)?;
+        let template = Template::new(&source, &tokens).map_err(Refusal::to_bytes)?;
         Ok(move |request: &[u8]| {
             let Conversation::<Value, Option<Value>> { messages, tools, add_generation_prompt } =
                 serde_json::from_slice(request).map_err(fail)?;

@@ -88,7 +88,8 @@ pub fn from_gguf(file: &GgufFile) -> Result<ModelConfig, EngineError> {
     if let Some(kind) = file.metadata().get("general.type").and_then(Value::as_str)
         && kind != "model"
     {
-        let hint = if kind == "adapter" { ", which is opened on top of a model (--lora)" } else { "" };
+        let hint =
+            if kind == "adapter" { ", which is opened on top of a model (--lora)" } else { "" };
         return Err(EngineError::NotAModel {
             path: origin.to_owned(),
             reason: format!("its `general.type` is `{kind}`{hint}"),

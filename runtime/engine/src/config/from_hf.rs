@@ -4,7 +4,8 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::{
-    Activation, Bias, Biases, Family, MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling, Yarn,
+    Activation, Bias, Biases, Family, MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling,
+    Yarn,
 };
 use crate::error::EngineError;
 

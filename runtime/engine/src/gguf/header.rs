@@ -47,9 +47,19 @@ pub(super) const TENSOR_TYPES: &[(u32, &str, Option<DType>)] = &[
     (28, "F64", None),
     (29, "IQ1_M", None),
     (30, "BF16", Some(DType::BF16)),
+    // Of old files; their place is taken by rearranging Q4_0 and IQ4_NL at load.
+    (31, "Q4_0_4_4", None),
+    (32, "Q4_0_4_8", None),
+    (33, "Q4_0_8_8", None),
     (34, "TQ1_0", None),
     (35, "TQ2_0", None),
+    (36, "IQ4_NL_4_4", None),
+    (37, "IQ4_NL_4_8", None),
+    (38, "IQ4_NL_8_8", None),
     (39, "MXFP4", None),
+    (40, "NVFP4", None),
+    (41, "Q1_0", None),
+    (42, "Q2_0", None),
 ];
 
 /// The most array elements that all metadata together may hold; vocabularies have below a million.

@@ -24,7 +24,7 @@ mod unicode_table;
 mod vocab;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 pub use error::TokenizerError;
@@ -61,7 +61,19 @@ struct GgufTokenizer {
     escape_spaces: bool,
     /// A text at the start or behind a special token gets a space in front.
     add_space_prefix: bool,
+    /// Special tokens by the names that chat templates have for them.
+    named: Vec<(String, u32)>,
 }
+
+/// What chat templates call special tokens, besides the beginning and end of a sequence, and what GGUF files do.
+const TEMPLATE_TOKENS: &[(&str, &str)] = &[
+    ("cls_token", "cls"),
+    ("mask_token", "mask"),
+    ("pad_token", "padding"),
+    // The format spells it so.
+    ("sep_token", "seperator"),
+    ("unk_token", "unknown"),
+];
 
 /// How symbols grow into tokens.
 #[derive(Debug)]
@@ -89,6 +101,13 @@ impl Tokenizer {
         let prefix = meta.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
         let add_space_prefix = row.is_none() && prefix;
         let special = SpecialTokens::new(&vocab)?;
+        let mut named = Vec::new();
+        for (name, key) in TEMPLATE_TOKENS {
+            let id = meta.u32(&format!("tokenizer.ggml.{key}_token_id"))?;
+            named.extend(
+                id.filter(|id| (*id as usize) < vocab.len()).map(|id| ((*name).to_owned(), id)),
+            );
+        }
         let chat_template = Some(meta.text("tokenizer.chat_template"));
         Ok(Self {
             backend: Backend::Gguf(Box::new(GgufTokenizer {
@@ -97,6 +116,7 @@ impl Tokenizer {
                 merges,
                 escape_spaces,
                 add_space_prefix,
+                named,
             })),
             chat_template: chat_template.filter(|source| !source.is_empty()).map(Into::into),
         })
@@ -225,6 +245,28 @@ impl Tokenizer {
             Backend::Gguf(gguf) => gguf.vocab.is_special(token),
             Backend::Hf(hf) => hf.is_special(token),
         }
+    }
+
+    /// The texts of the special tokens by the names that chat templates have for them, such as `unk_token`.
+    /// `bos_token` and `eos_token` are always there, empty where the model has none.
+    pub fn special_texts(&self) -> BTreeMap<String, String> {
+        let mut texts: BTreeMap<String, String> = match &self.backend {
+            Backend::Gguf(gguf) => {
+                let named =
+                    gguf.named.iter().map(|(name, id)| (name.clone(), self.token_text(*id)));
+                named.collect()
+            }
+            Backend::Hf(hf) => hf.named.clone(),
+        };
+        for (name, token) in [("bos_token", self.bos()), ("eos_token", self.eos())] {
+            let text = token.map(|id| self.token_text(id)).unwrap_or_default();
+            texts.entry(name.to_owned()).or_insert(text);
+        }
+        texts
+    }
+
+    fn token_text(&self, token: u32) -> String {
+        String::from_utf8_lossy(&self.token_bytes(token)).into_owned()
     }
 
     /// The chat template that came with the model, as Jinja source.

@@ -1,7 +1,7 @@
 //! From the components that a `tokenizer.json` names to the steps that do their work.
 
 use super::cut::{Behavior, GPT2, META_SPACE, Matcher, PrependScheme, Step};
-use super::decode::Decoder;
+use super::decode::{Decoder, WordPrefix};
 use super::json;
 use super::normalize::{Normalizer, Replace};
 use crate::tokenizer::error::{TokenizerError, refuse};
@@ -17,10 +17,12 @@ const NFC_GROWTH: usize = 3;
 const REPLACEMENT_GROWTH: usize = 3;
 
 /// How the texts of tokens stand for bytes, after the decoder of the file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Spelling {
     ByteAlphabet,
     Escaped,
+    /// There is a space in front of each, or with a prefix of those without it.
+    Words(Option<WordPrefix>),
     Plain,
 }
 
@@ -144,6 +146,18 @@ pub(super) fn steps(component: Option<json::PreTokenizer>) -> Result<Vec<Step>, 
                     built.push(cut(Matcher::Text(META_SPACE.into()), Behavior::MergedWithNext));
                 }
             }
+            json::PreTokenizer::Whitespace => {
+                let matcher = Matcher::regex(r"\w+|[^\w\s]+")?;
+                built.push(Step::Cut { matcher, behavior: Behavior::Removed, invert: true });
+            }
+            json::PreTokenizer::WhitespaceSplit => {
+                built.push(cut(Matcher::regex(r"\s")?, Behavior::Removed));
+            }
+            json::PreTokenizer::BertPreTokenizer => {
+                built.push(cut(Matcher::regex(r"\s")?, Behavior::Removed));
+                let punctuation = Matcher::regex(r"[!-/:-@\[-`{-~\p{P}]")?;
+                built.push(cut(punctuation, Behavior::Isolated));
+            }
             json::PreTokenizer::Digits { individual_digits: true } => {
                 built.push(cut(Matcher::Number, Behavior::Isolated));
             }
@@ -200,6 +214,11 @@ pub(super) fn decoders(
                 return refuse("a `Strip` of the end of tokens is not supported");
             }
             json::Decoder::Strip { content, start, .. } => Decoder::Strip { content, start },
+            json::Decoder::WordPiece { prefix, cleanup } => {
+                // A space in front of a token of one byte.
+                growth.by(2)?;
+                Decoder::WordPiece(WordPrefix { prefix, cleanup })
+            }
             json::Decoder::Sequence { .. } => continue,
         });
     }
@@ -209,7 +228,13 @@ pub(super) fn decoders(
         Decoder::Replace(Replace { pattern, .. }) => pattern.chars().eq([META_SPACE]),
         _ => false,
     };
-    let spelling = if built.iter().any(|part| matches!(part, Decoder::ByteLevel)) {
+    let words = built.iter().find_map(|part| match part {
+        Decoder::WordPiece(prefix) => Some(prefix.clone()),
+        _ => None,
+    });
+    let spelling = if words.is_some() || built.is_empty() {
+        Spelling::Words(words)
+    } else if built.iter().any(|part| matches!(part, Decoder::ByteLevel)) {
         Spelling::ByteAlphabet
     } else if built.iter().any(is_escaped) {
         Spelling::Escaped

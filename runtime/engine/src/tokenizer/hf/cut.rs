@@ -120,6 +120,13 @@ impl Matcher {
         })
     }
 
+    /// The matcher of a pattern without look-around.
+    pub(super) fn regex(pattern: &str) -> Result<Self, TokenizerError> {
+        let pattern = Regex::new(pattern);
+        let pattern = pattern.map_err(|error| TokenizerError::HuggingFace(error.to_string()))?;
+        Ok(Self::Pattern(pattern, Tail::None))
+    }
+
     /// Calls `part` for each match and each text between two, in order.
     fn each(&self, text: &str, mut part: impl FnMut(Range<usize>, bool)) {
         let mut at = 0;

@@ -25,6 +25,48 @@ pub(super) enum Decoder {
         content: char,
         start: usize,
     },
+    /// A space in front of each token but the first, or of those that are no parts of a word.
+    WordPiece(WordPrefix),
+}
+
+/// What marks the parts of a word that are not its first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct WordPrefix {
+    pub(super) prefix: String,
+    /// Whether the space in front of punctuation and contractions goes.
+    pub(super) cleanup: bool,
+}
+
+impl WordPrefix {
+    /// What a token adds to the text in front of it.
+    pub(super) fn joined(&self, token: &str) -> String {
+        let text = match token.strip_prefix(self.prefix.as_str()) {
+            Some(part) => part.to_owned(),
+            None => format!(" {token}"),
+        };
+        self.cleaned(text)
+    }
+
+    fn cleaned(&self, text: String) -> String {
+        // In the order of the library.
+        const REPLACED: [(&str, &str); 11] = [
+            (" .", "."),
+            (" ?", "?"),
+            (" !", "!"),
+            (" ,", ","),
+            (" ' ", "'"),
+            (" n't", "n't"),
+            (" 'm", "'m"),
+            (" do not", " don't"),
+            (" 's", "'s"),
+            (" 've", "'ve"),
+            (" 're", "'re"),
+        ];
+        if !self.cleanup {
+            return text;
+        }
+        REPLACED.iter().fold(text, |text, (from, to)| text.replace(from, to))
+    }
 }
 
 /// Decodes tokens step by step; without a step there are spaces between them.
@@ -65,6 +107,14 @@ impl Decoder {
                     false => token,
                 })
                 .collect(),
+            Self::WordPiece(prefix) => {
+                let tokens = tokens.into_iter().enumerate();
+                let joined = tokens.map(|(at, token)| match at {
+                    0 => prefix.cleaned(token.into_owned()).into(),
+                    _ => prefix.joined(&token).into(),
+                });
+                joined.collect()
+            }
             Self::Strip { content, start } => tokens
                 .into_iter()
                 .map(|token| {

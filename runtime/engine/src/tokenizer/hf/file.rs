@@ -15,8 +15,9 @@ use super::components::{self, Spelling};
 use super::cut::Step;
 use super::decode::Decoder;
 use super::json;
-use super::model::{Model, Settings};
+use super::model::{Bpe, Model, Parts, Settings, Words};
 use super::normalize::{Normalized, Normalizer};
+use super::prefix::PrefixSpace;
 use crate::tokenizer::error::{TokenizerError, refuse};
 use crate::tokenizer::merges::MergeTable;
 use crate::tokenizer::special::MAX_SPECIAL_BYTES;
@@ -26,6 +27,8 @@ use crate::tokenizer::vocab::MAX_TOKEN_BYTES;
 const MAX_ADDED_BYTES: usize = 1 << 20;
 /// Bytes of the token that stands for unknown characters.
 const MAX_UNKNOWN_BYTES: usize = 64;
+/// Characters of a word that may be cut into parts, which takes a look-up for each two of them.
+const MAX_WORD_CHARS: usize = 1000;
 /// Tokens that may be put around a text.
 const MAX_AROUND: usize = 16;
 
@@ -53,13 +56,16 @@ impl HfFile {
     }
 }
 
-/// Builds the tokenizer of a file.
+/// Builds the tokenizer of a file, with the space in front of texts that the configuration beside it asks for.
 ///
 /// # Errors
 /// [`TokenizerError::HuggingFace`] with what is not supported or contradicts itself.
-pub(super) fn read(bytes: &[u8]) -> Result<HfFile, TokenizerError> {
-    let json: json::File = serde_json::from_slice(bytes)
+pub(super) fn read(bytes: &[u8], prefix: Option<PrefixSpace>) -> Result<HfFile, TokenizerError> {
+    let mut json: json::File = serde_json::from_slice(bytes)
         .map_err(|error| TokenizerError::HuggingFace(error.to_string()))?;
+    if let Some(prefix) = prefix {
+        prefix.apply(&mut json);
+    }
     let mut tokens = Tokens::default();
     for (text, id) in &json.model.vocab {
         tokens.add(text, *id)?;
@@ -219,6 +225,32 @@ fn ids(
 }
 
 fn model(model: json::Model) -> Result<Model, TokenizerError> {
+    match model.kind {
+        json::ModelKind::Bpe => bpe(model).map(Model::Bpe),
+        json::ModelKind::WordPiece => {
+            let most_chars = model.max_input_chars_per_word.unwrap_or(100);
+            if most_chars > MAX_WORD_CHARS {
+                return refuse(format!(
+                    "a `max_input_chars_per_word` above {MAX_WORD_CHARS} is not supported"
+                ));
+            }
+            let prefix = model.continuing_subword_prefix.clone();
+            let prefix = prefix.unwrap_or_else(|| "##".to_owned());
+            words(model, Some(Parts { prefix, most_chars }))
+        }
+        json::ModelKind::WordLevel => words(model, None),
+    }
+}
+
+fn words(model: json::Model, parts: Option<Parts>) -> Result<Model, TokenizerError> {
+    let unknown = model.unk_token.as_ref().and_then(|text| model.vocab.get(text)).copied();
+    match unknown {
+        Some(unknown) => Ok(Model::Words(Words::new(model.vocab, unknown, parts))),
+        None => refuse("a vocabulary of words needs an `unk_token` that is in it"),
+    }
+}
+
+fn bpe(model: json::Model) -> Result<Bpe, TokenizerError> {
     if model.dropout.is_some_and(|dropout| dropout != 0.0) {
         return refuse("a `dropout` belongs to training and is not supported");
     }
@@ -235,10 +267,11 @@ fn model(model: json::Model) -> Result<Model, TokenizerError> {
         Some(id) => Ok(*id),
         None => refuse(format!("the merges or `unk_token` have {text:?}, which there is not")),
     };
-    let mut merges = MergeTable::with_capacity(model.merges.len());
+    let Some(pairs) = &model.merges else { return refuse("missing field `merges`") };
+    let mut merges = MergeTable::with_capacity(pairs.len());
     let mut merged = String::new();
     // Of a pair that is there twice the last one counts, so the last one is added first.
-    for (rank, json::Merge(left, right)) in model.merges.iter().enumerate().rev() {
+    for (rank, json::Merge(left, right)) in pairs.iter().enumerate().rev() {
         merged.clear();
         merged.extend([left.as_str(), right.as_str()]);
         merges.add(known(left)?, known(right)?, rank as u32, known(&merged)?);
@@ -254,5 +287,5 @@ fn model(model: json::Model) -> Result<Model, TokenizerError> {
         byte_fallback: model.byte_fallback.unwrap_or(false),
         ignore_merges: model.ignore_merges.unwrap_or(false),
     };
-    Ok(Model::new(model.vocab, merges, &settings))
+    Ok(Bpe::new(model.vocab, merges, &settings))
 }

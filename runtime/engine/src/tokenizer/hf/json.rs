@@ -1,5 +1,5 @@
 //! What a `tokenizer.json` may say: the components that tokenizers of Llama, Mistral, SmolLM and Qwen2 models
-//! are made of, and nothing else.
+//! are made of, those of small models with a vocabulary of words, and nothing else.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -63,6 +63,9 @@ pub(super) enum PreTokenizer {
         use_regex: bool,
     },
     Metaspace(Metaspace),
+    Whitespace,
+    WhitespaceSplit,
+    BertPreTokenizer,
     Digits {
         individual_digits: bool,
     },
@@ -97,6 +100,7 @@ pub(super) enum Decoder {
     Metaspace(Metaspace),
     Replace { pattern: Pattern, content: String },
     Strip { content: char, start: usize, stop: usize },
+    WordPiece { prefix: String, cleanup: bool },
 }
 
 #[derive(Deserialize)]
@@ -124,11 +128,11 @@ pub(super) struct TemplateToken {
     pub(super) ids: Vec<u32>,
 }
 
-/// Byte-pair encoding. Null stands for a default in any of the optional fields.
+/// A model of one of the kinds. Null stands for a default in any of the optional fields.
 #[derive(Deserialize)]
 pub(super) struct Model {
     #[serde(rename = "type", default)]
-    _kind: ModelKind,
+    pub(super) kind: ModelKind,
     pub(super) dropout: Option<f32>,
     pub(super) unk_token: Option<String>,
     pub(super) continuing_subword_prefix: Option<String>,
@@ -136,8 +140,9 @@ pub(super) struct Model {
     pub(super) fuse_unk: Option<bool>,
     pub(super) byte_fallback: Option<bool>,
     pub(super) ignore_merges: Option<bool>,
+    pub(super) max_input_chars_per_word: Option<usize>,
     pub(super) vocab: Ids,
-    pub(super) merges: Vec<Merge>,
+    pub(super) merges: Option<Vec<Merge>>,
 }
 
 /// Old files do not say it.
@@ -146,6 +151,8 @@ pub(super) enum ModelKind {
     #[default]
     #[serde(rename = "BPE")]
     Bpe,
+    WordPiece,
+    WordLevel,
 }
 
 /// A pair, or in old files a text with a space in between.

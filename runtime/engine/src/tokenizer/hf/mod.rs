@@ -4,7 +4,7 @@
 //! it (`added`), what is between them is normalised (`normalize`) and searched for the tokens that are added
 //! in normalised form, then cut (`cut`) and encoded piece by piece (`model`). Back from tokens to text, the
 //! decoders of the file follow each other (`decode`). `json` is what a file may say; `file` and `components`
-//! refuse the rest.
+//! refuse the rest. Of the configuration beside it, one setting changes the file (`prefix`).
 //!
 //! Not as in the library: NFC follows a later Unicode version, which has more combining marks.
 
@@ -16,9 +16,10 @@ mod file;
 mod json;
 mod model;
 mod normalize;
+mod prefix;
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde_json::Value;
@@ -27,6 +28,7 @@ use self::components::Spelling;
 use self::cut::{META_SPACE, Pieces};
 use self::file::HfFile;
 use self::normalize::Normalized;
+use self::prefix::PrefixSpace;
 use super::error::TokenizerError;
 use super::merges::Scratch;
 use super::special::Part;
@@ -40,6 +42,8 @@ pub(super) struct HfTokenizer {
     pub(super) bos: Option<u32>,
     pub(super) eos: Option<u32>,
     pub(super) eog: BTreeSet<u32>,
+    /// The texts that `tokenizer_config.json` gives to names such as `unk_token`.
+    pub(super) named: BTreeMap<String, String>,
 }
 
 /// A file of at most `max` bytes, if it is there.
@@ -83,14 +87,11 @@ impl HfTokenizer {
             what: path.display().to_string(),
             hint: "save the model's fast tokenizer (a lone tokenizer.model is not read), or use a GGUF file",
         })?;
-        let file = file::read(&bytes)?;
-
         let config = read_json(&dir.join("tokenizer_config.json"))?;
         // Either may be the only one that says what ends a text.
-        let files = [
-            read_json(&dir.join("generation_config.json"))?,
-            read_json(&dir.join("config.json"))?,
-        ];
+        let files =
+            [read_json(&dir.join("generation_config.json"))?, read_json(&dir.join("config.json"))?];
+        let file = file::read(&bytes, PrefixSpace::of(&config, &files[1]["model_type"]))?;
         let id = |value: &Value| token_text(value).and_then(|text| file.token_id(text));
         let (bos, eos) = (id(&config["bos_token"]), id(&config["eos_token"]));
         let ends = files.iter().flat_map(|file| match &file["eos_token_id"] {
@@ -111,7 +112,12 @@ impl HfTokenizer {
             }
             None => configured_template(&config),
         };
-        Ok((Self { file, bos, eos, eog }, template))
+        let entries = config.as_object().into_iter().flatten();
+        let named = entries.filter(|(name, _)| name.ends_with("_token"));
+        let named =
+            named.filter_map(|(name, value)| Some((name.clone(), token_text(value)?.into())));
+        let named = named.collect();
+        Ok((Self { file, bos, eos, eog, named }, template))
     }
 
     pub(super) fn encode(&self, text: &str, parse_special: bool, add_special: bool) -> Vec<u32> {
@@ -159,16 +165,20 @@ impl HfTokenizer {
     pub(super) fn token_bytes(&self, token: u32) -> Cow<'_, [u8]> {
         let Some(text) = self.file.texts.get(&token) else { return Cow::Borrowed(&[]) };
         let plain = Cow::Borrowed(text.as_bytes());
-        if self.file.added.get(token).is_some() {
+        let added = self.file.added.get(token);
+        let is_word = matches!(self.file.spelling, Spelling::Words(_));
+        if added.is_some_and(|added| added.special || !is_word) {
             return plain;
         }
         let byte = || u8::from_str_radix(text.strip_prefix("<0x")?.strip_suffix('>')?, 16).ok();
-        match self.file.spelling {
+        match &self.file.spelling {
             Spelling::ByteAlphabet => unicode::alphabet_to_bytes(text).map_or(plain, Cow::Owned),
             Spelling::Escaped => Cow::Owned(match byte() {
                 Some(byte) => vec![byte],
                 None => text.replace(META_SPACE, " ").into_bytes(),
             }),
+            Spelling::Words(None) => Cow::Owned(format!(" {text}").into_bytes()),
+            Spelling::Words(Some(prefix)) => Cow::Owned(prefix.joined(text).into_bytes()),
             Spelling::Plain => plain,
         }
     }

@@ -1,4 +1,5 @@
-//! Byte-pair encoding as `tokenizer.json` describes it: symbols start as characters.
+//! Models as `tokenizer.json` describes them: byte-pair encoding, whose symbols start as characters, and
+//! vocabularies of words, whole ones or with the parts that they are cut into.
 
 use crate::tokenizer::map::Map;
 use crate::tokenizer::merges::{MergeTable, Scratch};
@@ -11,7 +12,106 @@ const NEAR: u32 = 0x144;
 
 /// A model.
 #[derive(Debug)]
-pub(super) struct Model {
+pub(super) enum Model {
+    Bpe(Bpe),
+    Words(Words),
+}
+
+impl Model {
+    /// The token with this text.
+    pub(super) fn id(&self, text: &str) -> Option<u32> {
+        self.ids().get(text).copied()
+    }
+
+    /// Number of tokens.
+    pub(super) fn len(&self) -> usize {
+        self.ids().len()
+    }
+
+    fn ids(&self) -> &Ids {
+        match self {
+            Model::Bpe(Bpe { ids, .. }) | Model::Words(Words { ids, .. }) => ids,
+        }
+    }
+
+    /// Appends the tokens of a piece.
+    pub(super) fn encode(&self, piece: &str, scratch: &mut Scratch, out: &mut Vec<u32>) {
+        match self {
+            Model::Bpe(bpe) => bpe.encode(piece, scratch, out),
+            Model::Words(words) => words.encode(piece, out),
+        }
+    }
+}
+
+/// A vocabulary of words: `WordLevel`, or with parts `WordPiece`.
+#[derive(Debug)]
+pub(super) struct Words {
+    ids: Ids,
+    /// The token of a word that is not there.
+    unknown: u32,
+    parts: Option<Parts>,
+    /// Bytes of the longest token.
+    longest: usize,
+}
+
+/// How words are cut: the longest token at the start, then the longest of what is left behind the prefix.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) prefix: String,
+    /// Characters of a word beyond which it is taken for unknown.
+    pub(super) most_chars: usize,
+}
+
+impl Words {
+    pub(super) fn new(ids: Ids, unknown: u32, parts: Option<Parts>) -> Self {
+        let longest = ids.keys().map(String::len).max().unwrap_or(0);
+        Self { ids, unknown, parts, longest }
+    }
+
+    fn encode(&self, piece: &str, out: &mut Vec<u32>) {
+        let begun = out.len();
+        let is_cut = match &self.parts {
+            None => self.ids.get(piece).map(|token| out.push(*token)).is_some(),
+            Some(parts) => self.cut(parts, piece, out),
+        };
+        if !is_cut {
+            out.truncate(begun);
+            out.push(self.unknown);
+        }
+    }
+
+    /// Appends the parts of a word, as far as there are some; tells whether they are all of it.
+    fn cut(&self, Parts { prefix, most_chars }: &Parts, word: &str, out: &mut Vec<u32>) -> bool {
+        if word.chars().nth(*most_chars).is_some() {
+            return false;
+        }
+        let (mut start, mut text) = (0, String::new());
+        while start < word.len() {
+            text.clear();
+            text.push_str(if start > 0 { prefix } else { "" });
+            let front = text.len();
+            let room = self.longest.saturating_sub(front);
+            let end = word.floor_char_boundary(word.len().min(start.saturating_add(room)));
+            text.push_str(&word[start..end.max(start)]);
+            let token = loop {
+                if text.len() == front {
+                    return false;
+                }
+                if let Some(token) = self.ids.get(text.as_str()) {
+                    break *token;
+                }
+                text.pop();
+            };
+            out.push(token);
+            start += text.len() - front;
+        }
+        true
+    }
+}
+
+/// Byte-pair encoding.
+#[derive(Debug)]
+pub(super) struct Bpe {
     ids: Ids,
     merges: MergeTable,
     /// Tokens of the characters below [`NEAR`].
@@ -26,7 +126,7 @@ pub(super) struct Model {
     ignore_merges: bool,
 }
 
-/// What a [`Model`] is made of, besides its merges.
+/// What a [`Bpe`] is made of, besides its merges.
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) unknown: Option<u32>,
@@ -35,7 +135,7 @@ pub(super) struct Settings {
     pub(super) ignore_merges: bool,
 }
 
-impl Model {
+impl Bpe {
     pub(super) fn new(ids: Ids, merges: MergeTable, settings: &Settings) -> Self {
         let near = |point| ids.get(char::from_u32(point)?.encode_utf8(&mut [0; 4])).copied();
         let byte = |byte| ids.get(&format!("<0x{byte:02X}>")).copied();
@@ -50,18 +150,11 @@ impl Model {
         }
     }
 
-    /// The token with this text.
-    pub(super) fn id(&self, text: &str) -> Option<u32> {
+    fn id(&self, text: &str) -> Option<u32> {
         self.ids.get(text).copied()
     }
 
-    /// Number of tokens.
-    pub(super) fn len(&self) -> usize {
-        self.ids.len()
-    }
-
-    /// Appends the tokens of a piece.
-    pub(super) fn encode(&self, piece: &str, scratch: &mut Scratch, out: &mut Vec<u32>) {
+    fn encode(&self, piece: &str, scratch: &mut Scratch, out: &mut Vec<u32>) {
         if self.ignore_merges
             && let Some(token) = self.id(piece)
         {

@@ -1,0 +1,67 @@
+//! Chat templates against the reference's renderer, Jinja2 as `transformers` sets it up. Its texts are those
+//! that `tests/scripts/template_reference.py` writes.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::repository;
+use ruvllm_engine::chat::{ChatError, ChatTemplate, Renderer};
+use serde_json::Value;
+
+fn compile(source: &str, tokens: &BTreeMap<String, String>) -> Result<ChatTemplate, ChatError> {
+    ChatTemplate::with_tokens(source, tokens, &Renderer::InProcess)
+}
+
+#[test]
+fn templates_give_the_texts_of_the_reference() {
+    let path = repository().join("tests/fixtures/templates/reference.json");
+    let file: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let tokens: BTreeMap<String, String> = serde_json::from_value(file["tokens"].clone()).unwrap();
+    let cases = file["cases"].as_array().unwrap();
+    assert!(cases.len() >= 180, "{}", cases.len());
+    let mut wrong = Vec::new();
+    for case in cases {
+        let (source, expected) =
+            (case["template"].as_str().unwrap(), case["text"].as_str().unwrap());
+        let text = compile(source, &tokens).and_then(|template| {
+            template.render_with_tools(&file["messages"], Some(&file["tools"]), true)
+        });
+        match text {
+            Ok(text) if text == expected => {}
+            Ok(text) => wrong.push(format!("{source}\n   gives {text:?}\n  not    {expected:?}")),
+            Err(error) => wrong.push(format!("{source}\n   fails: {error}\n  not    {expected:?}")),
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+}
+
+/// What Python raises an exception for is an error of the rendering, and never a panic.
+#[test]
+fn what_the_reference_refuses_is_refused() {
+    for source in [
+        "{{ 'abc'.index('x') }}",
+        "{{ 'a'.split('') }}",
+        "{{ 'a'.partition('') }}",
+        "{{ 'a'.center(3, 'xy') }}",
+        "{{ [1].index(2) }}",
+        "{{ {'a': 1} | tojson(separators=(',',)) }}",
+        "{{ 1 | tojson(unknown=1) }}",
+        "{{ '%d' % 'x' }}",
+        "{{ 'a'.nothing() }}",
+        // No text needs as many, and they would take all memory.
+        "{{ 'a'.zfill(9999999999) }}",
+        "{{ 'a' | center(9223372036854775807) }}",
+        "{{ {'a': 1} | tojson(indent=9999999999) }}",
+        "{% set ns = namespace(x=[]) %}{% for i in range(1000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson }}",
+    ] {
+        let template = compile(source, &BTreeMap::new()).unwrap();
+        let error = template.render(&[], false).unwrap_err();
+        assert_eq!(error.code(), "chat_template_render", "{source}: {error}");
+    }
+    // Printing has no error to give.
+    let deep = "{% set ns = namespace(x=[]) %}{% for i in range(1000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}";
+    let text = compile(deep, &BTreeMap::new()).unwrap().render(&[], false).unwrap();
+    assert!(text.starts_with("[[[[") && text.contains("[...]"), "{text}");
+}

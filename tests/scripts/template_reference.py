@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Writes what chat templates give in Jinja2, set up as Hugging Face transformers sets it up.
+
+    template_reference.py             writes tests/fixtures/templates/reference.json
+
+A case holds a template and what it renders from the conversation and the tools below. Needs `pip install jinja2`.
+"""
+
+import json
+import pathlib
+
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+OUT = pathlib.Path(__file__).resolve().parents[2] / "tests/fixtures/templates/reference.json"
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief. "},
+    {"role": "user", "content": [{"type": "text", "text": "It's \"5 °C\"\n"}, {"type": "image"}]},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": {
+        "name": "weather", "arguments": {"city": "Zürich 🏔", "days": 3, "exact": True, "unit": None, "limits": [1.0, 1e16, 1e-7, -0.5]}}}]},
+    {"role": "tool", "content": "{\"t\": 5}", "name": "weather"},
+]
+TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Gives <the> weather & more", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string", "enum": ["Zürich", "Bern"]}, "days": {"type": ["integer", "null"], "default": 1}},
+    "required": ["city"]}}}]
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+CALL = "messages[2].tool_calls[0].function"
+ARGUMENTS = CALL + ".arguments"
+# Templates, or expressions.
+CASES = [
+    # What is iterable.
+    "none is iterable", "messages[2].content is iterable", "'a' is iterable", "[] is iterable", "{} is iterable", "3 is iterable",
+    "true is iterable", "nothing is iterable",
+    "'a' is sequence", "[1] is sequence", "{'a': 1} is sequence", "messages[1:] is sequence", "3 is sequence", "none is sequence",
+    "messages[0] is mapping", "messages is mapping", "messages[0].content is string",
+    # Lists and dictionaries as texts.
+    "messages", "tools", ARGUMENTS, ARGUMENTS + ".limits", ARGUMENTS + " | string", "'x: ' ~ " + ARGUMENTS, ARGUMENTS + ".limits | join('|')",
+    "[1, 'a', none, true, 1.5, \"it's\", 'say \"x\"', 'it\\'s \"x\"']", "{'a': {'b': [1]}, 1: 'x'}", "[]", "{}", "[[], {}]",
+    "['tab\\t', 'nl\\n', 'back\\\\slash', 'é', '🏔']", "messages | map(attribute='role') | list", "messages[1:3] | map(attribute='role') | list | string",
+    "'%s' % " + ARGUMENTS, "'{}'.format(" + ARGUMENTS + ")", "', '.join(['a', 'b'])", "[messages[0].role, 1, none] | join(' ')",
+    "messages | join(', ', attribute='role')", "messages[0] | list",
+    "1e16", "1e-7", "0.1 + 0.2", "1.0", "-0.0", "100000000000000000000.0", "123456789.125", "7 / 2", "true", "none", "nothing",
+    # JSON.
+    "tools | tojson", "tools | tojson(indent=4)", "tools | tojson(indent=2, sort_keys=true)", "tools[0] | tojson(separators=(',', ':'))",
+    ARGUMENTS + " | tojson", ARGUMENTS + " | tojson(ensure_ascii=true)", ARGUMENTS + " | tojson(true)", ARGUMENTS + " | tojson(false, 1)",
+    ARGUMENTS + " | tojson(ensure_ascii=false, separators=(', ', ' = '), indent=3)", ARGUMENTS + " | tojson(indent='--')",
+    ARGUMENTS + " | tojson(sort_keys=true)", ARGUMENTS + " | tojson(indent=0)", "[] | tojson(indent=2)", "{'a': [], 'b': {}} | tojson(indent=2)",
+    "{1: 'a', none: 'b', false: 'c', 1.5: 'd'} | tojson", "'\\x7f\\t\\u2028<&>' | tojson", "'\\x7fé🏔' | tojson(ensure_ascii=true)", "none | tojson",
+    "messages[0].content | tojson", "'a/b' | tojson",
+    # Methods of texts.
+    "'a,b,c'.rsplit(',', 1)", "'a,b,c'.rsplit(',')", "' a  b c '.rsplit()", "' a  b c '.rsplit(none, 1)", "' a  b c '.split(none, 1)",
+    "'a,b,c'.split(',', 1)", "'a b'.split()", "'a,b'.split(sep=',')", "'a,b,c'.split(',', maxsplit=1)", "''.split()", "''.split(',')",
+    "'k=v=w'.partition('=')[0]", "'k=v=w'.partition('=')[2]", "'k=v=w'.rpartition('=')[0]", "'kv'.partition('=')[1]", "'kv'.rpartition('=')[2]",
+    "'42'.zfill(5)", "'-42'.zfill(5)", "'+4'.zfill(2)", "'abc'.zfill(2)", "'ab'.center(7)", "'abc'.center(6, '*')", "'ab'.ljust(4, '.')", "'ab'.rjust(4)",
+    "'ab' | center(7)", "'ab' | center(1)", "'Ab'.swapcase()", "'Straße'.casefold()", "'prefix-a'.removeprefix('prefix-')", "'a.txt'.removesuffix('.txt')",
+    "'é-a'.find('a')", "'é-a-a'.rfind('a')", "'abcabc'.find('c', 3)", "'abc'.find('a', 1)", "'abc'.index('c')", "'aXbX'.count('X')", "'abab'.count('b', 2)",
+    "''.isdigit()", "'12'.isdigit()", "''.isalpha()", "'a1'.islower()", "'A1'.isupper()", "'1'.isupper()", "''.isspace()", "'12'.isdecimal()",
+    "'a\\nb\\r\\nc'.splitlines()", "'a\\nb'.splitlines(true)", "'x'.startswith(('a', 'x'))", "' x '.strip()", "'xxaxx'.strip('x')",
+    "'abc'.title()", "'hELLO wORLD'.capitalize()", "'a-b-c'.replace('-', '+', 1)", "['a', 'b'].index('b')", "[1, 2, 1].count(1)",
+    "messages[0].get('role')", "messages[0].get('nothing')", "messages[0].get('nothing', 'x')",
+    "{% for k, v in messages[0].items() %}{{ k }}={{ v }};{% endfor %}", "{% for k in tools[0].function.keys() %}{{ k }};{% endfor %}",
+    # The operator %.
+    "'%s' % 'x'", "'%s and %s' % ('a', 'b')", "'%d%%' % 50", "'%05.2f' % 3.14159", "'%s' % messages[0].role | upper", "'<' ~ '%s' % 1 ~ '>'",
+    "'%s' % none", "'%s' % true", "'%s' % [1, 'a']", "7 % 3", "{% if messages | length % 2 == 0 %}even{% endif %}", "'%(a)s-%(b)s' % {'a': 1, 'b': 2}",
+    "'%5s|%-5s|' % ('a', 'b')", "'%x' % 255", "'%s' | format('x')",
+    # Filters and functions.
+    "'one two, three_four' | wordcount", "{% set j = joiner('; ') %}{% for m in messages %}{{ j() }}{{ m.role }}{% endfor %}",
+    "{% set j = joiner() %}{{ j() }}a{{ j() }}b", "{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.next() }}",
+    "bos_token ~ unk_token ~ eos_token", "unk_token is defined", "pad_token is defined", "'a\\nb' | indent(2)", "'a\\nb' | indent(2, true)",
+    "messages | selectattr('role', 'equalto', 'user') | list | length", "[3, 1, 2] | sort", "{'b': 1, 'a': 2} | dictsort | map('first') | join", "[1, 2, 3] | sum", "'abc' | reverse",
+    "[1, 2] + [3]", "messages[0] == {'role': 'system', 'content': 'Be brief. '}", "'role' in messages[0]", "'x' in 'xyz'", "1 in [1, 2]",
+    "messages[-1].role", "messages[1:] | length", "[1, 2, 3][::-1]", "'abc'[::-1]", "'abc'[-1]", "[1, 2] | first", "[1, 2] | last", "'a' * 3", "2 ** 3",
+    "{% macro show(x) %}<{{ x }}>{% endmacro %}{{ show(messages[0]) }}", "{% set ns = namespace(a=[]) %}{% set ns.a = ns.a + ['x'] %}{{ ns.a }}",
+    "{% for m in messages %}{% if loop.index == 2 %}{% continue %}{% endif %}{{ loop.index0 }}{% if not loop.last %},{% endif %}{% endfor %}",
+    "{% for p in tools[0].function.parameters.properties %}{{ p }} {% endfor %}", "{{ 'a' if nothing else 'b' }}", "nothing | default('d')", "'' | default('d', true)",
+    "3.7 | int", "'12' | int + 1", "3 | float", "2.5 | round", "'Ab' | lower | upper | title", "' a ' | trim", "'<a>' | e", "[1, 2, 2] | unique | list",
+    "[1, 2, 3, 4] | batch(2) | list", "'a b' | replace(' ', '_')", "'abc' | length",
+]
+
+
+def environment():
+    def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    env.filters["tojson"] = tojson
+    return env
+
+
+def main():
+    env = environment()
+    cases = []
+    for case in CASES:
+        template = case if "{{" in case or "{%" in case else "{{ " + case + " }}"
+        text = env.from_string(template).render(messages=MESSAGES, tools=TOOLS, documents=None, add_generation_prompt=True, **TOKENS)
+        cases.append({"template": template, "text": text})
+    OUT.parent.mkdir(exist_ok=True)
+    lines = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)
+    head = {"messages": MESSAGES, "tools": TOOLS, "tokens": TOKENS}
+    head = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items())
+    OUT.write_text("{\n" + head + ',\n"cases": [\n' + lines + "\n]}\n", encoding="utf-8")
+
+
+main()
