@@ -13,9 +13,8 @@ pub fn nearest<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -> Opt
 pub fn similar<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let given = given.to_lowercase();
     let most = given.chars().count().max(3) / 3;
-    nearest(&given, names).filter(|name| {
-        strsim::damerau_levenshtein(&given, &name.to_lowercase()) <= most
-    })
+    nearest(&given, names)
+        .filter(|name| strsim::damerau_levenshtein(&given, &name.to_lowercase()) <= most)
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ mod chat;
 mod compiling;
 mod demo_files;
 mod describe;
-mod deploy;
 mod failing_kernels;
 mod kv_quality;
 mod library;

@@ -57,7 +57,12 @@ pub(crate) async fn responses(
         Ok((conversation(fields, app)?, repeated))
     };
     let (answering, repeated) = conversation::answer(&app, caller, fields, take).await?;
-    let head = Head { id: id("resp")?, created: now(), model: answering.sequences.model().to_string(), repeated };
+    let head = Head {
+        id: id("resp")?,
+        created: now(),
+        model: answering.sequences.model().to_string(),
+        repeated,
+    };
     let item = id("msg")?;
     if answering.stream {
         let message = answering.messages.into_iter().next();

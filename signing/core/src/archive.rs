@@ -30,7 +30,8 @@ const DIST: &str = "dist";
 pub fn pack_directory(named: &Path) -> Cow<'_, Path> {
     let has = |directory: &Path, name: &str| fs::symlink_metadata(directory.join(name)).is_ok();
     let dist = named.join(DIST);
-    let is_crate = !has(named, MANIFEST_FILE) && has(named, CRATE_FILE) && has(&dist, MANIFEST_FILE);
+    let is_crate =
+        !has(named, MANIFEST_FILE) && has(named, CRATE_FILE) && has(&dist, MANIFEST_FILE);
     if is_crate { dist.into() } else { named.into() }
 }
 

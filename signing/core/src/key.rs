@@ -98,7 +98,8 @@ impl PublicKey {
             } else {
                 format!("give what `ruvllm-pack pubkey {file}` prints")
             };
-            let message = format!("{file} holds a secret key, which is for signing alone: {instead}");
+            let message =
+                format!("{file} holds a secret key, which is for signing alone: {instead}");
             return Err(PackError::Key { message });
         }
         key

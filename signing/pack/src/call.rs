@@ -129,9 +129,12 @@ pub fn call(options: &Options) -> Result<CallReport, ToolError> {
     if let (Some(file), Some(format)) = (&options.out, format) {
         let bytes = match format {
             Format::Json => format!("{}\n", json(&numbers)).into_bytes(),
-            Format::Npy => {
-                npy::write(output.dtype(), output.shape(), output.bytes(), &numbers::values(&output))
-            }
+            Format::Npy => npy::write(
+                output.dtype(),
+                output.shape(),
+                output.bytes(),
+                &numbers::values(&output),
+            ),
         };
         atomic::write(file, &bytes)?;
     }

@@ -93,8 +93,8 @@ impl Golden {
             name,
             inputs,
             params,
-            shape: file.output.shape,
             want: file.output.values().collect(),
+            shape: file.output.shape,
             tolerance: file.tolerance,
         })
     }

@@ -9,8 +9,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use ruvllm_pack::{
-    Lang, PACK_TOML_FIELDS, ToolError, bench, build, call, diff, explain, inspect, oracle_test, print_error, print_report,
-    reference, scaffold, sign, unknown_op,
+    Lang, PACK_TOML_FIELDS, ToolError, bench, build, call, diff, explain, inspect, oracle_test,
+    print_error, print_report, reference, scaffold, sign, unknown_op,
 };
 
 /// Makes, builds, signs, checks and measures kernel packs.

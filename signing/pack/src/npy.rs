@@ -26,14 +26,18 @@ pub(crate) fn read(bytes: &[u8]) -> Result<(Vec<usize>, Vec<f64>), String> {
     let descr = field(header, "descr").and_then(|rest| rest.split('\'').nth(1));
     let descr = descr.ok_or("its header names no single type of numbers")?;
     if field(header, "fortran_order").is_none_or(|rest| !rest.starts_with("False")) {
-        return Err("its numbers stand column by column: save it with numpy.ascontiguousarray".into());
+        return Err(
+            "its numbers stand column by column: save it with numpy.ascontiguousarray".into()
+        );
     }
     let shape = field(header, "shape").and_then(|rest| rest.strip_prefix('(')?.split(')').next());
     let shape = shape.ok_or("its header has no shape")?.split(',').map(str::trim);
     let shape = shape.filter(|extent| !extent.is_empty()).map(str::parse::<usize>);
     let shape: Vec<usize> = shape.collect::<Result<_, _>>().map_err(|_| "its shape is no shape")?;
     let (size, number) = reader(descr).ok_or_else(|| {
-        format!("its numbers are {descr:?}; save them as float16, float32, float64 or an integer type")
+        format!(
+            "its numbers are {descr:?}; save them as float16, float32, float64 or an integer type"
+        )
     })?;
     let elems = shape.iter().try_fold(1usize, |n, extent| n.checked_mul(*extent));
     if elems.and_then(|elems| elems.checked_mul(size)) != Some(data.len()) {
@@ -89,7 +93,8 @@ pub(crate) fn write(dtype: DType, shape: &[usize], bytes: &[u8], values: &[f64])
         _ => extents.trim_end_matches(", "),
     };
     let descr = own.unwrap_or("<f4");
-    let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({extents}), }}");
+    let mut header =
+        format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({extents}), }}");
     let before = MAGIC.len() + 4;
     let length = (before + header.len() + 1).next_multiple_of(ALIGN) - before;
     header.extend(std::iter::repeat_n(' ', length - 1 - header.len()));
@@ -113,8 +118,7 @@ mod tests {
         for shape in [&[6][..], &[2, 3], &[1, 2, 3], &[]] {
             let values: Vec<f64> =
                 (0..shape.iter().product()).map(|i: usize| i as f64 - 1.5).collect();
-            let bytes: Vec<u8> =
-                values.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
+            let bytes: Vec<u8> = values.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
             let file = write(DType::F32, shape, &bytes, &values);
             assert_eq!(read(&file).unwrap(), (shape.to_vec(), values.clone()));
             // Numbers begin on a multiple of 64, as NumPy has it.

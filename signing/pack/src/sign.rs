@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use ruvllm_manifest::{MANIFEST_FILE, Manifest, SIGNATURE_FILE, Timestamp};
 use ruvllm_signing::{
-    Clock, Envelope, PUBLIC_KEY_EXTENSION, PackError, PackLimits, PackLock, PublicKey, SecretKey, TrustPolicy, UnverifiedPack,
-    VerifiedPack, VersionFloor, escape_untrusted, pack_directory, sign_manifest,
+    Clock, Envelope, PUBLIC_KEY_EXTENSION, PackError, PackLimits, PackLock, PublicKey, SecretKey,
+    TrustPolicy, UnverifiedPack, VerifiedPack, VersionFloor, escape_untrusted, pack_directory,
+    sign_manifest,
 };
 use serde::Serialize;
 
@@ -34,7 +35,11 @@ impl fmt::Display for KeygenReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let file = self.secret_key_file.display();
         writeln!(f, "secret key  {file} (keep it to yourself)")?;
-        writeln!(f, "public key  {} (for those who run your packs)", self.public_key_file.display())?;
+        writeln!(
+            f,
+            "public key  {} (for those who run your packs)",
+            self.public_key_file.display()
+        )?;
         writeln!(f, "key id      {}", self.key_id)?;
         writeln!(f, "for pack.toml: signing_key = \"{}\"", self.public_key)
     }
@@ -171,7 +176,8 @@ pub(crate) fn public_key(text_or_file: &str) -> Result<PublicKey, ToolError> {
     PublicKey::from_text(text_or_file).map_err(|error| match error {
         // It may be a secret key, so it is not quoted.
         PackError::Key { message } => {
-            PackError::Key { message: format!("there is no file of that name, and {message}") }.into()
+            PackError::Key { message: format!("there is no file of that name, and {message}") }
+                .into()
         }
         other => other.into(),
     })

@@ -99,9 +99,9 @@ pub(crate) fn keep_through<T>(
 /// [`ToolError::Stale`].
 pub(crate) fn check(directory: &Path) -> Result<(), ToolError> {
     let Some(Sources(recorded)) = Sources::recorded(directory) else { return Ok(()) };
-    let changed = recorded.into_iter().filter(|(path, before)| {
-        digest(&directory.join(path)).ok().as_ref() != Some(before)
-    });
+    let changed = recorded
+        .into_iter()
+        .filter(|(path, before)| digest(&directory.join(path)).ok().as_ref() != Some(before));
     let changed: Vec<String> = changed.map(|(path, _)| escape_untrusted(&path)).collect();
     if changed.is_empty() {
         return Ok(());

@@ -580,7 +580,10 @@ mod tests {
             PackSpec::parse(&text.replace("custom = true", custom)).map(drop)
         };
         let slip = with("rmsnrom", "").unwrap_err();
-        assert!(slip.contains("did you mean `rmsnorm`?") && slip.contains("`custom = true`"), "{slip}");
+        assert!(
+            slip.contains("did you mean `rmsnorm`?") && slip.contains("`custom = true`"),
+            "{slip}"
+        );
         let other = with("softmax", "custom = false").unwrap_err();
         assert!(other.contains("only rope, rmsnorm") && !other.contains("did you mean"), "{other}");
         assert!(with("rmsnorm", "custom = true").unwrap_err().contains("leave `custom` out"));

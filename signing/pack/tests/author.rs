@@ -197,14 +197,19 @@ fn a_kernel_that_a_host_would_refuse_is_not_built_and_the_reason_is_given() {
     assert!(message.contains("it exports another_name"), "{message}");
 
     let half = |text: &str| {
-        text.replace("const float *weight = RUVLLM_INPUT(call, float, dim)",
-            "const ruvllm_f16 *weight = RUVLLM_INPUT(call, ruvllm_f16, dim)")
-            .replace("* weight[i]", "* ruvllm_f16_to_f32(weight[i])")
+        text.replace(
+            "const float *weight = RUVLLM_INPUT(call, float, dim)",
+            "const ruvllm_f16 *weight = RUVLLM_INPUT(call, ruvllm_f16, dim)",
+        )
+        .replace("* weight[i]", "* ruvllm_f16_to_f32(weight[i])")
     };
     let error = refused(half).expect("there was a toolchain a moment ago");
     assert_eq!(error["code"], "kernel_status", "{error}");
     let message = error["message"].as_str().expect("text");
-    assert!(message.contains("it takes `weight` as f16[dim], the manifest says f32[dim]"), "{message}");
+    assert!(
+        message.contains("it takes `weight` as f16[dim], the manifest says f32[dim]"),
+        "{message}"
+    );
 
     let hiding = |text: &str| {
         text.replace("return RUVLLM_OK;", "for (uint32_t i = 0; i < rows * dim; i++) {\n        \
@@ -338,5 +343,8 @@ fn a_misspelt_operation_is_refused_by_new_and_by_build() {
     assert_eq!(output.status.code(), Some(2));
     let error = &json(&output)["error"];
     assert_eq!(error["code"], "spec_invalid");
-    assert!(error["message"].as_str().expect("text").contains("did you mean `rmsnorm`?"), "{error}");
+    assert!(
+        error["message"].as_str().expect("text").contains("did you mean `rmsnorm`?"),
+        "{error}"
+    );
 }

@@ -64,7 +64,8 @@ fn a_golden_file_is_a_call_and_its_output_is_printed_as_json() {
 fn tensors_come_and_go_as_npy_and_what_json_has_no_number_for_is_text() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let at = dir.path();
-    fs::write(at.join("x.json"), r#"{"shape": [2, 2], "values": [3, 4, "NaN", 1]}"#).expect("written");
+    fs::write(at.join("x.json"), r#"{"shape": [2, 2], "values": [3, 4, "NaN", 1]}"#)
+        .expect("written");
     fs::write(at.join("w.json"), r#"{"shape": [2], "values": [1, 2]}"#).expect("written");
     let args = ["-i", "weight=w.json", "-i", "x.json", "-p", "eps=0", "--out", "y.npy"];
     let said = core(at, "rmsnorm_f32", &args);
@@ -137,13 +138,18 @@ fn a_custom_operation_is_called_and_a_kernel_that_declines_is_explained() {
     // Its sources say another type than pack.toml: it declines, and the host finds out which.
     let source = at.join("mine/kernels/affine_f32.c");
     let text = fs::read_to_string(&source).expect("a source");
-    let spoilt = text.replace("const float *x = RUVLLM_INPUT(call, float, rows, dim)",
-        "const float *x = (const float *)RUVLLM_INPUT(call, ruvllm_f16, rows, dim)");
+    let spoilt = text.replace(
+        "const float *x = RUVLLM_INPUT(call, float, rows, dim)",
+        "const float *x = (const float *)RUVLLM_INPUT(call, ruvllm_f16, rows, dim)",
+    );
     assert_ne!(text, spoilt);
     fs::write(&source, spoilt).expect("written");
     assert!(build());
     let output = tool(at, &args);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("it takes `x` as f16[rows, dim], the manifest says f32[rows, dim]"), "{said}");
+    assert!(
+        said.contains("it takes `x` as f16[rows, dim], the manifest says f32[rows, dim]"),
+        "{said}"
+    );
 }

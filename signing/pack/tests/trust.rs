@@ -162,7 +162,10 @@ fn a_secret_key_in_place_of_a_public_one_is_refused_with_what_to_give_instead() 
 fn a_known_publisher_gets_a_second_pattern_and_trust_list_shows_what_trust_add_wrote() {
     let desk = Desk::new();
     let built_in = desk.json(0, &["trust", "list"]);
-    assert_eq!((&built_in["policy"], &built_in["publishers"][0]["name"]), (&Value::Null, &"ruvllm".into()));
+    assert_eq!(
+        (&built_in["policy"], &built_in["publishers"][0]["name"]),
+        (&Value::Null, &"ruvllm".into())
+    );
     let (key, second) = (desk.key("my.pem"), desk.key("second.pem"));
     let without = desk.json(2, &["trust", "add", "--name", "me", "--pack", "a-*"]);
     assert!(without["error"]["message"].as_str().unwrap().contains("--key"), "{without}");
@@ -178,7 +181,10 @@ fn a_known_publisher_gets_a_second_pattern_and_trust_list_shows_what_trust_add_w
         0,
         &["trust", "add", "--name", "me", "--key", &key, "--pack", "b-*", "--pack", "a-*"],
     );
-    assert_eq!((&changed["action"], &changed["keys"][0]), (&"changed".into(), &key.as_str().into()));
+    assert_eq!(
+        (&changed["action"], &changed["keys"][0]),
+        (&"changed".into(), &key.as_str().into())
+    );
     assert_eq!(packs(0), Value::from(vec!["a-*", "b-*"]));
     desk.json(0, &["trust", "add", "--name", "me", "--key", "second.pub", "--pack", "z"]);
     assert_eq!(listed()["publishers"][1]["key"], second.as_str());

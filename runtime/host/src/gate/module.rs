@@ -101,7 +101,9 @@ fn functions_of(exports: &[Export<'_>]) -> String {
         functions.map(|export| escape_untrusted(&shortened(export.name))).collect();
     match names.len() {
         0 => "it exports no function".to_owned(),
-        n if n > SHOWN => format!("it exports {} and {} more", names[..SHOWN].join(", "), n - SHOWN),
+        n if n > SHOWN => {
+            format!("it exports {} and {} more", names[..SHOWN].join(", "), n - SHOWN)
+        }
         _ => format!("it exports {}", names.join(", ")),
     }
 }

@@ -35,23 +35,25 @@ impl Instance {
         found.unwrap_or_else(|| given(plan, call))
     }
 
-    fn explain_input(
-        &mut self,
-        plan: &CallPlan,
-        call: &OpCall<'_>,
-        status: i32,
-    ) -> Option<String> {
+    fn explain_input(&mut self, plan: &CallPlan, call: &OpCall<'_>, status: i32) -> Option<String> {
         let words = call.words.as_slice();
         let bytes = plan.bytes(words).ok()?;
         if self.takes_zeros(call.words, bytes, status) {
-            return Some(format!("it takes tensors of these sizes, but not these numbers; {}", given(plan, call)));
+            return Some(format!(
+                "it takes tensors of these sizes, but not these numbers; {}",
+                given(plan, call)
+            ));
         }
         let sized = |a: usize, b: usize| CallBytes { a, b, ..bytes };
         let others: Vec<Vec<(String, usize)>> =
             plan.inputs.iter().map(|input| plan.alternatives(input, words)).collect();
         let said = |of: usize, takes: &str| {
             let input = &plan.inputs[of];
-            format!("it takes `{}` as {takes}, the manifest says {}", input.name, plan.type_of(input))
+            format!(
+                "it takes `{}` as {takes}, the manifest says {}",
+                input.name,
+                plan.type_of(input)
+            )
         };
         for (of, others) in others.iter().enumerate() {
             for (takes, size) in others {
@@ -64,7 +66,9 @@ impl Instance {
         let [first, second] = &others[..] else { return None };
         if self.takes_zeros(call.words, sized(bytes.b, bytes.a), status) {
             let [a, b] = [0, 1].map(|of| &plan.inputs[of].name);
-            return Some(format!("it takes `{b}` first and then `{a}`, the manifest has them the other way"));
+            return Some(format!(
+                "it takes `{b}` first and then `{a}`, the manifest has them the other way"
+            ));
         }
         for (a, a_size) in first.iter().take(PAIRS) {
             for (b, b_size) in second.iter().take(PAIRS) {
@@ -86,8 +90,9 @@ impl Instance {
         let bytes = plan.bytes(words).ok()?;
         let output = &plan.output;
         let mut others = plan.alternatives(output, words).into_iter();
-        let (takes, _) = others
-            .find(|(_, out)| self.takes_zeros(call.words, CallBytes { out: *out, ..bytes }, status))?;
+        let (takes, _) = others.find(|(_, out)| {
+            self.takes_zeros(call.words, CallBytes { out: *out, ..bytes }, status)
+        })?;
         let (name, says) = (&output.name, plan.type_of(output));
         Some(format!("it gives `{name}` as {takes}, the manifest says {says}"))
     }
@@ -137,7 +142,8 @@ impl Instance {
 fn given(plan: &CallPlan, call: &OpCall<'_>) -> String {
     let words = call.words.as_slice();
     let tensors = plan.inputs.iter().chain([&plan.output]);
-    let tensors = tensors.map(|tensor| format!("{}: {}{:?}", tensor.name, tensor.dtype, tensor.shape(words)));
+    let tensors =
+        tensors.map(|tensor| format!("{}: {}{:?}", tensor.name, tensor.dtype, tensor.shape(words)));
     let tensors: Vec<String> = tensors.collect();
     format!("it was called with {}", tensors.join(", "))
 }

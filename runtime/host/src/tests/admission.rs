@@ -70,11 +70,20 @@ fn a_declined_tensor_is_named_with_what_the_kernel_takes_instead() {
     let words = |of: &str, bytes: u32| format!("(i32.mul {of} (i32.const {bytes}))");
     let (dim, all) = ("(local.get $dim)", "(i32.mul (local.get $rows) (local.get $dim))");
     for (what, told) in [
-        (taking(12, &words(dim, 2), 1), "it takes `weight` as f16[dim], the manifest says f32[dim]"),
+        (
+            taking(12, &words(dim, 2), 1),
+            "it takes `weight` as f16[dim], the manifest says f32[dim]",
+        ),
         (taking(12, &words(all, 4), 1), "it takes `weight` as f32[rows, dim]"),
-        (taking(4, &words(dim, 4), 1), "it takes `x` as f32[dim], the manifest says f32[rows, dim]"),
+        (
+            taking(4, &words(dim, 4), 1),
+            "it takes `x` as f32[dim], the manifest says f32[rows, dim]",
+        ),
         (taking(20, &words(all, 2), 2), "it gives `y` as f16[rows, dim]"),
-        (taking(36, "(i32.const 16)", 3), "it reads 4 words of extents and params, the manifest has 3"),
+        (
+            taking(36, "(i32.const 16)", 3),
+            "it reads 4 words of extents and params, the manifest has 3",
+        ),
     ] {
         assert!(what.contains(told), "{told:?} is not in: {what}");
     }

@@ -216,8 +216,12 @@ impl Judge {
         decode(dtype, want, native)?;
         truth.clear();
         truth.extend(native.iter().map(|&x| f64::from(x)));
-        let comparison =
-            Comparison { slack: 2.0, floor: 1024.0, by_oracle: false, ..self.comparison(tolerance, words) };
+        let comparison = Comparison {
+            slack: 2.0,
+            floor: 1024.0,
+            by_oracle: false,
+            ..self.comparison(tolerance, words)
+        };
         comparison.check(got, truth)?;
         Ok(Verdict::Right(None))
     }

@@ -90,7 +90,9 @@ impl Source {
             let command = command();
             let wins = |key: &str| {
                 let arg = command.get_arguments().find(|arg| name(arg) == key);
-                arg.is_some_and(|arg| from_line(&given, arg) || variable_value(&variable(arg)).is_some())
+                arg.is_some_and(|arg| {
+                    from_line(&given, arg) || variable_value(&variable(arg)).is_some()
+                })
             };
             let waits = |key: &String| !RELOADED.contains(&&**key) && !wins(key);
             restart = differing(before, &read(path)?).into_iter().filter(waits).collect();
@@ -482,7 +484,7 @@ mod tests {
             ("RUVLLM_PACK", "b;c"),
             ("RUVLLM_STRICT", "true"),
             ("RUVLLM_LOG_PROMPTS", "0"),
-            ("RUVLLM_MODEL_ID", ""),
+            ("RUVLLM_ALIAS", ""),
             ("RUVLLM_NO_CACHE", "yes"),
             ("RUVLLM_LOG", "debug"),
         ];
@@ -492,7 +494,7 @@ mod tests {
         assert_eq!((limits.parallel, limits.queue, limits.max_choices), (9, 7, 4));
         assert_eq!(args.model.kernels.pack, [Path::new("b"), Path::new("c")]);
         assert!(args.model.kernels.strict && !args.server.log_prompts);
-        assert_eq!((log, args.server.model_id), (Some(args::LogLevel::Debug), None));
+        assert_eq!((log, args.server.alias), (Some(args::LogLevel::Debug), Vec::new()));
         // What the file says is excluded by what the environment says, and that by the command line.
         assert!(args.model.kernels.no_cache && args.model.kernels.cache_dir.is_none());
         let args = merged_env(&variables, "", &["--cache-dir", "d"]).unwrap();
