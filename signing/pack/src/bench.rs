@@ -1,23 +1,28 @@
-//! `bench`: every kernel of a pack against its native twin, both called through the host.
+//! `bench`: every kernel of a pack against the one that is in use without it, and against its native twin,
+//! all called through the host.
+//!
+//! In use is the kernel of the core pack that every program brings along. A live server that is given the
+//! pack times both on its own calls, and takes the pack back where its kernel is too slow.
 //!
 //! There are two hosts of native twins: one uses the widest vectors of the processor, the other vectors
 //! of 128 bits, which is all that WebAssembly has. The first ratio is what the sandbox costs a user, the
 //! second what it costs a kernel.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ruvllm_host::{
-    Host, HostConfig, OpCall, OpKey, OpSlot, Operand, Policy, RegistrySnapshot, Resident, Scope,
+    HealthLimits, Host, HostConfig, OpCall, OpKey, OpSlot, Operand, Policy, RegistrySnapshot, Resident, Scope,
     Words, Worker,
 };
 use ruvllm_manifest::KernelEntry;
 use ruvllm_native::Isa;
 use ruvllm_native::judge::{self, Case};
 use ruvllm_native::random::Random;
-use ruvllm_signing::escape_untrusted;
+use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack, escape_untrusted};
 use serde::Serialize;
 
 use crate::build::refresh_manifest;
@@ -40,6 +45,8 @@ pub struct BenchReport {
     pub isa_128: Option<String>,
     /// One line for each kernel and shape.
     pub lines: Vec<BenchLine>,
+    /// How many times as long as the kernel in use one may take before a live server takes it back.
+    pub latency_limit: f64,
     /// Whether the manifest holds the figures now.
     pub written: bool,
     /// Whether a signature over an earlier manifest was removed for that.
@@ -56,6 +63,12 @@ pub struct BenchLine {
     pub shape: String,
     /// Microseconds of a call in the sandbox.
     pub wasm_us: f64,
+    /// The kernel of the core pack that is in use without this one.
+    pub in_use: Option<String>,
+    /// Microseconds of a call of that kernel.
+    pub in_use_us: Option<f64>,
+    /// Sandbox over the kernel in use.
+    pub ratio_in_use: Option<f64>,
     /// Microseconds of a call of the native twin.
     pub native_us: Option<f64>,
     /// Microseconds of a call of the native twin with vectors of 128 bits.
@@ -77,8 +90,8 @@ impl fmt::Display for BenchReport {
         }
         writeln!(
             f,
-            "{:<16} {:>9} {:>9} {:>6} {:>9} {:>6}  shape",
-            "kernel", "wasm us", "native us", "ratio", "128-bit", "ratio"
+            "{:<16} {:>9} {:>9} {:>6} {:>9} {:>6} {:>9} {:>6}  shape",
+            "kernel", "wasm us", "in use", "ratio", "native us", "ratio", "128-bit", "ratio"
         )?;
         for line in &self.lines {
             let kernel = escape_untrusted(&line.kernel);
@@ -88,8 +101,10 @@ impl fmt::Display for BenchReport {
             };
             writeln!(
                 f,
-                "{kernel:<16} {:>9.3} {:>9} {:>6} {:>9} {:>6}  {}",
+                "{kernel:<16} {:>9.3} {:>9} {:>6} {:>9} {:>6} {:>9} {:>6}  {}",
                 line.wasm_us,
+                cell(line.in_use_us, 3),
+                cell(line.ratio_in_use, 2),
                 cell(line.native_us, 3),
                 cell(line.ratio, 2),
                 cell(line.native_128_us, 3),
@@ -97,6 +112,7 @@ impl fmt::Display for BenchReport {
                 line.shape
             )?;
         }
+        self.live_server(f)?;
         if self.written {
             writeln!(
                 f,
@@ -105,6 +121,32 @@ impl fmt::Display for BenchReport {
         }
         if self.signature_removed {
             writeln!(f, "note: the manifest changed, so its signature is gone: sign it again")?;
+        }
+        Ok(())
+    }
+}
+
+impl BenchReport {
+    /// Says whether a live server would keep the pack, as far as speed goes.
+    fn live_server(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let limit = self.latency_limit;
+        let compared = || self.lines.iter().filter_map(|line| Some((line, line.ratio_in_use?)));
+        if compared().next().is_none() {
+            return Ok(());
+        }
+        let mut slow = compared().filter(|(_, ratio)| *ratio > limit).peekable();
+        if slow.peek().is_none() {
+            return writeln!(
+                f,
+                "a live server would not take it back for its speed: up to {limit} times as long as the \
+                 kernel in use is allowed"
+            );
+        }
+        writeln!(f, "a live server would TAKE IT BACK for its speed, {limit} times as long is allowed:")?;
+        for (line, ratio) in slow {
+            let kernel = escape_untrusted(&line.kernel);
+            let in_use = line.in_use.as_deref().unwrap_or_default();
+            writeln!(f, "  {kernel} takes {ratio:.2} times as long as {in_use} ({})", line.shape)?;
         }
         Ok(())
     }
@@ -130,6 +172,9 @@ pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchRepor
     };
     let isa_128 = Isa::narrow();
     let mut wasm = Side::new(&trial.host)?;
+    let keys: Vec<OpKey> = trial.manifest.kernels.iter().map(key_of).collect();
+    let core = core_host(&keys)?;
+    let mut in_use = Side::new(&core)?;
     let mut twins = vec![native(Isa::detect())?];
     if let Some(isa) = isa_128 {
         twins.push(native(isa)?);
@@ -139,6 +184,7 @@ pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchRepor
         isa: Isa::detect().name().to_owned(),
         isa_128: isa_128.map(|isa| isa.name().to_owned()),
         lines: Vec::new(),
+        latency_limit: HealthLimits::default().latency_ratio,
         written: false,
         signature_removed: false,
     };
@@ -147,15 +193,19 @@ pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchRepor
         for bench in benches(entry) {
             let mut sides = vec![&mut wasm];
             if bench.has_twin {
+                sides.push(&mut in_use);
                 sides.extend(&mut twins);
             }
             let times = bench.time(&mut sides, budget_ms).map_err(failed)?;
             let wasm_us = times[0];
-            let (native_us, native_128_us) = (times.get(1).copied(), times.get(2).copied());
+            let [in_use_us, native_us, native_128_us] = [1, 2, 3].map(|side| times.get(side).copied());
             report.lines.push(BenchLine {
                 kernel: entry.id.clone(),
                 shape: bench.case.shape.clone(),
                 wasm_us,
+                in_use: core.explain(&bench.key).selected.filter(|_| bench.has_twin),
+                in_use_us,
+                ratio_in_use: in_use_us.map(|us| wasm_us / us),
                 native_us,
                 native_128_us,
                 ratio: native_us.map(|us| wasm_us / us),
@@ -174,6 +224,19 @@ pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchRepor
         report.written = true;
     }
     Ok(report)
+}
+
+/// The files of the core pack, as they were signed.
+static CORE_PACK: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/core_pack.rs"));
+
+/// A host as a program begins with it, with the core pack's kernels of these operations.
+fn core_host(keys: &[OpKey]) -> Result<Host, ToolError> {
+    let files = CORE_PACK.iter().map(|&(name, bytes)| (name.to_owned(), Cow::Borrowed(bytes)));
+    let pack = UnverifiedPack::from_files(files, &PackLimits::default())?;
+    let pack = pack.verify(&TrustPolicy::builtin(), None)?;
+    let host = Host::new(HostConfig { cross_check_every: 0, ..HostConfig::default() })?;
+    host.install_embedded(pack, Some(keys))?;
+    Ok(host)
 }
 
 /// One line's calls: the same for every side.

@@ -58,6 +58,9 @@ fn compile_all(job: &Job<'_>, names: &[&str], relaxed_simd: bool) -> Result<(), 
         // Building the core library is not a stable feature of cargo, but what it needs is fixed
         // by the compiler's version, which the pack records.
         cargo.arg("-Zbuild-std=core").env("RUSTC_BOOTSTRAP", "1");
+        if takes_nothing_from_a_registry(job.directory) {
+            cargo.args(rust.vendored_std());
+        }
     }
     for name in names {
         cargo.args(["--bin", name]);
@@ -69,6 +72,12 @@ fn compile_all(job: &Job<'_>, names: &[&str], relaxed_simd: bool) -> Result<(), 
         return Ok(());
     }
     Err(ToolError::Compile { what: "cargo", status: status.to_string() })
+}
+
+/// Whether the lock file of a crate says that all of its packages lie on this machine.
+fn takes_nothing_from_a_registry(directory: &Path) -> bool {
+    let lock = std::fs::read_to_string(directory.join("Cargo.lock"));
+    lock.is_ok_and(|lock| !lock.lines().any(|line| line.starts_with("source = ")))
 }
 
 /// Where cargo leaves a module.
@@ -122,6 +131,21 @@ impl<'a> Rust<'a> {
             // Standard output belongs to the report.
             .stdout(Stdio::null());
         cargo
+    }
+
+    /// Options that have cargo find the dependencies of the standard library beside its sources. A kernel
+    /// is built with the core library alone, which has none, but cargo asks for them all the same, and
+    /// would fetch a dozen crates for nothing.
+    fn vendored_std(&self) -> Vec<OsString> {
+        let vendor = self.sysroot.join("lib/rustlib/src/rust/library/vendor");
+        // Written as TOML, which a path that is no text has no place in.
+        let Some(path) = vendor.to_str().filter(|_| vendor.is_dir()) else { return Vec::new() };
+        let path = toml::Value::from(path);
+        let options = [
+            "source.crates-io.replace-with=\"vendored-std\"".to_owned(),
+            format!("source.vendored-std.directory={path}"),
+        ];
+        options.into_iter().flat_map(|option| ["--config".into(), option.into()]).collect()
     }
 
     /// The compiler's flags: features, the linker's options, and no path of this machine.

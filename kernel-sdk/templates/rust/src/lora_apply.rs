@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn any_rank_and_length_matches_the_definition() {
         for rank in [1, 3, 4, 8, 13, 16] {
-            for (inputs, outputs) in [(1, 1), (7, 5), (16, 16), (37, 50)] {
+            for (inputs, outputs) in [(1usize, 1usize), (7, 5), (16, 16), (37, 50)] {
                 let number = |i: usize| (i * 37 % 101) as f32 / 50.0 - 1.0;
                 let x: [f32; 37] = core::array::from_fn(number);
                 let factor = |groups: usize, dim: usize, seed: usize| {
