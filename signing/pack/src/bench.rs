@@ -15,8 +15,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ruvllm_host::{
-    HealthLimits, Host, HostConfig, OpCall, OpKey, OpSlot, Operand, Policy, RegistrySnapshot, Resident, Scope,
-    Words, Worker,
+    HealthLimits, Host, HostConfig, OpCall, OpKey, OpSlot, Operand, Policy, RegistrySnapshot,
+    Resident, Scope, Words, Worker,
 };
 use ruvllm_manifest::KernelEntry;
 use ruvllm_native::Isa;
@@ -142,7 +142,10 @@ impl BenchReport {
                  kernel in use is allowed"
             );
         }
-        writeln!(f, "a live server would TAKE IT BACK for its speed, {limit} times as long is allowed:")?;
+        writeln!(
+            f,
+            "a live server would TAKE IT BACK for its speed, {limit} times as long is allowed:"
+        )?;
         for (line, ratio) in slow {
             let kernel = escape_untrusted(&line.kernel);
             let in_use = line.in_use.as_deref().unwrap_or_default();
@@ -198,7 +201,8 @@ pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchRepor
             }
             let times = bench.time(&mut sides, budget_ms).map_err(failed)?;
             let wasm_us = times[0];
-            let [in_use_us, native_us, native_128_us] = [1, 2, 3].map(|side| times.get(side).copied());
+            let [in_use_us, native_us, native_128_us] =
+                [1, 2, 3].map(|side| times.get(side).copied());
             report.lines.push(BenchLine {
                 kernel: entry.id.clone(),
                 shape: bench.case.shape.clone(),

@@ -158,7 +158,8 @@ fn bench_says_that_a_live_server_would_take_a_slow_kernel_back() {
     assert!(bench().contains("in use"), "{}", bench());
     let kernel = pack.join("kernels/rmsnorm_f32.c");
     let text = fs::read_to_string(&kernel).expect("a source");
-    let spoilt = text.replace("const int in_range = sum <= 1e37", "const int in_range = sum <= 0.0");
+    let spoilt =
+        text.replace("const int in_range = sum <= 1e37", "const int in_range = sum <= 0.0");
     assert_ne!(text, spoilt);
     fs::write(&kernel, spoilt).expect("written");
     ok(&tool(&["build", "--json", path]));
@@ -404,7 +405,10 @@ fn the_first_build_of_a_new_pack_in_rust_fetches_nothing() {
     ok(&output);
     let lock = fs::read_to_string(pack.join("Cargo.lock")).expect("a lock file");
     let packages: Vec<&str> = lock.lines().filter(|line| line.starts_with("name = ")).collect();
-    assert_eq!(packages, ["name = \"pack\"", "name = \"ruvllm-abi\"", "name = \"ruvllm-kernel-sdk\""]);
+    assert_eq!(
+        packages,
+        ["name = \"pack\"", "name = \"ruvllm-abi\"", "name = \"ruvllm-kernel-sdk\""]
+    );
 }
 
 #[test]

@@ -177,7 +177,11 @@ mod tests {
                     let mut all = [[0.0; 4]; 13 * 16];
                     for (i, group) in all.iter_mut().take(groups * rank).enumerate() {
                         for (lane, x) in group.iter_mut().enumerate() {
-                            *x = if i / rank * 4 + lane < dim { number(4 * i + lane + seed) } else { 0.0 };
+                            *x = if i / rank * 4 + lane < dim {
+                                number(4 * i + lane + seed)
+                            } else {
+                                0.0
+                            };
                         }
                     }
                     all

@@ -92,7 +92,10 @@ mod tests {
                 let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / dim as f64;
                 for (x, y) in x.iter().zip(y) {
                     let want = f64::from(*x) / (mean + f64::from(1e-5f32)).sqrt();
-                    assert!((f64::from(y) - want).abs() <= 1e-6 * want.abs() + 1e-30, "{dim} {magnitude}");
+                    assert!(
+                        (f64::from(y) - want).abs() <= 1e-6 * want.abs() + 1e-30,
+                        "{dim} {magnitude}"
+                    );
                 }
             }
         }

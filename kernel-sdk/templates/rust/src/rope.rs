@@ -102,7 +102,9 @@ fn rotate_heads<const HALF: usize, const ALL: usize>(
         let Some((a, b)) = x.split_at_checked(HALF) else { return };
         let Some((ya, yb)) = y.split_at_mut_checked(HALF) else { return };
         let angles = cos.iter().zip(sin);
-        for (((a, b), (cos, sin)), (ya, yb)) in a.iter().zip(b).zip(angles).zip(ya.iter_mut().zip(yb)) {
+        for (((a, b), (cos, sin)), (ya, yb)) in
+            a.iter().zip(b).zip(angles).zip(ya.iter_mut().zip(yb))
+        {
             rotate_block(a, b, cos, sin, ya, yb);
         }
     }
@@ -171,7 +173,8 @@ mod tests {
         let shape = RopeShape { seq: 1, heads: 1, dim: 5, dim_half: 2, interleaved };
         let mut y = [9.0; 5];
         let (cos, sin) = (&mut [0.0; 2], &mut [0.0; 2]);
-        rope(&shape, &[1.0, 2.0, 3.0, 4.0, 5.0], &QUARTER_TURN_AND_NONE, &mut y, [cos, sin]).unwrap();
+        rope(&shape, &[1.0, 2.0, 3.0, 4.0, 5.0], &QUARTER_TURN_AND_NONE, &mut y, [cos, sin])
+            .unwrap();
         y
     }
 
@@ -207,7 +210,8 @@ mod tests {
                     assert_eq!(y[dim - 1], x[dim - 1]);
                     let freqs = &freqs[row / 3 * 2 * dim_half..];
                     for i in 0..dim_half {
-                        let (p, q) = if interleaved { (2 * i, 2 * i + 1) } else { (i, i + dim_half) };
+                        let (p, q) =
+                            if interleaved { (2 * i, 2 * i + 1) } else { (i, i + dim_half) };
                         let (cos, sin) = (freqs[2 * i], freqs[2 * i + 1]);
                         let near = |a: f32, b: f32| (a - b).abs() < 1e-5;
                         assert!(near(y[p], x[p] * cos - x[q] * sin), "{dim_half} {i}");
