@@ -93,7 +93,7 @@ def refused(error, call):
 refused(anthropic.NotFoundError, lambda: client.messages.create(model="none", max_tokens=1, messages=tale))
 refused(
     anthropic.BadRequestError,
-    lambda: client.messages.create(model=model, max_tokens=1, messages=tale, temperature=9),
+    lambda: client.messages.create(model=model, max_tokens=1, messages=tale, extra_body={"temperature": 9}),
 )
 stranger = anthropic.Anthropic(base_url=base_url, api_key="sk-none", max_retries=0)
 refused(anthropic.AuthenticationError, lambda: stranger.messages.create(model=model, max_tokens=1, messages=tale))

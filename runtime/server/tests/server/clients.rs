@@ -104,40 +104,38 @@ fn the_evaluation_harness_gives_the_log_likelihoods_of_the_library() {
     task(dir.path());
     let engine = engine();
     let service = Service::of(served(engine.clone()), &[]);
-    for (name, batch, concurrent) in [("one by one", 1, 1), ("in batches", 4, 2)] {
-        let out = dir.path().join(name.replace(' ', "-"));
-        let model = format!(
-            "model=tales-q8_0,base_url={},num_concurrent={concurrent},max_length=256",
-            service.url("/v1/completions")
-        );
-        let mut harness = python();
-        harness.args(["-m", "lm_eval", "--model", "local-completions", "--model_args", &model]);
-        harness.args(["--tasks", "tales", "--batch_size", &batch.to_string(), "--log_samples"]);
-        harness.arg("--include_path").arg(dir.path()).arg("--output_path").arg(&out);
-        harness.env("HF_HOME", dir.path().join("hub")).env("HF_DATASETS_OFFLINE", "1");
-        harness.env("HF_HUB_OFFLINE", "1").current_dir(dir.path());
-        let Output { status, stdout, stderr } = harness.output().unwrap();
-        let [stdout, stderr] =
-            [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-        assert!(status.success(), "{stdout}\n{stderr}");
-        let answered = answered(&out);
-        assert_eq!(answered.len(), 6, "{name}");
-        for (context, continuation, told) in answered {
-            let tokenizer = engine.model().tokenizer();
-            let whole = tokenizer.encode(&format!("{context}{continuation}"), false).unwrap();
-            let from = tokenizer.encode(&context, false).unwrap().len();
-            let mut expected = 0.0;
-            let session = SessionOptions { scope: None, ..SessionOptions::default() };
-            let each = &mut |at: usize, logits: &[f32]| {
-                if at + 1 >= from {
-                    expected += Logprobs::of(logits, whole[at + 1], 0).chosen;
-                }
-            };
-            engine.session_with(&session).evaluate(&whole[..whole.len() - 1], 0, each).unwrap();
-            // 8-bit activations, whose rounding depends on what is computed together.
-            let error = (told - expected).abs() / expected.abs();
-            assert!(error < 0.01, "{name}: {told} instead of {expected} for {continuation:?}");
-        }
+    // In batches, two of them at a time.
+    let out = dir.path().join("out");
+    let model = format!(
+        "model=tales-q8_0,base_url={},num_concurrent=2,max_length=256",
+        service.url("/v1/completions")
+    );
+    let mut harness = python();
+    harness.args(["-m", "lm_eval", "--model", "local-completions", "--model_args", &model]);
+    harness.args(["--tasks", "tales", "--batch_size", "4", "--log_samples"]);
+    harness.arg("--include_path").arg(dir.path()).arg("--output_path").arg(&out);
+    harness.env("HF_HOME", dir.path().join("hub")).env("HF_DATASETS_OFFLINE", "1");
+    harness.env("HF_HUB_OFFLINE", "1").current_dir(dir.path());
+    let Output { status, stdout, stderr } = harness.output().unwrap();
+    let [stdout, stderr] = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(status.success(), "{stdout}\n{stderr}");
+    let answered = answered(&out);
+    assert_eq!(answered.len(), 6);
+    for (context, continuation, told) in answered {
+        let tokenizer = engine.model().tokenizer();
+        let whole = tokenizer.encode(&format!("{context}{continuation}"), false).unwrap();
+        let from = tokenizer.encode(&context, false).unwrap().len();
+        let mut expected = 0.0;
+        let session = SessionOptions { scope: None, ..SessionOptions::default() };
+        let each = &mut |at: usize, logits: &[f32]| {
+            if at + 1 >= from {
+                expected += Logprobs::of(logits, whole[at + 1], 0).chosen;
+            }
+        };
+        engine.session_with(&session).evaluate(&whole[..whole.len() - 1], 0, each).unwrap();
+        // 8-bit activations, whose rounding depends on what is computed together.
+        let error = (told - expected).abs() / expected.abs();
+        assert!(error < 0.01, "{told} instead of {expected} for {continuation:?}");
     }
     let cached = service.metric("ruvllm_tokens_total{kind=\"cached\"}");
     assert!(cached > 0.0, "no context was found in the prefix cache");
