@@ -46,14 +46,18 @@ impl Format {
     /// The way that a template teaches, if it has a place for tools and the way is known.
     pub(crate) fn of(template: &str) -> Format {
         let has = |text: &str| template.contains(text);
-        match () {
-            () if !has("tools") => Format::Generic,
-            // Others write names and arguments in XML between these marks.
-            () if has(OPEN) && !has("<function=") && !has("<arg_key>") => Format::Hermes,
-            () if has(CALLS) && has(ARGS) => Format::MistralArgs,
-            () if has(CALLS) => Format::Mistral,
-            () if has("\"parameters\"") && has("ipython") => Format::Llama3,
-            () => Format::Generic,
+        // Others write names and arguments in XML between these marks.
+        let xml = has("<function=") || has("<arg_key>");
+        if !has("tools") {
+            Format::Generic
+        } else if has(OPEN) && !xml {
+            Format::Hermes
+        } else if has(CALLS) {
+            if has(ARGS) { Format::MistralArgs } else { Format::Mistral }
+        } else if has("\"parameters\"") && has("ipython") {
+            Format::Llama3
+        } else {
+            Format::Generic
         }
     }
 
