@@ -36,8 +36,9 @@ function order(a, b) {
 }
 
 /** Whether a kernel is worth a row unasked. */
-function matters({ state, current, calls, fallbacks }) {
-  return current && (state === "selected" || state === "on trial" || state === "quarantined" || calls > 0 || fallbacks > 0);
+function matters({ state, current, pack, calls, fallbacks }) {
+  // A native twin that nothing calls is there for operations that this model does not have.
+  return current && ((state === "selected" && pack !== "native") || state === "on trial" || state === "quarantined" || calls > 0 || fallbacks > 0);
 }
 
 /** Times of a kernel's calls and their rate over the last minutes. */

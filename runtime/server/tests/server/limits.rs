@@ -139,7 +139,7 @@ fn keys_are_asked_for_and_their_holders_told_apart() {
     for path in ["/v1/models", "/metrics"] {
         let answer = service.get(path);
         answer.refused(401, None, "invalid_api_key");
-        assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
+        assert_eq!(answer.header("www-authenticate"), Some(r#"Bearer realm="api""#));
     }
     service.key = Some(format!("{alice}0"));
     service.get("/v1/models").refused(401, None, "invalid_api_key");
