@@ -4,6 +4,7 @@ mod author;
 mod chat;
 mod compiling;
 mod demo_files;
+mod deploy;
 mod describe;
 mod failing_kernels;
 mod kv_quality;
