@@ -75,7 +75,7 @@ CASES = [
     "{% macro show(x) %}<{{ x }}>{% endmacro %}{{ show(messages[0]) }}", "{% set ns = namespace(a=[]) %}{% set ns.a = ns.a + ['x'] %}{{ ns.a }}",
     "{% for m in messages %}{% if loop.index == 2 %}{% continue %}{% endif %}{{ loop.index0 }}{% if not loop.last %},{% endif %}{% endfor %}",
     "{% for p in tools[0].function.parameters.properties %}{{ p }} {% endfor %}", "{{ 'a' if nothing else 'b' }}", "nothing | default('d')", "'' | default('d', true)",
-    "3.7 | int", "'12' | int + 1", "3 | float", "2.5 | round", "'Ab' | lower | upper | title", "' a ' | trim", "'<a>' | e", "[1, 2, 2] | unique | list",
+    "3.7 | int", "'12' | int + 1", "3 | float", "2.5 | round", "3.5 | round", "7 | round", "2.675 | round(2)", "1.21 | round(1, 'ceil')", "1.29 | round(1, method='floor')", "'Ab' | lower | upper | title", "' a ' | trim", "'<a>' | e", "[1, 2, 2] | unique | list",
     "[1, 2, 3, 4] | batch(2) | list", "'a b' | replace(' ', '_')", "'abc' | length",
 ]
 

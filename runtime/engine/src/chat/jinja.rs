@@ -13,8 +13,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use minijinja::value::Value;
+use minijinja::value::{Rest, Value};
 use minijinja::{Environment, ErrorKind, context};
+use minijinja_contrib::globals::cycler;
 use regex::Regex;
 use serde::Serialize;
 
@@ -48,6 +49,7 @@ impl Template {
         environment.set_formatter(python::print);
         environment.set_unknown_method_callback(methods::call);
         minijinja_contrib::add_to_environment(&mut environment);
+        environment.add_function("cycler", |items: Rest<Value>| cycler(items.0));
         for (name, text) in tokens {
             environment.add_global(name.clone(), text.as_str().to_owned());
         }
@@ -59,6 +61,7 @@ impl Template {
         environment.add_filter("join", python::join);
         environment.add_filter("list", python::list);
         environment.add_filter("wordcount", python::word_count);
+        environment.add_filter("round", python::round);
         environment.add_filter("center", methods::center);
         environment.add_filter("format", methods::format_percent);
         environment.add_test("iterable", python::is_iterable);

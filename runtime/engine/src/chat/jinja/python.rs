@@ -423,3 +423,39 @@ pub(super) fn word_count(value: &Value) -> usize {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     text(value).split(|c| !is_word(c)).filter(|word| !word.is_empty()).count()
 }
+
+/// The filter `round`: to the nearest number of so many decimals, and of two that are as near to the even one.
+///
+/// # Errors
+/// For what is no number, and another `method` than `common`, `ceil` and `floor`.
+pub(super) fn round(
+    value: &Value,
+    precision: Option<i32>,
+    method: Option<String>,
+    kwargs: Kwargs,
+) -> Result<Value, Error> {
+    let precision = match precision {
+        Some(precision) => precision,
+        None => kwargs.get::<Option<i32>>("precision")?.unwrap_or(0),
+    };
+    let method = match method {
+        Some(method) => Some(method),
+        None => kwargs.get::<Option<String>>("method")?,
+    };
+    kwargs.assert_all_used()?;
+    let number = f64::try_from(value.clone())?;
+    // Beyond, no float has a decimal.
+    let precision = precision.clamp(-308, 308);
+    let scale = 10_f64.powi(precision);
+    Ok(match method.as_deref().unwrap_or("common") {
+        "common" if precision >= 0 && value.is_integer() => value.clone(),
+        "common" if precision >= 0 => {
+            let text = format!("{number:.*}", precision.unsigned_abs() as usize);
+            Value::from(text.parse::<f64>().unwrap_or(number))
+        }
+        "common" => Value::from((number * scale).round_ties_even() / scale),
+        "ceil" => Value::from((number * scale).ceil() / scale),
+        "floor" => Value::from((number * scale).floor() / scale),
+        other => return Err(invalid(format!("`round` knows no method {other:?}"))),
+    })
+}
