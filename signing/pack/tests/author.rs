@@ -117,7 +117,7 @@ fn as_fast_as_the_core_pack(lang: &'static str) {
     let path = pack.to_str().expect("a path");
     let mut best: Vec<(String, f64)> = Vec::new();
     for _ in 0..TRIES {
-        let benched = ok(&tool(&["bench", "--json", "--time", "60", path]));
+        let benched = ok(&tool(&["bench", "--json", "--time", "40", path]));
         assert_eq!(benched["latency_limit"], 1.5);
         for line in benched["lines"].as_array().expect("lines") {
             let Some(ratio) = line["ratio_in_use"].as_f64() else { continue };

@@ -35,8 +35,7 @@ pub(super) struct Comparison {
 
 impl Comparison {
     /// Holds `got` against `want`, which is the truth. Where the oracle says NaN or an infinity, no finite
-    /// number is right, and of block formats the block is left out, since its elements share a scale.
-    /// Elements whose truth is only beyond the format are left out.
+    /// number is right. Elements whose truth is only beyond the format are left out.
     ///
     /// # Errors
     /// [`Wrong::NonFinite`] and [`Wrong::Mismatch`].
@@ -54,9 +53,6 @@ impl Comparison {
             };
             // Without a branch for each: nearly always all are, and what is no number is not.
             if got.iter().zip(want).fold(true, |all, pair| all & is_near(pair)) {
-                continue;
-            }
-            if self.is_open(want) {
                 continue;
             }
             for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
@@ -91,18 +87,12 @@ impl Comparison {
     pub(super) fn worst(&self, got: &[f32], want: &[f64]) -> f64 {
         let group = self.group();
         let groups = got.chunks(group).zip(want.chunks(group));
-        let groups = groups.filter(|(_, want)| !self.is_open(want));
         let shares = groups.flat_map(|(got, want)| {
             let allowed = self.allowed(want);
             let judged = got.iter().zip(want).filter(|(_, want)| self.is_finite(**want));
             judged.map(move |(&got, &want)| off(got, want) / allowed(want))
         });
         shares.fold(0.0, f64::max)
-    }
-
-    /// Whether they are a block that shares a scale with what is not finite.
-    fn is_open(&self, want: &[f64]) -> bool {
-        self.dtype.layout().elems > 1 && want.iter().any(|want| !want.is_finite())
     }
 
     /// Elements that share a scale.
@@ -287,13 +277,6 @@ mod tests {
             // Native code is no oracle.
             Comparison { by_oracle: false, ..judge }.check(&[0.0, 1.0], &[want, 1.0]).unwrap();
         }
-        // Blocks have one scale, and no place for what is not finite.
-        let blocks = Comparison { dtype: DType::Q8_0, ..judge };
-        let (mut want, got) = ([1.0; 64], [1.0; 64]);
-        want[3] = f64::NAN;
-        blocks.check(&got, &want).unwrap();
-        want[40] = 2.0;
-        blocks.check(&got, &want).unwrap_err();
     }
 
     #[test]

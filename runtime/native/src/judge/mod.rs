@@ -15,7 +15,8 @@
 //! is one of these, which of them is left open: what is broken shows. Where it gives a number although one
 //! of them went into it, as at -infinity in SwiGLU, the output is that number or one of these. Everywhere
 //! else, in the other rows above all, the output is what it always is. A block format has no place for them:
-//! a block is not judged in which the inputs or the oracle have one.
+//! a call that gives blocks is not judged then, and where the format defines bytes, a block that is made of
+//! one of them.
 
 mod cases;
 mod compare;
@@ -172,6 +173,9 @@ impl Judge {
         decode(dtype, output, &mut got)?;
         let (nan_a, nan_b) = (with_nan(inputs.first(), a), with_nan(inputs.get(1), b));
         if nan_a.is_some() || nan_b.is_some() {
+            if dtype.layout().elems > 1 {
+                return Ok(Verdict::Unjudged);
+            }
             let (a, b) = (nan_a.as_deref().unwrap_or(a), nan_b.as_deref().unwrap_or(b));
             // What is no number now had something to do with what was not finite.
             let touched = oracle::run(op, inputs, dtype, a, b, words)?;
