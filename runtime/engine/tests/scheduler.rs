@@ -748,7 +748,10 @@ fn scored(engine: &Engine, prompt: &[u32], top: usize) -> Vec<Option<Logprobs>> 
     let each = &mut |index: usize, logits: &[f32]| {
         all.push(Some(Logprobs::of(logits, prompt[index + 1], top)));
     };
-    engine.session_with(&session).evaluate(&prompt[..prompt.len() - 1], 0, each).unwrap();
+    // The last token predicts nothing of the prompt, and an only one is predicted by nothing.
+    if prompt.len() > 1 {
+        engine.session_with(&session).evaluate(&prompt[..prompt.len() - 1], 0, each).unwrap();
+    }
     all
 }
 
