@@ -153,7 +153,7 @@ pub(super) fn steps(component: Option<json::PreTokenizer>) -> Result<Vec<Step>, 
             json::PreTokenizer::WhitespaceSplit => {
                 built.push(cut(Matcher::regex(r"\s")?, Behavior::Removed));
             }
-            json::PreTokenizer::BertPreTokenizer => {
+            json::PreTokenizer::Bert => {
                 built.push(cut(Matcher::regex(r"\s")?, Behavior::Removed));
                 let punctuation = Matcher::regex(r"[!-/:-@\[-`{-~\p{P}]")?;
                 built.push(cut(punctuation, Behavior::Isolated));

@@ -65,7 +65,8 @@ pub(super) enum PreTokenizer {
     Metaspace(Metaspace),
     Whitespace,
     WhitespaceSplit,
-    BertPreTokenizer,
+    #[serde(rename = "BertPreTokenizer")]
+    Bert,
     Digits {
         individual_digits: bool,
     },

@@ -142,7 +142,8 @@ fn each_normalizer(all: &mut Option<Normalizer>, keep: &mut dyn FnMut(&mut Norma
     match all {
         Some(Normalizer::Sequence { normalizers }) => left.push(normalizers),
         Some(single) => {
-            if !keep(single) {
+            let stays = keep(single);
+            if !stays {
                 *all = None;
             }
         }
@@ -163,7 +164,8 @@ fn each_decoder(all: &mut Option<Decoder>, keep: &mut dyn FnMut(&mut Decoder) ->
     match all {
         Some(Decoder::Sequence { decoders }) => left.push(decoders),
         Some(single) => {
-            if !keep(single) {
+            let stays = keep(single);
+            if !stays {
                 *all = None;
             }
         }
