@@ -77,11 +77,14 @@ fn tensors_come_and_go_as_npy_and_what_json_has_no_number_for_is_text() {
     near(&json!([y["values"][0], y["values"][1]]), &[0.848_528 / root, 2.0 * 2.262_741 / root]);
     assert_eq!((&y["values"][2], &y["values"][3]), (&json!("NaN"), &json!("NaN")));
 
-    fs::write(at.join("kv.json"), json!({ "shape": [1, 32], "values": vec![0.5; 32] }).to_string())
-        .expect("written");
+    fs::write(
+        at.join("kv.json"),
+        json!({ "shape": [1, 32], "values": vec![127.0; 32] }).to_string(),
+    )
+    .expect("written");
     let blocks = printed(&core(at, "kv_pack_q8", &["-i", "kv.json"]));
     assert_eq!(blocks["dtype"], "q8_0");
-    near(&blocks["values"], &[0.5; 32]);
+    near(&blocks["values"], &[127.0; 32]);
 }
 
 #[test]
