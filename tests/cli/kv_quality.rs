@@ -10,9 +10,9 @@ fn tales() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/parity/tales.txt")
 }
 
-/// The block that is being filled exact, all others in 4 bits: as `mix`, but with a tail that is small
+/// The keys of the block that is being filled exact, all else in 4 bits: as `mix`, but with a tail that is small
 /// beside the 512 tokens of the model's context.
-const SHORT_MIX: &str = "k=f16:1+q4_0c,v=f16:1+q4_0,rotate";
+const SHORT_MIX: &str = "k=q4_0c,v=q4_0,rotate";
 
 /// For each policy the bits that a number takes in memory, and the change in percent against the first.
 fn measured(options: &[&str], policies: &[&str]) -> Vec<(f64, f64)> {

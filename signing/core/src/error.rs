@@ -111,8 +111,7 @@ impl PackError {
     pub fn code(&self) -> &'static str {
         match self {
             PackError::Io { .. } => "io",
-            PackError::Rejected(_) => "pack_rejected",
-            PackError::NotAPack { .. } => "not_a_pack",
+            PackError::Rejected(_) | PackError::NotAPack { .. } => "pack_rejected",
             PackError::Key { .. } => "key_invalid",
             PackError::WeakKey => "key_weak",
             PackError::Entropy { .. } => "entropy",

@@ -94,7 +94,7 @@ fn a_pack_crate_stands_for_its_build_and_what_is_no_pack_is_named_in_one_line() 
     let refused = |what: &str| {
         let error = UnverifiedPack::read(&named, &limits).unwrap_err();
         let text = error.to_string();
-        assert_eq!(error.code(), "not_a_pack");
+        assert_eq!(error.code(), "pack_rejected");
         assert!(text.contains("my-kernels is ") && text.contains(what), "{text}");
         assert_eq!(text.lines().count(), 1, "{text}");
     };
@@ -121,7 +121,7 @@ fn a_file_of_another_kind_is_no_archive_and_a_damaged_archive_is_one() {
             // Too short to tell.
             "pack_rejected"
         } else {
-            "not_a_pack"
+            "pack_rejected"
         };
         assert_eq!(read(foreign), expected, "{} bytes", foreign.len());
     }
