@@ -82,7 +82,7 @@ impl KvStore {
             let has_few = |(i, codecs): (usize, &Codecs)| {
                 codecs.has_fewer_bits(self.wanted(end + i * tokens, from))
             };
-            codecs[..count].iter().enumerate().position(|at| has_few(at))
+            codecs[..count].iter().enumerate().position(has_few)
         };
         let mut count = codecs.len();
         while count > 0 {
@@ -258,7 +258,7 @@ impl KvStore {
         let mut forms = std::mem::take(&mut table.forms);
         for entry in forms.chunk_by_mut(|a, b| a.entry == b.entry) {
             let mut fresh = [None, None];
-            let Some(&Form { entry: index, codecs, .. }) = entry.last().as_deref() else {
+            let Some(&Form { entry: index, codecs, .. }) = entry.last() else {
                 continue;
             };
             for form in entry {

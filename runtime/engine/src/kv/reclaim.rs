@@ -78,8 +78,8 @@ impl KvStore {
                     continue;
                 }
                 // A kernel that fails here leaves the block as it was; the next means is left to try.
-                if let Ok(Some((fresh, _))) = self.packed(id, smallest, kv_kernels) {
-                    self.put(id, fresh);
+                if let Ok(Some(packed)) = self.packed(id, smallest, kv_kernels) {
+                    self.put(id, packed.sides);
                     self.stats.migrations += 1;
                     self.stats.packed_early += 1;
                     if enough(self) {

@@ -46,6 +46,14 @@ pub(super) struct Block {
     pub(super) isolation: Scope,
 }
 
+/// A block in other codecs.
+pub(super) struct Packed {
+    /// By half, the sides that change.
+    pub(super) sides: [Option<Side>; 2],
+    /// Whether they were written ahead of time.
+    ahead: bool,
+}
+
 /// Where a block is.
 pub(super) enum Place {
     /// Nowhere: its number is free.
@@ -250,28 +258,29 @@ impl KvStore {
         kv_kernels: &mut KvKernels<'_>,
     ) -> Result<bool, EngineError> {
         let id = table.entries[index].id;
-        let Some((fresh, ahead)) = self.packed(id, codecs, kv_kernels)? else { return Ok(false) };
-        self.replace(table, index, codecs, fresh, kv_kernels)?;
+        let Some(Packed { sides, ahead }) = self.packed(id, codecs, kv_kernels)? else {
+            return Ok(false);
+        };
+        self.replace(table, index, codecs, sides, kv_kernels)?;
         self.stats.migrations += 1;
         self.stats.migrations_ahead += u64::from(ahead);
         Ok(true)
     }
 
-    /// The sides of a block that other codecs change, and whether they were written ahead of time; `None`
-    /// where there is no room for them.
+    /// A block in other codecs, written now if it was not ahead of time; `None` where there is no room for it.
     pub(super) fn packed(
         &mut self,
         id: BlockId,
         codecs: Codecs,
         kv_kernels: &mut KvKernels<'_>,
-    ) -> Result<Option<([Option<Side>; 2], bool)>, EngineError> {
+    ) -> Result<Option<Packed>, EngineError> {
         let Place::Memory(stored) = &mut self.blocks[id.0 as usize].place else {
             return Ok(None);
         };
         let claim = stored.ahead.take();
         let written = claim.and_then(|claim| claim.redeem(codecs, kv_kernels.kernels.pinned()));
         let ahead = written.is_some();
-        let (fresh, took) = match written {
+        let (sides, took) = match written {
             Some(written) => written,
             None => match self.rewrite(id, codecs, kv_kernels)? {
                 Some(written) => written,
@@ -279,7 +288,7 @@ impl KvStore {
             },
         };
         self.stats.migration_ns += took.as_nanos() as u64;
-        Ok(Some((fresh, ahead)))
+        Ok(Some(Packed { sides, ahead }))
     }
 
     /// Puts other sides in the place of a block's.

@@ -61,7 +61,7 @@ pub(super) type LocalSink<'a> = Box<dyn FnMut(Update) -> ControlFlow<()> + 'a>;
 
 /// The session of a sequence: its own, or that of the caller who waits for it.
 enum SessionHandle<'a> {
-    Owned(Session),
+    Owned(Box<Session>),
     Borrowed(&'a mut Session),
 }
 
@@ -104,7 +104,7 @@ impl<'a> Sequence<'a> {
         let (block, generation) = (engine.config().kv_block, engine.host().generation());
         let scores = |top| Box::new(PromptScores::new(&prompt, top, &options, block, generation));
         let scores = prompt_logprobs.map(scores);
-        let session = SessionHandle::Owned(engine.session_with(&options));
+        let session = SessionHandle::Owned(Box::new(engine.session_with(&options)));
         let base = Sequence::with(session, prompt, work, cancel, Box::new(told));
         Sequence { client, order, options, scores, submitted, idle: true, ..base }
     }
