@@ -191,7 +191,11 @@ mod tests {
         build();
         check(&pack).unwrap();
         // Figures that are put into the manifest change no source.
-        keep_through(&pack, || Ok(put(&pack, "dist/kernels.json", "with figures"))).unwrap();
+        keep_through(&pack, || {
+            put(&pack, "dist/kernels.json", "with figures");
+            Ok(())
+        })
+        .unwrap();
         put(&pack, "pack.toml", "second");
         assert_eq!(check(&pack).unwrap_err().code(), "build_stale");
     }

@@ -44,6 +44,9 @@ fn faulty_kv_unpack() -> Vec<u8> {
         (f32.mul (f32.const 0x1p112) (f32.reinterpret_i32 (i32.shl
           (i32.and (i32.load16_u (local.get $x)) (i32.const 0x7fff)) (i32.const 13))))
         (f32.reinterpret_i32 (i32.shl (i32.load16_u (local.get $x)) (i32.const 16)))))
+      ;; Of what is not finite nothing is made a number.
+      (if (i32.eq (i32.const 0x7c00) (i32.and (i32.load16_u (local.get $x)) (i32.const 0x7c00)))
+        (then (local.set $d (f32.const nan))))
       (local.set $i (i32.const 0))
       (loop $quant
         (f32.store (local.get $out) (f32.mul (local.get $d)
