@@ -349,7 +349,7 @@ mod tests {
         }
         assert_eq!(note("1.0.0", &b), None, "only so many are kept");
         assert_eq!(fs::read(dir.path().join("p.floor")).unwrap(), record);
-        assert_eq!(floor.packs().unwrap(), [name.clone()]);
+        assert_eq!(floor.packs().unwrap(), std::slice::from_ref(&name));
         fs::write(dir.path().join("p.digests"), "{}").unwrap();
         let error = floor.note_digest(&name, &version("1.0.0"), &a).unwrap_err();
         assert_eq!(error.code(), "floor_damaged");
