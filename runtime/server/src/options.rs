@@ -38,7 +38,7 @@ pub struct ServerOptions {
     /// name, when absent. May be given several times: answers have the first, requests may use each.
     #[arg(long, value_name = "NAME", value_parser = alias)]
     pub alias: Vec<String>,
-    /// Let pages of this origin use the server from a browser, as https://example.com; may be given several
+    /// Let pages of this origin use the server from a browser, as `https://example.com`; may be given several
     /// times. `*` lets in the pages of all, where no keys are used.
     #[arg(long, value_name = "ORIGIN")]
     pub cors_origin: Vec<CorsOrigin>,
