@@ -65,7 +65,14 @@ pub fn quantise(isa: Isa) -> Ready {
 
 /// One token's attention to `depth` positions: 32 query heads over 4 KV heads of 64 elements, f16.
 pub fn attend(isa: Isa, depth: usize) -> Ready {
-    let shape = AttnShape { heads: 32, kv_heads: 4, head_dim: 64, scale: 0.125, window: None, deterministic: false };
+    let shape = AttnShape {
+        heads: 32,
+        kv_heads: 4,
+        head_dim: 64,
+        scale: 0.125,
+        window: None,
+        deterministic: false,
+    };
     let row = shape.heads * shape.head_dim;
     let stored = noise(depth * shape.kv_heads * shape.head_dim);
     let stored: Vec<u8> = stored.into_iter().flat_map(|x| f16::from_f32(x).to_le_bytes()).collect();
