@@ -1,7 +1,5 @@
 //! How likely prompts are: what evaluation harnesses ask for.
 
-use std::time::{Duration, Instant};
-
 use ruvllm_engine::{Engine, EngineConfig, Logprobs, SessionOptions};
 use ruvllm_host::{Host, HostConfig};
 use serde_json::{Value, json};
@@ -157,27 +155,26 @@ fn a_model_that_has_nothing_to_add_tells_the_token_that_ends_the_text() {
 }
 
 #[test]
-fn prompts_with_a_common_context_are_scored_three_times_as_fast_as_each_anew() {
+fn of_prompts_with_a_common_context_less_than_an_eighth_is_computed() {
     let service = Service::start(&[]);
     let tale = "The little fox walked down to the river and looked at the water. ".repeat(40);
     let tale = tokens(&service, &tale);
     let context = |first: u32| -> Vec<u32> { [&[first], &tale[1..321]].concat() };
     let continuation = |i: u32| -> Vec<u32> { (0..8).map(|at| 300 + 7 * i + at).collect() };
-    let score = |prompts: Vec<Vec<u32>>| -> (Duration, f64) {
+    let score = |prompts: Vec<Vec<u32>>| -> f64 {
         let computed = || service.metric("ruvllm_tokens_total{kind=\"prompt\"}");
-        let (before, begun) = (computed(), Instant::now());
+        let before = computed();
         for batch in prompts.chunks(8) {
             let answer = service.ok("/v1/completions", &request(json!(batch)));
             assert_eq!(answer["choices"].as_array().unwrap().len(), batch.len());
         }
-        (begun.elapsed(), computed() - before)
+        computed() - before
     };
     let anew = (0..24).map(|i| [context(100 + i), continuation(i)].concat()).collect();
     let alike = (0..24).map(|i| [context(99), continuation(i)].concat()).collect();
-    let ((slow, all), (fast, few)) = (score(anew), score(alike));
+    let (all, few) = (score(anew), score(alike));
     assert_eq!(all, f64::from(24 * 329));
     assert!(few < all / 8.0, "{few} of {all} tokens");
-    assert!(3 * fast < slow, "{fast:?} instead of {slow:?}");
 }
 
 #[test]
