@@ -10,21 +10,8 @@ use common::{Fixture, LLAMA, QWEN2, Sizes, repository, some_tokens};
 use ruvllm_abi::DType;
 use ruvllm_engine::{Engine, EngineConfig, Isa, KvPolicy, Model, Part, Session};
 use ruvllm_host::{Host, HostConfig};
+use ruvllm_native::gemm::weight_types;
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
-
-const TYPES: [DType; 11] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-];
 
 fn host(isa: Isa) -> Host {
     Host::new(HostConfig { deterministic: true, isa, ..HostConfig::default() }).unwrap()
@@ -112,7 +99,7 @@ fn every_type_of_weights_on_every_instruction_set() {
     let tokens = some_tokens(67);
     for &isa in Isa::available() {
         let host = host(isa);
-        for dtype in TYPES {
+        for dtype in weight_types() {
             check(&model(&LLAMA, dtype), &host, isa, "f16", &tokens, dtype.name());
         }
     }

@@ -3,7 +3,7 @@
 //! Queries, keys and values are projected for the rows of all chunks at once; positions, cache and
 //! attention belong to each chunk.
 
-use std::ops::Range;
+use std::iter;
 
 use ruvllm_host::Team;
 use ruvllm_native::ThreadPool;
@@ -11,7 +11,7 @@ use ruvllm_native::attention::AttnSequence;
 use ruvllm_native::ops::hadamard;
 
 use super::adapters::LayerAdapters;
-use super::{Chunk, Decoder, Layer, Lists, Queries, apply_norm, project, queries, row_sink};
+use super::{Chunk, Decoder, Layer, Lists, Queries, Run, apply_norm, project, queries, row_sink};
 use crate::config::{LayerSpec, ModelConfig, RopeLayout};
 use crate::error::EngineError;
 use crate::kernels::RopeRows;
@@ -41,20 +41,21 @@ impl Decoder {
         self.store(team.pool, config, layer, chunks)?;
 
         let (dim, q_dim) = (config.dim, config.q_dim());
-        let decoded = queries(chunks, last).filter(|q| q.chunk.tokens.len() == 1).count();
+        let is_decoded = |queries: &Queries<'_, '_>| queries.chunk.tokens.len() == 1;
+        let decoded = queries(chunks, last).filter(is_decoded).count();
         let mut m = 0;
-        for Queries { chunk, rows, to } in queries(chunks, last) {
+        for queries in queries(chunks, last) {
+            m = queries.to + queries.rows.len();
             // Several sequences that are decoded share the threads; others take all in turn.
-            if decoded < 2 || chunk.tokens.len() > 1 {
-                self.attend(team, config, layer, chunk, rows.clone(), to)?;
+            if decoded < 2 || !is_decoded(&queries) {
+                self.attend(team, config, layer, iter::once(queries))?;
             }
-            m = to + rows.len();
         }
         if m == 0 {
             return Ok(0);
         }
         if decoded > 1 {
-            self.attend_decoded(team, config, layer, chunks)?;
+            self.attend(team, config, layer, queries(chunks, last).filter(is_decoded))?;
         }
         let b = &mut self.buffers;
         for Queries { rows, to, .. } in queries(chunks, last).filter(|q| q.to < q.rows.start) {
@@ -141,92 +142,50 @@ impl Decoder {
         Ok(())
     }
 
-    /// Attention of a chunk's queries `rows` over its blocks, into the rows from `to` on.
-    fn attend(
+    /// Attention of queries over the blocks of their chunks, all at once.
+    fn attend<'q, 'c: 'q>(
         &mut self,
         team: Team<'_>,
         config: &ModelConfig,
         layer: Layer<'_>,
-        chunk: &Chunk<'_>,
-        rows: Range<usize>,
-        to: usize,
+        queries: impl Iterator<Item = Queries<'q, 'c>>,
     ) -> Result<(), EngineError> {
         let q_dim = config.q_dim();
         let Layer { index, spec: LayerSpec { attention: spec, .. }, .. } = layer;
-        let Lists { segments, ends, sequences, .. } = &mut self.lists;
-        let (mut segments, mut ends) = (std::mem::take(segments), std::mem::take(ends));
+        let Lists { segments, runs, sequences, .. } = &mut self.lists;
+        let (mut segments, mut runs) = (std::mem::take(segments), std::mem::take(runs));
         let mut sequences = std::mem::take(sequences);
-        // Queries of one run read the same forms of all blocks.
-        let mut run = rows.start;
-        while run < rows.end {
-            let position = self.positions[run];
-            let len = chunk.table.run(position).min(rows.end - run);
-            let first = spec.window.map_or(0, |w| (position + 1).saturating_sub(w));
-            let seen = Seen { first, from: position, end: position + len };
-            self.kv.segments(chunk.table, index, seen, &mut segments)?;
-            ends.push(segments.len());
-            run += len;
+        for Queries { chunk, rows, to } in queries {
+            let mut at = rows.start;
+            while at < rows.end {
+                let position = self.positions[at];
+                let len = chunk.table.run(position).min(rows.end - at);
+                let first = spec.window.map_or(0, |w| (position + 1).saturating_sub(w));
+                let seen = Seen { first, from: position, end: position + len };
+                self.kv.segments(chunk.table, index, seen, &mut segments)?;
+                let to = to + at - rows.start;
+                runs.push(Run { rows: at..at + len, to, segments: segments.len() });
+                at += len;
+            }
         }
         let b = &mut self.buffers;
-        let mut rest = &mut room(&mut b.attn_out, (to + rows.len()) * q_dim)[to * q_dim..];
-        let (mut run, mut start) = (rows.start, 0);
-        for &end in &ends {
-            let q_pos = self.positions[run];
-            let len = chunk.table.run(q_pos).min(rows.end - run);
-            let (y, after) = rest.split_at_mut(len * q_dim);
-            rest = after;
-            let q = &b.qkv[run * q_dim..(run + len) * q_dim];
-            sequences.push(AttnSequence { q, q_pos, kv: &segments[start..end], y });
-            (run, start) = (run + len, end);
-        }
-        let shape = config.attention_shape(spec, b.activations.is_deterministic());
-        self.kernels.attention(team, &shape, &mut sequences)?;
-        ends.clear();
-        self.lists.sequences = emptied(sequences);
-        self.lists.segments = emptied(segments);
-        self.lists.ends = ends;
-        Ok(())
-    }
-
-    /// Attention of all chunks of one token, as [`Decoder::attend`] of each, but at once.
-    fn attend_decoded(
-        &mut self,
-        team: Team<'_>,
-        config: &ModelConfig,
-        layer: Layer<'_>,
-        chunks: &[Chunk<'_>],
-    ) -> Result<(), EngineError> {
-        let q_dim = config.q_dim();
-        let Layer { index, spec: LayerSpec { attention: spec, .. }, .. } = layer;
-        let decoded = || queries(chunks, layer.last).filter(|q| q.chunk.tokens.len() == 1);
-        let mut segments = std::mem::take(&mut self.lists.segments);
-        let mut ends = std::mem::take(&mut self.lists.ends);
-        for Queries { chunk, rows, .. } in decoded() {
-            let position = self.positions[rows.start];
-            let first = spec.window.map_or(0, |w| (position + 1).saturating_sub(w));
-            let seen = Seen { first, from: position, end: position + 1 };
-            self.kv.segments(chunk.table, index, seen, &mut segments)?;
-            ends.push(segments.len());
-        }
-        let b = &mut self.buffers;
-        let end = decoded().last().map_or(0, |q| q.to + 1);
-        let (mut rest, mut at) = (room(&mut b.attn_out, end * q_dim), 0);
-        let mut sequences = std::mem::take(&mut self.lists.sequences);
-        let mut start = 0;
-        for (Queries { rows, to, .. }, &end) in decoded().zip(&ends) {
-            let (y, after) = rest[(to - at) * q_dim..].split_at_mut(q_dim);
-            (rest, at) = (after, to + 1);
+        let end = runs.last().map_or(0, |run| run.to + run.rows.len());
+        let mut rest = room(&mut b.attn_out, end * q_dim);
+        let (mut written, mut start) = (0, 0);
+        for Run { rows, to, segments: end } in &runs {
+            let (y, after) = rest[(to - written) * q_dim..].split_at_mut(rows.len() * q_dim);
+            (rest, written) = (after, to + rows.len());
             let q = &b.qkv[rows.start * q_dim..rows.end * q_dim];
-            let (q_pos, kv) = (self.positions[rows.start], &segments[start..end]);
+            let (q_pos, kv) = (self.positions[rows.start], &segments[start..*end]);
             sequences.push(AttnSequence { q, q_pos, kv, y });
-            start = end;
+            start = *end;
         }
         let shape = config.attention_shape(spec, b.activations.is_deterministic());
         self.kernels.attention(team, &shape, &mut sequences)?;
-        ends.clear();
+        runs.clear();
         self.lists.sequences = emptied(sequences);
         self.lists.segments = emptied(segments);
-        self.lists.ends = ends;
+        self.lists.runs = runs;
         Ok(())
     }
 }

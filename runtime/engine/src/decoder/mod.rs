@@ -78,10 +78,19 @@ impl StepScopes {
 #[derive(Default)]
 struct Lists {
     segments: Vec<KvSegment<'static>>,
-    /// For each sequence that is decoded, where its segments end.
-    ends: Vec<usize>,
+    runs: Vec<Run>,
     sequences: Vec<AttnSequence<'static>>,
     tokens: Vec<u32>,
+}
+
+/// Queries of a chunk that read the same forms of all blocks.
+struct Run {
+    /// Their rows in the step.
+    rows: Range<usize>,
+    /// The first of their rows among those that the layer needs.
+    to: usize,
+    /// Where their segments end in the list.
+    segments: usize,
 }
 
 /// Activations, each `[rows, ..]` of the widest step so far.

@@ -1,6 +1,6 @@
 //! Blocks: keys and values of a run of tokens in slots of the pool.
 
-use super::policy::KvCodec;
+use super::policy::{KvCodec, KvPolicy, KvTiers};
 use crate::config::ModelConfig;
 use crate::memory::Lease;
 use crate::memory::pages::slot_size;
@@ -78,6 +78,11 @@ pub(crate) struct Codecs {
 }
 
 impl Codecs {
+    /// Those that a choice among the tiers of a policy gives.
+    pub(crate) fn new(policy: &KvPolicy, choose: impl Fn(&KvTiers) -> KvCodec) -> Codecs {
+        Codecs { keys: choose(&policy.keys), values: choose(&policy.values) }
+    }
+
     pub(crate) fn of(self, half: Half) -> KvCodec {
         match half {
             Half::Keys => self.keys,

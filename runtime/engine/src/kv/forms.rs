@@ -12,13 +12,13 @@
 use std::time::Instant;
 
 use super::block::{Codecs, Half, Side};
+use super::policy::KvTiers;
 use super::prefix;
 use super::recode::Packer;
 use super::store::{KvKernels, KvStore, Place, copy_side};
 use super::stored::{Stored, segment};
 use super::table::{BlockId, Entry, Form, KvTable};
 use crate::error::EngineError;
-use crate::memory::Exhausted;
 use ruvllm_native::attention::KvSegment;
 
 /// Positions that some queries see.
@@ -49,7 +49,7 @@ impl KvStore {
     /// that ends at `end`.
     fn wanted(&self, end: usize, from: usize) -> Codecs {
         let age = self.block_start(from).saturating_sub(end);
-        Codecs { keys: self.policy.keys.at(age), values: self.policy.values.at(age) }
+        Codecs::new(&self.policy, |tiers| tiers.at(age))
     }
 
     /// The codecs of a block in memory or on disk.
@@ -102,12 +102,11 @@ impl KvStore {
         if !self.deterministic || !self.policy.migrates() || table.gap.len > 0 {
             return;
         }
-        if let Some(last) = table.entries.last().filter(|entry| entry.len < self.shape.tokens) {
-            let appended =
-                Codecs { keys: self.policy.keys.appended(), values: self.policy.values.appended() };
-            if self.codecs(last.id) != Some(appended) {
-                table.uncompute(last.start);
-            }
+        let appended = Some(Codecs::new(&self.policy, KvTiers::appended));
+        if let Some(last) = table.entries.last().filter(|entry| entry.len < self.shape.tokens)
+            && self.codecs(last.id) != appended
+        {
+            table.uncompute(last.start);
         }
         let full = table.entries.iter().filter(|entry| entry.len == self.shape.tokens);
         let codecs: Option<Vec<Codecs>> = full.map(|entry| self.codecs(entry.id)).collect();
@@ -137,8 +136,7 @@ impl KvStore {
             return Ok(());
         }
         let young = self.policy.keys.young().max(self.policy.values.young());
-        let oldest =
-            Codecs { keys: self.policy.keys.oldest(), values: self.policy.values.oldest() };
+        let oldest = Codecs::new(&self.policy, KvTiers::oldest);
         for index in 0..table.entries.len() {
             self.take_packed(table, index, first);
             let entry = table.entries[index].clone();
@@ -173,13 +171,8 @@ impl KvStore {
         kv_kernels: &mut KvKernels<'_>,
     ) -> Result<Side, EngineError> {
         let codec = codecs.of(half);
-        if let Ok(side) = self.lease_side(codec) {
-            return Ok(side);
-        }
-        let fits = |store: &KvStore| store.lease_side(codec).is_ok();
-        self.make_room(kv_kernels, fits, fits);
         let needed = self.shape.layers * self.shape.slot(codec);
-        self.lease_side(codec).map_err(|Exhausted| self.exhausted(needed))
+        self.leased(needed, |store| store.lease_side(codec), kv_kernels)
     }
 
     /// Packs one half of a layer of a sequence's forms.

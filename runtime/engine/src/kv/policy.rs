@@ -164,6 +164,11 @@ impl KvTiers {
         self.newest.iter().map(|&(codec, _)| codec).chain([self.rest])
     }
 
+    /// Every codec that blocks are stored in, those that are begun among them.
+    pub(super) fn stored(&self) -> impl Iterator<Item = KvCodec> {
+        self.codecs().chain([self.appended()])
+    }
+
     /// Bits of a number, on average over a sequence of `tokens` tokens.
     fn bits(&self, tokens: usize) -> f64 {
         let mut left = tokens;

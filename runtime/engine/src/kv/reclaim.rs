@@ -13,6 +13,7 @@
 //! given up.
 
 use super::block::{Codecs, Half};
+use super::policy::KvTiers;
 use super::store::{KvKernels, KvStore, Place, copy_block};
 use super::table::BlockId;
 
@@ -64,8 +65,7 @@ impl KvStore {
         }
         let idle = self.idle();
         if self.policy.has_smaller() && !self.deterministic {
-            let smallest =
-                Codecs { keys: self.policy.keys.oldest(), values: self.policy.values.oldest() };
+            let smallest = Codecs::new(&self.policy, KvTiers::oldest);
             for &id in &idle {
                 let block = &self.blocks[id.0 as usize];
                 let larger = match &block.place {

@@ -12,7 +12,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::block::Codecs;
-use super::policy::KvCodec;
+use super::policy::{KvCodec, KvTiers};
 use super::spill::{read_block, write_block};
 use super::store::{KvKernels, KvStore, Place};
 use super::table::{Entry, Gap, KvTable, Standing};
@@ -165,10 +165,8 @@ impl KvStore {
 
     /// Whether a policy of this engine stores blocks so.
     fn stores(&self, codecs: Codecs) -> bool {
-        let appended = [self.policy.keys.appended(), self.policy.values.appended()];
-        (self.policy.keys.codecs().any(|codec| codec == codecs.keys) || codecs.keys == appended[0])
-            && (self.policy.values.codecs().any(|codec| codec == codecs.values)
-                || codecs.values == appended[1])
+        let stores = |tiers: &KvTiers, codec| tiers.stored().any(|stored| stored == codec);
+        stores(&self.policy.keys, codecs.keys) && stores(&self.policy.values, codecs.values)
     }
 
     fn check(&self, path: &Path, header: &Header, table: &KvTable) -> Result<(), EngineError> {

@@ -11,6 +11,7 @@
 //! [`settle`]: KvStore::settle
 
 use super::block::{Codecs, Half};
+use super::policy::KvTiers;
 use super::prefix::{self, PrefixKey};
 use super::recode::Packer;
 use super::store::{KvKernels, KvStore, Place};
@@ -153,7 +154,7 @@ impl KvStore {
         let each = (table.context() - table.computed).min(AHEAD) / self.shape.tokens + spare;
         let ahead = each * self.tables().min(FEW);
         let sides = [&self.policy.keys, &self.policy.values];
-        for codec in sides.into_iter().flat_map(|tiers| tiers.codecs().chain([tiers.appended()])) {
+        for codec in sides.into_iter().flat_map(KvTiers::stored) {
             self.pool.stock(self.shape.slot(codec), self.shape.layers, 2 * ahead);
         }
         self.blocks.reserve(ahead);
@@ -173,8 +174,7 @@ impl KvStore {
         kv_kernels: &mut KvKernels<'_>,
     ) -> Result<(), EngineError> {
         let end = table.computed + extra;
-        let appended =
-            Codecs { keys: self.policy.keys.appended(), values: self.policy.values.appended() };
+        let appended = Codecs::new(&self.policy, KvTiers::appended);
         if extra > 1 {
             self.stock(table);
         }

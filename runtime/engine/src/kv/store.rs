@@ -12,7 +12,7 @@ use ruvllm_native::ThreadPool;
 
 use super::ahead::{Ahead, Written};
 use super::block::{BlockShape, Codecs, Half, Side};
-use super::policy::{KvCodec, KvPolicy};
+use super::policy::{KvCodec, KvPolicy, KvTiers};
 use super::prefix::{self, PrefixKey};
 use super::recode::{Packer, Scratch};
 use super::spill::{SpillDir, Ticket};
@@ -150,10 +150,14 @@ impl KvStore {
 
     /// Bytes that a sequence of `tokens` tokens takes at most, in whole blocks.
     pub(crate) fn sequence_bytes(shape: &BlockShape, policy: &KvPolicy, tokens: usize) -> usize {
+        // Blocks grow old a block of tokens at a time, and one that is begun is not packed by channel yet.
+        let full = tokens / shape.tokens;
         let blocks = (0..tokens.div_ceil(shape.tokens)).map(|block| {
-            let age = tokens.saturating_sub((block + 1) * shape.tokens);
-            let (keys, values) = (policy.keys.at(age), policy.values.at(age));
-            shape.layers * (shape.slot(keys) + shape.slot(values))
+            let codecs = match full.checked_sub(block + 1) {
+                Some(newer) => Codecs::new(policy, |tiers| tiers.at(newer * shape.tokens)),
+                None => Codecs::new(policy, KvTiers::appended),
+            };
+            shape.layers * (shape.slot(codecs.keys) + shape.slot(codecs.values))
         });
         blocks.sum()
     }
@@ -341,15 +345,23 @@ impl KvStore {
         kv_kernels: &mut KvKernels<'_>,
     ) -> Result<Stored, EngineError> {
         self.relieve(kv_kernels);
-        if let Ok(stored) = self.lease(codecs) {
-            return Ok(stored);
+        let slots = self.shape.slot(codecs.keys) + self.shape.slot(codecs.values);
+        self.leased(self.shape.layers * slots, |store| store.lease(codecs), kv_kernels)
+    }
+
+    /// What `lease` gives, of `needed` bytes, made free if need be.
+    pub(super) fn leased<T>(
+        &mut self,
+        needed: usize,
+        lease: impl Fn(&KvStore) -> Result<T, Exhausted>,
+        kv_kernels: &mut KvKernels<'_>,
+    ) -> Result<T, EngineError> {
+        if let Ok(leased) = lease(self) {
+            return Ok(leased);
         }
-        let fits = |store: &KvStore| store.lease(codecs).is_ok();
+        let fits = |store: &KvStore| lease(store).is_ok();
         self.make_room(kv_kernels, fits, fits);
-        self.lease(codecs).map_err(|Exhausted| {
-            let slots = self.shape.slot(codecs.keys) + self.shape.slot(codecs.values);
-            self.exhausted(self.shape.layers * slots)
-        })
+        lease(self).map_err(|Exhausted| self.exhausted(needed))
     }
 
     /// Counts memory that lives elsewhere, made free if need be.

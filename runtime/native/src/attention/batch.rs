@@ -54,12 +54,12 @@ pub fn attention_batch(
     scratch.lanes(threads);
     let AttnScratch { lanes, cuts, sums } = scratch;
     let (lanes, cuts) = (&mut lanes[..threads], &*cuts);
+    let all = &*sequences;
+    let call = |number: usize| {
+        let AttnSequence { q, q_pos, kv, y } = &all[number];
+        Call::checked(shape, q, row, *q_pos, kv, y.len() / row)
+    };
     if shape.deterministic {
-        let all = &*sequences;
-        let call = |number: usize| {
-            let AttnSequence { q, q_pos, kv, y } = &all[number];
-            Call::checked(shape, q, row, *q_pos, kv, y.len() / row)
-        };
         sums.sum(pool, isa, lanes, all.len(), &call);
         for (number, AttnSequence { q, q_pos, kv, y }) in sequences.iter_mut().enumerate() {
             let call = Call::checked(shape, q, row, *q_pos, kv, y.len() / row);
@@ -68,16 +68,11 @@ pub fn attention_batch(
         return Ok(());
     }
 
-    let all = &*sequences;
     pool.run_with(lanes, &|index, lane| {
         let own = cuts.sequences(index);
         lane.first = own.start;
         lane.ends.clear();
         let mut at = 0;
-        let call = |number: usize| {
-            let AttnSequence { q, q_pos, kv, y } = &all[number];
-            Call::checked(shape, q, row, *q_pos, kv, y.len() / row)
-        };
         for number in own.clone() {
             let then = own.contains(&(number + 1)).then(|| call(number + 1));
             let (call, then) = (call(number), then.as_ref());

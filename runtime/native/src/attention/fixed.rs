@@ -6,8 +6,8 @@
 //! sequences are computed changes nothing.
 
 use super::plan::Share;
-use super::unit::{Fold, Unit};
-use super::{Call, Lane, Work};
+use super::unit::Unit;
+use super::{Call, Lane, Work, unit};
 use crate::ops::simd::dispatch;
 use crate::{Isa, ThreadPool};
 use std::ops::Range;
@@ -97,11 +97,9 @@ impl Sums {
         let row = query % call.tile_queries * call.group + head % call.group;
         let spans = if self.whole { 1 } else { call.spans().len() };
         let first = self.start(sequence) + pair * spans;
-        let mut sum = Fold::new(y);
-        for unit in &self.units[first..first + spans] {
-            sum.add(&unit.read().unwrap_or_else(PoisonError::into_inner), row);
-        }
-        sum.end();
+        let units = self.units[first..first + spans].iter();
+        let units = units.map(|unit| unit.read().unwrap_or_else(PoisonError::into_inner));
+        unit::merge_in_order(units, row, y);
     }
 
     /// Where the units of a sequence begin.

@@ -4,6 +4,7 @@ use super::tile::Tile;
 use super::{Call, narrow, wide};
 use crate::ops::simd::{Kernel, Simd};
 use std::f32::consts::LOG2_E;
+use std::ops::Deref;
 
 /// Row `r` is query `r / group` of the tile, head `r % group` of the group.
 ///
@@ -115,11 +116,8 @@ impl Unit {
 
     /// Adds what another unit has summed up for the same rows over later keys. Both are for [`narrow`].
     pub(super) fn fold(&mut self, other: &Unit) {
-        let rows = self.o.chunks_exact_mut(self.stride).zip(other.o.chunks_exact(self.stride));
-        for (row, (o, other_o)) in rows.enumerate() {
-            let Weights { of, max } = Weights::new([self.max[row], other.max[row]]);
-            (self.max[row], self.sum[row]) = (max, of.sum([self.sum[row], other.sum[row]]));
-            o.iter_mut().zip(other_o).for_each(|(o, other)| *o = of.sum([*o, *other]));
+        for (row, o) in self.o.chunks_exact_mut(self.stride).enumerate() {
+            add_row(&mut self.max[row], &mut self.sum[row], o, other, row);
         }
     }
 
@@ -155,57 +153,29 @@ impl Kernel for AddTile<'_> {
     }
 }
 
-/// What two sums are multiplied by when they are added.
-#[derive(Clone, Copy)]
-struct Pair([f32; 2]);
-
-impl Pair {
-    #[inline(always)]
-    fn sum(self, [a, b]: [f32; 2]) -> f32 {
-        a * self.0[0] + b * self.0[1]
-    }
+/// Adds what a unit has summed up for a row, over later keys, to the largest score, the sum of weights and the weighted
+/// sum of values of earlier ones.
+#[inline(always)]
+fn add_row(max: &mut f32, sum: &mut f32, o: &mut [f32], other: &Unit, row: usize) {
+    let largest = max.max(other.max[row]);
+    let [own, others] = [*max, other.max[row]].map(|max| (max - largest).exp2());
+    (*max, *sum) = (largest, *sum * own + other.sum[row] * others);
+    let values = &other.o[row * other.stride..];
+    o.iter_mut().zip(values).for_each(|(o, other)| *o = *o * own + *other * others);
 }
 
-/// How sums over keys with the largest scores `max` are added, and the largest score of both.
-struct Weights {
-    of: Pair,
-    max: f32,
-}
-
-impl Weights {
-    #[inline(always)]
-    fn new(max: [f32; 2]) -> Weights {
-        let largest = max[0].max(max[1]);
-        Weights { of: Pair(max.map(|max| (max - largest).exp2())), max: largest }
-    }
-}
-
-/// The sum of a row over units in the order in which they are added, as [`Unit::fold`] adds them.
-pub(super) struct Fold<'y> {
-    max: f32,
-    sum: f32,
-    y: &'y mut [f32],
-}
-
-impl<'y> Fold<'y> {
-    pub(super) fn new(y: &'y mut [f32]) -> Fold<'y> {
-        y.fill(0.0);
-        Fold { max: f32::MIN, sum: 0.0, y }
-    }
-
-    pub(super) fn add(&mut self, unit: &Unit, row: usize) {
-        let Weights { of, max } = Weights::new([self.max, unit.max[row]]);
-        (self.max, self.sum) = (max, of.sum([self.sum, unit.sum[row]]));
-        let o = &unit.o[row * unit.stride..];
-        self.y.iter_mut().zip(o).for_each(|(y, o)| *y = of.sum([*y, *o]));
-    }
-
-    /// Writes the result: zeros for a row that has seen nothing.
-    pub(super) fn end(self) {
-        let Fold { sum, y, .. } = self;
-        if sum != 0.0 {
-            y.iter_mut().for_each(|y| *y /= sum);
-        }
+/// Writes the result of `row` from sums that are added in their order, as [`Unit::fold`] adds them.
+pub(super) fn merge_in_order(
+    parts: impl Iterator<Item = impl Deref<Target = Unit>>,
+    row: usize,
+    y: &mut [f32],
+) {
+    y.fill(0.0);
+    let (mut max, mut sum) = (f32::MIN, 0.0);
+    parts.for_each(|part| add_row(&mut max, &mut sum, y, &part, row));
+    // A row that has seen nothing stays zero.
+    if sum != 0.0 {
+        y.iter_mut().for_each(|y| *y /= sum);
     }
 }
 
