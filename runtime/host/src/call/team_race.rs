@@ -62,7 +62,7 @@ impl TeamWorker {
     pub fn race_embed(&mut self, snap: &RegistrySnapshot, table: &Weights<'_>, team: Team<'_>) {
         let tokens = TEAM_ROWS.map(|rows| match table.rows() {
             0 => Vec::new(),
-            vocab => (0..rows).map(|_| self.below(vocab) as u32).collect(),
+            vocab => (0..rows).map(|_| self.checks.below(vocab) as u32).collect(),
         });
         let mut y = vec![0.0; TEAM_ROWS[1] * table.cols()];
         self.race(snap, &OpKey::embed(table.dtype()), |_, kernel| {
@@ -76,8 +76,9 @@ impl TeamWorker {
 
     /// As [`TeamWorker::race_matmul`], for attention over a cache of f16.
     pub fn race_attention(&mut self, snap: &RegistrySnapshot, shape: &AttnShape, team: Team<'_>) {
-        let mut noise =
-            |n: usize| -> Vec<f32> { (0..n).map(|_| self.sampler.random.normal()).collect() };
+        let mut noise = |n: usize| -> Vec<f32> {
+            (0..n).map(|_| self.checks.sampler.random.normal()).collect()
+        };
         let numbers = noise(RACE_POSITIONS * shape.kv_heads * shape.head_dim);
         let mut cache = vec![0; size_of::<u16>() * numbers.len()];
         if quantize_row(DType::F16, &numbers, &mut cache).is_err() {

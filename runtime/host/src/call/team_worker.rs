@@ -32,6 +32,13 @@ use std::time::Instant;
 /// Elements of a product that a check looks at.
 const CHECKED: usize = 32;
 
+/// Bytes of a call, weights included, below which it is small: reading the clock twice would take up to a hundredth of
+/// its time, so about one of [`CLOCK_EVERY`] is timed.
+const SMALL_BYTES: usize = 1 << 20;
+
+/// Of so many small calls one is timed on average, and no kernel can know which.
+const CLOCK_EVERY: u32 = 16;
+
 /// What providers have made of a matrix, for as long as somebody multiplies by it.
 #[derive(Default)]
 pub struct PreparedWeights {
@@ -95,8 +102,20 @@ pub struct TeamWorker {
     host: Arc<WorkerContext>,
     /// By kernel uid.
     kernels: Vec<Option<State>>,
+    pub(super) checks: Checks,
+}
+
+/// Decides which elements of a result are checked, and holds what that takes.
+pub(super) struct Checks {
     pub(super) sampler: Sampler,
     buffers: TeamBuffers,
+}
+
+impl Checks {
+    /// A number below `n`, drawn.
+    pub(super) fn below(&mut self, n: usize) -> usize {
+        self.sampler.random.below(n as u32) as usize
+    }
 }
 
 /// What a worker keeps of one kernel.
@@ -104,6 +123,8 @@ struct State {
     open: Open,
     /// Runs until the next check.
     until_check: u32,
+    /// Small calls until the next that is timed.
+    until_clock: u32,
     session: Option<Box<dyn AttentionSession>>,
 }
 
@@ -140,14 +161,14 @@ impl PreparedWeights {
 
 impl TeamWorker {
     pub(crate) fn new(host: Arc<WorkerContext>) -> Self {
-        let buffers = TeamBuffers::default();
-        Self { host, kernels: Vec::new(), sampler: Sampler::new(), buffers }
+        let checks = Checks { sampler: Sampler::new(), buffers: TeamBuffers::default() };
+        Self { host, kernels: Vec::new(), checks }
     }
 
     /// Has every one of the next runs checked: something has computed what it should not.
     #[cold]
     pub fn suspect(&mut self) {
-        self.sampler.suspect();
+        self.checks.sampler.suspect();
         self.kernels.iter_mut().flatten().for_each(|state| state.until_check = 0);
     }
 
@@ -252,7 +273,7 @@ impl TeamWorker {
         let out = MatMut { data: &mut y, stride };
         prepared.run(weights, &x, out, how.team).map_err(|e| failure(kernel, e))?;
         for (col, got) in y.into_iter().enumerate() {
-            wrong(check_product(weights, &x, form, [0, col], got, &mut self.buffers))?;
+            wrong(check_product(weights, &x, form, [0, col], got, &mut self.checks.buffers))?;
         }
         Ok(())
     }
@@ -269,7 +290,7 @@ impl TeamWorker {
         let mut x = Activations::like(how.settings);
         let form = provider.reads(&x, rows, isa);
         let numbers: Vec<f32> =
-            (0..rows * weights.cols()).map(|_| self.sampler.random.normal()).collect();
+            (0..rows * weights.cols()).map(|_| self.checks.sampler.random.normal()).collect();
         x.prepare(pool, isa, &numbers, rows, weights.cols(), form.into())
             .map_err(|e| Failure::Native { detail: e.to_string() })?;
         Ok((x, form))
@@ -292,15 +313,15 @@ impl TeamWorker {
         let MatMut { data, stride } = y;
         let bytes = weights.size() + size_of::<f32>() * x.rows() * (weights.rows() + x.cols());
         let chain = product.chain.iter().map(|one| (&one.kernel, one));
-        let asked = self.ask(snap, chain, bytes, |worker, one, _, check| {
+        let asked = self.ask(snap, chain, bytes, |one, _, checks| {
             let out = MatMut { data: &mut *data, stride };
             one.held.prepared.run(weights, x, out, team).map_err(|e| failure(&one.kernel, e))?;
-            if check {
+            if let Some(checks) = checks {
                 let form = one.provider.reads(x, x.rows(), team.isa);
                 for _ in 0..CHECKED.min(x.rows() * weights.rows()) {
-                    let row = worker.below(x.rows());
-                    let col = worker.below(weights.rows());
-                    let (at, buffers) = (row * stride + col, &mut worker.buffers);
+                    let row = checks.below(x.rows());
+                    let col = checks.below(weights.rows());
+                    let (at, buffers) = (row * stride + col, &mut checks.buffers);
                     wrong(check_product(weights, x, form, [row, col], data[at], buffers))?;
                 }
             }
@@ -327,16 +348,15 @@ impl TeamWorker {
             Some(Provider::Embed(_, provider)) => Some((kernel, (kernel, provider))),
             _ => None,
         });
-        let asked =
-            self.ask(snap, chain, size_of_val(y), |worker, (kernel, provider), _, check| {
-                provider.run(table, tokens, y, team).map_err(|e| failure(kernel, e))?;
-                if check && !tokens.is_empty() {
-                    let row = worker.below(tokens.len());
-                    let got = &y[row * table.cols()..(row + 1) * table.cols()];
-                    wrong(check_gathered(table, tokens[row] as usize, got, &mut worker.buffers))?;
-                }
-                Ok(())
-            });
+        let asked = self.ask(snap, chain, size_of_val(y), |(kernel, provider), _, checks| {
+            provider.run(table, tokens, y, team).map_err(|e| failure(kernel, e))?;
+            if let Some(checks) = checks.filter(|_| !tokens.is_empty()) {
+                let row = checks.below(tokens.len());
+                let got = &y[row * table.cols()..(row + 1) * table.cols()];
+                wrong(check_gathered(table, tokens[row] as usize, got, &mut checks.buffers))?;
+            }
+            Ok(())
+        });
         asked.map_err(|error| error.of(&slot.key))
     }
 
@@ -364,15 +384,15 @@ impl TeamWorker {
             Some(Provider::Attention(provider)) => Some((kernel, (kernel, provider))),
             _ => None,
         });
-        let asked = self.ask(snap, chain, bytes, |worker, (kernel, provider), session, check| {
+        let asked = self.ask(snap, chain, bytes, |(kernel, provider), session, checks| {
             let session = session.get_or_insert_with(|| provider.open());
             session.run(shape, sequences, team).map_err(|e| failure(kernel, e))?;
-            if check && row > 0 && !sequences.is_empty() {
-                let sequence = &sequences[worker.below(sequences.len())];
+            if let Some(checks) = checks.filter(|_| row > 0 && !sequences.is_empty()) {
+                let sequence = &sequences[checks.below(sequences.len())];
                 let queries = sequence.y.len() / row;
                 if queries > 0 {
-                    let (query, head) = (worker.below(queries), worker.below(shape.heads));
-                    let buffers = &mut worker.buffers;
+                    let (query, head) = (checks.below(queries), checks.below(shape.heads));
+                    let buffers = &mut checks.buffers;
                     wrong(check_attention(shape, sequence, [query, head], buffers))?;
                 }
             }
@@ -381,13 +401,8 @@ impl TeamWorker {
         asked.map_err(|error| error.of(&slot.key))
     }
 
-    /// A number below `n`, drawn.
-    pub(super) fn below(&mut self, n: usize) -> usize {
-        self.sampler.random.below(n as u32) as usize
-    }
-
     /// Asks the kernels of a chain that are in service, one after another, until one answers, and books the call.
-    /// `run` is handed what stands beside the kernel in the chain, and told whether to check the result.
+    /// `run` is handed what stands beside the kernel in the chain, and what checks the result where it is to be.
     #[inline]
     fn ask<'k, P>(
         &mut self,
@@ -395,54 +410,65 @@ impl TeamWorker {
         chain: impl Iterator<Item = (&'k Arc<PublishedKernel>, P)>,
         bytes: usize,
         mut run: impl FnMut(
-            &mut Self,
             P,
             &mut Option<Box<dyn AttentionSession>>,
-            bool,
+            Option<&mut Checks>,
         ) -> Result<(), Failure>,
     ) -> Result<(), Unanswered> {
-        let every = snap.check_every();
+        let Self { host, kernels, checks } = self;
+        let (every, small) = (snap.check_every(), bytes < SMALL_BYTES);
         let mut last = None;
         for (kernel, provider) in chain {
             if kernel.stats().quarantined() {
                 continue;
             }
-            let mut state = self.take(kernel);
+            let state = state(kernels, kernel);
             let check = every > 0 && !kernel.is_native() && state.until_check == 0;
             state.until_check = match check {
-                true => self.sampler.until_next(every),
+                true => checks.sampler.until_next(every),
                 false => state.until_check.saturating_sub(1),
             };
-            let started = Instant::now();
-            let ran = run(self, provider, &mut state.session, check);
-            if ran.is_ok() {
-                state.open.counters.answered(bytes, Timing::Each(started.elapsed()));
-            }
-            self.kernels[kernel.uid()] = Some(state);
-            let Err(failure) = ran else { return Ok(()) };
-            self.host.incidents.report(kernel.stats(), &failure);
+            let timed = !small || state.until_clock == 0;
+            state.until_clock = match small && timed {
+                true => checks.sampler.random.next_gap(CLOCK_EVERY) - 1,
+                false => state.until_clock.saturating_sub(1),
+            };
+            let started = timed.then(Instant::now);
+            let ran = run(provider, &mut state.session, check.then_some(&mut *checks));
+            let Err(failure) = ran else {
+                let timing = match started.map(|started| started.elapsed()) {
+                    Some(took) if !small => Timing::Each(took),
+                    took => Timing::Sampled(took),
+                };
+                state.open.counters.answered(bytes, timing);
+                return Ok(());
+            };
+            host.incidents.report(kernel.stats(), &failure);
             let failed = (kernel.id().to_owned(), failure);
-            if self.host.config.strict {
+            if host.config.strict {
                 return Err(Unanswered::Strict(failed));
             }
             last = Some(failed);
         }
         Err(Unanswered::Exhausted(last))
     }
+}
 
-    /// Takes what this worker keeps of a kernel.
-    #[inline]
-    fn take(&mut self, kernel: &Arc<PublishedKernel>) -> State {
-        let uid = kernel.uid();
-        if self.kernels.len() <= uid {
-            self.kernels.resize_with(uid + 1, || None);
-        }
-        self.kernels[uid].take().filter(|state| state.open.is_of(kernel)).unwrap_or_else(|| State {
-            open: Open::new(kernel),
-            until_check: 0,
-            session: None,
-        })
+/// What a worker keeps of a kernel.
+#[inline]
+fn state<'a>(kernels: &'a mut Vec<Option<State>>, kernel: &Arc<PublishedKernel>) -> &'a mut State {
+    let uid = kernel.uid();
+    if kernels.len() <= uid {
+        kernels.resize_with(uid + 1, || None);
     }
+    // One that is gone has left its number to another.
+    drop(kernels[uid].take_if(|state| !state.open.is_of(kernel)));
+    kernels[uid].get_or_insert_with(|| State {
+        open: Open::new(kernel),
+        until_check: 0,
+        until_clock: 0,
+        session: None,
+    })
 }
 
 /// Why nobody has answered: the kernel that failed, and how.
