@@ -107,8 +107,12 @@ fn a_server_has_a_model_for_each_named_adapter() {
     assert!(answer(r#""model": "half", "#).contains(r#""model":"half""#));
     let refused = |model: &str, parts: &[&str]| {
         ruvllm(&["serve", "--listen", "127.0.0.1:0", "--lora-model", model]).refused(parts);
+        ruvllm(&["serve", "--check", "--lora-model", model]).refused(parts);
     };
     refused("parrot=no/such.gguf", &["--lora-model parrot", "no/such.gguf"]);
+    let fits =
+        ["serve", "--check", "--kernels", "native", "--lora", adapter, "--lora-model", &models[0]];
+    assert!(ruvllm(&fits).text().starts_with("in order"));
 }
 
 #[cfg(unix)]

@@ -405,7 +405,7 @@ pub(crate) struct ServeArgs {
     /// Read options from this TOML file, as --print-config writes it; those of the command line win.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Check options, files, kernels and model, and do not serve.
+    /// Check options, files, kernels, model and adapters, and do not serve.
     #[arg(long)]
     pub(crate) check: bool,
     /// Print a configuration file with every option, what it does and its default.

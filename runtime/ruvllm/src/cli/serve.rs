@@ -6,7 +6,7 @@ use super::terminal::{note, say};
 use super::{Ended, Failure, config_file, setup, supervise};
 use ruvllm::Renderer;
 use ruvllm::embedded;
-use ruvllm::engine::{Adapter, Model};
+use ruvllm::engine::{Adapter, EngineError, Model};
 use ruvllm::server::{ApiKey, Configuration, GrammarCompiler, Reloader, Served, Server};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,10 +34,16 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     options.kernels.later = admin.supervised();
     if args.check {
         let kernels = setup::kernel_set(&options.kernels)?.build()?;
-        let model = match &args.model.model {
+        let model = Arc::new(match &args.model.model {
             Some(path) => Model::open(path)?,
             None => Model::from_static(embedded::demo_model(), embedded::DEMO_MODEL_NAME)?,
-        };
+        });
+        if let Some((path, scale)) = &args.model.lora {
+            Adapter::check(&model, path, *scale).map_err(|error| format!("--lora: {error}"))?;
+        }
+        for (name, path, scale) in &args.lora_model {
+            Adapter::check(&model, path, *scale).map_err(|error| of_lora_model(name, &error))?;
+        }
         args.server.check_template(&model, &renderer())?;
         supervise::probe_text(admin, &model)?;
         let packs = kernels.installed().len();
@@ -55,7 +61,7 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     let (engine, adapter) = (runtime.engine().clone(), runtime.adapter().cloned());
     let open = |(name, path, scale): &(String, PathBuf, f32)| -> Result<_, Failure> {
         let adapter = Adapter::open(&engine, path, *scale);
-        Ok((name.clone(), adapter.map_err(|error| format!("--lora-model {name}: {error}"))?))
+        Ok((name.clone(), adapter.map_err(|error| of_lora_model(name, &error))?))
     };
     let adapters = args.lora_model.iter().map(open).collect::<Result<_, _>>()?;
     let grammars = GrammarCompiler::this_program();
@@ -86,6 +92,10 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
         return Err(reason.into());
     }
     Ok(Ended::Done)
+}
+
+fn of_lora_model(name: &str, error: &EngineError) -> String {
+    format!("--lora-model {name}: {error}")
 }
 
 /// Reads command line and configuration file anew, and the files that they name; `before` is what the server was
