@@ -1,14 +1,15 @@
 //! What a call through the host costs beyond the kernel itself.
 //!
-//! Four measures, warm, on one thread: an entry point that returns at once (the host's own
-//! overhead: checks, descriptor, copies of 64 bytes, the count; of calls as brief as that one in 64
+//! Four measures, warm, on one thread: an entry point that copies its 64 bytes (the host's own
+//! overhead: checks, descriptor, copies, the count; of calls as brief as that one in 64
 //! is timed); the least that the engine needs for the same, which is the floor under it; RMSNorm of
 //! one row of 2048 through the pack's kernel with a resident weight, and the native twin of the same
 //! call, which the policy `native-only` gives. The difference between the last two is what the
 //! sandbox costs.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use ruvllm_abi::{DType, KernelDescriptor, MAX_PARAM_WORDS};
+use ruvllm_abi::{DType, KernelDescriptor, MAX_PARAM_WORDS, Region};
+use ruvllm_benches::COPY;
 use ruvllm_host::{Host, HostConfig, OpCall, OpKey, Operand, Policy, Resident, Scope, Words};
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
 use ruvllm_tests::{PackBuilder, custom_entry, wat};
@@ -17,24 +18,26 @@ use std::path::Path;
 
 const DIM: usize = 2048;
 
-/// An entry point that does nothing.
-const EMPTY: &str = r#"(module (memory (export "memory") 1 16)
-    (global (export "__heap_base") i32 (i32.const 64))
-    (func (export "run") (param i32) (result i32) (i32.const 0)))"#;
-
 /// The engine alone, with the host's settings: a deadline is set, a descriptor, a params block and an
 /// operand are written, the entry point is called, and the result is copied out.
 fn engine_alone(c: &mut Criterion) {
     let mut settings = wasmtime::Config::new();
     settings.concurrency_support(false).epoch_interruption(true);
     let engine = wasmtime::Engine::new(&settings).expect("an engine");
-    let module = wasmtime::Module::new(&engine, wat::assemble(EMPTY)).expect("a module");
+    let module = wasmtime::Module::new(&engine, wat::assemble(COPY)).expect("a module");
     let mut store = wasmtime::Store::new(&engine, ());
     store.set_epoch_deadline(2);
     let instance = wasmtime::Instance::new(&mut store, &module, &[]).expect("an instance");
     let memory = instance.get_memory(&mut store, "memory").expect("a memory");
     let run = instance.get_typed_func::<u32, i32>(&mut store, "run").expect("the entry point");
-    let descriptor = [1u8; KernelDescriptor::SIZE];
+    let region = |offset, size| Region { offset, size };
+    let regions = KernelDescriptor {
+        input_a: region(1024, 64),
+        output: region(2048, 64),
+        params: region(128, 4 * MAX_PARAM_WORDS as u32),
+        ..KernelDescriptor::from_words([0; 10])
+    };
+    let descriptor = regions.to_words().map(u32::to_le_bytes).concat();
     let (params, x, mut y) = ([0u8; 4 * MAX_PARAM_WORDS], [1u8; 64], [0u8; 64]);
     c.bench_function("the engine alone, 16 floats", |b| {
         b.iter(|| {
@@ -52,17 +55,17 @@ fn engine_alone(c: &mut Criterion) {
 }
 
 /// The same through the host.
-fn empty(c: &mut Criterion) {
-    let module = wat::assemble(EMPTY);
-    let pack = PackBuilder::new().entry(custom_entry("empty", "empty", "run"), module).build();
+fn copy(c: &mut Criterion) {
+    let module = wat::assemble(COPY);
+    let pack = PackBuilder::new().entry(custom_entry("copy", "copy", "run"), module).build();
     let host = Host::new(HostConfig::default()).expect("a host");
     host.install(pack.verify().expect("a valid pack")).expect("an admissible kernel");
     let snap = host.snapshot();
-    let slot = snap.slot(&OpKey::new("empty", [DType::F32], DType::F32)).expect("the kernel");
+    let slot = snap.slot(&OpKey::new("copy", [DType::F32], DType::F32)).expect("the kernel");
     let mut worker = host.worker().expect("a worker");
     let (x, mut y) = ([1f32; 16], [0u8; 64]);
     let scope = Some(Scope::unique());
-    c.bench_function("empty kernel, 16 floats", |b| {
+    c.bench_function("copying kernel, 16 floats", |b| {
         b.iter(|| {
             let (a, b, words) = (Operand::f32(&x), Operand::None, Words::of([16]));
             let call = OpCall { a, b, words, scope };
@@ -98,5 +101,5 @@ fn rmsnorm(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, engine_alone, empty, rmsnorm);
+criterion_group!(benches, engine_alone, copy, rmsnorm);
 criterion_main!(benches);

@@ -1,10 +1,11 @@
-//! Texts of model files that try to steer the terminal of who reads about them.
+//! Texts of model files that try to steer the terminal of who reads about them, and readers who go away.
 
 use crate::program::{Run, demo_with, ruvllm, ruvllm_with_input};
 use ruvllm_abi::DType;
 use ruvllm_engine::gguf::TensorView;
 use serde_json::{Value, json};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 /// A title, a cleared screen, a colour by a C1 control, text that reads backwards, a line begun anew.
 const EVIL: &str = "\u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m\u{202e}\r";
@@ -18,6 +19,36 @@ fn harmless(run: &Run, part: &str) {
     let all = format!("{}{}", run.stdout, run.stderr);
     assert!(all.contains(part) && all.contains("0;owned"), "no {part:?} with the text in: {all}");
     assert!(!all.contains("panicked"), "{all}");
+}
+
+#[test]
+fn a_reader_who_goes_away_wants_no_more_which_is_no_failure() {
+    for args in [
+        &["bench", "-p", "4", "-n", "2", "-r", "1"][..],
+        &["bench", "-p", "4", "-n", "2", "-r", "1", "-o", "json"],
+        &["serve", "--print-config"],
+        &["doctor"],
+        &["kernels", "list"],
+        &["completions", "bash"],
+        &["tokenize"],
+        &["run", "-n", "2"],
+        &["--help"],
+    ] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
+            .args(args)
+            .env("XDG_CACHE_HOME", crate::program::caches())
+            .env("XDG_STATE_HOME", crate::program::caches().join("state"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Before anything is written.
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!stderr.contains("panicked") && output.status.success(), "{args:?}: {stderr}");
+    }
 }
 
 #[test]

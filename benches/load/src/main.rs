@@ -30,6 +30,7 @@ use client::Client;
 use load::Pace;
 use prompts::Prompts;
 use report::{Report, Row};
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use swap::Swap;
@@ -160,11 +161,12 @@ fn run(cli: &Cli) -> Result<(Report, bool), Failure> {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let printed = run(&cli).and_then(|(report, well)| {
-        if cli.load.json {
-            println!("{}", serde_json::to_string_pretty(&report)?);
-        } else {
-            print!("{report}");
-        }
+        let text = match cli.load.json {
+            true => serde_json::to_string_pretty(&report)? + "\n",
+            false => report.to_string(),
+        };
+        // A reader may go away.
+        let _ = std::io::stdout().write_all(text.as_bytes());
         Ok(well)
     });
     match printed {

@@ -16,9 +16,10 @@ pub enum Policy {
     /// The newest admitted sandboxed kernel, then older ones, then the native twin.
     #[default]
     SandboxFirst,
-    /// Whichever candidate was the fastest when it was measured: at the first call of each
-    /// operation in each class of sizes, and again when the candidates, the host or the processor
-    /// change.
+    /// Whichever candidate live calls of an operation showed to be the fastest in their class of sizes, here and in
+    /// earlier runs; until then as in [`Policy::SandboxFirst`]. One call in some hundreds goes to another
+    /// candidate, to see what it takes. Team operations race when a model is loaded. Where
+    /// [`HostConfig::deterministic`] is set, the order stays that of [`Policy::SandboxFirst`].
     Fastest,
     /// The native twin only. Operations without one are unavailable.
     NativeOnly,

@@ -1,12 +1,32 @@
 //! Files that the host keeps between runs: read whole under a cap, replaced whole, in directories
 //! of this user alone.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::path::Path;
 
 /// How the names of files begin that are being written. What a crash leaves of them, their writers remove.
 pub(crate) const HALF_WRITTEN: &str = ".ruvllm-";
+
+/// A file that one process at a time has locked. It stays when the lock goes.
+pub(crate) struct Lock(File);
+
+impl Lock {
+    pub(crate) fn take(path: &Path) -> Result<Self, TryLockError> {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        let file = file.map_err(TryLockError::Error)?;
+        file.try_lock()?;
+        Ok(Self(file))
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing is not enough while a child process is being started, which has the file open until its
+        // program begins. Where this fails, the lock goes then.
+        let _ = self.0.unlock();
+    }
+}
 
 /// Reads a regular file of at most `max` bytes.
 pub(crate) fn read_small(path: &Path, max: u64) -> io::Result<Vec<u8>> {

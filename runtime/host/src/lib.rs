@@ -63,6 +63,7 @@ pub use op::call::{LoraDims, OpCall, Operand, Output, Owner, Resident, RopeDims,
 pub use op::key::OpKey;
 pub use op::tensor::Tensor;
 pub use pack::PackId;
+pub use registry::figures::{ChoiceChange, Measured};
 pub use registry::select::{Candidate, Explanation, Verdict};
 pub use registry::{OpSlot, RegistrySnapshot};
 pub use ruvllm_abi as abi;

@@ -14,6 +14,7 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use ruvllm_abi::Op;
 use ruvllm_host::{
     HealthLimits, Host, HostConfig, OpCall, OpKey, OpSlot, Operand, Policy, RegistrySnapshot,
     Resident, Scope, Words, Worker,
@@ -243,6 +244,9 @@ fn core_host(keys: &[OpKey]) -> Result<Host, ToolError> {
     Ok(host)
 }
 
+/// Extents of calls of a prompt that are timed as well: those of one token are the catalogue's.
+const OF_PROMPTS: [(Op, &[u32]); 1] = [(Op::Rope, &[1, 512, 1, 128, 64])];
+
 /// One line's calls: the same for every side.
 struct Bench {
     /// Whether the operation is of the catalogue.
@@ -259,7 +263,17 @@ fn benches(entry: &KernelEntry) -> Vec<Bench> {
     let key = key_of(entry);
     let known = key.known();
     let cases = match known {
-        Some((op, variant)) => judge::bench_cases(op, variant, &mut Random::new(0xbe4c)),
+        Some((op, variant)) => {
+            let random = &mut Random::new(0xbe4c);
+            let mut cases = judge::bench_cases(op, variant, random);
+            let params = cases.first().map(|case| case.words.clone()).unwrap_or_default();
+            for (_, extents) in OF_PROMPTS.iter().filter(|(of, _)| *of == op) {
+                let params = params.get(extents.len()..).unwrap_or_default();
+                let words = [extents, params].concat();
+                cases.extend(judge::live_case(op, variant, &words, random));
+            }
+            cases
+        }
         None => stress::custom_case(entry, 4096).into_iter().collect(),
     };
     let bench = |case: Case| {

@@ -84,6 +84,9 @@ fn every_worked_kernel(lang: &'static str) {
     let document: Value = serde_json::from_slice(&manifest).expect("JSON");
     let figures = document["kernels"][1]["benchmarks"].as_object().expect("figures");
     assert!(figures.contains_key("rows_1_dim_2048"), "{figures:?}");
+    let rope = document["kernels"].as_array().expect("kernels").iter().find(|k| k["op"] == "rope");
+    let figures = rope.expect("a kernel")["benchmarks"].as_object().expect("figures");
+    assert!(figures.keys().any(|shape| shape.contains("seq_512")), "{figures:?}");
 
     // Golden files are run: one that says something else is a failure.
     let golden = pack.join("golden/affine_f32/basic.json");

@@ -7,7 +7,8 @@
 
 mod output;
 
-use std::io::{self, BufRead, BufReader};
+use std::fmt::Arguments;
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::Instant;
@@ -107,13 +108,18 @@ fn build() -> Result<Vec<Program>, String> {
     }
 }
 
+/// Prints a line. A reader may go away; the tests run on, and the exit code tells.
+fn say(line: Arguments<'_>) {
+    let _ = writeln!(io::stdout(), "{line}");
+}
+
 /// Runs one program of tests, or what else prints as one does, and shows what it prints.
 fn run(command: &mut Command, outcome: &mut Outcome) -> Result<(), String> {
     let failed_before = outcome.failed.len();
     let mut reader = Reader::new(outcome);
     let status = read(command, |line| {
         if reader.shown(line) {
-            println!("{line}");
+            say(format_args!("{line}"));
         }
     })?;
     // One that ends with a failure and names no failed test, as after a crash.
@@ -126,11 +132,11 @@ fn run(command: &mut Command, outcome: &mut Outcome) -> Result<(), String> {
 fn all(options: &Options) -> Result<bool, String> {
     let start = Instant::now();
     let programs = build()?;
-    println!("built in {} s", start.elapsed().as_secs());
+    say(format_args!("built in {} s", start.elapsed().as_secs()));
     let start = Instant::now();
     let mut outcome = Outcome::default();
     for Program { executable, directory } in programs {
-        println!("\n{}", executable.display());
+        say(format_args!("\n{}", executable.display()));
         let mut command = Command::new(&executable);
         command.current_dir(&directory).env("CARGO_MANIFEST_DIR", &directory);
         command.args(&options.filter).arg("--show-output");
@@ -139,17 +145,17 @@ fn all(options: &Options) -> Result<bool, String> {
         command.args(["-Zunstable-options", "--report-time"]).env("RUSTC_BOOTSTRAP", "1");
         run(&mut command, &mut outcome)?;
     }
-    println!("\nexamples in documentation");
+    say(format_args!("\nexamples in documentation"));
     run(cargo().arg("--doc").arg("--").args(&options.filter), &mut outcome)?;
-    println!("\n{}", outcome.summary(SLOWEST, start.elapsed()));
+    say(format_args!("\n{}", outcome.summary(SLOWEST, start.elapsed())));
     let complaints = outcome.complaints(&options.never_skip);
-    complaints.iter().for_each(|complaint| println!("failed: {complaint}"));
+    complaints.iter().for_each(|complaint| say(format_args!("failed: {complaint}")));
     Ok(complaints.is_empty())
 }
 
 fn main() -> ExitCode {
     if std::env::args().any(|arg| arg == "--help" || arg == "-h") {
-        println!("{HELP}");
+        say(format_args!("{HELP}"));
         return ExitCode::SUCCESS;
     }
     match options().and_then(|options| all(&options)) {

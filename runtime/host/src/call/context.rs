@@ -18,6 +18,9 @@ pub(crate) struct WorkerContext {
     pub(crate) reaper: Reaper,
     pub(crate) incidents: Arc<Incidents>,
     retired: Arc<AtomicU64>,
+    /// How long native twins wait before they compute, in nanoseconds, for tests of what is learnt.
+    #[cfg(test)]
+    pub(crate) native_delay: AtomicU64,
 }
 
 impl WorkerContext {
@@ -29,6 +32,8 @@ impl WorkerContext {
             incidents: Arc::new(Incidents::new(retired.clone(), config.quarantine_after)),
             config,
             retired,
+            #[cfg(test)]
+            native_delay: AtomicU64::new(0),
         }
     }
 
@@ -36,6 +41,14 @@ impl WorkerContext {
     #[inline]
     pub(crate) fn retired(&self) -> u64 {
         self.retired.load(Relaxed)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn delay_native(&self) {
+        let (begun, delay) = (std::time::Instant::now(), self.native_delay.load(Relaxed));
+        while (begun.elapsed().as_nanos() as u64) < delay {
+            std::hint::spin_loop();
+        }
     }
 
     /// Who is told of failures of a kernel where no call waits for it.

@@ -120,7 +120,7 @@ impl TeamWorker {
         key: &OpKey,
         mut time: impl FnMut(&mut Self, &Arc<PublishedKernel>) -> Times,
     ) {
-        let Some((slot, records)) = snap.slot_of(key).zip(snap.records()) else { return };
+        let Some((slot, records)) = snap.slot_of(key).zip(snap.races()) else { return };
         let Some(race) = &slot.race else { return };
         if TEAM_ROWS.iter().all(|&rows| race.winner(class(rows)).is_some()) {
             return;
@@ -135,7 +135,7 @@ impl TeamWorker {
             .collect();
         for (at, rows) in TEAM_ROWS.into_iter().enumerate() {
             let times: Vec<Option<Duration>> = times.iter().map(|times| times[at]).collect();
-            records.finish(key, chain, race, class(rows), &times, true);
+            records.finish(key, chain, race, class(rows), &times);
         }
     }
 }

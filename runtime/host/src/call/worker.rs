@@ -16,15 +16,17 @@ use crate::instance::{Instance, InstanceTemplate, MAX_INSTANCES, WindowSize, wan
 use crate::op::call::{OpCall, Output, Owner};
 use crate::op::plan::{CallBytes, CallPlan};
 use crate::op::tensor::{Tensor, bind};
+use crate::registry::figures::FIRST_RATE;
 use crate::registry::kernel::PublishedKernel;
-use crate::registry::race::{Race, class};
+use crate::registry::learn::Preference;
 use crate::registry::{OpSlot, RegistrySnapshot, Slot};
 use crate::stats::Timing;
+use crate::stats::latency::size;
 use crate::{CallError, OpKey};
 use ruvllm_manifest::ParamValue;
 use ruvllm_native::Isa;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Bytes of operands and output together below which a call is brief: reading the clock would take
 /// as long as the call, so about one of [`CLOCK_EVERY`] is timed.
@@ -32,9 +34,6 @@ const BRIEF_BYTES: usize = 4 << 10;
 
 /// Of so many brief calls one is timed on average, and no kernel can know which.
 const CLOCK_EVERY: u32 = 64;
-
-/// How often each candidate of a race runs.
-const RACE_TURNS: usize = 8;
 
 /// Why such an operation is not to be called here.
 const TEAM: &str = "all threads of a step compute it together, for a model";
@@ -47,6 +46,8 @@ pub struct Worker {
     retired: u64,
     isa: Isa,
     checker: Checker,
+    /// Calls until the next that may go to another candidate than the one that is asked first.
+    until_look: u32,
     /// Native results that are read instead of kept.
     buffer: Vec<u32>,
 }
@@ -70,14 +71,10 @@ impl Worker {
     pub(crate) fn new(host: Arc<WorkerContext>) -> Self {
         let retired = host.retired();
         let isa = host.config.isa.usable();
-        Self {
-            host,
-            kernels: Vec::new(),
-            retired,
-            isa,
-            checker: Checker::new(),
-            buffer: Vec::new(),
-        }
+        let mut checker = Checker::new();
+        let until_look = checker.sampler.random.next_gap(FIRST_RATE) - 1;
+        let (kernels, buffer) = (Vec::new(), Vec::new());
+        Self { host, kernels, retired, isa, checker, until_look, buffer }
     }
 
     /// Calls an operation of the snapshot and hands its result to `out`, bytes to write or a reader.
@@ -105,11 +102,11 @@ impl Worker {
         let Some(bytes) = slot.plan.check(call, out.len()) else {
             return Err(shape(&slot.key, slot.plan.objection(call, out.len())));
         };
-        let Slot { key, plan, choice, race, .. } = slot;
-        let race = race.as_ref();
+        let Slot { key, plan, choice, preference, .. } = slot;
+        let preference = preference.as_deref();
         let every = snap.check_every();
-        let target = Target { key, plan, chain: &choice.chain, race, alone: false, every };
-        self.ask(snap, &target, call, &bytes, &mut out)
+        let target = Target { key, plan, chain: &choice.chain, preference, alone: false, every };
+        self.ask(&target, call, &bytes, &mut out)
     }
 
     /// Calls an operation, or one kernel, by name, with tensors whose shapes are checked against
@@ -139,7 +136,7 @@ impl Worker {
         let Some(bytes) = target.plan.check(&call, out.len()) else {
             return Err(fail(target.plan.objection(&call, out.len())));
         };
-        if let Err(error) = self.ask(snap, &target, &call, &bytes, &mut Output::Bytes(out)) {
+        if let Err(error) = self.ask(&target, &call, &bytes, &mut Output::Bytes(out)) {
             return Err(explained(&target, &call, error));
         }
         Ok(vec![bound.output])
@@ -156,7 +153,6 @@ impl Worker {
     #[inline]
     fn ask(
         &mut self,
-        snap: &RegistrySnapshot,
         target: &Target<'_>,
         call: &OpCall<'_>,
         bytes: &CallBytes,
@@ -169,13 +165,21 @@ impl Worker {
         if self.host.retired() != self.retired {
             self.sweep();
         }
-        let Target { chain, race, .. } = *target;
-        let first = match race {
+        let Target { chain, preference, .. } = *target;
+        let first = match preference {
             None => 0,
-            Some(race) => match race.winner(class(bytes.total())) {
-                Some(winner) => winner,
-                None => self.race(snap, target, race, call, bytes, out),
-            },
+            Some(preference) => {
+                let class = size(bytes.total());
+                let (first, rate) = (preference.first(class), preference.rate(class));
+                match self.until_look.checked_sub(1) {
+                    Some(left) => self.until_look = left,
+                    None if self.look(target, [first, rate as usize], call, bytes, out) => {
+                        return Ok(());
+                    }
+                    None => {}
+                }
+                first
+            }
         };
         let failure = match chain.get(first) {
             Some(kernel) if !kernel.stats().quarantined() => {
@@ -232,45 +236,51 @@ impl Worker {
         Err(CallError::Exhausted { op: key.to_string(), last })
     }
 
-    /// Times every candidate in service on a call, and gives the winner's place in the chain.
+    /// Has another candidate answer, if the draw falls on this call: one call of its operation and class in `rate`.
+    /// `false` where none has answered.
     #[cold]
-    fn race(
+    fn look(
         &mut self,
-        snap: &RegistrySnapshot,
         target: &Target<'_>,
-        race: &Race,
+        [first, rate]: [usize; 2],
         call: &OpCall<'_>,
         bytes: &CallBytes,
         out: &mut Output<'_>,
-    ) -> usize {
-        let Some(records) = snap.records() else { return 0 };
-        let mut times = vec![None; target.chain.len()];
-        // Who has no memory now may be the fastest when there is some.
-        let mut lasting = true;
-        // In turns, so that a passing disturbance meets all of them. The first turn makes
-        // instances and warms caches.
-        for turn in 0..RACE_TURNS {
-            for (kernel, best) in target.chain.iter().zip(&mut times) {
-                if kernel.stats().quarantined() {
-                    continue;
-                }
-                self.state(kernel);
-                let started = Instant::now();
-                match self.attempt(kernel, target, call, bytes, out) {
-                    Ok(()) if turn == 0 => {}
-                    Ok(()) => {
-                        let took = started.elapsed();
-                        *best = Some(best.map_or(took, |best: Duration| best.min(took)));
-                    }
-                    Err(failure) => {
-                        lasting &= !matches!(failure, Failure::Memory { .. });
-                        self.failed(kernel, &failure);
-                        *best = None;
-                    }
-                }
-            }
+    ) -> bool {
+        let random = &mut self.checker.sampler.random;
+        // Of all operations together one call in `FIRST_RATE` gets here, and of those of this one the rest is drawn.
+        self.until_look = random.next_gap(FIRST_RATE) - 1;
+        if random.below(rate as u32 / FIRST_RATE) > 0 {
+            return false;
         }
-        records.finish(target.key, target.chain, race, class(bytes.total()), &times, lasting)
+        let others = |at: &usize| *at != first && !target.chain[*at].stats().quarantined();
+        let others: Vec<usize> = (0..target.chain.len()).filter(others).collect();
+        let Some(&at) = others.get(random.below(others.len() as u32) as usize) else {
+            return false;
+        };
+        let kernel = &target.chain[at];
+        self.state(kernel);
+        let state = &self.kernels[kernel.uid()];
+        let (made, unchecked) = (state.made(), kernel.is_native() || state.until_check > 0);
+        let started = Instant::now();
+        if let Err(failure) = self.attempt(kernel, target, call, bytes, out) {
+            self.failed(kernel, &failure);
+            return false;
+        }
+        let took = started.elapsed();
+        if std::mem::take(&mut self.checker.met_out_of_range) {
+            self.suspect();
+        }
+        let state = &self.kernels[kernel.uid()];
+        if let Some(open) = &state.open {
+            let timing = match unchecked && state.made() == made {
+                false => Timing::Unusual(took),
+                true if bytes.total() < BRIEF_BYTES => Timing::Sampled(Some(took)),
+                true => Timing::Each(took),
+            };
+            open.counters.answered(bytes.total(), timing);
+        }
+        true
     }
 
     /// Runs one candidate, and books the call where it succeeds.
@@ -331,6 +341,8 @@ impl Worker {
     ) -> Result<(), Failure> {
         let template = match kernel.code() {
             Code::Native { op } => {
+                #[cfg(test)]
+                self.host.delay_native();
                 let buffer = &mut self.buffer;
                 return native::answer(self.isa, *op, kernel, buffer, call, bytes, out);
             }
@@ -440,6 +452,12 @@ impl Worker {
 }
 
 impl KernelState {
+    /// How many instances there are, and uploaded constants: a call that changes that takes longer than others.
+    fn made(&self) -> [usize; 2] {
+        let uploaded = self.instances.iter().map(Instance::uploaded).sum();
+        [self.instances.len(), uploaded]
+    }
+
     /// Whether it was opened for this kernel.
     #[inline]
     fn is_of(&self, kernel: &Arc<PublishedKernel>) -> bool {
@@ -507,7 +525,8 @@ struct Target<'a> {
     key: &'a OpKey,
     plan: &'a CallPlan,
     chain: &'a [Arc<PublishedKernel>],
-    race: Option<&'a Race>,
+    /// Where the fastest candidate is looked for.
+    preference: Option<&'a Preference>,
     /// Whether it was named, so that no other may answer.
     alone: bool,
     /// How many runs there are to a check of the output, on average; 0 is none.
@@ -543,7 +562,7 @@ fn find<'a>(
         }
         let chain = std::slice::from_ref(kernel);
         let (key, plan) = (kernel.key(), kernel.plan());
-        return Ok(Target { key, plan, chain, race: None, alone: true, every });
+        return Ok(Target { key, plan, chain, preference: None, alone: true, every });
     }
     let unknown = |detail: String| CallError::Unknown { name: name.to_owned(), detail };
     let slots: Vec<_> = snap.slots().iter().filter(|slot| slot.key.op == name).collect();
@@ -569,6 +588,7 @@ fn find<'a>(
     if slot.choice.chain.is_empty() {
         return Err(unknown("the policy leaves out every kernel of it".to_owned()));
     }
-    let Slot { key, plan, choice, race, .. } = &***slot;
-    Ok(Target { key, plan, chain: &choice.chain, race: race.as_ref(), alone: false, every })
+    let Slot { key, plan, choice, preference, .. } = &***slot;
+    let preference = preference.as_deref();
+    Ok(Target { key, plan, chain: &choice.chain, preference, alone: false, every })
 }

@@ -19,6 +19,8 @@ use std::time::SystemTime;
 
 /// The first bytes of an entry; the number is the format's.
 const MAGIC: [u8; 8] = *b"RVAOT002";
+/// The first bytes of another file of the directory.
+const SEAL: [u8; 8] = *b"RVSEAL01";
 const MAC_BYTES: usize = 32;
 const KEY_BYTES: usize = 32;
 const KEY_FILE: &str = "host.key";
@@ -71,6 +73,7 @@ pub(crate) struct Entry {
 }
 
 /// A directory of entries, and the key that they are authenticated with.
+#[derive(Clone)]
 pub(crate) struct AotCache {
     directory: PathBuf,
     key: [u8; KEY_BYTES],
@@ -154,6 +157,49 @@ impl AotCache {
                 total -= bytes;
             }
         }
+    }
+
+    /// What [`AotCache::write_sealed`] wrote under a name; `None` where there is no such file.
+    ///
+    /// # Errors
+    /// A sentence: why the file is not used. It is longer than `max` bytes, or not what this host wrote.
+    pub(crate) fn read_sealed(&self, name: &str, max: u64) -> Result<Option<Vec<u8>>, String> {
+        let path = self.directory.join(name);
+        let mut bytes = match files::read_small(&path, max) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            bytes => bytes.map_err(|error| error.to_string())?,
+        };
+        let parts = bytes.split_at_checked(SEAL.len() + MAC_BYTES);
+        let Some((head, contents)) = parts.filter(|(head, _)| head.starts_with(&SEAL)) else {
+            return Err("it is cut short or of another version".to_owned());
+        };
+        let given = blake3::Hash::from_slice(&head[SEAL.len()..]);
+        // Compared in constant time by the type.
+        if given.ok() != Some(self.seal(name, contents)) {
+            return Err("it is damaged, or another host wrote it".to_owned());
+        }
+        Ok(Some(bytes.split_off(SEAL.len() + MAC_BYTES)))
+    }
+
+    /// Puts a file in place of any of its name, under a MAC of name and contents. Whoever reads meanwhile sees all
+    /// of the old one or all of the new one.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn write_sealed(&self, name: &str, contents: &[u8]) -> io::Result<()> {
+        let mac = self.seal(name, contents);
+        files::replace(&self.directory.join(name), &[&SEAL, mac.as_bytes(), contents])
+    }
+
+    /// Locks a file of the directory; `None` where another process has.
+    pub(crate) fn lock(&self, name: &str) -> Option<files::Lock> {
+        files::Lock::take(&self.directory.join(name)).ok()
+    }
+
+    fn seal(&self, name: &str, contents: &[u8]) -> blake3::Hash {
+        let mut mac = blake3::Hasher::new_keyed(&self.key);
+        mac.update(&SEAL).update(&(name.len() as u64).to_le_bytes()).update(name.as_bytes());
+        mac.update(contents).finalize()
     }
 
     fn mac(&self, id: &EntryId, facts: &[u8], code: &[u8]) -> blake3::Hash {

@@ -433,7 +433,6 @@ impl Instance {
     }
 
     /// Constants that are uploaded.
-    #[cfg(test)]
     pub(crate) fn uploaded(&self) -> usize {
         self.residents.len()
     }

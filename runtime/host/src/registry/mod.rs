@@ -4,7 +4,9 @@
 //! store of a pointer; whoever holds an older one goes on with it undisturbed, and its kernels go
 //! when the last holder lets go. There is no lock between a publisher and a reader.
 
+pub(crate) mod figures;
 pub(crate) mod kernel;
+pub(crate) mod learn;
 pub(crate) mod race;
 pub(crate) mod select;
 
@@ -15,6 +17,7 @@ use crate::pack::PackId;
 use crate::stats::KernelStats;
 use crate::{CallError, HostError, OpKey, Policy};
 use kernel::{PublishedKernel, Uids};
+use learn::{Learner, Preference};
 use race::{Race, Records, TEAM_ROWS, class};
 use ruvllm_manifest::nearest;
 use select::{Choice, Explanation, Field, choose, explain};
@@ -89,8 +92,8 @@ pub struct RegistrySnapshot {
     /// Every how many runs of an instance its output is checked; 0 is never. A trial generation is
     /// checked more often until it is made the active one.
     check_every: AtomicU32,
-    /// Where the policy is `fastest`.
-    records: Option<Arc<Records>>,
+    /// Where the policy is `fastest`, and answers need not be the same bits again.
+    fastest: Option<Arc<Fastest>>,
     /// Newest first.
     packs: Vec<Arc<PublishedPack>>,
     natives: Arc<[Arc<PublishedKernel>]>,
@@ -99,13 +102,23 @@ pub struct RegistrySnapshot {
     index: HashMap<OpKey, u32>,
 }
 
+/// How the fastest candidates are found.
+pub(crate) struct Fastest {
+    /// Those of team operations.
+    pub(crate) races: Records,
+    /// Those of all others.
+    pub(crate) learner: Arc<Learner>,
+}
+
 /// An operation of a snapshot.
 pub(crate) struct Slot {
     pub(crate) key: OpKey,
     pub(crate) plan: CallPlan,
     pub(crate) choice: Choice,
-    /// Where the policy is `fastest` and there is more than one candidate.
+    /// Of a team operation, where the fastest of several candidates is wanted.
     pub(crate) race: Option<Race>,
+    /// The same of any other.
+    pub(crate) preference: Option<Arc<Preference>>,
     /// Of the key and who answers, for [`RegistrySnapshot::fingerprint`].
     fingerprint: [u8; 32],
 }
@@ -133,7 +146,7 @@ impl RegistrySnapshot {
     pub(crate) fn first(
         host: u64,
         policy: Policy,
-        records: Option<Arc<Records>>,
+        fastest: Option<Arc<Fastest>>,
         natives: Arc<[Arc<PublishedKernel>]>,
         check_every: u32,
     ) -> Self {
@@ -142,7 +155,7 @@ impl RegistrySnapshot {
             generation: 0,
             policy,
             check_every: AtomicU32::new(check_every),
-            records,
+            fastest,
             packs: Vec::new(),
             natives,
             slots: Vec::new(),
@@ -188,11 +201,14 @@ impl RegistrySnapshot {
                     Some(kernel) => kernel.plan().clone(),
                     None => CallPlan::none(),
                 };
-                let race = (self.records.as_ref())
-                    .filter(|_| choice.chain.len() > 1)
-                    .map(|records| records.race(key, &choice.chain));
-                let fingerprint = fingerprint(key, &choice.chain);
-                Arc::new(Slot { key: key.clone(), plan, choice, race, fingerprint })
+                let (chain, fastest) = (&choice.chain, self.fastest.as_ref());
+                let fastest = fastest.filter(|_| chain.len() > 1);
+                let team = choice.is_team();
+                let race = fastest.filter(|_| team).map(|f| f.races.race(key, chain));
+                let preference = fastest.filter(|_| !team);
+                let preference = preference.map(|f| f.learner.preference(key, chain));
+                let fingerprint = fingerprint(key, chain);
+                Arc::new(Slot { key: key.clone(), plan, choice, race, preference, fingerprint })
             })
             .collect();
         let index =
@@ -202,7 +218,7 @@ impl RegistrySnapshot {
             generation,
             policy: self.policy.clone(),
             check_every: AtomicU32::new(check_every),
-            records: self.records.clone(),
+            fastest: self.fastest.clone(),
             natives: self.natives.clone(),
             packs,
             slots,
@@ -237,11 +253,14 @@ impl RegistrySnapshot {
     /// Why the operation is answered by the kernel that answers it.
     pub fn explain(&self, key: &OpKey) -> Explanation {
         let slot = self.slot_of(key);
-        let races = match (slot, &self.records) {
-            (Some(slot), Some(records)) => records.explain(key, &slot.choice.chain),
-            _ => Vec::new(),
+        let measured = match (slot, &self.fastest) {
+            (Some(Slot { choice, .. }), Some(fastest)) => Some(match choice.is_team() {
+                true => fastest.races.explain(key, &choice.chain),
+                false => fastest.learner.explain(key, &choice.chain),
+            }),
+            _ => None,
         };
-        explain(key, &self.policy, self.generation, slot.map(|slot| &slot.choice), &races)
+        explain(key, &self.policy, self.generation, slot.map(|slot| &slot.choice), measured)
     }
 
     /// Checks that every kernel that the policy pins is there, and can answer the operation.
@@ -297,8 +316,8 @@ impl RegistrySnapshot {
     }
 
     /// Results of races, where the policy is `fastest`.
-    pub(crate) fn records(&self) -> Option<&Records> {
-        self.records.as_deref()
+    pub(crate) fn races(&self) -> Option<&Records> {
+        self.fastest.as_ref().map(|fastest| &fastest.races)
     }
 
     #[inline]

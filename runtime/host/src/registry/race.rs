@@ -1,11 +1,9 @@
-//! The policy `fastest`: candidates are timed on real calls, and the winner is asked first.
+//! The policy `fastest`, for team operations: candidates race when a model is loaded.
 //!
-//! Which kernel is the fastest depends on the size of the call as much as on the processor, so
-//! there is a race for every operation and class of sizes (powers of two of the bytes a call
-//! moves), run at the first call of its class. Results are kept in a file beside the cache of
-//! machine code and hold for the same candidates, by hash, on the same processor and host version;
-//! anything else is raced anew. Every candidate has been admitted before, so a forged result can
-//! cost time and nothing else.
+//! The weights of a model are prepared by one provider, so which one it is has to be known before any call. Results are
+//! kept in a file beside the cache of machine code and hold for the same candidates, by hash, on the same
+//! processor and host version; anything else is raced anew. Every candidate has been admitted before, so a
+//! forged result can cost time and nothing else. Of other operations live calls tell: see [`super::learn`].
 
 use super::kernel::PublishedKernel;
 use crate::{HostConfig, OpKey, files, team};
@@ -17,7 +15,7 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Classes of sizes: class `n` holds calls of less than 2^n bytes, the last one all larger ones.
+/// Classes of numbers of rows: class `n` holds calls of less than 2^n rows, the last one all larger ones.
 const CLASSES: usize = 33;
 /// A longer file is none of ours.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -25,9 +23,9 @@ const MAX_FILE_BYTES: u64 = 4 << 20;
 /// Rows that providers of team operations race with: as a token that is written, and as a prompt.
 pub(crate) const TEAM_ROWS: [usize; 2] = [1, 32];
 
-/// The class of a call that moves so many bytes.
-pub(crate) fn class(bytes: usize) -> usize {
-    ((usize::BITS - bytes.leading_zeros()) as usize).min(CLASSES - 1)
+/// The class of a call of so many rows.
+pub(crate) fn class(rows: usize) -> usize {
+    ((usize::BITS - rows.leading_zeros()) as usize).min(CLASSES - 1)
 }
 
 /// Who won among the candidates of one operation, by class.
@@ -96,9 +94,7 @@ impl Records {
         race
     }
 
-    /// Books the times of a race, in the order of the chain, and gives the winner; for longer than this
-    /// generation only if the times are `lasting`. The file is written at once: races are few, and the call
-    /// that ran one has waited anyway.
+    /// Books the times of a race, in the order of the chain. The file is written at once: races are few.
     pub(crate) fn finish(
         &self,
         key: &OpKey,
@@ -106,15 +102,10 @@ impl Records {
         race: &Race,
         class: usize,
         times: &[Option<Duration>],
-        lasting: bool,
-    ) -> usize {
+    ) {
         let times: Vec<Option<u64>> =
             times.iter().map(|time| time.map(|time| time.as_nanos() as u64)).collect();
-        let winner = fastest(&times).unwrap_or(0);
-        race.set(class, winner);
-        if !lasting {
-            return winner;
-        }
+        race.set(class, fastest(&times).unwrap_or(0));
         let mut document = self.lock();
         let record = document.ops.entry(key.to_string()).or_default();
         let candidates = hashes(chain);
@@ -128,7 +119,6 @@ impl Records {
         {
             let _ = files::replace(path, &[&text]);
         }
-        winner
     }
 
     /// A sentence for each class that was raced.
@@ -153,7 +143,7 @@ impl Records {
                 team::MATMUL => format!("products of {rows} rows"),
                 team::EMBED => format!("embeddings of {rows} tokens"),
                 team::ATTENTION => format!("attention of {rows} queries"),
-                _ => format!("calls below 2^{class} bytes"),
+                _ => format!("calls of {rows} rows"),
             };
             format!("{what}: {}", ranked.join(", "))
         };
@@ -176,15 +166,14 @@ fn hashes(chain: &[Arc<PublishedKernel>]) -> Vec<String> {
 }
 
 /// What results depend on beside the candidates.
-fn host(config: &HostConfig) -> String {
+pub(super) fn host(config: &HostConfig) -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     format!(
-        "{} on {} ({}, {}, {cores} cores){}",
+        "{} on {} ({}, {}, {cores} cores)",
         env!("CARGO_PKG_VERSION"),
         processor(),
         std::env::consts::ARCH,
-        config.isa.usable().name(),
-        if config.deterministic { ", deterministic" } else { "" }
+        config.isa.usable().name()
     )
 }
 

@@ -30,6 +30,11 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
+    /// Whether all threads compute the operation together.
+    pub(crate) fn is_team(&self) -> bool {
+        self.chain.iter().any(|kernel| kernel.team().is_some())
+    }
+
     /// Whether it was made among the host's own code alone.
     pub(crate) fn is_native(&self) -> bool {
         self.left_out.is_empty() && self.chain.iter().all(|kernel| kernel.is_native())
@@ -219,13 +224,14 @@ impl Candidate {
     }
 }
 
-/// Explains a chain as it stands now, quarantines included.
+/// Explains a chain as it stands now, quarantines included. `measured` says what was measured of its candidates; `None`
+/// where nothing ever is.
 pub(crate) fn explain(
     op: &OpKey,
     policy: &Policy,
     generation: u64,
     choice: Option<&Choice>,
-    races: &[String],
+    measured: Option<Vec<String>>,
 ) -> Explanation {
     let mut explanation = Explanation {
         op: op.clone(),
@@ -263,16 +269,18 @@ pub(crate) fn explain(
     explanation.candidates.extend(choice.left_out.iter().cloned());
     explanation.notes.extend(choice.notes.iter().cloned());
     if *policy == Policy::Fastest && choice.chain.len() > 1 {
-        let team = choice.chain.iter().any(|kernel| kernel.team().is_some());
-        explanation.notes.push(match team {
-            true => "raced when a model is loaded; weights are prepared by the winner with one row"
-                .into(),
-            false => {
-                "calls go first to the winner of their class of sizes, raced at its first call"
-                    .into()
+        let note = match (&measured, choice.is_team()) {
+            (None, _) => "this order stands: a deterministic host does not look for the fastest",
+            (_, true) => {
+                "raced when a model is loaded; weights are prepared by the winner with one row"
             }
-        });
-        explanation.notes.extend_from_slice(races);
+            (_, false) => {
+                "calls of each class of sizes go first to whoever live calls showed to be the fastest, \
+                 in this order before"
+            }
+        };
+        explanation.notes.push(note.to_owned());
+        explanation.notes.extend(measured.unwrap_or_default());
     }
     explanation
 }

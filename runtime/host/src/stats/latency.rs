@@ -9,6 +9,8 @@
 //! a thousand others. Medians do, and buckets of a quarter of an octave are fine enough to compare
 //! two of them.
 
+use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Classes of sizes: below 4 KiB, then by factors of four.
@@ -19,7 +21,7 @@ const FIRST_OCTAVE: u32 = 4;
 
 /// The class of a call that moves so many bytes.
 #[inline]
-fn size(bytes: usize) -> usize {
+pub(crate) fn size(bytes: usize) -> usize {
     let log = (bytes | 1).ilog2() as usize;
     (log.saturating_sub(10) / 2).min(SIZES - 1)
 }
@@ -37,6 +39,19 @@ pub(crate) fn scaled(bytes: usize, nanos: u64) -> (usize, u64) {
 /// Bytes that calls of a class stay below; `None` for the last.
 pub(crate) fn below(size: usize) -> Option<u64> {
     (size + 1 < SIZES).then(|| 4096 << (2 * size))
+}
+
+/// The calls of a class, in words.
+pub(crate) struct SizeName(pub(crate) Option<u64>);
+
+impl fmt::Display for SizeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(4096) => f.write_str("less than 4 KiB"),
+            Some(bytes) => write!(f, "{} to {} KiB", bytes >> 12, bytes >> 10),
+            None => f.write_str("16 MiB or more"),
+        }
+    }
 }
 
 /// Counts that one thread writes.
@@ -102,18 +117,75 @@ impl Times {
 
     /// Nanoseconds that half of the calls stayed below.
     pub(crate) fn median(&self) -> f64 {
-        let half = self.calls() as f64 / 2.0;
-        let mut below = 0.0;
-        for (i, &count) in self.0.iter().enumerate() {
-            let count = count as f64;
-            if count > 0.0 && below + count >= half {
-                let (from, to) = (lower(i), lower(i + 1));
-                return from + (to - from) * (half - below) / count;
-            }
-            below += count;
-        }
-        0.0
+        median(&self.0.map(|count| count as f64))
     }
+}
+
+/// Counts in which a call weighs less the longer ago it was.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(into = "Vec<(usize, f64)>", try_from = "Vec<(usize, f64)>")]
+pub(crate) struct Faded([f64; BUCKETS]);
+
+impl Default for Faded {
+    fn default() -> Self {
+        Self([0.0; BUCKETS])
+    }
+}
+
+impl Faded {
+    /// Lets every call weigh so many times as much.
+    pub(crate) fn fade(&mut self, factor: f64) {
+        self.0.iter_mut().for_each(|count| *count *= factor);
+    }
+
+    pub(crate) fn add(&mut self, times: &Times) {
+        self.0.iter_mut().zip(&times.0).for_each(|(sum, &count)| *sum += count as f64);
+    }
+
+    /// What all calls weigh together: their number, were they all of this moment.
+    pub(crate) fn weight(&self) -> f64 {
+        self.0.iter().sum()
+    }
+
+    /// Nanoseconds that half of the weight stayed below.
+    pub(crate) fn median(&self) -> f64 {
+        median(&self.0)
+    }
+}
+
+impl From<Faded> for Vec<(usize, f64)> {
+    /// The buckets that are not empty, to a thousandth of a call.
+    fn from(faded: Faded) -> Self {
+        let rounded = faded.0.into_iter().map(|count| (count * 1e3).round() / 1e3);
+        rounded.enumerate().filter(|&(_, count)| count > 0.0).collect()
+    }
+}
+
+impl TryFrom<Vec<(usize, f64)>> for Faded {
+    type Error = &'static str;
+
+    fn try_from(buckets: Vec<(usize, f64)>) -> Result<Self, Self::Error> {
+        let mut faded = Self::default();
+        for (bucket, count) in buckets {
+            let place = faded.0.get_mut(bucket).ok_or("there is no such bucket")?;
+            *place = Some(count).filter(|c| (0.0..1e15).contains(c)).ok_or("a count is none")?;
+        }
+        Ok(faded)
+    }
+}
+
+/// Nanoseconds that half of the counts stay below; 0 where there are none.
+fn median(counts: &[f64; BUCKETS]) -> f64 {
+    let half = counts.iter().sum::<f64>() / 2.0;
+    let mut below = 0.0;
+    for (i, &count) in counts.iter().enumerate() {
+        if count > 0.0 && below + count >= half {
+            let (from, to) = (lower(i), lower(i + 1));
+            return from + (to - from) * (half - below) / count;
+        }
+        below += count;
+    }
+    0.0
 }
 
 fn bucket(nanos: u64) -> usize {
@@ -165,6 +237,29 @@ mod tests {
             assert_eq!(times.since(&times), Times::default());
         }
         assert_eq!((bucket(0), bucket(16), bucket(u64::MAX)), (0, 0, BUCKETS - 1));
+    }
+
+    #[test]
+    fn faded_counts_have_the_median_of_the_newer_ones_and_survive_being_written() {
+        let times = |nanos: u64, calls: usize| {
+            let tally = Tally::default();
+            (0..calls).for_each(|_| tally.add(nanos));
+            let mut times = Times::default();
+            times.take(&tally);
+            times
+        };
+        let mut faded = Faded::default();
+        faded.add(&times(1000, 100));
+        faded.fade(0.5);
+        faded.add(&times(4000, 51));
+        assert_eq!(faded.weight(), 101.0);
+        assert!((3500.0..5000.0).contains(&faded.median()), "{}", faded.median());
+        let text = serde_json::to_string(&faded).unwrap();
+        assert_eq!(serde_json::from_str::<Faded>(&text).unwrap(), faded, "{text}");
+        for bad in ["[[84,1.0]]", "[[0,-1.0]]", "[[0,1e300]]", "[[-1,1.0]]"] {
+            assert!(serde_json::from_str::<Faded>(bad).is_err(), "{bad}");
+        }
+        assert_eq!(Faded::default().median(), 0.0);
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub(crate) enum Timing {
     Each(Duration),
     /// A brief call: as measured, or as long as the mean of those that were.
     Sampled(Option<Duration>),
+    /// As measured, which says nothing of other calls.
+    Unusual(Duration),
 }
 
 impl Counters {
@@ -55,6 +57,7 @@ impl Counters {
                 add(&self.nanos, nanos);
                 tally(nanos);
             }
+            Timing::Unusual(took) => add(&self.nanos, took.as_nanos() as u64),
             Timing::Sampled(took) => {
                 add(&self.brief, 1);
                 if let Some(took) = took {

@@ -25,15 +25,22 @@
 //!
 //! A crash between 1 and 3 leaves the intent, and the next start books it as interrupted. A pack that
 //! is taken back is barred in the write of the intent: from then on no crash lets it in again.
+//!
+//! An entry that a newer release has written and this one does not know is kept as it is and not shown; opening says in the
+//! log which those are.
+//!
 //! What this does not protect against: a disk that acknowledges what it has not written, and whoever
 //! can act as the same user.
 
-use crate::files;
+use super::supervisor::LOG;
+use crate::files::{self, Lock};
 use crate::pack::PackId;
 use crate::threads::lock;
+use ruvllm_signing::escape_untrusted;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, VecDeque};
-use std::fs::{File, OpenOptions, TryLockError};
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs::{File, TryLockError};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -109,6 +116,8 @@ pub enum HistoryEvent {
     Cleared,
     /// Trust, keys or certificates were read anew, and differ.
     Reloaded,
+    /// Another kernel is asked first for an operation, because it was measured to be faster.
+    ChoiceChanged,
 }
 
 impl HistoryEvent {
@@ -196,14 +205,64 @@ struct Contents {
     /// The set of packs that was last found healthy; `None` before the first.
     healthy: Option<Vec<PackId>>,
     /// What is about to be done.
-    intent: Option<HistoryEntry>,
+    intent: Option<Written>,
     /// Reasons by digest.
     barred: BTreeMap<String, String>,
     /// Oldest first.
-    entries: VecDeque<HistoryEntry>,
+    entries: VecDeque<Written>,
+}
+
+/// An entry of the file.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Written {
+    /// One that this release knows.
+    Known(HistoryEntry),
+    /// One of a newer release.
+    Unknown(Map<String, Value>),
+}
+
+impl Written {
+    fn known(&self) -> Option<&HistoryEntry> {
+        match self {
+            Written::Known(entry) => Some(entry),
+            Written::Unknown(_) => None,
+        }
+    }
+
+    fn number(&self) -> u64 {
+        match self {
+            Written::Known(entry) => entry.number,
+            Written::Unknown(entry) => entry.get("number").and_then(Value::as_u64).unwrap_or(0),
+        }
+    }
+
+    /// What a newer release calls it.
+    fn unknown_event(&self) -> Option<&str> {
+        match self {
+            Written::Known(_) => None,
+            Written::Unknown(entry) => {
+                Some(entry.get("event")?.as_str().unwrap_or("without a name"))
+            }
+        }
+    }
 }
 
 impl Contents {
+    fn known(&self) -> impl DoubleEndedIterator<Item = &HistoryEntry> {
+        self.entries.iter().filter_map(Written::known)
+    }
+
+    /// Which entries are left out, if any are.
+    fn note(&self) -> Option<String> {
+        let all = || self.entries.iter().chain(&self.intent).filter_map(Written::unknown_event);
+        let events: BTreeSet<String> = all().map(escape_untrusted).collect();
+        (!events.is_empty()).then(|| {
+            let events = events.into_iter().collect::<Vec<_>>().join(", ");
+            format!("{} entries of a newer release are not shown: {events}", all().count())
+        })
+    }
+
     /// The bytes of the file.
     fn to_bytes(&self) -> serde_json::Result<Vec<u8>> {
         let json = serde_json::to_vec(self)?;
@@ -225,26 +284,6 @@ impl Contents {
 
 fn first_line(json: &[u8]) -> String {
     format!("{}\n", blake3::hash(json).to_hex())
-}
-
-/// A locked file.
-struct Lock(File);
-
-impl Lock {
-    fn take(path: &Path) -> Result<Self, TryLockError> {
-        let file = OpenOptions::new().create(true).append(true).open(path);
-        let file = file.map_err(TryLockError::Error)?;
-        file.try_lock()?;
-        Ok(Self(file))
-    }
-}
-
-impl Drop for Lock {
-    fn drop(&mut self) {
-        // Closing is not enough while a child process is being started, which has the file open until its
-        // program begins. Where this fails, the lock goes then.
-        let _ = self.0.unlock();
-    }
 }
 
 /// The history, of which this is the one writer.
@@ -294,6 +333,9 @@ impl History {
             }
             contents => contents?,
         };
+        if let Some(note) = contents.note() {
+            tracing::warn!(target: LOG, "the history of kernels {}: {note}", path.display());
+        }
         let contents = Mutex::new(contents);
         Ok((Self { path, contents, _lock: lock }, kept))
     }
@@ -304,7 +346,7 @@ impl History {
         let mut contents = lock(&self.contents);
         let mut new = contents.clone();
         let entry = HistoryEntry {
-            number: 1 + new.entries.back().map_or(0, |newest| newest.number),
+            number: 1 + new.entries.back().map_or(0, Written::number),
             time: now.as_millis() as u64,
             event: record.event,
             operator: record.operator.to_owned(),
@@ -312,11 +354,11 @@ impl History {
             generation: record.generation,
             reason: record.reason.to_owned(),
         };
-        new.entries.push_back(entry.clone());
+        new.entries.push_back(Written::Known(entry.clone()));
         while new.entries.len() > MAX_ENTRIES {
             new.entries.pop_front();
         }
-        new.intent = entry.event.is_intent().then(|| entry.clone());
+        new.intent = entry.event.is_intent().then(|| Written::Known(entry.clone()));
         if let Some(healthy) = record.healthy {
             new.healthy = Some(healthy.to_vec());
         }
@@ -336,13 +378,13 @@ impl History {
 
     /// The newest entries, newest first.
     pub(crate) fn entries(&self, limit: usize) -> Vec<HistoryEntry> {
-        lock(&self.contents).entries.iter().rev().take(limit).cloned().collect()
+        lock(&self.contents).known().rev().take(limit).cloned().collect()
     }
 
     /// What became of a pack that is neither active nor on trial, as far back as entries are kept.
     pub(crate) fn past(&self, pack: &PackId) -> Past {
         let mut story = Story { past: Past::Unpublished, served: None, leaving: false };
-        for entry in &lock(&self.contents).entries {
+        for entry in lock(&self.contents).known() {
             story.goes_on(pack, entry);
         }
         match story.served {
@@ -359,7 +401,7 @@ impl History {
 
     /// What an earlier process was about to do.
     pub(crate) fn intent(&self) -> Option<HistoryEntry> {
-        lock(&self.contents).intent.clone()
+        lock(&self.contents).intent.as_ref().and_then(Written::known).cloned()
     }
 
     /// Reasons why packs are barred, by digest.
@@ -523,14 +565,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let history = open(dir.path());
         lock(&history.contents).entries = (1..=MAX_ENTRIES as u64)
-            .map(|number| HistoryEntry {
-                number,
-                time: 0,
-                event: HistoryEvent::Started,
-                operator: String::new(),
-                pack: None,
-                generation: None,
-                reason: String::new(),
+            .map(|number| {
+                Written::Known(HistoryEntry {
+                    number,
+                    time: 0,
+                    event: HistoryEvent::Started,
+                    operator: String::new(),
+                    pack: None,
+                    generation: None,
+                    reason: String::new(),
+                })
             })
             .collect();
         history.write(Record::new(HistoryEvent::Started, "")).unwrap();
@@ -543,6 +587,30 @@ mod tests {
         let mut names: Vec<_> = names.collect();
         names.sort();
         assert_eq!(names, [NAME, LOCK]);
+    }
+
+    #[test]
+    fn entries_of_a_newer_release_are_kept_and_not_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let history = open(dir.path());
+        let staged = history.write(Record::new(HistoryEvent::Staged, "me")).unwrap();
+        history.write(Record::new(HistoryEvent::Discarded, "me")).unwrap();
+        drop(history);
+        let path = dir.path().join(NAME);
+        let text = fs::read_to_string(&path).unwrap();
+        let (_, json) = text.split_once('\n').unwrap();
+        let newer = json.replace("\"discarded\"", "\"taught\",\"lesson\":[1]");
+        let newer = newer.replace("\"intent\":null", "\"intent\":{\"event\":\"teaching\"}");
+        fs::write(&path, first_line(newer.as_bytes()) + &newer).unwrap();
+        let history = open(dir.path());
+        let note = lock(&history.contents).note().unwrap();
+        assert_eq!(note, "2 entries of a newer release are not shown: taught, teaching");
+        assert_eq!((history.entries(9), history.intent()), (vec![staged.clone()], None));
+        let started = history.write(Record::new(HistoryEvent::Started, "")).unwrap();
+        assert_eq!(started.number, 3, "the number of what is not shown is taken");
+        drop(history);
+        assert!(fs::read_to_string(&path).unwrap().contains("\"taught\",\"lesson\":[1]"));
+        assert_eq!(open(dir.path()).entries(9), [started, staged]);
     }
 
     #[test]

@@ -156,6 +156,8 @@ pub(super) struct State {
     /// Packs that were activated and not found healthy yet, each in a window of its own, and the
     /// generation on trial.
     pub(super) watched: Vec<Watched>,
+    /// How many changes of the host's choices are written down.
+    pub(super) choices: u64,
 }
 
 impl Supervisor {
@@ -232,6 +234,7 @@ impl Supervisor {
             healthy: active.generation(),
             confirmed: [active.generation()].into(),
             watched: Vec::new(),
+            choices: 0,
         };
         let (state, counters) = (Mutex::new(state), Mutex::default());
         let (acceptance, acceptance_changes) = (RwLock::new(acceptance), AtomicU64::new(0));

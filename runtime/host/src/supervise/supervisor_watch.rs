@@ -88,6 +88,7 @@ impl Supervisor {
     /// Judges by what is known.
     fn look(&self) {
         let state = &mut *lock(&self.state);
+        self.note_choices(state);
         for mut watched in std::mem::take(&mut state.watched) {
             // Otherwise it was taken back with another, or changed through the host itself.
             if !self.serves(&watched) {
@@ -106,6 +107,23 @@ impl Supervisor {
                 }
                 Health::Healthy => self.confirm(state, watched),
                 Health::Sick(sickness) => self.take_back(state, &watched, &sickness),
+            }
+        }
+    }
+
+    /// Writes down what the host has learnt of the speed of its kernels.
+    fn note_choices(&self, state: &mut State) {
+        let (changes, numbered) = self.host.choice_changes(state.choices);
+        state.choices = numbered;
+        for change in changes {
+            let reason = change.to_string();
+            let record = Record {
+                generation: Some(self.host.generation()),
+                reason: &reason,
+                ..Record::new(HistoryEvent::ChoiceChanged, "")
+            };
+            if let Err(error) = self.history.write(record) {
+                tracing::error!(target: LOG, "{error}");
             }
         }
     }

@@ -25,6 +25,8 @@ impl HostState {
         let snapshot = Arc::new(snapshot);
         prewarm::make_instances(self, &snapshot);
         self.keep_stats(number, packs.iter().flat_map(|pack| pack.kernels()));
+        #[cfg(feature = "wasmtime")]
+        self.start_learning();
         book.kept.push_back(Kept {
             number,
             packs,

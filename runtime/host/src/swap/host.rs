@@ -10,13 +10,19 @@ use crate::error::{HostError, Incident};
 use crate::exec::cache::AotCache;
 use crate::exec::{self, Executor};
 use crate::memory::{HostMemory, KernelBudget, KernelMemory};
-use crate::registry::RegistrySnapshot;
+use crate::registry::figures::ChoiceChange;
 use crate::registry::kernel::{PublishedKernel, Uids};
+use crate::registry::learn::Learner;
 use crate::registry::race::Records;
 use crate::registry::select::{Candidate, Explanation};
+use crate::registry::{Fastest, RegistrySnapshot};
 use crate::stats::incidents::LOG;
 use crate::stats::{KernelStats, OpStats};
 use crate::threads::lock;
+#[cfg(feature = "wasmtime")]
+use crate::threads::lower_priority;
+#[cfg(feature = "wasmtime")]
+use crate::ticker::Ticker;
 use crate::{HostConfig, OpKey, Policy, Worker, team};
 use arc_swap::ArcSwap;
 use ruvllm_abi::Op;
@@ -25,9 +31,15 @@ use ruvllm_signing::escape_untrusted;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+#[cfg(feature = "wasmtime")]
+use std::time::Duration;
 
 /// Figures of kernels that were swapped out, kept for their figures; the oldest go first.
 const RETIRED_STATS: usize = 512;
+
+/// How often it is looked at what live calls tell of candidates.
+#[cfg(feature = "wasmtime")]
+const REVIEW_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs kernel packs. Cloning shares the host.
 #[derive(Clone)]
@@ -51,6 +63,11 @@ pub(crate) struct HostState {
     pub(super) generations: Mutex<Generations>,
     all_stats: Mutex<Vec<Arc<KernelStats>>>,
     preparers: Mutex<Vec<Weak<dyn Preparer>>>,
+    /// Where the fastest candidates are looked for. It belongs to snapshots too, and to no thread of its own.
+    pub(crate) learner: Option<Arc<Learner>>,
+    /// Has the learner look at its figures.
+    #[cfg(feature = "wasmtime")]
+    reviews: Ticker,
 }
 
 /// Who makes ready what steps need of a generation, the weights of a model above all.
@@ -114,13 +131,19 @@ impl Host {
         }
         let id = HOSTS.fetch_add(1, Ordering::Relaxed);
         let cache = config.cache_dir.as_deref().map(AotCache::open);
-        let records = (config.policy == Policy::Fastest).then(|| {
+        // Whose answer is taken may depend on the clock only where answers may differ.
+        let looks = config.policy == Policy::Fastest && !config.deterministic;
+        let fastest = looks.then(|| {
             // Results are kept only where the directory was found to be this user's own.
-            let directory = config.cache_dir.as_deref().filter(|_| matches!(cache, Some(Ok(_))));
-            Arc::new(Records::open(directory, &config))
+            let cache = cache.as_ref().and_then(|cache| cache.as_ref().ok());
+            let races =
+                Records::open(config.cache_dir.as_deref().filter(|_| cache.is_some()), &config);
+            let learner = Arc::new(Learner::open(cache.cloned(), &config));
+            Arc::new(Fastest { races, learner })
         });
+        let learner = fastest.as_ref().map(|fastest| fastest.learner.clone());
         let (policy, every) = (config.policy.clone(), config.cross_check_every);
-        let first = RegistrySnapshot::first(id, policy, records, natives.into(), every);
+        let first = RegistrySnapshot::first(id, policy, fastest, natives.into(), every);
         let first = Arc::new(first);
         let workers = WorkerContext::new(id, config, retired);
         let state = HostState {
@@ -134,6 +157,9 @@ impl Host {
             published: ArcSwap::from_pointee(Published { active: first, canary: None }),
             all_stats: Mutex::new(all_stats),
             preparers: Mutex::default(),
+            learner,
+            #[cfg(feature = "wasmtime")]
+            reviews: Ticker::new("ruvllm-learner", REVIEW_EVERY).impatient(),
         };
         Ok(Self { state: Arc::new(state) })
     }
@@ -240,6 +266,13 @@ impl Host {
         self.state.memory.join(budget, limit)
     }
 
+    /// Changes of the candidate that is asked first for calls of a class of sizes, where the policy is
+    /// [`Policy::Fastest`]: those after the first `after`, oldest first, as far as they are kept, and how many there
+    /// were.
+    pub fn choice_changes(&self, after: u64) -> (Vec<ChoiceChange>, u64) {
+        self.state.learner.as_ref().map(|learner| learner.changes(after)).unwrap_or_default()
+    }
+
     /// Failures since the last time they were taken, oldest first, and how many more there were
     /// than are kept.
     pub fn take_incidents(&self) -> (Vec<Incident>, u64) {
@@ -262,6 +295,23 @@ impl HostState {
     pub(super) fn executor(&self) -> Result<Arc<dyn Executor>, HostError> {
         let made = self.executor.get_or_init(|| exec::executor(self.config()));
         made.clone().map_err(|detail| HostError::Executor { detail })
+    }
+
+    /// Has what live calls tell of candidates looked at from now on, where the fastest are wanted.
+    #[cfg(feature = "wasmtime")]
+    pub(super) fn start_learning(&self) {
+        let Some(learner) = &self.learner else { return };
+        let learner = Arc::downgrade(learner);
+        let mut stands_back = false;
+        let started = self.reviews.start(move || {
+            if !std::mem::replace(&mut stands_back, true) {
+                lower_priority();
+            }
+            learner.upgrade().inspect(|learner| learner.tick());
+        });
+        if let Err(error) = started {
+            tracing::warn!(target: LOG, "nothing is learnt of kernels, for want of a thread: {error}");
+        }
     }
 
     /// Keeps the figures of kernels that are published for the first time, in a generation.

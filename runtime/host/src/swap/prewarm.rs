@@ -34,8 +34,8 @@ pub(super) fn make_instances(host: &HostState, next: &RegistrySnapshot) {
         // Those that have not come by since the last publication count as well.
         let users = |kernel: &Arc<PublishedKernel>| kernel.workers() + kernel.pool().len();
         let workers = now.choice.chain.iter().map(users).max().unwrap_or(0);
-        // Where kernels race, every one is about to be called.
-        let asked = if slot.race.is_some() { slot.choice.chain.len() } else { 1 };
+        // Where the fastest is looked for, every one is about to be called.
+        let asked = if slot.preference.is_some() { slot.choice.chain.len() } else { 1 };
         let in_service = slot.choice.chain.iter().filter(|kernel| !kernel.stats().quarantined());
         for kernel in in_service.take(asked) {
             // Only publishers add to what is ready, and they go one by one.

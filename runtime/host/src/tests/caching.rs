@@ -1,7 +1,7 @@
-//! Machine code kept between hosts, races, and variants of a kernel.
+//! Machine code kept between hosts, and variants of a kernel.
 
 use super::*;
-use crate::{HostLimits, InstallReport, Policy};
+use crate::{HostLimits, InstallReport};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -109,40 +109,6 @@ fn a_directory_that_the_group_can_write_is_not_used_and_costs_only_time() {
     assert!(report.cache.unusable.is_some());
     assert_eq!(fs::read_dir(place(dir.path())).unwrap().count(), 0);
     works(&host);
-}
-
-#[test]
-fn the_fastest_candidate_of_a_size_is_found_kept_and_explained() {
-    let dir = tempfile::tempdir().unwrap();
-    let fastest = || HostConfig { policy: Policy::Fastest, ..with_cache(dir.path()) };
-    let pack = pack(&Module::default());
-    let (host, _) = install(fastest(), &pack);
-    let explained = |host: &Host| host.explain(&OpKey::rmsnorm_f32()).notes.join("; ");
-    assert!(!explained(&host).contains("calls below"));
-    let (mut worker, snap) = (host.worker().unwrap(), host.snapshot());
-    for dim in [8, 2048, 8, 2048] {
-        rmsnorm(&mut worker, &snap, 4, dim).unwrap();
-    }
-    // A scalar kernel in the sandbox against vectors: the twin wins where there is work to do.
-    let before = stats(&host, "native:rmsnorm_f32").calls;
-    rmsnorm(&mut worker, &snap, 4, 2048).unwrap();
-    assert_eq!(stats(&host, "native:rmsnorm_f32").calls, before + 1);
-    let said = explained(&host);
-    assert_eq!(said.matches("calls below 2^").count(), 2, "{said}");
-    assert_eq!(explained(&install(fastest(), &pack).0), said, "kept between hosts");
-    let other = super::pack(&but_for(12345, "(nop)"));
-    assert!(!explained(&install(fastest(), &other).0).contains("calls below"), "another kernel");
-}
-
-#[test]
-fn a_candidate_that_fails_its_race_does_not_win() {
-    let config = HostConfig { policy: Policy::Fastest, ..HostConfig::default() };
-    let host = host(config, &pack(&but_for(96, "(unreachable)")));
-    let (mut worker, snap) = (host.worker().unwrap(), host.snapshot());
-    for _ in 0..3 {
-        rmsnorm(&mut worker, &snap, 2, 96).unwrap();
-    }
-    assert!(host.kernels().iter().any(|kernel| kernel.id == "rmsnorm_f32" && kernel.quarantined));
 }
 
 /// A pack with a kernel that uses relaxed SIMD and one that does not.

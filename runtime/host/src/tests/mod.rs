@@ -12,6 +12,7 @@ mod full_disk;
 mod generic;
 mod isolation;
 mod layers;
+mod learning;
 mod memory;
 mod model;
 mod running;

@@ -29,17 +29,35 @@ macro_rules! note {
 
 pub(crate) use {note, say};
 
-#[allow(clippy::print_stdout)]
 pub(crate) fn out(text: Arguments<'_>) {
-    println!("{}", escape_lines(&text.to_string()));
+    if let Err(error) = print(&(escape_lines(&text.to_string()) + "\n")) {
+        err(format_args!("warning: standard output cannot be written: {error}"));
+    }
 }
 
-#[allow(clippy::print_stderr)]
+/// Writes to standard output at once, as it is. A reader who went away, as `head` does, wants no more of it, which is no
+/// failure.
+///
+/// # Errors
+/// What else the system says.
+pub(crate) fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written,
+    }
+}
+
+/// Writes to standard error. Where nobody reads that, there is nobody to tell.
+fn print_error(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
 pub(crate) fn err(text: Arguments<'_>) {
     let text = text.to_string();
     // A file may repeat itself in a message for megabytes.
     let shown = text.char_indices().nth(MAX_MESSAGE).map_or(&*text, |(end, _)| &text[..end]);
-    eprintln!("{}", escape_lines(shown));
+    print_error(&(escape_lines(shown) + "\n"));
 }
 
 /// A bar on standard error of how much of some work is done, drawn over itself, where that is a terminal.
@@ -59,10 +77,9 @@ impl ProgressBar {
     }
 
     /// Draws the bar, with a text behind it.
-    #[allow(clippy::print_stderr)]
     pub(crate) fn set(&self, done: usize, all: usize, text: &str) {
         if self.shown {
-            eprint!("\r\x1b[K{}", escape_untrusted(&self.line(done, all, text)));
+            print_error(&format!("\r\x1b[K{}", escape_untrusted(&self.line(done, all, text))));
         }
     }
 
@@ -75,10 +92,9 @@ impl ProgressBar {
 
 impl Drop for ProgressBar {
     /// Clears its line.
-    #[allow(clippy::print_stderr)]
     fn drop(&mut self) {
         if self.shown {
-            eprint!("\r\x1b[K");
+            print_error("\r\x1b[K");
         }
     }
 }
@@ -120,19 +136,17 @@ impl LoadBar {
 }
 
 /// Prints to standard error without an end of the line.
-#[allow(clippy::print_stderr)]
 pub(crate) fn beginning(text: &str) {
-    eprint!("{}", escape_lines(text));
+    print_error(&escape_lines(text));
 }
 
 /// Prints JSON to standard output, over several lines if `pretty`.
 ///
 /// # Errors
-/// Of a value that JSON cannot hold.
-#[allow(clippy::print_stdout)]
+/// Of a value that JSON cannot hold, and as for [`print`].
 pub(crate) fn json(value: &impl Serialize, pretty: bool) -> Result<(), Failure> {
     let to_text = if pretty { serde_json::to_string_pretty } else { serde_json::to_string };
-    println!("{}", escape_json(&to_text(value)?));
+    print(&(escape_json(&to_text(value)?) + "\n"))?;
     Ok(())
 }
 
@@ -140,9 +154,8 @@ pub(crate) fn json(value: &impl Serialize, pretty: bool) -> Result<(), Failure> 
 ///
 /// # Errors
 /// Of a value that JSON cannot hold.
-#[allow(clippy::print_stderr)]
 pub(crate) fn json_note(value: &impl Serialize) -> Result<(), Failure> {
-    eprintln!("{}", escape_json(&serde_json::to_string(value)?));
+    print_error(&(escape_json(&serde_json::to_string(value)?) + "\n"));
     Ok(())
 }
 

@@ -1,10 +1,10 @@
 //! `ruvllm tokenize`: text in, token ids out.
 
 use super::args::TokenizeArgs;
-use super::{Ended, Failure, setup};
+use super::{Ended, Failure, setup, terminal};
 use ruvllm::embedded;
 use ruvllm::engine::{Model, open_tokenizer};
-use std::io::{self, Write as _};
+use std::io;
 
 pub(crate) fn main(args: &TokenizeArgs) -> Result<Ended, Failure> {
     let (opened, demo);
@@ -21,6 +21,6 @@ pub(crate) fn main(args: &TokenizeArgs) -> Result<Ended, Failure> {
     let text = setup::read_text("standard input", io::stdin().lock())?;
     let ids = tokenizer.encode_with_special(&text, args.special, args.bos)?;
     let line: Vec<String> = ids.iter().map(u32::to_string).collect();
-    writeln!(io::stdout().lock(), "{}", line.join(" "))?;
+    terminal::print(&(line.join(" ") + "\n"))?;
     Ok(Ended::Done)
 }

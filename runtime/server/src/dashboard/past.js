@@ -17,6 +17,7 @@ const EVENTS = {
   rolled_back: ["rolled back", "warn"],
   cleared: ["cleared", "quiet"],
   reloaded: ["configuration reloaded", "quiet"],
+  choice_changed: ["kernel chosen for its speed", "quiet"],
 };
 
 /** Name and class of an entry's event; what was taken back by itself is worse than what somebody took back. */
