@@ -68,7 +68,7 @@ fn copy(c: &mut Criterion) {
     c.bench_function("copying kernel, 16 floats", |b| {
         b.iter(|| {
             let (a, b, words) = (Operand::f32(&x), Operand::None, Words::of([16]));
-            let call = OpCall { a, b, words, scope };
+            let call = OpCall { scope, ..OpCall::new(a, b, words) };
             worker.call(&snap, slot, &call, &mut y)
         });
     });

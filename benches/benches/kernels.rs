@@ -54,7 +54,7 @@ fn kernels(c: &mut Criterion) {
                         _ => Operand::None,
                     };
                     let a = Operand::Bytes(&case.a);
-                    let call = OpCall { a, b, words, scope: Some(Scope::unique()) };
+                    let call = OpCall::new(a, b, words).within(Scope::unique());
                     group.bench_function(BenchmarkId::new(*name, &case.shape), |bench| {
                         bench.iter(|| {
                             worker.call(&snapshot, slot, black_box(&call), black_box(&mut out))

@@ -15,6 +15,20 @@
  *         return RUVLLM_OK;
  *     }
  *
+ * Where the operation has a gradient, a kernel may export that too; the ABI crate's documentation of contracts
+ * says what it is given and gives:
+ *
+ *     RUVLLM_BACKWARD {
+ *         const uint32_t rows = ruvllm_symbol(call), dim = ruvllm_symbol(call);
+ *         const float factor = ruvllm_param_f32(call);
+ *         (void)RUVLLM_INPUT(call, float, rows, dim);
+ *         const float *dy = RUVLLM_GRAD_OUTPUT(call, float, rows, dim);
+ *         float *dx = RUVLLM_GRAD_INPUT(call, float, rows, dim);
+ *         RUVLLM_READY(call);
+ *         for (size_t i = 0; i < (size_t)rows * dim; i++) dx[i] = factor * dy[i];
+ *         return RUVLLM_OK;
+ *     }
+ *
  * Invariants: all integers are little endian; every region lies above the kernel's own data and
  * stack, inside its memory; output and scratch overlap nothing. A call that does not hold together
  * ends in a status, never in a trap. Symbols come first, in order of first appearance over the
@@ -34,6 +48,9 @@
 #define RUVLLM_REGION_ALIGN 64
 /* Bytes of scratch that every call provides; its contents are unspecified at entry. */
 #define RUVLLM_SCRATCH_BYTES 16384
+/* What a message about a failure begins with, and the bytes at the end of scratch that it takes. */
+#define RUVLLM_MESSAGE_MAGIC "RVMSG\0\0\001"
+#define RUVLLM_MESSAGE_BYTES 256
 /* The largest number of words in a params block: symbols, then params. */
 #define RUVLLM_MAX_PARAM_WORDS 24
 /* The most inputs of a kernel. */
@@ -114,6 +131,18 @@ typedef struct ruvllm_descriptor {
     ruvllm_region params;
 } ruvllm_descriptor;
 
+/* What `kernel_backward` receives: as an entry point, with the gradient of the output in its place, and then
+ * where the gradients of the inputs go. */
+typedef struct ruvllm_backward_descriptor {
+    ruvllm_region input_a;
+    ruvllm_region input_b;
+    ruvllm_region grad_output;
+    ruvllm_region scratch;
+    ruvllm_region params;
+    ruvllm_region grad_a;
+    ruvllm_region grad_b;
+} ruvllm_backward_descriptor;
+
 /* What `kernel_info` writes. */
 typedef struct ruvllm_kernel_info {
     uint32_t abi_version;
@@ -150,6 +179,7 @@ typedef struct ruvllm_block_q4_0 {
     typedef char ruvllm_static_assert_##name[(condition) ? 1 : -1] __attribute__((unused))
 
 RUVLLM_STATIC_ASSERT(sizeof(ruvllm_descriptor) == 40, descriptor_is_forty_bytes);
+RUVLLM_STATIC_ASSERT(sizeof(ruvllm_backward_descriptor) == 56, backward_descriptor_is_56_bytes);
 RUVLLM_STATIC_ASSERT(sizeof(ruvllm_kernel_info) == 16, kernel_info_is_sixteen_bytes);
 RUVLLM_STATIC_ASSERT(sizeof(ruvllm_block_q8_0) == 34, q8_0_is_34_bytes);
 RUVLLM_STATIC_ASSERT(sizeof(ruvllm_block_q4_0) == 18, q4_0_is_18_bytes);
@@ -380,11 +410,13 @@ typedef struct ruvllm_memory {
 /* A checked call. The first thing that does not fit sets `status`; RUVLLM_READY returns it. */
 typedef struct ruvllm_call {
     ruvllm_memory memory;
-    ruvllm_descriptor desc;
+    ruvllm_descriptor desc; /* of a call for gradients, with that of the output as the output */
     ruvllm_status status;
     uint32_t words_taken;
     uint32_t inputs_taken;
     uint32_t scratch_taken;
+    ruvllm_region gradients[RUVLLM_MAX_INPUTS]; /* where those of the inputs go */
+    uint32_t gradients_taken;
 } ruvllm_call;
 
 static inline void ruvllm_fail(ruvllm_call *call, ruvllm_status status) {
@@ -404,7 +436,8 @@ static inline int ruvllm_overlap(ruvllm_region a, ruvllm_region b) {
 /* Reads the descriptor at `at` and checks every region that it names. */
 static inline ruvllm_call ruvllm_call_open(ruvllm_memory memory, uint32_t at) {
     const ruvllm_region own = {at, sizeof(ruvllm_descriptor)};
-    ruvllm_call call = {memory, {{0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}}, RUVLLM_OK, 0, 0, 0};
+    ruvllm_call call = {memory, {{0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}}, RUVLLM_OK, 0, 0, 0,
+                        {{0, 0}, {0, 0}}, 0};
     if (!ruvllm_inside(&memory, own)) {
         call.status = RUVLLM_INTERNAL_ERROR;
         return call;
@@ -424,6 +457,30 @@ static inline ruvllm_call ruvllm_call_open(ruvllm_memory memory, uint32_t at) {
     if (!ruvllm_inside(&memory, d->params)) ruvllm_fail(&call, RUVLLM_INVALID_PARAMS);
     if (!ruvllm_inside(&memory, d->output)) ruvllm_fail(&call, RUVLLM_INVALID_OUTPUT);
     if (!ruvllm_inside(&memory, d->scratch)) ruvllm_fail(&call, RUVLLM_OUT_OF_MEMORY);
+    return call;
+}
+
+/* Reads the descriptor of a call for gradients at `at` and checks every region that it names. */
+static inline ruvllm_call ruvllm_backward_open(ruvllm_memory memory, uint32_t at) {
+    const ruvllm_region own = {at, sizeof(ruvllm_backward_descriptor)};
+    /* The beginning is that of any other call, where nothing written overlaps anything. */
+    ruvllm_call call = ruvllm_call_open(memory, at);
+    ruvllm_backward_descriptor d;
+    uint32_t i;
+    if (!ruvllm_inside(&memory, own)) ruvllm_fail(&call, RUVLLM_INTERNAL_ERROR);
+    if (call.status == RUVLLM_INTERNAL_ERROR) return call;
+    __builtin_memcpy(&d, (const void *)(memory.base + at), sizeof d);
+    call.gradients[0] = d.grad_a;
+    call.gradients[1] = d.grad_b;
+    for (i = 0; i < RUVLLM_MAX_INPUTS; i++) {
+        const ruvllm_region to = call.gradients[i];
+        if (ruvllm_overlap(to, d.input_a) || ruvllm_overlap(to, d.input_b) ||
+            ruvllm_overlap(to, d.grad_output) || ruvllm_overlap(to, d.params) ||
+            ruvllm_overlap(to, call.gradients[1 - i]) || !ruvllm_inside(&memory, to)) {
+            ruvllm_fail(&call, RUVLLM_INVALID_OUTPUT);
+        }
+        if (ruvllm_overlap(to, d.scratch)) ruvllm_fail(&call, RUVLLM_OUT_OF_MEMORY);
+    }
     return call;
 }
 
@@ -482,6 +539,14 @@ static inline const void *ruvllm_input(ruvllm_call *call, const uint32_t *shape,
                        RUVLLM_INVALID_INPUT, shape, rank, block_elems, block_bytes, align);
 }
 
+static inline void *ruvllm_gradient(ruvllm_call *call, const uint32_t *shape, size_t rank,
+                                    uint32_t block_elems, uint32_t block_bytes, uint32_t align) {
+    const uint32_t which = call->gradients_taken++;
+    if (which >= RUVLLM_MAX_INPUTS) ruvllm_fail(call, RUVLLM_INVALID_OUTPUT);
+    return ruvllm_view(call, call->gradients[which == 0 ? 0 : 1], RUVLLM_INVALID_OUTPUT, shape,
+                       rank, block_elems, block_bytes, align);
+}
+
 /* Takes room for `bytes` of scratch at an alignment that is a power of two. */
 static inline void *ruvllm_scratch(ruvllm_call *call, uint64_t bytes, uint32_t align) {
     const uint64_t base = call->desc.scratch.offset;
@@ -493,6 +558,28 @@ static inline void *ruvllm_scratch(ruvllm_call *call, uint64_t bytes, uint32_t a
     }
     call->scratch_taken = (uint32_t)(at + bytes - base);
     return (void *)(uintptr_t)(call->memory.base + at);
+}
+
+/* Leaves a text about a failure for whoever looks into it, at the end of scratch unless that is taken, and
+ * gives the status back: return ruvllm_say(call, RUVLLM_INVALID_PARAMS, "eps must be positive"); */
+static inline ruvllm_status ruvllm_say(ruvllm_call *call, ruvllm_status status, const char *text) {
+    const ruvllm_region scratch = call->desc.scratch;
+    unsigned char *message;
+    uint32_t length = 0;
+    if (scratch.size < RUVLLM_MESSAGE_BYTES ||
+        call->scratch_taken > scratch.size - RUVLLM_MESSAGE_BYTES ||
+        !ruvllm_inside(&call->memory, scratch)) {
+        return status;
+    }
+    message = (unsigned char *)(uintptr_t)(call->memory.base + scratch.offset + scratch.size -
+                                           RUVLLM_MESSAGE_BYTES);
+    while (text[length] != 0 && length < RUVLLM_MESSAGE_BYTES - 12) {
+        message[12 + length] = (unsigned char)text[length];
+        length++;
+    }
+    __builtin_memcpy(message, RUVLLM_MESSAGE_MAGIC, 8);
+    __builtin_memcpy(message + 8, &length, 4);
+    return status;
 }
 
 /* Elements of a block of this type: no plain type has the size of a block. */
@@ -512,6 +599,17 @@ static inline void *ruvllm_scratch(ruvllm_call *call, uint64_t bytes, uint32_t a
     ((type *)ruvllm_view((call), (call)->desc.output, RUVLLM_INVALID_OUTPUT,              \
                          RUVLLM_SHAPE(__VA_ARGS__), RUVLLM_BLOCK_ELEMS(type),             \
                          (uint32_t)sizeof(type), (uint32_t)__alignof__(type)))
+
+/* In a call for gradients: that of the output, in its shape. */
+#define RUVLLM_GRAD_OUTPUT(call, type, ...)                                               \
+    ((const type *)ruvllm_view((call), (call)->desc.output, RUVLLM_INVALID_INPUT,         \
+                               RUVLLM_SHAPE(__VA_ARGS__), RUVLLM_BLOCK_ELEMS(type),       \
+                               (uint32_t)sizeof(type), (uint32_t)__alignof__(type)))
+
+/* In a call for gradients: where that of the next input goes, in its shape. All of it must be written. */
+#define RUVLLM_GRAD_INPUT(call, type, ...)                                                 \
+    ((type *)ruvllm_gradient((call), RUVLLM_SHAPE(__VA_ARGS__), RUVLLM_BLOCK_ELEMS(type),  \
+                             (uint32_t)sizeof(type), (uint32_t)__alignof__(type)))
 
 /* Room for `count` of `type` in the scratch region. */
 #define RUVLLM_SCRATCH(call, type, count)                                     \
@@ -557,6 +655,16 @@ static inline ruvllm_memory ruvllm_linear_memory(void) {
     }                                                                                   \
     static ruvllm_status name##_body(ruvllm_call *call)
 
+/* Declares the gradient of the kernel and exports it as `kernel_backward`. The body follows in braces, as that
+ * of a kernel does. */
+#define RUVLLM_BACKWARD                                                                         \
+    static ruvllm_status kernel_backward_body(ruvllm_call *call);                               \
+    __attribute__((export_name("kernel_backward"))) int32_t kernel_backward(uint32_t desc) {    \
+        ruvllm_call call = ruvllm_backward_open(ruvllm_linear_memory(), desc);                  \
+        return (int32_t)(call.status != RUVLLM_OK ? call.status : kernel_backward_body(&call)); \
+    }                                                                                           \
+    static ruvllm_status kernel_backward_body(ruvllm_call *call)
+
 #else
 
 /* Off wasm a kernel is a function over any memory; regions are offsets into it. */
@@ -569,6 +677,16 @@ static inline ruvllm_memory ruvllm_linear_memory(void) {
         return (int32_t)(call.status != RUVLLM_OK ? call.status : name##_body(&call));  \
     }                                                                                   \
     static ruvllm_status name##_body(ruvllm_call *call)
+
+#define RUVLLM_BACKWARD                                                                         \
+    static ruvllm_status kernel_backward_body(ruvllm_call *call);                               \
+    int32_t kernel_backward(unsigned char *base, size_t len, uint32_t desc);                    \
+    int32_t kernel_backward(unsigned char *base, size_t len, uint32_t desc) {                   \
+        const ruvllm_memory memory = {(uintptr_t)base, 0, len};                                 \
+        ruvllm_call call = ruvllm_backward_open(memory, desc);                                  \
+        return (int32_t)(call.status != RUVLLM_OK ? call.status : kernel_backward_body(&call)); \
+    }                                                                                           \
+    static ruvllm_status kernel_backward_body(ruvllm_call *call)
 
 #endif
 

@@ -46,9 +46,10 @@ pub mod view;
 
 pub use element::{BlockQ4_0, BlockQ8_0, F16};
 pub use ruvllm_abi as abi;
-pub use ruvllm_abi::{DType, KernelDescriptor, KernelInfo, Region, Status};
+pub use ruvllm_abi::{BackwardDescriptor, DType, KernelDescriptor, KernelInfo, Region, Status};
 pub use view::{
-    Call, Element, Inputs, Memory, Param, Params, Rows, RowsMut, Scratch, TensorMut, TensorView,
+    BackwardCall, Call, Element, GradInputs, Inputs, Memory, Param, Params, Rows, RowsMut, Scratch,
+    TensorMut, TensorView,
 };
 
 /// Everything a kernel's source usually needs.

@@ -1,8 +1,8 @@
 //! From offsets in linear memory to typed slices.
 //!
-//! [`Call::open`] is the only place where an offset becomes a pointer. It checks that every region
-//! lies in linear memory above the kernel's own data and stack, and that output and scratch overlap
-//! nothing; what it hands out are ordinary slices with the lifetime of the call. From there on
+//! [`Call::open`] and [`BackwardCall::open`] are the only places where an offset becomes a pointer. They
+//! check that every region lies in linear memory above the kernel's own data and stack, and that outputs and
+//! scratch overlap nothing; what they hand out are ordinary slices with the lifetime of the call. From there on
 //! casts check alignment and length, and element types accept every bit pattern.
 //!
 //! Regions are asked only for the natural alignment of their elements: a host may pass a slice of a
@@ -11,7 +11,9 @@
 use core::marker::PhantomData;
 use core::{ptr, slice};
 
-use ruvllm_abi::{ABI_VERSION, DType, KernelDescriptor, KernelInfo, Region, Status};
+use ruvllm_abi::{
+    ABI_VERSION, BackwardDescriptor, DType, KernelDescriptor, KernelInfo, Region, Status,
+};
 
 use crate::element::{BlockQ4_0, BlockQ8_0, F16};
 
@@ -113,16 +115,59 @@ impl<'m> Memory<'m> {
         inside.then(|| ptr::with_exposed_provenance_mut(self.base.wrapping_add(start)))
     }
 
-    /// The ten words of a descriptor at `offset`.
+    /// The words of a descriptor at `offset`.
     #[inline]
-    fn descriptor(&self, offset: usize) -> Option<KernelDescriptor> {
-        let region = Region::new(u32::try_from(offset).ok()?, KernelDescriptor::SIZE as u32);
+    fn words<const N: usize>(&self, offset: usize) -> Option<[u32; N]> {
+        let region = Region::new(u32::try_from(offset).ok()?, size_of::<[u32; N]>() as u32);
         let start = self.locate(region)?;
-        // SAFETY: `locate` has checked that the 40 bytes lie in memory this value stands for, and
-        // the read asks for no alignment. `[u32; 10]` is valid for every bit pattern.
-        let words: [u32; 10] = unsafe { start.cast::<[u32; 10]>().read_unaligned() };
-        Some(KernelDescriptor::from_words(words.map(u32::from_le)))
+        // SAFETY: `locate` has checked that the bytes lie in memory this value stands for, and the
+        // read asks for no alignment. `[u32; N]` is valid for every bit pattern.
+        let words: [u32; N] = unsafe { start.cast::<[u32; N]>().read_unaligned() };
+        Some(words.map(u32::from_le))
     }
+
+    /// The bytes of a region that is read; an absent one has none.
+    ///
+    /// # Safety
+    /// No exclusive slice of the same memory that this value hands out may overlap the region.
+    #[inline]
+    unsafe fn shared(&self, region: Region, status: Status) -> Result<&'m [u8], Status> {
+        if region.size == 0 {
+            return Ok(&[]);
+        }
+        let start = self.locate(region).ok_or(status)?;
+        // SAFETY: the bytes lie in memory that nothing else uses for `'m` (`Memory`), and nothing
+        // mutable overlaps them (the caller); a byte needs no alignment and has no invalid value.
+        Ok(unsafe { slice::from_raw_parts(start, region.size as usize) })
+    }
+
+    /// The bytes of a region that is written; an absent one has none.
+    ///
+    /// # Safety
+    /// Nothing else that this value hands out may overlap the region.
+    #[inline]
+    unsafe fn exclusive(&self, region: Region, status: Status) -> Result<&'m mut [u8], Status> {
+        if region.size == 0 {
+            return Ok(&mut []);
+        }
+        let start = self.locate(region).ok_or(status)?;
+        // SAFETY: as for `shared`, and nothing at all overlaps them (the caller).
+        Ok(unsafe { slice::from_raw_parts_mut(start, region.size as usize) })
+    }
+}
+
+/// Checks that each written region, and the scratch, overlaps no other region.
+#[inline]
+fn apart(readable: &[Region], written: &[Region], scratch: Region) -> Result<(), Status> {
+    for (i, output) in written.iter().enumerate() {
+        if readable.iter().chain(&written[i + 1..]).any(|r| overlap(*output, *r)) {
+            return Err(Status::InvalidOutput);
+        }
+    }
+    if readable.iter().chain(written).any(|r| overlap(scratch, *r)) {
+        return Err(Status::OutOfMemory);
+    }
+    Ok(())
 }
 
 /// Whether two regions share a byte.
@@ -156,44 +201,86 @@ impl<'m> Call<'m> {
     /// [`Status::OutOfMemory`] when the output or the scratch overlaps another region.
     #[inline]
     pub fn open(memory: Memory<'m>, desc: usize) -> Result<Self, Status> {
-        let desc = memory.descriptor(desc).ok_or(Status::InternalError)?;
-        let KernelDescriptor { input_a, input_b, output, scratch, params } = desc;
-        let readable = [input_a, input_b, params];
-        if readable.iter().any(|r| overlap(output, *r)) {
-            return Err(Status::InvalidOutput);
+        let words = memory.words(desc).ok_or(Status::InternalError)?;
+        let KernelDescriptor { input_a, input_b, output, scratch, params } =
+            KernelDescriptor::from_words(words);
+        apart(&[input_a, input_b, params], &[output], scratch)?;
+        // SAFETY: `apart` has found that output and scratch overlap nothing.
+        unsafe {
+            Ok(Call {
+                inputs: Inputs {
+                    a: memory.shared(input_a, Status::InvalidInput)?,
+                    b: memory.shared(input_b, Status::InvalidInput)?,
+                    taken: 0,
+                },
+                params: Params { rest: memory.shared(params, Status::InvalidParams)? },
+                output: memory.exclusive(output, Status::InvalidOutput)?,
+                scratch: Scratch { rest: memory.exclusive(scratch, Status::OutOfMemory)? },
+            })
         }
-        if readable.iter().any(|r| overlap(scratch, *r)) || overlap(scratch, output) {
-            return Err(Status::OutOfMemory);
+    }
+}
+
+/// A checked call for gradients: everything that the host passed, each part usable on its own.
+pub struct BackwardCall<'m> {
+    /// The inputs of the forward call in the order of the manifest.
+    pub inputs: Inputs<'m>,
+    /// The bytes of the gradient of the output; [`TensorView::new`] gives them a type and shape.
+    pub grad_output: &'m [u8],
+    /// The gradients of the inputs.
+    pub grad_inputs: GradInputs<'m>,
+    /// Working memory.
+    pub scratch: Scratch<'m>,
+    /// The params block of the forward call.
+    pub params: Params<'m>,
+}
+
+impl<'m> BackwardCall<'m> {
+    /// Reads the descriptor at `desc` and checks every region it names.
+    ///
+    /// # Errors
+    /// As [`Call::open`]; the gradients of the inputs are outputs, that of the output is an input.
+    #[inline]
+    pub fn open(memory: Memory<'m>, desc: usize) -> Result<Self, Status> {
+        let words = memory.words(desc).ok_or(Status::InternalError)?;
+        let BackwardDescriptor { input_a, input_b, grad_output, scratch, params, grad_a, grad_b } =
+            BackwardDescriptor::from_words(words);
+        apart(&[input_a, input_b, grad_output, params], &[grad_a, grad_b], scratch)?;
+        // SAFETY: `apart` has found that both gradients and the scratch overlap nothing.
+        unsafe {
+            Ok(BackwardCall {
+                inputs: Inputs {
+                    a: memory.shared(input_a, Status::InvalidInput)?,
+                    b: memory.shared(input_b, Status::InvalidInput)?,
+                    taken: 0,
+                },
+                grad_output: memory.shared(grad_output, Status::InvalidInput)?,
+                params: Params { rest: memory.shared(params, Status::InvalidParams)? },
+                grad_inputs: GradInputs {
+                    a: memory.exclusive(grad_a, Status::InvalidOutput)?,
+                    b: memory.exclusive(grad_b, Status::InvalidOutput)?,
+                },
+                scratch: Scratch { rest: memory.exclusive(scratch, Status::OutOfMemory)? },
+            })
         }
-        let shared = |region: Region, status: Status| -> Result<&'m [u8], Status> {
-            if region.size == 0 {
-                return Ok(&[]);
-            }
-            let start = memory.locate(region).ok_or(status)?;
-            // SAFETY: the bytes lie in memory that nothing else uses for `'m` (`Memory`); the
-            // regions handed out mutably below overlap none of the shared ones (checked above);
-            // a byte needs no alignment and has no invalid value.
-            Ok(unsafe { slice::from_raw_parts(start, region.size as usize) })
-        };
-        let exclusive = |region: Region, status: Status| -> Result<&'m mut [u8], Status> {
-            if region.size == 0 {
-                return Ok(&mut []);
-            }
-            let start = memory.locate(region).ok_or(status)?;
-            // SAFETY: as above, and called once for the output and once for the scratch, which
-            // overlap neither each other nor a shared region.
-            Ok(unsafe { slice::from_raw_parts_mut(start, region.size as usize) })
-        };
-        Ok(Call {
-            inputs: Inputs {
-                a: shared(input_a, Status::InvalidInput)?,
-                b: shared(input_b, Status::InvalidInput)?,
-                taken: 0,
-            },
-            params: Params { rest: shared(params, Status::InvalidParams)? },
-            output: exclusive(output, Status::InvalidOutput)?,
-            scratch: Scratch { rest: exclusive(scratch, Status::OutOfMemory)? },
-        })
+    }
+}
+
+/// The gradients that a call gives, in the order of the inputs.
+pub struct GradInputs<'m> {
+    a: &'m mut [u8],
+    b: &'m mut [u8],
+}
+
+impl<'m> GradInputs<'m> {
+    /// The next gradient as a tensor of `shape`, that of its input.
+    ///
+    /// # Errors
+    /// [`Status::InvalidOutput`] when the region has another size or alignment, as an absent one has.
+    #[inline]
+    pub fn take<T: Element>(&mut self, shape: &[usize]) -> Result<TensorMut<'m, T>, Status> {
+        let next = core::mem::take(&mut self.b);
+        TensorMut::new(core::mem::replace(&mut self.a, next), shape)
     }
 }
 
@@ -442,6 +529,16 @@ impl Params<'_> {
         let (word, rest) = self.rest.split_first_chunk::<4>().ok_or(Status::InvalidParams)?;
         self.rest = rest;
         Ok(P::from_word(u32::from_le_bytes(*word)))
+    }
+}
+
+impl Scratch<'_> {
+    /// Leaves a text about a failure for whoever looks into it, in what is left of scratch, and gives the
+    /// status back: `return Err(scratch.fail(Status::InvalidParams, "eps must be positive"))`.
+    #[cold]
+    pub fn fail(&mut self, status: Status, text: &str) -> Status {
+        ruvllm_abi::message::write(self.rest, text);
+        status
     }
 }
 

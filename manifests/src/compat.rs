@@ -73,12 +73,19 @@ impl Compatibility {
     }
 }
 
-impl fmt::Display for ExecutorKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl ExecutorKind {
+    /// Its name in manifests.
+    pub const fn name(self) -> &'static str {
+        match self {
             ExecutorKind::Wasmtime => "wasmtime",
             ExecutorKind::Wamr => "wamr",
-        })
+        }
+    }
+}
+
+impl fmt::Display for ExecutorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

@@ -1,17 +1,28 @@
-//! Whether a kernel of a known op is called the way the host calls that op.
+//! Whether a kernel is called the way the host calls its op.
 
 use crate::Violation;
 use crate::types::{Dim, KernelEntry, TensorSpec};
+use ruvllm_abi::Op;
 use ruvllm_abi::contract::{Dim as ContractDim, OpContract, TensorContract};
 
-/// Compares a kernel with the contract of its op; empty for a custom op.
+/// Compares a kernel with the contract of its op. Of a custom op nothing is known but that hosts ask for no
+/// gradient of it.
 ///
 /// Tensors and shape symbols may have names of their own, as long as one name stands for one
 /// symbol throughout. Parameters go by name, type and order.
 pub fn check_contract(kernel: &KernelEntry, location: &str) -> Vec<Violation> {
-    let Some(op) = kernel.known_op() else { return Vec::new() };
-    let contract = op.contract();
     let mut found = Vec::new();
+    if kernel.backward && !has_gradient(kernel) {
+        let names = Op::ALL.into_iter().filter(|op| !op.contract().gradients.is_empty());
+        let names: Vec<&str> = names.map(Op::name).collect();
+        let what = format!(
+            "the ABI defines gradients of {} in f32; remove kernel_backward and say nothing of it here",
+            names.join(", ")
+        );
+        found.push(Violation::new("contract_backward", format!("{location}.backward"), what));
+    }
+    let Some(op) = kernel.known_op() else { return found };
+    let contract = op.contract();
     let mut add = |code, field: &str, what: String| {
         found.push(Violation::new(code, format!("{location}.{field}"), what));
     };
@@ -49,6 +60,15 @@ pub fn check_contract(kernel: &KernelEntry, location: &str) -> Vec<Violation> {
         add("contract_params", "params", what);
     }
     found
+}
+
+/// Whether the ABI says what the gradient of such a kernel is.
+fn has_gradient(kernel: &KernelEntry) -> bool {
+    let inputs: Vec<_> = kernel.inputs.iter().map(|tensor| tensor.dtype).collect();
+    let contract = kernel.known_op().map(Op::contract);
+    contract
+        .zip(kernel.outputs.first())
+        .is_some_and(|(contract, output)| !contract.gradients_of(&inputs, output.dtype).is_empty())
 }
 
 /// The manifest's names for the contract's symbols.

@@ -122,6 +122,10 @@ fn kernel(r: &mut Report, at: &str, json: &Json) -> Option<KernelEntry> {
     let size = f.integer(r, "size", 1..=limit::FILE_BYTES, "size_out_of_range");
     let hash = f.parsed(r, "hash", "hash_invalid");
     let entry_point = f.name(r, "entry_point", NameRule::Export);
+    let backward = match f.optional("backward") {
+        None => Some(false),
+        Some(v) => boolean(r, &f.at("backward"), v),
+    };
     let tensors = |r: &mut Report, f: &mut Fields<'_>, name: &'static str, length| {
         let value = f.required(r, name)?;
         let items = array(r, &f.at(name), value, length, "tensor_count")?;
@@ -151,6 +155,7 @@ fn kernel(r: &mut Report, at: &str, json: &Json) -> Option<KernelEntry> {
         size: size?,
         hash: hash?,
         entry_point: entry_point?,
+        backward: backward?,
         inputs: inputs?,
         outputs: outputs?,
         params: params?,

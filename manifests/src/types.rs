@@ -70,6 +70,9 @@ pub struct KernelEntry {
     pub hash: Sha256Hex,
     /// The export that the host calls.
     pub entry_point: String,
+    /// Whether the module exports `kernel_backward`, the gradient of its entry point.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub backward: bool,
     /// The inputs in descriptor order.
     pub inputs: Vec<TensorSpec>,
     /// The outputs; the descriptor has room for one.

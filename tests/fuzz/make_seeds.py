@@ -82,7 +82,7 @@ def main():
     tensors = {"token_embd.weight": [8, 4], "blk.0.attn_norm.weight": [8]}
     for version in (2, 3):
         seed("gguf_header", f"v{version}.gguf", gguf(version, tensors, metadata))
-    regions = [(64, 32), (128, 8), (192, 32), (256, 64), (320, 12)]
+    regions = [(64, 32), (128, 8), (192, 32), (256, 64), (320, 12), (384, 32), (448, 32)]
     descriptor = b"".join(struct.pack("<II", *r) for r in regions)
     seed("descriptor", "sound.bin", descriptor + struct.pack("<H", 0) + bytes([2, 2, 2]) + bytes(range(256)) * 2)
 

@@ -329,6 +329,7 @@ pub fn custom_entry(id: &str, op: &str, entry_point: &str) -> KernelEntry {
         size: 0,
         hash: Sha256Hex::from_bytes([0; 32]),
         entry_point: entry_point.to_owned(),
+        backward: false,
         inputs: vec![tensor("x")],
         outputs: vec![tensor("y")],
         params: IndexMap::new(),

@@ -115,6 +115,78 @@ pub fn rmsnorm_f32(module: &Module) -> Vec<u8> {
     ))
 }
 
+/// The function `kernel_backward` of [`rmsnorm_f32`], in f64, for the fields of a [`Module`]: right, but for
+/// what is done at its beginning, with `$desc` as a local, and at its end, with the addresses `$dx` and `$dw` of
+/// the gradients and `$rows`, `$dim` too.
+pub fn rmsnorm_backward(prologue: &str, epilogue: &str) -> String {
+    format!(
+        r#"(func $at (param $base i32) (param $i i32) (result f64)
+    (f64.promote_f32 (f32.load
+      (i32.add (local.get $base) (i32.shl (local.get $i) (i32.const 2))))))
+  (func (export "kernel_backward") (param $desc i32) (result i32)
+    (local $x i32) (local $w i32) (local $dy i32) (local $dx i32) (local $dw i32)
+    (local $rows i32) (local $dim i32) (local $row i32) (local $i i32) (local $to i32)
+    (local $eps f64) (local $scale f64) (local $along f64) (local $normal f64)
+    {prologue}
+    (local.set $x (i32.load offset=0 (local.get $desc)))
+    (local.set $w (i32.load offset=8 (local.get $desc)))
+    (local.set $dy (i32.load offset=16 (local.get $desc)))
+    (local.set $dx (i32.load offset=40 (local.get $desc)))
+    (local.set $dw (i32.load offset=48 (local.get $desc)))
+    (local.set $i (i32.load offset=32 (local.get $desc)))
+    (local.set $rows (i32.load offset=0 (local.get $i)))
+    (local.set $dim (i32.load offset=4 (local.get $i)))
+    (local.set $eps (f64.promote_f32 (f32.load offset=8 (local.get $i))))
+    (local.set $i (i32.const 0))
+    (loop $zero
+      (f32.store (i32.add (local.get $dw) (i32.shl (local.get $i) (i32.const 2))) (f32.const 0))
+      (local.set $i (i32.add (local.get $i) (i32.const 1)))
+      (br_if $zero (i32.lt_u (local.get $i) (local.get $dim))))
+    (local.set $row (i32.const 0))
+    (loop $rows
+      (local.set $scale (f64.const 0))
+      (local.set $i (i32.const 0))
+      (loop $square
+        (local.set $scale (f64.add (local.get $scale)
+          (f64.mul (call $at (local.get $x) (local.get $i)) (call $at (local.get $x) (local.get $i)))))
+        (local.set $i (i32.add (local.get $i) (i32.const 1)))
+        (br_if $square (i32.lt_u (local.get $i) (local.get $dim))))
+      (local.set $scale (f64.div (f64.const 1) (f64.sqrt (f64.add (local.get $eps)
+        (f64.div (local.get $scale) (f64.convert_i32_u (local.get $dim)))))))
+      (local.set $along (f64.const 0))
+      (local.set $i (i32.const 0))
+      (loop $sum
+        (local.set $along (f64.add (local.get $along) (f64.mul
+          (f64.mul (call $at (local.get $dy) (local.get $i)) (call $at (local.get $w) (local.get $i)))
+          (f64.mul (call $at (local.get $x) (local.get $i)) (local.get $scale)))))
+        (local.set $i (i32.add (local.get $i) (i32.const 1)))
+        (br_if $sum (i32.lt_u (local.get $i) (local.get $dim))))
+      (local.set $along (f64.div (local.get $along) (f64.convert_i32_u (local.get $dim))))
+      (local.set $i (i32.const 0))
+      (loop $write
+        (local.set $normal
+          (f64.mul (call $at (local.get $x) (local.get $i)) (local.get $scale)))
+        (f32.store (i32.add (local.get $dx) (i32.shl (local.get $i) (i32.const 2)))
+          (f32.demote_f64 (f64.mul (local.get $scale) (f64.sub
+            (f64.mul (call $at (local.get $dy) (local.get $i)) (call $at (local.get $w) (local.get $i)))
+            (f64.mul (local.get $normal) (local.get $along))))))
+        (local.set $to (i32.add (local.get $dw) (i32.shl (local.get $i) (i32.const 2))))
+        (f32.store (local.get $to) (f32.add (f32.load (local.get $to)) (f32.demote_f64
+          (f64.mul (call $at (local.get $dy) (local.get $i)) (local.get $normal)))))
+        (local.set $i (i32.add (local.get $i) (i32.const 1)))
+        (br_if $write (i32.lt_u (local.get $i) (local.get $dim))))
+      (local.set $i (i32.shl (local.get $dim) (i32.const 2)))
+      (local.set $x (i32.add (local.get $x) (local.get $i)))
+      (local.set $dy (i32.add (local.get $dy) (local.get $i)))
+      (local.set $dx (i32.add (local.get $dx) (local.get $i)))
+      (local.set $row (i32.add (local.get $row) (i32.const 1)))
+      (br_if $rows (i32.lt_u (local.get $row) (local.get $rows))))
+    (local.set $dx (i32.load offset=40 (local.get $desc)))
+    {epilogue}
+    (i32.const 0))"#
+    )
+}
+
 /// A correct scalar `lora_apply(f32, f32) -> f32`, summed in f64, with the module's places filled in;
 /// its entry point is `lora_apply_forward`. The prologue's locals are `$desc`, `$rows` and the call's
 /// other extents, unset as yet; the epilogue has them set.

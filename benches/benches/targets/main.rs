@@ -162,7 +162,7 @@ fn calls() -> Vec<Row> {
     let slot = snap.slot(&key).expect("the kernel");
     let (x, mut y, scope) = ([1f32; 16], [0u8; 64], Scope::unique());
     let (a, b, words) = (Operand::f32(&x), Operand::None, Words::of([16]));
-    let call = OpCall { a, b, words, scope: Some(scope) };
+    let call = OpCall::new(a, b, words).within(scope);
     let mut answer = |worker: &mut Worker| {
         worker.call(&snap, slot, black_box(&call), black_box(&mut y[..])).expect("an answer");
     };
@@ -202,7 +202,10 @@ fn operations() -> Vec<Row> {
     let mut caller = Caller::new(&host);
     let (tenth, once) = (Duration::from_micros(100), Duration::from_millis(1));
     let mut rows = Vec::new();
-    for (seq, heads) in [(1, HEADS), (512, 1)] {
+    for (seq, heads, what) in [
+        (1, HEADS, "a position of 32 heads of 128, f32"),
+        (512, 1, "512 positions of a head of 128, f32"),
+    ] {
         let x = noise(seq * heads * HEAD);
         let angles = Resident::from_f32(&noise(seq * HEAD));
         let mut y = vec![0; size_of_val(&*x)];
@@ -212,8 +215,7 @@ fn operations() -> Vec<Row> {
             let call = OpCall::rope(Operand::f32(&x), angles.all(), dims, 1e4, false);
             caller.call(&OpKey::rope_f32(), call, &mut y);
         });
-        let what = format!("{seq} positions of {heads} heads of {dim}, f32");
-        rows.push(Row::time("RoPE", tenth, took, &what));
+        rows.push(Row::time("RoPE", tenth, took, what));
     }
     let (x, weight) = (noise(DIM), Resident::from_f32(&noise(DIM)));
     let mut y = vec![0; 4 * DIM];

@@ -3,14 +3,18 @@
 
 use half::f16;
 use ruvllm_abi::DType;
+#[cfg(feature = "host")]
 use ruvllm_host::{Host, HostConfig, OpCall, OpKey, Operand, Policy, Resident};
 use ruvllm_native::attention::{AttnScratch, AttnShape, KvLayout, KvSegment, attention};
 use ruvllm_native::gemm::{Activations, MatMut, PackedWeights, Weights, matmul};
 use ruvllm_native::ops::{self, LoraShape, RopeShape};
 use ruvllm_native::{Isa, ThreadPool};
+#[cfg(feature = "host")]
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
 use std::hint::black_box;
+#[cfg(feature = "host")]
 use std::path::Path;
+use std::rc::Rc;
 
 /// A call that is ready to be made.
 pub struct Ready(Box<dyn FnMut()>);
@@ -34,23 +38,45 @@ const COLS: usize = 2048;
 /// Outputs of a matrix: a few panels of every layout.
 const ROWS: usize = 64;
 
+/// A matrix of weights, and its panels where products read these.
+pub struct Matrix {
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    bytes: Vec<u8>,
+    packed: Option<PackedWeights>,
+}
+
+impl Matrix {
+    /// A matrix of `rows` outputs and `cols` inputs, which are whole blocks of every type.
+    pub fn new(dtype: DType, rows: usize, cols: usize) -> Rc<Matrix> {
+        let bytes = weights(dtype, rows * cols);
+        let w = Weights::new(dtype, rows, cols, &bytes).expect("whole rows");
+        let packed = PackedWeights::pays(dtype, Isa::detect())
+            .then(|| PackedWeights::new(&ThreadPool::new(1), &w).expect("there is memory"));
+        Rc::new(Matrix { dtype, rows, cols, bytes, packed })
+    }
+
+    /// The product with `m` rows of activations, which are taken in beforehand.
+    pub fn product(self: &Rc<Matrix>, isa: Isa, m: usize) -> Ready {
+        let (matrix, pool, mut act) = (Rc::clone(self), ThreadPool::new(1), Activations::new());
+        let (x, forms) = (noise(m * self.cols), act.forms(isa, m, &[self.dtype]));
+        act.prepare(&pool, isa, &x, m, self.cols, forms).expect("sizes agree");
+        let mut y = vec![0.0; m * matrix.rows];
+        Ready::new(move || {
+            let Matrix { dtype, rows, cols, bytes, packed } = &*matrix;
+            let w = Weights::new(*dtype, *rows, *cols, bytes).expect("whole rows");
+            let packed = packed.as_ref().filter(|_| PackedWeights::pays(*dtype, isa));
+            let w = packed.map_or(w, |packed| w.with_packed(packed).expect("of its size"));
+            let y = MatMut { data: black_box(&mut y), stride: *rows };
+            matmul(&pool, isa, &w, &act, y).expect("sizes agree");
+        })
+    }
+}
+
 /// The product of `m` rows of activations, taken in beforehand, with `[64, 2048]` weights.
 pub fn product(isa: Isa, dtype: DType, m: usize) -> Ready {
-    let pool = ThreadPool::new(1);
-    let bytes = weights(dtype);
-    let w = Weights::new(dtype, ROWS, COLS, &bytes).expect("whole rows");
-    let packed = PackedWeights::pays(dtype, isa)
-        .then(|| PackedWeights::new(&pool, &w).expect("there is memory"));
-    let mut act = Activations::new();
-    act.prepare(&pool, isa, &noise(m * COLS), m, COLS, act.forms(isa, m, &[dtype]))
-        .expect("sizes agree");
-    let mut y = vec![0.0; m * ROWS];
-    Ready::new(move || {
-        let w = Weights::new(dtype, ROWS, COLS, &bytes).expect("whole rows");
-        let w = packed.as_ref().map_or(w, |packed| w.with_packed(packed).expect("of its size"));
-        let y = MatMut { data: black_box(&mut y), stride: ROWS };
-        matmul(&pool, isa, &w, &act, y).expect("sizes agree");
-    })
+    Matrix::new(dtype, ROWS, COLS).product(isa, m)
 }
 
 /// One row of activations turned into 8-bit blocks, as weights of 4 bits need them.
@@ -151,6 +177,7 @@ pub fn lora(isa: Isa) -> Ready {
 
 /// RMSNorm of 2048 elements called through the host, which `policy` has answer with the core pack's
 /// kernel or with its native twin. Verification and compilation are over.
+#[cfg(feature = "host")]
 pub fn host_call(policy: Policy) -> Ready {
     // Checks of a sample of the calls would be counted in some and not in others.
     let config = HostConfig { policy, cross_check_every: 0, ..HostConfig::default() };
@@ -177,8 +204,8 @@ fn q8_0_bytes() -> Vec<u8> {
 }
 
 /// Bits whose f16 and f32 readings are all finite; counts do not depend on the values.
-fn weights(dtype: DType) -> Vec<u8> {
-    let bytes = dtype.bytes_for(COLS).expect("whole blocks") * ROWS;
+fn weights(dtype: DType, elems: usize) -> Vec<u8> {
+    let bytes = dtype.bytes_for(elems).expect("whole blocks");
     random().map(|bits| (bits >> 24) as u8 & 0x3f).take(bytes).collect()
 }
 

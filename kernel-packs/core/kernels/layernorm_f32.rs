@@ -2,6 +2,7 @@
 #![cfg_attr(target_family = "wasm", no_std, no_main)]
 
 use ruvllm_core_kernels::layernorm::layernorm_row;
+use ruvllm_core_kernels::norm_backward::layernorm_backward_row;
 use ruvllm_kernel_sdk::prelude::*;
 
 kernel! {
@@ -19,5 +20,20 @@ kernel! {
             layernorm_row(x, weight, bias, eps, y);
         }
         Ok(())
+    }
+    backward {
+        grad_output dy: f32 [rows, dim];
+        grad_input dx: f32 [rows, dim];
+        grad_input dparams: f32 [2, dim];
+        run {
+            let weight = weight_and_bias.rows(dim).next().unwrap_or_default();
+            let dparams = dparams.as_mut_slice();
+            dparams.fill(0.0);
+            let (dweight, dbias) = dparams.split_at_mut_checked(dim).ok_or(Status::InvalidOutput)?;
+            for ((x, dy), dx) in x.rows(dim).zip(dy.rows(dim)).zip(dx.rows_mut(dim)) {
+                layernorm_backward_row(x, weight, eps, dy, dx, [&mut *dweight, &mut *dbias]);
+            }
+            Ok(())
+        }
     }
 }

@@ -15,8 +15,8 @@ kernel! {
     output y: F16 [batch, seq, heads, dim];
     scratch scratch;
     run {
-        let shape =
-            RopeShape { seq, heads, dim, dim_half, interleaved: interleaved != 0 };
+        let interleaved = interleaved != 0;
+        let shape = RopeShape { seq, heads, dim, dim_half, interleaved, backward: false };
         rope(&shape, x.as_slice(), freqs.as_slice(), y.as_mut_slice(), &mut scratch)
     }
 }

@@ -15,8 +15,17 @@ kernel! {
     output y: f32 [batch, seq, heads, dim];
     scratch scratch;
     run {
-        let shape =
-            RopeShape { seq, heads, dim, dim_half, interleaved: interleaved != 0 };
+        let interleaved = interleaved != 0;
+        let shape = RopeShape { seq, heads, dim, dim_half, interleaved, backward: false };
         rope(&shape, x.as_slice(), freqs.as_slice(), y.as_mut_slice(), &mut scratch)
+    }
+    backward {
+        grad_output dy: f32 [batch, seq, heads, dim];
+        grad_input dx: f32 [batch, seq, heads, dim];
+        run {
+            let interleaved = interleaved != 0;
+            let shape = RopeShape { seq, heads, dim, dim_half, interleaved, backward: true };
+            rope(&shape, dy.as_slice(), freqs.as_slice(), dx.as_mut_slice(), &mut scratch)
+        }
     }
 }

@@ -1,6 +1,5 @@
 //! GELU in its approximation by tanh, arXiv 1606.08415, alone and as the gate of GEGLU, arXiv 2002.05202.
 
-use crate::swiglu::sigmoid;
 use ruvllm_kernel_sdk::prelude::*;
 use ruvllm_kernel_sdk::simd::{at, put};
 use ruvllm_kernel_sdk::unroll;
@@ -45,7 +44,7 @@ fn unit(x: F32x4) -> F32x4 {
     // 2 sqrt(2 / pi), and 0.044715 times that.
     let slope = (x * x).madd(F32x4::splat(0.071_354_82), F32x4::splat(1.595_769_1));
     // Of -infinity, times a sigmoid of zero, NaN would be left.
-    x.max(F32x4::splat(f32::MIN)) * sigmoid(x * slope)
+    x.max(F32x4::splat(f32::MIN)) * (x * slope).sigmoid()
 }
 
 #[cfg(test)]

@@ -8,10 +8,12 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod gated_backward;
 pub mod gelu;
 pub mod kv;
 pub mod layernorm;
 pub mod lora;
+pub mod norm_backward;
 pub mod rmsnorm;
 pub mod rope;
 pub mod swiglu;

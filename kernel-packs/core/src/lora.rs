@@ -63,8 +63,62 @@ pub fn lora_apply<T: Lanes>(
     Ok(())
 }
 
-/// `low[r] = sum over i of A[r][i] * x[i]`.
-#[inline(always)]
+/// The gradients of [`lora_apply`] by `x` and by `ab`, in its layout, given that of its output: with
+/// `u = scale * dy B` and `t = scale * x A^T`, `dx = u A`, `dA = u^T x` and `dB = dy^T t`.
+///
+/// # Errors
+/// [`Status::OutOfMemory`] when the scratch does not hold `2 * rank` floats, [`Status::InvalidParams`] when
+/// `ab` is too short.
+pub fn lora_backward(
+    shape: &LoraShape,
+    scale: f32,
+    [x, ab]: [&[f32]; 2],
+    dy: &[f32],
+    [dx, dab]: [&mut [f32]; 2],
+    scratch: &mut Scratch<'_>,
+) -> Result<(), Status> {
+    let LoraShape { rows, in_dim, rank, out_dim } = *shape;
+    let (t, u) = (scratch.take::<f32>(rank)?, scratch.take::<f32>(rank)?);
+    let split = in_dim.div_ceil(GROUP).saturating_mul(rank);
+    let (a, b) = ab.as_chunks::<GROUP>().0.split_at_checked(split).ok_or(Status::InvalidParams)?;
+    let (dab, _) = dab.as_chunks_mut::<GROUP>();
+    dab.fill([0.0; GROUP]);
+    let (da, db) = dab.split_at_mut_checked(split).ok_or(Status::InvalidParams)?;
+    for row in 0..rows {
+        let (x, dy) = (window(x, row * in_dim, in_dim), window(dy, row * out_dim, out_dim));
+        let Some(dx) = dx.get_mut(row * in_dim..).and_then(|dx| dx.get_mut(..in_dim)) else {
+            break;
+        };
+        project(x, a, t);
+        project(dy, b, u);
+        for low in t.iter_mut().chain(u.iter_mut()) {
+            *low *= scale;
+        }
+        // The layout of A is that of B with its columns for rows.
+        expand(u, a, dx);
+        add_outer(u, x, da);
+        add_outer(t, dy, db);
+    }
+    Ok(())
+}
+
+/// Adds the product of each `low[r]` with each `x[i]` to its place in a factor's gradient.
+#[inline(never)]
+fn add_outer(low: &[f32], x: &[f32], factor: &mut [[f32; GROUP]]) {
+    let (quads, tail) = x.as_chunks::<GROUP>();
+    let mut last = [0.0; GROUP];
+    last.iter_mut().zip(tail).for_each(|(to, from)| *to = *from);
+    let quads = quads.iter().chain((!tail.is_empty()).then_some(&last));
+    for (x, group) in quads.zip(factor.chunks_exact_mut(low.len().max(1))) {
+        let x = F32x4::load(x);
+        for (low, to) in low.iter().zip(group) {
+            F32x4::splat(*low).madd(x, F32x4::load(to)).store(to);
+        }
+    }
+}
+
+/// `low[r] = sum over i of A[r][i] * x[i]`. Kept as one function: gradients take it once for each factor.
+#[inline(never)]
 fn project<T: Lanes>(x: &[T], a: &[[T; GROUP]], low: &mut [f32]) {
     let rank = low.len();
     let (blocks, rest) = low.as_chunks_mut::<RANKS>();
@@ -129,8 +183,8 @@ fn add_group<T: Lanes, const R: usize>(
     acc
 }
 
-/// `y[o] = sum over r of low[r] * B[o][r]`.
-#[inline(always)]
+/// `y[o] = sum over r of low[r] * B[o][r]`. Kept as one function, as [`project`] is.
+#[inline(never)]
 fn expand<T: Lanes>(low: &[f32], b: &[[T; GROUP]], y: &mut [T]) {
     // The usual ranks in straight lines, several groups between two back-edges.
     if let Ok(low) = <&[f32; 4]>::try_from(low) {
@@ -275,6 +329,41 @@ mod tests {
                         );
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn gradients_are_those_of_the_definition() {
+        for (rows, in_dim, out_dim, rank) in
+            [(1, 1, 1, 1), (3, 7, 5, 2), (2, 33, 17, 9), (2, 8, 12, 4)]
+        {
+            let shape = LoraShape { rows, in_dim, rank, out_dim };
+            let (a, b) = (noise(rank * in_dim, 1.0, 1), noise(out_dim * rank, 1.0, 2));
+            let (x, dy) = (noise(rows * in_dim, 1.0, 3), noise(rows * out_dim, 1.0, 4));
+            let ab = interleave(&shape, &a, &b);
+            let (mut dx, mut dab) = (vec![9.0; x.len()], vec![9.0; ab.len()]);
+            let gradients = [&mut dx[..], &mut dab];
+            with_scratch(|s| lora_backward(&shape, 0.5, [&x, &ab], &dy, gradients, s)).unwrap();
+            let (mut want_x, mut want_a) = (vec![0.0; x.len()], vec![0.0; a.len()]);
+            let mut want_b = vec![0.0; b.len()];
+            for row in 0..rows {
+                for r in 0..rank {
+                    let t: f32 = (0..in_dim).map(|i| x[row * in_dim + i] * a[r * in_dim + i]).sum();
+                    let u: f32 =
+                        (0..out_dim).map(|o| dy[row * out_dim + o] * b[o * rank + r]).sum();
+                    for i in 0..in_dim {
+                        want_x[row * in_dim + i] += 0.5 * u * a[r * in_dim + i];
+                        want_a[r * in_dim + i] += 0.5 * u * x[row * in_dim + i];
+                    }
+                    for o in 0..out_dim {
+                        want_b[o * rank + r] += 0.5 * t * dy[row * out_dim + o];
+                    }
+                }
+            }
+            let want = [want_x, interleave(&shape, &want_a, &want_b)].concat();
+            for (got, want) in dx.iter().chain(&dab).zip(want) {
+                assert!((got - want).abs() < 1e-5 * (in_dim + out_dim) as f32, "{shape:?}");
             }
         }
     }

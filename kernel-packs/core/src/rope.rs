@@ -30,6 +30,8 @@ pub struct RopeShape {
     pub dim_half: usize,
     /// Whether pairs are neighbours, rather than `dim_half` apart.
     pub interleaved: bool,
+    /// Whether it turns the other way: that of the output's gradient is the gradient by `x`.
+    pub backward: bool,
 }
 
 impl RopeShape {
@@ -61,9 +63,9 @@ pub fn rope<T: Lanes>(
     if x.is_empty() {
         return Ok(());
     }
-    let RopeShape { seq, heads, dim, dim_half, interleaved } = *shape;
+    let RopeShape { seq, heads, dim, dim_half, interleaved, .. } = *shape;
     let width = heads.saturating_mul(dim).max(1);
-    let mut angles = Angles::take(dim_half, interleaved, scratch)?;
+    let mut angles = Angles::take(shape, scratch)?;
     for (position, (x, y)) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).enumerate() {
         let freqs = window(freqs, position % seq.max(1) * 2 * dim_half, 2 * dim_half);
         for (section, freqs) in freqs.chunks(2 * PAIRS).enumerate() {
@@ -104,7 +106,7 @@ pub fn rope_q8(
     if x.is_empty() {
         return Ok(());
     }
-    let RopeShape { seq, heads, dim, dim_half, interleaved } = *shape;
+    let RopeShape { seq, heads, dim, dim_half, .. } = *shape;
     let width = heads.saturating_mul(dim);
     if !width.is_multiple_of(BLOCK) {
         return Err(Status::InvalidParams);
@@ -118,7 +120,7 @@ pub fn rope_q8(
         }
         return Ok(());
     }
-    let mut angles = Angles::take(dim_half, interleaved, scratch)?;
+    let mut angles = Angles::take(shape, scratch)?;
     let (wide, rotated) = (scratch.take::<f32>(dim)?, scratch.take::<f32>(dim)?);
     let head_blocks = (dim / BLOCK).max(1);
     for (position, (x, y)) in rows {
@@ -195,15 +197,19 @@ fn copy<T: Copy>(from: &[T], to: &mut [T]) {
 /// elements `2i` and `2i + 1` hold (cos, cos) and (-sin, sin).
 struct Angles<'s> {
     interleaved: bool,
+    /// What sines are multiplied by: -1 to turn the other way.
+    sense: f32,
     first: &'s mut [f32],
     second: &'s mut [f32],
 }
 
 impl<'s> Angles<'s> {
-    fn take(dim_half: usize, interleaved: bool, scratch: &mut Scratch<'s>) -> Result<Self, Status> {
+    fn take(shape: &RopeShape, scratch: &mut Scratch<'s>) -> Result<Self, Status> {
+        let RopeShape { dim_half, interleaved, backward, .. } = *shape;
         let pairs = dim_half.min(PAIRS);
         let len = if interleaved { 2 * pairs } else { pairs };
-        Ok(Angles { interleaved, first: scratch.take(len)?, second: scratch.take(len)? })
+        let sense = if backward { -1.0 } else { 1.0 };
+        Ok(Angles { interleaved, sense, first: scratch.take(len)?, second: scratch.take(len)? })
     }
 
     #[inline(always)]
@@ -219,20 +225,22 @@ impl<'s> Angles<'s> {
         for ((pairs, cos), sin) in quads.iter().zip(cos.iter_mut()).zip(sin.iter_mut()) {
             let (low, high) = (at(pairs, 0), at(pairs, 4));
             low.even(high).store(cos);
-            low.odd(high).store(sin);
+            (low.odd(high) * F32x4::splat(self.sense)).store(sin);
         }
         // A shorter last section leaves the remainder of `freqs` where whole vectors are.
         let done = quads.len();
         let cos_tail = cos.get_mut(done).map_or(cos_rest, |quad| quad.as_mut_slice());
         let sin_tail = sin.get_mut(done).map_or(sin_rest, |quad| quad.as_mut_slice());
         for ((pair, cos), sin) in rest.as_chunks::<2>().0.iter().zip(cos_tail).zip(sin_tail) {
-            [*cos, *sin] = *pair;
+            let [c, s] = *pair;
+            (*cos, *sin) = (c, self.sense * s);
         }
     }
 
     #[inline(always)]
     fn lay_out_interleaved(&mut self, freqs: &[f32]) {
-        let signs = F32x4::load(&[-1.0, 1.0, -1.0, 1.0]);
+        let sense = self.sense;
+        let signs = F32x4::load(&[-sense, sense, -sense, sense]);
         let (quads, rest) = freqs.as_chunks::<4>();
         let (cos, cos_rest) = self.first.as_chunks_mut::<4>();
         let (sin, sin_rest) = self.second.as_chunks_mut::<4>();
@@ -246,7 +254,7 @@ impl<'s> Angles<'s> {
         let sin_tail = sin.get_mut(done).map_or(sin_rest, |quad| quad.as_mut_slice());
         if let [c, s] = rest {
             copy(&[*c, *c], cos_tail);
-            copy(&[-*s, *s], sin_tail);
+            copy(&[-sense * s, sense * s], sin_tail);
         }
     }
 
@@ -374,7 +382,7 @@ mod tests {
     use std::vec::Vec;
 
     fn oracle(shape: &RopeShape, x: &[f32], freqs: &[f32]) -> Vec<f64> {
-        let RopeShape { seq, heads, dim, dim_half, interleaved } = *shape;
+        let RopeShape { seq, heads, dim, dim_half, interleaved, backward } = *shape;
         let mut y: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
         for (row, y) in y.chunks_mut(dim).enumerate() {
             let x = &x[row * dim..][..dim];
@@ -383,6 +391,7 @@ mod tests {
                 let (i, j) = if interleaved { (2 * p, 2 * p + 1) } else { (p, p + dim_half) };
                 let at = (position * dim_half + p) * 2;
                 let (c, s) = (f64::from(freqs[at]), f64::from(freqs[at + 1]));
+                let s = if backward { -s } else { s };
                 let (a, b) = (f64::from(x[i]), f64::from(x[j]));
                 (y[i], y[j]) = (a * c - b * s, a * s + b * c);
             }
@@ -407,8 +416,11 @@ mod tests {
             (1, 2, 1, 5000, 2307),
         ];
         extents.into_iter().flat_map(|(batch, seq, heads, dim, dim_half)| {
-            [false, true]
-                .map(|interleaved| (batch, RopeShape { seq, heads, dim, dim_half, interleaved }))
+            [(false, false), (true, false), (false, true), (true, true)].map(
+                |(interleaved, backward)| {
+                    (batch, RopeShape { seq, heads, dim, dim_half, interleaved, backward })
+                },
+            )
         })
     }
 
@@ -429,7 +441,7 @@ mod tests {
     fn q8_rows_are_rotated_in_f32_and_rounded_once() {
         for (batch, shape) in shapes() {
             let width = shape.heads * shape.dim;
-            if width % 32 != 0 {
+            if width % 32 != 0 || shape.backward {
                 continue;
             }
             let x = noise(batch * shape.seq * width, 2.0, 3);
@@ -452,7 +464,14 @@ mod tests {
 
     #[test]
     fn rows_that_straddle_blocks_agree_with_the_same_row_in_f32() {
-        let shape = RopeShape { seq: 2, heads: 4, dim: 24, dim_half: 12, interleaved: false };
+        let shape = RopeShape {
+            seq: 2,
+            heads: 4,
+            dim: 24,
+            dim_half: 12,
+            interleaved: false,
+            backward: false,
+        };
         let x = noise(2 * 96, 1.0, 5);
         let freqs = angles(2, 12);
         let blank = BlockQ8_0 { d: F16(0), qs: [0; 32] };
@@ -470,7 +489,14 @@ mod tests {
 
     #[test]
     fn pairs_that_do_not_fit_a_head_are_refused() {
-        let shape = RopeShape { seq: 1, heads: 1, dim: 4, dim_half: 3, interleaved: false };
+        let shape = RopeShape {
+            seq: 1,
+            heads: 1,
+            dim: 4,
+            dim_half: 3,
+            interleaved: false,
+            backward: false,
+        };
         let mut y = [0.0; 4];
         let refused = with_scratch(|s| rope(&shape, &[0.0; 4], &[0.0; 6], &mut y, s));
         assert_eq!(refused, Err(Status::InvalidParams));

@@ -31,31 +31,7 @@ pub fn swiglu<T: Lanes>(gate: &[T], up: &[T], y: &mut [T]) {
 
 #[inline(always)]
 fn silu(g: F32x4) -> F32x4 {
-    g * sigmoid(g)
-}
-
-/// `1 / (1 + e^-g)`.
-///
-/// With `-g = n ln 2 + r` and `|r| <= ln 2 / 2`, `e^r = (a + r) / (a - r)` for `a = r coth(r / 2)`,
-/// which three terms give to 2e-8. The division by `1 + e^-g` then serves for both:
-/// `sigmoid(g) = (a - r) / ((a - r) + 2^n (a + r))`. NaN stays NaN.
-#[inline(always)]
-pub(crate) fn sigmoid(g: F32x4) -> F32x4 {
-    // Above, the sigmoid is 1; below, `2^127 (a + r)` is infinite and it is 0.
-    let bounded = g.max(F32x4::splat(-88.2)).min(F32x4::splat(87.0));
-    // Adding 1.5 * 2^23 + 127 leaves n + 127, the exponent's bits of 2^n, in the low bits of the
-    // sum.
-    let shifter = F32x4::splat(12_583_039.0);
-    let shifted = bounded.madd(F32x4::splat(-core::f32::consts::LOG2_E), shifter);
-    let n = shifted - shifter;
-    let minus_r = n.madd(F32x4::splat(0.693_145_75), bounded);
-    let minus_r = n.madd(F32x4::splat(1.428_606_8e-6), minus_r);
-    let square = minus_r * minus_r;
-    let a = square.madd(F32x4::splat(-1.0 / 360.0), F32x4::splat(1.0 / 6.0));
-    let a = a.madd(square, F32x4::splat(2.0));
-    let power = shifted.as_i32().shl::<23>().as_f32();
-    let below = a + minus_r;
-    below / power.madd(a - minus_r, below)
+    g * g.sigmoid()
 }
 
 #[cfg(test)]

@@ -7,6 +7,15 @@
 //! appearance over the inputs and then the output, then the parameters, one word each.
 //!
 //! All operations are out of place: inputs are not written, and the output never overlaps them.
+//!
+//! # Gradients
+//!
+//! Where [`OpContract::gradients`] names inputs, a kernel of binary32 tensors may export
+//! [`kernel_backward`](crate::export::BACKWARD). It gets the inputs and the params block of the forward call
+//! and the gradient of some number (a loss) by the output, and gives that number's gradient by each of those
+//! inputs, in the input's own shape and layout. Gradients are written, never added to what is there. That of an
+//! input that all rows share, such as the weight of a norm, is the sum over the rows of the call. What pads
+//! a layout, as in `ab` of `lora_apply`, has a gradient of zero.
 
 use crate::DType;
 use core::fmt;
@@ -148,6 +157,9 @@ pub struct OpContract {
     pub params: &'static [ParamContract],
     /// The combinations of element types that the catalogue defines.
     pub variants: &'static [Variant],
+    /// The inputs that the operation is differentiated by, in order: `kernel_backward` gives the gradient of
+    /// each. The first is always among them; none where the operation has no gradient.
+    pub gradients: &'static [usize],
 }
 
 const fn sym(name: &'static str) -> Dim {
@@ -180,6 +192,8 @@ const ROPE: OpContract = OpContract {
         variant("rope_f16", &[DType::F16, DType::F32], DType::F16),
         variant("rope_q8", &[DType::Q8_0, DType::F32], DType::Q8_0),
     ],
+    // The angles are no parameters of a model.
+    gradients: &[0],
 };
 
 const RMS_NORM: OpContract = OpContract {
@@ -192,6 +206,7 @@ const RMS_NORM: OpContract = OpContract {
         variant("rmsnorm_f32", &[DType::F32, DType::F32], DType::F32),
         variant("rmsnorm_f16", &[DType::F16, DType::F32], DType::F16),
     ],
+    gradients: &[0, 1],
 };
 
 const SWIGLU: OpContract = OpContract {
@@ -204,6 +219,7 @@ const SWIGLU: OpContract = OpContract {
         variant("swiglu_f32", &[DType::F32, DType::F32], DType::F32),
         variant("swiglu_f16", &[DType::F16, DType::F16], DType::F16),
     ],
+    gradients: &[0, 1],
 };
 
 const KV_PACK: OpContract = OpContract {
@@ -216,6 +232,7 @@ const KV_PACK: OpContract = OpContract {
         variant("kv_pack_q4", &[DType::F32], DType::Q4_0),
         variant("kv_pack_q8", &[DType::F32], DType::Q8_0),
     ],
+    gradients: &[],
 };
 
 const KV_UNPACK: OpContract = OpContract {
@@ -228,6 +245,7 @@ const KV_UNPACK: OpContract = OpContract {
         variant("kv_unpack_q4", &[DType::Q4_0], DType::F32),
         variant("kv_unpack_q8", &[DType::Q8_0], DType::F32),
     ],
+    gradients: &[],
 };
 
 const LORA_APPLY: OpContract = OpContract {
@@ -243,6 +261,7 @@ const LORA_APPLY: OpContract = OpContract {
         variant("lora_apply_f32", &[DType::F32, DType::F32], DType::F32),
         variant("lora_apply_f16", &[DType::F16, DType::F16], DType::F16),
     ],
+    gradients: &[0, 1],
 };
 
 const GELU: OpContract = OpContract {
@@ -255,6 +274,7 @@ const GELU: OpContract = OpContract {
         variant("gelu_f32", &[DType::F32], DType::F32),
         variant("gelu_f16", &[DType::F16], DType::F16),
     ],
+    gradients: &[0],
 };
 
 const GEGLU: OpContract = OpContract {
@@ -267,6 +287,7 @@ const GEGLU: OpContract = OpContract {
         variant("geglu_f32", &[DType::F32, DType::F32], DType::F32),
         variant("geglu_f16", &[DType::F16, DType::F16], DType::F16),
     ],
+    gradients: &[0, 1],
 };
 
 const LAYER_NORM: OpContract = OpContract {
@@ -279,6 +300,7 @@ const LAYER_NORM: OpContract = OpContract {
         variant("layernorm_f32", &[DType::F32, DType::F32], DType::F32),
         variant("layernorm_f16", &[DType::F16, DType::F32], DType::F16),
     ],
+    gradients: &[0, 1],
 };
 
 impl Op {
@@ -320,6 +342,13 @@ impl OpContract {
     pub fn param_words(&self) -> usize {
         self.symbols().count() + self.params.len()
     }
+
+    /// The inputs whose gradients a kernel of these element types can give: those of
+    /// [`OpContract::gradients`] where all tensors are binary32, as gradients are, and else none.
+    pub fn gradients_of(&self, inputs: &[DType], output: DType) -> &'static [usize] {
+        let are_f32 = output == DType::F32 && inputs.iter().all(|dtype| *dtype == DType::F32);
+        if are_f32 { self.gradients } else { &[] }
+    }
 }
 
 #[cfg(test)]
@@ -348,6 +377,8 @@ mod tests {
             for variant in contract.variants {
                 assert_eq!(variant.inputs.len(), contract.inputs.len());
             }
+            assert!(matches!(contract.gradients, [] | [0] | [0, 1]));
+            assert!(contract.gradients.len() <= contract.inputs.len());
         }
         assert_eq!(Op::from_name("softmax"), None);
     }

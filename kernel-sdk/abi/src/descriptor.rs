@@ -1,4 +1,4 @@
-//! The 40 bytes that a call passes to a kernel.
+//! The 40 bytes that a call passes to a kernel, and the 56 of a call for gradients.
 
 /// A byte range of the kernel's linear memory. An absent region is `{0, 0}`.
 #[repr(C)]
@@ -84,6 +84,78 @@ impl KernelDescriptor {
     }
 }
 
+/// What `kernel_backward` receives. Its first five regions are those of [`KernelDescriptor`], but for the
+/// output, in whose place the gradient of the output is handed in.
+///
+/// Fourteen little-endian `u32`: input A, input B, gradient of the output, scratch, params, gradient of A,
+/// gradient of B, each as offset then size in bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackwardDescriptor {
+    /// The first input of the forward call.
+    pub input_a: Region,
+    /// The second input, or `{0, 0}`.
+    pub input_b: Region,
+    /// The gradient of the output, which the kernel reads.
+    pub grad_output: Region,
+    /// Working memory of at least [`crate::SCRATCH_BYTES`] bytes.
+    pub scratch: Region,
+    /// The params block of the forward call.
+    pub params: Region,
+    /// Where the gradient of the first input goes; overlaps nothing.
+    pub grad_a: Region,
+    /// Where the gradient of the second input goes, or `{0, 0}` where the operation has none; overlaps nothing.
+    pub grad_b: Region,
+}
+
+impl BackwardDescriptor {
+    /// Size of the descriptor in bytes.
+    pub const SIZE: usize = 56;
+
+    /// The descriptor as the fourteen words a kernel reads.
+    pub const fn to_words(self) -> [u32; 14] {
+        let Self { input_a, input_b, grad_output, scratch, params, grad_a, grad_b } = self;
+        [
+            input_a.offset,
+            input_a.size,
+            input_b.offset,
+            input_b.size,
+            grad_output.offset,
+            grad_output.size,
+            scratch.offset,
+            scratch.size,
+            params.offset,
+            params.size,
+            grad_a.offset,
+            grad_a.size,
+            grad_b.offset,
+            grad_b.size,
+        ]
+    }
+
+    /// Reads a descriptor from its fourteen words.
+    pub const fn from_words(w: [u32; 14]) -> Self {
+        Self {
+            input_a: Region::new(w[0], w[1]),
+            input_b: Region::new(w[2], w[3]),
+            grad_output: Region::new(w[4], w[5]),
+            scratch: Region::new(w[6], w[7]),
+            params: Region::new(w[8], w[9]),
+            grad_a: Region::new(w[10], w[11]),
+            grad_b: Region::new(w[12], w[13]),
+        }
+    }
+
+    /// The descriptor as the bytes that the host writes into linear memory.
+    pub fn to_bytes(self) -> [u8; Self::SIZE] {
+        let mut bytes = [0; Self::SIZE];
+        for (chunk, word) in bytes.chunks_exact_mut(4).zip(self.to_words()) {
+            chunk.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+}
+
 /// What `kernel_info` writes: sixteen bytes about the module itself.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -114,6 +186,17 @@ mod tests {
         assert_eq!(size_of::<KernelDescriptor>(), KernelDescriptor::SIZE);
         assert_eq!(desc.to_words(), words);
         assert_eq!(desc.to_bytes()[36..], [0x0d, 0x0c, 0x0b, 0x0a]);
+    }
+
+    #[test]
+    fn a_call_for_gradients_begins_as_a_call_does() {
+        let words: [u32; 14] = core::array::from_fn(|i| i as u32);
+        let backward = BackwardDescriptor::from_words(words);
+        assert_eq!(size_of::<BackwardDescriptor>(), BackwardDescriptor::SIZE);
+        assert_eq!(backward.to_words(), words);
+        assert_eq!(backward.to_bytes()[52..], [13, 0, 0, 0]);
+        let forward = KernelDescriptor::from_words(core::array::from_fn(|i| words[i]));
+        assert_eq!((forward.output, forward.params), (backward.grad_output, backward.params));
     }
 
     #[test]

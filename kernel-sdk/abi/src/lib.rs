@@ -15,10 +15,11 @@ pub mod contract;
 mod descriptor;
 mod dtype;
 mod float;
+pub mod message;
 mod status;
 
 pub use contract::{Op, OpContract};
-pub use descriptor::{KernelDescriptor, KernelInfo, Region};
+pub use descriptor::{BackwardDescriptor, KernelDescriptor, KernelInfo, Region};
 pub use dtype::{BlockLayout, DType, UnknownDType};
 pub use float::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use status::Status;
@@ -46,10 +47,12 @@ pub mod export {
     pub const HEAP_BASE: &str = "__heap_base";
     /// Optional: `fn(params: *const u8, len: u32) -> i32`, called once after instantiation.
     pub const INIT: &str = "kernel_init";
-    /// Optional: `fn(desc: *const KernelDescriptor) -> i32`, the gradient of the entry point.
+    /// Optional: `fn(desc: *const BackwardDescriptor) -> i32`, the gradient of the entry point. A manifest
+    /// says `"backward": true` of a kernel that has it.
     pub const BACKWARD: &str = "kernel_backward";
     /// Optional: `fn(out: *mut KernelInfo) -> i32`.
     pub const INFO: &str = "kernel_info";
-    /// Optional: `fn()`, called before the instance is dropped in good order.
+    /// Optional: `fn() -> i32`, called before the instance is dropped in good order. Modules whose function
+    /// has no result are taken too, as if it returned `OK`.
     pub const CLEANUP: &str = "kernel_cleanup";
 }

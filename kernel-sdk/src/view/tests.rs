@@ -94,6 +94,61 @@ fn output_and_scratch_may_not_overlap_anything_but_inputs_may_overlap_each_other
     assert!(Linear::new().open(desc).is_ok());
 }
 
+fn sound_backward() -> BackwardDescriptor {
+    BackwardDescriptor {
+        input_a: Region::new(64, 32),
+        input_b: Region::new(128, 16),
+        grad_output: Region::new(192, 32),
+        scratch: Region::new(256, 64),
+        params: Region::new(320, 12),
+        grad_a: Region::new(384, 32),
+        grad_b: Region::new(448, 16),
+    }
+}
+
+fn open_backward(desc: BackwardDescriptor) -> Result<(), Status> {
+    let mut memory = Linear::new();
+    memory.0[..BackwardDescriptor::SIZE].copy_from_slice(&desc.to_bytes());
+    BackwardCall::open(Memory::over(&mut memory.0), 0).map(|_| ())
+}
+
+#[test]
+fn a_call_for_gradients_has_three_inputs_and_two_outputs() {
+    let mut memory = Linear::new();
+    memory.0[..BackwardDescriptor::SIZE].copy_from_slice(&sound_backward().to_bytes());
+    memory.0[192..196].copy_from_slice(&2.5f32.to_le_bytes());
+    let mut call = BackwardCall::open(Memory::over(&mut memory.0), 0).ok().unwrap();
+    assert_eq!(call.inputs.take::<f32>(&[2, 4]).unwrap().as_slice().len(), 8);
+    let dy = TensorView::<f32>::new(call.grad_output, &[2, 4]).unwrap();
+    assert_eq!(dy.as_slice()[0], 2.5);
+    call.grad_inputs.take::<f32>(&[2, 4]).unwrap().as_mut_slice()[7] = 7.0;
+    call.grad_inputs.take::<f32>(&[4]).unwrap().as_mut_slice()[0] = 8.0;
+    assert_eq!(call.grad_inputs.take::<f32>(&[4]).err(), Some(Status::InvalidOutput));
+    assert_eq!(memory.0[412..416], 7f32.to_le_bytes());
+    assert_eq!(memory.0[448..452], 8f32.to_le_bytes());
+}
+
+#[test]
+fn gradients_may_not_overlap_anything() {
+    type Spoil = fn(&mut BackwardDescriptor);
+    let cases: [(Spoil, Status); 6] = [
+        (|d| d.grad_a = d.grad_output, Status::InvalidOutput),
+        (|d| d.grad_b = d.input_b, Status::InvalidOutput),
+        (|d| d.grad_b = Region::new(400, 16), Status::InvalidOutput),
+        (|d| d.grad_b = Region::new(1020, 16), Status::InvalidOutput),
+        (|d| d.scratch = Region::new(400, 64), Status::OutOfMemory),
+        (|d| d.grad_output = Region::new(1020, 32), Status::InvalidInput),
+    ];
+    for (spoil, status) in cases {
+        let mut desc = sound_backward();
+        spoil(&mut desc);
+        assert_eq!(open_backward(desc), Err(status), "{desc:?}");
+    }
+    // An input without a gradient.
+    let absent = BackwardDescriptor { grad_b: Region::default(), ..sound_backward() };
+    assert_eq!(open_backward(absent), Ok(()));
+}
+
 #[test]
 fn memory_below_the_floor_belongs_to_the_kernel() {
     let mut memory = Linear::new();
@@ -142,4 +197,16 @@ fn kernel_info_states_the_abi_and_stays_inside_memory() {
     assert_eq!(write_info(Memory::over(&mut memory.0), 16, 9), Status::Ok);
     assert_eq!(memory.0[16..24], [1, 0, 0, 0, 9, 0, 0, 0]);
     assert_eq!(write_info(Memory::over(&mut memory.0), 1020, 9), Status::InvalidOutput);
+}
+
+#[test]
+fn a_failure_can_be_explained_in_what_is_left_of_scratch() {
+    let mut memory = Linear::new();
+    let mut scratch = Scratch { rest: &mut memory.0[..512] };
+    scratch.take::<u8>(256).unwrap().fill(1);
+    assert_eq!(scratch.fail(Status::InvalidParams, "eps is 0"), Status::InvalidParams);
+    assert!(scratch.take::<u8>(1).is_ok());
+    scratch.fail(Status::InvalidParams, "there is no room for this");
+    assert_eq!(ruvllm_abi::message::read(&memory.0[..512]), Some(&b"eps is 0"[..]));
+    assert!(memory.0[..256].iter().all(|byte| *byte == 1));
 }

@@ -34,6 +34,7 @@ fn entry(op: Op, variant: usize) -> Value {
 
 fn with(op: Op, variant: usize, edit: impl FnOnce(&mut Value)) -> Vec<String> {
     let mut fields = entry(op, variant);
+    fields["backward"] = json!(false);
     edit(&mut fields);
     findings(&edited(|m| {
         for (key, value) in fields.as_object().unwrap() {
@@ -87,6 +88,23 @@ fn tensors_dtypes_and_params_must_be_those_of_the_op() {
     assert_eq!(order, ["contract_params@kernels[0].params"]);
     let ty = with(Op::RmsNorm, 0, |k| k["params"]["eps"]["type"] = json!("u32"));
     assert_eq!(ty, ["contract_params@kernels[0].params"]);
+}
+
+#[test]
+fn only_what_has_a_gradient_in_f32_may_say_that_it_gives_one() {
+    for op in Op::ALL {
+        for (i, variant) in op.contract().variants.iter().enumerate() {
+            let found = with(op, i, |k| k["backward"] = json!(true));
+            match op.contract().gradients_of(variant.inputs, variant.output) {
+                [] => assert_eq!(found, ["contract_backward@kernels[0].backward"], "{op} {i}"),
+                _ => assert_eq!(found, [""; 0], "{op} {i}"),
+            }
+        }
+    }
+    let custom = with(Op::RmsNorm, 0, |k| {
+        (k["op"], k["backward"]) = (json!("my_norm"), json!(true));
+    });
+    assert_eq!(custom, ["contract_backward@kernels[0].backward"]);
 }
 
 #[test]

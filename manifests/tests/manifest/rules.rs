@@ -11,6 +11,7 @@ fn custom() -> Value {
     kernel["op"] = json!("scale");
     kernel["path"] = json!("scale/scale_f32.wasm");
     kernel["entry_point"] = json!("scale_forward");
+    kernel.as_object_mut().unwrap().remove("backward");
     kernel
 }
 
@@ -42,6 +43,7 @@ fn what_is_optional_may_be_left_out() {
         }
         m["author"].as_object_mut().unwrap().remove("email");
         let kernel = m["kernels"][0].as_object_mut().unwrap();
+        kernel.remove("backward");
         kernel.remove("tolerance");
         kernel.remove("benchmarks");
         kernel["params"]["theta"].as_object_mut().unwrap().remove("default");
@@ -65,8 +67,15 @@ fn everything_else_is_required() {
         ("/kernels/0/platforms/wamr", example()["kernels"][0]["platforms"]["wamr"].clone()),
         ("/kernels/0/tolerance", example()["kernels"][0]["tolerance"].clone()),
     ] {
-        let optional =
-            ["$schema", "max_runtime_version", "fallbacks", "email", "tolerance", "benchmarks"];
+        let optional = [
+            "$schema",
+            "max_runtime_version",
+            "fallbacks",
+            "email",
+            "backward",
+            "tolerance",
+            "benchmarks",
+        ];
         for field in object.as_object().unwrap().keys() {
             let json = edited(|m| {
                 m.pointer_mut(at).unwrap().as_object_mut().unwrap().remove(field);

@@ -74,6 +74,7 @@ fn schema_and_parser_refuse_the_same_values() {
         (&format!("{k}/size"), json!(MAX_FILE_BYTES + 1)),
         (&format!("{k}/hash"), json!("sha256:AA")),
         (&format!("{k}/entry_point"), json!("1st")),
+        (&format!("{k}/backward"), json!("yes")),
         (&format!("{k}/outputs"), json!([])),
         (&format!("{k}/inputs/0/dtype"), json!("f64")),
         (&format!("{k}/inputs/0/shape"), json!([])),

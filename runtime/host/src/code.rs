@@ -2,6 +2,7 @@
 
 use crate::OpKey;
 use crate::admit::AdmittedKernel;
+use crate::gate::executor::Decision;
 use crate::instance::InstanceTemplate;
 use crate::op::plan::CallPlan;
 use crate::pack::PackId;
@@ -41,6 +42,10 @@ pub(crate) enum Code {
         template: Arc<InstanceTemplate>,
         /// Whether its numbers were held against an oracle.
         verified: bool,
+        /// Whether it has `kernel_backward`.
+        backward: bool,
+        /// What runs it, and why.
+        runs: Arc<str>,
     },
     /// The host's own code.
     Native {
@@ -107,13 +112,16 @@ impl PreparedKernel {
     pub(crate) fn sandboxed(admitted: &AdmittedKernel<'_>, pack: (String, String)) -> Self {
         let gated = admitted.gated();
         let key = gated.key().clone();
-        let stats = KernelStats::new(key.clone(), gated.id().to_owned(), pack, "wasmtime");
+        let Decision { executor, reason } = gated.decision();
+        let stats = KernelStats::new(key.clone(), gated.id().to_owned(), pack, executor.name());
         let (template, verified) = (admitted.template().clone(), admitted.is_verified());
+        let backward = gated.spec().backward;
+        let runs = reason.as_str().into();
         Self {
             hash: gated.hash().to_owned(),
             key,
             plan: gated.plan().clone(),
-            code: Code::Sandboxed { template, verified },
+            code: Code::Sandboxed { template, verified, backward, runs },
             stats: Arc::new(stats),
         }
     }
@@ -154,6 +162,15 @@ impl PreparedKernel {
 
     pub(crate) fn generation(&self) -> u64 {
         self.stats.generation.load(Relaxed)
+    }
+
+    /// Whether it answers calls for gradients.
+    pub(crate) fn has_backward(&self) -> bool {
+        match &self.code {
+            Code::Native { .. } => self.plan.has_gradients(),
+            Code::Sandboxed { backward, .. } => *backward,
+            Code::Team { .. } => false,
+        }
     }
 
     pub(crate) fn is_native(&self) -> bool {

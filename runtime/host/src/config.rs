@@ -1,5 +1,6 @@
 //! How a host is configured: policy, limits, failure handling.
 
+use crate::DeviceClass;
 use ruvllm_native::Isa;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -112,6 +113,25 @@ pub struct CompilerProcess {
 /// Configuration of a [`crate::Host`].
 #[derive(Clone, Debug)]
 pub struct HostConfig {
+    /// The machine that it was made for, which also says what runs a kernel where several executors could.
+    /// [`DeviceClass::config`] has the defaults of each.
+    pub device_class: DeviceClass,
+    /// How long any call of a kernel may take. A pack may ask for less, and a call of a catalogue operation
+    /// gets as long as its size takes here, many times over.
+    pub call_time: Duration,
+    /// Bytes of linear memory that one instance of a kernel may have, where its manifest allows more. Calls that
+    /// need more go to the next candidate.
+    pub instance_memory: Option<usize>,
+    /// Bytes of stack that a call of a kernel may use.
+    pub stack: usize,
+    /// Bytes of addresses that are reserved for the memory of an instance: with 4 GiB no access has to be
+    /// checked by instructions of its own.
+    pub memory_reservation: u64,
+    /// Bytes of addresses behind a memory that trap.
+    pub memory_guard: u64,
+    /// How many threads [`crate::Host::install`] compiles and proves kernels on, and how many an engine over
+    /// the host computes with unless it is told; `None` is as many as there are cores.
+    pub threads: Option<usize>,
     /// The version that a manifest's `min_runtime_version` and `max_runtime_version` are held
     /// against.
     pub runtime_version: semver::Version,
@@ -174,8 +194,23 @@ pub struct HostConfig {
 }
 
 impl Default for HostConfig {
+    /// That of [`DeviceClass::Server`].
     fn default() -> Self {
+        DeviceClass::default().config()
+    }
+}
+
+impl HostConfig {
+    /// The defaults of [`DeviceClass::Server`].
+    pub(crate) fn server() -> Self {
         Self {
+            device_class: DeviceClass::Server,
+            call_time: Duration::from_secs(10),
+            instance_memory: None,
+            stack: 512 << 10,
+            memory_reservation: 4 << 30,
+            memory_guard: 64 << 10,
+            threads: None,
             runtime_version: semver::Version::new(0, 1, 0),
             policy: Policy::default(),
             strict: false,

@@ -21,6 +21,10 @@ use std::time::{Duration, Instant};
 /// How many times as long as the scalar native twin a kernel may take.
 const FACTOR: f64 = 32.0;
 
+/// How many times as long as a call of their sizes gradients may take: each number goes through several products
+/// where it went through one.
+const BACKWARD: u64 = 4;
+
 /// What any call may take: pages that are touched for the first time cost more than brief calls.
 const LEAST: Duration = Duration::from_millis(5);
 
@@ -78,7 +82,10 @@ fn work(repeats: Option<usize>, bytes: &CallBytes, words: &Words) -> u64 {
         None => 1,
         Some(word) => words.as_slice().get(word).map_or(1, |&times| u64::from(times)),
     };
-    ((bytes.a + bytes.out) as u64).saturating_mul(times).saturating_add(bytes.b as u64)
+    let CallBytes { a, b, gradient, out, out_b } = *bytes;
+    let work =
+        ((a + gradient + out) as u64).saturating_mul(times).saturating_add((b + out_b) as u64);
+    if gradient > 0 { work.saturating_mul(BACKWARD) } else { work }
 }
 
 /// Nanoseconds that the scalar native twin takes for a unit of work, measured once in a process;
@@ -204,7 +211,7 @@ mod tests {
     fn nothing_but_the_packs_own_limit_is_known_of_a_custom_operation() {
         let key = OpKey::new("mine", [ruvllm_abi::DType::F32], ruvllm_abi::DType::F32);
         let deadline = Deadline::new(&key, 700, TICK);
-        let bytes = CallBytes { a: 4, b: 0, out: 4 };
+        let bytes = CallBytes { a: 4, out: 4, ..CallBytes::default() };
         assert_eq!(deadline.ticks(&bytes, &Words::of([1])), 700);
         assert_eq!(deadline.aside, 20);
     }

@@ -1,7 +1,9 @@
 //! What can go wrong: with a pack at installation, with a call, with a kernel while it runs.
 
 use crate::OpKey;
+use crate::trap::{Place, Trap, TrapKind, said};
 use ruvllm_abi::Status;
+use ruvllm_manifest::escape_untrusted;
 use serde::Serialize;
 use std::fmt;
 use thiserror::Error;
@@ -15,11 +17,19 @@ pub struct Refusal {
     pub code: &'static str,
     /// What is wrong and what to do.
     pub message: String,
+    /// Where the kernel trapped, if that is why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub place: Option<Box<Place>>,
 }
 
 impl Refusal {
     pub(crate) fn new(kernel: &str, code: &'static str, message: impl Into<String>) -> Self {
-        Self { kernel: kernel.to_owned(), code, message: message.into() }
+        Self { kernel: kernel.to_owned(), code, message: message.into(), place: None }
+    }
+
+    pub(crate) fn at(mut self, place: Option<Box<Place>>) -> Self {
+        self.place = place;
+        self
     }
 }
 
@@ -28,7 +38,11 @@ impl fmt::Display for Refusal {
         if !self.kernel.is_empty() {
             write!(f, "{}: ", self.kernel)?;
         }
-        write!(f, "{} [{}]", self.message, self.code)
+        f.write_str(&self.message)?;
+        if let Some(source) = self.place.as_ref().and_then(|place| place.source.as_ref()) {
+            write!(f, ", at {}", escape_untrusted(source))?;
+        }
+        write!(f, " [{}]", self.code)
     }
 }
 
@@ -217,26 +231,6 @@ impl CallError {
     }
 }
 
-/// How a kernel left its function: the kinds of trap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TrapKind {
-    /// It ran longer than its deadline.
-    Deadline,
-    /// It read or wrote outside of its memory.
-    OutOfBounds,
-    /// It reached an `unreachable` instruction: a panic, mostly.
-    Unreachable,
-    /// It recursed too deeply.
-    StackOverflow,
-    /// Integer division by zero or overflow, or a conversion out of range.
-    Arithmetic,
-    /// An indirect call went nowhere or to another type.
-    IndirectCall,
-    /// Anything else.
-    Other,
-}
-
 /// Which bound on memory an instance does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -253,10 +247,8 @@ pub enum MemoryBound {
 pub enum Failure {
     /// It trapped.
     Trap {
-        /// Which trap.
-        trap: TrapKind,
-        /// What the executor says.
-        detail: String,
+        /// How, and where.
+        trap: Box<Trap>,
     },
     /// It returned a status other than `OK`.
     Status {
@@ -266,6 +258,9 @@ pub enum Failure {
         /// it; empty otherwise.
         #[serde(skip_serializing_if = "String::is_empty")]
         detail: String,
+        /// What the kernel said, see [`ruvllm_abi::message`]; empty where it said nothing.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        message: String,
     },
     /// It returned numbers that are not finite although its inputs are and its twin's are.
     NonFinite {
@@ -308,10 +303,13 @@ pub enum Failure {
     },
     /// Its `kernel_cleanup` did not return, when an instance was let go.
     Cleanup {
-        /// Which trap.
-        trap: TrapKind,
-        /// What the executor says.
-        detail: String,
+        /// How, and where.
+        trap: Box<Trap>,
+    },
+    /// Its `kernel_cleanup` returned a status other than `OK`, when an instance was let go.
+    CleanupStatus {
+        /// The number that it returned.
+        status: i32,
     },
     /// A provider of a team operation refused the call, or could not take a matrix up.
     Provider {
@@ -329,7 +327,7 @@ impl Failure {
     /// A stable code in snake case.
     pub fn code(&self) -> &'static str {
         match self {
-            Failure::Trap { trap: TrapKind::Deadline, .. } => "kernel_deadline",
+            Failure::Trap { trap } if trap.kind == TrapKind::Deadline => "kernel_deadline",
             Failure::Trap { .. } => "kernel_trap",
             Failure::Status { .. } => "kernel_status",
             Failure::NonFinite { .. } => "kernel_non_finite",
@@ -340,9 +338,17 @@ impl Failure {
             Failure::Memory { bound: MemoryBound::Host, .. } => "kernel_memory_full",
             Failure::WeightMemory { .. } => "weight_memory_full",
             Failure::Instantiate { .. } => "kernel_instantiate",
-            Failure::Cleanup { .. } => "kernel_cleanup",
+            Failure::Cleanup { .. } | Failure::CleanupStatus { .. } => "kernel_cleanup",
             Failure::Provider { .. } => "provider_failed",
             Failure::Native { .. } => "native_refused",
+        }
+    }
+
+    /// The trap that it is, if it is one.
+    pub fn trap(&self) -> Option<&Trap> {
+        match self {
+            Failure::Trap { trap } | Failure::Cleanup { trap } => Some(trap),
+            _ => None,
         }
     }
 
@@ -353,19 +359,27 @@ impl Failure {
     }
 }
 
+fn returned(f: &mut fmt::Formatter<'_>, status: i32) -> fmt::Result {
+    match Status::from_code(status) {
+        Some(known) => write!(f, "returned status {status} ({known})"),
+        None => write!(f, "returned status {status}, which the ABI does not define"),
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Trap { trap: TrapKind::Deadline, .. } => {
-                f.write_str("ran longer than its deadline")
+            Failure::Trap { trap } if trap.kind == TrapKind::Deadline => {
+                f.write_str("ran longer than its deadline")?;
+                trap.where_and_why(f)
             }
-            Failure::Trap { detail, .. } => write!(f, "trapped: {detail}"),
-            Failure::Status { status, detail } => {
-                match Status::from_code(*status) {
-                    Some(known) => write!(f, "returned status {status} ({known})")?,
-                    None => write!(f, "returned status {status}, which the ABI does not define")?,
+            Failure::Trap { trap } => write!(f, "trapped: {trap}"),
+            Failure::Status { status, detail, message } => {
+                returned(f, *status)?;
+                if !detail.is_empty() {
+                    write!(f, ": {detail}")?;
                 }
-                if detail.is_empty() { Ok(()) } else { write!(f, ": {detail}") }
+                said(f, message)
             }
             Failure::NonFinite { index } => {
                 write!(f, "returned a number that is not finite at element {index}")
@@ -392,10 +406,15 @@ impl fmt::Display for Failure {
                  has left; give more with --memory"
             ),
             Failure::Instantiate { detail } => write!(f, "cannot be instantiated: {detail}"),
-            Failure::Cleanup { trap: TrapKind::Deadline, .. } => {
-                f.write_str("ran longer in kernel_cleanup than its deadline")
+            Failure::Cleanup { trap } if trap.kind == TrapKind::Deadline => {
+                f.write_str("ran longer in kernel_cleanup than its deadline")?;
+                trap.where_and_why(f)
             }
-            Failure::Cleanup { detail, .. } => write!(f, "trapped in kernel_cleanup: {detail}"),
+            Failure::Cleanup { trap } => write!(f, "trapped in kernel_cleanup: {trap}"),
+            Failure::CleanupStatus { status } => {
+                returned(f, *status)?;
+                f.write_str(" from kernel_cleanup")
+            }
             Failure::Provider { detail } => write!(f, "failed: {detail}"),
             Failure::Native { detail } => write!(f, "refused the call: {detail}"),
         }

@@ -18,6 +18,7 @@
 
 mod admit;
 mod call;
+mod class;
 mod code;
 mod compare;
 mod config;
@@ -46,20 +47,24 @@ mod team;
 mod threads;
 #[cfg(feature = "wasmtime")]
 mod ticker;
+mod trap;
 
 #[cfg(test)]
 mod tests;
 
 pub use call::team_worker::{Preparation, PreparedWeights, Product, TeamWorker};
 pub use call::worker::Worker;
+pub use class::DeviceClass;
 pub use compare::{LARGEST_INPUT, host_tolerance};
 pub use config::{Compiler, CompilerProcess, HostConfig, HostLimits, Policy};
-pub use error::{CallError, Failure, HostError, Incident, MemoryBound, Refusal, TrapKind};
+pub use error::{CallError, Failure, HostError, Incident, MemoryBound, Refusal};
 #[cfg(feature = "wasmtime")]
 pub use exec::compiler_process;
-pub use gate::module::{check_module, module_features};
+pub use gate::module::{check_module, kernel_features, module_features};
 pub use memory::{KernelBudget, KernelMemory};
-pub use op::call::{LoraDims, OpCall, Operand, Output, Owner, Resident, RopeDims, Scope, Words};
+pub use op::call::{
+    Gradients, LoraDims, OpCall, Operand, Output, Owner, Resident, RopeDims, Scope, Words,
+};
 pub use op::key::OpKey;
 pub use op::tensor::Tensor;
 pub use pack::PackId;
@@ -95,3 +100,4 @@ pub use team::{
     AttentionProvider, AttentionSession, EmbedProvider, MatmulProvider, PreparedMatmul, Provider,
     ProviderPack, Team,
 };
+pub use trap::{MemoryAccess, Place, Trap, TrapKind};

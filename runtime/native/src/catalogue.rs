@@ -5,6 +5,10 @@
 //! row here, and a row for everything in it. All else (the twin that answers by contract, the oracle,
 //! admission, `ruvllm-pack test` and `bench`, deadlines, the tests of all of these) is made from the row.
 
+mod backward;
+
+pub(crate) use backward::Backward;
+
 use crate::judge::{Kind, LARGEST_INPUT, Tolerance, fill};
 use crate::ops::{self, LoraShape, RopeShape};
 use crate::random::Random;
@@ -23,6 +27,8 @@ pub(crate) struct Row {
     pub(crate) oracle: fn(&Call<'_>) -> Result<Vec<f64>, NativeError>,
     /// The native code, for an output of the right size.
     pub(crate) native: fn(Isa, &Call<'_>, &mut [u8]) -> Result<(), NativeError>,
+    /// The gradients that the contract names.
+    pub(crate) backward: Option<Backward>,
     /// How far from the definition an output of a type may be; `None` where its bytes must be exact.
     pub(crate) tolerance: fn(DType) -> Option<Tolerance>,
     /// How many roundings to the input's type add up in an element.
@@ -104,6 +110,7 @@ const ROPE: Row = Row {
             _ => ops::rope_q8(isa, &shape, a, &freqs, y),
         }
     },
+    backward: Some(backward::ROPE),
     tolerance: usual,
     roundings: |_, _| 1.0,
     second: Second::Constant(|random, words, _| {
@@ -163,6 +170,7 @@ const RMS_NORM: Row = Row {
             _ => write(y, |y| ops::rmsnorm(isa, &view(a)?, &weight, eps, y)),
         }
     },
+    backward: Some(backward::RMS_NORM),
     tolerance: usual,
     roundings: |_, _| 1.0,
     second: Second::Constant(ordinary),
@@ -192,6 +200,7 @@ const SWIGLU: Row = Row {
             _ => write(y, |y| ops::swiglu(isa, &view(gate)?, &view(up)?, y)),
         }
     },
+    backward: Some(backward::SWIGLU),
     tolerance: usual,
     roundings: |_, _| 1.0,
     second: Second::Activations,
@@ -216,6 +225,7 @@ const KV_PACK: Row = Row {
         DType::Q8_0 => ops::kv_pack_q8(isa, &view(call.a)?, y),
         _ => ops::kv_pack_q4(isa, &view(call.a)?, y),
     },
+    backward: None,
     tolerance: |_| None,
     second: Second::None,
     roundings: |_, _| 1.0,
@@ -268,6 +278,7 @@ const LORA_APPLY: Row = Row {
             _ => write(y, |y| ops::lora_apply(isa, &shape, &view(x)?, &view(ab)?, y)),
         }
     },
+    backward: Some(backward::LORA_APPLY),
     tolerance: |output| match output {
         DType::F32 => Some(Tolerance { rel: 1e-5, abs: 1e-5 }),
         _ => usual(output),
@@ -314,6 +325,7 @@ const GELU: Row = Row {
         DType::F16 => write(y, |y| ops::gelu_f16(isa, &view::<f16>(call.a)?, y)),
         _ => write(y, |y| ops::gelu(isa, &view(call.a)?, y)),
     },
+    backward: Some(backward::GELU),
     second: Second::None,
     huge: |variant| if variant.inputs[0] == DType::F16 { 3e4 } else { LARGEST_INPUT },
     bench: &[&[1, 3072], &[1, 8192]],
@@ -332,6 +344,7 @@ const GEGLU: Row = Row {
             _ => write(y, |y| ops::geglu(isa, &view(gate)?, &view(up)?, y)),
         }
     },
+    backward: Some(backward::GEGLU),
     ..SWIGLU
 };
 
@@ -353,6 +366,7 @@ const LAYER_NORM: Row = Row {
             _ => write(y, |y| ops::layernorm(isa, &view(x)?, weight, Some(bias), eps, y)),
         }
     },
+    backward: Some(backward::LAYER_NORM),
     // The rounding of the mean is an absolute error of every element of its row.
     tolerance: |output| match output {
         DType::F32 => Some(Tolerance { rel: 1e-5, abs: 1e-5 }),
@@ -585,6 +599,7 @@ mod tests {
     fn layouts_are_those_of_the_contracts() {
         for op in Op::ALL {
             let (contract, layout) = (op.contract(), layout(op));
+            assert_eq!(row(op).backward.is_some(), !contract.gradients.is_empty(), "{op}");
             assert_eq!(layout.words, contract.param_words(), "{op}");
             let symbols: Vec<&str> = contract.symbols().collect();
             let tensors = contract.inputs.iter().zip(&layout.inputs);

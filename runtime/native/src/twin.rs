@@ -5,7 +5,8 @@
 //! from anywhere: a call that does not fit is refused before the output is touched. Bytes are those
 //! of a little-endian machine, as everywhere in the ABI.
 
-use crate::catalogue::{layout, row};
+use crate::catalogue::{Backward, layout, row};
+use crate::judge::Called;
 use crate::ops::product;
 use crate::oracle::numbers;
 use crate::{Isa, NativeError};
@@ -48,6 +49,30 @@ pub fn run(
     (row(op).native)(isa, &call, y)
 }
 
+/// Computes the gradients of `op` by the inputs of a call that its contract names, given that of its output;
+/// the second slice is empty where there is one. Both are overwritten.
+///
+/// # Errors
+/// As [`run`], of the gradients too; [`NativeError::Unsupported`] where the operation has none in these element
+/// types.
+pub fn backward(
+    isa: Isa,
+    op: Op,
+    inputs: &[DType],
+    output: DType,
+    called: Called<'_>,
+    grad_output: &[u8],
+    gradients: [&mut [f32]; 2],
+) -> Result<(), NativeError> {
+    let (call, backward) = Call::differentiable(op, inputs, output, called, grad_output.len())?;
+    let second = if op.contract().gradients.contains(&1) { called.b.len() } else { 0 };
+    let sizes = [called.a.len(), second];
+    for (gradient, bytes) in gradients.iter().zip(sizes) {
+        NativeError::check("twin: bytes of a gradient", bytes, size_of_val(*gradient))?;
+    }
+    (backward.native)(isa, &call, &view(grad_output)?, gradients)
+}
+
 /// A call whose operands have the sizes that its words give.
 pub(crate) struct Call<'a> {
     pub(crate) variant: &'static Variant,
@@ -80,6 +105,28 @@ impl<'a> Call<'a> {
         NativeError::check("twin: bytes of input a", size_a, a.len())?;
         NativeError::check("twin: bytes of input b", size_b, b.len())?;
         Ok(Self { variant, a, b, output_bytes, words })
+    }
+
+    /// A call for gradients, where that of the output has so many bytes.
+    ///
+    /// # Errors
+    /// As [`backward`].
+    pub(crate) fn differentiable(
+        op: Op,
+        inputs: &[DType],
+        output: DType,
+        Called { a, b, words }: Called<'a>,
+        grad_output: usize,
+    ) -> Result<(Self, &'static Backward), NativeError> {
+        let call = Self::new(op, inputs, output, a, b, words)?;
+        let has_gradient = !op.contract().gradients_of(inputs, output).is_empty();
+        let Some(backward) = row(op).backward.as_ref().filter(|_| has_gradient) else {
+            let detail = format!("gradients in {output}");
+            return Err(NativeError::Unsupported { what: op.name(), detail });
+        };
+        let what = "twin: bytes of the gradient of the output";
+        NativeError::check(what, call.output_bytes, grad_output)?;
+        Ok((call, backward))
     }
 
     /// The words of the params block.

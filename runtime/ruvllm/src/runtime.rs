@@ -499,7 +499,7 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Computes with this many threads.
+    /// Computes with this many threads, whatever the host's configuration says.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
@@ -634,12 +634,12 @@ impl RuntimeBuilder {
             bf16,
             ..EngineConfig::default()
         };
-        if let Some(threads) = threads {
+        let host = kernels.host().clone();
+        if let Some(threads) = threads.or(host.config().threads) {
             config.threads = threads;
         }
         let template = model.chat_template(&renderer.unwrap_or(trusted))?;
         let mut on_progress = on_progress.unwrap_or_else(|| Box::new(|_| ()));
-        let host = kernels.host().clone();
         let engine = Engine::with_progress(model, host, config, &mut *on_progress)?;
         let adapter = adapter.map(|(path, scale)| Adapter::open(&engine, &path, scale));
         let adapter = adapter.transpose()?;

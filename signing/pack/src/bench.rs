@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use ruvllm_abi::Op;
 use ruvllm_host::{
-    HealthLimits, Host, HostConfig, OpCall, OpKey, OpSlot, Operand, Policy, RegistrySnapshot,
-    Resident, Scope, Words, Worker,
+    CallError, HealthLimits, Host, HostConfig, OpCall, OpKey, OpSlot, Operand, Policy,
+    RegistrySnapshot, Resident, Scope, Words, Worker,
 };
 use ruvllm_manifest::KernelEntry;
 use ruvllm_native::Isa;
@@ -200,7 +200,9 @@ pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchRepor
                 sides.push(&mut in_use);
                 sides.extend(&mut twins);
             }
-            let times = bench.time(&mut sides, budget_ms).map_err(failed)?;
+            let times = bench.time(&mut sides, budget_ms);
+            let times = times.map_err(|error| trial.lines.name(&entry.id, error).to_string());
+            let times = times.map_err(failed)?;
             let wasm_us = times[0];
             let [in_use_us, native_us, native_128_us] =
                 [1, 2, 3].map(|side| times.get(side).copied());
@@ -297,11 +299,11 @@ impl Bench {
             Some(_) => Operand::Bytes(&self.case.a),
             None => Operand::None,
         };
-        OpCall { a: first, b: second, words: self.words, scope: Some(self.scope) }
+        OpCall::new(first, second, self.words).within(self.scope)
     }
 
     /// Median microseconds of a call on each side.
-    fn time(&self, sides: &mut [&mut Side], budget_ms: u64) -> Result<Vec<f64>, String> {
+    fn time(&self, sides: &mut [&mut Side], budget_ms: u64) -> Result<Vec<f64>, CallError> {
         let (call, mut out) = (self.call(), vec![0; self.case.output]);
         let slots: Vec<OpSlot> =
             sides.iter().map(|side| side.slot(&self.key)).collect::<Result<_, _>>()?;
@@ -316,8 +318,8 @@ impl Bench {
 fn take_turns(
     sides: usize,
     budget_ms: u64,
-    mut time: impl FnMut(usize, u32) -> Result<f64, String>,
-) -> Result<Vec<f64>, String> {
+    mut time: impl FnMut(usize, u32) -> Result<f64, CallError>,
+) -> Result<Vec<f64>, CallError> {
     let round = Duration::from_millis(budget_ms).as_secs_f64() / f64::from(ROUNDS);
     let mut calls = Vec::new();
     for i in 0..sides {
@@ -348,8 +350,9 @@ impl Side {
         Ok(Side { snapshot: host.snapshot(), worker: host.worker()? })
     }
 
-    fn slot(&self, key: &OpKey) -> Result<OpSlot, String> {
-        self.snapshot.slot(key).ok_or_else(|| format!("the host has no kernel for {key}"))
+    fn slot(&self, key: &OpKey) -> Result<OpSlot, CallError> {
+        let detail = "this host has none".to_owned();
+        self.snapshot.slot(key).ok_or(CallError::Unknown { name: key.to_string(), detail })
     }
 
     /// Seconds of one call, over `calls` of them.
@@ -359,12 +362,10 @@ impl Side {
         call: &OpCall<'_>,
         out: &mut [u8],
         calls: u32,
-    ) -> Result<f64, String> {
+    ) -> Result<f64, CallError> {
         let started = Instant::now();
         for _ in 0..calls {
-            self.worker
-                .call(&self.snapshot, slot, black_box(call), black_box(&mut *out))
-                .map_err(|error| error.to_string())?;
+            self.worker.call(&self.snapshot, slot, black_box(call), black_box(&mut *out))?;
         }
         Ok(started.elapsed().as_secs_f64() / f64::from(calls))
     }

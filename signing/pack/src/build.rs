@@ -8,12 +8,14 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use ruvllm_abi::export;
 use ruvllm_host::module_features;
 use ruvllm_manifest::{MANIFEST_FILE, Manifest, SIGNATURE_FILE, Sha256Hex};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::figures::Figures;
+use crate::lines::Lines;
 use crate::module::normalise;
 use crate::sources::{self, Sources};
 use crate::spec::{Built, Source};
@@ -23,6 +25,8 @@ use crate::{compile_c, compile_rust, trial};
 
 /// Where a build lies in its crate.
 pub const DIST: &str = "dist";
+/// Where compilers leave what they make in a crate, unless it is said otherwise.
+pub(crate) const TARGET_DIR: &str = "target";
 /// Stack of a kernel in bytes; overflowing it runs into the start of memory and traps.
 pub(crate) const STACK_BYTES: u32 = 16 * 1024;
 /// Bytes of a WebAssembly page.
@@ -71,6 +75,8 @@ pub struct BuiltKernel {
     pub hash: String,
     /// WebAssembly features that it uses.
     pub features: Vec<String>,
+    /// Whether it gives gradients: it exports `kernel_backward`.
+    pub backward: bool,
     /// Places where it can give up with a trap.
     pub trap_sites: usize,
 }
@@ -82,9 +88,11 @@ impl fmt::Display for BuildReport {
         let what = if self.checked { "reproduced" } else { "built" };
         writeln!(f, "{what} {} with {}", self.directory.display(), self.toolchain)?;
         for kernel in &self.kernels {
-            let BuiltKernel { id, size, hash, features, .. } = kernel;
+            let BuiltKernel { id, size, hash, features, backward, .. } = kernel;
             let hash: String = hash.chars().take(19).collect();
-            writeln!(f, "  {id:<20} {size:>7} bytes  {hash}..  {}", features.join(", "))?;
+            let gradients = if *backward { "  gradients" } else { "" };
+            let features = features.join(", ");
+            writeln!(f, "  {id:<20} {size:>7} bytes  {hash}..  {features}{gradients}")?;
         }
         for kernel in self.kernels.iter().filter(|kernel| kernel.trap_sites > 0) {
             let BuiltKernel { id, trap_sites, .. } = kernel;
@@ -128,7 +136,7 @@ pub fn build(options: &Options) -> Result<BuildReport, ToolError> {
     let target_dir = match &options.target_dir {
         // The compilers run elsewhere, so that the path must hold from anywhere.
         Some(target) => std::path::absolute(target).map_err(ToolError::io("find", target))?,
-        None => directory.join("target"),
+        None => directory.join(TARGET_DIR),
     };
     let (toolchain, target_dir) = (&toolchain, target_dir.as_path());
     let job = Job { toolchain, spec: &spec, directory: &directory, target_dir };
@@ -143,7 +151,7 @@ pub fn build(options: &Options) -> Result<BuildReport, ToolError> {
         Lang::C => compile_c::compile(&job)?,
     }
     let modules = spec.sources().map(|source| job.module(source)).collect::<Result<_, _>>()?;
-    let pack = assemble(&spec, &directory, modules)?;
+    let pack = assemble(&spec, &directory, target_dir, modules)?;
 
     let dist = directory.join(DIST);
     let signature_removed = if options.check {
@@ -178,7 +186,7 @@ pub(crate) fn refresh_manifest(directory: &Path) -> Result<bool, ToolError> {
         fs::read(&path).map_err(ToolError::io("read", &path))
     };
     let modules = spec.kernel_ids().map(read).collect::<Result<_, _>>()?;
-    let files = assemble(&spec, directory, modules)?.files;
+    let files = assemble(&spec, directory, &directory.join(TARGET_DIR), modules)?.files;
     sources::keep_through(directory, || write(&dist, &files))
 }
 
@@ -201,14 +209,19 @@ impl Job<'_> {
     /// The module of a kernel that was compiled, in its normal form.
     fn module(&self, source: Source<'_>) -> Result<Vec<u8>, ToolError> {
         let id = source.id;
-        let path = match self.spec.lang() {
-            Lang::Rust => compile_rust::module_file(self.target_dir, source),
-            Lang::C => compile_c::module_file(self.target_dir, id),
-        };
+        let path = compiled_file(self.spec, self.target_dir, source);
         let wasm = fs::read(&path).map_err(ToolError::io("read", &path))?;
         let entry = self.spec.entry_point(id).unwrap_or_default();
         let failed = |message| ToolError::Module { kernel: id.to_owned(), message };
         normalise(&wasm, entry).map_err(failed)
+    }
+}
+
+/// Where a build leaves the module of a kernel as the compiler made it, with line tables.
+pub(crate) fn compiled_file(spec: &PackSpec, target_dir: &Path, source: Source<'_>) -> PathBuf {
+    match spec.lang() {
+        Lang::Rust => compile_rust::module_file(target_dir, source),
+        Lang::C => compile_c::module_file(target_dir, source.id),
     }
 }
 
@@ -222,6 +235,7 @@ struct Assembled {
 fn assemble(
     spec: &PackSpec,
     directory: &Path,
+    target_dir: &Path,
     modules: Vec<Vec<u8>>,
 ) -> Result<Assembled, ToolError> {
     let mut files: Vec<(String, Vec<u8>)> = Vec::new();
@@ -233,21 +247,26 @@ fn assemble(
         let features: Vec<String> = features.into_iter().map(str::to_owned).collect();
         let hash = Sha256Hex::from_bytes(Sha256::digest(&wasm).into());
         let path = spec.module_path(id).unwrap_or_default();
+        let facts = ModuleFacts::read(&wasm).map_err(failed)?;
+        let backward = facts.exports.iter().any(|name| name == export::BACKWARD);
         kernels.push(BuiltKernel {
             id: id.to_owned(),
             path: path.clone(),
             size: wasm.len() as u64,
             hash: hash.to_string(),
             features: features.clone(),
-            trap_sites: ModuleFacts::read(&wasm).map_err(failed)?.trap_sites,
+            backward,
+            trap_sites: facts.trap_sites,
         });
-        built.push(Built { size: wasm.len() as u64, hash, features });
+        built.push(Built { size: wasm.len() as u64, hash, features, backward });
         files.push((path, wasm));
     }
     let figures = Figures::read(directory)?;
-    let manifest = spec.manifest(&built, &figures, directory)?.to_json()?;
-    files.push((MANIFEST_FILE.to_owned(), manifest.into_bytes()));
-    trial::admit(files.iter().cloned(), None)?;
+    let manifest = spec.manifest(&built, &figures, directory)?;
+    let file = |path: &str| files.iter().find(|(own, _)| own == path).map(|(_, bytes)| &bytes[..]);
+    let lines = Lines::of(&manifest, file, Some((spec, target_dir)));
+    files.push((MANIFEST_FILE.to_owned(), manifest.to_json()?.into_bytes()));
+    trial::admit(files.iter().cloned(), None, &lines)?;
     Ok(Assembled { files, kernels })
 }
 

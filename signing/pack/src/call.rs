@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
-use ruvllm_host::ParamValue;
+use ruvllm_host::{ParamValue, Tensor};
 use ruvllm_manifest::{KernelEntry, nearest};
 use ruvllm_signing::escape_untrusted;
 use serde::{Deserialize, Serialize};
@@ -31,7 +31,9 @@ pub struct Options {
     pub inputs: Vec<String>,
     /// Params, and extents that no input has.
     pub params: Vec<(String, f64)>,
-    /// A file for the output, `.json` or `.npy`.
+    /// The gradient of the output, in a file as the inputs are: asks for the gradients of the inputs instead.
+    pub backward: Option<PathBuf>,
+    /// A file for the output, `.json` or `.npy`; gradients go beside it, under the names of their inputs.
     pub out: Option<PathBuf>,
 }
 
@@ -40,9 +42,22 @@ pub struct Options {
 pub struct CallReport {
     /// The kernel.
     pub kernel: String,
-    /// Its output.
-    pub output: Numbers,
+    /// Its output, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output: Option<Given>,
+    /// The gradients by its inputs, by their names.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gradients: Vec<Given>,
+}
+
+/// A tensor that a kernel gave.
+#[derive(Clone, Debug, Serialize)]
+pub struct Given {
+    /// What it holds.
+    #[serde(flatten)]
+    pub tensor: Numbers,
     /// The file that it was written to.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub written: Option<PathBuf>,
 }
 
@@ -50,15 +65,17 @@ impl Report for CallReport {}
 
 impl fmt::Display for CallReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.written {
-            None => writeln!(f, "{}", json(&self.output)),
-            Some(file) => {
-                let Numbers { name, dtype, shape, .. } = &self.output;
-                let [name, dtype] = [name, dtype].map(|text| text.as_deref().unwrap_or_default());
-                let file = escape_untrusted(&file.to_string_lossy());
-                writeln!(f, "wrote {file}: {} {dtype} {shape:?}", escape_untrusted(name))
-            }
+        for Given { tensor, written } in self.output.iter().chain(&self.gradients) {
+            let Some(file) = written else {
+                writeln!(f, "{}", json(tensor))?;
+                continue;
+            };
+            let Numbers { name, dtype, shape, .. } = tensor;
+            let [name, dtype] = [name, dtype].map(|text| text.as_deref().unwrap_or_default());
+            let file = escape_untrusted(&file.to_string_lossy());
+            writeln!(f, "wrote {file}: {} {dtype} {shape:?}", escape_untrusted(name))?;
         }
+        Ok(())
     }
 }
 
@@ -81,8 +98,8 @@ struct Whole {
     _tolerance: serde_json::Value,
 }
 
-/// The tensors and params that were given so far.
-struct Given<'e> {
+/// The tensors and params of a call so far.
+struct Taken<'e> {
     entry: &'e KernelEntry,
     tensors: Vec<Option<Numbers>>,
     params: Vec<(String, ParamValue)>,
@@ -106,7 +123,7 @@ pub fn call(options: &Options) -> Result<CallReport, ToolError> {
             escape_untrusted(nearest)
         )));
     };
-    let mut given = Given { entry, tensors: vec![None; entry.inputs.len()], params: Vec::new() };
+    let mut given = Taken { entry, tensors: vec![None; entry.inputs.len()], params: Vec::new() };
     for input in &options.inputs {
         given.take(input)?;
     }
@@ -121,24 +138,72 @@ pub fn call(options: &Options) -> Result<CallReport, ToolError> {
     let params: Vec<_> = given.params.iter().map(|(name, value)| (name.as_str(), *value)).collect();
     let mut worker = trial.host.worker()?;
     let snapshot = trial.host.snapshot();
-    let name = format!("{}/{}", trial.manifest.name, entry.id);
-    let mut target = Target { worker: &mut worker, snapshot: &snapshot, entry, name };
-    let output = target.call(&inputs, &params)?;
-    let name = entry.outputs.first().map_or("", |spec| spec.name.as_str());
-    let numbers = Numbers::of(name, &output);
-    if let (Some(file), Some(format)) = (&options.out, format) {
-        let bytes = match format {
-            Format::Json => format!("{}\n", json(&numbers)).into_bytes(),
-            Format::Npy => npy::write(
-                output.dtype(),
-                output.shape(),
-                output.bytes(),
-                &numbers::values(&output),
-            ),
-        };
-        atomic::write(file, &bytes)?;
+    let mut target = Target::of(&trial, &mut worker, &snapshot, entry);
+    let give = |name: &str, tensor: &Tensor, file: Option<PathBuf>| {
+        let numbers = Numbers::of(name, tensor);
+        if let (Some(file), Some(format)) = (&file, format) {
+            let bytes = match format {
+                Format::Json => format!("{}\n", json(&numbers)).into_bytes(),
+                Format::Npy => npy::write(
+                    tensor.dtype(),
+                    tensor.shape(),
+                    tensor.bytes(),
+                    &numbers::values(tensor),
+                ),
+            };
+            atomic::write(file, &bytes)?;
+        }
+        Ok::<Given, ToolError>(Given { tensor: numbers, written: file })
+    };
+    let kernel = entry.id.clone();
+    // Every kernel has one output: the manifest's rules see to that.
+    let Some(spec) = entry.outputs.first() else {
+        return Err(refused("the kernel has no output".to_owned()));
+    };
+    let Some(file) = &options.backward else {
+        let output = give(&spec.name, &target.call(&inputs, &params)?, options.out.clone())?;
+        return Ok(CallReport { kernel, output: Some(output), gradients: Vec::new() });
+    };
+    if !entry.backward {
+        let id = escape_untrusted(&entry.id);
+        return Err(refused(format!(
+            "{id} has no kernel_backward: the native twin gives its gradients"
+        )));
     }
-    Ok(CallReport { kernel: entry.id.clone(), output: numbers, written: options.out.clone() })
+    let numbers = tensor_file(file)?;
+    let gradient = numbers.tensor(spec).map_err(|message| at(file, message))?;
+    let gradients = target.backward(&inputs, &params, &gradient)?;
+    let of = entry.inputs.iter().zip(&gradients);
+    let gradients = of.map(|(spec, gradient)| {
+        let beside = options.out.as_deref().map(|file| beside(file, &spec.name));
+        give(&spec.name, gradient, beside)
+    });
+    Ok(CallReport { kernel, output: None, gradients: gradients.collect::<Result<_, _>>()? })
+}
+
+/// `out.npy` with a name: `out.x.npy`.
+fn beside(file: &Path, name: &str) -> PathBuf {
+    let extension = file.extension().unwrap_or_default().to_string_lossy();
+    file.with_extension(format!("{name}.{extension}"))
+}
+
+/// A tensor that a file holds alone.
+fn tensor_file(file: &Path) -> Result<Numbers, ToolError> {
+    let bytes = fs::read(file).map_err(ToolError::io("read", file))?;
+    match Format::of(file)? {
+        Format::Npy => npy_numbers(&bytes).map_err(|message| at(file, message)),
+        Format::Json => serde_json::from_slice(&bytes).map_err(|e| at(file, e.to_string())),
+    }
+}
+
+fn npy_numbers(bytes: &[u8]) -> Result<Numbers, String> {
+    let (shape, values) = npy::read(bytes)?;
+    let values = values.into_iter().map(Number).collect();
+    Ok(Numbers { name: None, dtype: None, shape, values })
+}
+
+fn at(file: &Path, message: String) -> ToolError {
+    refused(format!("{}: {message}", escape_untrusted(&file.to_string_lossy())))
 }
 
 /// How a tensor lies in a file.
@@ -161,22 +226,18 @@ impl Format {
     }
 }
 
-impl Given<'_> {
+impl Taken<'_> {
     /// Takes a file for what it is named for, or for what it can only be.
     fn take(&mut self, input: &str) -> Result<(), ToolError> {
         let named = input.split_once('=').and_then(|(name, file)| {
             Some((self.entry.inputs.iter().position(|spec| spec.name == name)?, Path::new(file)))
         });
         let file = named.map_or(Path::new(input), |(_, file)| file);
-        let at = |message: String| {
-            refused(format!("{}: {message}", escape_untrusted(&file.to_string_lossy())))
-        };
+        let at = |message: String| at(file, message);
         let bytes = match Format::of(file)? {
             Format::Npy => {
                 let bytes = fs::read(file).map_err(ToolError::io("read", file))?;
-                let (shape, values) = npy::read(&bytes).map_err(at)?;
-                let values = values.into_iter().map(Number).collect();
-                let numbers = Numbers { name: None, dtype: None, shape, values };
+                let numbers = npy_numbers(&bytes).map_err(at)?;
                 return self.put(named.map(|(of, _)| of), numbers).map_err(at);
             }
             Format::Json => fs::read(file).map_err(ToolError::io("read", file))?,

@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use crate::ToolError;
 use crate::build::{Job, STACK_BYTES};
+use crate::lines::CRATE_ROOT;
 use crate::spec::Source;
 use crate::toolchain::Compiler;
 
@@ -17,7 +18,7 @@ use crate::toolchain::Compiler;
 const SOURCES: &str = "kernels";
 
 /// What every kernel is compiled with.
-const FLAGS: [&str; 17] = [
+const FLAGS: [&str; 18] = [
     "--target=wasm32",
     "-std=c11",
     "-O3",
@@ -36,6 +37,8 @@ const FLAGS: [&str; 17] = [
     "-fno-math-errno",
     "-ffp-contract=off",
     "-fno-ident",
+    // For source lines of traps. Nothing of it goes into the pack, and no code depends on it.
+    "-gline-tables-only",
     "-Wall",
     "-Wextra",
     "-Iinclude",
@@ -65,7 +68,8 @@ pub(crate) fn compile(job: &Job<'_>) -> Result<(), ToolError> {
         command.args(FLAGS).args(relaxed_simd.then_some(RELAXED_SIMD)).args(job.spec.c_flags());
         let mut remap = OsString::from("-ffile-prefix-map=");
         remap.push(job.directory);
-        remap.push("=/pack");
+        remap.push("=");
+        remap.push(CRATE_ROOT.trim_end_matches('/'));
         command.arg(remap).arg("-c").arg(&source).arg("-o").arg(&object);
         run(command, clang, "clang", job.directory)?;
 
@@ -73,7 +77,7 @@ pub(crate) fn compile(job: &Job<'_>) -> Result<(), ToolError> {
         command.args(["-flavor", "wasm", "--no-entry", "--export=__heap_base", "--stack-first"]);
         command.args(["-z", &format!("stack-size={STACK_BYTES}")]);
         command.arg(format!("--max-memory={}", job.max_memory()));
-        command.args(["--gc-sections", "--strip-all"]);
+        command.arg("--gc-sections");
         command.arg(&object).arg("-o").arg(module_file(job.target_dir, id));
         run(command, &job.toolchain.linker, "the linker", job.directory)?;
     }

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 
 use crate::ToolError;
 use crate::build::{Job, STACK_BYTES};
+use crate::lines::{CRATE_ROOT, DEPENDENCIES};
 use crate::spec::Source;
 use crate::toolchain::{Compiler, StdSource, TARGET};
 
@@ -112,8 +113,9 @@ impl<'a> Rust<'a> {
             ("LTO", "fat"),
             ("CODEGEN_UNITS", "1"),
             ("PANIC", "abort"),
-            ("STRIP", "symbols"),
-            ("DEBUG", "0"),
+            // For source lines of traps. Nothing of it goes into the pack, and no code depends on it.
+            ("STRIP", "none"),
+            ("DEBUG", "line-tables-only"),
             ("DEBUG_ASSERTIONS", "false"),
             ("OVERFLOW_CHECKS", "false"),
             ("INCREMENTAL", "false"),
@@ -163,7 +165,6 @@ impl<'a> Rust<'a> {
             "-Clink-arg=--stack-first".into(),
             format!("-Clink-arg=--max-memory={}", job.max_memory()).into(),
             "-Clink-arg=--gc-sections".into(),
-            "-Clink-arg=--strip-all".into(),
         ];
         let mut remap = |from: &Path, to: &str| {
             let mut flag = OsString::from("--remap-path-prefix=");
@@ -178,9 +179,9 @@ impl<'a> Rust<'a> {
         }
         remap(self.sysroot, "/rust");
         for (name, path) in self.path_dependencies(job.directory)? {
-            remap(&path, &format!("/deps/{name}"));
+            remap(&path, &format!("{DEPENDENCIES}{name}"));
         }
-        remap(job.directory, "/pack");
+        remap(job.directory, CRATE_ROOT.trim_end_matches('/'));
         remap(target_dir, "/target");
         Ok(flags)
     }

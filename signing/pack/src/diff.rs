@@ -160,6 +160,7 @@ fn kernel_facts(pack: &UnverifiedPack, entry: &KernelEntry) -> Facts {
         ("name", entry.name.clone()),
         ("op", entry.op.clone()),
         ("signature", signature(entry)),
+        ("gradients", if entry.backward { "yes" } else { "no" }.to_owned()),
         ("path", entry.path.to_string()),
         ("size", entry.size.to_string()),
         ("hash", entry.hash.to_string()),

@@ -92,6 +92,8 @@ pub struct InspectedKernel {
     pub max_epoch_ticks: u64,
     /// Table elements that the manifest grants it.
     pub max_table_elements: u32,
+    /// Whether it gives gradients, as the manifest says.
+    pub backward: bool,
     /// Features that the manifest declares.
     pub declared_features: Vec<String>,
     /// Features that the module uses.
@@ -218,6 +220,7 @@ fn inspect_kernel(kernel: &KernelEntry, wasm: Option<&[u8]>) -> InspectedKernel 
         max_memory_pages: limits.max_memory_pages,
         max_epoch_ticks: limits.max_epoch_ticks,
         max_table_elements: limits.max_table_elements,
+        backward: kernel.backward,
         declared_features: wasmtime.map(|p| p.features.clone()).unwrap_or_default(),
         used_features,
         tolerance: kernel.tolerance.map(|t| (t.rel, t.abs)),
@@ -298,7 +301,8 @@ impl fmt::Display for InspectedKernel {
         let safe = escape_untrusted;
         let known = if self.known_op { "held against the oracle" } else { "custom, no oracle" };
         writeln!(f, "  {}", safe(&self.signature))?;
-        writeln!(f, "  op          {} ({known})", safe(&self.op))?;
+        let gradients = if self.backward { ", with gradients" } else { "" };
+        writeln!(f, "  op          {} ({known}{gradients})", safe(&self.op))?;
         writeln!(f, "  file        {}, {} bytes, {}", safe(&self.path), self.size, self.hash)?;
         let pages = self.max_memory_pages;
         let (ticks, elements) = (self.max_epoch_ticks, self.max_table_elements);

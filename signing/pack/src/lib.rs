@@ -25,6 +25,7 @@ pub mod floor;
 mod golden;
 pub mod inspect;
 pub mod keyring;
+mod lines;
 pub mod lock;
 mod module;
 mod npy;

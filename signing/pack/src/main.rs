@@ -170,7 +170,12 @@ enum Command {
         /// A param, or an extent that no input has; may be given several times.
         #[arg(long, short, value_name = "NAME=VALUE", value_parser = named_number)]
         param: Vec<(String, f64)>,
-        /// Write the output to this file instead, .json or .npy.
+        /// Call kernel_backward instead, with the gradient of the output in this file, and print the gradients
+        /// of the inputs.
+        #[arg(long, value_name = "FILE")]
+        backward: Option<PathBuf>,
+        /// Write the output to this file instead, .json or .npy; gradients go to files beside it, such as
+        /// out.x.npy for out.npy.
         #[arg(long, short, value_name = "FILE")]
         out: Option<PathBuf>,
     },
@@ -250,8 +255,8 @@ fn main() -> ExitCode {
         Command::Trust(command) => command.run(json),
         Command::Inspect { trust, dir } => finish(inspect::inspect(trust.as_deref(), &dir), json),
         Command::Test { seed, dir } => finish(oracle_test::test(&dir, seed), json),
-        Command::Call { pack, kernel, input: inputs, param: params, out } => {
-            let options = call::Options { pack, kernel, inputs, params, out };
+        Command::Call { pack, kernel, input: inputs, param: params, backward, out } => {
+            let options = call::Options { pack, kernel, inputs, params, backward, out };
             finish(call::call(&options), json)
         }
         Command::Diff { a, b, exit_code } => finish(diff::diff(&a, &b, exit_code), json),

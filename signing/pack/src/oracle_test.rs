@@ -19,6 +19,7 @@ use ruvllm_native::random::Random;
 use ruvllm_signing::escape_untrusted;
 use serde::Serialize;
 
+use crate::lines::Lines;
 use crate::stress::{self, AtLimit, Target};
 use crate::{Report, ToolError, golden, trial};
 
@@ -57,6 +58,10 @@ pub struct TestedKernel {
     /// The largest error as a share of what is allowed; absent where bytes must be exact or there
     /// is no oracle.
     pub worst: Option<f64>,
+    /// Calls for gradients among `cases`; none where the kernel has no `kernel_backward`.
+    pub backward: usize,
+    /// The largest error of a gradient as a share of what is allowed; absent where there is none.
+    pub worst_gradient: Option<f64>,
     /// The first few failures.
     pub failures: Vec<String>,
 }
@@ -81,6 +86,9 @@ impl fmt::Display for TestReport {
                 None if kernel.has_oracle => write!(f, ", bytes exact")?,
                 None => write!(f, ", custom operation without an oracle")?,
             }
+            if let Some(worst) = kernel.worst_gradient {
+                write!(f, ", {} of gradients {:.1} %", kernel.backward, worst * 100.0)?;
+            }
             if kernel.golden > 0 {
                 write!(f, ", {} golden", kernel.golden)?;
             }
@@ -103,6 +111,7 @@ impl fmt::Display for TestReport {
 pub(crate) struct Trial {
     pub(crate) host: Host,
     pub(crate) manifest: Manifest,
+    pub(crate) lines: Lines,
 }
 
 impl Trial {
@@ -111,7 +120,8 @@ impl Trial {
         let pack = trial::read(directory)?;
         let manifest = Manifest::parse(pack.file(MANIFEST_FILE).unwrap_or_default())?;
         let files = pack.files().map(|(path, bytes)| (path.to_owned(), bytes.to_vec()));
-        Ok(Trial { host: trial::admit(files, seed)?, manifest })
+        let lines = Lines::of_directory(directory, &manifest, |path| pack.file(path));
+        Ok(Trial { host: trial::admit(files, seed, &lines)?, manifest, lines })
     }
 }
 
@@ -144,8 +154,7 @@ pub fn test(directory: &Path, seed: Option<u64>) -> Result<TestReport, ToolError
     for entry in &manifest.kernels {
         // One for each: instances that have grown to the limit of their memory go with it.
         let mut worker = trial.host.worker()?;
-        let name = format!("{}/{}", manifest.name, entry.id);
-        let mut target = Target { worker: &mut worker, snapshot: &snapshot, entry, name };
+        let mut target = Target::of(&trial, &mut worker, &snapshot, entry);
         let mut tested = TestedKernel::new(entry);
         for golden in golden::read(directory, entry)? {
             tested.golden += 1;
@@ -191,6 +200,8 @@ impl TestedKernel {
             largest_call: None,
             notes: Vec::new(),
             worst: None,
+            backward: 0,
+            worst_gradient: None,
             failures: Vec::new(),
         }
     }
@@ -214,11 +225,21 @@ impl TestedKernel {
 /// Calls a kernel as admission did with this seed, and asks the judge that admission asks.
 fn against_oracle(target: &mut Target<'_>, known: Known, seed: u64, tested: &mut TestedKernel) {
     let (op, variant) = known;
-    let cases = match judge::cases(op, variant, judge::ROOM, &mut Random::new(seed)) {
+    let mut random = Random::new(seed);
+    let cases = match judge::cases(op, variant, judge::ROOM, &mut random) {
         Ok(cases) => cases,
         Err(error) => return tested.fail(error.to_string()),
     };
     let judge = judge_of(known, target.entry);
+    if target.entry.backward {
+        match judge::backward_cases(op, variant, judge::ROOM, &mut random) {
+            Ok(cases) => against_gradients(target, known, cases, &mut random, tested),
+            Err(error) => tested.fail(error.to_string()),
+        }
+    } else if !op.contract().gradients_of(variant.inputs, variant.output).is_empty() {
+        let note = "it has no kernel_backward: the native twin gives its gradients";
+        tested.notes.push(note.to_owned());
+    }
     for case in cases {
         let judged = call(target, known, &case).and_then(|output| {
             judge.check(case.called(), output.bytes()).map_err(|wrong| wrong.to_string())
@@ -228,6 +249,48 @@ fn against_oracle(target: &mut Target<'_>, known: Known, seed: u64, tested: &mut
         }
         tested.took(&case.what, judged.map(|_| ()));
     }
+}
+
+/// Asks a kernel for gradients as admission did with this seed, and holds them against the oracle; those of one
+/// more case also against differences of the operation itself.
+fn against_gradients(
+    target: &mut Target<'_>,
+    known: Known,
+    mut cases: Vec<Case>,
+    random: &mut Random,
+    tested: &mut TestedKernel,
+) {
+    let (op, variant) = known;
+    let judge = judge_of(known, target.entry);
+    let smooth = judge::differentiable_case(op, variant, &judge::sample(op), random);
+    let last = smooth.is_some().then_some(cases.len());
+    cases.extend(smooth);
+    for (i, case) in cases.into_iter().enumerate() {
+        let judged = backward(target, known, &case).and_then(|gradients| {
+            let bytes = |i: usize| gradients.get(i).map_or(&[][..], Tensor::bytes);
+            let (called, gradients) = (case.called(), [bytes(0), bytes(1)]);
+            let wrong = |wrong: judge::Wrong| wrong.to_string();
+            let dy = &case.gradient;
+            let verdict = judge.check_gradients(called, dy, gradients).map_err(wrong)?;
+            if Some(i) == last {
+                judge.check_differences(called, dy, gradients, random).map_err(wrong)?;
+            }
+            Ok(verdict)
+        });
+        if let Ok(Verdict::Right(Some(share))) = judged {
+            tested.worst_gradient = Some(tested.worst_gradient.unwrap_or(0.0).max(share));
+        }
+        tested.backward += 1;
+        tested.took(&case.what, judged.map(|_| ()));
+    }
+}
+
+/// Calls `kernel_backward` by the names that the manifest has.
+fn backward(target: &mut Target<'_>, known: Known, case: &Case) -> Result<Vec<Tensor>, String> {
+    let (inputs, params) = (tensors(known, case), named(target.entry, &case.words));
+    let gradient = Tensor::new(known.1.output, case.output_shape(known.0), case.gradient.clone());
+    let gradient = gradient.ok_or("the gradient of the output has no size")?;
+    target.backward(&inputs, &params, &gradient).map_err(|error| error.to_string())
 }
 
 /// The judge of a kernel, which also knows what its author promises.
@@ -241,20 +304,20 @@ fn call(target: &mut Target<'_>, known: Known, case: &Case) -> Result<Tensor, St
     attempt(target, known, case).map_err(|error| error.to_string())
 }
 
-fn attempt(
-    target: &mut Target<'_>,
-    (op, variant): Known,
-    case: &Case,
-) -> Result<Tensor, CallError> {
+fn attempt(target: &mut Target<'_>, known: Known, case: &Case) -> Result<Tensor, CallError> {
+    let entry = target.entry;
+    target.call(&tensors(known, case), &named(entry, &case.words))
+}
+
+/// The inputs of a case.
+fn tensors((op, variant): Known, case: &Case) -> Vec<Tensor> {
     let bytes = [&case.a, &case.b].into_iter().zip(variant.inputs).enumerate();
     // A case has the sizes of its shapes.
-    let inputs: Vec<Tensor> = bytes
+    bytes
         .filter_map(|(i, (bytes, dtype))| {
             Tensor::new(*dtype, case.input_shape(op, i), bytes.clone())
         })
-        .collect();
-    let entry = target.entry;
-    target.call(&inputs, &named(entry, &case.words))
+        .collect()
 }
 
 /// Every extent and parameter by the name that the manifest of the kernel has for it.

@@ -227,6 +227,8 @@ pub(crate) struct Built {
     pub(crate) size: u64,
     pub(crate) hash: Sha256Hex,
     pub(crate) features: Vec<String>,
+    /// Whether it exports `kernel_backward`.
+    pub(crate) backward: bool,
 }
 
 impl PackSpec {
@@ -382,6 +384,7 @@ impl PackSpec {
             size: built.size,
             hash: built.hash,
             entry_point: kernel.entry_point.clone(),
+            backward: built.backward,
             inputs: kernel.inputs.iter().map(tensor).collect::<Result<_, _>>()?,
             outputs: vec![tensor(&kernel.output)?],
             params: params?,
@@ -513,7 +516,12 @@ mod tests {
     "#;
 
     fn built() -> Vec<Built> {
-        vec![Built { size: 9, hash: Sha256Hex::from_bytes([1; 32]), features: vec![] }]
+        vec![Built {
+            size: 9,
+            hash: Sha256Hex::from_bytes([1; 32]),
+            features: vec![],
+            backward: false,
+        }]
     }
 
     #[test]

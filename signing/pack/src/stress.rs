@@ -10,27 +10,53 @@ use ruvllm_manifest::{Dim, KernelEntry, TensorSpec};
 use ruvllm_native::judge::{self, Case, Kind, encode, fill};
 use ruvllm_native::random::Random;
 
+use crate::lines::Lines;
+use crate::oracle_test::Trial;
+
 /// A kernel, and how to call it by itself.
 pub(crate) struct Target<'a> {
     pub(crate) worker: &'a mut Worker,
     pub(crate) snapshot: &'a RegistrySnapshot,
     pub(crate) entry: &'a KernelEntry,
     /// `pack/kernel`.
-    pub(crate) name: String,
+    name: String,
+    lines: &'a Lines,
 }
 
-impl Target<'_> {
+impl<'a> Target<'a> {
+    /// A kernel of an admitted pack.
+    pub(crate) fn of(
+        trial: &'a Trial,
+        worker: &'a mut Worker,
+        snapshot: &'a RegistrySnapshot,
+        entry: &'a KernelEntry,
+    ) -> Self {
+        let name = format!("{}/{}", trial.manifest.name, entry.id);
+        Target { worker, snapshot, entry, name, lines: &trial.lines }
+    }
+
     /// Calls the kernel; it alone answers.
     pub(crate) fn call(
         &mut self,
         inputs: &[Tensor],
         params: &[(&str, ParamValue)],
     ) -> Result<Tensor, CallError> {
-        let outputs = self.worker.call_generic(self.snapshot, &self.name, inputs, params)?;
+        let outputs = self.worker.call_generic(self.snapshot, &self.name, inputs, params);
+        let outputs = outputs.map_err(|error| self.lines.name(&self.entry.id, error))?;
         outputs.into_iter().next().ok_or_else(|| CallError::Unknown {
             name: self.name.clone(),
             detail: "it gave no output".to_owned(),
         })
+    }
+
+    /// The gradients by the inputs of a call; the kernel alone answers.
+    pub(crate) fn backward(
+        &mut self,
+        inputs: &[Tensor],
+        params: &[(&str, ParamValue)],
+        gradient: &Tensor,
+    ) -> Result<Vec<Tensor>, CallError> {
+        self.worker.backward_generic(self.snapshot, &self.name, inputs, params, gradient)
     }
 }
 
@@ -261,6 +287,7 @@ pub(crate) fn custom_case(entry: &KernelEntry, n: u32) -> Option<Case> {
         shape: shape_text,
         a: operand(0),
         b: operand(1),
+        gradient: Vec::new(),
         words: params(entry, &extents).iter().map(|(_, value)| value.to_word()).collect(),
         output: output.dtype.bytes_for(shape(entry, output, &extents).iter().product())?,
     })
@@ -268,8 +295,8 @@ pub(crate) fn custom_case(entry: &KernelEntry, n: u32) -> Option<Case> {
 
 /// Whether a call ended because the kernel ran too long.
 pub(crate) fn is_deadline(error: &CallError) -> bool {
-    let CallError::Failed { failure: Failure::Trap { trap, .. }, .. } = error else { return false };
-    *trap == TrapKind::Deadline
+    let CallError::Failed { failure: Failure::Trap { trap }, .. } = error else { return false };
+    trap.kind == TrapKind::Deadline
 }
 
 /// The largest call of a kernel without an oracle.

@@ -14,6 +14,7 @@ use ruvllm_signing::{
     sign_manifest,
 };
 
+use crate::lines::Lines;
 use crate::scaffold::is_pack_crate;
 use crate::{ToolError, sources};
 
@@ -30,13 +31,15 @@ pub(crate) fn read(given: &Path) -> Result<UnverifiedPack, ToolError> {
 }
 
 /// Installs the files of a pack on a host of their own; a host without fallback, that does not
-/// check kernels by itself. Without a seed admission's calls cannot be predicted.
+/// check kernels by itself. Without a seed admission's calls cannot be predicted. Where a kernel traps, its
+/// source line is told.
 ///
 /// # Errors
 /// [`ToolError::Pack`] and [`ToolError::Host`], as a host that trusts the author would refuse it.
 pub(crate) fn admit(
     files: impl IntoIterator<Item = (String, Vec<u8>)>,
     admission_seed: Option<u64>,
+    lines: &Lines,
 ) -> Result<Host, ToolError> {
     let pack = trusted(files)?;
     let config = HostConfig {
@@ -50,7 +53,7 @@ pub(crate) fn admit(
         ..HostConfig::default()
     };
     let host = Host::new(config)?;
-    host.install(pack)?;
+    host.install(pack).map_err(|error| lines.name_refusals(error))?;
     Ok(host)
 }
 

@@ -358,6 +358,65 @@ fn a_kernel_that_can_panic_is_built_with_a_warning() {
     assert!(stdout.contains("warning: affine_f32 can give up with a trap in 1 place"), "{stdout}");
 }
 
+/// A kernel of a custom operation gives up where its param `a` has a value: `call` names the source line, and so
+/// does `build` where admission meets that value. The pack has no debug information all the same.
+fn a_trap_is_told_with_its_source_line(
+    lang: &'static str,
+    file: &str,
+    statement: &str,
+    give_up: &str,
+) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let Some((pack, report)) = built(dir.path(), "lines", &["--custom", "--lang", lang]) else {
+        return;
+    };
+    let (path, source) = (pack.to_str().expect("a path"), pack.join(file));
+    let text = fs::read_to_string(&source).expect("a file");
+    let before = text.split(statement).next().expect("text");
+    let place = format!("{file}:{}", before.lines().count() + 1);
+    let trapping_for = |value: &str| {
+        let give_up = give_up.replace("VALUE", value);
+        fs::write(&source, text.replace(statement, &format!("\n{give_up}\n{statement}")))
+            .expect("written");
+        tool(&["build", "--json", path])
+    };
+    let message = |output: &Output| {
+        assert_ne!(output.status.code(), Some(0));
+        json(output)["error"]["message"].as_str().expect("text").to_owned()
+    };
+    ok(&trapping_for("13.0"));
+    let input = dir.path().join("x.json");
+    fs::write(&input, r#"{"shape": [1, 2], "values": [3, 4]}"#).expect("written");
+    let input = format!("x={}", input.to_str().expect("a path"));
+    let call = |a: &str| {
+        let param = format!("a={a}");
+        tool(&["call", "--json", path, "affine_f32", "--input", &input, "--param", &param])
+    };
+    ok(&call("12"));
+    let told = message(&call("13"));
+    assert!(told.contains(&format!("({place})")), "{place} is not in: {told}");
+    // The default, which admission tries.
+    let told = message(&trapping_for("1.0"));
+    assert!(told.contains(&format!(", at {place} [")), "{place} is not in: {told}");
+    let module = report["kernels"][0]["path"].as_str().expect("a path");
+    let module = fs::read(pack.join("dist").join(module)).expect("a module");
+    assert!(ruvllm_pack::ModuleFacts::read(&module).expect("a module").custom_sections.is_empty());
+}
+
+#[test]
+fn a_trap_in_rust_is_told_with_its_source_line() {
+    let give_up = "    if a == VALUE { y[x.len()] = 0.0; }";
+    let (file, statement) = ("src/affine.rs", "    for (x, y) in x.iter()");
+    a_trap_is_told_with_its_source_line("rust", file, statement, give_up);
+}
+
+#[test]
+fn a_trap_in_c_is_told_with_its_source_line() {
+    let give_up = "    if (a == VALUEf) __builtin_trap();";
+    let (file, statement) = ("kernels/affine_f32.c", "    const size_t n = ");
+    a_trap_is_told_with_its_source_line("c", file, statement, give_up);
+}
+
 #[test]
 fn without_a_toolchain_the_message_says_what_to_install() {
     let dir = tempfile::tempdir().expect("a temporary directory");

@@ -88,6 +88,46 @@ fn tensors_come_and_go_as_npy_and_what_json_has_no_number_for_is_text() {
 }
 
 #[test]
+fn gradients_are_printed_or_written_under_the_names_of_the_inputs() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let at = dir.path();
+    let numbers = |name: &str, shape: &[usize], values: &[f64]| {
+        let tensor = json!({ "shape": shape, "values": values });
+        fs::write(at.join(name), tensor.to_string()).expect("written");
+    };
+    numbers("x.json", &[1, 2], &[1.0, -1.0]);
+    numbers("w.json", &[2], &[2.0, 1.0]);
+    numbers("dy.json", &[1, 2], &[1.0, 3.0]);
+    let args = ["-i", "x.json", "-i", "w.json", "-p", "eps=0", "--backward", "dy.json"];
+    let said = core(at, "rmsnorm_f32", &args);
+    assert_eq!(said.status.code(), Some(0), "{}", String::from_utf8_lossy(&said.stderr));
+    let lines = String::from_utf8_lossy(&said.stdout).into_owned();
+    let lines: Vec<Value> =
+        lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let [x, weight] = &lines[..] else { panic!("{lines:?}") };
+    assert_eq!((&x["name"], &weight["name"]), (&json!("x"), &json!("weight")));
+    near(&x["values"], &[2.5, 2.5]);
+    near(&weight["values"], &[1.0, -3.0]);
+
+    let written = core(at, "rmsnorm_f32", &[&args[..], &["--out", "g.npy"]].concat());
+    let said = String::from_utf8_lossy(&written.stdout).into_owned();
+    assert_eq!(said, "wrote g.x.npy: x f32 [1, 2]\nwrote g.weight.npy: weight f32 [2]\n");
+    let y = printed(&core(at, "rmsnorm_f32", &["-i", "g.x.npy", "-i", "g.weight.npy"]));
+    assert_eq!(y["shape"], json!([1, 2]));
+
+    let refused = |args: &[&str], what: &str| {
+        let output = core(at, "rmsnorm_f32", args);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains(what), "{what:?}: {said}");
+    };
+    let args = ["-i", "x.json", "-i", "w.json", "--backward", "w.json"];
+    refused(&args, "the gradient of the output is f32[2] instead of f32[1, 2]");
+    let output = core(at, "kv_pack_q8", &["-i", "x.json", "--backward", "dy.json"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("kv_pack_q8 has no kernel_backward"), "{said}");
+}
+
+#[test]
 fn what_does_not_fit_the_kernel_is_named() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let at = dir.path();

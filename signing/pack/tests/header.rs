@@ -6,8 +6,9 @@ use std::path::Path;
 use std::process::Command;
 
 use ruvllm_abi::{
-    ABI_VERSION, DType, KernelDescriptor, KernelInfo, MAX_INPUTS, MAX_PARAM_WORDS, REGION_ALIGN,
-    SCRATCH_BYTES, Status, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16,
+    ABI_VERSION, BackwardDescriptor, DType, KernelDescriptor, KernelInfo, MAX_INPUTS,
+    MAX_PARAM_WORDS, REGION_ALIGN, SCRATCH_BYTES, Status, bf16_to_f32, f16_to_f32, f32_to_bf16,
+    f32_to_f16, message,
 };
 
 /// A compiler of C for this machine; clang where it is, since that compiles kernels.
@@ -52,9 +53,20 @@ fn constants_layouts_status_codes_and_dtypes_are_those_of_the_abi() {
     equal("RUVLLM_ABI_VERSION", ABI_VERSION as usize);
     equal("RUVLLM_REGION_ALIGN", REGION_ALIGN);
     equal("RUVLLM_SCRATCH_BYTES", SCRATCH_BYTES);
+    equal("RUVLLM_MESSAGE_BYTES", message::BYTES);
     equal("RUVLLM_MAX_PARAM_WORDS", MAX_PARAM_WORDS);
     equal("RUVLLM_MAX_INPUTS", MAX_INPUTS);
     equal("sizeof(ruvllm_descriptor)", KernelDescriptor::SIZE);
+    equal("sizeof(ruvllm_backward_descriptor)", BackwardDescriptor::SIZE);
+    for (field, at) in [
+        ("grad_output", std::mem::offset_of!(BackwardDescriptor, grad_output)),
+        ("scratch", std::mem::offset_of!(BackwardDescriptor, scratch)),
+        ("params", std::mem::offset_of!(BackwardDescriptor, params)),
+        ("grad_a", std::mem::offset_of!(BackwardDescriptor, grad_a)),
+        ("grad_b", std::mem::offset_of!(BackwardDescriptor, grad_b)),
+    ] {
+        equal(&format!("offsetof(ruvllm_backward_descriptor, {field})"), at);
+    }
     equal("sizeof(ruvllm_kernel_info)", KernelInfo::SIZE);
     for (field, at) in [
         ("input_a", std::mem::offset_of!(KernelDescriptor, input_a)),
@@ -158,6 +170,7 @@ fn conversions_give_the_bits_of_the_abi_and_the_exponential_is_within_3e_7() {
 fn a_kernel_compiled_natively_computes_and_refuses_what_does_not_hold_together() {
     let source = r#"
         #include "ruvllm_kernel.h"
+        #include <stdio.h>
         #include <string.h>
         RUVLLM_KERNEL(double_forward) {
             const uint32_t rows = ruvllm_symbol(call), dim = ruvllm_symbol(call);
@@ -165,6 +178,7 @@ fn a_kernel_compiled_natively_computes_and_refuses_what_does_not_hold_together()
             float *y = RUVLLM_OUTPUT(call, float, rows, dim);
             float *room = RUVLLM_SCRATCH(call, float, 2);
             RUVLLM_READY(call);
+            if (dim == 4) return ruvllm_say(call, RUVLLM_NOT_IMPLEMENTED, "dim must not be 4");
             room[1] = 2.0f;
             for (size_t i = 0; i < (size_t)rows * dim; i++) y[i] = room[1] * x[i];
             return RUVLLM_OK;
@@ -197,10 +211,20 @@ fn a_kernel_compiled_natively_computes_and_refuses_what_does_not_hold_together()
             d = good; d.params.offset = 0xfffffffeu;
             if (call_with(d, 0) != RUVLLM_INVALID_PARAMS) return 9;
             if (call_with(good, 1000) != RUVLLM_INTERNAL_ERROR) return 10;
+            d = good; d.input_a.size = d.output.size = 32; d.scratch.size = 256;
+            d.params.offset = 640;
+            const uint32_t words[2] = {2, 4};
+            memcpy(memory + 640, words, sizeof words);
+            if (call_with(d, 0) != RUVLLM_NOT_IMPLEMENTED) return 11;
+            if (memory[256] == 'R') return 12; /* its scratch is in use */
+            d.scratch.size = 320;
+            if (call_with(d, 0) != RUVLLM_NOT_IMPLEMENTED) return 13;
+            fwrite(memory + 256, 1, 320, stdout);
             return 0;
         }"#;
     let dir = tempfile::tempdir().expect("a temporary directory");
     let Some(program) = compile(dir.path(), source) else { return };
-    let status = Command::new(program).status().expect("the program runs");
-    assert_eq!(status.code(), Some(0), "the check of that number failed");
+    let output = Command::new(program).output().expect("the program runs");
+    assert_eq!(output.status.code(), Some(0), "the check of that number failed");
+    assert_eq!(message::read(&output.stdout), Some(&b"dim must not be 4"[..]));
 }

@@ -6,17 +6,22 @@
 
 mod another_abi;
 mod avoids_the_checks;
+mod backward_not_declared;
+mod backward_status;
 mod branch_table_bomb;
 mod cache_of_another_user;
 mod cache_open_to_others;
+mod cleanup_status;
 mod data_bomb;
 mod data_out_of_bounds;
 mod deep_nesting;
 mod deep_recursion;
 mod division_by_zero;
+mod endless_backward;
 mod endless_cleanup;
 mod endless_loop;
 mod feature_not_declared;
+mod gradient_left_unwritten;
 mod grows_memory;
 mod imports;
 mod indirect_call_mismatch;
@@ -25,6 +30,7 @@ mod memory_over_the_limit;
 mod memory_without_maximum;
 mod missing_exports;
 mod module_too_large;
+mod nan_gradient;
 mod nan_output;
 mod out_of_bounds;
 mod output_left_unwritten;
@@ -44,6 +50,7 @@ mod remembers_by_dropping_data;
 mod remembers_by_dropping_elements;
 mod remembers_by_filling_memory;
 mod remembers_in_a_global;
+mod remembers_in_a_gradient;
 mod remembers_in_a_reference;
 mod remembers_in_a_stack_pointer;
 mod remembers_in_a_table;
@@ -69,13 +76,15 @@ mod thousands_of_functions;
 mod tolerance_too_loose;
 mod traps;
 mod writes_its_inputs;
+mod writes_outside_its_gradients;
 mod writes_outside_its_output;
 mod wrong_for_some_numbers;
+mod wrong_gradient;
 mod wrong_number;
 mod wrong_number_later;
 
-use ruvllm_host::{Host, HostConfig, Incident, OpCall, OpKey, Operand, Resident, Scope};
-use ruvllm_tests::wat::{Module, rmsnorm_f32};
+use ruvllm_host::{Gradients, Host, HostConfig, Incident, OpCall, OpKey, Operand, Resident, Scope};
+use ruvllm_tests::wat::{Module, rmsnorm_backward, rmsnorm_f32};
 use ruvllm_tests::{PackBuilder, TestPack};
 use std::path::{Path, PathBuf};
 
@@ -92,6 +101,62 @@ fn hasty_pack(module: &Module) -> TestPack {
         .kernel("rmsnorm_f32", rmsnorm_f32(module))
         .manifest(|m| m.kernels[0].resource_limits.max_epoch_ticks = 20)
         .build()
+}
+
+/// A pack whose kernel is right, and so is its `kernel_backward`, but for these instructions at the beginning
+/// and at the end of it.
+fn differentiable(begin: &str, end: &str) -> TestPack {
+    differentiable_with(&Module::default(), begin, end)
+}
+
+/// The same around a kernel with further fields.
+fn differentiable_with(module: &Module, begin: &str, end: &str) -> TestPack {
+    let fields = format!("{}\n{}", module.fields, rmsnorm_backward(begin, end));
+    let module = Module { fields, ..module.clone() };
+    PackBuilder::new()
+        .kernel("rmsnorm_f32", rmsnorm_f32(&module))
+        .manifest(|m| {
+            m.kernels[0].backward = true;
+            m.kernels[0].resource_limits.max_epoch_ticks = 100;
+        })
+        .build()
+}
+
+/// The same instructions, for calls of [`LATER`] columns alone.
+fn later_backward(instructions: &str) -> String {
+    format!(
+        "(if (i32.eq (i32.load offset=4 (i32.load offset=32 (local.get $desc))) (i32.const {LATER}))
+          (then {instructions}))"
+    )
+}
+
+/// The gradients of three rows of [`LATER`] columns.
+fn gradients(host: &Host) -> [Vec<f32>; 2] {
+    let snap = host.snapshot();
+    let slot = snap.slot(&OpKey::rmsnorm_f32()).unwrap();
+    let mut worker = host.worker().unwrap();
+    let x: Vec<f32> = (0..3 * LATER).map(|i| (i % 13) as f32 - 6.0).collect();
+    let dy: Vec<f32> = (0..3 * LATER).map(|i| (i % 7) as f32 - 3.0).collect();
+    let weight: Vec<f32> = (0..LATER).map(|i| (i % 5) as f32 / 2.0).collect();
+    let call = OpCall::rmsnorm(Operand::f32(&x), Operand::f32(&weight), 3, LATER, 1e-5)
+        .within(Scope::of(&[1; 32]));
+    let (mut dx, mut dweight) = (vec![0.0; x.len()], vec![0.0; weight.len()]);
+    let to = Gradients { a: &mut dx, b: Some(&mut dweight) };
+    worker.backward(&snap, slot, &call, &dy, to).unwrap();
+    [dx, dweight]
+}
+
+/// The code of the one incident of a call for gradients, which the native twin must have answered.
+fn outlived_backward(pack: &TestPack) -> &'static str {
+    let config = HostConfig { cross_check_every: 1, ..HostConfig::default() };
+    let host = Host::new(config.clone()).unwrap();
+    host.install(pack.verify().unwrap()).unwrap();
+    assert_eq!(gradients(&host), gradients(&Host::new(config).unwrap()));
+    let (incidents, _) = host.take_incidents();
+    assert_eq!(incidents.len(), 1);
+    let stats = host.stats().into_iter().find(|stats| stats.kernel == "rmsnorm_f32").unwrap();
+    assert_eq!((stats.backward_calls, stats.fallbacks), (0, 1));
+    incidents[0].failure.code()
 }
 
 /// A kernel that begins every call with these instructions.

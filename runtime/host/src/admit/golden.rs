@@ -15,18 +15,19 @@ pub(crate) struct Case {
     pub(crate) what: String,
     pub(crate) a: Vec<u8>,
     pub(crate) b: Vec<u8>,
+    /// The gradient of the output, in a case for gradients; else empty.
+    pub(crate) gradient: Vec<u8>,
     pub(crate) words: Words,
 }
 
 impl Case {
     pub(crate) fn call(&self) -> OpCall<'_> {
-        let operand = |bytes: &'_ [u8]| -> bool { !bytes.is_empty() };
-        OpCall {
-            a: if operand(&self.a) { Operand::Bytes(&self.a) } else { Operand::None },
-            b: if operand(&self.b) { Operand::Bytes(&self.b) } else { Operand::None },
-            words: self.words,
-            scope: None,
-        }
+        let [a, b, gradient] =
+            [&self.a, &self.b, &self.gradient].map(|bytes| match bytes.is_empty() {
+                true => Operand::None,
+                false => Operand::Bytes(bytes),
+            });
+        OpCall::new(a, b, self.words).backward(gradient)
     }
 
     /// The second operand as models have theirs, most of which are constants.
@@ -44,18 +45,33 @@ impl Case {
     }
 }
 
-/// The cases of a catalogue operation, in an order that is drawn. Those whose shapes are drawn too move
-/// `room` bytes at most.
+/// The cases of a catalogue operation, in an order that is drawn, and then, where a kernel has `backward`, those
+/// for its gradients. Those whose shapes are drawn too move `room` bytes at most.
 ///
 /// # Errors
 /// As [`judge::cases`].
 pub(crate) fn cases(
     (op, variant): (Op, &Variant),
+    backward: bool,
     room: usize,
     random: &mut Random,
 ) -> Result<Vec<Case>, NativeError> {
-    let cases = judge::cases(op, variant, room, random)?;
+    let mut cases = judge::cases(op, variant, room, random)?;
+    if backward {
+        let gradients = judge::backward_cases(op, variant, room, random)?;
+        // Without one there would be nothing that tells such a call from any other.
+        cases.extend(gradients.into_iter().filter(|case| !case.gradient.is_empty()));
+    }
     Ok(cases.into_iter().filter_map(|case| own(case, |what| what)).collect())
+}
+
+/// The case whose gradients are held against differences of the operation too.
+pub(crate) fn differentiable_case(
+    (op, variant): (Op, &Variant),
+    random: &mut Random,
+) -> Option<Case> {
+    let case = judge::differentiable_case(op, variant, &judge::sample(op), random)?;
+    own(case, |what| what)
 }
 
 /// A call of a catalogue operation in the shape that these words give, on numbers like a model's.
@@ -71,8 +87,8 @@ pub(crate) fn live_case(
 }
 
 fn own(case: judge::Case, name: impl FnOnce(String) -> String) -> Option<Case> {
-    let judge::Case { what, a, b, words, .. } = case;
-    Some(Case { what: name(what), a, b, words: Words::new(&words)? })
+    let judge::Case { what, a, b, gradient, words, .. } = case;
+    Some(Case { what: name(what), a, b, gradient, words: Words::new(&words)? })
 }
 
 /// Cases of a custom operation: every symbol at the same extent, params at their defaults or one.
@@ -105,7 +121,7 @@ pub(crate) fn custom_cases(plan: &CallPlan, random: &mut Random) -> Vec<Case> {
         };
         if let (Some(a), Some(b)) = (operand(0, bytes.a), operand(1, bytes.b)) {
             let what = format!("every extent {extent}");
-            cases.push(Case { what, a, b, words });
+            cases.push(Case { what, a, b, gradient: Vec::new(), words });
         }
     }
     cases

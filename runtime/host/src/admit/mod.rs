@@ -3,7 +3,8 @@
 //! A signature says who made a kernel; only this says that it is right. The kernel runs on golden
 //! inputs, each twice, and must agree with the f64 oracle within the host's tolerance (byte for
 //! byte where the format defines bytes), give the same bits both times, leave its inputs alone and
-//! write all of its output and nothing behind it. Then it gets the same calls as a worker makes them,
+//! write all of its output and nothing behind it. A kernel that has `kernel_backward` does the same with
+//! gradients, which must also agree with how the operation changes along a small step. Then it gets the same calls as a worker makes them,
 //! and must give the same results.
 //!
 //! Numbers, shapes, order and what lies in the output before are drawn for each admission. All the
@@ -31,6 +32,7 @@ use crate::instance::{GUARD_BYTES, Instance, InstanceTemplate, WindowSize, check
 use crate::memory::PackMemory;
 use crate::op::call::{Scope, Words};
 use crate::random::{self, Random};
+use crate::trap::Place;
 use ruvllm_abi::contract::Variant;
 use ruvllm_abi::{Op, Status};
 use ruvllm_native::judge::{self, Wrong};
@@ -172,7 +174,7 @@ fn compile<'a>(
         .map_err(|e| Refusal::new(gated.id(), e.code, e.detail))?;
     let prepared = admission
         .executor
-        .load(&artifact, gated.spec().clone(), admission.deadline(&gated))
+        .load(&artifact, gated.module(), gated.spec().clone(), admission.deadline(&gated))
         .map_err(|detail| Refusal::new(gated.id(), "kernel_compile", detail))?;
     let seed = admission.seed();
     let mut random = Random::new(seed);
@@ -225,8 +227,8 @@ pub(crate) fn rehearse(
 }
 
 /// What is told of an objection: with the seed that brings it up again.
-fn refusal(id: &str, seed: u64, (code, what): Objection) -> Refusal {
-    Refusal::new(id, code, format!("{what} (admission seed {seed})"))
+fn refusal(id: &str, seed: u64, Objection { code, what, place }: Objection) -> Refusal {
+    Refusal::new(id, code, format!("{what} (admission seed {seed})")).at(place)
 }
 
 /// Bytes that a call may move which is to be watched.
@@ -234,10 +236,31 @@ fn room(instance: &Instance) -> usize {
     instance.capacity().saturating_sub(GUARD_BYTES).min(judge::ROOM)
 }
 
-type Objection = (&'static str, String);
+/// Why a kernel is not admitted.
+struct Objection {
+    code: &'static str,
+    what: String,
+    /// Where it trapped, if that is why.
+    place: Option<Box<Place>>,
+}
+
+impl Objection {
+    /// The same, with the case that brought it up.
+    fn on(mut self, case: &Case) -> Self {
+        self.what = format!("{}, on {}", self.what, case.what);
+        self
+    }
+}
+
+impl From<(&'static str, String)> for Objection {
+    fn from((code, what): (&'static str, String)) -> Self {
+        Self { code, what, place: None }
+    }
+}
 
 fn objection(failure: Failure) -> Objection {
-    (failure.code(), format!("the kernel {failure}"))
+    let place = failure.trap().and_then(|trap| trap.place.clone());
+    Objection { place, ..(failure.code(), format!("the kernel {failure}")).into() }
 }
 
 /// What a kernel showed of itself.
@@ -256,13 +279,14 @@ fn prove(candidate: &Candidate<'_>, random: &mut Random) -> Result<Proof, Object
     let mut instance = Instance::learning(template, WindowSize::Tile).map_err(objection)?;
     if let Some(info) = instance
         .info()
-        .map_err(|failure| (failure.code(), format!("kernel_info: the kernel {failure}")))?
+        .map_err(objection)
+        .map_err(|o| Objection { what: format!("kernel_info: {}", o.what), ..o })?
     {
         check_info(info).map_err(|what| ("kernel_abi", what))?;
     }
     let known = gated.key().known();
     let cases = match known {
-        Some(known) => golden::cases(known, room(&instance), random)
+        Some(known) => golden::cases(known, gated.spec().backward, room(&instance), random)
             .map_err(|error| ("admission_failed", error.to_string()))?,
         None => golden::custom_cases(gated.plan(), random),
     };
@@ -275,6 +299,14 @@ fn prove(candidate: &Candidate<'_>, random: &mut Random) -> Result<Proof, Object
         }
         results.extend(output.map(|output| (case, output)));
     }
+    if let Some(known) = known.filter(|_| gated.spec().backward)
+        && let Some(case) = golden::differentiable_case(known, random)
+    {
+        let output = manners(&mut instance, candidate, &case, false, random)?.unwrap_or_default();
+        numbers(gated, known, &case, &output)?;
+        differences(gated, known, &case, &output, random)?;
+        results.push((case, output));
+    }
     let own_pages = instance.own_pages();
     instance.close().map_err(objection)?;
     if own_pages.len() > OWN_PAGES {
@@ -283,7 +315,7 @@ fn prove(candidate: &Candidate<'_>, random: &mut Random) -> Result<Proof, Object
              between clients; this host takes {OWN_PAGES}: use less static memory",
             own_pages.len()
         );
-        return Err(("kernel_own_pages", what));
+        return Err(("kernel_own_pages", what).into());
     }
     Ok(Proof { verified: known.is_some(), own_pages, results })
 }
@@ -303,12 +335,11 @@ fn serve(
     let mut instances: Vec<Instance> = Vec::new();
     random.shuffle(&mut results);
     for (case, want) in &results {
-        let on = |(code, what): Objection| (code, format!("{what}, on {}", case.what));
-        let failed = |failure| on(objection(failure));
+        let failed = |failure| objection(failure).on(case);
         let _spending = budget.spend()?;
-        let bytes = gated.plan().bytes(case.words.as_slice()).unwrap_or_default();
         let constant = case.constant();
         let call = case.call_with(&constant).within(random.one_of(scopes));
+        let bytes = gated.plan().bytes_of(&call).unwrap_or_default();
         let (window_size, _) = wanted(gated.plan(), &call, &bytes);
         let at = match instances.iter().position(|instance| instance.is_for(window_size, None)) {
             Some(at) => at,
@@ -328,11 +359,11 @@ fn serve(
                 instances.len() - 1
             }
         };
-        let got = instances[at].call(&call, &bytes).map_err(failed)?;
-        if got != want {
+        instances[at].call(&call, &bytes).map_err(failed)?;
+        if instances[at].outputs().concat() != *want {
             let what = "the kernel gives other results as in service, where it remembers nothing \
                         and its constants are kept in place";
-            return Err(on(("kernel_not_deterministic", what.to_owned())));
+            return Err(Objection::from(("kernel_not_deterministic", what.to_owned())).on(case));
         }
         if !instances[at].inputs_unchanged(&call) {
             return Err(failed(Failure::InputWritten));
@@ -353,21 +384,21 @@ fn manners(
     let plan = candidate.gated.plan();
     let _spending = candidate.budget.spend()?;
     let constant = case.constant();
-    let on = |(code, what): Objection| (code, format!("{what}, on {}", case.what));
-    let bytes = plan
-        .bytes(case.words.as_slice())
-        .map_err(|tensor| on(("admission_failed", format!("{} has no size", tensor.name))))?;
+    let on = |objection: Objection| objection.on(case);
+    let bytes = plan.bytes_of(&case.call()).map_err(|tensor| {
+        on(("admission_failed", format!("{} has no size", tensor.name)).into())
+    })?;
     let mut runs = Vec::with_capacity(2);
     for call in [case.call(), case.call_with(&constant)] {
         let ran = instance.prepare(&call, &bytes).and_then(|()| instance.run_guarded(random));
-        let before = match ran {
-            Ok(before) => before,
+        let run = match ran {
+            Ok(run) => run,
             Err(Failure::Status { status, .. }) if may_decline && declined(status) => {
                 return Ok(None);
             }
-            Err(Failure::Status { status, .. }) => {
+            Err(Failure::Status { status, message, .. }) => {
                 let detail = instance.explain_status(plan, &call, status);
-                return Err(on(objection(Failure::Status { status, detail })));
+                return Err(on(objection(Failure::Status { status, detail, message })));
             }
             Err(failure) => return Err(on(objection(failure))),
         };
@@ -375,7 +406,7 @@ fn manners(
             return Err(on(objection(Failure::InputWritten)));
         }
         instance.learn();
-        runs.push((before, instance.output().to_vec()));
+        runs.push(run);
     }
     let [one, other] = &runs[..] else { return Ok(None) };
     let stay = |(before, after): &(Vec<u8>, Vec<u8>)| -> Vec<bool> {
@@ -383,11 +414,11 @@ fn manners(
     };
     if let Some(at) = stay(one).into_iter().zip(stay(other)).position(|stay| stay == (true, true)) {
         let what = format!("the kernel leaves its output from byte {} on unwritten", 4 * at);
-        return Err(on(("kernel_mismatch", what)));
+        return Err(on(("kernel_mismatch", what).into()));
     }
     if one.1 != other.1 {
         let what = "the kernel gives different results for the same inputs".to_owned();
-        return Err(on(("kernel_not_deterministic", what)));
+        return Err(on(("kernel_not_deterministic", what).into()));
     }
     Ok(runs.pop().map(|(_, output)| output))
 }
@@ -399,18 +430,45 @@ fn declined(status: i32) -> bool {
     Status::from_code(status).is_some_and(|status| declining.contains(&status))
 }
 
-/// Holds an output against the oracle.
+/// Holds an output, or gradients that lie end to end, against the oracle.
 fn numbers(
     gated: &GatedKernel<'_>,
     known: (Op, &'static Variant),
     case: &Case,
     output: &[u8],
 ) -> Result<(), Objection> {
-    let judge = judge_of(known, gated.author());
-    let (code, what) = match judge.check(called(&case.call()), output) {
-        Ok(_) => return Ok(()),
-        Err(Wrong::Refused(error)) => ("admission_failed", error.to_string()),
-        Err(wrong) => objection(wrong.into()),
+    let (judge, call) = (judge_of(known, gated.author()), case.call());
+    let judged = match call.is_backward() {
+        true => judge.check_gradients(called(&call), &case.gradient, gradients(case, output)),
+        false => judge.check(called(&call), output),
     };
-    Err((code, format!("{what}, on {}", case.what)))
+    judged.map(|_| ()).map_err(|wrong| wrong_on(case, wrong))
+}
+
+/// Holds gradients against differences of the operation itself.
+fn differences(
+    gated: &GatedKernel<'_>,
+    known: (Op, &'static Variant),
+    case: &Case,
+    output: &[u8],
+    random: &mut Random,
+) -> Result<(), Objection> {
+    let judge = judge_of(known, gated.author());
+    let (call, gradients) = (case.call(), gradients(case, output));
+    judge
+        .check_differences(called(&call), &case.gradient, gradients, random)
+        .map_err(|wrong| wrong_on(case, wrong))
+}
+
+/// The gradients by both inputs, the first of which has the size of its input.
+fn gradients<'a>(case: &Case, output: &'a [u8]) -> [&'a [u8]; 2] {
+    output.split_at(case.a.len().min(output.len())).into()
+}
+
+fn wrong_on(case: &Case, wrong: Wrong) -> Objection {
+    let objection = match wrong {
+        Wrong::Refused(error) => ("admission_failed", error.to_string()).into(),
+        wrong => objection(wrong.into()),
+    };
+    objection.on(case)
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// Raised whenever the gates or admission ask something else of a kernel, so that what was admitted
 /// before shows itself again.
-const REVISION: u32 = 5;
+const REVISION: u32 = 6;
 
 /// What the instances of a kernel are made of, where the cache can vouch for it, and whether its numbers
 /// were held against an oracle.
@@ -26,7 +26,7 @@ pub(super) fn recall(
     let id = entry_id(gated, admission);
     let Entry { artifact, verified, own_pages } = cache.get(&id)?;
     let (spec, deadline) = (gated.spec().clone(), admission.deadline(gated));
-    match admission.executor.load(&artifact, spec, deadline) {
+    match admission.executor.load(&artifact, gated.module(), spec, deadline) {
         Ok(module) => Some((admission.template(gated, module, own_pages), verified)),
         Err(_) => {
             cache.forget(&id);
@@ -46,7 +46,7 @@ pub(super) fn keep(gated: &GatedKernel<'_>, admission: &Admission<'_>, entry: En
 /// What an entry must agree with. Every field stands for itself, in an encoding of its own: two programs
 /// of one version agree on it.
 fn entry_id(gated: &GatedKernel<'_>, admission: &Admission<'_>) -> EntryId {
-    let KernelSpec { entry_point, memory_pages, table_elements, ticks } = gated.spec();
+    let KernelSpec { entry_point, backward, memory_pages, table_elements, ticks } = gated.spec();
     let HostLimits {
         module_bytes,
         functions,
@@ -67,6 +67,7 @@ fn entry_id(gated: &GatedKernel<'_>, admission: &Admission<'_>) -> EntryId {
         .field(gated.key().to_string())
         .field(gated.plan().signature())
         .field(entry_point)
+        .number(*backward)
         .number(*memory_pages)
         .number(*table_elements)
         .number(*ticks)

@@ -72,7 +72,11 @@ impl Checker {
         if !instance.inputs_unchanged(call) {
             return Err(Failure::InputWritten);
         }
-        match self.cross_check(isa, kernel, call, instance.output())? {
+        let verdict = match call.is_backward() {
+            true => cross_check_gradients(kernel, call, instance.outputs())?,
+            false => self.cross_check(isa, kernel, call, instance.output())?,
+        };
+        match verdict {
             Verdict::Right(_) => {}
             // For which another is to blame.
             Verdict::Unjudged => self.met_out_of_range = true,
@@ -95,5 +99,20 @@ impl Checker {
             Err(Wrong::Refused(_)) => right,
             verdict => Ok(verdict?),
         }
+    }
+}
+
+/// Holds gradients against the oracle's: what they may be off by follows from all that is summed on the way,
+/// which a result alone does not tell.
+fn cross_check_gradients(
+    kernel: &PublishedKernel,
+    call: &OpCall<'_>,
+    gradients: [&[u8]; 2],
+) -> Result<Verdict, Failure> {
+    let Some((op, variant)) = kernel.key().known() else { return Ok(Verdict::Right(None)) };
+    let grad_output = call.gradient.bytes().unwrap_or(&[]);
+    match Judge::new(op, variant).check_gradients(called(call), grad_output, gradients) {
+        Err(Wrong::Refused(_)) => Ok(Verdict::Right(None)),
+        verdict => Ok(verdict?),
     }
 }

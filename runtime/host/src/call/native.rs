@@ -3,10 +3,11 @@
 use crate::OpKey;
 use crate::error::Failure;
 use crate::instance::TILE_BYTES;
-use crate::op::call::{OpCall, Output};
+use crate::op::call::{Gradients, OpCall, Output};
 use crate::op::plan::CallBytes;
 use crate::registry::kernel::PublishedKernel;
 use ruvllm_abi::Op;
+use ruvllm_native::judge::Called;
 use ruvllm_native::{Isa, twin};
 use std::ops::Range;
 
@@ -27,6 +28,9 @@ pub(crate) fn answer(
 ) -> Result<(), Failure> {
     let read = match out {
         Output::Bytes(out) => return run(isa, op, kernel.key(), call, out),
+        Output::Gradients(out) => {
+            return differentiate(isa, op, kernel.key(), buffer, call, bytes, out);
+        }
         Output::Read { read, .. } => read,
     };
     let mut one = |call: &OpCall<'_>, place: Range<usize>| {
@@ -44,6 +48,32 @@ pub(crate) fn answer(
         Some(mut tiles) => tiles.try_for_each(|tile| one(&tile.call, tile.out)),
         None => one(call, 0..bytes.out),
     }
+}
+
+/// Gives the gradients of a call by the native twin. `buffer` holds what nobody wants.
+fn differentiate(
+    isa: Isa,
+    op: Op,
+    key: &OpKey,
+    buffer: &mut Vec<u32>,
+    call: &OpCall<'_>,
+    bytes: &CallBytes,
+    Gradients { a: grad_a, b: grad_b }: &mut Gradients<'_>,
+) -> Result<(), Failure> {
+    let [a, b, gradient] = [&call.a, &call.b, &call.gradient].map(|o| o.bytes().unwrap_or(&[]));
+    let unwanted = bytes.out_b / size_of::<u32>();
+    let grad_b = match grad_b {
+        Some(grad_b) => &mut **grad_b,
+        None => {
+            if buffer.len() < unwanted {
+                buffer.resize(unwanted, 0);
+            }
+            bytemuck::cast_slice_mut(&mut buffer[..unwanted])
+        }
+    };
+    let called = Called { a, b, words: call.words.as_slice() };
+    twin::backward(isa, op, &key.inputs, key.output, called, gradient, [grad_a, grad_b])
+        .map_err(|e| Failure::Native { detail: e.to_string() })
 }
 
 /// Answers a call by the native twin.

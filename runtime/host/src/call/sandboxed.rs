@@ -33,6 +33,9 @@ impl SandboxedCall<'_> {
         bytes: &CallBytes,
         out: &mut Output<'_>,
     ) -> Result<(), Failure> {
+        if call.is_backward() {
+            return self.backward(plan, call, bytes, out);
+        }
         if bytes.total() > self.instance.capacity().min(TILE_BYTES) {
             return self.tiles(plan, call, bytes, out);
         }
@@ -54,6 +57,26 @@ impl SandboxedCall<'_> {
         };
         for tile in tiles {
             self.one(&tile.call, &tile.bytes, tile.out.start, out)?;
+        }
+        Ok(())
+    }
+
+    /// As [`SandboxedCall::run`], for gradients.
+    fn backward(
+        &mut self,
+        plan: &CallPlan,
+        call: &OpCall<'_>,
+        bytes: &CallBytes,
+        out: &mut Output<'_>,
+    ) -> Result<(), Failure> {
+        let Some(tiles) = plan.backward_tiles(call, bytes) else {
+            self.one(call, bytes, 0, out)?;
+            out.put_second(None, true, self.instance.outputs()[1]);
+            return Ok(());
+        };
+        for (i, tile) in tiles.enumerate() {
+            self.one(&tile.call, &tile.bytes, tile.out.start, out)?;
+            out.put_second(tile.second, i == 0, self.instance.outputs()[1]);
         }
         Ok(())
     }

@@ -5,6 +5,8 @@
 //! its instance; the call goes to the next one of the chain with the inputs untouched, because
 //! operations are out of place.
 
+mod backward;
+
 use super::check::Checker;
 use super::context::WorkerContext;
 use super::native;
@@ -99,8 +101,8 @@ impl Worker {
         if snap.host != self.host.id {
             return Err(CallError::ForeignSnapshot);
         }
-        let Some(bytes) = slot.plan.check(call, out.len()) else {
-            return Err(shape(&slot.key, slot.plan.objection(call, out.len())));
+        let Some(bytes) = slot.plan.check(call, &out) else {
+            return Err(shape(&slot.key, slot.plan.objection(call, &out)));
         };
         let Slot { key, plan, choice, preference, .. } = slot;
         let preference = preference.as_deref();
@@ -133,10 +135,11 @@ impl Worker {
         let fail = |detail: String| shape(target.key, detail);
         let mut bound = bind(target.plan, inputs, params).map_err(fail)?;
         let (call, out) = bound.call(inputs);
-        let Some(bytes) = target.plan.check(&call, out.len()) else {
-            return Err(fail(target.plan.objection(&call, out.len())));
+        let mut out = Output::Bytes(out);
+        let Some(bytes) = target.plan.check(&call, &out) else {
+            return Err(fail(target.plan.objection(&call, &out)));
         };
-        if let Err(error) = self.ask(&target, &call, &bytes, &mut Output::Bytes(out)) {
+        if let Err(error) = self.ask(&target, &call, &bytes, &mut out) {
             return Err(explained(&target, &call, error));
         }
         Ok(vec![bound.output])
@@ -158,8 +161,9 @@ impl Worker {
         bytes: &CallBytes,
         out: &mut Output<'_>,
     ) -> Result<(), CallError> {
-        if out.len() == 0 {
+        if bytes.is_empty(call.is_backward()) {
             // Kernels never see an empty call: there is nothing to compute.
+            out.clear();
             return Ok(());
         }
         if self.host.retired() != self.retired {
@@ -167,6 +171,10 @@ impl Worker {
         }
         let Target { chain, preference, .. } = *target;
         let first = match preference {
+            // What is learnt is learnt of forward calls; gradients go by the chain's order.
+            _ if call.is_backward() => {
+                chain.iter().position(|kernel| answers(kernel, call)).unwrap_or(chain.len())
+            }
             None => 0,
             Some(preference) => {
                 let class = size(bytes.total());
@@ -221,7 +229,7 @@ impl Worker {
         }
         let others = chain.iter().enumerate().filter(|&(i, kernel)| {
             // In strict mode nobody answers for the first.
-            i != first && !strict && !kernel.stats().quarantined()
+            i != first && !strict && answers(kernel, call) && !kernel.stats().quarantined()
         });
         for (_, kernel) in others {
             match self.answer(kernel, target, call, bytes, out) {
@@ -231,7 +239,10 @@ impl Worker {
         }
         let last = match last {
             Some((kernel, failure)) => format!("{} {failure}", kernel.id()),
-            None => "every one is quarantined".to_owned(),
+            None if chain.iter().any(|kernel| answers(kernel, call)) => {
+                "every one is quarantined".to_owned()
+            }
+            None => "none of them gives gradients".to_owned(),
         };
         Err(CallError::Exhausted { op: key.to_string(), last })
     }
@@ -294,6 +305,14 @@ impl Worker {
         out: &mut Output<'_>,
     ) -> Result<(), Failure> {
         let state = self.state(kernel);
+        if call.is_backward() {
+            let started = Instant::now();
+            self.attempt(kernel, target, call, bytes, out)?;
+            if let Some(open) = &self.kernels[kernel.uid()].open {
+                open.counters.differentiated(started.elapsed());
+            }
+            return Ok(());
+        }
         // A call that makes an instance or is checked takes many times what others do: it may not
         // stand for them.
         let usual = kernel.is_native() || !state.instances.is_empty() && state.until_check > 0;
@@ -516,6 +535,11 @@ impl KernelState {
     }
 }
 
+/// Whether a kernel has what the call is for.
+fn answers(kernel: &PublishedKernel, call: &OpCall<'_>) -> bool {
+    !call.is_backward() || kernel.has_backward()
+}
+
 fn shape(key: &OpKey, detail: String) -> CallError {
     CallError::Shape { op: key.to_string(), detail }
 }
@@ -536,15 +560,14 @@ struct Target<'a> {
 /// What a named kernel that declined a call takes instead, beside the error: whoever names one works on it.
 #[cold]
 fn explained(target: &Target<'_>, call: &OpCall<'_>, error: CallError) -> CallError {
-    let (CallError::Failed { op, kernel, failure: Failure::Status { status, .. } }, [named]) =
-        (&error, target.chain)
-    else {
+    let (CallError::Failed { op, kernel, failure }, [named]) = (&error, target.chain) else {
         return error;
     };
+    let Failure::Status { status, message, .. } = failure else { return error };
     let Code::Sandboxed { template, .. } = named.code() else { return error };
     let Ok(mut instance) = Instance::new(template, WindowSize::Tile, None) else { return error };
     let detail = instance.explain_status(target.plan, call, *status);
-    let failure = Failure::Status { status: *status, detail };
+    let failure = Failure::Status { status: *status, detail, message: message.clone() };
     CallError::Failed { op: op.clone(), kernel: kernel.clone(), failure }
 }
 

@@ -8,7 +8,7 @@
 //! This guards the host's time and memory. It is no guard against a module that takes the
 //! compiler itself over: what the child returns is loaded.
 
-use super::compile::compile_alone;
+use super::compile::{CodeSettings, compile_alone};
 use super::executor::{Artifact, CompileError};
 use crate::config::CompilerProcess;
 use crate::process::{self, Limits};
@@ -19,7 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 /// The first bytes of a request; the number is the protocol's.
-const MAGIC: [u8; 8] = *b"RVCOMP01";
+const MAGIC: [u8; 8] = *b"RVCOMP02";
 /// The longest answer that is read: code is some ten times as long as its module.
 const MAX_ANSWER: u64 = 64 << 20;
 /// The longest module that a compiler process reads. The gate's cap is lower.
@@ -27,20 +27,27 @@ const MAX_MODULE: u64 = 64 << 20;
 
 /// What precedes the module in a request, in little-endian order.
 struct Request {
-    deterministic: bool,
+    code: CodeSettings,
     memory_bytes: u64,
     cpu_seconds: u64,
     module_bytes: u64,
 }
 
 impl Request {
-    const SIZE: usize = 8 + 4 * 8;
+    const SIZE: usize = 8 + 6 * 8;
 
     fn to_bytes(&self) -> [u8; Self::SIZE] {
         let mut bytes = [0; Self::SIZE];
         bytes[..8].copy_from_slice(&MAGIC);
-        let words =
-            [u64::from(self.deterministic), self.memory_bytes, self.cpu_seconds, self.module_bytes];
+        let CodeSettings { deterministic, memory_reservation, memory_guard } = self.code;
+        let words = [
+            u64::from(deterministic),
+            memory_reservation,
+            memory_guard,
+            self.memory_bytes,
+            self.cpu_seconds,
+            self.module_bytes,
+        ];
         for (to, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
             to.copy_from_slice(&word.to_le_bytes());
         }
@@ -58,7 +65,11 @@ impl Request {
             .map(|b| b.iter().rev().fold(0u64, |word, &byte| word << 8 | u64::from(byte)));
         let mut word = || words.next().unwrap_or(0);
         Ok(Self {
-            deterministic: word() != 0,
+            code: CodeSettings {
+                deterministic: word() != 0,
+                memory_reservation: word(),
+                memory_guard: word(),
+            },
             memory_bytes: word(),
             cpu_seconds: word(),
             module_bytes: word(),
@@ -69,12 +80,12 @@ impl Request {
 /// Compiles a module in a child process.
 pub(super) fn compile(
     limits: &CompilerProcess,
-    deterministic: bool,
+    code: CodeSettings,
     wasm: &[u8],
 ) -> Result<Artifact, CompileError> {
     let error = |code, detail| Err(CompileError { code, detail });
     let request = Request {
-        deterministic,
+        code,
         memory_bytes: limits.memory_bytes,
         // The parent's clock is the limit; the child's own is for a parent that is gone.
         cpu_seconds: limits.time.as_secs().saturating_add(1),
@@ -160,7 +171,7 @@ fn answer(input: &mut impl Read) -> Result<Vec<u8>, String> {
         .take(request.module_bytes)
         .read_to_end(&mut wasm)
         .map_err(|e| format!("cannot read the module: {e}"))?;
-    compile_alone(&wasm, request.deterministic)
+    compile_alone(&wasm, request.code)
 }
 
 impl CompilerProcess {
@@ -184,12 +195,15 @@ impl Default for CompilerProcess {
 mod tests {
     use super::*;
 
+    const CODE: CodeSettings =
+        CodeSettings { deterministic: true, memory_reservation: 4 << 30, memory_guard: 64 << 10 };
+
     #[test]
     fn a_request_reads_back_and_anything_else_is_refused() {
         let request =
-            Request { deterministic: true, memory_bytes: 1 << 33, cpu_seconds: 7, module_bytes: 3 };
+            Request { code: CODE, memory_bytes: 1 << 33, cpu_seconds: 7, module_bytes: 3 };
         let read = Request::read(&mut &request.to_bytes()[..]).unwrap();
-        assert!(read.deterministic);
+        assert_eq!(read.code, CODE);
         assert_eq!((read.memory_bytes, read.cpu_seconds, read.module_bytes), (1 << 33, 7, 3));
         assert!(Request::read(&mut &b"(module)"[..]).is_err());
         assert!(Request::read(&mut &[b'x'; 64][..]).is_err());
@@ -198,7 +212,7 @@ mod tests {
     #[test]
     fn a_program_that_cannot_be_started_is_named() {
         let process = CompilerProcess { program: "no-such-program".into(), ..Default::default() };
-        let error = compile(&process, false, b"").err().unwrap();
+        let error = compile(&process, CODE, b"").err().unwrap();
         assert_eq!(error.code, "compiler_unavailable");
         assert!(error.detail.contains("no-such-program"));
     }
@@ -213,7 +227,7 @@ mod tests {
                 time: Duration::from_millis(300),
                 ..CompilerProcess::default()
             };
-            compile(&process, false, b"").err().unwrap().code
+            compile(&process, CODE, b"").err().unwrap().code
         };
         assert_eq!(run("/bin/sleep", &["1000"]), "compile_timeout");
         assert_eq!(run("/bin/true", &[]), "compile_limit");

@@ -2,7 +2,7 @@
 
 use crate::config::Compiler;
 use crate::deadline::Deadline;
-use crate::error::TrapKind;
+use crate::trap::Trap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -25,6 +25,8 @@ pub(crate) struct CompileError {
 pub(crate) struct KernelSpec {
     /// The export that computes.
     pub(crate) entry_point: String,
+    /// Whether it has `kernel_backward`.
+    pub(crate) backward: bool,
     /// Pages of 64 KiB that its memory may reach.
     pub(crate) memory_pages: u32,
     /// Elements that its table may reach.
@@ -50,13 +52,6 @@ pub(crate) struct Footprint {
     pub(crate) table: usize,
 }
 
-/// A kernel that did not return.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Trap {
-    pub(crate) kind: TrapKind,
-    pub(crate) detail: String,
-}
-
 /// Turns modules into something that can be instantiated.
 pub(crate) trait Executor: Send + Sync {
     /// Stands for all that machine code depends on beside its module: engine, settings, processor.
@@ -74,13 +69,15 @@ pub(crate) trait Executor: Send + Sync {
         alone: bool,
     ) -> Result<Artifact, CompileError>;
 
-    /// Loads what this executor, or an earlier one of the same fingerprint, has compiled.
+    /// Loads what this executor, or an earlier one of the same fingerprint, has compiled of a module, in
+    /// which traps are placed.
     ///
     /// # Errors
     /// What the engine says.
     fn load(
         &self,
         artifact: &Artifact,
+        module: &[u8],
         spec: KernelSpec,
         deadline: Deadline,
     ) -> Result<Arc<dyn CompiledModule>, String>;
@@ -127,12 +124,16 @@ pub(crate) trait EngineInstance: Send {
     /// its status, and the memory as it left it.
     fn call(&mut self, descriptor: u32, ticks: u64) -> Result<(i32, &[u8]), Trap>;
 
+    /// Calls `kernel_backward` with the address of a descriptor, as [`EngineInstance::call`] does the entry
+    /// point. Gives its status.
+    fn backward(&mut self, descriptor: u32, ticks: u64) -> Result<i32, Trap>;
+
     /// Calls `kernel_init`; `None` where there is none.
     fn init(&mut self, params: u32, len: u32) -> Result<Option<i32>, Trap>;
 
     /// Calls `kernel_info`; `None` where there is none.
     fn info(&mut self, out: u32) -> Result<Option<i32>, Trap>;
 
-    /// Calls `kernel_cleanup` where there is one.
-    fn cleanup(&mut self) -> Result<(), Trap>;
+    /// Calls `kernel_cleanup`; `None` where there is none, or where it has no status.
+    fn cleanup(&mut self) -> Result<Option<i32>, Trap>;
 }

@@ -1,7 +1,7 @@
 //! What the host needs of a WebAssembly engine, and nothing more.
 //!
 //! Everything above this module sees memory as bytes, an entry point as a function of one address,
-//! and failures as [`Trap`]. Engines are named only below it. An executor isolates: a kernel
+//! and failures as [`crate::trap::Trap`]. Engines are named only below it. An executor isolates: a kernel
 //! reaches nothing but its own linear memory and leaves its function at the latest at its
 //! deadline. It is no boundary against microarchitectural side channels.
 
@@ -17,6 +17,8 @@ pub(crate) mod fence;
 #[cfg(feature = "wasmtime")]
 mod isolate;
 #[cfg(feature = "wasmtime")]
+mod place;
+#[cfg(feature = "wasmtime")]
 mod wasmtime;
 
 #[cfg(feature = "wasmtime")]
@@ -29,7 +31,7 @@ pub use child::compiler_process;
 pub(crate) const VERSION: semver::Version = semver::Version::new(0, 0, 0);
 
 pub(crate) use self::executor::{
-    CompiledModule, EngineInstance, Executor, Footprint, KernelSpec, OWN_PAGES, Trap, WASM_PAGE,
+    CompiledModule, EngineInstance, Executor, Footprint, KernelSpec, OWN_PAGES, WASM_PAGE,
 };
 use crate::HostConfig;
 use std::sync::Arc;

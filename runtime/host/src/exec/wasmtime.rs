@@ -3,29 +3,29 @@
 //! Every instance has a store of its own: an engine gives an instance's memory back only when its
 //! store goes, and a kernel that misbehaves, or whose generation has drained, must leave nothing
 //! behind. The store lives as long as the worker keeps the instance, so a call pays nothing for
-//! it. Functions are looked up once. Bounds checks are page faults: the engine reserves 4 GiB of
-//! addresses for a memory and guards beyond, which is its default.
+//! it. Functions are looked up once. Bounds checks are page faults where the device class reserves 4 GiB
+//! of addresses for a memory and guards what lies behind.
 
-use super::compile::{compile_alone, settings};
+use super::compile::{CodeSettings, compile_alone, settings};
 use super::executor::{
-    Artifact, CompileError, CompiledModule, EngineInstance, Executor, Footprint, KernelSpec, Trap,
+    Artifact, CompileError, CompiledModule, EngineInstance, Executor, Footprint, KernelSpec,
     WASM_PAGE,
 };
+use super::place::{Instruction, instruction};
 use super::{aot, child, fence, isolate};
 use crate::HostConfig;
 use crate::config::Compiler;
 use crate::deadline::{Deadline, Spent, thread_time};
-use crate::error::TrapKind;
 use crate::ticker::Ticker;
+use crate::trap::{MemoryAccess, Place, Trap, TrapKind};
 use ruvllm_abi::export;
-use ruvllm_manifest::escape_untrusted;
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use wasmtime::{
-    Engine, Extern, ExternType, Global, Memory, MemoryType, Module, Mutability, ResourceLimiter,
-    Store, TypedFunc, UpdateDeadline, Val, WasmBacktrace,
+    Engine, Extern, ExternType, FrameInfo, Global, Memory, MemoryType, Module, Mutability,
+    ResourceLimiter, Store, TypedFunc, UpdateDeadline, Val, WasmBacktrace,
 };
 
 /// The version of the engine, which a manifest's `min_version` is held against.
@@ -35,7 +35,7 @@ pub(crate) const VERSION: semver::Version = semver::Version::new(48, 0, 8);
 pub(crate) struct WasmtimeExecutor {
     engine: Engine,
     ticker: Arc<Ticker>,
-    deterministic: bool,
+    code: CodeSettings,
     fingerprint: [u8; 32],
 }
 
@@ -45,7 +45,10 @@ impl WasmtimeExecutor {
     /// # Errors
     /// What the engine says, such as a machine that it does not compile for.
     pub(crate) fn new(config: &HostConfig) -> Result<Self, String> {
-        let engine = Engine::new(&settings(config.deterministic)).map_err(|e| format!("{e:#}"))?;
+        let code = CodeSettings::of(config);
+        let mut settings = settings(code);
+        settings.max_wasm_stack(config.stack);
+        let engine = Engine::new(&settings).map_err(|e| format!("{e:#}"))?;
         let mut fingerprint = Fingerprint::default();
         VERSION.hash(&mut fingerprint);
         isolate::REVISION.hash(&mut fingerprint);
@@ -53,7 +56,7 @@ impl WasmtimeExecutor {
         Ok(Self {
             engine,
             ticker: Arc::new(Ticker::new("ruvllm-ticker", config.tick)),
-            deterministic: config.deterministic,
+            code,
             fingerprint: fingerprint.0.finalize().into(),
         })
     }
@@ -89,23 +92,25 @@ impl Executor for WasmtimeExecutor {
         let wasm = isolate::isolated(wasm).map_err(failed)?;
         match compiler {
             Compiler::InProcess if alone => {
-                compile_alone(&wasm, self.deterministic).map(Artifact).map_err(failed)
+                compile_alone(&wasm, self.code).map(Artifact).map_err(failed)
             }
             Compiler::InProcess => self
                 .engine
                 .precompile_module(&wasm)
                 .map(Artifact)
                 .map_err(|e| failed(format!("{e:#}"))),
-            Compiler::Process(process) => child::compile(process, self.deterministic, &wasm),
+            Compiler::Process(process) => child::compile(process, self.code, &wasm),
         }
     }
 
     fn load(
         &self,
         artifact: &Artifact,
+        module: &[u8],
         spec: KernelSpec,
         deadline: Deadline,
     ) -> Result<Arc<dyn CompiledModule>, String> {
+        let own = Arc::from(module);
         let engine = self.engine.clone();
         self.ticker
             .start(move || engine.increment_epoch())
@@ -121,12 +126,14 @@ impl Executor for WasmtimeExecutor {
             table: elements as usize * size_of::<usize>(),
         };
         let _ticker = self.ticker.clone();
-        Ok(Arc::new(Prepared { module, spec, footprint, deadline, _ticker }))
+        Ok(Arc::new(Prepared { module, own, spec, footprint, deadline, _ticker }))
     }
 }
 
 struct Prepared {
     module: Module,
+    /// The pack's own module.
+    own: Arc<[u8]>,
     spec: KernelSpec,
     footprint: Footprint,
     deadline: Deadline,
@@ -160,9 +167,10 @@ impl CompiledModule for Prepared {
         let Deadline { tick, aside, .. } = self.deadline;
         begin(&mut store, aside, tick);
         let instance = wasmtime::Instance::new(&mut store, &self.module, &[])
-            .map_err(|error| trap(error, "its start"))?;
-        let missing =
-            |name: &str| other(format!("the export {name} is missing or has another type"));
+            .map_err(|error| trap(&error, &self.own, "its start", 0))?;
+        let missing = |name: &str| {
+            Trap::new(TrapKind::Other, format!("the export {name} is missing or has another type"))
+        };
         let memory = instance
             .get_memory(&mut store, export::MEMORY)
             .ok_or_else(|| missing(export::MEMORY))?;
@@ -174,9 +182,22 @@ impl CompiledModule for Prepared {
         let entry = instance
             .get_typed_func::<u32, i32>(&mut store, &self.spec.entry_point)
             .map_err(|_| missing(&self.spec.entry_point))?;
+        let backward = match self.spec.backward {
+            true => Some(
+                instance
+                    .get_typed_func(&mut store, export::BACKWARD)
+                    .map_err(|_| missing(export::BACKWARD))?,
+            ),
+            false => None,
+        };
         let init = instance.get_typed_func(&mut store, export::INIT).ok();
         let info = instance.get_typed_func(&mut store, export::INFO).ok();
-        let cleanup = instance.get_typed_func(&mut store, export::CLEANUP).ok();
+        let cleanup = match instance.get_typed_func(&mut store, export::CLEANUP) {
+            Ok(cleanup) => Some(Cleanup::Status(cleanup)),
+            Err(_) => {
+                instance.get_typed_func(&mut store, export::CLEANUP).ok().map(Cleanup::Silent)
+            }
+        };
         let mut globals = Vec::new();
         while let Some(global) =
             instance.get_global(&mut store, &isolate::global_name(globals.len()))
@@ -189,10 +210,12 @@ impl CompiledModule for Prepared {
         }
         Ok(Box::new(Running {
             store,
+            own: self.own.clone(),
             memory,
             globals,
             entry,
             entry_point: self.spec.entry_point.as_str().into(),
+            backward,
             init,
             info,
             cleanup,
@@ -252,21 +275,36 @@ impl ResourceLimiter for Limits {
     }
 }
 
+/// The two types that `kernel_cleanup` may have.
+enum Cleanup {
+    Status(TypedFunc<(), i32>),
+    Silent(TypedFunc<(), ()>),
+}
+
 struct Running {
     store: Store<Limits>,
+    own: Arc<[u8]>,
     memory: Memory,
     /// The mutable globals, and the values that they are set back to.
     globals: Vec<(Global, Val)>,
     entry: TypedFunc<u32, i32>,
     entry_point: Box<str>,
+    backward: Option<TypedFunc<u32, i32>>,
     init: Option<TypedFunc<(u32, u32), i32>>,
     info: Option<TypedFunc<u32, i32>>,
-    cleanup: Option<TypedFunc<(), ()>>,
+    cleanup: Option<Cleanup>,
     heap_base: u32,
     tick: Duration,
     aside: u64,
     limit: usize,
     _ticker: Arc<Ticker>,
+}
+
+impl Running {
+    #[cold]
+    fn trap(&self, error: &wasmtime::Error, called: &str) -> Trap {
+        trap(error, &self.own, called, self.memory.data_size(&self.store) as u64)
+    }
 }
 
 impl EngineInstance for Running {
@@ -309,76 +347,116 @@ impl EngineInstance for Running {
         begin(&mut self.store, ticks, self.tick);
         let status = match self.entry.call(&mut self.store, descriptor) {
             Ok(status) => status,
-            Err(error) => return Err(trap(error, &self.entry_point)),
+            Err(error) => return Err(self.trap(&error, &self.entry_point)),
         };
         Ok((status, self.memory.data(&self.store)))
+    }
+
+    fn backward(&mut self, descriptor: u32, ticks: u64) -> Result<i32, Trap> {
+        let Some(backward) = &self.backward else {
+            return Err(Trap::new(TrapKind::Other, format!("there is no {}", export::BACKWARD)));
+        };
+        begin(&mut self.store, ticks, self.tick);
+        let status = backward.call(&mut self.store, descriptor);
+        status.map_err(|error| self.trap(&error, export::BACKWARD))
     }
 
     fn init(&mut self, params: u32, len: u32) -> Result<Option<i32>, Trap> {
         let Some(init) = &self.init else { return Ok(None) };
         begin(&mut self.store, self.aside, self.tick);
         let status = init.call(&mut self.store, (params, len));
-        status.map(Some).map_err(|error| trap(error, export::INIT))
+        status.map(Some).map_err(|error| self.trap(&error, export::INIT))
     }
 
     fn info(&mut self, out: u32) -> Result<Option<i32>, Trap> {
         let Some(info) = &self.info else { return Ok(None) };
         begin(&mut self.store, self.aside, self.tick);
-        info.call(&mut self.store, out).map(Some).map_err(|error| trap(error, export::INFO))
+        let status = info.call(&mut self.store, out);
+        status.map(Some).map_err(|error| self.trap(&error, export::INFO))
     }
 
-    fn cleanup(&mut self) -> Result<(), Trap> {
-        let Some(cleanup) = &self.cleanup else { return Ok(()) };
+    fn cleanup(&mut self) -> Result<Option<i32>, Trap> {
+        let Some(cleanup) = &self.cleanup else { return Ok(None) };
         begin(&mut self.store, self.aside, self.tick);
-        cleanup.call(&mut self.store, ()).map_err(|error| trap(error, export::CLEANUP))
+        let status = match cleanup {
+            Cleanup::Status(cleanup) => cleanup.call(&mut self.store, ()).map(Some),
+            Cleanup::Silent(cleanup) => cleanup.call(&mut self.store, ()).map(|()| None),
+        };
+        status.map_err(|error| self.trap(&error, export::CLEANUP))
     }
 }
 
-fn other(detail: String) -> Trap {
-    Trap { kind: TrapKind::Other, detail }
-}
-
-/// What a trap is to the host, in a call of the function that is exported under a name.
+/// What a trap is to the host, in a call of the function that is exported under a name, of an instance of the
+/// pack's module `own` whose memory has so many bytes.
 #[cold]
-fn trap(error: wasmtime::Error, called: &str) -> Trap {
+fn trap(error: &wasmtime::Error, own: &[u8], called: &str, memory: u64) -> Trap {
     use wasmtime::Trap as T;
+    let found = place(error, own, called);
+    let is_call = matches!(&found, Some((_, Some(instruction))) if instruction.is_indirect_call);
     let kind = match error.downcast_ref::<T>() {
         Some(T::Interrupt) => TrapKind::Deadline,
-        Some(T::MemoryOutOfBounds | T::TableOutOfBounds | T::HeapMisaligned) => {
-            TrapKind::OutOfBounds
-        }
+        Some(T::MemoryOutOfBounds) => TrapKind::OutOfBounds,
+        Some(T::HeapMisaligned) => TrapKind::Misaligned,
+        Some(T::TableOutOfBounds) if is_call => TrapKind::IndirectCallOutOfBounds,
+        Some(T::TableOutOfBounds) => TrapKind::TableOutOfBounds,
         Some(T::UnreachableCodeReached) => TrapKind::Unreachable,
         Some(T::StackOverflow) => TrapKind::StackOverflow,
-        Some(T::IntegerOverflow | T::IntegerDivisionByZero | T::BadConversionToInteger) => {
-            TrapKind::Arithmetic
-        }
-        Some(T::IndirectCallToNull | T::BadSignature) => TrapKind::IndirectCall,
+        Some(T::IntegerOverflow) => TrapKind::IntegerOverflow,
+        Some(T::IntegerDivisionByZero) => TrapKind::DivisionByZero,
+        Some(T::BadConversionToInteger) => TrapKind::BadConversion,
+        Some(T::IndirectCallToNull) => TrapKind::IndirectCallNull,
+        Some(T::BadSignature) => TrapKind::IndirectCallSignature,
         _ => TrapKind::Other,
     };
     let detail = match error.downcast_ref::<T>() {
-        Some(trap) => format!("{trap}{}", place(&error, called)),
+        Some(trap) => trap.to_string(),
         None => format!("{error:#}"),
     };
-    Trap { kind, detail }
+    let mut trap = Trap::new(kind, detail);
+    let (place, instruction) = found.unzip();
+    trap.place = place.map(Box::new);
+    if let (TrapKind::OutOfBounds, Some(Instruction { access: Some((size, write)), .. })) =
+        (kind, instruction.flatten())
+    {
+        // Of bounds that are checked by instructions of their own, no address is kept.
+        trap.access = Some(MemoryAccess { offset: fault(error), size, write, memory });
+    }
+    trap
 }
 
-/// The function that trapped, by its name in the module or by that of its export, and the one that was
-/// called where that is another.
-fn place(error: &wasmtime::Error, called: &str) -> String {
-    let frames = error.downcast_ref::<WasmBacktrace>().map_or(&[][..], WasmBacktrace::frames);
-    let called = escape_untrusted(called);
-    match frames {
-        [] => String::new(),
-        // The whole of the stack: this is the function that was called.
-        [_] => format!(", in {called}"),
-        [last, ..] => {
-            let last = match last.func_name() {
-                Some(name) => escape_untrusted(&name.chars().take(128).collect::<String>()),
-                None => format!("function {}", last.func_index()),
-            };
-            format!(", in {last}, called by {called}")
-        }
-    }
+/// The function and the instruction that trapped, in the pack's own module.
+fn place(
+    error: &wasmtime::Error,
+    own: &[u8],
+    called: &str,
+) -> Option<(Place, Option<Instruction>)> {
+    let frames = error.downcast_ref::<WasmBacktrace>()?.frames();
+    let compiled = isolate::isolated(own).ok();
+    let find = |frame: &FrameInfo| instruction(own, compiled.as_deref()?, frame.module_offset()?);
+    // What copies and fills memory in the pack's place is none of its functions: their caller is.
+    let first = frames.iter().position(|frame| find(frame).is_some());
+    let frames = &frames[first.unwrap_or(0)..];
+    let function = match frames {
+        // The end of the stack: this is the function that was called.
+        [_] => called.to_owned(),
+        _ => match frames.first()?.func_name() {
+            Some(name) => name.chars().take(128).collect(),
+            None => format!("function {}", frames[0].func_index()),
+        },
+    };
+    let found: Vec<Instruction> = frames.iter().map_while(find).take(Place::MAX_FRAMES).collect();
+    let offsets = found.iter().map(|instruction| instruction.offset).collect();
+    let place = Place { function, called: called.to_owned(), frames: offsets, source: None };
+    Some((place, found.first().copied()))
+}
+
+/// The address that a kernel could not reach. The engine's type for this is its own; its text is not.
+fn fault(error: &wasmtime::Error) -> Option<u64> {
+    error.chain().find_map(|cause| {
+        let text = cause.to_string();
+        let (address, _) = text.strip_prefix("memory fault at wasm address 0x")?.split_once(' ')?;
+        u64::from_str_radix(address, 16).ok()
+    })
 }
 
 #[cfg(test)]

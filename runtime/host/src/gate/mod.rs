@@ -1,5 +1,6 @@
 //! The gates before compilation: versions, features and limits of the manifest, then each module.
 
+pub(crate) mod executor;
 pub(crate) mod module;
 
 use crate::compare::host_tolerance;
@@ -7,6 +8,7 @@ use crate::error::Refusal;
 use crate::exec::KernelSpec;
 use crate::op::plan::CallPlan;
 use crate::{HostConfig, OpKey, exec};
+use executor::Decision;
 use module::{Declared, RELAXED_SIMD};
 use ruvllm_abi::ABI_VERSION;
 use ruvllm_manifest::{
@@ -45,6 +47,7 @@ pub struct GatedKernel<'a> {
     defaults: Vec<u32>,
     features: Vec<String>,
     author: Option<Tolerance>,
+    decision: Decision,
     module: &'a [u8],
 }
 
@@ -87,6 +90,11 @@ impl GatedKernel<'_> {
         self.author
     }
 
+    /// What runs it.
+    pub(crate) fn decision(&self) -> &Decision {
+        &self.decision
+    }
+
     /// The bytes of its module.
     pub(crate) fn module(&self) -> &[u8] {
         self.module
@@ -113,16 +121,21 @@ pub struct Skipped {
     pub reasons: Vec<String>,
 }
 
-/// What this host offers to packs.
-pub(crate) fn runtime_gates(config: &HostConfig) -> RuntimeGates {
+/// The executors of this build, with their versions and features.
+fn executors() -> [ExecutorGate; 1] {
+    [ExecutorGate {
+        kind: ExecutorKind::Wasmtime,
+        version: exec::VERSION,
+        features: module::kernel_features().map(str::to_owned).collect(),
+    }]
+}
+
+/// What this host offers to packs where that executor runs them.
+fn runtime_gates(config: &HostConfig, executor: ExecutorGate) -> RuntimeGates {
     RuntimeGates {
         runtime_version: config.runtime_version.clone(),
         abi_version: ABI_VERSION,
-        executor: ExecutorGate {
-            kind: ExecutorKind::Wasmtime,
-            version: exec::VERSION,
-            features: module::feature_names().map(str::to_owned).collect(),
-        },
+        executor,
         caps: LimitCaps {
             max_memory_pages: config.limits.memory_pages,
             max_epoch_ticks: config.limits.epoch_ticks,
@@ -144,16 +157,23 @@ pub fn pass<'a>(
     called: Option<&[OpKey]>,
 ) -> Result<Gated<'a>, Vec<Refusal>> {
     let manifest = pack.manifest();
-    let compatibility = check_compatibility(manifest, &runtime_gates(config));
+    let built = executors().map(|executor| {
+        let kind = executor.kind;
+        (kind, check_compatibility(manifest, &runtime_gates(config, executor)))
+    });
     let refusal = |kernel: &str, v: &Violation| Refusal::new(kernel, v.code, plain(v));
+    // What concerns the whole pack is the same whatever runs it.
+    let [(_, compatibility), ..] = &built;
     let mut refusals: Vec<Refusal> =
         compatibility.pack.iter().map(|violation| refusal("", violation)).collect();
     if !refusals.is_empty() {
         return Err(refusals);
     }
-    let variants = Variants::new(manifest, &compatibility.kernels, config.deterministic);
+    let decide = |kernel| executor::decide(config.device_class, &built, kernel);
+    let decisions: Vec<_> = (0..manifest.kernels.len()).map(decide).collect();
+    let variants = Variants::new(manifest, &decisions, config.deterministic);
     let (mut kernels, mut skipped, mut skips) = (Vec::new(), Vec::new(), Vec::new());
-    for (entry, violations) in manifest.kernels.iter().zip(&compatibility.kernels) {
+    for (entry, (decision, violations)) in manifest.kernels.iter().zip(&decisions) {
         let found: Vec<Refusal> = violations.iter().map(|v| refusal(&entry.id, v)).collect();
         if !found.is_empty() && found.iter().all(|refusal| is_platform(refusal.code)) {
             let reasons = found.iter().map(|refusal| refusal.message.clone()).collect();
@@ -169,8 +189,24 @@ pub fn pass<'a>(
             skipped.push(Skipped { kernel: entry.id.clone(), key: key_of(entry), reasons });
             continue;
         }
+        if let Some(most) = config.instance_memory.filter(|_| found.is_empty())
+            && let Some(module) = pack.kernel_bytes(&entry.id)
+            && module::begins_with(module) > most
+        {
+            let what = format!(
+                "it begins with {} bytes of memory; the device class {} gives an instance {most}",
+                module::begins_with(module),
+                config.device_class
+            );
+            skipped.push(Skipped {
+                kernel: entry.id.clone(),
+                key: key_of(entry),
+                reasons: vec![what],
+            });
+            continue;
+        }
         refusals.extend(found);
-        match kernel(entry, pack.kernel_bytes(&entry.id), config) {
+        match kernel(entry, pack.kernel_bytes(&entry.id), config, decision) {
             Ok(gated) => kernels.push(gated),
             Err(found) => refusals.extend(found),
         }
@@ -202,9 +238,14 @@ struct Variants<'a> {
 }
 
 impl<'a> Variants<'a> {
-    fn new(manifest: &'a Manifest, violations: &[Vec<Violation>], deterministic: bool) -> Self {
+    fn new(
+        manifest: &'a Manifest,
+        decisions: &[(Decision, &[Violation])],
+        deterministic: bool,
+    ) -> Self {
         let mut variants = Self { manifest, deterministic, answered: Vec::new() };
-        let sound = manifest.kernels.iter().zip(violations).filter(|(_, found)| found.is_empty());
+        let kernels = manifest.kernels.iter().zip(decisions);
+        let sound = kernels.filter(|(_, (_, found))| found.is_empty());
         variants.answered = sound
             .filter(|(entry, _)| variants.suits(entry))
             .map(|(entry, _)| key_of(entry))
@@ -251,6 +292,7 @@ fn kernel<'a>(
     entry: &KernelEntry,
     module: Option<&'a [u8]>,
     config: &HostConfig,
+    decision: &Decision,
 ) -> Result<GatedKernel<'a>, Vec<Refusal>> {
     let mut found = Vec::new();
     let mut refuse = |code, what: String| found.push(Refusal::new(&entry.id, code, what));
@@ -290,11 +332,13 @@ fn kernel<'a>(
         None => {}
     }
     let limits = &entry.resource_limits;
+    let most = config.instance_memory.map_or(u32::MAX, |bytes| (bytes / exec::WASM_PAGE) as u32);
     let spec = KernelSpec {
         entry_point: entry.entry_point.clone(),
-        memory_pages: limits.max_memory_pages,
+        backward: entry.backward,
+        memory_pages: limits.max_memory_pages.min(most),
         table_elements: limits.max_table_elements,
-        ticks: limits.max_epoch_ticks,
+        ticks: limits.max_epoch_ticks.min(config.call_ticks()),
     };
     let features = entry.platforms.wasmtime.as_ref().map_or(&[][..], |p| &p.features);
     let defaults: Vec<u32> =
@@ -303,6 +347,7 @@ fn kernel<'a>(
         Some(module) => {
             let declared = Declared {
                 entry_point: &entry.entry_point,
+                backward: Some(entry.backward),
                 memory_pages: entry.resource_limits.max_memory_pages,
                 table_elements: entry.resource_limits.max_table_elements,
                 features,
@@ -323,6 +368,7 @@ fn kernel<'a>(
             defaults,
             features: features.to_vec(),
             author: entry.tolerance,
+            decision: decision.clone(),
             module,
         }),
         _ => Err(found),

@@ -23,6 +23,8 @@ pub(crate) type Objection = (&'static str, String);
 /// What the manifest says about a module.
 pub(crate) struct Declared<'a> {
     pub(crate) entry_point: &'a str,
+    /// Whether it has `kernel_backward`; `None` where nothing is said of it.
+    pub(crate) backward: Option<bool>,
     pub(crate) memory_pages: u32,
     pub(crate) table_elements: u32,
     pub(crate) features: &'a [String],
@@ -49,7 +51,7 @@ const BASELINE: [(&str, WasmFeatures); 4] = [
 ];
 
 /// Names of all features that a manifest may declare to this host.
-pub(crate) fn feature_names() -> impl Iterator<Item = &'static str> {
+pub fn kernel_features() -> impl Iterator<Item = &'static str> {
     FEATURES.iter().chain(&BASELINE).map(|(name, _)| *name)
 }
 
@@ -122,9 +124,10 @@ fn shortened(name: &str) -> String {
 /// assert!(found.iter().any(|refusal| refusal.code == "export_missing"));
 /// ```
 pub fn check_module(wasm: &[u8], entry_point: &str, limits: &HostLimits) -> Vec<Refusal> {
-    let features: Vec<String> = feature_names().map(str::to_owned).collect();
+    let features: Vec<String> = kernel_features().map(str::to_owned).collect();
     let declared = Declared {
         entry_point,
+        backward: None,
         memory_pages: limits.memory_pages,
         table_elements: limits.table_elements,
         features: &features,
@@ -333,16 +336,27 @@ impl Gate<'_> {
             .flatten()
             .collect();
         let find = |name: &str| exports.iter().find(|export| export.name == name);
+        let has_backward = find(export::BACKWARD).is_some();
+        if declared.backward == Some(false) && has_backward {
+            let what = "the module exports \"kernel_backward\", which the manifest does not say: add \
+                        \"backward\": true to its entry, as `ruvllm-pack build` does";
+            self.add("backward_undeclared", what);
+        }
+        let needs_backward = declared.backward == Some(true);
         let functions: [(&str, &[ValType], &[ValType], bool); 5] = [
             (declared.entry_point, &[I32], &[I32], true),
             (export::INIT, &[I32, I32], &[I32], false),
-            (export::BACKWARD, &[I32], &[I32], false),
+            (export::BACKWARD, &[I32], &[I32], needs_backward),
             (export::INFO, &[I32], &[I32], false),
-            (export::CLEANUP, &[], &[], false),
+            (export::CLEANUP, &[], &[I32], false),
         ];
         for (name, params, results, required) in functions {
             let Some(export) = find(name) else {
-                if required {
+                if required && name == export::BACKWARD {
+                    let what = "the manifest says \"backward\": true, and the module does not export \
+                                \"kernel_backward\"";
+                    self.add("export_missing", what);
+                } else if required {
                     let what = format!(
                         "the module does not export its entry point {name:?}; {}",
                         functions_of(&exports)
@@ -354,7 +368,9 @@ impl Gate<'_> {
             let fits = match types.as_ref().entity_type_from_export(export) {
                 Some(EntityType::Func(id)) => {
                     let ty = types[id].unwrap_func();
-                    ty.params() == params && ty.results() == results
+                    // One that tidies up need not say how that went.
+                    let silent = name == export::CLEANUP && ty.results().is_empty();
+                    ty.params() == params && (silent || ty.results() == results)
                 }
                 _ => false,
             };
@@ -474,16 +490,26 @@ mod tests {
         (global (export "__heap_base") i32 (i32.const 1024))
         (func (export "run") (param i32) (result i32) i32.const 0)"#;
 
-    fn codes_with(wat: &str, limits: &HostLimits, features: &[&str]) -> Vec<&'static str> {
+    fn codes_of(
+        wat: &str,
+        backward: Option<bool>,
+        limits: &HostLimits,
+        features: &[&str],
+    ) -> Vec<&'static str> {
         let wasm = wat::parse_str(format!("(module {wat})")).unwrap();
         let features: Vec<String> = features.iter().map(|&f| f.to_owned()).collect();
         let declared = Declared {
             entry_point: "run",
+            backward,
             memory_pages: 16,
             table_elements: 8,
             features: &features,
         };
         check(&wasm, &declared, limits).into_iter().map(|(code, _)| code).collect()
+    }
+
+    fn codes_with(wat: &str, limits: &HostLimits, features: &[&str]) -> Vec<&'static str> {
+        codes_of(wat, Some(false), limits, features)
     }
 
     fn codes(wat: &str) -> Vec<&'static str> {
@@ -522,6 +548,29 @@ mod tests {
         assert_eq!(codes(&PLAIN.replace("__heap_base", "heap")), ["export_missing"]);
         let init = format!("{PLAIN} (func (export \"kernel_init\"))");
         assert_eq!(codes(&init), ["export_type"]);
+    }
+
+    #[test]
+    fn gradients_are_there_where_the_manifest_says_so_and_nowhere_else() {
+        let backward = r#"(func (export "kernel_backward") (param i32) (result i32) i32.const 0)"#;
+        let with = format!("{PLAIN} {backward}");
+        let says = |wat: &str, backward| codes_of(wat, backward, &HostLimits::default(), &[]);
+        assert_eq!(says(&with, Some(true)), [""; 0]);
+        assert_eq!(says(&with, Some(false)), ["backward_undeclared"]);
+        assert_eq!(says(PLAIN, Some(true)), ["export_missing"]);
+        assert_eq!(says(&with, None), [""; 0]);
+        let other = format!("{PLAIN} (func (export \"kernel_backward\"))");
+        assert_eq!(says(&other, Some(true)), ["export_type"]);
+    }
+
+    #[test]
+    fn cleaning_up_may_or_may_not_say_how_it_went() {
+        let cleanup =
+            |results| codes(&format!("{PLAIN} (func (export \"kernel_cleanup\") {results})"));
+        assert_eq!(cleanup(""), [""; 0]);
+        assert_eq!(cleanup("(result i32) i32.const 0"), [""; 0]);
+        assert_eq!(cleanup("(result f32) f32.const 0"), ["export_type"]);
+        assert_eq!(cleanup("(param i32)"), ["export_type"]);
     }
 
     #[test]
@@ -569,8 +618,13 @@ mod tests {
     #[test]
     fn garbage_is_refused_without_a_panic() {
         let wasm = wat::parse_str(format!("(module {PLAIN})")).unwrap();
-        let declared =
-            Declared { entry_point: "run", memory_pages: 16, table_elements: 8, features: &[] };
+        let declared = Declared {
+            entry_point: "run",
+            backward: None,
+            memory_pages: 16,
+            table_elements: 8,
+            features: &[],
+        };
         for cut in 0..wasm.len() {
             assert!(!check(&wasm[..cut], &declared, &HostLimits::default()).is_empty(), "{cut}");
         }

@@ -27,6 +27,7 @@ impl Instance {
         status: i32,
     ) -> String {
         let found = match Status::from_code(status) {
+            _ if call.is_backward() => None,
             Some(Status::InvalidInput) => self.explain_input(plan, call, status),
             Some(Status::InvalidOutput) => self.explain_output(plan, call, status),
             Some(Status::InvalidParams) => self.explain_params(plan, call, status),
@@ -56,10 +57,10 @@ impl Instance {
             )
         };
         for (of, others) in others.iter().enumerate() {
-            for (takes, size) in others {
+            for (_, size) in others {
                 let tried = if of == 0 { sized(*size, bytes.b) } else { sized(bytes.a, *size) };
                 if self.takes_zeros(call.words, tried, status) {
-                    return Some(said(of, takes));
+                    return Some(said(of, &of_size(others, *size)));
                 }
             }
         }
@@ -70,10 +71,11 @@ impl Instance {
                 "it takes `{b}` first and then `{a}`, the manifest has them the other way"
             ));
         }
-        for (a, a_size) in first.iter().take(PAIRS) {
-            for (b, b_size) in second.iter().take(PAIRS) {
+        for (_, a_size) in first.iter().take(PAIRS) {
+            for (_, b_size) in second.iter().take(PAIRS) {
                 if self.takes_zeros(call.words, sized(*a_size, *b_size), status) {
-                    return Some(format!("{}; {}", said(0, a), said(1, b)));
+                    let (a, b) = (of_size(first, *a_size), of_size(second, *b_size));
+                    return Some(format!("{}; {}", said(0, &a), said(1, &b)));
                 }
             }
         }
@@ -89,10 +91,11 @@ impl Instance {
         let words = call.words.as_slice();
         let bytes = plan.bytes(words).ok()?;
         let output = &plan.output;
-        let mut others = plan.alternatives(output, words).into_iter();
-        let (takes, _) = others.find(|(_, out)| {
+        let others = plan.alternatives(output, words);
+        let (_, size) = others.iter().find(|(_, out)| {
             self.takes_zeros(call.words, CallBytes { out: *out, ..bytes }, status)
         })?;
+        let takes = of_size(&others, *size);
         let (name, says) = (&output.name, plan.type_of(output));
         Some(format!("it gives `{name}` as {takes}, the manifest says {says}"))
     }
@@ -128,7 +131,7 @@ impl Instance {
             0 => Operand::None,
             _ => Operand::Bytes(&zeros[..size]),
         };
-        let call = OpCall { a: operand(bytes.a), b: operand(bytes.b), words, scope: None };
+        let call = OpCall::new(operand(bytes.a), operand(bytes.b), words);
         match self.prepare(&call, &bytes).and_then(|()| self.run().map(|_| ())) {
             Ok(()) => true,
             Err(Failure::Status { status: other, .. }) => other != status,
@@ -145,7 +148,8 @@ fn given(plan: &CallPlan, call: &OpCall<'_>) -> String {
     let tensors =
         tensors.map(|tensor| format!("{}: {}{:?}", tensor.name, tensor.dtype, tensor.shape(words)));
     let tensors: Vec<String> = tensors.collect();
-    format!("it was called with {}", tensors.join(", "))
+    let whose = if call.is_backward() { " for the gradients" } else { "" };
+    format!("it was called{whose} with {}", tensors.join(", "))
 }
 
 /// The extents and params of a call by name.
@@ -153,4 +157,10 @@ fn names(plan: &CallPlan) -> String {
     let params = plan.params.iter().map(|param| param.name.as_str());
     let all: Vec<&str> = plan.symbols.iter().map(String::as_str).chain(params).collect();
     all.join(", ")
+}
+
+/// The types and shapes of a size, which a kernel cannot tell apart.
+fn of_size(types: &[(String, usize)], size: usize) -> String {
+    let same = types.iter().filter(|(_, other)| *other == size);
+    same.map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(" or ")
 }

@@ -3,7 +3,8 @@
 //!
 //! Above `__heap_base`, every region on a multiple of 64: descriptor, params, scratch, then the window
 //! of input A, input B and output of the current call, then the resident area, which grows upwards as
-//! constants are uploaded. Inputs that are resident are not copied. Nothing of the layout is trusted
+//! constants are uploaded. In a call for gradients that of the output follows the inputs, and those of the
+//! inputs are what is given. Inputs that are resident are not copied. Nothing of the layout is trusted
 //! afterwards: a kernel that writes elsewhere spoils its own results, and only those.
 //!
 //! # What a kernel can keep
@@ -27,16 +28,20 @@ mod window;
 pub(crate) use window::{TILE_BYTES, WindowSize, wanted};
 
 use crate::deadline::Deadline;
-use crate::error::{Failure, TrapKind};
+use crate::error::Failure;
 use crate::exec::fence::page_size;
-use crate::exec::{CompiledModule, EngineInstance, Footprint, Trap, WASM_PAGE};
+use crate::exec::{CompiledModule, EngineInstance, Footprint, WASM_PAGE};
 use crate::memory::{Charge, PackMemory};
 use crate::op::call::{OpCall, Operand, Owner, Resident, ResidentBytes, Scope, Words};
 use crate::op::plan::CallBytes;
 use crate::random::Random;
 use crate::stats::incidents::FailureReporter;
+use crate::trap::{Trap, TrapKind};
 use constants::Constants;
-use ruvllm_abi::{ABI_VERSION, KernelDescriptor, KernelInfo, REGION_ALIGN, Region, SCRATCH_BYTES};
+use ruvllm_abi::{
+    ABI_VERSION, BackwardDescriptor, KernelDescriptor, KernelInfo, REGION_ALIGN, Region,
+    SCRATCH_BYTES, message,
+};
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
@@ -101,7 +106,9 @@ pub(crate) struct Instance {
     /// How often the resident area has begun anew.
     clearings: u64,
     /// What the last call used, for looking at it afterwards.
-    last: KernelDescriptor,
+    last: Regions,
+    /// Whether that was for gradients.
+    is_backward: bool,
     spoiled: bool,
     /// Whether the kernel can write to all of scratch.
     has_scratch: bool,
@@ -119,8 +126,17 @@ pub(crate) struct Instance {
 struct Placed {
     a: (usize, bool),
     b: (usize, bool),
+    gradient: (usize, bool),
     out: usize,
+    out_b: usize,
     end: usize,
+}
+
+/// What a call reads, and what it gives, in the order in which it lies in memory.
+#[derive(Clone, Copy, Default)]
+struct Regions {
+    inputs: [Region; 3],
+    outputs: [Region; 2],
 }
 
 /// How an instance is kept from remembering.
@@ -221,7 +237,7 @@ impl Instance {
         let linear = initial.max(expected.window.end.next_multiple_of(WASM_PAGE).min(limit));
         let copies = (template.own_pages.len() + 3) * page_size() + SCRATCH_BYTES;
         let charge = Charge::new(&template.memory, table + linear + copies)?;
-        let mut engine = template.module.instantiate().map_err(|trap| failed(trap.detail))?;
+        let mut engine = template.module.instantiate().map_err(|trap| failed(trap.to_string()))?;
         template.heap_base.store(engine.heap_base(), Relaxed);
         let Layout { descriptor, params, scratch, window } =
             Layout::new(engine.heap_base(), limit, window_size, bytes);
@@ -245,7 +261,8 @@ impl Instance {
             residents_to,
             residents: HashMap::with_capacity_and_hasher(CONSTANTS, BuildHasherDefault::default()),
             clearings: 0,
-            last: KernelDescriptor::default(),
+            last: Regions::default(),
+            is_backward: false,
             spoiled: false,
             has_scratch: false,
             used: false,
@@ -267,7 +284,7 @@ impl Instance {
             Ok(Some(status)) => {
                 return Err(failed(format!("kernel_init returned status {status}")));
             }
-            Err(trap) => return Err(failed(format!("kernel_init: {}", trap.detail))),
+            Err(trap) => return Err(failed(format!("kernel_init: {trap}"))),
         }
         // The window of a new instance is empty, whatever its module or `kernel_init` left there.
         instance.engine.memory()[from..residents_to].fill(0);
@@ -381,11 +398,11 @@ impl Instance {
         if std::mem::replace(&mut self.spoiled, true) {
             return Ok(());
         }
-        let Trap { kind: trap, detail } = match self.engine.cleanup() {
-            Ok(()) => return Ok(()),
-            Err(trap) => trap,
-        };
-        Err(Failure::Cleanup { trap, detail })
+        match self.engine.cleanup() {
+            Ok(None | Some(0)) => Ok(()),
+            Ok(Some(status)) => Err(Failure::CleanupStatus { status }),
+            Err(trap) => Err(Failure::Cleanup { trap: Box::new(trap) }),
+        }
     }
 
     /// Takes constants up that every call may see, as far as its limit allows: calls find them there.
@@ -405,7 +422,11 @@ impl Instance {
         // Where every call's params go: they are written anew before the next.
         let at = self.params;
         self.engine.memory()[at..at + KernelInfo::SIZE].fill(0);
-        match self.engine.info(at as u32).map_err(|trap| failed(trap, &mut self.spoiled))? {
+        let info = self.engine.info(at as u32).map_err(|trap| {
+            self.spoiled = true;
+            Failure::Trap { trap: Box::new(trap) }
+        });
+        match info? {
             None => Ok(None),
             Some(0) => {
                 let bytes = &self.engine.memory()[at..at + KernelInfo::SIZE];
@@ -416,14 +437,16 @@ impl Instance {
                 let [abi_version, revision, flags, reserved] = [0, 1, 2, 3].map(word);
                 Ok(Some(KernelInfo { abi_version, revision, flags, reserved }))
             }
-            Some(status) => Err(Failure::Status { status, detail: String::new() }),
+            Some(status) => {
+                Err(Failure::Status { status, detail: String::new(), message: String::new() })
+            }
         }
     }
 
     /// Bytes that the operands and the output of one call may take together, constants aside.
     #[inline]
     pub(crate) fn capacity(&self) -> usize {
-        // Each of the three may lose most of an alignment step.
+        // Each of the three regions of a call may lose most of an alignment step.
         self.window.len().saturating_sub(3 * REGION_ALIGN)
     }
 
@@ -458,7 +481,8 @@ impl Instance {
         call: &OpCall<'_>,
         bytes: &CallBytes,
     ) -> Result<(), Failure> {
-        let faulted = matches!(failure, Failure::Trap { trap: TrapKind::OutOfBounds, .. });
+        let faulted =
+            matches!(&failure, Failure::Trap { trap } if trap.kind == TrapKind::OutOfBounds);
         if !faulted || self.has_scratch || !matches!(self.isolation, Isolation::Protected { .. }) {
             return Err(failure);
         }
@@ -485,15 +509,15 @@ impl Instance {
         if placed.end > self.window.end {
             placed = self.widen(call, bytes, placed)?;
         }
-        let Placed { a, b, out, .. } = placed;
+        let Placed { a, b, gradient, out, out_b, .. } = placed;
         let words = call.words.as_slice().len();
-        let desc = KernelDescriptor {
-            input_a: region(a.0, bytes.a),
-            input_b: region(b.0, bytes.b),
-            output: region(out, bytes.out),
-            scratch: region(self.scratch, SCRATCH_BYTES),
-            params: region(self.params, words * 4),
-        };
+        let [input_a, input_b] = [region(a.0, bytes.a), region(b.0, bytes.b)];
+        let output = region(out, bytes.out);
+        let scratch = region(self.scratch, SCRATCH_BYTES);
+        let params = region(self.params, words * 4);
+        let grad_output = region(gradient.0, bytes.gradient);
+        let grad_b = region(out_b, bytes.out_b);
+        let inputs = [(a, bytes.a), (b, bytes.b), (gradient, bytes.gradient)];
         let head = self.descriptor..self.scratch;
         let memory = self.engine.memory();
         if enters && let Isolation::Protected { parts } = &self.isolation {
@@ -501,18 +525,35 @@ impl Instance {
                 memory[*at..at + image.len()].copy_from_slice(image);
             }
             // Operands follow from here on; between them, gaps of alignment.
-            for ((at, is_resident), len) in [(a, bytes.a), (b, bytes.b)] {
+            for ((at, is_resident), len) in inputs {
                 if !is_resident {
                     memory[at + len..at + align(len)].fill(0);
                 }
             }
             memory[out..self.window.end].fill(0);
         }
-        let (descriptor, params) = memory[head].split_at_mut(DESCRIPTOR_BYTES);
-        descriptor[..KernelDescriptor::SIZE].copy_from_slice(&desc.to_bytes());
+        let (descriptor, block) = memory[head].split_at_mut(DESCRIPTOR_BYTES);
+        self.is_backward = call.is_backward();
+        if self.is_backward {
+            let grad_a = output;
+            let desc = BackwardDescriptor {
+                input_a,
+                input_b,
+                grad_output,
+                scratch,
+                params,
+                grad_a,
+                grad_b,
+            };
+            descriptor[..BackwardDescriptor::SIZE].copy_from_slice(&desc.to_bytes());
+        } else {
+            let desc = KernelDescriptor { input_a, input_b, output, scratch, params };
+            descriptor[..KernelDescriptor::SIZE].copy_from_slice(&desc.to_bytes());
+        }
         // All of the block, which has a length that the compiler knows.
-        params[..Words::BYTES].copy_from_slice(call.words.block());
-        for ((at, is_resident), operand) in [(a, &call.a), (b, &call.b)] {
+        block[..Words::BYTES].copy_from_slice(call.words.block());
+        for ((at, is_resident), operand) in [(a, &call.a), (b, &call.b), (gradient, &call.gradient)]
+        {
             if !is_resident
                 && let Some(bytes) = operand.bytes()
                 && !bytes.is_empty()
@@ -523,7 +564,7 @@ impl Instance {
         if enters && !matches!(self.isolation, Isolation::Recording { .. }) {
             self.engine.reset_globals();
         }
-        self.last = desc;
+        self.last = Regions { inputs: [input_a, input_b, grad_output], outputs: [output, grad_b] };
         self.ticks = self.deadline.ticks(bytes, &call.words);
         self.scope = call.scope;
         Ok(())
@@ -549,8 +590,9 @@ impl Instance {
             }
         };
         let (a, b) = (place(a, bytes.a), place(b, bytes.b));
-        let (out, _) = place(None, bytes.out);
-        Placed { a, b, out, end }
+        let gradient = place(None, bytes.gradient);
+        let [(out, _), (out_b, _)] = [bytes.out, bytes.out_b].map(|size| place(None, size));
+        Placed { a, b, gradient, out, out_b, end }
     }
 
     /// Makes the instance anew, with a window that holds the call.
@@ -577,11 +619,8 @@ impl Instance {
 
     /// Makes the instance anew, with a window of so many bytes; constants are uploaded again on use.
     fn renew(&mut self, window: usize) -> Result<(), Failure> {
-        let window_size = if window > self.window.len() {
-            WindowSize::row([window, 0, 0])
-        } else {
-            self.window_size
-        };
+        let window_size =
+            if window > self.window.len() { WindowSize::row([window]) } else { self.window_size };
         let mut new = Self::bare(&self.template, window_size, self.owner, window)?;
         new.window_size = self.window_size;
         (new.constants, new.reporter) = (self.constants.take(), self.reporter.clone());
@@ -610,57 +649,101 @@ impl Instance {
 
     #[inline]
     fn enter(&mut self) -> Result<(), Failure> {
-        match self.engine.call(self.descriptor as u32, self.ticks) {
-            Ok((0, _)) => Ok(()),
-            Ok((status, _)) => Err(Failure::Status { status, detail: String::new() }),
-            Err(trap) => Err(failed(trap, &mut self.spoiled)),
+        let status = if self.is_backward {
+            self.engine.backward(self.descriptor as u32, self.ticks)
+        } else {
+            self.engine.call(self.descriptor as u32, self.ticks).map(|(status, _)| status)
+        };
+        match status {
+            Ok(0) => Ok(()),
+            Ok(status) => {
+                let (detail, message) = (String::new(), self.message());
+                Err(Failure::Status { status, detail, message })
+            }
+            Err(trap) => Err(self.trapped(trap)),
         }
     }
 
-    /// The output of the last run.
+    /// What a trap is to the caller; the instance is spoiled by it.
+    #[cold]
+    fn trapped(&mut self, trap: Trap) -> Failure {
+        self.spoiled = true;
+        Failure::Trap { trap: Box::new(Trap { message: self.message(), ..trap }) }
+    }
+
+    /// What the kernel said of its failure, at the end of scratch.
+    #[cold]
+    fn message(&mut self) -> String {
+        let scratch = region(self.scratch, SCRATCH_BYTES);
+        let scratch = within(self.engine.memory(), scratch);
+        message::read(scratch)
+            .map_or_else(String::new, |text| String::from_utf8_lossy(text).into_owned())
+    }
+
+    /// The output of the last run; of a call for gradients, that of the first input.
     pub(crate) fn output(&mut self) -> &[u8] {
-        within(self.engine.memory(), self.last.output)
+        within(self.engine.memory(), self.last.outputs[0])
+    }
+
+    /// The output of the last run, or both gradients. What there is none of is empty.
+    pub(crate) fn outputs(&mut self) -> [&[u8]; 2] {
+        let [first, second] = self.last.outputs;
+        let memory = self.engine.memory();
+        [within(memory, first), within(memory, second)]
     }
 
     /// Whether the inputs of the last call are still what was passed.
     pub(crate) fn inputs_unchanged(&mut self, call: &OpCall<'_>) -> bool {
-        let KernelDescriptor { input_a, input_b, .. } = self.last;
+        let operands = self.last.inputs.into_iter().zip([&call.a, &call.b, &call.gradient]);
         let memory = self.engine.memory();
-        [(input_a, &call.a), (input_b, &call.b)].into_iter().all(|(region, operand)| {
+        operands.into_iter().all(|(region, operand)| {
             let at = region.offset as usize;
             let want = operand.bytes().unwrap_or(&[]);
             want.is_empty() || memory.get(at..at + want.len()) == Some(want)
         })
     }
 
-    /// Runs the kernel as [`Instance::run`] does, with random numbers in place of the output and behind it,
-    /// as earlier calls leave theirs. Gives what was in place of the output.
+    /// Runs the kernel as [`Instance::run`] does, with random numbers in place of the outputs and behind them,
+    /// as earlier calls leave theirs. Gives what was in place of the outputs, and the outputs, end to end.
     ///
     /// # Errors
     /// How it failed; [`Failure::Mismatch`] where it writes beyond its output.
-    pub(crate) fn run_guarded(&mut self, random: &mut Random) -> Result<Vec<u8>, Failure> {
-        let Region { offset, size } = self.last.output;
-        let (from, size) = (offset as usize, size as usize);
-        if size == 0 {
-            // It lies nowhere, so nothing is in its place or behind it.
+    pub(crate) fn run_guarded(
+        &mut self,
+        random: &mut Random,
+    ) -> Result<(Vec<u8>, Vec<u8>), Failure> {
+        let bytes =
+            |region: &Region| region.offset as usize..(region.offset + region.size) as usize;
+        let outputs = self.last.outputs.map(|region| bytes(&region));
+        let there = || outputs.iter().filter(|output| !output.is_empty());
+        let Some((from, to)) = there().map(|o| o.start).min().zip(there().map(|o| o.end).max())
+        else {
+            // They lie nowhere, so nothing is in their place or behind them.
             self.run()?;
-            return Ok(Vec::new());
-        }
+            return Ok(Default::default());
+        };
         // Behind the window nothing can be written.
-        let watched = from..self.window.end.min(from + size + GUARD_BYTES);
+        let watched = from..self.window.end.min(to + GUARD_BYTES);
         // Of ordinary magnitudes: below 2 and above 1/256.
         let number = |random: &mut Random| 0x3c00_0000 + (random.next() & 0x83ff_ffff);
         let words = std::iter::repeat_with(|| number(random).to_le_bytes());
-        let mut before: Vec<u8> = words.flatten().take(watched.len()).collect();
+        let before: Vec<u8> = words.flatten().take(watched.len()).collect();
         self.engine.memory()[watched.clone()].copy_from_slice(&before);
         self.run()?;
-        let after = &self.engine.memory()[watched][size..];
-        if let Some(at) = after.iter().zip(&before[size..]).position(|(after, old)| after != old) {
-            let detail = format!("it writes {} bytes beyond its output", at + 1);
-            return Err(Failure::Mismatch { detail });
+        let after = &self.engine.memory()[watched.clone()];
+        let ends = there().map(|output| output.end - from);
+        let begins = there().skip(1).map(|output| output.start - from).chain([watched.len()]);
+        for (end, next) in ends.zip(begins) {
+            let behind = after[end..next].iter().zip(&before[end..next]);
+            if let Some(at) = behind.into_iter().position(|(after, old)| after != old) {
+                let detail = format!("it writes {} bytes beyond its output", at + 1);
+                return Err(Failure::Mismatch { detail });
+            }
         }
-        before.truncate(size);
-        Ok(before)
+        let joined = |bytes: &[u8]| {
+            there().flat_map(|o| &bytes[o.start - from..o.end - from]).copied().collect()
+        };
+        Ok((joined(&before), joined(after)))
     }
 
     #[inline]
@@ -759,13 +842,6 @@ impl Drop for Instance {
             reporter.report(&failure);
         }
     }
-}
-
-/// What a trap is to the caller; the instance is spoiled by it.
-#[cold]
-fn failed(trap: Trap, spoiled: &mut bool) -> Failure {
-    *spoiled = true;
-    Failure::Trap { trap: trap.kind, detail: trap.detail }
 }
 
 /// The bytes of a region that lies inside the memory.

@@ -3,7 +3,7 @@
 use crate::exec::fence::page_size;
 use crate::op::call::{OpCall, Operand, Owner, Words};
 use crate::op::plan::{CallBytes, CallPlan};
-use ruvllm_abi::{KernelDescriptor, REGION_ALIGN, SCRATCH_BYTES};
+use ruvllm_abi::{BackwardDescriptor, REGION_ALIGN, SCRATCH_BYTES};
 use std::ops::Range;
 
 /// Bytes of operands and output together above which a call is cut into runs of rows: what is
@@ -13,7 +13,7 @@ pub(crate) const TILE_BYTES: usize = 128 << 10;
 
 const KIB: usize = 1 << 10;
 
-pub(super) const DESCRIPTOR_BYTES: usize = align(KernelDescriptor::SIZE);
+pub(super) const DESCRIPTOR_BYTES: usize = align(BackwardDescriptor::SIZE);
 
 pub(super) const PARAMS_BYTES: usize = Words::BYTES.next_multiple_of(REGION_ALIGN);
 
@@ -54,9 +54,9 @@ pub(crate) enum WindowSize {
 }
 
 impl WindowSize {
-    /// For calls of one row with copied operands and an output of so many bytes.
+    /// For calls whose copied operands and outputs have so many bytes.
     #[inline]
-    pub(crate) fn row(regions: [usize; 3]) -> Self {
+    pub(crate) fn row<const N: usize>(regions: [usize; N]) -> Self {
         let bytes: usize = regions.into_iter().map(align).fold(0, usize::saturating_add);
         WindowSize::Row(bytes.div_ceil(KIB))
     }
@@ -85,7 +85,16 @@ pub(crate) fn wanted(
         }
         Operand::None | Operand::Bytes(_) => size,
     };
-    let regions = [copied(&call.a, bytes.a), copied(&call.b, bytes.b), bytes.out];
+    let (a, b) = (copied(&call.a, bytes.a), copied(&call.b, bytes.b));
+    if call.is_backward() {
+        // Of its own size, so that the windows of other calls stay small. Runs of a large one have that of its
+        // first run, which is the longest.
+        let first = plan.backward_tiles(call, bytes).and_then(|mut tiles| tiles.next());
+        let bytes = first.map_or(*bytes, |tile| tile.bytes);
+        let CallBytes { gradient, out, out_b, .. } = bytes;
+        return (WindowSize::row([a.min(bytes.a), b.min(bytes.b), gradient, out, out_b]), owner);
+    }
+    let regions = [a, b, bytes.out];
     let many = plan.split_word(call.words.as_slice()).is_some();
     (if many { WindowSize::Tile } else { WindowSize::row(regions) }, owner)
 }

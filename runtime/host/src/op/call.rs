@@ -258,6 +258,19 @@ pub enum Output<'a> {
         /// candidate's come after those that it gave, from the first on.
         read: &'a mut dyn FnMut(usize, &[u8]),
     },
+    /// Those of a call for gradients.
+    Gradients(Gradients<'a>),
+}
+
+/// Where the gradients by the inputs of a call go, each in the shape and layout of its input.
+///
+/// They are written, not added to what is there: whoever goes through a batch in several calls adds them up.
+pub struct Gradients<'a> {
+    /// By the first input.
+    pub a: &'a mut [f32],
+    /// By the second input, summed over the rows of the call where all rows share it. `None` where the
+    /// operation has none, or where nobody wants it, as of a norm's weight that is not trained.
+    pub b: Option<&'a mut [f32]>,
 }
 
 impl<'a, B: AsMut<[u8]> + ?Sized> From<&'a mut B> for Output<'a> {
@@ -274,6 +287,7 @@ impl Output<'_> {
         match self {
             Output::Bytes(bytes) => bytes.len(),
             Output::Read { len, .. } => *len,
+            Output::Gradients(Gradients { a, .. }) => size_of_val(*a),
         }
     }
 
@@ -283,7 +297,36 @@ impl Output<'_> {
         match self {
             Output::Bytes(bytes) => bytes[at..at + run.len()].copy_from_slice(run),
             Output::Read { read, .. } => read(at, run),
+            Output::Gradients(Gradients { a, .. }) => {
+                bytemuck::cast_slice_mut(a)[at..at + run.len()].copy_from_slice(run);
+            }
         }
+    }
+
+    /// Hands over a run of the second gradient, of which it is the numbers from byte `at` on, or, where every
+    /// run gives a part of one sum, adds it to those of earlier runs.
+    pub(crate) fn put_second(&mut self, at: Option<usize>, is_first: bool, run: &[u8]) {
+        let Output::Gradients(Gradients { b: Some(b), .. }) = self else { return };
+        let numbers = run.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        let to = b.iter_mut().skip(at.unwrap_or(0) / size_of::<f32>()).zip(numbers);
+        match at.is_some() || is_first {
+            true => to.for_each(|(to, x)| *to = x),
+            false => to.for_each(|(to, x)| *to += x),
+        }
+    }
+
+    /// All gradients of a call that has no rows: zeros.
+    pub(crate) fn clear(&mut self) {
+        if let Output::Gradients(Gradients { a, b }) = self {
+            a.fill(0.0);
+            b.iter_mut().for_each(|b| b.fill(0.0));
+        }
+    }
+}
+
+impl<'a> From<Gradients<'a>> for Output<'a> {
+    fn from(gradients: Gradients<'a>) -> Self {
+        Output::Gradients(gradients)
     }
 }
 
@@ -298,6 +341,8 @@ pub struct OpCall<'a> {
     pub a: Operand<'a>,
     /// The second input.
     pub b: Operand<'a>,
+    /// The gradient of the output, in a call for the gradients of the operation; else none.
+    pub gradient: Operand<'a>,
     /// The params block.
     pub words: Words,
     /// Whose numbers the operands are. `None` is a scope of its own for each call.
@@ -340,6 +385,26 @@ impl<'a> OpCall<'a> {
         self
     }
 
+    /// The call for the gradients of this one: given that of some number by its output, that number's gradients
+    /// by its inputs. [`Worker::backward`](crate::Worker::backward) makes it.
+    #[inline]
+    pub fn backward(mut self, gradient: Operand<'a>) -> Self {
+        self.gradient = gradient;
+        self
+    }
+
+    /// Whether it is a call for gradients.
+    #[inline]
+    pub(crate) fn is_backward(&self) -> bool {
+        !matches!(self.gradient, Operand::None)
+    }
+
+    /// A call of any operation, with its operands in order and the words of its params block.
+    #[inline]
+    pub fn new(a: Operand<'a>, b: Operand<'a>, words: Words) -> Self {
+        Self { a, b, gradient: Operand::None, words, scope: None }
+    }
+
     /// `rope` of `x` by the (cos, sin) pairs in `freqs`; `theta` is information only.
     #[inline]
     pub fn rope(
@@ -351,32 +416,31 @@ impl<'a> OpCall<'a> {
     ) -> Self {
         let RopeDims { batch, seq, heads, dim, dim_half } = dims;
         let words = [batch, seq, heads, dim, dim_half, theta.to_bits(), u32::from(interleaved)];
-        Self { a: x, b: freqs, words: Words::of(words), scope: None }
+        Self::new(x, freqs, Words::of(words))
     }
 
     /// `rmsnorm` of `x`, `[rows, dim]`, with `weight`, `[dim]`.
     #[inline]
     pub fn rmsnorm(x: Operand<'a>, weight: Operand<'a>, rows: u32, dim: u32, eps: f32) -> Self {
-        let words = Words::of([rows, dim, eps.to_bits()]);
-        Self { a: x, b: weight, words, scope: None }
+        Self::new(x, weight, Words::of([rows, dim, eps.to_bits()]))
     }
 
     /// `swiglu` of `gate` and `up`, both `[rows, dim]`.
     #[inline]
     pub fn swiglu(gate: Operand<'a>, up: Operand<'a>, rows: u32, dim: u32) -> Self {
-        Self { a: gate, b: up, words: Words::of([rows, dim]), scope: None }
+        Self::new(gate, up, Words::of([rows, dim]))
     }
 
     /// `gelu` of `x`, `[rows, dim]`.
     #[inline]
     pub fn gelu(x: Operand<'a>, rows: u32, dim: u32) -> Self {
-        Self { a: x, b: Operand::None, words: Words::of([rows, dim]), scope: None }
+        Self::new(x, Operand::None, Words::of([rows, dim]))
     }
 
     /// `geglu` of `gate` and `up`, both `[rows, dim]`.
     #[inline]
     pub fn geglu(gate: Operand<'a>, up: Operand<'a>, rows: u32, dim: u32) -> Self {
-        Self { a: gate, b: up, words: Words::of([rows, dim]), scope: None }
+        Self::new(gate, up, Words::of([rows, dim]))
     }
 
     /// `layernorm` of `x`, `[rows, dim]`; `weight_and_bias` is `[2, dim]`.
@@ -388,20 +452,19 @@ impl<'a> OpCall<'a> {
         dim: u32,
         eps: f32,
     ) -> Self {
-        let words = Words::of([rows, dim, eps.to_bits()]);
-        Self { a: x, b: weight_and_bias, words, scope: None }
+        Self::new(x, weight_and_bias, Words::of([rows, dim, eps.to_bits()]))
     }
 
     /// `kv_pack` of `x`, `[rows, dim]`.
     #[inline]
     pub fn kv_pack(x: Operand<'a>, rows: u32, dim: u32) -> Self {
-        Self { a: x, b: Operand::None, words: Words::of([rows, dim]), scope: None }
+        Self::new(x, Operand::None, Words::of([rows, dim]))
     }
 
     /// `kv_unpack` of blocks, `[rows, dim]`.
     #[inline]
     pub fn kv_unpack(x: Operand<'a>, rows: u32, dim: u32) -> Self {
-        Self { a: x, b: Operand::None, words: Words::of([rows, dim]), scope: None }
+        Self::new(x, Operand::None, Words::of([rows, dim]))
     }
 
     /// `lora_apply` of `x` by the interleaved factors `ab`.
@@ -410,7 +473,7 @@ impl<'a> OpCall<'a> {
         let LoraDims { rows, in_dim, rank, out_dim } = dims;
         let groups = in_dim.div_ceil(4) + out_dim.div_ceil(4);
         let words = [rows, in_dim, groups, rank, out_dim, scale.to_bits()];
-        Self { a: x, b: ab, words: Words::of(words), scope: None }
+        Self::new(x, ab, Words::of(words))
     }
 }
 

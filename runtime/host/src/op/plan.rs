@@ -4,7 +4,7 @@
 //! a call before any kernel sees it, so that a caller's mistake is an error of the call and never
 //! counts against a kernel, and it cuts calls that are too large into runs of rows.
 
-use crate::op::call::{OpCall, Operand, Words};
+use crate::op::call::{Gradients, OpCall, Operand, Output, Words};
 use ruvllm_abi::contract::{Dim, ParamType, TensorContract};
 use ruvllm_abi::{DType, MAX_INPUTS, MAX_PARAM_WORDS, Op};
 use ruvllm_manifest::{Dim as ManifestDim, KernelEntry, ParamValue, TensorSpec};
@@ -42,17 +42,33 @@ pub(crate) struct ParamPlan {
     pub(crate) default: Option<ParamValue>,
 }
 
+/// Bytes of one run of a call for gradients, where what all rows share is not larger than that: like
+/// [`TILE_BYTES`](crate::instance::TILE_BYTES), but the sums over rows have to be worth their copying.
+const BACKWARD_TILE_BYTES: usize = 256 << 10;
+
 /// Sizes in bytes of the tensors of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CallBytes {
     pub(crate) a: usize,
     pub(crate) b: usize,
+    /// Of a call for gradients, that of the output, which is handed in.
+    pub(crate) gradient: usize,
+    /// Of the output; of a call for gradients, of that of the first input.
     pub(crate) out: usize,
+    /// Of the gradient of the second input.
+    pub(crate) out_b: usize,
 }
 
 impl CallBytes {
     pub(crate) fn total(self) -> usize {
-        self.a.saturating_add(self.b).saturating_add(self.out)
+        let Self { a, b, gradient, out, out_b } = self;
+        [b, gradient, out, out_b].into_iter().fold(a, usize::saturating_add)
+    }
+
+    /// Whether there is nothing to compute: no output, or no gradient of it that could be other than zero.
+    #[inline]
+    pub(crate) fn is_empty(self, is_backward: bool) -> bool {
+        self.out == 0 || is_backward && self.gradient == 0
     }
 
     /// A bit that stands for calls of about these sizes, input by input, so that many short rows
@@ -76,6 +92,8 @@ pub(crate) struct CallPlan {
     /// How many of the first words have extents that may be cut into runs, outermost first. Only the
     /// catalogue's operations are known to compute each row on its own.
     split: usize,
+    /// The inputs that the operation is differentiated by.
+    gradients: &'static [usize],
 }
 
 /// A run of rows of a larger call.
@@ -83,6 +101,8 @@ pub(crate) struct Tile<'a> {
     pub(crate) call: OpCall<'a>,
     pub(crate) bytes: CallBytes,
     pub(crate) out: Range<usize>,
+    /// Where the run's part of the second gradient begins; `None` where it is a part of a sum.
+    pub(crate) second: Option<usize>,
 }
 
 impl CallPlan {
@@ -104,7 +124,8 @@ impl CallPlan {
             ty: p.ty,
             default: None,
         });
-        Self::new(symbols, params.collect(), inputs, output, contract.row_dims)
+        let plan = Self::new(symbols, params.collect(), inputs, output, contract.row_dims);
+        plan.differentiated(op)
     }
 
     /// The plan of a manifest's kernel, whose operation need not be in the catalogue.
@@ -128,7 +149,11 @@ impl CallPlan {
             default: p.default,
         });
         let split = entry.known_op().map_or(0, |op| op.contract().row_dims);
-        Self::new(symbols, params.collect(), inputs, output, split)
+        let plan = Self::new(symbols, params.collect(), inputs, output, split);
+        match entry.known_op() {
+            Some(op) => plan.differentiated(op),
+            None => plan,
+        }
     }
 
     /// The plan of an operation that nobody answers.
@@ -145,7 +170,23 @@ impl CallPlan {
         output: TensorPlan,
         split: usize,
     ) -> Self {
-        Self { words: symbols.len() + params.len(), symbols, params, inputs, output, split }
+        let words = symbols.len() + params.len();
+        Self { words, symbols, params, inputs, output, split, gradients: &[] }
+    }
+
+    fn differentiated(self, op: Op) -> Self {
+        let inputs: Vec<DType> = self.inputs.iter().map(|tensor| tensor.dtype).collect();
+        Self { gradients: op.contract().gradients_of(&inputs, self.output.dtype), ..self }
+    }
+
+    /// The inputs that it has gradients by, the first ones.
+    pub(crate) fn gradients(&self) -> &'static [usize] {
+        self.gradients
+    }
+
+    /// Whether the operation has gradients in these element types.
+    pub(crate) fn has_gradients(&self) -> bool {
+        !self.gradients.is_empty()
     }
 
     /// What its calls are made of, in one line: names, types, shapes and defaults, such as
@@ -233,25 +274,47 @@ impl CallPlan {
             None => Ok(0),
         };
         let out = self.output.bytes(words).ok_or(&self.output)?;
-        Ok(CallBytes { a: size(0)?, b: size(1)?, out })
+        Ok(CallBytes { a: size(0)?, b: size(1)?, out, ..CallBytes::default() })
+    }
+
+    /// The sizes of a call for gradients, where those of the forward call are these.
+    fn backward(&self, forward: CallBytes) -> CallBytes {
+        let CallBytes { a, b, out: gradient, .. } = forward;
+        let out_b = if self.gradients.contains(&1) { b } else { 0 };
+        CallBytes { a, b, gradient, out: a, out_b }
+    }
+
+    /// The sizes that a call has by its words.
+    pub(crate) fn bytes_of(&self, call: &OpCall<'_>) -> Result<CallBytes, &TensorPlan> {
+        let forward = self.bytes(call.words.as_slice())?;
+        Ok(if call.is_backward() { self.backward(forward) } else { forward })
     }
 
     /// The sizes of a call, or `None` where it does not have those that its words call for.
     #[inline]
-    pub(crate) fn check(&self, call: &OpCall<'_>, out: usize) -> Option<CallBytes> {
+    pub(crate) fn check(&self, call: &OpCall<'_>, out: &Output<'_>) -> Option<CallBytes> {
         let words = call.words.as_slice();
         if words.len() != self.words {
             return None;
         }
         let bytes = self.bytes(words).ok()?;
         let fits = |operand: &Operand<'_>, want| operand.bytes().is_some_and(|b| b.len() == want);
-        (fits(&call.a, bytes.a) && fits(&call.b, bytes.b) && out == bytes.out).then_some(bytes)
+        if !fits(&call.a, bytes.a) || !fits(&call.b, bytes.b) {
+            return None;
+        }
+        let Output::Gradients(Gradients { b, .. }) = out else {
+            return (out.len() == bytes.out && !call.is_backward()).then_some(bytes);
+        };
+        let bytes = self.backward(bytes);
+        let second = b.as_ref().is_none_or(|b| size_of_val(&**b) == bytes.out_b);
+        let sound = self.has_gradients() && call.is_backward() && second;
+        (sound && out.len() == bytes.out && fits(&call.gradient, bytes.gradient)).then_some(bytes)
     }
 
     /// What [`CallPlan::check`] has against a call: a sentence that names the operand and both
     /// sizes.
     #[cold]
-    pub(crate) fn objection(&self, call: &OpCall<'_>, out: usize) -> String {
+    pub(crate) fn objection(&self, call: &OpCall<'_>, out: &Output<'_>) -> String {
         let words = call.words.as_slice();
         if words.len() != self.words {
             let (got, want) = (words.len(), self.words);
@@ -270,7 +333,28 @@ impl CallPlan {
                 return self.mismatch(i, got, want, words);
             }
         }
-        self.mismatch(MAX_INPUTS, Some(out), bytes.out, words)
+        let Output::Gradients(Gradients { b, .. }) = out else {
+            if call.is_backward() {
+                return "gradients go to an output of gradients".to_owned();
+            }
+            return self.mismatch(MAX_INPUTS, Some(out.len()), bytes.out, words);
+        };
+        if !self.has_gradients() {
+            return "the operation has no gradient in these element types".to_owned();
+        }
+        let CallBytes { gradient, out: first, out_b, .. } = self.backward(bytes);
+        let given = call.gradient.bytes().map_or(0, <[u8]>::len);
+        if given != gradient {
+            return format!(
+                "the gradient of {} got {given} bytes instead of {gradient}",
+                self.output.name
+            );
+        }
+        let second = b.as_ref().map_or(out_b, |b| size_of_val(&**b));
+        format!(
+            "the gradients of the inputs got {} and {second} bytes instead of {first} and {out_b}",
+            out.len()
+        )
     }
 
     fn mismatch(&self, i: usize, got: Option<usize>, want: usize, words: &[u32]) -> String {
@@ -330,15 +414,20 @@ impl CallPlan {
             Some(tensor) if tensor.has(word) => total / rows,
             _ => 0,
         };
-        let a = per_row(self.inputs.first(), bytes.a);
-        let b = per_row(self.inputs.get(1), bytes.b);
-        let out = per_row(Some(&self.output), bytes.out);
+        let (first, second, output) = (self.inputs.first(), self.inputs.get(1), Some(&self.output));
+        let (a, b) = (per_row(first, bytes.a), per_row(second, bytes.b));
+        let (gradient, out) = match call.is_backward() {
+            true => (per_row(output, bytes.gradient), per_row(first, bytes.out)),
+            false => (0, per_row(output, bytes.out)),
+        };
+        let out_b = per_row(second, bytes.out_b);
         if out == 0 {
             return None;
         }
         let whole = |row: usize, all: usize, copied: bool| if row == 0 && copied { all } else { 0 };
         let fixed = whole(a, bytes.a, copied[0]) + whole(b, bytes.b, copied[1]);
-        let run = (budget.saturating_sub(fixed) / (a + b + out)).max(1);
+        let fixed = fixed + whole(out_b, bytes.out_b, true);
+        let run = (budget.saturating_sub(fixed) / (a + b + gradient + out + out_b)).max(1);
         let cut = |operand: &Operand<'a>, row: usize, from: usize, n: usize| {
             if row == 0 { operand.clone() } else { operand.slice(from * row..(from + n) * row) }
         };
@@ -347,13 +436,36 @@ impl CallPlan {
             let call = OpCall {
                 a: cut(&call.a, a, from, n),
                 b: cut(&call.b, b, from, n),
+                gradient: cut(&call.gradient, gradient, from, n),
                 words: call.words.with(word, n as u32),
                 scope: call.scope,
             };
             let size = |row: usize, all: usize| if row == 0 { all } else { n * row };
-            let bytes = CallBytes { a: size(a, bytes.a), b: size(b, bytes.b), out: n * out };
-            Tile { call, bytes, out: from * out..(from + n) * out }
+            let bytes = CallBytes {
+                a: size(a, bytes.a),
+                b: size(b, bytes.b),
+                gradient: n * gradient,
+                out: n * out,
+                out_b: size(out_b, bytes.out_b),
+            };
+            let second = (out_b > 0).then_some(from * out_b);
+            Tile { call, bytes, out: from * out..(from + n) * out, second }
         }))
+    }
+
+    /// Cuts a call for gradients into runs of rows, as [`CallPlan::tiles`] does any other, but into such
+    /// that depend on the call alone: sums over rows are to be the same wherever its operands lie.
+    pub(crate) fn backward_tiles<'a>(
+        &'a self,
+        call: &'a OpCall<'a>,
+        bytes: &CallBytes,
+    ) -> Option<impl Iterator<Item = Tile<'a>>> {
+        let word = self.split_word(call.words.as_slice())?;
+        let is_shared = self.inputs.get(1).is_some_and(|tensor| !tensor.has(word));
+        // What all rows share is copied, written and summed for each run: it is half of that at most.
+        let shared = if is_shared { bytes.b.saturating_add(bytes.out_b) } else { 0 };
+        let budget = BACKWARD_TILE_BYTES.max(shared.saturating_mul(2));
+        (bytes.total() > budget).then(|| self.tiles(call, bytes, budget, [true; 2])).flatten()
     }
 }
 
@@ -459,86 +571,4 @@ impl Extent {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{OpKey, RopeDims};
-
-    fn plan(key: &OpKey) -> CallPlan {
-        let (op, _) = key.known().unwrap();
-        CallPlan::of_op(op, &key.inputs, key.output)
-    }
-
-    #[test]
-    fn sizes_follow_from_the_words() {
-        let bytes = plan(&OpKey::rmsnorm_f32()).bytes(&[3, 10, 0]).unwrap();
-        assert_eq!(bytes, CallBytes { a: 120, b: 40, out: 120 });
-        let pack = plan(&OpKey::kv_pack(DType::Q8_0));
-        assert_eq!(pack.bytes(&[2, 64]).unwrap(), CallBytes { a: 512, b: 0, out: 136 });
-        assert!(pack.bytes(&[32, 33]).is_err());
-        assert!(pack.bytes(&[0, 64]).is_ok_and(|bytes| bytes.total() == 0));
-    }
-
-    #[test]
-    fn a_signature_says_what_calls_are_made_of() {
-        let mut plan = plan(&OpKey::rmsnorm_f32());
-        let signature = "(x: f32[rows, dim], weight: f32[dim], eps: f32) -> y: f32[rows, dim]";
-        assert_eq!(plan.signature(), signature);
-        plan.params[0].default = Some(ParamValue::F32(1e-5));
-        assert_eq!(plan.signature(), signature.replace("eps: f32", "eps: f32 = 0x3727c5ac"));
-    }
-
-    #[test]
-    fn wrong_sizes_are_named() {
-        let plan = plan(&OpKey::rmsnorm_f32());
-        let (x, w) = ([0f32; 8], [0f32; 3]);
-        let call = OpCall::rmsnorm(Operand::f32(&x), Operand::f32(&w), 2, 4, 1e-5);
-        assert!(plan.check(&call, 32).is_none());
-        let message = plan.objection(&call, 32);
-        assert_eq!(message, "weight got 12 bytes; [4] in f32 takes 16 bytes");
-        let call = OpCall::kv_pack(Operand::f32(&x), 2, 4);
-        assert!(plan.check(&call, 32).is_none());
-        assert!(plan.objection(&call, 32).contains("2 words instead of 3"));
-    }
-
-    #[test]
-    fn calls_are_cut_into_runs_of_rows() {
-        let plan = plan(&OpKey::rmsnorm_f32());
-        let (x, w) = ([0f32; 40], [0f32; 4]);
-        let call = OpCall::rmsnorm(Operand::f32(&x), Operand::f32(&w), 10, 4, 1e-5);
-        let bytes = plan.check(&call, 160).unwrap();
-        // 16 bytes of weight, 32 bytes a row: three rows fit 112 bytes.
-        let tiles: Vec<_> = plan.tiles(&call, &bytes, 112, [true; 2]).unwrap().collect();
-        let rows: Vec<_> = tiles.iter().map(|t| t.call.words.as_slice()[0]).collect();
-        assert_eq!(rows, [3, 3, 3, 1]);
-        assert_eq!(tiles[3].out, 144..160);
-        for tile in &tiles {
-            assert_eq!(plan.check(&tile.call, tile.out.len()), Some(tile.bytes));
-        }
-        assert_eq!(plan.tiles(&call, &bytes, 40, [true; 2]).unwrap().count(), 10);
-    }
-
-    #[test]
-    fn words_are_cut_to_a_budget() {
-        let plan = plan(&OpKey::rmsnorm_f32());
-        let rows = |rows, budget| Some(plan.within(Words::of([rows, 4, 0]), budget)?.as_slice()[0]);
-        assert_eq!(rows(10, 1000), Some(10));
-        assert_eq!(rows(10, 100), Some(2));
-        assert_eq!(rows(10, 40), None);
-        assert_eq!(rows(0, 40), None);
-    }
-
-    #[test]
-    fn a_rotation_is_cut_by_position_with_its_angles() {
-        let plan = plan(&OpKey::rope_f32());
-        let dims = RopeDims { batch: 1, seq: 4, heads: 2, dim: 8, dim_half: 4 };
-        let (x, f) = ([0f32; 64], [0f32; 32]);
-        let call = OpCall::rope(Operand::f32(&x), Operand::f32(&f), dims, 1e4, false);
-        let bytes = plan.check(&call, 256).unwrap();
-        let tiles: Vec<_> = plan.tiles(&call, &bytes, 330, [true; 2]).unwrap().collect();
-        assert_eq!(tiles.len(), 2);
-        assert_eq!(tiles[1].call.words.as_slice()[..2], [1, 2]);
-        assert_eq!(tiles[1].call.b.bytes().unwrap().len(), 64);
-        let batched = OpCall { words: call.words.with(0, 2).with(1, 2), ..call };
-        assert_eq!(plan.split_word(batched.words.as_slice()), Some(0));
-    }
-}
+mod tests;

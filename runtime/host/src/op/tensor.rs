@@ -151,15 +151,35 @@ fn convert(value: ParamValue, ty: ParamType) -> Option<u32> {
 }
 
 impl Bound {
+    /// The call for its gradients, given that of its output.
+    ///
+    /// # Errors
+    /// A sentence, where that is not of the output's type and shape.
+    pub(crate) fn backward<'a>(
+        &self,
+        inputs: &'a [Tensor],
+        gradient: &'a Tensor,
+    ) -> Result<OpCall<'a>, String> {
+        let Tensor { dtype, shape, .. } = &self.output;
+        if (gradient.dtype, &gradient.shape) != (*dtype, shape) {
+            let (got_type, got) = (gradient.dtype, &gradient.shape);
+            return Err(format!(
+                "the gradient of the output is {got_type}{got:?} instead of {dtype}{shape:?}"
+            ));
+        }
+        let call = OpCall::new(operand(inputs, 0), operand(inputs, 1), self.words);
+        Ok(call.backward(Operand::Bytes(&gradient.data)))
+    }
+
     /// The call, and the output's bytes.
     pub(crate) fn call<'a>(&'a mut self, inputs: &'a [Tensor]) -> (OpCall<'a>, &'a mut [u8]) {
-        let operand = |i: usize| match inputs.get(i) {
-            Some(tensor) => Operand::Bytes(&tensor.data),
-            None => Operand::None,
-        };
-        let call = OpCall { a: operand(0), b: operand(1), words: self.words, scope: None };
+        let call = OpCall::new(operand(inputs, 0), operand(inputs, 1), self.words);
         (call, &mut self.output.data)
     }
+}
+
+fn operand(inputs: &[Tensor], i: usize) -> Operand<'_> {
+    inputs.get(i).map_or(Operand::None, |tensor| Operand::Bytes(&tensor.data))
 }
 
 #[cfg(test)]

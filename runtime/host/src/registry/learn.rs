@@ -3,40 +3,41 @@
 //!
 //! # What is measured
 //!
-//! The times that workers take of live calls anyway ([`crate::stats`]), by operation, class of sizes and kernel. Most
-//! calls go to whoever is asked first, so of the others a sample is needed: one call in some hundreds, drawn by
-//! chance, goes to another candidate. It is a call that somebody waits for, because only such a call finds caches,
-//! memory and other threads as they are in service, and because calls of custom operations cannot be made up. What that
-//! costs is bounded ([`Class::rate`](super::figures)): once the others are known, less than half a percent of what an operation takes. A candidate
-//! that fails such a call is blamed as always, and the call is answered as if it had not been asked. Calls that
-//! make an instance or upload constants do not count.
+//! The times that workers take of live calls anyway ([`crate::stats`]), by operation, class of sizes and kernel.
+//! Most calls go to whoever is asked first, so of the others a sample is needed: one call in some hundreds, drawn
+//! by chance, goes to another candidate. It is a call that somebody waits for, because only such a call finds
+//! caches, memory and other threads as they are in service, and because calls of custom operations cannot be made
+//! up. What that costs is bounded ([`Class::rate`](super::figures)): once the others are known, less than half a
+//! percent of what an operation takes. A candidate that fails such a call is blamed as always, and the call is
+//! answered as if it had not been asked. Calls that make an instance or upload constants do not count.
 //!
 //! All candidates of a class are sampled evenly over time, so a machine that is busy for a while slows all of them
 //! down, and what is compared is medians: neither moves a choice.
 //!
 //! # When a choice changes
 //!
-//! Workers read the choice from an atomic; nothing is measured, compared or written on their way. A thread of low priority looks
-//! at the figures each second. A candidate takes over where its median is less than 4/5 of that of the one that is
-//! asked first, over at least 128 calls of either. Then all of them are measured anew, so that what is compared is always of
-//! the same time, and to change back takes the same evidence the other way round: noise of less than a fourth changes nothing, and
-//! no choice lasts for less than some 2,000 calls. Every change is a [`ChoiceChange`]. A deterministic host has no learner:
-//! there the order of the chain stands.
+//! Workers read the choice from an atomic; nothing is compared or written on their way. A thread of low priority
+//! looks at the figures each second. A candidate takes over where its median is less than 4/5 of that of the one
+//! that is asked first, over at least 128 calls of either. Then all of them are measured anew, so that what is
+//! compared is always of the same time, and to change back takes the same evidence the other way round: noise of
+//! less than a fourth changes nothing, and no choice lasts for less than some 2,000 calls. Every change is a
+//! [`ChoiceChange`]. A deterministic host has no learner: there the order of the chain stands.
 //!
 //! # How it is forgotten
 //!
-//! A call counts half as much after 32,768 further calls of its operation and class were timed, whoever
-//! answered those (of calls below 4 KiB one in 64 is timed). While nothing is called nothing is forgotten, so figures survive a
-//! restart at any time. They hold for kernels of the same hash on the same processor, instruction set, number of cores and
-//! version of this host; those of another host are kept for [`KEPT`] in case it comes back, and are not used.
+//! A call counts half as much after 32,768 further calls of its operation and class were timed, whoever answered
+//! those (of calls below 4 KiB one in 64 is timed). While nothing is called nothing is forgotten, so figures
+//! survive a restart at any time. They hold for kernels of the same hash on the same processor, instruction set,
+//! number of cores and version of this host; those of another host are kept for [`KEPT`] in case it comes back, and
+//! are not used.
 //!
 //! # The file
 //!
-//! It lies beside the cache of machine code, under the MAC of that directory's key; one that is damaged or foreign is
-//! ignored, with a line in the log, and written anew. Several processes may have it: each adds what it counted since it last
-//! wrote to what is there, under a lock that nobody waits for, and takes choices of others over. A forged figure could cost time
-//! and nothing else, since every candidate was admitted. A process that is killed loses what it counted in the last
-//! [`SAVE_EVERY`].
+//! It lies beside the cache of machine code, under the MAC of that directory's key; one that is damaged or foreign
+//! is ignored, with a line in the log, and written anew. Several processes may have it: each adds what it counted
+//! since it last wrote to what is there, under a lock that nobody waits for, and takes choices of others over. A
+//! forged figure could cost time and nothing else, since every candidate was admitted. A process that is killed
+//! loses what it counted in the last [`SAVE_EVERY`].
 
 #[cfg(test)]
 use super::figures::Class;
@@ -196,7 +197,7 @@ impl Learner {
         let state = &mut *lock(&self.state);
         state.count();
         state.judge(now);
-        let due = now.saturating_sub(state.saved) >= SAVE_EVERY.as_millis() as u64;
+        let due = now.abs_diff(state.saved) >= SAVE_EVERY.as_millis() as u64;
         if !state.changed.is_empty() || due && !state.unsaved.is_empty() {
             self.save(state, now);
         }
@@ -204,6 +205,7 @@ impl Learner {
     }
 
     /// As [`Learner::review`], now; to be called every second or so.
+    #[cfg_attr(not(feature = "wasmtime"), allow(dead_code))]
     pub(crate) fn tick(&self) {
         self.review(since_1970());
     }
@@ -230,6 +232,13 @@ impl Learner {
         state.known.written = now;
         let oldest = now.saturating_sub(KEPT.as_millis() as u64);
         document.hosts.retain(|_, known| known.written >= oldest);
+        let followed: BTreeSet<&str> = state.followed.iter().map(|f| f.chain.id.as_str()).collect();
+        for class in state.known.ops.values_mut().flat_map(BTreeMap::values_mut) {
+            // Those among candidates that did not come back.
+            class.choices.retain(|id, chosen| {
+                chosen.change.time >= oldest || followed.contains(id.as_str())
+            });
+        }
         document.version = VERSION;
         document.hosts.insert(self.host.clone(), state.known.clone());
         let bytes = serde_json::to_vec(&document).unwrap_or_default();

@@ -247,6 +247,9 @@ pub(crate) fn explain(
     };
     for (kernel, why) in choice.chain.iter().zip(&choice.reasons) {
         let mut reasons = vec![why.clone()];
+        if let Code::Sandboxed { runs, .. } = kernel.code() {
+            reasons.push(runs.to_string());
+        }
         let verdict = if kernel.stats().quarantined() {
             reasons.push(format!("quarantined after {} failures", kernel.stats().counted()));
             Verdict::Quarantined
@@ -258,6 +261,14 @@ pub(crate) fn explain(
         };
         if verdict != Verdict::Quarantined && kernel.stats().counted() > 0 {
             reasons.push(format!("failed {} times so far", kernel.stats().counted()));
+        }
+        let (traps, last) = kernel.stats().traps_and_last();
+        if !traps.is_empty() {
+            let traps = traps.iter().map(|(kind, count)| format!("{count} {}", kind.name()));
+            reasons.push(format!("traps: {}", traps.collect::<Vec<_>>().join(", ")));
+        }
+        if let Some(last) = last {
+            reasons.push(format!("its last failure: it {last}"));
         }
         for (code, count) in kernel.stats().failures() {
             if matches!(code, "pack_memory_full" | "kernel_memory_full" | "weight_memory_full") {

@@ -9,6 +9,7 @@ pub(crate) mod latency;
 
 use crate::OpKey;
 use crate::error::Failure;
+use crate::trap::TrapKind;
 use latency::{SIZES, Tally, Times, scaled};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -28,6 +29,10 @@ pub(crate) struct Counters {
     timed_nanos: AtomicU64,
     /// Every time that was taken, by class of sizes.
     times: [Tally; SIZES],
+    /// Calls for gradients, which are not among `calls`, and their time: generations are compared by the
+    /// others alone.
+    backward: AtomicU64,
+    backward_nanos: AtomicU64,
 }
 
 /// How long a call took.
@@ -70,6 +75,14 @@ impl Counters {
         }
     }
 
+    /// Counts a call for gradients.
+    pub(crate) fn differentiated(&self, took: Duration) {
+        // One thread writes, as in `answered`.
+        let add = |counter: &AtomicU64, n: u64| counter.store(counter.load(Relaxed) + n, Relaxed);
+        add(&self.backward, 1);
+        add(&self.backward_nanos, took.as_nanos() as u64);
+    }
+
     /// Time of all calls.
     fn nanos(&self) -> u64 {
         let [brief, timed, nanos] =
@@ -101,8 +114,13 @@ struct Open {
     /// Sums of workers that are gone.
     calls: u64,
     nanos: u64,
+    backward: u64,
+    backward_nanos: u64,
     times: [Times; SIZES],
     failures: BTreeMap<&'static str, u64>,
+    traps: BTreeMap<TrapKind, u64>,
+    /// The last failure that counted.
+    last: Option<Failure>,
 }
 
 impl KernelStats {
@@ -161,17 +179,25 @@ impl KernelStats {
             open.workers.swap_remove(at);
             open.calls += counters.calls.load(Relaxed);
             open.nanos += counters.nanos();
+            open.backward += counters.backward.load(Relaxed);
+            open.backward_nanos += counters.backward_nanos.load(Relaxed);
             open.times.iter_mut().zip(&counters.times).for_each(|(sum, tally)| sum.take(tally));
         }
     }
 
     /// Books a failed call. `true` where this one takes the kernel out of service.
     pub(crate) fn failed(&self, failure: &Failure, quarantine_after: u32) -> bool {
-        *self.lock().failures.entry(failure.code()).or_default() += 1;
+        let mut open = self.lock();
+        *open.failures.entry(failure.code()).or_default() += 1;
         if !failure.counts() {
             return false;
         }
-        if matches!(failure, Failure::Cleanup { .. }) {
+        if let Some(trap) = failure.trap() {
+            *open.traps.entry(trap.kind).or_default() += 1;
+        }
+        open.last = Some(failure.clone());
+        drop(open);
+        if matches!(failure, Failure::Cleanup { .. } | Failure::CleanupStatus { .. }) {
             self.untidy.store(true, Relaxed);
         }
         let count = self.counted.fetch_add(1, Relaxed) + 1;
@@ -200,6 +226,12 @@ impl KernelStats {
         self.lock().failures.clone()
     }
 
+    /// Its traps by kind, and the last failure that counted.
+    pub(crate) fn traps_and_last(&self) -> (BTreeMap<TrapKind, u64>, Option<Failure>) {
+        let open = self.lock();
+        (open.traps.clone(), open.last.clone())
+    }
+
     pub(crate) fn report(&self, current: bool) -> OpStats {
         let open = self.lock();
         let sum = |of: fn(&Counters) -> u64| -> u64 {
@@ -217,8 +249,11 @@ impl KernelStats {
             current,
             calls: open.calls + sum(|worker| worker.calls.load(Relaxed)),
             nanos: open.nanos + sum(Counters::nanos),
+            backward_calls: open.backward + sum(|worker| worker.backward.load(Relaxed)),
+            backward_nanos: open.backward_nanos + sum(|worker| worker.backward_nanos.load(Relaxed)),
             fallbacks: failures.values().sum(),
             traps: of("kernel_trap") + of("kernel_deadline"),
+            trap_kinds: open.traps.iter().map(|(kind, count)| (kind.name(), *count)).collect(),
             quarantined: self.quarantined(),
             failures,
         }
@@ -253,10 +288,16 @@ pub struct OpStats {
     /// move less than 4 KiB one in 64 is timed, drawn by chance, and stands for the others; all others
     /// are timed.
     pub nanos: u64,
-    /// Calls that it failed, and that went to the next candidate unless strict.
+    /// Calls for gradients that it answered, which are not among `calls`.
+    pub backward_calls: u64,
+    /// Time that those took, in nanoseconds.
+    pub backward_nanos: u64,
+    /// Calls of either kind that it failed, and that went to the next candidate unless strict.
     pub fallbacks: u64,
     /// Those of them that ended in a trap or at the deadline.
     pub traps: u64,
+    /// Traps by [`TrapKind::name`], those of `kernel_cleanup` among them.
+    pub trap_kinds: BTreeMap<&'static str, u64>,
     /// Failed calls by [`Failure::code`].
     pub failures: BTreeMap<&'static str, u64>,
     /// Whether it is out of service.
@@ -266,7 +307,7 @@ pub struct OpStats {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::TrapKind;
+    use crate::trap::Trap;
 
     fn stats() -> KernelStats {
         let pack = ("pack".to_owned(), "1.0.0".to_owned());
@@ -301,11 +342,12 @@ mod tests {
     fn only_faults_of_the_kernel_lead_to_quarantine_and_only_once() {
         let stats = stats();
         assert!(!stats.failed(&Failure::TooLarge { needed: 2, limit: 1 }, 1));
-        let trap = Failure::Trap { trap: TrapKind::OutOfBounds, detail: String::new() };
+        let trap = Failure::Trap { trap: Box::new(Trap::new(TrapKind::OutOfBounds, "")) };
         assert!(!stats.failed(&trap, 2));
         assert!(stats.failed(&trap, 2));
         assert!(!stats.failed(&trap, 2));
         let report = stats.report(true);
         assert_eq!((report.fallbacks, report.traps, report.quarantined), (4, 3, true));
+        assert_eq!(report.trap_kinds, BTreeMap::from([("out_of_bounds", 3)]));
     }
 }

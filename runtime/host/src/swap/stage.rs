@@ -2,7 +2,6 @@
 
 use super::book::{CacheUse, InstallReport, StageReport, Staged};
 use super::host::{Host, HostState};
-use crate::OpKey;
 use crate::admit::{self, Admission, AdmittedKernel, Pace};
 use crate::code::PreparedKernel;
 use crate::config::Compiler;
@@ -12,6 +11,7 @@ use crate::pack::PackId;
 use crate::registry::PreparedPack;
 use crate::team::{Provider, ProviderPack};
 use crate::threads::lock;
+use crate::{HostConfig, OpKey};
 use ruvllm_signing::VerifiedPack;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -67,7 +67,7 @@ impl Host {
         let state = &self.state;
         state.no_canary()?;
         lock(&state.generations).admits(&PackId::of(&pack))?;
-        let staged = state.prepare(&pack, compiler, at_once(), called)?;
+        let staged = state.prepare(&pack, compiler, at_once(state.config()), called)?;
         state.activate_pack(&mut lock(&state.generations), staged)
     }
 
@@ -179,7 +179,12 @@ impl Host {
                         return own.cloned().ok_or_else(|| "its bytes are not kept".to_owned());
                     };
                     admits(id)?;
-                    let staged = state.prepare(&pack, &state.config().compiler, at_once(), None);
+                    let staged = state.prepare(
+                        &pack,
+                        &state.config().compiler,
+                        at_once(state.config()),
+                        None,
+                    );
                     staged.map(|staged| staged.pack).map_err(|e| e.to_string())
                 }),
             };
@@ -321,7 +326,8 @@ struct Admitted<'a> {
     rehearsed: usize,
 }
 
-/// On every core, without a rest.
-fn at_once() -> Pace {
-    Pace { threads: std::thread::available_parallelism().map_or(1, usize::from), rest: 0 }
+/// On every core that the host may use, without a rest.
+fn at_once(config: &HostConfig) -> Pace {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    Pace { threads: config.threads.unwrap_or_else(cores).max(1), rest: 0 }
 }

@@ -1,7 +1,9 @@
 //! Behaviour of the host as a whole, on kernels written for the purpose.
 
 mod admission;
+mod backward;
 mod caching;
+mod classes;
 #[cfg(feature = "supervisor")]
 mod crashing;
 #[cfg(feature = "supervisor")]

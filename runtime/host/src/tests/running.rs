@@ -1,7 +1,7 @@
 //! What goes wrong while kernels run, and who answers then.
 
 use super::*;
-use crate::{Failure, Output, Policy, Resident, TrapKind};
+use crate::{Failure, Output, Policy, Resident, Trap, TrapKind};
 
 /// Runs a kernel that is bad for 100 columns, and gives how it failed. The answer is right all the
 /// same, because the native twin gave it.
@@ -24,23 +24,97 @@ fn failure_in(pack: &TestPack) -> Failure {
     incidents.remove(0).failure
 }
 
+/// How a kernel traps that does this for 100 columns.
+fn trap(module: &Module) -> Trap {
+    let pack = PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(module)).manifest(|m| {
+        m.kernels[0].resource_limits.max_table_elements = 2;
+        let wasmtime = m.kernels[0].platforms.wasmtime.as_mut().unwrap();
+        wasmtime.features = vec!["bulk-memory".to_owned()];
+    });
+    failure_in(&pack.build()).trap().unwrap().clone()
+}
+
 #[test]
-fn traps_are_answered_by_the_twin() {
-    let trap = |instructions: &str| match failure(&but_for(100, instructions)) {
-        Failure::Trap { trap, .. } => trap,
-        other => panic!("{other}"),
-    };
-    assert_eq!(trap("(unreachable)"), TrapKind::Unreachable);
-    let beyond = "(f32.store (i32.const 0xfffffff0) (f32.const 1))";
-    assert_eq!(trap(beyond), TrapKind::OutOfBounds);
-    assert_eq!(trap("(drop (i32.div_u (i32.const 1) (i32.const 0)))"), TrapKind::Arithmetic);
+fn traps_are_told_by_kind_and_answered_by_the_twin() {
+    let divided =
+        |op: &str, a: &str, b: &str| format!("(drop (i32.{op} (i32.const {a}) (i32.const {b})))");
+    let called = |ty: &str, at: u32| format!("(call_indirect {ty} (i32.const {at}))");
+    for (instructions, kind) in [
+        ("(unreachable)".to_owned(), TrapKind::Unreachable),
+        (divided("div_u", "1", "0"), TrapKind::DivisionByZero),
+        (divided("div_s", "0x80000000", "-1"), TrapKind::IntegerOverflow),
+        ("(drop (i32.trunc_f32_s (f32.const nan)))".to_owned(), TrapKind::BadConversion),
+        ("(drop (i32.trunc_f32_s (f32.const 1e30)))".to_owned(), TrapKind::IntegerOverflow),
+        (called("(param)", 1), TrapKind::IndirectCallNull),
+        (called("(param)", 2), TrapKind::IndirectCallOutOfBounds),
+        (format!("(drop {})", called("(result i32)", 0)), TrapKind::IndirectCallSignature),
+    ] {
+        let fields = "(func $other) (table 2 2 funcref) (elem (i32.const 0) $other)";
+        let module = Module { fields: fields.to_owned(), ..but_for(100, &instructions) };
+        let trap = trap(&module);
+        assert_eq!((trap.kind, trap.access), (kind, None), "{instructions}");
+        let place = trap.place.unwrap();
+        assert_eq!((&*place.function, &*place.called), ("rmsnorm_forward", "rmsnorm_forward"));
+    }
+}
+
+#[test]
+fn a_trap_tells_the_access_and_the_instruction_of_the_packs_own_module() {
+    for (instructions, opcode, offset, size, write) in [
+        ("(f32.store (i32.const 0xfffffff0) (f32.const 1))", 0x38, 0xffff_fff0, Some(4), true),
+        ("(drop (i64.load16_u (i32.const 0x7fffffff)))", 0x33, 0x7fff_ffff, Some(2), false),
+        ("(memory.fill (i32.const -1) (i32.const 0) (i32.const 9))", 0xfc, 0xffff_ffff, None, true),
+        // Beyond the window, where constants go.
+        ("(i32.store8 (i32.const 0x2ff00) (i32.const 1))", 0x3a, 0x2ff00, Some(1), true),
+        // As above, at a distance from its address that the guard pages do not cover.
+        (
+            "(i32.store8 offset=0x20000 (i32.const 0xff00) (i32.const 1))",
+            0x3a,
+            0x2ff00,
+            Some(1),
+            true,
+        ),
+    ] {
+        let module = but_for(100, instructions);
+        let trap = trap(&module);
+        assert_eq!(trap.kind, TrapKind::OutOfBounds, "{instructions}");
+        let access = trap.access.unwrap();
+        assert_eq!((access.offset, access.size, access.write), (Some(offset), size, write));
+        assert!(access.memory.is_multiple_of(64 << 10) && access.memory > 0);
+        let place = trap.place.unwrap();
+        assert_eq!(rmsnorm_f32(&module)[place.frames[0] as usize], opcode, "{instructions}");
+        assert_eq!(place.function, "rmsnorm_forward");
+    }
+}
+
+#[test]
+fn what_a_kernel_says_of_its_failure_is_told_and_explained() {
+    let say = "(local.set $i (i32.add (i32.load offset=24 (local.get $desc))
+            (i32.sub (i32.load offset=28 (local.get $desc)) (i32.const 256))))
+        (i64.store (local.get $i) (i64.const 0x01000047534d5652))
+        (i32.store offset=8 (local.get $i) (i32.const 4))
+        (i32.store offset=12 (local.get $i) (i32.const 0x3f776f68))";
+    for (then, told) in [
+        (
+            "(return (i32.const 42))",
+            "returned status 42, which the ABI does not define; it says: how?",
+        ),
+        ("(unreachable)", "; it says: how?"),
+    ] {
+        let host = host(HostConfig::default(), &pack(&but_for(100, &format!("{say} {then}"))));
+        rmsnorm(&mut host.worker().unwrap(), &host.snapshot(), 2, 100).unwrap();
+        let incident = host.take_incidents().0.remove(0).to_string();
+        assert!(incident.ends_with(told), "{incident}");
+        let explanation = host.explain(&OpKey::rmsnorm_f32()).to_string();
+        assert!(explanation.contains(told), "{explanation}");
+    }
 }
 
 #[test]
 fn every_status_but_ok_is_answered_by_the_twin() {
     for status in [1, 2, 3, 4, 5, 6, 7, -1] {
         let module = but_for(100, &format!("(return (i32.const {status}))"));
-        assert_eq!(failure(&module), Failure::Status { status, detail: String::new() });
+        assert!(matches!(failure(&module), Failure::Status { status: told, .. } if told == status));
     }
 }
 
@@ -53,7 +127,8 @@ fn recursion_without_end_is_answered_by_the_twin() {
         ..but_for(100, "(drop (call $f (i32.const 0)))")
     };
     let failure = failure(&module);
-    assert!(matches!(failure, Failure::Trap { trap: TrapKind::StackOverflow, .. }), "{failure}");
+    assert_eq!(failure.trap().unwrap().kind, TrapKind::StackOverflow, "{failure}");
+    assert!(failure.to_string().contains("in f at 0x"), "{failure}");
 }
 
 #[test]
@@ -65,7 +140,8 @@ fn a_loop_without_end_is_answered_by_the_twin_in_time() {
         .build();
     let started = std::time::Instant::now();
     let failure = failure_in(&pack);
-    assert!(matches!(failure, Failure::Trap { trap: TrapKind::Deadline, .. }), "{failure}");
+    assert_eq!(failure.trap().unwrap().kind, TrapKind::Deadline, "{failure}");
+    assert_eq!(failure.code(), "kernel_deadline");
     assert!(started.elapsed().as_secs() < 20);
 }
 

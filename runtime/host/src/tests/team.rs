@@ -297,8 +297,7 @@ impl PreparedMatmul for SandboxedMatrix {
             team.pool.run_with(&mut shares, &|_, share| {
                 let Share { worker, rows, constant, y } = share;
                 let words = Words::of([k as u32, rows.len() as u32]);
-                let call =
-                    OpCall { a: Operand::f32(x), b: constant.all(), words, scope: Some(ONE) };
+                let call = OpCall::new(Operand::f32(x), constant.all(), words).within(ONE);
                 worker.call(&self.snapshot, slot, &call, bytemuck::cast_slice_mut(y)).unwrap();
             });
             shares.iter().for_each(|share| y[share.rows.clone()].copy_from_slice(&share.y));

@@ -45,7 +45,7 @@ entries!(Neon<I8MM>, Isa::NeonI8mm, "neon,dotprod,i8mm");
 /// `sdot` of `$w` with the operand `$a`, a whole register or one of its four lanes. Assembly,
 /// since the intrinsic is not stable; the directive admits it where the target does not.
 macro_rules! sdot {
-    ($sum:ident, $w:expr, $a:expr, $form:literal) => {
+    ($sum:expr, $w:expr, $a:expr, $form:literal) => {
         asm!(
             ".arch_extension dotprod",
             concat!("sdot {sum:v}.4s, {w:v}.16b, {a:v}", $form),
@@ -58,20 +58,44 @@ macro_rules! sdot {
 }
 pub(crate) use sdot;
 
-/// Adds to `sum` in each lane four products of signed bytes.
+/// Sums without dot products: of the lower half of a vector of bytes, and of the upper. Of the kind
+/// [`sums::PAIRS`] they are of 16 bits, one for each byte, else of 32, one for each two.
+type Halves = [int32x4_t; 2];
+
+/// Adds the products of `N` vectors of weights, at most two, and of as many words of activations.
 #[inline(always)]
-unsafe fn dot_bytes<const DOT: u8>(sum: int32x4_t, w: int8x16_t, a: int8x16_t) -> int32x4_t {
-    // SAFETY: the caller has NEON, and `sdot` where `DOT` says so.
+unsafe fn add_widened<const N: usize>(
+    kind: u8,
+    sum: Halves,
+    w: [int8x16_t; N],
+    a: [int8x16_t; N],
+) -> Halves {
+    // SAFETY: NEON is always there.
     unsafe {
-        if DOT != PLAIN {
-            let mut sum = sum;
-            sdot!(sum, w, a, ".16b");
-            sum
-        } else {
-            let low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(a)));
-            let high = vpaddlq_s16(vmull_high_s8(w, a));
-            vaddq_s32(sum, vpaddq_s32(low, high))
+        let pairs = kind == sums::PAIRS;
+        let [mut low, mut high] =
+            if pairs { sum.map(|sum| vreinterpretq_s16_s32(sum)) } else { [vdupq_n_s16(0); 2] };
+        // Two products of eight bits are within sixteen.
+        for (w, a) in w.into_iter().zip(a) {
+            low = vmlal_s8(low, vget_low_s8(w), vget_low_s8(a));
+            high = vmlal_high_s8(high, w, a);
         }
+        if pairs {
+            return [vreinterpretq_s32_s16(low), vreinterpretq_s32_s16(high)];
+        }
+        [vpadalq_s16(sum[0], low), vpadalq_s16(sum[1], high)]
+    }
+}
+
+/// Two words of activations, each in every lane.
+#[inline(always)]
+unsafe fn splat_two(words: int32x2_t) -> [int8x16_t; 2] {
+    // SAFETY: NEON is always there.
+    unsafe {
+        [
+            vreinterpretq_s8_s32(vdupq_lane_s32::<0>(words)),
+            vreinterpretq_s8_s32(vdupq_lane_s32::<1>(words)),
+        ]
     }
 }
 
@@ -94,14 +118,17 @@ pub(super) unsafe fn number(sum: int32x4_t) -> float32x4_t {
 // `DOT` says so, and loads and stores no more than that.
 unsafe impl<const DOT: u8> Simd for Neon<DOT> {
     const LANES: usize = 4;
+    const REGISTERS: usize = 32;
     const INT_PANELS: usize = if DOT == I8MM { 2 } else { 1 };
     const INT_COLS: usize = if DOT == I8MM { 4 } else { 8 };
     const STREAMED_COLS: usize = 8;
     const FLOAT_COLS: usize = 8;
-    const QUADS: bool = true;
+    const QUADS: bool = DOT != PLAIN;
     const SIGNED: bool = true;
     type F = float32x4_t;
     type B = int8x16_t;
+    // Dot products need the first only.
+    type Sum = Halves;
 
     methods! {
         fn zero() -> float32x4_t {
@@ -195,16 +222,43 @@ unsafe impl<const DOT: u8> Simd for Neon<DOT> {
             vsubq_s8(a, b)
         }
 
-        fn start(word: i32) -> int8x16_t {
-            vreinterpretq_s8_s32(vaddq_s32(vdupq_n_s32(word), no_sum()))
+        fn start(word: i32) -> Halves {
+            if DOT != PLAIN {
+                return [vaddq_s32(vdupq_n_s32(word), no_sum()); 2];
+            }
+            // A row has two words of sums of 16 bits. One that starts with all is within these in the end.
+            [vreinterpretq_s32_u64(vdupq_n_u64(u64::from(word.cast_unsigned()))); 2]
         }
 
-        fn add_products(_kind: u8, sum: int8x16_t, w: int8x16_t, a: int8x16_t) -> int8x16_t {
-            vreinterpretq_s8_s32(dot_bytes::<DOT>(vreinterpretq_s32_s8(sum), w, a))
+        fn add_products(kind: u8, sum: Halves, w: int8x16_t, a: int8x16_t) -> Halves {
+            if DOT == PLAIN {
+                return add_widened(kind, sum, [w], [a]);
+            }
+            let mut sum = sum;
+            sdot!(sum[0], w, a, ".16b");
+            sum
         }
 
-        fn total(_kind: u8, sum: int8x16_t) -> float32x4_t {
-            number(vreinterpretq_s32_s8(sum))
+        fn add_two(kind: u8, sum: Halves, w: [int8x16_t; 2], words: *const i32) -> Halves {
+            let words = vld1_s32(words);
+            if DOT == PLAIN {
+                return add_widened(kind, sum, w, splat_two(words));
+            }
+            let mut sum = sum;
+            sdot!(sum[0], w[0], words, ".4b[0]");
+            sdot!(sum[0], w[1], words, ".4b[1]");
+            sum
+        }
+
+        fn total(kind: u8, sum: Halves) -> float32x4_t {
+            if DOT != PLAIN {
+                return number(sum[0]);
+            }
+            let [low, high] = match kind {
+                sums::PAIRS => sum.map(|sum| vpaddlq_s16(vreinterpretq_s16_s32(sum))),
+                _ => sum,
+            };
+            vcvtq_f32_s32(vpaddq_s32(low, high))
         }
     }
 
@@ -215,23 +269,26 @@ unsafe impl<const DOT: u8> Simd for Neon<DOT> {
     ) -> [[float32x4_t; C]; P] {
         // SAFETY: the trait's contract.
         unsafe {
-            if DOT == PLAIN {
-                return kernels::int::block_dots::<Self, G, SUMS, P, C>(blocks, act);
-            }
             // `sdot` takes four words of activations from one register.
             let mut dots = [[vdupq_n_f32(0.0); C]; P];
             for (dots, block) in dots.iter_mut().zip(blocks) {
                 let w: [int8x16_t; G] = std::array::from_fn(|g| vld1q_s8(block.add(16 * g).cast()));
                 unroll!(i < C, 8 {
-                    let mut sum = no_sum();
-                    for (four, w) in w.chunks_exact(4).enumerate() {
-                        let a = vreinterpretq_s8_s32(vld1q_s32(act.words(i).add(4 * four)));
-                        sdot!(sum, w[0], a, ".4b[0]");
-                        sdot!(sum, w[1], a, ".4b[1]");
-                        sdot!(sum, w[2], a, ".4b[2]");
-                        sdot!(sum, w[3], a, ".4b[3]");
+                    let mut sum = Self::start(0);
+                    for (four, w) in w.as_chunks::<4>().0.iter().enumerate() {
+                        let a = vld1q_s32(act.words(i).add(4 * four));
+                        if DOT == PLAIN {
+                            let a = [vget_low_s32(a), vget_high_s32(a)].map(|a| splat_two(a));
+                            sum = add_widened(SUMS, sum, [w[0], w[1]], a[0]);
+                            sum = add_widened(SUMS, sum, [w[2], w[3]], a[1]);
+                            continue;
+                        }
+                        sdot!(sum[0], w[0], a, ".4b[0]");
+                        sdot!(sum[0], w[1], a, ".4b[1]");
+                        sdot!(sum[0], w[2], a, ".4b[2]");
+                        sdot!(sum[0], w[3], a, ".4b[3]");
                     }
-                    dots[i] = number(sum);
+                    dots[i] = Self::total(SUMS, sum);
                 });
             }
             dots
@@ -260,7 +317,7 @@ unsafe impl<const DOT: u8> Simd for Neon<DOT> {
         col: usize,
         y: &mut Columns<'_>,
     ) {
-        if const { C > Self::INT_COLS || P > Self::INT_PANELS || SUMS != sums::QUADS } {
+        if const { C > Self::INT_COLS || P > Self::INT_PANELS || !sums::any::<Self>(SUMS) } {
             return;
         }
         // SAFETY: the trait's contract.

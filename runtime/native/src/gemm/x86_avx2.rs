@@ -79,6 +79,7 @@ impl<const DOT: u8> Avx2<DOT> {
 // stores no more than that.
 unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
     const LANES: usize = 8;
+    const REGISTERS: usize = 16;
     const INT_PANELS: usize = 2;
     const INT_COLS: usize = if DOT == PLAIN { 5 } else { 4 };
     const STREAMED_COLS: usize = 16;
@@ -86,6 +87,7 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
     const QUADS: bool = DOT != PLAIN;
     type F = __m256;
     type B = __m256i;
+    type Sum = __m256i;
 
     methods! {
         fn zero() -> __m256 {
@@ -191,6 +193,10 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
 
         fn sub_bytes(a: __m256i, b: __m256i) -> __m256i {
             _mm256_sub_epi8(a, b)
+        }
+
+        fn start(word: i32) -> __m256i {
+            _mm256_set1_epi32(word)
         }
 
         fn add_products(kind: u8, sum: __m256i, w: __m256i, a: __m256i) -> __m256i {

@@ -147,6 +147,7 @@ impl<const DOT: u8> Avx512<DOT> {
 // stores no more than that.
 unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
     const LANES: usize = 16;
+    const REGISTERS: usize = 32;
     const INT_PANELS: usize = 2;
     const INT_COLS: usize = 5;
     const STREAMED_COLS: usize = 32;
@@ -154,6 +155,7 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
     const QUADS: bool = DOT != PLAIN;
     type F = __m512;
     type B = __m512i;
+    type Sum = __m512i;
 
     methods! {
         fn zero() -> __m512 {
@@ -260,6 +262,10 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
 
         fn sub_bytes(a: __m512i, b: __m512i) -> __m512i {
             _mm512_sub_epi8(a, b)
+        }
+
+        fn start(word: i32) -> __m512i {
+            _mm512_set1_epi32(word)
         }
 
         fn add_products(kind: u8, sum: __m512i, w: __m512i, a: __m512i) -> __m512i {

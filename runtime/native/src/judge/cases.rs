@@ -23,6 +23,8 @@ pub struct Case {
     pub a: Vec<u8>,
     /// The second; empty where there is none.
     pub b: Vec<u8>,
+    /// The gradient of the output, in a case for gradients; else empty.
+    pub gradient: Vec<u8>,
     /// The params block.
     pub words: Vec<u32>,
     /// Bytes of the output.
@@ -119,7 +121,43 @@ pub fn cases(
     room: usize,
     random: &mut Random,
 ) -> Result<Vec<Case>, NativeError> {
-    let mut maker = Maker { op, variant, random };
+    made(Maker { op, variant, random, backward: false }, room)
+}
+
+/// The cases for gradients of a kernel of this variant, as [`cases`] are: none where it has no gradients.
+///
+/// # Errors
+/// As [`cases`].
+pub fn backward_cases(
+    op: Op,
+    variant: &Variant,
+    room: usize,
+    random: &mut Random,
+) -> Result<Vec<Case>, NativeError> {
+    if op.contract().gradients_of(variant.inputs, variant.output).is_empty() {
+        return Ok(Vec::new());
+    }
+    // Gradients go out as the inputs come in.
+    made(Maker { op, variant, random, backward: true }, room / 2)
+}
+
+/// A case for gradients in the shape that these words give, on numbers around which the operation is smooth, so
+/// that differences can be taken. `None` where the words are none of the operation's or it has no gradients.
+pub fn differentiable_case(
+    op: Op,
+    variant: &Variant,
+    words: &[u32],
+    random: &mut Random,
+) -> Option<Case> {
+    if op.contract().gradients_of(variant.inputs, variant.output).is_empty() {
+        return None;
+    }
+    let mut maker = Maker { op, variant, random, backward: true };
+    maker.make(words.to_vec(), [Kind::Normal; 2], 1.0).ok()
+}
+
+fn made(mut maker: Maker<'_>, room: usize) -> Result<Vec<Case>, NativeError> {
+    let (op, variant) = (maker.op, maker.variant);
     let row = row(op);
     let mut cases = Vec::new();
     for (shape, extents) in (row.extents)(variant).iter().enumerate() {
@@ -145,14 +183,14 @@ pub fn cases(
         });
         cases.extend(words.and_then(|words| maker.live(words).ok()));
     }
-    random.shuffle(&mut cases);
+    maker.random.shuffle(&mut cases);
     Ok(cases)
 }
 
 /// A call of an operation in the shape that these words give, on numbers like a model's. `None` where
 /// the words are none of the operation's.
 pub fn live_case(op: Op, variant: &Variant, words: &[u32], random: &mut Random) -> Option<Case> {
-    Maker { op, variant, random }.live(words.to_vec()).ok()
+    Maker { op, variant, random, backward: false }.live(words.to_vec()).ok()
 }
 
 /// Calls as models make them, to time a kernel with.
@@ -195,6 +233,7 @@ struct Maker<'a> {
     op: Op,
     variant: &'a Variant,
     random: &'a mut Random,
+    backward: bool,
 }
 
 impl Maker<'_> {
@@ -220,14 +259,23 @@ impl Maker<'_> {
             }
             Second::Constant(make) => encode(inputs[1], &make(self.random, &words, elems(1)))?,
         };
+        let gradient = match self.backward {
+            true => {
+                let elems = sizes[2] / size_of::<f32>();
+                encode(DType::F32, &fill(self.random, elems, kinds[0], DType::F32, huge))?
+            }
+            false => Vec::new(),
+        };
         let symbols: Vec<&str> = contract.symbols().collect();
         let counts = contract.params.iter().map(|param| (param.ty != ParamType::F32, param.name));
         let named = symbols.iter().map(|name| (true, *name)).chain(counts).zip(&words);
         let named = named.filter(|((shown, _), _)| *shown);
         let shape: Vec<String> = named.map(|((_, name), word)| format!("{name} {word}")).collect();
         let shape = shape.join(", ");
-        let what = format!("{} numbers, {shape}", format!("{:?}", kinds[0]).to_lowercase());
-        Ok(Case { what, shape, a, b, words, output: sizes[2] })
+        let kind = format!("{:?}", kinds[0]).to_lowercase();
+        let of = if self.backward { "the gradients of " } else { "" };
+        let what = format!("{of}{kind} numbers, {shape}");
+        Ok(Case { what, shape, a, b, gradient, words, output: sizes[2] })
     }
 }
 
@@ -240,6 +288,11 @@ impl Case {
     /// The shape of an input of the operation.
     pub fn input_shape(&self, op: Op, input: usize) -> Vec<usize> {
         layout(op).inputs[input].shape(&self.words)
+    }
+
+    /// The shape of the output of the operation.
+    pub fn output_shape(&self, op: Op) -> Vec<usize> {
+        layout(op).output.shape(&self.words)
     }
 }
 

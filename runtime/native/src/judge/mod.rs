@@ -20,9 +20,13 @@
 
 mod cases;
 mod compare;
+mod gradients;
 pub mod team;
 
-pub use cases::{Case, Kind, bench_cases, cases, encode, fill, live_case, long_case, long_extents};
+pub use cases::{
+    Case, Kind, backward_cases, bench_cases, cases, differentiable_case, encode, fill, live_case,
+    long_case, long_extents,
+};
 pub use compare::decode;
 
 use crate::catalogue::{Second, layout, row};

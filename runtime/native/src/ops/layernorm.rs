@@ -81,7 +81,7 @@ struct LayerNorm<'a, T> {
 
 /// Below this variance squares lose digits to underflow, and the mean of subnormal elements is itself
 /// too coarse; the reference takes such rows, constant ones among them, and those that overflow.
-const SMALLEST_VARIANCE: f32 = 1e-35;
+pub(super) const SMALLEST_VARIANCE: f32 = 1e-35;
 
 impl<T: Elem> Kernel for LayerNorm<'_, T> {
     type Output = ();
@@ -128,7 +128,7 @@ impl<T: Elem> Kernel for LayerNorm<'_, T> {
 }
 
 #[inline(always)]
-fn sum<T: Elem, S: Simd>(s: S, x: &[T]) -> f32 {
+pub(super) fn sum<T: Elem, S: Simd>(s: S, x: &[T]) -> f32 {
     let mut acc = [s.splat(0.0); 4];
     let mut blocks = x.chunks_exact(4 * S::LANES);
     for block in &mut blocks {
@@ -144,7 +144,7 @@ fn sum<T: Elem, S: Simd>(s: S, x: &[T]) -> f32 {
 
 /// Sums of the deviations from `center` and of their squares.
 #[inline(always)]
-fn moments<T: Elem, S: Simd>(s: S, x: &[T], center: S::F) -> (f32, f32) {
+pub(super) fn moments<T: Elem, S: Simd>(s: S, x: &[T], center: S::F) -> (f32, f32) {
     let (mut first, mut second) = ([s.splat(0.0); 2], [s.splat(0.0); 2]);
     let mut blocks = x.chunks_exact(2 * S::LANES);
     for block in &mut blocks {

@@ -32,7 +32,7 @@ impl LoraShape {
         self.in_groups() + self.out_dim.div_ceil(4)
     }
 
-    fn check(&self, x: usize, ab: usize, y: usize) -> Result<(), NativeError> {
+    pub(super) fn check(&self, x: usize, ab: usize, y: usize) -> Result<(), NativeError> {
         NativeError::check("lora: x elements", product("lora: x", &[self.rows, self.in_dim])?, x)?;
         let factors = product("lora: ab", &[self.groups(), self.rank, 4])?;
         NativeError::check("lora: ab elements", factors, ab)?;
@@ -170,47 +170,65 @@ impl<T: Elem> Kernel for Lora<'_, T> {
         let LoraShape { in_dim, rank, out_dim, scale, .. } = self.shape;
         let (a, b) = self.ab.split_at(self.shape.in_groups() * rank * 4);
         for (x, y) in self.x.chunks_exact(in_dim).zip(self.y.chunks_exact_mut(out_dim)) {
-            // In whole vectors over (rank, 4), as many at a time as there are.
-            let ranks = S::LANES / 4;
-            let mut r = 0;
-            while r + 4 * ranks <= rank {
-                project::<S, T, 4>(s, x, a, rank, r, self.t);
-                r += 4 * ranks;
-            }
-            if r + 2 * ranks <= rank {
-                project::<S, T, 2>(s, x, a, rank, r, self.t);
-                r += 2 * ranks;
-            }
-            if r + ranks <= rank {
-                project::<S, T, 1>(s, x, a, rank, r, self.t);
-                r += ranks;
-            }
-            for r in r..rank {
-                let sum = project_one(x, a, rank, r);
-                self.t[4 * r..4 * r + 4].fill(sum);
-            }
-            self.t.iter_mut().for_each(|t| *t *= scale);
+            to_low_rank(s, x, a, rank, scale, self.t);
+            from_low_rank(s, self.t, b, y);
+        }
+    }
+}
 
-            let mut groups = b.chunks_exact(4 * rank);
-            let mut fours = y.chunks_exact_mut(4);
-            for (y, group) in (&mut fours).zip(&mut groups) {
-                for (y, sum) in y.iter_mut().zip(expand(s, group, self.t)) {
-                    *y = T::put(sum);
-                }
-            }
-            let rest = fours.into_remainder();
-            if let Some(group) = groups.next() {
-                for (y, sum) in rest.iter_mut().zip(expand(s, group, self.t)) {
-                    *y = T::put(sum);
-                }
-            }
+/// `scale` times the products of `x` with every row of a factor, four copies of each.
+#[inline(always)]
+pub(super) fn to_low_rank<S: Simd, T: Elem>(
+    s: S,
+    x: &[T],
+    factor: &[T],
+    rank: usize,
+    scale: f32,
+    t: &mut [f32],
+) {
+    // In whole vectors over (rank, 4), as many at a time as there are.
+    let ranks = S::LANES / 4;
+    let mut r = 0;
+    while r + 4 * ranks <= rank {
+        project::<S, T, 4>(s, x, factor, rank, r, t);
+        r += 4 * ranks;
+    }
+    if r + 2 * ranks <= rank {
+        project::<S, T, 2>(s, x, factor, rank, r, t);
+        r += 2 * ranks;
+    }
+    if r + ranks <= rank {
+        project::<S, T, 1>(s, x, factor, rank, r, t);
+        r += ranks;
+    }
+    for r in r..rank {
+        let sum = project_one(x, factor, rank, r);
+        t[4 * r..4 * r + 4].fill(sum);
+    }
+    t.iter_mut().for_each(|t| *t *= scale);
+}
+
+/// Every element of `y`: the products, in four copies, times a group of a factor.
+#[inline(always)]
+pub(super) fn from_low_rank<S: Simd, T: Elem>(s: S, t: &[f32], factor: &[T], y: &mut [T]) {
+    let mut groups = factor.chunks_exact(t.len());
+    let mut fours = y.chunks_exact_mut(4);
+    for (y, group) in (&mut fours).zip(&mut groups) {
+        for (y, sum) in y.iter_mut().zip(expand(s, group, t)) {
+            *y = T::put(sum);
+        }
+    }
+    let rest = fours.into_remainder();
+    if let Some(group) = groups.next() {
+        for (y, sum) in rest.iter_mut().zip(expand(s, group, t)) {
+            *y = T::put(sum);
         }
     }
 }
 
 /// Four elements of a row; those beyond its end are zero.
 #[inline(always)]
-fn four<T: Elem>(x: &[T]) -> [f32; 4] {
+pub(super) fn four<T: Elem>(x: &[T]) -> [f32; 4] {
     match x {
         [a, b, c, d] => [a.get(), b.get(), c.get(), d.get()],
         _ => std::array::from_fn(|i| x.get(i).map_or(0.0, |x| x.get())),

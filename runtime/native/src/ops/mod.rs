@@ -10,6 +10,7 @@
 //! propagate as IEEE 754 has it, except where a function says what it does instead.
 
 mod add;
+mod backward;
 mod gelu;
 mod hadamard;
 mod kv;
@@ -22,6 +23,10 @@ mod softmax;
 mod swiglu;
 
 pub use add::add;
+pub use backward::{
+    geglu_backward, gelu_backward, layernorm_backward, lora_backward, rmsnorm_backward,
+    swiglu_backward,
+};
 pub use gelu::{geglu, geglu_f16, gelu, gelu_f16};
 pub use hadamard::hadamard;
 pub(crate) use kv::{BLOCK, unpack_q4, unpack_q8};
@@ -29,7 +34,7 @@ pub use kv::{kv_pack_q4, kv_pack_q8, kv_unpack_q4, kv_unpack_q8};
 pub use layernorm::{layernorm, layernorm_f16};
 pub use lora::{LoraShape, lora_apply, lora_apply_f16, lora_interleave};
 pub use rmsnorm::{rmsnorm, rmsnorm_f16};
-pub use rope::{RopeShape, rope, rope_f16, rope_q8};
+pub use rope::{RopeShape, rope, rope_backward, rope_f16, rope_q8};
 pub use softmax::softmax;
 pub use swiglu::{swiglu, swiglu_f16};
 

@@ -71,7 +71,7 @@ fn reference<T: Elem>(x: &[T], weight: &[f32], eps: f32, y: &mut [T]) {
 
 /// Below this mean the squares of f32 lose digits to underflow, and above f32's range they overflow;
 /// both are left to the reference.
-const SMALLEST_MEAN: f32 = 1e-35;
+pub(super) const SMALLEST_MEAN: f32 = 1e-35;
 
 impl<T: Elem> Kernel for RmsNorm<'_, T> {
     type Output = ();
@@ -103,7 +103,7 @@ impl<T: Elem> Kernel for RmsNorm<'_, T> {
 }
 
 #[inline(always)]
-fn sum_of_squares<S: Simd, T: Elem>(s: S, x: &[T]) -> f32 {
+pub(super) fn sum_of_squares<S: Simd, T: Elem>(s: S, x: &[T]) -> f32 {
     let mut acc = [s.splat(0.0); 4];
     let mut blocks = x.chunks_exact(4 * S::LANES);
     for block in &mut blocks {

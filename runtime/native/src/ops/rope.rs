@@ -59,7 +59,21 @@ pub fn rope(
     freqs: &[f32],
     y: &mut [f32],
 ) -> Result<(), NativeError> {
-    call(isa, shape, x, freqs, y)
+    call(isa, shape, 1.0, x, freqs, y)
+}
+
+/// The gradient of [`rope`] by `x`, given that of its output: the rotation by the angles turned round.
+///
+/// # Errors
+/// As [`rope`].
+pub fn rope_backward(
+    isa: Isa,
+    shape: &RopeShape,
+    freqs: &[f32],
+    dy: &[f32],
+    dx: &mut [f32],
+) -> Result<(), NativeError> {
+    call(isa, shape, -1.0, dy, freqs, dx)
 }
 
 /// [`rope`] on binary16: computed in f32, rounded once more at the end.
@@ -73,7 +87,7 @@ pub fn rope_f16(
     freqs: &[f32],
     y: &mut [f16],
 ) -> Result<(), NativeError> {
-    call(isa, shape, x, freqs, y)
+    call(isa, shape, 1.0, x, freqs, y)
 }
 
 /// [`rope`] on `Q8_0` blocks: each position's `heads * dim` elements are read, rotated in f32 and
@@ -110,9 +124,11 @@ pub fn rope_q8(
     Ok(())
 }
 
+/// `sense` is 1, or -1 to turn the other way.
 fn call<T: Elem>(
     isa: Isa,
     shape: &RopeShape,
+    sense: f32,
     x: &[T],
     freqs: &[f32],
     y: &mut [T],
@@ -126,13 +142,13 @@ fn call<T: Elem>(
         return Ok(());
     }
     match isa {
-        Isa::Scalar => reference(shape, x, freqs, y),
-        _ => dispatch(isa, Rope { shape: *shape, x, freqs, y }),
+        Isa::Scalar => reference(shape, sense, x, freqs, y),
+        _ => dispatch(isa, Rope { shape: *shape, sense, x, freqs, y }),
     }
     Ok(())
 }
 
-fn reference<T: Elem>(shape: &RopeShape, x: &[T], freqs: &[f32], y: &mut [T]) {
+fn reference<T: Elem>(shape: &RopeShape, sense: f32, x: &[T], freqs: &[f32], y: &mut [T]) {
     let RopeShape { dim, dim_half, interleaved, .. } = *shape;
     let angles = freqs.chunks_exact(2 * dim_half).cycle();
     for ((x, y), angles) in
@@ -141,7 +157,7 @@ fn reference<T: Elem>(shape: &RopeShape, x: &[T], freqs: &[f32], y: &mut [T]) {
         for (x, y) in x.chunks_exact(dim).zip(y.chunks_exact_mut(dim)) {
             for (i, angle) in angles.chunks_exact(2).enumerate() {
                 let (p, q) = if interleaved { (2 * i, 2 * i + 1) } else { (i, i + dim_half) };
-                let (a, b, cos, sin) = (x[p].get(), x[q].get(), angle[0], angle[1]);
+                let (a, b, cos, sin) = (x[p].get(), x[q].get(), angle[0], sense * angle[1]);
                 y[p] = T::put(a * cos - b * sin);
                 y[q] = T::put(a * sin + b * cos);
             }
@@ -152,6 +168,7 @@ fn reference<T: Elem>(shape: &RopeShape, x: &[T], freqs: &[f32], y: &mut [T]) {
 
 struct Rope<'a, T> {
     shape: RopeShape,
+    sense: f32,
     x: &'a [T],
     freqs: &'a [f32],
     y: &'a mut [T],
@@ -164,6 +181,7 @@ impl<T: Elem> Kernel for Rope<'_, T> {
     fn run<S: Simd>(self, s: S) {
         let RopeShape { dim, dim_half, interleaved, .. } = self.shape;
         let row = self.shape.row();
+        let sense = s.splat(self.sense);
         let angles = self.freqs.chunks_exact(2 * dim_half).cycle();
         for ((x, y), angles) in
             self.x.chunks_exact(row).zip(self.y.chunks_exact_mut(row)).zip(angles)
@@ -174,6 +192,7 @@ impl<T: Elem> Kernel for Rope<'_, T> {
             for start in (0..whole).step_by(S::LANES) {
                 let pairs = &angles[2 * start..][..2 * S::LANES];
                 let (cos, sin) = s.deinterleave(s.load(pairs), s.load(&pairs[S::LANES..]));
+                let sin = s.mul(sin, sense);
                 for (x, y) in x.chunks_exact(dim).zip(y.chunks_exact_mut(dim)) {
                     if interleaved {
                         let x = &x[2 * start..][..2 * S::LANES];
@@ -201,6 +220,7 @@ impl<T: Elem> Kernel for Rope<'_, T> {
             let pairs = &angles[2 * whole..];
             let (cos, sin) =
                 s.deinterleave(s.load_partial(&pairs[..split]), s.load_partial(&pairs[split..]));
+            let sin = s.mul(sin, sense);
             for (x, y) in x.chunks_exact(dim).zip(y.chunks_exact_mut(dim)) {
                 let (x, x_tail) = x.split_at(2 * dim_half);
                 let (y, y_tail) = y.split_at_mut(2 * dim_half);

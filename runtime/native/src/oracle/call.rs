@@ -1,8 +1,10 @@
 //! The oracle called by contract, over the bytes that a kernel gets.
 
+use super::backward::Gradients;
 use super::{kv_unpack_q4, kv_unpack_q8};
 use crate::NativeError;
 use crate::catalogue::row;
+use crate::judge::Called;
 use crate::twin::{Call, view};
 use half::f16;
 use ruvllm_abi::{DType, Op};
@@ -25,6 +27,22 @@ pub fn run(
     words: &[u32],
 ) -> Result<Vec<f64>, NativeError> {
     (row(op).oracle)(&Call::new(op, inputs, output, a, b, words)?)
+}
+
+/// The gradients of an operation of the catalogue, as real numbers: the arguments are those of
+/// [`twin::backward`](crate::twin::backward), and the results have one element for each of the inputs.
+///
+/// # Errors
+/// As [`twin::backward`](crate::twin::backward).
+pub fn backward(
+    op: Op,
+    inputs: &[DType],
+    output: DType,
+    called: Called<'_>,
+    grad_output: &[u8],
+) -> Result<Gradients, NativeError> {
+    let (call, backward) = Call::differentiable(op, inputs, output, called, grad_output.len())?;
+    (backward.oracle)(&call, &view(grad_output)?)
 }
 
 /// Elements as f32, which holds those of every type here exactly.

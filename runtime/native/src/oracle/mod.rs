@@ -6,10 +6,11 @@
 //!
 //! The functions of this module trust their callers on sizes; [`run`] checks them.
 
+pub mod backward;
 mod call;
 
 pub(crate) use call::numbers;
-pub use call::run;
+pub use call::{backward, run};
 
 use crate::attention::AttnShape;
 use crate::ops::{self, LoraShape, RopeShape};

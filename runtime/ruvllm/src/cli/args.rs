@@ -1,5 +1,6 @@
 //! The command line, as types.
 
+use super::device_class::DeviceClassOption;
 use super::kernels::KernelsArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -80,6 +81,10 @@ pub(crate) struct KernelOptions {
     /// Which kernels do the work.
     #[arg(long, value_enum, default_value_t = Kernels::Sandbox)]
     pub(crate) kernels: Kernels,
+    /// The kind of machine, which decides how kernels are compiled and what they may use; `doctor` shows each
+    /// value.
+    #[arg(long, value_enum, value_name = "CLASS", default_value_t = DeviceClassOption::Server)]
+    pub(crate) device_class: DeviceClassOption,
     /// A signed kernel pack, a directory or an .rkp file, to load over the built-in core pack; may
     /// be given several times.
     #[arg(long, value_name = "DIR|FILE")]

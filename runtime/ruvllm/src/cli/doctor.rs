@@ -3,7 +3,7 @@
 use super::args::DoctorArgs;
 use super::terminal::{self, say};
 use super::{Ended, Failure, setup};
-use ruvllm::host::{Host, InstallReport};
+use ruvllm::host::{DeviceClass, Host, InstallReport, kernel_features};
 use ruvllm_abi::DType;
 use ruvllm_native::gemm::{self, Method, ReadPattern, ReadRates};
 use ruvllm_native::{Isa, ThreadPool, pool, probe};
@@ -23,6 +23,9 @@ struct Diagnosis {
     architecture: &'static str,
     logical_processors: usize,
     threads: usize,
+    device_class: DeviceClass,
+    /// What the device class decides.
+    class_values: Vec<ClassValue>,
     instructions: &'static str,
     /// What `--isa` takes here.
     available: Vec<&'static str>,
@@ -39,6 +42,12 @@ struct Diagnosis {
 struct Feature {
     name: &'static str,
     present: bool,
+}
+
+#[derive(Serialize)]
+struct ClassValue {
+    name: &'static str,
+    value: String,
 }
 
 /// How weights of a type are multiplied.
@@ -85,13 +94,19 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
     let started = Instant::now();
     let set = setup::kernel_set(&args.kernels)?.build()?;
     let ready_ms = started.elapsed().as_secs_f64() * 1e3;
-    let threads = args.threads.map_or_else(pool::default_threads, usize::from);
+    let config = set.host().config();
+    let threads = args.threads.map(usize::from).or(config.threads);
+    let threads = threads.unwrap_or_else(pool::default_threads);
+    let features = kernel_features().collect::<Vec<_>>().join(" ");
+    let class_values = config.class_values().into_iter().chain([("features", features)]);
     let isa = args.kernels.isa.unwrap_or_else(Isa::detect);
     let diagnosis = Diagnosis {
         processor: probe::processor(),
         architecture: std::env::consts::ARCH,
         logical_processors: std::thread::available_parallelism().map_or(1, usize::from),
         threads,
+        device_class: config.device_class,
+        class_values: class_values.map(|(name, value)| ClassValue { name, value }).collect(),
         instructions: isa.name(),
         available: Isa::available().iter().map(|isa| isa.name()).collect(),
         features: Isa::features()
@@ -189,6 +204,10 @@ impl fmt::Display for Diagnosis {
             "threads       {} used, {} logical processors",
             self.threads, self.logical_processors
         )?;
+        writeln!(f, "device class  {}", self.device_class)?;
+        for ClassValue { name, value } in &self.class_values {
+            writeln!(f, "  {name:<19} {value}")?;
+        }
         let named = |present| {
             let of = self.features.iter().filter(move |feature| feature.present == present);
             of.map(|feature| feature.name).collect::<Vec<_>>().join(" ")

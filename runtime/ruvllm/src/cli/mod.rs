@@ -5,6 +5,7 @@ mod bench;
 mod chat;
 mod config_file;
 mod describe;
+mod device_class;
 mod doctor;
 mod kernels;
 mod log;

@@ -38,7 +38,7 @@ pub(crate) fn kernel_set(options: &KernelOptions) -> Result<KernelSetBuilder, Fa
         isa: options.isa.unwrap_or_else(Isa::detect),
         cache_dir,
         compiler: Compiler::Process(CompilerProcess::default()),
-        ..HostConfig::default()
+        ..options.device_class.class().config()
     };
     let mut builder = KernelSet::builder().config(config);
     let floor = version_floor(options)?;

@@ -339,17 +339,26 @@ fn write_kernels(stats: &[OpStats], text: &mut Text) {
             |op| f64::from(u8::from(op.quarantined)),
         ),
     ];
+    let labels = |op: &OpStats| {
+        [
+            ("op", op.op.to_string()),
+            ("kernel", op.kernel.clone()),
+            ("pack", op.pack.clone()),
+            ("pack_version", op.pack_version.clone()),
+            ("generation", op.generation.to_string()),
+        ]
+    };
     for (name, kind, help, value) in figures {
-        let samples = stats.iter().map(|op| {
-            let labels = [
-                ("op", op.op.to_string()),
-                ("kernel", op.kernel.clone()),
-                ("pack", op.pack.clone()),
-                ("pack_version", op.pack_version.clone()),
-                ("generation", op.generation.to_string()),
-            ];
-            (labels, value(op))
-        });
-        text.metric(name, kind, help, samples);
+        text.metric(name, kind, help, stats.iter().map(|op| (labels(op), value(op))));
     }
+    let by_kind = stats.iter().flat_map(|op| {
+        let [a, b, c, d, e] = labels(op);
+        let counts = op.trap_kinds.iter();
+        counts.map(move |(kind, &count)| {
+            let kind = ("kind", (*kind).to_owned());
+            ([a.clone(), b.clone(), c.clone(), d.clone(), e.clone(), kind], count as f64)
+        })
+    });
+    let help = "Traps by what went wrong, those of kernel_cleanup among them; kinds that occurred.";
+    text.metric("ruvllm_kernel_traps_by_kind_total", Kind::Counter, help, by_kind);
 }

@@ -32,6 +32,7 @@ pub(super) const SDK: &[Source] = &[
     ("abi/src/dtype.rs", sdk_file!("abi/src/dtype.rs")),
     ("abi/src/float.rs", sdk_file!("abi/src/float.rs")),
     ("abi/src/lib.rs", sdk_file!("abi/src/lib.rs")),
+    ("abi/src/message.rs", sdk_file!("abi/src/message.rs")),
     ("abi/src/status.rs", sdk_file!("abi/src/status.rs")),
 ];
 

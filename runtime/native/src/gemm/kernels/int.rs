@@ -1,6 +1,8 @@
 //! Weights in blocks and activations in 8 bits: products of integers.
 #![allow(unsafe_code)]
 
+use core::arch::asm;
+
 use super::{ActBlock, ActTile, MAX_LANES, Simd, unroll};
 use crate::gemm::out::Columns;
 use crate::quant::tag;
@@ -11,9 +13,9 @@ pub(in crate::gemm) mod sums {
 
     /// Four bytes to a lane at a time, in 32 bits.
     pub(in crate::gemm) const QUADS: u8 = 0;
-    /// Two bytes to half a lane at a time, in 16 bits. The halves are added up at the end of the block.
-    /// Sums wrap around on the way, but a block's is within 16 bits: sixteen products of a weight within
-    /// 16 and an activation within 127, or eight of a weight within 32.
+    /// In 16 bits, two bytes to half a lane at a time, or one to a quarter. These are added up at the end of
+    /// the block. Sums wrap around on the way, but a block's is within 16 bits: sixteen products of a weight
+    /// within 16 and an activation within 127, or eight of a weight within 32.
     pub(in crate::gemm) const PAIRS: u8 = 1;
     /// Two numbers of 16 bits at a time, in 32 bits: for 8-bit weights, since a pair of their products is
     /// beyond 16 bits. A vector of bytes becomes two, of its even and of its odd bytes.
@@ -23,9 +25,15 @@ pub(in crate::gemm) mod sums {
     pub(in crate::gemm) const fn of<S: Simd>(t: u8) -> u8 {
         match t {
             _ if S::QUADS => QUADS,
+            tag::Q8_0 if S::SIGNED => QUADS,
             tag::Q8_0 => WIDE,
             _ => PAIRS,
         }
+    }
+
+    /// Whether there are formats of the kind.
+    pub(in crate::gemm) const fn any<S: Simd>(sums: u8) -> bool {
+        sums == of::<S>(tag::Q8_0) || sums == of::<S>(tag::Q4_0)
     }
 }
 
@@ -53,8 +61,8 @@ impl Form {
             tag::Q4_0 => 3,
             tag::Q5_0 => 4,
             tag::Q6_K => 5,
-            // Within 16 bits they are less 16, which is taken off their offset too.
-            tag::Q5_1 | tag::Q5_K if sums == sums::PAIRS => 4,
+            // Sixteen products are within 16 bits if they are less 16, which is taken off their offset too.
+            tag::Q5_1 | tag::Q5_K if sums == sums::PAIRS && !S::SIGNED => 4,
             _ => 0,
         };
         let groups = match (t, sums) {
@@ -81,19 +89,19 @@ pub(in crate::gemm) unsafe fn block_dots<
 ) -> [[S::F; C]; P] {
     // SAFETY: the module's contract.
     unsafe {
-        let mut sums = [[S::splat_int(0); C]; P];
+        let mut sums = [[S::start(0); C]; P];
         unroll!(i < C, 16 {
             let start = S::start(if S::SIGNED { 0 } else { act.start(i) });
             unroll!(p < P, 2 { sums[p][i] = start; });
         });
-        for g in 0..G {
+        unroll!(g in [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]; g < G => {
             let mut w = [S::splat_int(0); P];
             unroll!(p < P, 2 { w[p] = S::load_bytes(blocks[p].add(4 * S::LANES * g)); });
             unroll!(i < C, 16 {
                 let a = S::splat_int(*act.words(i).add(g));
                 unroll!(p < P, 2 { sums[p][i] = S::add_products(SUMS, sums[p][i], w[p], a); });
             });
-        }
+        });
         let mut dots = [[S::zero(); C]; P];
         unroll!(p < P, 2 {
             unroll!(i < C, 16 { dots[p][i] = S::total(SUMS, sums[p][i]); });
@@ -162,7 +170,7 @@ pub(in crate::gemm) unsafe fn tile_int<
     col: usize,
     y: &mut Columns<'_>,
 ) {
-    if const { C > S::INT_COLS || P > S::INT_PANELS || S::QUADS != (SUMS == sums::QUADS) } {
+    if const { C > S::INT_COLS || P > S::INT_PANELS || !sums::any::<S>(SUMS) } {
         return;
     }
     let lanes = S::LANES;
@@ -174,6 +182,8 @@ pub(in crate::gemm) unsafe fn tile_int<
         let mut acc = [[S::zero(); C]; P];
         for _ in 0..blocks {
             let dots = S::block_dots::<G, SUMS, P, C>(at, act_block);
+            let acc =
+                if const { in_memory::<S>(P * C, P * C) } { elsewhere(&mut acc) } else { &mut acc };
             unroll!(p < P, 2 {
                 let scale = S::load(at[p].add(4 * lanes * G).cast());
                 let offset = S::load(at[p].add(4 * lanes * (G + 1)).cast());
@@ -190,6 +200,23 @@ pub(in crate::gemm) unsafe fn tile_int<
             put::<S, C>(acc, act.first, col + p * lanes, y);
         }
     }
+}
+
+/// Whether so many sums of a product stay in memory while so many of a block are in registers. Then
+/// products are added to where they lie; of itself a compiler would read and write them apart.
+pub(super) const fn in_memory<S: Simd>(sums: usize, of_block: usize) -> bool {
+    // Weights and activations need some too.
+    sums + of_block + 4 > S::REGISTERS
+}
+
+/// The same place, of which compilers do not know what it holds, so that this is in memory.
+#[inline(always)]
+pub(super) fn elsewhere<T>(place: &mut T) -> &mut T {
+    let mut at: *mut T = place;
+    // SAFETY: there are no instructions in it.
+    unsafe { asm!("/* {0} */", inout(reg) at, options(nostack, preserves_flags)) };
+    // SAFETY: where `place` points to, for as long.
+    unsafe { &mut *at }
 }
 
 /// Where each of `P` panels of so many bytes, one after the other, begins.

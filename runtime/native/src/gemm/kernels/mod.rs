@@ -100,6 +100,8 @@ pub(super) use methods;
 pub(super) unsafe trait Simd: Copy + Send + Sync {
     /// f32 in a vector; also the weight rows of a panel of bytes. At most [`MAX_LANES`].
     const LANES: usize;
+    /// Vectors that there are registers for.
+    const REGISTERS: usize;
     /// The panels that a tile of integers takes at a time, 1 or 2: two share what is read of the
     /// activations, which pays where products are so fast that reading them is the bound.
     const INT_PANELS: usize;
@@ -110,7 +112,7 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
     const STREAMED_COLS: usize;
     /// The most activation rows of a tile of floats.
     const FLOAT_COLS: usize;
-    /// Whether four bytes of a lane are multiplied by four others and added up in one step. Else pairs
+    /// Whether four bytes of a lane are multiplied by four others and added up in one step. Else fewer
     /// are, in 16 bits; see [`sums`].
     const QUADS: bool;
     /// Whether bytes of weights are signed as those of activations are. Panels of bytes then hold weights
@@ -120,6 +122,8 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
     type F: Copy;
     /// A vector of bytes: four for each lane.
     type B: Copy;
+    /// Sums of products of integers while these are added up.
+    type Sum: Copy;
 
     /// Zeros.
     unsafe fn zero() -> Self::F;
@@ -162,16 +166,21 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
     unsafe fn from_unsigned(p: *const u8) -> Self::F;
 
     /// Sums that start at a word of an [`ActBlock`], in every lane.
-    #[inline(always)]
-    unsafe fn start(word: i32) -> Self::B {
-        // SAFETY: the contract is the same.
-        unsafe { Self::splat_int(word) }
-    }
+    unsafe fn start(word: i32) -> Self::Sum;
     /// Adds the products of four bytes of weights and of activations, or of two 16-bit numbers, to each
     /// lane of sums of the kind [`sums`](int::sums).
-    unsafe fn add_products(sums: u8, sum: Self::B, w: Self::B, a: Self::B) -> Self::B;
+    unsafe fn add_products(sums: u8, sum: Self::Sum, w: Self::B, a: Self::B) -> Self::Sum;
+    /// Adds the products of two vectors of weights and of the two words of activations at `words`.
+    #[inline(always)]
+    unsafe fn add_two(sums: u8, sum: Self::Sum, w: [Self::B; 2], words: *const i32) -> Self::Sum {
+        // SAFETY: the contract is the same.
+        unsafe {
+            let a = [Self::splat_int(*words), Self::splat_int(*words.add(1))];
+            Self::add_products(sums, Self::add_products(sums, sum, w[0], a[0]), w[1], a[1])
+        }
+    }
     /// Sums of the kind `sums` as f32.
-    unsafe fn total(sums: u8, sum: Self::B) -> Self::F;
+    unsafe fn total(sums: u8, sum: Self::Sum) -> Self::F;
     /// The dot products of a block of each of `P` panels of bytes with `C` rows of activations.
     #[inline(always)]
     unsafe fn block_dots<const G: usize, const SUMS: u8, const P: usize, const C: usize>(

@@ -2,7 +2,7 @@
 //! are as many vectors as `LANES` goes into them, so a panel is a few *parts* of `LANES` rows each.
 #![allow(unsafe_code)]
 
-use super::int::{Form, int_block_bytes, put, sums, with_block};
+use super::int::{Form, elsewhere, in_memory, int_block_bytes, put, sums, with_block};
 use super::{ActBlock, ActTile, Ahead, Simd, unroll};
 use crate::gemm::out::Columns;
 use crate::gemm::packed::{LINE, Layout, PANEL};
@@ -85,25 +85,28 @@ unsafe fn add_unit<S: Simd, const T: u8, const C: usize>(
     let lines = (layout.unit_bytes() / LINE).div_ceil(layout.blocks);
     // SAFETY: the module's contract.
     unsafe {
-        let mut sums = [[S::zero(); C]; MAX_PARTS];
-        unroll!(part in [0 1 2 3]; part < parts::<S>() => { sums[part] = acc[part]; });
+        let mut copy = [[S::zero(); C]; MAX_PARTS];
+        unroll!(part in [0 1 2 3]; part < parts::<S>() => { copy[part] = acc[part]; });
+        let sums = if const { sums_in_memory::<S>(C) } { &mut *acc } else { &mut copy };
         for b in 0..layout.blocks {
             // Spread out, since few misses can be under way at a time.
             for line in b * lines..(b + 1) * lines {
                 S::fetch_ahead(unit.wrapping_add(LINE * line), ahead);
             }
             unroll!(part in [0 2]; part < parts::<S>() && in_pairs::<S>(C) => {
-                add_block::<S, T, C, 2>(&mut sums, part, unit, b, act.read_anew());
+                add_block::<S, T, C, 2>(sums, part, unit, b, act.read_anew());
             });
             unroll!(part in [0 1 2 3]; part < parts::<S>() && !in_pairs::<S>(C) => {
-                add_block::<S, T, C, 1>(&mut sums, part, unit, b, act.read_anew());
+                add_block::<S, T, C, 1>(sums, part, unit, b, act.read_anew());
             });
             act = act.next();
             if const { halves(T) == 2 } {
                 act = act.next();
             }
         }
-        unroll!(part in [0 1 2 3]; part < parts::<S>() => { acc[part] = sums[part]; });
+        if const { !sums_in_memory::<S>(C) } {
+            unroll!(part in [0 1 2 3]; part < parts::<S>() => { acc[part] = copy[part]; });
+        }
     }
     act
 }
@@ -117,6 +120,11 @@ const fn halves(t: u8) -> usize {
 /// what is read of these serves both: where registers hold the sums of both.
 const fn in_pairs<S: Simd>(rows: usize) -> bool {
     parts::<S>() >= 2 && rows <= 4
+}
+
+/// Whether the sums of a panel with so many rows of activations stay in memory.
+const fn sums_in_memory<S: Simd>(rows: usize) -> bool {
+    in_memory::<S>(parts::<S>() * rows, if in_pairs::<S>(rows) { 2 * rows } else { rows })
 }
 
 /// Adds to `acc` the products of block `b` of a unit, of `N` parts from `first` on, and of the activations.
@@ -139,7 +147,7 @@ unsafe fn add_block<S: Simd, const T: u8, const C: usize, const N: usize>(
         });
         unroll!(half in [0 1]; half < halves(T) => {
             let act = if half == 0 { act } else { act.next() };
-            let mut sums = [[S::splat_int(0); C]; N];
+            let mut sums = [[S::start(0); C]; N];
             unroll!(i < C, 8 {
                 let start = S::start(if form.bias == 0 { 0 } else { act.start(i) });
                 unroll!(p < N, 2 { sums[p][i] = start; });
@@ -148,14 +156,13 @@ unsafe fn add_block<S: Simd, const T: u8, const C: usize, const N: usize>(
                 let mut w = [[S::splat_int(0); 2]; N];
                 unroll!(p < N, 2 { w[p] = two::<S, T>(data[p], half * steps::<S>(T) + step); });
                 unroll!(i < C, 8 {
-                    let a = act.words(i).add(2 * step);
-                    let a = [S::splat_int(*a), S::splat_int(*a.add(1))];
+                    let words = act.words(i).add(2 * step);
                     unroll!(p < N, 2 {
-                        sums[p][i] = S::add_products(form.sums, sums[p][i], w[p][0], a[0]);
-                        sums[p][i] = S::add_products(form.sums, sums[p][i], w[p][1], a[1]);
+                        sums[p][i] = S::add_two(form.sums, sums[p][i], w[p], words);
                     });
                 });
             });
+            let acc = if const { sums_in_memory::<S>(C) } { elsewhere(acc) } else { &mut *acc };
             unroll!(i < C, 8 {
                 unroll!(p < N, 2 {
                     let dot = S::total(form.sums, sums[p][i]);

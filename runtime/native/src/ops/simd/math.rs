@@ -61,7 +61,7 @@ pub(crate) fn silu<S: Simd>(s: S, g: S::F) -> S::F {
 
 /// `1 / (1 + e^-x)`.
 #[inline(always)]
-fn sigmoid<S: Simd>(s: S, x: S::F) -> S::F {
+pub(crate) fn sigmoid<S: Simd>(s: S, x: S::F) -> S::F {
     // With e = exp(-|x|) in [0, 1] nothing overflows: it is 1 / (1 + e) above zero and e / (1 + e) below.
     let one = s.splat(1.0);
     let zero = s.splat(0.0);

@@ -1,0 +1,161 @@
+//! Gradients of a call: who gives them, and that they are the native twin's.
+
+use super::*;
+use crate::{Failure, Gradients, LoraDims, Policy, Resident, Tensor};
+use ruvllm_manifest::ParamValue;
+use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
+use ruvllm_tests::wat::rmsnorm_backward;
+use std::path::Path;
+
+/// A host with the core pack, whose every run is checked.
+fn core(config: HostConfig) -> Host {
+    let dist = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel-packs/core/dist");
+    let pack = UnverifiedPack::read_dir(&dist, &PackLimits::default()).unwrap();
+    let host = Host::new(HostConfig { cross_check_every: 1, ..config }).unwrap();
+    host.install(pack.verify(&TrustPolicy::builtin(), None).unwrap()).unwrap();
+    host
+}
+
+/// The gradients of a call by whoever comes first.
+fn gradients(
+    host: &Host,
+    key: &OpKey,
+    call: &OpCall<'_>,
+    dy: &[f32],
+    lens: [usize; 2],
+) -> [Vec<f32>; 2] {
+    let (snap, mut worker) = (host.snapshot(), host.worker().unwrap());
+    // What was there is no part of the result.
+    let [mut a, mut b] = lens.map(|len| vec![f32::NAN; len]);
+    let to = Gradients { a: &mut a, b: (lens[1] > 0).then_some(&mut b[..]) };
+    worker.backward(&snap, snap.slot(key).unwrap(), call, dy, to).unwrap();
+    [a, b]
+}
+
+fn close(got: &[Vec<f32>; 2], want: &[Vec<f32>; 2]) {
+    for (got, want) in got.iter().zip(want) {
+        assert_eq!(got.len(), want.len());
+        let largest = want.iter().fold(0f32, |most, x| most.max(x.abs()));
+        for (i, (got, want)) in got.iter().zip(want).enumerate() {
+            assert!((got - want).abs() <= 2e-5 * largest, "{i}: {got} instead of {want}");
+        }
+    }
+}
+
+#[test]
+fn the_core_pack_and_the_twins_agree_on_calls_of_one_row_and_on_large_ones() {
+    let (core, native) = (core(HostConfig::default()), Host::new(HostConfig::default()).unwrap());
+    let both = |key: &OpKey, call: &OpCall<'_>, dy: &[f32], lens| {
+        let got = gradients(&core, key, call, dy, lens);
+        close(&got, &gradients(&native, key, call, dy, lens));
+        assert_eq!(got, gradients(&core, key, call, dy, lens), "the same call gives the same bits");
+    };
+    for (rows, dim) in [(1, 64), (3, 100), (150, 2048)] {
+        let (x, weight) = input(rows, dim);
+        let dy: Vec<f32> = x.iter().rev().copied().collect();
+        let constant = Resident::from_f32(&weight);
+        let call = OpCall::rmsnorm(Operand::f32(&x), constant.all(), rows, dim, 1e-5);
+        both(&OpKey::rmsnorm_f32(), &call, &dy, [x.len(), dim as usize]);
+        let call = OpCall::swiglu(Operand::f32(&x), Operand::f32(&dy), rows, dim);
+        both(&OpKey::swiglu_f32(), &call, &x, [x.len(), x.len()]);
+    }
+    let dims = LoraDims { rows: 90, in_dim: 512, rank: 8, out_dim: 768 };
+    let (x, ab) = (input(90, 512).0, input(320, 32).0);
+    let dy = input(90, 768).0;
+    let call = OpCall::lora(Operand::f32(&x), Operand::f32(&ab), dims, 0.5);
+    both(&OpKey::lora_f32(), &call, &dy, [x.len(), ab.len()]);
+    let (incidents, _) = core.take_incidents();
+    assert!(incidents.is_empty(), "{incidents:?}");
+    let of = |kernel| stats(&core, kernel).backward_calls;
+    assert_eq!([of("rmsnorm_f32"), of("swiglu_f32"), of("lora_apply_f32")], [6, 6, 2]);
+    assert_eq!((of("native:rmsnorm_f32"), stats(&core, "rmsnorm_f32").calls), (0, 0));
+}
+
+#[test]
+fn constants_in_place_and_copied_ones_give_the_same_bits() {
+    let host = core(HostConfig::default());
+    let (x, weight) = input(200, 1000);
+    let constant = Resident::from_f32(&weight);
+    let key = OpKey::rmsnorm_f32();
+    let of = |weight| {
+        let call = OpCall::rmsnorm(Operand::f32(&x), weight, 200, 1000, 1e-5);
+        gradients(&host, &key, &call, &x, [x.len(), 1000])
+    };
+    assert_eq!(of(constant.all()), of(Operand::f32(&weight)));
+}
+
+#[test]
+fn a_kernel_without_gradients_is_passed_over_and_no_failure() {
+    let host =
+        host(HostConfig { strict: true, ..HostConfig::default() }, &pack(&Module::default()));
+    let (x, weight) = input(2, 8);
+    let call = OpCall::rmsnorm(Operand::f32(&x), Operand::f32(&weight), 2, 8, 1e-5);
+    let lens = [x.len(), weight.len()];
+    gradients(&host, &OpKey::rmsnorm_f32(), &call, &x, lens);
+    assert!(host.take_incidents().0.is_empty());
+    assert_eq!(stats(&host, "native:rmsnorm_f32").backward_calls, 1);
+}
+
+#[test]
+fn no_rows_give_zeros_and_what_has_no_gradient_is_an_error_of_the_call() {
+    let host = core(HostConfig::default());
+    let weight = [1f32; 4];
+    let call = OpCall::rmsnorm(Operand::f32(&[]), Operand::f32(&weight), 0, 4, 1e-5);
+    assert_eq!(gradients(&host, &OpKey::rmsnorm_f32(), &call, &[], [0, 4])[1], [0.0; 4]);
+    let (snap, mut worker) = (host.snapshot(), host.worker().unwrap());
+    let slot = snap.slot(&OpKey::kv_pack(DType::Q8_0)).unwrap();
+    let (x, mut dx) = ([0f32; 32], [0f32; 32]);
+    let call = OpCall::kv_pack(Operand::f32(&x), 1, 32);
+    let to = Gradients { a: &mut dx, b: None };
+    let error = worker.backward(&snap, slot, &call, &x, to).unwrap_err();
+    assert!(error.to_string().contains("no gradient"), "{error}");
+}
+
+#[test]
+fn a_failure_in_gradients_is_answered_by_the_twin_and_counts_against_the_kernel() {
+    let bad =
+        "(if (i32.eq (i32.load offset=4 (i32.load offset=32 (local.get $desc))) (i32.const 100))
+        (then unreachable))";
+    let module = Module { fields: rmsnorm_backward(bad, ""), ..Module::default() };
+    let pack = PackBuilder::new()
+        .kernel("rmsnorm_f32", rmsnorm_f32(&module))
+        .manifest(|m| m.kernels[0].backward = true)
+        .build();
+    let host = host(HostConfig { policy: Policy::SandboxFirst, ..HostConfig::default() }, &pack);
+    let native = Host::new(HostConfig::default()).unwrap();
+    let (x, weight) = input(2, 100);
+    let call = OpCall::rmsnorm(Operand::f32(&x), Operand::f32(&weight), 2, 100, 1e-5);
+    let (key, lens) = (OpKey::rmsnorm_f32(), [x.len(), weight.len()]);
+    let want = gradients(&native, &key, &call, &x, lens);
+    for _ in 0..3 {
+        assert_eq!(gradients(&host, &key, &call, &x, lens), want);
+    }
+    let (incidents, _) = host.take_incidents();
+    assert!(incidents.iter().all(|incident| matches!(incident.failure, Failure::Trap { .. })));
+    assert_eq!((incidents.len(), stats(&host, "rmsnorm_f32").quarantined), (3, true));
+    // Out of service it is asked for neither.
+    rmsnorm(&mut host.worker().unwrap(), &host.snapshot(), 2, 64).unwrap();
+    assert_eq!(stats(&host, "rmsnorm_f32").calls, 0);
+}
+
+#[test]
+fn a_kernel_is_asked_by_name_and_says_what_it_lacks() {
+    let host = core(HostConfig { all_variants: true, ..HostConfig::default() });
+    let (snap, mut worker) = (host.snapshot(), host.worker().unwrap());
+    let x = Tensor::from_f32([1, 2], &[3.0, 4.0]).unwrap();
+    let weight = Tensor::from_f32([2], &[1.0, 1.0]).unwrap();
+    let (inputs, eps) = ([x.clone(), weight], [("eps", ParamValue::F32(0.0))]);
+    for name in ["rmsnorm", "rmsnorm_f32", "rmsnorm_f32_plain", "native:rmsnorm_f32"] {
+        let found = worker.backward_generic(&snap, name, &inputs, &eps, &x).unwrap();
+        assert_eq!([found[0].shape(), found[1].shape()], [&[1, 2][..], &[2]], "{name}");
+        // The output is x / sqrt(12.5), whose length does not change along x.
+        assert!(found[0].to_f32().iter().all(|x| x.abs() < 1e-6), "{name}");
+    }
+    let wrong = Tensor::from_f32([2], &[1.0, 1.0]).unwrap();
+    let error = worker.backward_generic(&snap, "rmsnorm", &inputs, &eps, &wrong).unwrap_err();
+    assert!(error.to_string().contains("f32[2] instead of f32[1, 2]"), "{error}");
+    let halves = Tensor::new(DType::F16, [1, 2], vec![0; 4]).unwrap();
+    let inputs = [halves.clone(), inputs[1].clone()];
+    let error = worker.backward_generic(&snap, "rmsnorm_f16", &inputs, &eps, &halves).unwrap_err();
+    assert!(error.to_string().contains("rmsnorm_f16 has no kernel_backward"), "{error}");
+}

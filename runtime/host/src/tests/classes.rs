@@ -1,0 +1,93 @@
+//! What device classes change, on kernels written for the purpose.
+
+use super::*;
+use crate::{DeviceClass, Tensor, TrapKind};
+use ruvllm_tests::{custom_entry, wat};
+
+fn embedded() -> HostConfig {
+    DeviceClass::Embedded.config()
+}
+
+#[test]
+fn a_small_device_runs_a_kernel_in_the_memory_that_its_class_gives() {
+    // A module that may have 16 MiB: calls are cut to what 128 KiB hold.
+    let host = host(embedded(), &pack(&Module::default()));
+    let (snap, mut worker) = (host.snapshot(), host.worker().unwrap());
+    for (rows, dim) in [(1, 64), (600, 64), (3, 2048)] {
+        rmsnorm(&mut worker, &snap, rows, dim).unwrap();
+    }
+    let mine = stats(&host, "rmsnorm_f32");
+    assert_eq!((mine.calls, mine.fallbacks, mine.executor), (3, 0, "wasmtime"));
+    // One row of this does not fit: its twin answers, and the kernel is not to blame.
+    rmsnorm(&mut worker, &snap, 1, 40_000).unwrap();
+    let mine = stats(&host, "rmsnorm_f32");
+    assert_eq!((mine.calls, mine.failures.get("call_too_large")), (3, Some(&1)));
+    assert!(!mine.quarantined);
+}
+
+#[test]
+fn a_kernel_that_begins_with_more_memory_is_left_out_with_the_reason() {
+    let large = Module { memory: "(memory (export \"memory\") 3 256)".into(), ..Module::default() };
+    let host = host(embedded(), &pack(&large));
+    let explanation = host.explain(&OpKey::rmsnorm_f32()).to_string();
+    let told =
+        "begins with 196608 bytes of memory; the device class embedded gives an instance 131072";
+    assert!(explanation.contains(told), "{explanation}");
+    rmsnorm(&mut host.worker().unwrap(), &host.snapshot(), 1, 64).unwrap();
+}
+
+#[test]
+fn a_call_ends_by_the_time_of_the_class() {
+    let module = wat::assemble(
+        r#"(module
+          (memory (export "memory") 1 2)
+          (global (export "__heap_base") i32 (i32.const 64))
+          (func (export "run") (param $d i32) (result i32)
+            (loop $l (br_if $l (i32.eq (i32.const 100) (i32.load (i32.load offset=32 (local.get $d))))))
+            (memory.copy (i32.load offset=16 (local.get $d)) (i32.load (local.get $d))
+              (i32.load offset=20 (local.get $d)))
+            (i32.const 0)))"#,
+    );
+    let mut entry = custom_entry("copy_f32", "copy", "run");
+    // Ten seconds, which the class bounds: nothing is known of how long a custom operation takes.
+    entry.resource_limits.max_epoch_ticks = 10_000;
+    entry.platforms.wasmtime.as_mut().unwrap().features = vec!["bulk-memory".to_owned()];
+    let host = host(embedded(), &PackBuilder::new().entry(entry, module).build());
+    let (snap, mut worker) = (host.snapshot(), host.worker().unwrap());
+    let begun = std::time::Instant::now();
+    let mut call = |n: usize| {
+        let x = [Tensor::from_f32([n], &vec![1.0; n]).unwrap()];
+        worker.call_generic(&snap, "test-kernels/copy_f32", &x, &[]).map(|y| y[0].to_f32())
+    };
+    assert_eq!(call(100).unwrap_err().code(), "kernel_deadline");
+    assert!(begun.elapsed().as_secs() < 8, "{:?}", begun.elapsed());
+    assert_eq!(call(3).unwrap(), [1.0; 3]);
+}
+
+#[test]
+fn recursion_ends_at_the_stack_of_the_class() {
+    let deep = |stack| {
+        let depth = "(func $f (param i32) (result i32)
+            (if (result i32) (i32.eqz (local.get 0)) (then (i32.const 0))
+              (else (i32.add (call $f (i32.sub (local.get 0) (i32.const 1))) (i32.const 1)))))";
+        let module =
+            Module { fields: depth.into(), ..but_for(100, "(drop (call $f (i32.const 2000)))") };
+        let host = host(HostConfig { stack, ..HostConfig::default() }, &pack(&module));
+        rmsnorm(&mut host.worker().unwrap(), &host.snapshot(), 1, 100).unwrap();
+        host.take_incidents().0.first().and_then(|i| i.failure.trap().map(|trap| trap.kind))
+    };
+    assert_eq!(deep(DeviceClass::Server.config().stack), None);
+    assert_eq!(deep(DeviceClass::Embedded.config().stack), Some(TrapKind::StackOverflow));
+}
+
+#[test]
+fn an_explanation_says_which_executor_runs_a_kernel_and_why() {
+    for (class, reason) in [
+        (DeviceClass::Server, "runs on wasmtime, which the device class server prefers"),
+        (DeviceClass::Embedded, "runs on wasmtime: the device class embedded has others before it"),
+    ] {
+        let host = host(class.config(), &pack(&Module::default()));
+        let explanation = host.explain(&OpKey::rmsnorm_f32()).to_string();
+        assert!(explanation.contains(reason), "{explanation}");
+    }
+}
