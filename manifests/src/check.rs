@@ -1,5 +1,6 @@
 //! Rules that span fields or kernels, and the caps of the format.
 
+use crate::graph::GraphEntry;
 use crate::reader::Report;
 use crate::types::{Dim, KernelEntry, NativeLibrary};
 use crate::{MANIFEST_FILE, PackPath, SIGNATURE_FILE, contract};
@@ -12,8 +13,10 @@ use std::collections::HashSet;
 pub const MAX_MANIFEST_BYTES: usize = limit::MANIFEST_BYTES;
 /// The most kernels of a pack.
 pub const MAX_KERNELS: usize = limit::KERNELS;
-/// The longest file of a pack, in bytes. A host may allow less.
+/// The longest file of a kernel, in bytes. A host may allow less.
 pub const MAX_FILE_BYTES: u64 = limit::FILE_BYTES;
+/// The longest file of a graph, in bytes.
+pub const MAX_GRAPH_FILE_BYTES: u64 = limit::GRAPH_FILE_BYTES;
 
 /// Caps that keep a manifest small enough to read and to reason about.
 pub(crate) mod limit {
@@ -31,6 +34,16 @@ pub(crate) mod limit {
     pub(crate) const MEMORY_PAGES: u32 = 65_536;
     pub(crate) const EPOCH_TICKS: u64 = 1_000_000;
     pub(crate) const TABLE_ELEMENTS: u32 = 1 << 20;
+    pub(crate) const GRAPHS: usize = 16;
+    pub(crate) const GRAPH_FILE_BYTES: u64 = 512 << 20;
+    pub(crate) const GRAPH_TENSORS: usize = 32;
+    pub(crate) const GRAPH_CHECKS: usize = 16;
+    /// Numbers of one tensor of a check.
+    pub(crate) const GRAPH_VALUES: usize = 1 << 16;
+    /// Elements of an input or output at the largest extents.
+    pub(crate) const GRAPH_ELEMENTS: u64 = 1 << 26;
+    pub(crate) const GRAPH_MEMORY: u64 = 16 << 30;
+    pub(crate) const GRAPH_MILLIS: u64 = 600_000;
 }
 
 /// Exports that have another meaning than entry point.
@@ -43,9 +56,14 @@ const RESERVED_EXPORTS: [&str; 6] = [
     export::CLEANUP,
 ];
 
-/// Checks each kernel that decoded and what must be unique among them. The contract of an op is
-/// that of this crate's ABI; a manifest for another is left to the compatibility gate.
-pub(crate) fn kernels(r: &mut Report, kernels: &[Option<KernelEntry>], abi_version: Option<u32>) {
+/// Checks each kernel that decoded and what must be unique among them and the graphs. The contract of an
+/// op is that of this crate's ABI; a manifest for another is left to the compatibility gate.
+pub(crate) fn kernels(
+    r: &mut Report,
+    kernels: &[Option<KernelEntry>],
+    graphs: &[Option<GraphEntry>],
+    abi_version: Option<u32>,
+) {
     let mut ids = HashSet::new();
     let mut paths: Vec<String> = Vec::new();
     for (i, kernel) in kernels.iter().enumerate() {
@@ -65,6 +83,19 @@ pub(crate) fn kernels(r: &mut Report, kernels: &[Option<KernelEntry>], abi_versi
         params(r, &at, kernel);
         if abi_version == Some(ruvllm_abi::ABI_VERSION) {
             r.extend(contract::check_contract(kernel, &at));
+        }
+    }
+    for (i, graph) in graphs.iter().enumerate() {
+        let Some(graph) = graph else { continue };
+        let at = format!("graphs[{i}]");
+        if !ids.insert(graph.id.to_ascii_lowercase()) {
+            let what = format!("`{}` is taken (case is ignored); choose another id", graph.id);
+            r.add("graph_id_duplicate", format!("{at}.id"), what);
+        }
+        let places = [".path", ".embedding.tokenizer.path"];
+        for ((path, ..), place) in graph.files().zip(places) {
+            file_path(r, &format!("{at}{place}"), path, &paths);
+            paths.push(path.folded());
         }
     }
     libraries(r, kernels, paths);

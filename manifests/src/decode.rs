@@ -12,7 +12,7 @@ use crate::types::{
     ParamType, ParamValue, Platforms, ResourceLimits, TensorSpec, Tolerance, WamrPlatform,
     WasmtimePlatform,
 };
-use crate::{ManifestError, PackPath};
+use crate::{ManifestError, PackPath, graph};
 use indexmap::IndexMap;
 use ruvllm_abi::DType;
 
@@ -43,8 +43,16 @@ fn manifest(r: &mut Report, json: &Json) -> Option<Manifest> {
         .map(|v| parsed(r, "max_runtime_version", v, "version_invalid"));
     let created_at = f.parsed(r, "created_at", "timestamp_invalid");
     let author = f.required(r, "author").and_then(|v| author(r, "author", v));
+    let graphs = match f.optional("graphs") {
+        None => Some(Vec::new()),
+        Some(v) => array(r, "graphs", v, 1..=limit::GRAPHS, "graph_count").map(|items| {
+            let one = |(i, item)| graph::decode::graph(r, &format!("graphs[{i}]"), item);
+            items.iter().enumerate().map(one).collect::<Vec<_>>()
+        }),
+    };
     let kernels = f.required(r, "kernels").and_then(|v| {
-        let items = array(r, "kernels", v, 1..=limit::KERNELS, "kernel_count")?;
+        let least = graphs.as_ref().map_or(0, |graphs| usize::from(graphs.is_empty()));
+        let items = array(r, "kernels", v, least..=limit::KERNELS, "kernel_count")?;
         let one = |(i, item)| kernel(r, &format!("kernels[{i}]"), item);
         Some(items.iter().enumerate().map(one).collect::<Vec<_>>())
     });
@@ -59,7 +67,7 @@ fn manifest(r: &mut Report, json: &Json) -> Option<Manifest> {
     f.finish(r);
 
     if let Some(kernels) = &kernels {
-        check::kernels(r, kernels, abi_version);
+        check::kernels(r, kernels, graphs.as_deref().unwrap_or_default(), abi_version);
         if let (Some(fallbacks), true) = (&fallbacks, kernels.iter().all(Option::is_some)) {
             check::fallbacks(r, kernels, fallbacks);
         }
@@ -84,6 +92,7 @@ fn manifest(r: &mut Report, json: &Json) -> Option<Manifest> {
         created_at: created_at?,
         author: author?,
         kernels: kernels?.into_iter().collect::<Option<Vec<_>>>()?,
+        graphs: graphs?.into_iter().collect::<Option<Vec<_>>>()?,
         fallbacks: fallbacks?,
     })
 }
@@ -169,7 +178,7 @@ fn kernel(r: &mut Report, at: &str, json: &Json) -> Option<KernelEntry> {
     })
 }
 
-fn path(r: &mut Report, at: &str, json: &Json) -> Option<PackPath> {
+pub(crate) fn path(r: &mut Report, at: &str, json: &Json) -> Option<PackPath> {
     // No length or control character check first: where a path leads is the finding to report.
     let Json::String(value) = json else {
         wrong_type(r, at, json, "a string");
@@ -199,7 +208,7 @@ fn tensor(r: &mut Report, at: &str, json: &Json) -> Option<TensorSpec> {
     Some(TensorSpec { name: name?, dtype: dtype?, shape: shape? })
 }
 
-fn dim(r: &mut Report, at: &str, json: &Json) -> Option<Dim> {
+pub(crate) fn dim(r: &mut Report, at: &str, json: &Json) -> Option<Dim> {
     match json {
         Json::String(symbol) => {
             NameRule::Symbol.check(r, at, symbol).then(|| Dim::Symbol(symbol.clone()))
@@ -341,7 +350,7 @@ fn native(r: &mut Report, at: &str, json: &Json) -> Option<NativePlatform> {
     })
 }
 
-fn tolerance(r: &mut Report, at: &str, json: &Json) -> Option<Tolerance> {
+pub(crate) fn tolerance(r: &mut Report, at: &str, json: &Json) -> Option<Tolerance> {
     let mut f = Fields::of(r, at, json)?;
     let rel = f.non_negative(r, "rel", "tolerance_invalid");
     let abs = f.non_negative(r, "abs", "tolerance_invalid");

@@ -15,6 +15,7 @@ mod contract;
 mod decode;
 mod error;
 mod escape;
+mod graph;
 mod json;
 mod nearest;
 mod reader;
@@ -22,13 +23,17 @@ mod text;
 mod timestamp;
 mod types;
 
-pub use check::{MAX_FILE_BYTES, MAX_KERNELS, MAX_MANIFEST_BYTES};
+pub use check::{MAX_FILE_BYTES, MAX_GRAPH_FILE_BYTES, MAX_KERNELS, MAX_MANIFEST_BYTES};
 pub use compat::{
     Compatibility, ExecutorGate, ExecutorKind, LimitCaps, RuntimeGates, check_compatibility,
 };
 pub use contract::check_contract;
 pub use error::{ManifestError, Violation};
 pub use escape::escape_untrusted;
+pub use graph::{
+    EMBEDDING_INPUTS, GraphCheck, GraphEmbedding, GraphEntry, GraphFile, GraphFormat, GraphLimits,
+    GraphTensor, GraphType, GraphValues, Pooling, UnknownName,
+};
 pub use nearest::{nearest, similar};
 pub use text::{InvalidPackName, InvalidPath, InvalidSha256, PackName, PackPath, Sha256Hex};
 pub use timestamp::{ParseTimestampError, Timestamp};

@@ -3,7 +3,7 @@
 //! They can also be built in code; [`Manifest::to_json`] then holds them to the same rules as
 //! [`Manifest::parse`] does a file.
 
-use crate::{ManifestError, PackName, PackPath, Sha256Hex, Timestamp};
+use crate::{GraphEntry, ManifestError, PackName, PackPath, Sha256Hex, Timestamp};
 use indexmap::IndexMap;
 pub use ruvllm_abi::contract::ParamType;
 use ruvllm_abi::{DType, Op};
@@ -33,8 +33,11 @@ pub struct Manifest {
     pub created_at: Timestamp,
     /// Who says to have made it. A claim: trust comes from signatures and policy alone.
     pub author: Author,
-    /// The kernels, at least one.
+    /// The kernels, at least one where there is no graph.
     pub kernels: Vec<KernelEntry>,
+    /// The graphs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub graphs: Vec<GraphEntry>,
     /// Kernel id to the name that answers when the kernel cannot.
     pub fallbacks: IndexMap<String, String>,
 }
@@ -209,7 +212,7 @@ pub struct ListedFile<'m> {
     pub size: u64,
     /// SHA-256 of it.
     pub hash: Sha256Hex,
-    /// The id of the first kernel that lists it.
+    /// The id of the first kernel or graph that lists it.
     pub kernel: &'m str,
 }
 
@@ -256,14 +259,18 @@ impl Manifest {
         Ok(text)
     }
 
-    /// Every file that belongs to the pack beside manifest and signatures, each once: the modules,
-    /// then the native libraries.
+    /// Every file that belongs to the pack beside manifest and signatures, each once: the modules, the
+    /// files of graphs, then the native libraries.
     pub fn files(&self) -> Vec<ListedFile<'_>> {
         let mut files: Vec<ListedFile<'_>> = self
             .kernels
             .iter()
             .map(|k| ListedFile { path: &k.path, size: k.size, hash: k.hash, kernel: &k.id })
             .collect();
+        for graph in &self.graphs {
+            let listed = |(path, size, hash)| ListedFile { path, size, hash, kernel: &graph.id };
+            files.extend(graph.files().map(listed));
+        }
         for kernel in &self.kernels {
             for library in kernel.platforms.native.iter().flat_map(|n| n.targets.values()) {
                 if files.iter().all(|file| file.path != &library.path) {
@@ -273,6 +280,11 @@ impl Manifest {
             }
         }
         files
+    }
+
+    /// The graph of that id.
+    pub fn graph(&self, id: &str) -> Option<&GraphEntry> {
+        self.graphs.iter().find(|graph| graph.id == id)
     }
 
     /// The kernel of that id.

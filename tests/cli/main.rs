@@ -6,6 +6,8 @@ mod compiling;
 mod demo_files;
 mod deploy;
 mod describe;
+#[cfg(feature = "graphs")]
+mod encoders;
 mod failing_kernels;
 mod kv_quality;
 mod library;

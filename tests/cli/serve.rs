@@ -13,6 +13,8 @@ fn the_reference_of_the_configuration_is_what_the_program_prints() {
     // The reference is of a program without optional features; what these add comes last.
     let (printed, traces) = printed.split_once("\n[traces]\n").unwrap_or((&printed, ""));
     assert_eq!(traces.contains("# otlp-endpoint = "), cfg!(feature = "otel"));
+    let (printed, graphs) = printed.split_once("\n[graphs]\n").unwrap_or((printed, ""));
+    assert_eq!(graphs.contains("# embedding-model = "), cfg!(feature = "graphs"));
     assert_eq!(
         written, printed,
         "stale: run `ruvllm serve --print-config > runtime/server/ruvllm.toml`"

@@ -4,8 +4,8 @@ use indexmap::IndexMap;
 use ruvllm_abi::contract::{Dim as ContractDim, TensorContract};
 use ruvllm_abi::{ABI_VERSION, DType, Op};
 use ruvllm_manifest::{
-    Author, Dim, KernelEntry, MANIFEST_FILE, Manifest, ParamSpec, Platforms, ResourceLimits,
-    SIGNATURE_FILE, Sha256Hex, TensorSpec, WasmtimePlatform,
+    Author, Dim, GraphEntry, KernelEntry, MANIFEST_FILE, Manifest, ParamSpec, Platforms,
+    ResourceLimits, SIGNATURE_FILE, Sha256Hex, TensorSpec, WasmtimePlatform,
 };
 use ruvllm_signing::{
     PackError, PackLimits, Publisher, SecretKey, TrustPolicy, UnverifiedPack, VerifiedPack,
@@ -78,6 +78,7 @@ impl PackBuilder {
                 signing_key: key.public_key().to_string(),
             },
             kernels: Vec::new(),
+            graphs: Vec::new(),
             fallbacks: IndexMap::new(),
         };
         Self { manifest, modules: Vec::new(), key }
@@ -123,6 +124,20 @@ impl PackBuilder {
         entry.hash = Sha256Hex::from_bytes(Sha256::digest(&module).into());
         self.modules.push((entry.path.to_string(), module));
         self.manifest.kernels.push(entry);
+        self
+    }
+
+    /// Adds a graph with its file, and its tokenizer where the entry names one; sizes and hashes are filled in.
+    pub fn graph(mut self, mut entry: GraphEntry, file: Vec<u8>, tokenizer: Vec<u8>) -> Self {
+        let hash = |bytes: &[u8]| Sha256Hex::from_bytes(Sha256::digest(bytes).into());
+        (entry.size, entry.hash) = (file.len() as u64, hash(&file));
+        self.modules.push((entry.path.to_string(), file));
+        if let Some(embedding) = &mut entry.embedding {
+            let own = &mut embedding.tokenizer;
+            (own.size, own.hash) = (tokenizer.len() as u64, hash(&tokenizer));
+            self.modules.push((own.path.to_string(), tokenizer));
+        }
+        self.manifest.graphs.push(entry);
         self
     }
 

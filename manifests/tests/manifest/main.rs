@@ -4,6 +4,7 @@
 
 mod compat;
 mod contract;
+mod graphs;
 mod rules;
 mod schema;
 
@@ -11,6 +12,8 @@ use ruvllm_manifest::{Manifest, ManifestError};
 use serde_json::Value;
 
 pub(crate) const EXAMPLE: &str = include_str!("../../schema/example.json");
+
+pub(crate) const GRAPH_EXAMPLE: &str = include_str!("../../schema/graph-example.json");
 
 pub(crate) fn example() -> Value {
     serde_json::from_str(EXAMPLE).unwrap()

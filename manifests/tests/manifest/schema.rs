@@ -3,7 +3,7 @@
 use crate::{edited, example, findings};
 use boon::{Compiler, SchemaIndex, Schemas};
 use ruvllm_abi::DType;
-use ruvllm_manifest::{MAX_FILE_BYTES, MAX_KERNELS, Manifest};
+use ruvllm_manifest::{MAX_FILE_BYTES, MAX_GRAPH_FILE_BYTES, MAX_KERNELS, Manifest};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -122,7 +122,7 @@ fn schema_and_parser_refuse_the_same_values() {
     }
 }
 
-/// Every object of the schema with fixed members, with where the example has one.
+/// Every object of the schema with fixed members, with where the example of kernels has one.
 const OBJECTS: [(&str, &str); 13] = [
     ("", ""),
     ("/properties/author", "/author"),
@@ -139,26 +139,45 @@ const OBJECTS: [(&str, &str); 13] = [
     ("/$defs/benchmark", "/kernels/0/benchmarks/seq_512_dim_128"),
 ];
 
+/// And where the example of graphs has one.
+const GRAPH_OBJECTS: [(&str, &str); 8] = [
+    ("/$defs/graph", "/graphs/0"),
+    ("/$defs/graph_tensors/items", "/graphs/0/inputs/0"),
+    ("/$defs/graph/properties/resource_limits", "/graphs/0/resource_limits"),
+    ("/$defs/graph/properties/tolerance", "/graphs/0/tolerance"),
+    ("/$defs/graph/properties/checks/items", "/graphs/0/checks/0"),
+    ("/$defs/graph_values/items", "/graphs/0/checks/0/outputs/0"),
+    ("/$defs/graph/properties/embedding", "/graphs/0/embedding"),
+    ("/$defs/graph/properties/embedding/properties/tokenizer", "/graphs/0/embedding/tokenizer"),
+];
+
 #[test]
 fn schema_and_types_have_the_same_fields_and_the_same_required_ones() {
+    same_fields(crate::EXAMPLE, &OBJECTS, &["graphs"]);
+    same_fields(crate::GRAPH_EXAMPLE, &GRAPH_OBJECTS, &[]);
+}
+
+/// Compares objects of the schema with what the types write of an example, which has every field there is
+/// but for these of the manifest itself.
+fn same_fields(example: &str, objects: &[(&str, &str)], elsewhere: &[&str]) {
     let schema = schema();
-    // What the types write of the example, which has every field there is.
-    let manifest = Manifest::parse(crate::EXAMPLE.as_bytes()).unwrap();
+    let example: Value = serde_json::from_str(example).unwrap();
+    let manifest = Manifest::parse(example.to_string().as_bytes()).unwrap();
     let written: Value = serde_json::from_str(&manifest.to_json().unwrap()).unwrap();
-    for (in_schema, in_example) in OBJECTS {
+    for (in_schema, in_example) in objects {
         let object = schema.pointer(in_schema).unwrap();
         assert_eq!(object["additionalProperties"], false, "{in_schema}");
         let keys = |v: &Value| v.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
-        let fields = keys(&object["properties"]);
+        let mut fields = keys(&object["properties"]);
+        fields.retain(|field| !in_example.is_empty() || !elsewhere.contains(&field.as_str()));
         assert_eq!(fields, keys(written.pointer(in_example).unwrap()), "{in_schema}");
         let required: BTreeSet<String> = object["required"]
             .as_array()
             .map(|names| names.iter().map(|n| n.as_str().unwrap().to_owned()).collect())
             .unwrap_or_default();
         for field in fields {
-            let json = edited(|m| {
-                m.pointer_mut(in_example).unwrap().as_object_mut().unwrap().remove(&field);
-            });
+            let mut json = example.clone();
+            json.pointer_mut(in_example).unwrap().as_object_mut().unwrap().remove(&field);
             let missing = findings(&json).iter().any(|f| f.starts_with("missing_field"));
             assert_eq!(missing, required.contains(&field), "{in_schema}: {field}");
         }
@@ -173,6 +192,7 @@ fn the_schema_has_the_abi_s_dtypes_and_the_parser_s_caps() {
     assert_eq!(schema["properties"]["kernels"]["maxItems"], json!(MAX_KERNELS));
     let kernel = &schema["$defs"]["kernel"]["properties"];
     assert_eq!(schema["$defs"]["size"]["maximum"], json!(MAX_FILE_BYTES));
+    assert_eq!(schema["$defs"]["graph_size"]["maximum"], json!(MAX_GRAPH_FILE_BYTES));
     assert_eq!(kernel["inputs"]["maxItems"], json!(ruvllm_abi::MAX_INPUTS));
     assert_eq!(kernel["params"]["maxProperties"], json!(ruvllm_abi::MAX_PARAM_WORDS));
 }

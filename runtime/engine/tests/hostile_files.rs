@@ -79,7 +79,6 @@ fn components_that_no_supported_family_uses_are_refused_by_name() {
     refused("/normalizer", blob.clone(), "Precompiled");
     refused("/normalizer", json!({"type": "Sequence", "normalizers": [blob]}), "Precompiled");
     for (at, kind) in [
-        ("/normalizer", "BertNormalizer"),
         ("/normalizer", "Strip"),
         ("/pre_tokenizer", "FixedLength"),
         ("/pre_tokenizer", "UnicodeScripts"),

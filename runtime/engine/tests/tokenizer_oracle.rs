@@ -551,6 +551,19 @@ fn vocabularies_of_words_encode_and_decode_as_the_library() {
             let file = file(&[], &[plain(step)], &decoder, model.clone(), special.clone());
             compared += compare(&format!("{name}, {step}"), &file, &mut random, &words);
         }
+        for (clean, ideographs, accents, lowercase) in [
+            (true, true, Value::Null, true),
+            (true, false, json!(false), true),
+            (false, true, json!(true), false),
+            (false, false, Value::Null, false),
+        ] {
+            let bert = json!({"type": "BertNormalizer", "clean_text": clean,
+                "handle_chinese_chars": ideographs, "strip_accents": accents, "lowercase": lowercase});
+            let step = [plain("BertPreTokenizer")];
+            let shown = bert.to_string();
+            let file = file(&[bert], &step, &decoder, model.clone(), special.clone());
+            compared += compare(&format!("{name}, {shown}"), &file, &mut random, &words);
+        }
     }
-    assert_eq!(compared, 18 * TEXTS * 8);
+    assert_eq!(compared, 42 * TEXTS * 8);
 }

@@ -29,6 +29,7 @@ mod error;
 mod exec;
 mod files;
 mod gate;
+pub mod graph;
 mod instance;
 pub mod lifecycle;
 mod memory;

@@ -81,7 +81,16 @@ impl App {
         options: ServerOptions,
         tls: Option<Tls>,
     ) -> Result<App, ServerError> {
-        let Served { engine, adapter, adapters, supervisor, renderer, grammars, reloader } = served;
+        let Served {
+            engine,
+            adapter,
+            adapters,
+            encoders,
+            supervisor,
+            renderer,
+            grammars,
+            reloader,
+        } = served;
         let ids = options.model_ids(engine.model());
         let model = ids.first().cloned().unwrap_or_default();
         let template_source = options.template_source(engine.model())?;
@@ -99,7 +108,7 @@ impl App {
             grammars: Grammars::new(grammars, options.limits.grammar_memory),
             engine,
             supervised: supervisor.map(Supervised::new),
-            models: Models::new(ids, adapter, adapters)?,
+            models: Models::new(ids, adapter, adapters, encoders)?,
             model,
             created: now(),
             access: RwLock::new(Arc::new(Access::of(&options))),

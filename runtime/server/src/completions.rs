@@ -91,16 +91,25 @@ pub(crate) fn prompts(app: &App, prompt: Value, param: &str) -> Result<Vec<Promp
         }
         ids => {
             let tokens: Vec<u32> = parse(param, ids)?;
-            check_tokens(app, &tokens, param)?;
+            check_tokens(app.engine.model().vocab(), &tokens, param)?;
             Ok(Prompt { tokens, text: None })
         }
     };
+    each_prompt(prompt, param, tokens)
+}
+
+/// What `one` makes of a prompt, or of each where there are several: texts or token ids.
+pub(crate) fn each_prompt<T>(
+    prompt: Value,
+    param: &str,
+    one: impl Fn(Value, &str) -> Result<T, ApiError>,
+) -> Result<Vec<T>, ApiError> {
     match prompt {
         Value::Array(list) if !list.iter().all(Value::is_number) => {
-            let one = |(i, prompt)| tokens(prompt, &format!("{param}[{i}]"));
+            let one = |(i, prompt)| one(prompt, &format!("{param}[{i}]"));
             list.into_iter().enumerate().map(one).collect()
         }
-        prompt => Ok(vec![tokens(prompt, param)?]),
+        prompt => Ok(vec![one(prompt, param)?]),
     }
 }
 

@@ -156,7 +156,7 @@ pub enum ServerError {
     },
     /// Two models have the same name.
     #[error(
-        "two models are named `{name}`; give every --lora-model a name of its own, and not the model's"
+        "two models are named `{name}`; give every --lora-model and --embedding-model a name of its own, and not the model's"
     )]
     ModelName {
         /// The name.

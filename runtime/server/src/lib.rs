@@ -54,6 +54,7 @@ pub use cors::CorsOrigin;
 pub use error::ServerError;
 pub use grammar::{GrammarCompiler, grammar_process};
 pub use keys::ApiKey;
+pub use models::{EncoderFailure, TextEncoder};
 pub use options::{Limits, ServerOptions};
 #[cfg(feature = "otel")]
 pub use otlp::TraceExport;

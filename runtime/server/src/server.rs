@@ -20,6 +20,7 @@ use tokio::runtime::Runtime;
 use crate::app::{App, Listener, routes};
 use crate::error::ServerError;
 use crate::grammar::GrammarCompiler;
+use crate::models::TextEncoder;
 use crate::options::ServerOptions;
 use crate::reload::{Reloaded, Reloader};
 use crate::tls::Tls;
@@ -42,6 +43,8 @@ pub struct Served {
     pub adapter: Option<Adapter>,
     /// Further models: the same weights with an adapter each, by the name under which requests ask for it.
     pub adapters: Vec<(String, Adapter)>,
+    /// Models that make vectors of texts and nothing else, by the name under which requests ask for them.
+    pub encoders: Vec<(String, Arc<dyn TextEncoder>)>,
     /// What changes the kernels of the engine's host. An admin listener needs one; without such a
     /// listener its figures are shown all the same.
     pub supervisor: Option<Arc<Supervisor>>,
@@ -59,6 +62,7 @@ impl From<Engine> for Served {
             engine,
             adapter: None,
             adapters: Vec::new(),
+            encoders: Vec::new(),
             supervisor: None,
             renderer: Renderer::None,
             grammars: GrammarCompiler::None,

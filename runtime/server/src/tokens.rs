@@ -54,7 +54,7 @@ pub(crate) async fn detokenize(
     let tokens: Vec<u32> = fields.require("tokens")?;
     drop(crate::params::model(&mut fields, &app)?);
     fields.finish()?;
-    check_tokens(&app, &tokens, "tokens")?;
+    check_tokens(app.engine.model().vocab(), &tokens, "tokens")?;
     let text = app.engine.model().tokenizer().decode(&tokens, false);
     Ok(Json(json!({"content": text, "prompt": text})))
 }
@@ -74,9 +74,8 @@ pub(crate) async fn info(State(app): State<Arc<App>>) -> Json<Value> {
     }))
 }
 
-/// Refuses ids that the model does not have.
-pub(crate) fn check_tokens(app: &App, tokens: &[u32], param: &str) -> Result<(), ApiError> {
-    let vocab = app.engine.model().vocab();
+/// Refuses ids that a model with so many tokens does not have.
+pub(crate) fn check_tokens(vocab: usize, tokens: &[u32], param: &str) -> Result<(), ApiError> {
     match tokens.iter().find(|&&token| token as usize >= vocab) {
         Some(token) => {
             let message = format!("{token} is no token; ids are from 0 to {}", vocab - 1);

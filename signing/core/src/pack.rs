@@ -7,7 +7,9 @@
 
 use crate::files::{self, Unreadable};
 use crate::{MANIFEST_FILE, MAX_ENVELOPE_BYTES, PackError, SIGNATURE_FILE, Violation};
-use ruvllm_manifest::{InvalidPath, MAX_FILE_BYTES, MAX_KERNELS, MAX_MANIFEST_BYTES, PackPath};
+use ruvllm_manifest::{
+    InvalidPath, MAX_FILE_BYTES, MAX_GRAPH_FILE_BYTES, MAX_KERNELS, MAX_MANIFEST_BYTES, PackPath,
+};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -32,6 +34,17 @@ impl Default for PackLimits {
             max_entries: 4 * MAX_KERNELS,
             max_file_bytes: MAX_FILE_BYTES,
             max_total_bytes: 64 << 20,
+        }
+    }
+}
+
+impl PackLimits {
+    /// Room for packs that hold graphs with their weights: 512 MiB a file, 1 GiB in all.
+    pub fn with_graphs() -> Self {
+        Self {
+            max_file_bytes: MAX_GRAPH_FILE_BYTES,
+            max_total_bytes: 2 * MAX_GRAPH_FILE_BYTES,
+            ..Self::default()
         }
     }
 }

@@ -68,6 +68,18 @@ impl VerifiedPack {
         self.files.get(&kernel.path).map(AsRef::as_ref)
     }
 
+    /// The file of the graph of that id.
+    pub fn graph_bytes(&self, id: &str) -> Option<&[u8]> {
+        let graph = self.manifest.graph(id)?;
+        self.files.get(&graph.path).map(AsRef::as_ref)
+    }
+
+    /// The tokenizer of the graph of that id, where it makes vectors of texts.
+    pub fn graph_tokenizer(&self, id: &str) -> Option<&[u8]> {
+        let embedding = self.manifest.graph(id)?.embedding.as_ref()?;
+        self.files.get(&embedding.tokenizer.path).map(AsRef::as_ref)
+    }
+
     /// The native library of a kernel for a target such as `x86_64-linux`. A pack that has any is
     /// only verified where its publishers may ship native code.
     pub fn native_library(&self, id: &str, target: &str) -> Option<&[u8]> {
@@ -361,7 +373,7 @@ fn check_files(
         listed.insert(path);
         let at = path.as_str();
         let Some(bytes) = files.get(path) else {
-            let what = format!("a file of kernel `{kernel}` is missing; get the whole pack");
+            let what = format!("a file of `{kernel}` is missing; get the whole pack");
             violations.push(Violation::new("file_missing", at, what));
             continue;
         };

@@ -69,7 +69,7 @@ pub fn extract(input: &Path, directory: &Path) -> Result<ArchiveReport, ToolErro
 }
 
 fn read(input: &Path) -> Result<(UnverifiedPack, Option<String>), ToolError> {
-    let pack = UnverifiedPack::read(input, &PackLimits::default())?;
+    let pack = UnverifiedPack::read(input, &PackLimits::with_graphs())?;
     let digest = pack
         .file(MANIFEST_FILE)
         .map(|bytes| Sha256Hex::from_bytes(Sha256::digest(bytes).into()).to_string());

@@ -23,6 +23,7 @@ pub mod explain;
 mod figures;
 pub mod floor;
 mod golden;
+pub mod graph;
 pub mod inspect;
 pub mod keyring;
 mod lines;

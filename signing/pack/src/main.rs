@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use ruvllm_pack::graph::GRAPH_TOML_FIELDS;
 use ruvllm_pack::{
-    Lang, PACK_TOML_FIELDS, ToolError, bench, build, call, diff, explain, inspect, oracle_test,
-    print_error, print_report, reference, scaffold, sign, unknown_op,
+    Lang, PACK_TOML_FIELDS, ToolError, bench, build, call, diff, explain, graph, inspect,
+    oracle_test, print_error, print_report, reference, scaffold, sign, unknown_op,
 };
 
 /// Makes, builds, signs, checks and measures kernel packs.
@@ -101,6 +102,15 @@ enum Command {
         /// Where cargo keeps its files.
         #[arg(long, value_name = "DIR")]
         target_dir: Option<PathBuf>,
+    },
+    /// Make a pack of graphs, such as an ONNX encoder of texts, from their files.
+    ///
+    /// It goes into dist/ beside graph.toml, where `sign` takes it from.
+    #[command(after_long_help = GRAPH_TOML_FIELDS)]
+    Graph {
+        /// What says which files, and what is expected of them.
+        #[arg(default_value = "graph.toml")]
+        spec: PathBuf,
     },
     #[command(flatten)]
     Trust(trust_commands::TrustCommand),
@@ -252,6 +262,7 @@ fn main() -> ExitCode {
             let options = build::Options { directory: dir, check, target_dir };
             finish(build::build(&options), json)
         }
+        Command::Graph { spec } => finish(graph::graph(&spec), json),
         Command::Trust(command) => command.run(json),
         Command::Inspect { trust, dir } => finish(inspect::inspect(trust.as_deref(), &dir), json),
         Command::Test { seed, dir } => finish(oracle_test::test(&dir, seed), json),

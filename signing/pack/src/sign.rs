@@ -195,7 +195,7 @@ pub fn sign(key_files: &[PathBuf], directory: &Path) -> Result<SignReport, ToolE
         sources::check(directory)?;
     }
     let directory = pack_directory(directory);
-    let pack = UnverifiedPack::read(&directory, &PackLimits::default())?;
+    let pack = UnverifiedPack::read(&directory, &PackLimits::with_graphs())?;
     if !directory.is_dir() {
         let message = "is an archive, which is not changed: sign the directory, then run `ruvllm-pack archive`";
         return Err(PackError::NotAPack { path: directory.into_owned(), message }.into());
@@ -295,7 +295,7 @@ impl VerifyOptions {
         policy: &TrustPolicy,
         pack: &Path,
     ) -> Result<VerifiedPack, ToolError> {
-        let pack = UnverifiedPack::read(pack, &PackLimits::default())?;
+        let pack = UnverifiedPack::read(pack, &PackLimits::with_graphs())?;
         let pack = pack.verify_with(policy, self.floors()?.as_ref(), self.clock())?;
         if let Some(lock) = &self.lock {
             PackLock::read(lock)?.check(&pack)?;

@@ -110,9 +110,10 @@ pub struct PackSpec {
     fallbacks: IndexMap<String, String>,
 }
 
+/// What is said of a pack as a whole.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PackSection {
+pub(crate) struct PackSection {
     name: String,
     version: String,
     description: String,
@@ -122,6 +123,34 @@ struct PackSection {
     max_runtime_version: Option<String>,
     created_at: String,
     author: AuthorSection,
+}
+
+impl PackSection {
+    /// A manifest that says this and lists nothing yet.
+    pub(crate) fn manifest(&self) -> Result<Manifest, String> {
+        let max = self.max_runtime_version.as_deref();
+        let author = &self.author;
+        Ok(Manifest {
+            schema: Some(SCHEMA.to_owned()),
+            version: version(&self.version, "pack.version")?,
+            name: self.name.parse::<PackName>().map_err(at("pack.name"))?,
+            description: self.description.clone(),
+            abi_version: ruvllm_abi::ABI_VERSION,
+            min_runtime_version: version(&self.min_runtime_version, "pack.min_runtime_version")?,
+            max_runtime_version: max
+                .map(|text| version(text, "pack.max_runtime_version"))
+                .transpose()?,
+            created_at: self.created_at.parse::<Timestamp>().map_err(at("pack.created_at"))?,
+            author: Author {
+                name: author.name.clone(),
+                email: author.email.clone(),
+                signing_key: author.signing_key.clone(),
+            },
+            kernels: Vec::new(),
+            graphs: Vec::new(),
+            fallbacks: IndexMap::new(),
+        })
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -334,9 +363,6 @@ impl PackSpec {
     }
 
     fn try_manifest(&self, built: &[Built], figures: &Figures) -> Result<Manifest, String> {
-        let pack = &self.pack;
-        let name: PackName = pack.name.parse().map_err(at("pack.name"))?;
-        let author = &pack.author;
         let kernels: Result<Vec<_>, String> = self
             .kernels
             .iter()
@@ -349,27 +375,8 @@ impl PackSpec {
                 Ok(entry)
             })
             .collect();
-        Ok(Manifest {
-            schema: Some(SCHEMA.to_owned()),
-            version: version(&pack.version, "pack.version")?,
-            name,
-            description: pack.description.clone(),
-            abi_version: ruvllm_abi::ABI_VERSION,
-            min_runtime_version: version(&pack.min_runtime_version, "pack.min_runtime_version")?,
-            max_runtime_version: pack
-                .max_runtime_version
-                .as_deref()
-                .map(|text| version(text, "pack.max_runtime_version"))
-                .transpose()?,
-            created_at: pack.created_at.parse::<Timestamp>().map_err(at("pack.created_at"))?,
-            author: Author {
-                name: author.name.clone(),
-                email: author.email.clone(),
-                signing_key: author.signing_key.clone(),
-            },
-            kernels: kernels?,
-            fallbacks: self.fallbacks.clone(),
-        })
+        let manifest = self.pack.manifest()?;
+        Ok(Manifest { kernels: kernels?, fallbacks: self.fallbacks.clone(), ..manifest })
     }
 
     fn entry(&self, kernel: &KernelSection, built: &Built) -> Result<KernelEntry, String> {

@@ -27,7 +27,7 @@ pub(crate) fn read(given: &Path) -> Result<UnverifiedPack, ToolError> {
     if is_pack_crate(given) {
         sources::check(given)?;
     }
-    Ok(UnverifiedPack::read(given, &PackLimits::default())?)
+    Ok(UnverifiedPack::read(given, &PackLimits::with_graphs())?)
 }
 
 /// Installs the files of a pack on a host of their own; a host without fallback, that does not
@@ -85,7 +85,7 @@ pub(crate) fn trusted(
         not_after: None,
     };
     let policy = TrustPolicy::new(vec![publisher], 1)?;
-    Ok(UnverifiedPack::from_files(files, &PackLimits::default())?.verify(&policy, None)?)
+    Ok(UnverifiedPack::from_files(files, &PackLimits::with_graphs())?.verify(&policy, None)?)
 }
 
 /// A version that the manifest admits: this runtime's own where it does, else the oldest. The trial

@@ -132,6 +132,15 @@ impl Tokenizer {
         Ok(Self { backend: Backend::Hf(Box::new(tokenizer)), chat_template })
     }
 
+    /// Reads a `tokenizer.json` that comes without the files that lie beside it in a model directory.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_hf_dir`].
+    pub fn from_hf_json(bytes: &[u8]) -> Result<Self, TokenizerError> {
+        let tokenizer = HfTokenizer::of_json(bytes)?;
+        Ok(Self { backend: Backend::Hf(Box::new(tokenizer)), chat_template: None })
+    }
+
     /// Encodes a text as data: control tokens written out in it stay text. `add_special` adds BOS and EOS
     /// as the model's metadata says.
     ///

@@ -22,7 +22,7 @@ use super::{Limits, spawn};
 /// How often whoever waits for an answer is asked whether that is still so.
 const LOOK: Duration = Duration::from_millis(50);
 /// The longest message that a process reads. What its parent sends is shorter.
-const MAX_REQUEST: usize = 256 << 20;
+const MAX_REQUEST: usize = 1 << 30;
 
 /// A program that answers requests, and what each of its processes may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -190,6 +190,7 @@ fn talk(
 pub struct Pool {
     process: HelperProcess,
     setup: Request,
+    setup_time: Duration,
     /// Those that do nothing; `None` is one to be started when it is wanted.
     idle: Mutex<Vec<Option<Worker>>>,
     freed: Condvar,
@@ -200,7 +201,15 @@ impl Pool {
     /// with `most` bytes at most.
     pub fn new(process: HelperProcess, setup: Vec<u8>, most: usize) -> Self {
         let idle = (0..process.processes.max(1)).map(|_| None).collect();
-        Self { process, setup: (setup, most), idle: Mutex::new(idle), freed: Condvar::new() }
+        let setup_time = process.time;
+        let setup = (setup, most);
+        Self { process, setup, setup_time, idle: Mutex::new(idle), freed: Condvar::new() }
+    }
+
+    /// Gives a process so long to make ready what its setup says, where that takes longer than an answer.
+    #[must_use]
+    pub fn setup_within(self, time: Duration) -> Self {
+        Self { setup_time: time, ..self }
     }
 
     /// What the processes may use.
@@ -245,9 +254,10 @@ impl Pool {
 
     /// A new process that knows its setup and limits.
     fn worker(&self) -> Result<Worker, Failure> {
-        let HelperProcess { memory_bytes, time, .. } = self.process;
+        let (memory_bytes, time) = (self.process.memory_bytes, self.setup_time);
         let worker = Worker::start(&self.process)?;
-        let limits = [memory_bytes, time.as_secs().saturating_add(1)].map(u64::to_le_bytes);
+        let longest = time.max(self.process.time);
+        let limits = [memory_bytes, longest.as_secs().saturating_add(1)].map(u64::to_le_bytes);
         // It knows nothing yet that could be at fault.
         worker.ask((limits.concat(), 0), time, &|| true).map_err(|failure| match failure {
             Failure::Late | Failure::Ended => {
@@ -352,6 +362,7 @@ where
         Ok(answer) => answer,
         Err(refusal) => return write(Err(refusal)),
     };
+    drop(setup);
     write(Ok(Vec::new()))?;
     loop {
         let request = match read_frame(&mut input, MAX_REQUEST) {

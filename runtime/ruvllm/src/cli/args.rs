@@ -435,6 +435,16 @@ pub(crate) struct ServeArgs {
         help_heading = "Model"
     )]
     pub(crate) lora_model: Vec<(String, PathBuf, f32)>,
+    /// Serve an encoder of texts, too, as a model of its own for /v1/embeddings: the graph of a pack that
+    /// --trust takes, a directory or an .rkp file; with #GRAPH the one of that id. May be given several times.
+    #[cfg(feature = "graphs")]
+    #[arg(
+        long,
+        value_name = "NAME=PACK[#GRAPH]",
+        value_parser = embedding_model,
+        help_heading = "Graphs"
+    )]
+    pub(crate) embedding_model: Vec<EmbeddingModel>,
     /// Send traces of requests, sequences and changes of kernels to the OpenTelemetry collector at this
     /// base URL, as http://127.0.0.1:4318, by OTLP over HTTP; to nobody when absent.
     #[cfg(feature = "otel")]
@@ -482,6 +492,36 @@ fn lora(text: &str) -> Result<(PathBuf, f32), String> {
     match scaled.unwrap_or((text, 1.0)) {
         (path, scale) if !path.is_empty() && scale.is_finite() => Ok((path.into(), scale)),
         _ => Err("give FILE or FILE=SCALE, such as adapter.gguf=0.5".to_owned()),
+    }
+}
+
+/// An encoder of texts.
+#[cfg(feature = "graphs")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EmbeddingModel {
+    /// What requests call it.
+    pub(crate) name: String,
+    /// Where its pack is.
+    pub(crate) pack: PathBuf,
+    /// Which of its graphs; the only one when absent.
+    pub(crate) graph: Option<String>,
+}
+
+/// A name, a pack, and behind a `#` the id of one of its graphs.
+#[cfg(feature = "graphs")]
+fn embedding_model(text: &str) -> Result<EmbeddingModel, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:/@".contains(c);
+    match text.split_once('=') {
+        Some((name, rest)) if !name.is_empty() && name.chars().all(plain) && !rest.is_empty() => {
+            let (pack, graph) = match rest.rsplit_once('#') {
+                Some((pack, graph)) if !pack.is_empty() => (pack, Some(graph.to_owned())),
+                _ => (rest, None),
+            };
+            Ok(EmbeddingModel { name: name.to_owned(), pack: pack.into(), graph })
+        }
+        _ => Err("give NAME=PACK or NAME=PACK#GRAPH, such as minilm=packs/minilm, with a name of letters, \
+                  digits, and - _ . : / @"
+            .to_owned()),
     }
 }
 

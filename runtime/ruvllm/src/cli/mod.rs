@@ -7,6 +7,8 @@ mod config_file;
 mod describe;
 mod device_class;
 mod doctor;
+#[cfg(feature = "graphs")]
+mod encoders;
 mod kernels;
 mod log;
 mod perplexity;
@@ -65,6 +67,8 @@ fn helper(line: &[OsString]) -> Option<ExitCode> {
         CompilerProcess::COMMAND => Some(ruvllm::host::compiler_process()),
         Renderer::COMMAND => Some(ruvllm::engine::chat::renderer_process()),
         GrammarCompiler::COMMAND => Some(ruvllm::server::grammar_process()),
+        #[cfg(feature = "graphs")]
+        ruvllm_graph::IsolatedProvider::COMMAND => Some(ruvllm_graph::graph_process()),
         _ => None,
     }
 }

@@ -32,6 +32,10 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     let admin = &args.server.admin;
     let mut options = args.model.clone();
     options.kernels.later = admin.supervised();
+    #[cfg(feature = "graphs")]
+    let encoders = super::encoders::open(&args.embedding_model, &args.model.kernels)?;
+    #[cfg(not(feature = "graphs"))]
+    let encoders = Vec::new();
     if args.check {
         let kernels = setup::kernel_set(&options.kernels)?.build()?;
         let model = Arc::new(match &args.model.model {
@@ -67,7 +71,8 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     let grammars = GrammarCompiler::this_program();
     let reloader = Some(reloader(options.kernels.clone())?);
     let renderer = renderer();
-    let served = Served { engine, adapter, adapters, supervisor, renderer, grammars, reloader };
+    let served =
+        Served { engine, adapter, adapters, encoders, supervisor, renderer, grammars, reloader };
     let server = Server::start(served, args.server.clone())?;
     let scheme = if args.server.tls_cert.is_some() { "https" } else { "http" };
     let url = |address| format!("{scheme}://{address}");

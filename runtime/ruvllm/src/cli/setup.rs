@@ -69,7 +69,10 @@ fn version_floor(options: &KernelOptions) -> Result<Option<VersionFloor>, Failur
 
 /// Whose packs the options take, as the files say that they name. A keyring must not be older than one that was
 /// seen.
-fn acceptance(options: &KernelOptions, seen: Option<&VersionFloor>) -> Result<Acceptance, Failure> {
+pub(crate) fn acceptance(
+    options: &KernelOptions,
+    seen: Option<&VersionFloor>,
+) -> Result<Acceptance, Failure> {
     let trust = options.trust.as_ref().map(|path| ruvllm::read_trust_policy(path, seen));
     let trust = trust.transpose()?.unwrap_or_else(TrustPolicy::builtin);
     let lock = options.lock.as_ref().map(|path| PackLock::read(path)).transpose()?;

@@ -7,6 +7,7 @@ mod clients;
 mod common;
 mod dashboard;
 mod echo;
+mod encoders;
 #[cfg(unix)]
 mod health;
 mod lifecycle;

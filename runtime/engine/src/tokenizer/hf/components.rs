@@ -3,7 +3,7 @@
 use super::cut::{Behavior, GPT2, META_SPACE, Matcher, PrependScheme, Step};
 use super::decode::{Decoder, WordPrefix};
 use super::json;
-use super::normalize::{Normalizer, Replace};
+use super::normalize::{Bert, Normalizer, Replace};
 use crate::tokenizer::error::{TokenizerError, refuse};
 
 /// Components of one kind that follow each other; known files have up to seven.
@@ -13,6 +13,9 @@ const MAX_COMPONENTS: usize = 16;
 const MAX_GROWTH: usize = 16;
 /// Bytes in UTF-8 that composed characters may have for one of the text's.
 const NFC_GROWTH: usize = 3;
+/// Bytes that characters without accents, in lower case and with a space on either side, may have for one of the
+/// text's: decomposed they have three at most, and so have the spaces.
+const BERT_GROWTH: usize = 6;
 /// Bytes of U+FFFD, which stands for a byte that is no UTF-8.
 const REPLACEMENT_GROWTH: usize = 3;
 
@@ -100,6 +103,21 @@ pub(super) fn normalizers(
             json::Normalizer::Nfc => {
                 growth.by(NFC_GROWTH)?;
                 Normalizer::Nfc
+            }
+            json::Normalizer::Bert {
+                clean_text,
+                handle_chinese_chars,
+                strip_accents,
+                lowercase,
+            } => {
+                growth.by(BERT_GROWTH)?;
+                let strip_accents = strip_accents.unwrap_or(lowercase);
+                Normalizer::Bert(Bert {
+                    clean_text,
+                    handle_chinese_chars,
+                    strip_accents,
+                    lowercase,
+                })
             }
             json::Normalizer::Prepend { prepend } => {
                 // The text may be one byte between two special tokens.

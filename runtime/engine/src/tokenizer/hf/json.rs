@@ -42,6 +42,13 @@ pub(super) enum Normalizer {
     },
     #[serde(rename = "NFC")]
     Nfc,
+    #[serde(rename = "BertNormalizer")]
+    Bert {
+        clean_text: bool,
+        handle_chinese_chars: bool,
+        strip_accents: Option<bool>,
+        lowercase: bool,
+    },
     Prepend {
         prepend: String,
     },

@@ -29,7 +29,7 @@ use self::cut::{META_SPACE, Pieces};
 use self::file::HfFile;
 use self::normalize::Normalized;
 use self::prefix::PrefixSpace;
-use super::error::TokenizerError;
+use super::error::{TokenizerError, refuse};
 use super::merges::Scratch;
 use super::special::Part;
 use super::unicode;
@@ -118,6 +118,16 @@ impl HfTokenizer {
             named.filter_map(|(name, value)| Some((name.clone(), token_text(value)?.into())));
         let named = named.collect();
         Ok((Self { file, bos, eos, eog, named }, template))
+    }
+
+    /// The tokenizer of a `tokenizer.json` alone: nothing ends a text.
+    pub(super) fn of_json(bytes: &[u8]) -> Result<Self, TokenizerError> {
+        if bytes.len() as u64 > MAX_TOKENIZER_BYTES {
+            return refuse(format!("it has more than {MAX_TOKENIZER_BYTES} bytes"));
+        }
+        let file = file::read(bytes, None)?;
+        let (eog, named) = (BTreeSet::new(), BTreeMap::new());
+        Ok(Self { file, bos: None, eos: None, eog, named })
     }
 
     pub(super) fn encode(&self, text: &str, parse_special: bool, add_special: bool) -> Vec<u32> {

@@ -1,7 +1,10 @@
 //! What a text becomes before it is cut.
 
 use std::borrow::Cow;
+use std::sync::LazyLock;
 
+use regex::Regex;
+use unicode_normalization::char::decompose_canonical;
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 /// One text instead of another, which is not empty.
@@ -11,9 +14,81 @@ pub(super) struct Replace {
     pub(super) content: String,
 }
 
+/// What BERT makes of a text, step by step.
+#[derive(Debug)]
+pub(super) struct Bert {
+    /// Control characters go, and white space is a space.
+    pub(super) clean_text: bool,
+    /// Ideographs have a space on either side.
+    pub(super) handle_chinese_chars: bool,
+    /// Letters are decomposed, and marks on them go.
+    pub(super) strip_accents: bool,
+    pub(super) lowercase: bool,
+}
+
+impl Bert {
+    /// The characters that one becomes.
+    fn push(&self, c: char, into: &mut String) {
+        if self.clean_text {
+            if c == '\0' || c == '\u{FFFD}' || is_control(c) && !is_space(c) {
+                return;
+            }
+            if is_space(c) || c.is_whitespace() {
+                return into.push(' ');
+            }
+        }
+        let ideograph = self.handle_chinese_chars && is_ideograph(c);
+        into.extend(ideograph.then_some(' '));
+        let mut push = |c: char| match self.lowercase {
+            true => into.extend(c.to_lowercase()),
+            false => into.push(c),
+        };
+        match self.strip_accents {
+            true => decompose_canonical(c, |c| {
+                if !is_mark(c) {
+                    push(c);
+                }
+            }),
+            false => push(c),
+        }
+        into.extend(ideograph.then_some(' '));
+    }
+}
+
+/// Whether a character is one of control, format or private use.
+fn is_control(c: char) -> bool {
+    static CLASS: LazyLock<Option<Regex>> =
+        LazyLock::new(|| Regex::new(r"[\p{Cc}\p{Cf}\p{Co}]").ok());
+    if c.is_ascii() { c.is_ascii_control() } else { is_in(&CLASS, c) }
+}
+
+/// Whether a character is a mark that takes no room of its own.
+fn is_mark(c: char) -> bool {
+    static CLASS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\p{Mn}").ok());
+    !c.is_ascii() && is_in(&CLASS, c)
+}
+
+fn is_in(class: &Option<Regex>, c: char) -> bool {
+    // The patterns above are valid; a test has characters of each.
+    class.as_ref().is_some_and(|class| class.is_match(c.encode_utf8(&mut [0; 4])))
+}
+
+/// What would be a control character, and is white space to BERT.
+fn is_space(c: char) -> bool {
+    matches!(c, '\t' | '\n' | '\r')
+}
+
+/// Whether BERT takes it for an ideograph.
+fn is_ideograph(c: char) -> bool {
+    matches!(c, '\u{4E00}'..='\u{9FFF}' | '\u{3400}'..='\u{4DBF}' | '\u{20000}'..='\u{2A6DF}'
+        | '\u{2A700}'..='\u{2B73F}' | '\u{2B740}'..='\u{2B81F}' | '\u{2B920}'..='\u{2CEAF}'
+        | '\u{F900}'..='\u{FAFF}' | '\u{2F800}'..='\u{2FA1F}')
+}
+
 /// One step.
 #[derive(Debug)]
 pub(super) enum Normalizer {
+    Bert(Bert),
     Nfc,
     Prepend(String),
     Replace(Replace),
@@ -40,6 +115,17 @@ impl<'a> Normalized<'a> {
 
     fn apply(&mut self, step: &Normalizer) {
         match step {
+            Normalizer::Bert(bert) => {
+                let mut text = String::with_capacity(self.text.len());
+                let mut first = 0;
+                for (at, c) in self.text.char_indices() {
+                    bert.push(c, &mut text);
+                    if at < self.first {
+                        first = text.len();
+                    }
+                }
+                (self.text, self.first) = (Cow::Owned(text), first);
+            }
             Normalizer::Nfc => {
                 let is_same =
                     |text: &str| text.is_ascii() || is_nfc_quick(text.chars()) == IsNormalized::Yes;

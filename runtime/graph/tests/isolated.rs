@@ -1,0 +1,186 @@
+//! Graphs in processes of their own. This program is its own helper, so it has no test harness: it prints what
+//! one would.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use ruvllm_graph::{IsolatedProvider, graph_process};
+use ruvllm_host::graph::{Graph, GraphError, GraphProvider, GraphValue};
+use ruvllm_manifest::{GraphEntry, GraphType, GraphValues};
+use ruvllm_tests::onnx::{self, Message};
+use serde_json::{Value, json};
+
+fn entry(inputs: Value, outputs: Value, memory: u64, millis: u64) -> GraphEntry {
+    let values = |all: &Value| -> Value {
+        let one = |tensor: &Value| {
+            let count: u64 =
+                tensor["shape"].as_array().unwrap().iter().filter_map(Value::as_u64).product();
+            json!({"name": tensor["name"], "shape": tensor["shape"], "values": vec![0; count as usize]})
+        };
+        all.as_array().unwrap().iter().map(one).collect()
+    };
+    let checks = json!([{"inputs": values(&inputs), "outputs": values(&outputs)}]);
+    let entry = json!({
+        "id": "g", "name": "g", "format": "onnx", "path": "g.onnx", "size": 1,
+        "hash": format!("sha256:{}", "0".repeat(64)), "inputs": inputs, "outputs": outputs, "extents": {},
+        "resource_limits": {"max_memory_bytes": memory, "max_millis": millis},
+        "tolerance": {"rel": 0, "abs": 0}, "checks": checks,
+    });
+    GraphEntry::parse(entry.to_string().as_bytes()).unwrap()
+}
+
+fn compute(
+    graph: &dyn Graph,
+    inputs: &[GraphValues],
+    ty: GraphType,
+) -> Result<GraphValue, GraphError> {
+    let mut context = graph.context()?;
+    for (i, values) in inputs.iter().enumerate() {
+        context.set_input(i, GraphValue::of(values, ty).unwrap())?;
+    }
+    context.compute(&|| true)?;
+    context.output(0).cloned()
+}
+
+fn a_graph_computes_as_in_this_process() {
+    let entry = entry(
+        json!([{"name": "x", "dtype": "f32", "shape": [1, 8]}]),
+        json!([{"name": "y", "dtype": "f32", "shape": [1, 4]}]),
+        256 << 20,
+        5000,
+    );
+    let graph = IsolatedProvider::this_program(1).load(&entry, &mlp()).unwrap();
+    let input = GraphValues { name: "x".into(), shape: vec![1, 8], values: vec![0.25; 8] };
+    let isolated = compute(&*graph, std::slice::from_ref(&input), GraphType::F32).unwrap();
+    let here = ruvllm_graph::OnnxProvider.load(&entry, &mlp()).unwrap();
+    assert_eq!(isolated, compute(&*here, &[input], GraphType::F32).unwrap());
+}
+
+fn mlp() -> Vec<u8> {
+    onnx::mlp().model()
+}
+
+fn a_graph_that_the_process_refuses_is_refused_with_its_reason() {
+    let entry = entry(
+        json!([{"name": "x", "dtype": "f32", "shape": [1, 8]}]),
+        json!([{"name": "y", "dtype": "f32", "shape": [1, 4]}]),
+        256 << 20,
+        5000,
+    );
+    let mut graph = onnx::mlp();
+    graph.nodes.push(onnx::node("RandomNormal", &[], &["r"], &[]));
+    let error = IsolatedProvider::this_program(1).load(&entry, &graph.model()).unwrap_err();
+    assert!(error.to_string().contains("onnx_random"), "{error}");
+}
+
+/// One node that takes far longer than it may: nothing looks at the clock within it.
+fn a_node_that_takes_too_long_is_stopped_and_the_next_call_has_a_new_process() {
+    let size = 3000;
+    let graph = onnx::Graph {
+        nodes: vec![
+            onnx::node("Expand", &["x", "shape"], &["e"], &[]),
+            onnx::node("MatMul", &["e", "e"], &["m"], &[]),
+            onnx::node("ReduceSum", &["m"], &["y"], &[onnx::int("keepdims", 0)]),
+        ],
+        weights: vec![onnx::integers("shape", &[2], &[size, size])],
+        inputs: vec![onnx::port("x", onnx::FLOAT, &["1", "1"])],
+        outputs: vec![onnx::port("y", onnx::FLOAT, &[])],
+    };
+    let entry = entry(
+        json!([{"name": "x", "dtype": "f32", "shape": [1, 1]}]),
+        json!([{"name": "y", "dtype": "f32", "shape": []}]),
+        1 << 30,
+        1,
+    );
+    let graph = IsolatedProvider::this_program(1).load(&entry, &graph.model()).unwrap();
+    for _ in 0..2 {
+        let input = GraphValues { name: "x".into(), shape: vec![1, 1], values: vec![1.0] };
+        let start = Instant::now();
+        let error = compute(&*graph, &[input], GraphType::F32).unwrap_err();
+        assert_eq!(error, GraphError::Time { millis: 1 });
+        assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    }
+}
+
+/// What it makes is told by its input alone.
+fn memory_is_bounded_whatever_the_graph_asks_for() {
+    let graph = onnx::Graph {
+        nodes: vec![
+            onnx::node("ConstantOfShape", &["s"], &["c"], &[]),
+            onnx::node("ReduceSum", &["c"], &["y"], &[onnx::int("keepdims", 0)]),
+        ],
+        inputs: vec![onnx::port("s", onnx::INT64, &["2"])],
+        outputs: vec![onnx::port("y", onnx::FLOAT, &[])],
+        ..onnx::Graph::default()
+    };
+    let entry = entry(
+        json!([{"name": "s", "dtype": "i64", "shape": [2]}]),
+        json!([{"name": "y", "dtype": "f32", "shape": []}]),
+        64 << 20,
+        5000,
+    );
+    let Ok(graph) = IsolatedProvider::this_program(1).load(&entry, &graph.model()) else {
+        // Refused at once is as well.
+        return;
+    };
+    let input =
+        GraphValues { name: "s".into(), shape: vec![2], values: vec![1_048_576.0, 1_048_576.0] };
+    let error = compute(&*graph, &[input], GraphType::I64).unwrap_err();
+    assert!(matches!(error, GraphError::Memory { .. } | GraphError::Failed { .. }), "{error}");
+}
+
+/// Bytes that no writer would write, straight to the provider.
+fn files_that_are_broken_are_refused() {
+    let entry = entry(
+        json!([{"name": "x", "dtype": "f32", "shape": [1, 8]}]),
+        json!([{"name": "y", "dtype": "f32", "shape": [1, 4]}]),
+        256 << 20,
+        5000,
+    );
+    for bytes in [Vec::new(), Message::new().number(1, 8).into_bytes(), vec![0xff; 1000]] {
+        let error = IsolatedProvider::this_program(1).load(&entry, &bytes).unwrap_err();
+        assert_eq!(error.code(), "graph_refused", "{error}");
+    }
+}
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1);
+    let first = args.next().unwrap_or_default();
+    if first == IsolatedProvider::COMMAND {
+        return graph_process();
+    }
+    let tests: [(&str, fn()); 5] = [
+        ("a_graph_computes_as_in_this_process", a_graph_computes_as_in_this_process),
+        (
+            "a_graph_that_the_process_refuses_is_refused_with_its_reason",
+            a_graph_that_the_process_refuses_is_refused_with_its_reason,
+        ),
+        (
+            "a_node_that_takes_too_long_is_stopped_and_the_next_call_has_a_new_process",
+            a_node_that_takes_too_long_is_stopped_and_the_next_call_has_a_new_process,
+        ),
+        (
+            "memory_is_bounded_whatever_the_graph_asks_for",
+            memory_is_bounded_whatever_the_graph_asks_for,
+        ),
+        ("files_that_are_broken_are_refused", files_that_are_broken_are_refused),
+    ];
+    let wanted = |name: &str| first.is_empty() || first.starts_with('-') || name.contains(&first);
+    let chosen: Vec<_> = tests.into_iter().filter(|(name, _)| wanted(name)).collect();
+    println!("\nrunning {} tests", chosen.len());
+    let mut failed = 0;
+    for (name, test) in &chosen {
+        let outcome = match std::panic::catch_unwind(test) {
+            Ok(()) => "ok",
+            Err(_) => "FAILED",
+        };
+        failed += usize::from(outcome != "ok");
+        println!("test {name} ... {outcome}");
+    }
+    let (outcome, passed) = (if failed == 0 { "ok" } else { "FAILED" }, chosen.len() - failed);
+    println!(
+        "\ntest result: {outcome}. {passed} passed; {failed} failed; 0 ignored; 0 measured; 0 filtered out\n"
+    );
+    ExitCode::from(u8::from(failed > 0))
+}
