@@ -2,7 +2,7 @@
 
 use indexmap::IndexMap;
 use ruvllm_abi::contract::{Dim as ContractDim, TensorContract};
-use ruvllm_abi::{ABI_VERSION, DType, Op};
+use ruvllm_abi::{ABI_VERSION, DType, Op, export};
 use ruvllm_manifest::{
     Author, Dim, GraphEntry, KernelEntry, MANIFEST_FILE, Manifest, ParamSpec, Platforms,
     ResourceLimits, SIGNATURE_FILE, Sha256Hex, TensorSpec, WasmtimePlatform,
@@ -121,6 +121,9 @@ impl PackBuilder {
     pub fn entry(mut self, mut entry: KernelEntry, module: impl Into<Vec<u8>>) -> Self {
         let module = module.into();
         entry.size = module.len() as u64;
+        // A module of the caller's stands in for one of a pack, and may not give gradients.
+        entry.backward &=
+            module.windows(export::BACKWARD.len()).any(|w| w == export::BACKWARD.as_bytes());
         entry.hash = Sha256Hex::from_bytes(Sha256::digest(&module).into());
         self.modules.push((entry.path.to_string(), module));
         self.manifest.kernels.push(entry);

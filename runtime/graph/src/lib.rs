@@ -3,7 +3,7 @@
 //! A graph of a verified pack passes the gate ([`GatedGraph`]: bounds, and a walk over its file before
 //! anything else reads it), is admitted ([`AdmittedGraph`]: it gives, within a tolerance, what another
 //! runtime computed for inputs in the manifest), and computes through the traits of `ruvllm_host::graph`:
-//! in this process, or in processes with limits on time and memory ([`IsolatedProvider`]). [`TextEncoder`]
+//! in this process, or in processes with limits on time and memory ([`IsolatedProvider`]). `TextEncoder`
 //! makes vectors of texts with one.
 //!
 //! Invariants: no runtime sees bytes that were not verified and walked over; nothing is read beside them; a

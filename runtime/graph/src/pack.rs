@@ -239,8 +239,8 @@ fn difference(
     }
     let beyond = |(_, computed, expected): &(usize, f64, f64)| {
         let off = (computed - expected).abs();
-        // Not the other way round: what is no number is never within.
-        !(off <= tolerance.abs + tolerance.rel * expected.abs())
+        // What is no number is never within.
+        off.is_nan() || off > tolerance.abs + tolerance.rel * expected.abs()
     };
     let pairs = computed.numbers().into_iter().zip(&expected.values).enumerate();
     let mut wrong = pairs.map(|(i, (computed, expected))| (i, computed, *expected)).filter(beyond);

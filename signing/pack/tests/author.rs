@@ -376,7 +376,7 @@ fn a_trap_is_told_with_its_source_line(
     let place = format!("{file}:{}", before.lines().count() + 1);
     let trapping_for = |value: &str| {
         let give_up = give_up.replace("VALUE", value);
-        fs::write(&source, text.replace(statement, &format!("\n{give_up}\n{statement}")))
+        fs::write(&source, text.replace(statement, &format!("{give_up}\n{statement}")))
             .expect("written");
         tool(&["build", "--json", path])
     };

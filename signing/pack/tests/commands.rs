@@ -84,11 +84,12 @@ fn inspecting_the_core_pack_shows_modules_without_imports_and_without_trap_sites
         let exports = kernel["module"]["exports"].as_array().expect("exports");
         let exported = |name: &str| exports.iter().any(|export| export == name);
         assert!(["memory", "__heap_base", "kernel_info"].into_iter().all(exported), "{id}");
-        assert_eq!(exports.len(), 4, "{id} exports its entry point and nothing else");
+        let backward = usize::from(exported("kernel_backward"));
+        assert_eq!(exports.len(), 4 + backward, "{id} exports its entry points and nothing else");
         total += kernel["size"].as_u64().expect("a size");
     }
-    // Nearly every kernel is there twice: with relaxed SIMD and without.
-    assert!(total < 250_000, "the modules have {total} bytes in all");
+    // Nearly every kernel is there twice, with relaxed SIMD and without; many give gradients too.
+    assert!(total < 300_000, "the modules have {total} bytes in all");
 }
 
 #[test]

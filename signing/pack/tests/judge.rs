@@ -62,14 +62,29 @@ fn host_says(files: &[(String, Vec<u8>)], seed: u64) -> Result<(), &'static str>
 }
 
 /// Whether `ruvllm-pack test` passes, drawing from this seed.
-fn tool_says(files: &[(String, Vec<u8>)], seed: u64) -> bool {
+fn tool_says(files: &[(String, Vec<u8>)], seed: u64) -> Result<(), String> {
     let dir = tempfile::tempdir().expect("a temporary directory");
     for (path, bytes) in files {
         let path = dir.path().join(path);
         fs::create_dir_all(path.parent().expect("a parent")).expect("made");
         fs::write(path, bytes).expect("written");
     }
-    oracle_test::test(dir.path(), Some(seed)).is_ok_and(|report| report.passed())
+    match oracle_test::test(dir.path(), Some(seed)) {
+        Ok(report) if report.passed() => Ok(()),
+        // Authors are told what a kernel does there; hosts do not fill a memory to find out.
+        Ok(report)
+            if objections(&report.to_string()).all(|o| o.contains("at the limit of memory")) =>
+        {
+            Ok(())
+        }
+        Ok(report) => Err(report.to_string()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// What a report has against kernels.
+fn objections(report: &str) -> impl Iterator<Item = &str> {
+    report.lines().filter(|line| line.starts_with("    "))
 }
 
 /// The module with one byte of its code changed.
@@ -104,7 +119,8 @@ fn a_pack_that_passes_the_test_is_admitted_and_one_that_fails_is_refused() {
             let module = if i == 0 { wasm.clone() } else { mutant(&wasm, &mut random) };
             let (files, seed) = (pack(id, &module, |_| {}), u64::from(random.next()));
             let host = host_says(&files, seed);
-            assert_eq!(tool_says(&files, seed), host.is_ok(), "{id}, mutant {i}: {host:?}");
+            let tool = tool_says(&files, seed);
+            assert_eq!(tool.is_ok(), host.is_ok(), "{id}, mutant {i}: {host:?}, {tool:?}");
             assert!(i > 0 || host.is_ok(), "{id}: {host:?}");
             admitted += usize::from(host.is_ok());
             wrong += usize::from(matches!(host, Err("kernel_mismatch" | "kernel_non_finite")));
@@ -121,8 +137,8 @@ fn an_author_who_promises_more_is_held_to_it_by_both() {
     let promise = |abs: f64| pack(id, &wasm, |k| k["tolerance"] = json!({"rel": 0.0, "abs": abs}));
     let exact = promise(0.0);
     assert_eq!(host_says(&exact, 5), Err("kernel_mismatch"));
-    assert!(!tool_says(&exact, 5));
+    assert!(tool_says(&exact, 5).is_err());
     let loose = promise(1e-6);
     assert_eq!(host_says(&loose, 5), Ok(()));
-    assert!(tool_says(&loose, 5));
+    assert!(tool_says(&loose, 5).is_ok());
 }

@@ -118,7 +118,7 @@ pub(super) unsafe fn number(sum: int32x4_t) -> float32x4_t {
 // `DOT` says so, and loads and stores no more than that.
 unsafe impl<const DOT: u8> Simd for Neon<DOT> {
     const LANES: usize = 4;
-    const REGISTERS: usize = 32;
+    const REGISTERS: usize = usize::MAX;
     const INT_PANELS: usize = if DOT == I8MM { 2 } else { 1 };
     const INT_COLS: usize = if DOT == I8MM { 4 } else { 8 };
     const STREAMED_COLS: usize = 8;
@@ -226,8 +226,10 @@ unsafe impl<const DOT: u8> Simd for Neon<DOT> {
             if DOT != PLAIN {
                 return [vaddq_s32(vdupq_n_s32(word), no_sum()); 2];
             }
-            // A row has two words of sums of 16 bits. One that starts with all is within these in the end.
-            [vreinterpretq_s32_u64(vdupq_n_u64(u64::from(word.cast_unsigned()))); 2]
+            // Each half of the word is what two bytes' sums start at together: the first of them has it all,
+            // and is within 16 bits in the end.
+            let words = vreinterpret_u16_u32(vdup_n_u32(word.cast_unsigned()));
+            [vreinterpretq_s32_u32(vmovl_u16(words)); 2]
         }
 
         fn add_products(kind: u8, sum: Halves, w: int8x16_t, a: int8x16_t) -> Halves {

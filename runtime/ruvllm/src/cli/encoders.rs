@@ -15,23 +15,26 @@ const PROCESSES: usize = 2;
 /// An encoder as the server sees it.
 struct Served(ruvllm_graph::TextEncoder);
 
+/// An encoder with the name that requests have for it.
+type Named = (String, Arc<dyn TextEncoder>);
+
 /// Opens all encoders: their packs are verified like those of kernels, and their graphs computed in processes
 /// of their own.
 pub(crate) fn open(
     models: &[EmbeddingModel],
     options: &KernelOptions,
-) -> Result<Vec<(String, Arc<dyn TextEncoder>)>, Failure> {
+) -> Result<Vec<Named>, Failure> {
     if models.is_empty() {
         return Ok(Vec::new());
     }
     let floor = setup::state_dir(options).map(|dir| VersionFloor::open(dir.join("floors")));
     let floor = floor.transpose()?;
     let acceptance = setup::acceptance(options, floor.as_ref())?;
-    let named = |model: &EmbeddingModel| -> Result<_, Failure> {
+    let named = |model: &EmbeddingModel| -> Result<Named, Failure> {
         let EmbeddingModel { name, pack, .. } = model;
         let encoder = one(model, &acceptance, floor.as_ref())
             .map_err(|error| format!("--embedding-model {name}={}: {error}", pack.display()))?;
-        Ok((name.clone(), Arc::new(Served(encoder)) as Arc<dyn TextEncoder>))
+        Ok((name.clone(), Arc::new(Served(encoder))))
     };
     models.iter().map(named).collect()
 }

@@ -100,7 +100,8 @@ pub(super) use methods;
 pub(super) unsafe trait Simd: Copy + Send + Sync {
     /// f32 in a vector; also the weight rows of a panel of bytes. At most [`MAX_LANES`].
     const LANES: usize;
-    /// Vectors that there are registers for.
+    /// Vectors that there are registers for, where instructions can take an operand from memory instead;
+    /// elsewhere none is better off there.
     const REGISTERS: usize;
     /// The panels that a tile of integers takes at a time, 1 or 2: two share what is read of the
     /// activations, which pays where products are so fast that reading them is the bound.
