@@ -416,7 +416,7 @@ impl TeamWorker {
         ) -> Result<(), Failure>,
     ) -> Result<(), Unanswered> {
         let Self { host, kernels, checks } = self;
-        let (every, small) = (snap.check_every(), bytes < SMALL_BYTES);
+        let every = snap.check_every();
         let mut last = None;
         for (kernel, provider) in chain {
             if kernel.stats().quarantined() {
@@ -428,6 +428,8 @@ impl TeamWorker {
                 true => checks.sampler.until_next(every),
                 false => state.until_check.saturating_sub(1),
             };
+            // A call that is checked takes longer than others: it may not stand for them.
+            let small = bytes < SMALL_BYTES && !check;
             let timed = !small || state.until_clock == 0;
             state.until_clock = match small && timed {
                 true => checks.sampler.random.next_gap(CLOCK_EVERY) - 1,
@@ -436,11 +438,8 @@ impl TeamWorker {
             let started = timed.then(Instant::now);
             let ran = run(provider, &mut state.session, check.then_some(&mut *checks));
             let Err(failure) = ran else {
-                let timing = match started.map(|started| started.elapsed()) {
-                    Some(took) if !small => Timing::Each(took),
-                    took => Timing::Sampled(took),
-                };
-                state.open.counters.answered(bytes, timing);
+                let took = started.map(|started| started.elapsed());
+                state.open.counters.answered(bytes, Timing::of(took, small));
                 return Ok(());
             };
             host.incidents.report(kernel.stats(), &failure);

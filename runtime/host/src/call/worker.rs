@@ -337,13 +337,8 @@ impl Worker {
             self.suspect();
         }
         if let Some(open) = &self.kernels[kernel.uid()].open {
-            open.counters.answered(
-                bytes.total(),
-                match started.map(|started| started.elapsed()) {
-                    Some(took) if !brief => Timing::Each(took),
-                    took => Timing::Sampled(took),
-                },
-            );
+            let took = started.map(|started| started.elapsed());
+            open.counters.answered(bytes.total(), Timing::of(took, brief));
         }
         Ok(())
     }

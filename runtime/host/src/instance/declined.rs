@@ -57,10 +57,10 @@ impl Instance {
             )
         };
         for (of, others) in others.iter().enumerate() {
-            for (_, size) in others {
+            for (takes, size) in others {
                 let tried = if of == 0 { sized(*size, bytes.b) } else { sized(bytes.a, *size) };
                 if self.takes_zeros(call.words, tried, status) {
-                    return Some(said(of, &of_size(others, *size)));
+                    return Some(said(of, takes));
                 }
             }
         }
@@ -71,11 +71,10 @@ impl Instance {
                 "it takes `{b}` first and then `{a}`, the manifest has them the other way"
             ));
         }
-        for (_, a_size) in first.iter().take(PAIRS) {
-            for (_, b_size) in second.iter().take(PAIRS) {
+        for (a, a_size) in first.iter().take(PAIRS) {
+            for (b, b_size) in second.iter().take(PAIRS) {
                 if self.takes_zeros(call.words, sized(*a_size, *b_size), status) {
-                    let (a, b) = (of_size(first, *a_size), of_size(second, *b_size));
-                    return Some(format!("{}; {}", said(0, &a), said(1, &b)));
+                    return Some(format!("{}; {}", said(0, a), said(1, b)));
                 }
             }
         }
@@ -91,11 +90,10 @@ impl Instance {
         let words = call.words.as_slice();
         let bytes = plan.bytes(words).ok()?;
         let output = &plan.output;
-        let others = plan.alternatives(output, words);
-        let (_, size) = others.iter().find(|(_, out)| {
+        let mut others = plan.alternatives(output, words).into_iter();
+        let (takes, _) = others.find(|(_, out)| {
             self.takes_zeros(call.words, CallBytes { out: *out, ..bytes }, status)
         })?;
-        let takes = of_size(&others, *size);
         let (name, says) = (&output.name, plan.type_of(output));
         Some(format!("it gives `{name}` as {takes}, the manifest says {says}"))
     }
@@ -157,10 +155,4 @@ fn names(plan: &CallPlan) -> String {
     let params = plan.params.iter().map(|param| param.name.as_str());
     let all: Vec<&str> = plan.symbols.iter().map(String::as_str).chain(params).collect();
     all.join(", ")
-}
-
-/// The types and shapes of a size, which a kernel cannot tell apart.
-fn of_size(types: &[(String, usize)], size: usize) -> String {
-    let same = types.iter().filter(|(_, other)| *other == size);
-    same.map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(" or ")
 }

@@ -46,6 +46,17 @@ pub(crate) enum Timing {
     Unusual(Duration),
 }
 
+impl Timing {
+    /// Of a call that was timed, or of a brief one that was not.
+    #[inline]
+    pub(crate) fn of(took: Option<Duration>, brief: bool) -> Self {
+        match took {
+            Some(took) if !brief => Timing::Each(took),
+            took => Timing::Sampled(took),
+        }
+    }
+}
+
 impl Counters {
     #[inline]
     pub(crate) fn answered(&self, bytes: usize, timing: Timing) {

@@ -50,7 +50,8 @@ fn all_refusals_of_a_pack_come_together() {
 
 /// What is told of a pack that is refused.
 fn message(module: &Module) -> String {
-    let host = Host::new(HostConfig::default()).unwrap();
+    // With two rows, types of two shapes have one size, and which is named is then of no account.
+    let host = Host::new(HostConfig { admission_seed: Some(3), ..HostConfig::default() }).unwrap();
     let error = host.install(pack(module).verify().unwrap()).unwrap_err();
     error.refusals()[0].message.clone()
 }
@@ -69,30 +70,23 @@ fn a_declined_tensor_is_named_with_what_the_kernel_takes_instead() {
     };
     let words = |of: &str, bytes: u32| format!("(i32.mul {of} (i32.const {bytes}))");
     let (dim, all) = ("(local.get $dim)", "(i32.mul (local.get $rows) (local.get $dim))");
-    // Sizes are drawn, and with two rows two types have one size: then both are named.
     for (what, told) in [
         (
             taking(12, &words(dim, 2), 1),
-            ["it takes `weight` as ", "f16[dim]", ", the manifest says f32[dim]"],
+            "it takes `weight` as f16[dim], the manifest says f32[dim]",
         ),
-        (
-            taking(12, &words(all, 4), 1),
-            ["it takes `weight` as ", "f32[rows, dim]", ", the manifest says f32[dim]"],
-        ),
+        (taking(12, &words(all, 4), 1), "it takes `weight` as f32[rows, dim]"),
         (
             taking(4, &words(dim, 4), 1),
-            ["it takes `x` as ", "f32[dim]", ", the manifest says f32[rows, dim]"],
+            "it takes `x` as f32[dim], the manifest says f32[rows, dim]",
         ),
-        (
-            taking(20, &words(all, 2), 2),
-            ["it gives `y` as ", "f16[rows, dim]", ", the manifest says f32[rows, dim]"],
-        ),
+        (taking(20, &words(all, 2), 2), "it gives `y` as f16[rows, dim]"),
         (
             taking(36, "(i32.const 16)", 3),
-            ["it reads 4 words of extents and params", ", ", "the manifest has 3"],
+            "it reads 4 words of extents and params, the manifest has 3",
         ),
     ] {
-        assert!(told.iter().all(|told| what.contains(told)), "{told:?} are not in: {what}");
+        assert!(what.contains(told), "{told:?} is not in: {what}");
     }
     let picky = message(&always("(return (i32.const 1))"));
     assert!(picky.contains("INVALID_INPUT): it was called with x: f32["), "{picky}");
