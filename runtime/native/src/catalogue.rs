@@ -33,6 +33,9 @@ pub(crate) struct Row {
     pub(crate) tolerance: fn(DType) -> Option<Tolerance>,
     /// How many roundings to the input's type add up in an element.
     pub(crate) roundings: fn(&Variant, &[u32]) -> f64,
+    /// Elements of the first input below this have a sigmoid smaller than twice the smallest normal number of
+    /// binary32: a kernel may take it for zero, whatever it is multiplied by.
+    pub(crate) vanishing: f32,
     /// The second operand.
     pub(crate) second: Second,
     /// The largest magnitude of an input that the operation can still square, multiply or store.
@@ -112,6 +115,7 @@ const ROPE: Row = Row {
     },
     backward: Some(backward::ROPE),
     tolerance: usual,
+    vanishing: f32::NEG_INFINITY,
     roundings: |_, _| 1.0,
     second: Second::Constant(|random, words, _| {
         let [_, seq, _, _, dim_half, theta] = *words.first_chunk().unwrap_or(&[0; 6]);
@@ -172,6 +176,7 @@ const RMS_NORM: Row = Row {
     },
     backward: Some(backward::RMS_NORM),
     tolerance: usual,
+    vanishing: f32::NEG_INFINITY,
     roundings: |_, _| 1.0,
     second: Second::Constant(ordinary),
     huge: |variant| if variant.inputs[0] == DType::F16 { 3e4 } else { LARGEST_INPUT },
@@ -202,6 +207,7 @@ const SWIGLU: Row = Row {
     },
     backward: Some(backward::SWIGLU),
     tolerance: usual,
+    vanishing: -87.0,
     roundings: |_, _| 1.0,
     second: Second::Activations,
     huge: |variant| if variant.inputs[0] == DType::F16 { 200.0 } else { LARGEST_INPUT },
@@ -228,6 +234,7 @@ const KV_PACK: Row = Row {
     backward: None,
     tolerance: |_| None,
     second: Second::None,
+    vanishing: f32::NEG_INFINITY,
     roundings: |_, _| 1.0,
     huge: |variant| largest_in_blocks(variant.output),
     ties: true,
@@ -284,6 +291,7 @@ const LORA_APPLY: Row = Row {
         _ => usual(output),
     },
     // Sums run in binary32 whatever the format, so only there do small steps add up.
+    vanishing: f32::NEG_INFINITY,
     roundings: |variant, words| match (variant.inputs[0], words) {
         (DType::F32, &[_, in_dim, _, rank, ..]) => f64::from(in_dim) * f64::from(rank),
         _ => 1.0,
@@ -326,6 +334,8 @@ const GELU: Row = Row {
         _ => write(y, |y| ops::gelu(isa, &view(call.a)?, y)),
     },
     backward: Some(backward::GELU),
+    // Where twice `u` is -86.85.
+    vanishing: -9.98,
     second: Second::None,
     huge: |variant| if variant.inputs[0] == DType::F16 { 3e4 } else { LARGEST_INPUT },
     bench: &[&[1, 3072], &[1, 8192]],
@@ -345,6 +355,8 @@ const GEGLU: Row = Row {
         }
     },
     backward: Some(backward::GEGLU),
+    // Where twice `u` is -86.85.
+    vanishing: -9.98,
     ..SWIGLU
 };
 
