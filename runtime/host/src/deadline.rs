@@ -10,6 +10,7 @@
 //! meanwhile: one that was not given a processor is not to blame.
 
 use crate::OpKey;
+use crate::exec::KernelSpec;
 use crate::op::call::Words;
 use crate::op::plan::{CallBytes, CallPlan};
 use ruvllm_abi::Op;
@@ -28,8 +29,12 @@ const BACKWARD: u64 = 4;
 /// What any call may take: pages that are touched for the first time cost more than brief calls.
 const LEAST: Duration = Duration::from_millis(5);
 
-/// What `kernel_init`, `kernel_info` and `kernel_cleanup` may take each.
+/// What `kernel_init`, `kernel_info` and `kernel_cleanup` may take each, beside what their memory costs.
 const ASIDE: Duration = Duration::from_millis(20);
+
+/// What touching a page of 64 KiB for the first time may take: `kernel_init` may fill all of them, each is sixteen
+/// pages of most processors, and a virtual machine takes some microseconds for one.
+const PAGE: Duration = Duration::from_micros(200);
 
 /// How often the twin is measured; the shortest time counts.
 const TURNS: usize = 9;
@@ -55,12 +60,12 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// The deadlines of a kernel whose pack asks for `most` ticks of this length.
-    pub(crate) fn new(key: &OpKey, most: u64, tick: Duration) -> Self {
+    /// The deadlines of a kernel of such limits, for ticks of this length.
+    pub(crate) fn new(key: &OpKey, spec: &KernelSpec, tick: Duration) -> Self {
         let ticks =
             |time: Duration| (time.as_nanos().div_ceil(tick.as_nanos().max(1)) as u64).max(1);
-        let most = most.max(1);
-        let aside = ticks(ASIDE).min(most);
+        let most = spec.ticks.max(1);
+        let aside = ticks(ASIDE + PAGE * spec.memory_pages).min(most);
         let own = Self { tick, aside, most, least: most, rate: 0, repeats: None };
         let Some((op, nanos)) = measured(key) else { return own };
         let rate = FACTOR * nanos / tick.as_nanos().max(1) as f64 * f64::from(FRACTION).exp2();
@@ -170,10 +175,15 @@ mod tests {
 
     const TICK: Duration = Duration::from_millis(1);
 
+    fn asks(ticks: u64, memory_pages: u32) -> KernelSpec {
+        let entry_point = "kernel_forward".to_owned();
+        KernelSpec { entry_point, backward: false, memory_pages, table_elements: 0, ticks }
+    }
+
     fn ticks(key: &OpKey, most: u64, words: &Words) -> u64 {
         let (op, _) = key.known().unwrap();
         let bytes = CallPlan::of_op(op, &key.inputs, key.output).bytes(words.as_slice()).unwrap();
-        Deadline::new(key, most, TICK).ticks(&bytes, words)
+        Deadline::new(key, &asks(most, 0), TICK).ticks(&bytes, words)
     }
 
     #[test]
@@ -210,10 +220,13 @@ mod tests {
     #[test]
     fn nothing_but_the_packs_own_limit_is_known_of_a_custom_operation() {
         let key = OpKey::new("mine", [ruvllm_abi::DType::F32], ruvllm_abi::DType::F32);
-        let deadline = Deadline::new(&key, 700, TICK);
+        let deadline = Deadline::new(&key, &asks(700, 0), TICK);
         let bytes = CallBytes { a: 4, out: 4, ..CallBytes::default() };
         assert_eq!(deadline.ticks(&bytes, &Words::of([1])), 700);
         assert_eq!(deadline.aside, 20);
+        // Who has more memory to fill has more time to.
+        assert_eq!(Deadline::new(&key, &asks(700, 256), TICK).aside, 72);
+        assert_eq!(Deadline::new(&key, &asks(50, 256), TICK).aside, 50);
     }
 
     /// Looks at a call of 16 ticks until it is stopped, `step` of processor time apart.

@@ -112,7 +112,7 @@ impl<'a> Admission<'a> {
     }
 
     fn deadline(&self, gated: &GatedKernel<'_>) -> Deadline {
-        Deadline::new(gated.key(), gated.spec().ticks, self.config.tick)
+        Deadline::new(gated.key(), gated.spec(), self.config.tick)
     }
 
     fn template(
