@@ -23,64 +23,78 @@ static inline __attribute__((always_inline)) void project(const float *x, const 
     ruvllm_f32x4 sums[8];
     RUVLLM_UNROLL
     for (uint32_t k = 0; k < ranks; k++) sums[k] = ruvllm_splat4(0.0f);
-    uint32_t i = 0;
-    for (; i + 16 <= in_dim; i += 16) {
+    const size_t group = 4 * (size_t)rank;
+    for (; in_dim >= 16; in_dim -= 16, x += 16) {
         RUVLLM_UNROLL
-        for (uint32_t g = 0; g < 16; g += 4) {
-            const ruvllm_f32x4 v = ruvllm_load4(x + i + g);
-            const float *group = a + (size_t)(i + g) * rank;
+        for (uint32_t g = 0; g < 16; g += 4, a += group) {
+            const ruvllm_f32x4 v = ruvllm_load4(x + g);
             RUVLLM_UNROLL
             for (uint32_t k = 0; k < ranks; k++) {
-                sums[k] = ruvllm_madd4(ruvllm_load4(group + 4 * k), v, sums[k]);
+                sums[k] = ruvllm_madd4(ruvllm_load4(a + 4 * k), v, sums[k]);
             }
         }
     }
-    for (; i < in_dim; i += 4) {
+    for (uint32_t i = 0; i < in_dim; i += 4, a += group) {
         const ruvllm_f32x4 v = i + 4 <= in_dim ? ruvllm_load4(x + i) : load_some(x + i, in_dim - i);
-        const float *group = a + (size_t)i * rank;
         RUVLLM_UNROLL
         for (uint32_t k = 0; k < ranks; k++) {
-            sums[k] = ruvllm_madd4(ruvllm_load4(group + 4 * k), v, sums[k]);
+            sums[k] = ruvllm_madd4(ruvllm_load4(a + 4 * k), v, sums[k]);
         }
     }
     RUVLLM_UNROLL
     for (uint32_t k = 0; k < ranks; k++) low[k] = scale * ruvllm_sum4(sums[k]);
 }
 
-/* One group of the output: eight ranks at once in two chains, then those that are left. */
-static inline __attribute__((always_inline)) ruvllm_f32x4 combine(const float *low, const float *b,
-                                                                  uint32_t rank) {
+/* One group of the output: two chains of the ranks, which `low` has once for each lane. */
+static inline __attribute__((always_inline)) ruvllm_f32x4 combine(const ruvllm_f32x4 *low,
+                                                                  const float *b, uint32_t ranks) {
     ruvllm_f32x4 even = ruvllm_splat4(0.0f), odd = ruvllm_splat4(0.0f);
-    uint32_t r = 0;
-    for (; r + 8 <= rank; r += 8) {
-        RUVLLM_UNROLL
-        for (uint32_t k = 0; k < 8; k += 2) {
-            const float *at = b + 4 * (r + k);
-            even = ruvllm_madd4(ruvllm_load4(at), ruvllm_splat4(low[r + k]), even);
-            odd = ruvllm_madd4(ruvllm_load4(at + 4), ruvllm_splat4(low[r + k + 1]), odd);
-        }
-    }
-    for (; r < rank; r++) {
-        even = ruvllm_madd4(ruvllm_load4(b + 4 * r), ruvllm_splat4(low[r]), even);
+    RUVLLM_UNROLL
+    for (uint32_t k = 0; k < ranks; k += 2) {
+        even = ruvllm_madd4(ruvllm_load4(b + 4 * k), low[k], even);
+        odd = ruvllm_madd4(ruvllm_load4(b + 4 * k + 4), low[k + 1], odd);
     }
     return even + odd;
 }
 
-/* Every group of the output. Of a rank that is a constant the groups are straight lines, four of them
- * in a turn of the loop. */
-static inline __attribute__((always_inline)) void expand(const float *low, const float *b,
-                                                         uint32_t rank, float *y,
-                                                         uint32_t out_dim) {
-    uint32_t o = 0;
-    for (; o + 16 <= out_dim; o += 16) {
+/* Every group of the output, for a rank that is a constant and even: what all groups need of `low` stays in
+ * registers, and four groups are one turn of the loop. */
+static inline __attribute__((always_inline)) void expand_by(const float *low, const float *b,
+                                                            uint32_t rank, float *y,
+                                                            uint32_t out_dim) {
+    ruvllm_f32x4 lows[8];
+    RUVLLM_UNROLL
+    for (uint32_t k = 0; k < rank; k++) lows[k] = ruvllm_splat4(low[k]);
+    for (; out_dim >= 16; out_dim -= 16, y += 16, b += 16 * rank) {
         RUVLLM_UNROLL
-        for (uint32_t g = 0; g < 16; g += 4) {
-            ruvllm_store4(y + o + g, combine(low, b + (size_t)(o + g) * rank, rank));
+        for (uint32_t g = 0; g < 4; g++) {
+            ruvllm_store4(y + 4 * g, combine(lows, b + 4 * rank * g, rank));
         }
     }
-    for (; o < out_dim; o += 4) {
+    for (uint32_t o = 0; o < out_dim; o += 4, b += 4 * rank) {
         float lanes[4];
-        ruvllm_store4(lanes, combine(low, b + (size_t)o * rank, rank));
+        ruvllm_store4(lanes, combine(lows, b, rank));
+        for (uint32_t k = 0; k < 4 && o + k < out_dim; k++) y[o + k] = lanes[k];
+    }
+}
+
+/* The same for any rank: eight at once, then those that are left. */
+static inline void expand(const float *low, const float *b, uint32_t rank, float *y,
+                          uint32_t out_dim) {
+    for (uint32_t o = 0; o < out_dim; o += 4) {
+        ruvllm_f32x4 sum = ruvllm_splat4(0.0f);
+        uint32_t r = 0;
+        for (; r + 8 <= rank; r += 8, b += 32) {
+            ruvllm_f32x4 lows[8];
+            RUVLLM_UNROLL
+            for (uint32_t k = 0; k < 8; k++) lows[k] = ruvllm_splat4(low[r + k]);
+            sum = sum + combine(lows, b, 8);
+        }
+        for (; r < rank; r++, b += 4) {
+            sum = ruvllm_madd4(ruvllm_load4(b), ruvllm_splat4(low[r]), sum);
+        }
+        float lanes[4];
+        ruvllm_store4(lanes, sum);
         for (uint32_t k = 0; k < 4 && o + k < out_dim; k++) y[o + k] = lanes[k];
     }
 }
@@ -104,8 +118,8 @@ RUVLLM_KERNEL(lora_apply_forward) {
         for (; r + 4 <= rank; r += 4) project(x, ab + 4 * r, in_dim, rank, 4, scale, low + r);
         for (; r < rank; r++) project(x, ab + 4 * r, in_dim, rank, 1, scale, low + r);
         switch (rank) {
-        case 4: expand(low, b, 4, y, out_dim); break;
-        case 8: expand(low, b, 8, y, out_dim); break;
+        case 4: expand_by(low, b, 4, y, out_dim); break;
+        case 8: expand_by(low, b, 8, y, out_dim); break;
         default: expand(low, b, rank, y, out_dim);
         }
     }

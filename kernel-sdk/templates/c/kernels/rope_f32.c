@@ -5,20 +5,37 @@
 /* Pairs whose cosines and sines fit the scratch of a call. */
 #define PAIRS 1024
 
+/* Lays out `n` pairs (cos, sin) as cosines and sines. */
+static inline void part(const float *angles, float *cosines, float *sines, uint32_t n) {
+    for (; n >= 16; n -= 16, angles += 32, cosines += 16, sines += 16) {
+        RUVLLM_UNROLL
+        for (uint32_t k = 0; k < 16; k += 4) {
+            const ruvllm_f32x4 low = ruvllm_load4(angles + 2 * k);
+            const ruvllm_f32x4 high = ruvllm_load4(angles + 2 * k + 4);
+            ruvllm_store4(cosines + k, __builtin_shufflevector(low, high, 0, 2, 4, 6));
+            ruvllm_store4(sines + k, __builtin_shufflevector(low, high, 1, 3, 5, 7));
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        cosines[i] = angles[2 * i];
+        sines[i] = angles[2 * i + 1];
+    }
+}
+
 /* The pairs (a[i], b[i]) of one head, `n` of them. */
 static inline void rotate(const float *a, const float *b, const float *cosines, const float *sines,
                           float *ya, float *yb, uint32_t n) {
-    uint32_t i = 0;
-    for (; i + 32 <= n; i += 32) {
+    for (; n >= 32; n -= 32) {
         RUVLLM_UNROLL
-        for (uint32_t k = i; k < i + 32; k += 4) {
+        for (uint32_t k = 0; k < 32; k += 4) {
             const ruvllm_f32x4 p = ruvllm_load4(a + k), q = ruvllm_load4(b + k);
             const ruvllm_f32x4 cosine = ruvllm_load4(cosines + k), sine = ruvllm_load4(sines + k);
             ruvllm_store4(ya + k, ruvllm_madd4(p, cosine, -(q * sine)));
             ruvllm_store4(yb + k, ruvllm_madd4(p, sine, q * cosine));
         }
+        a += 32, b += 32, cosines += 32, sines += 32, ya += 32, yb += 32;
     }
-    for (; i < n; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         const float p = a[i], q = b[i];
         ya[i] = p * cosines[i] - q * sines[i];
         yb[i] = p * sines[i] + q * cosines[i];
@@ -57,10 +74,7 @@ RUVLLM_KERNEL(rope_forward) {
                 /* The cosines and the sines are laid out apart, once for all heads. */
                 for (uint32_t from = 0; from < dim_half; from += PAIRS) {
                     const uint32_t n = dim_half - from < PAIRS ? dim_half - from : PAIRS;
-                    for (uint32_t i = 0; i < n; i++) {
-                        cosines[i] = angles[2 * (from + i)];
-                        sines[i] = angles[2 * (from + i) + 1];
-                    }
+                    part(angles + 2 * (size_t)from, cosines, sines, n);
                     for (uint32_t h = 0; h < heads; h++) {
                         const float *a = x + (size_t)h * dim + from;
                         float *ya = y + (size_t)h * dim + from;
