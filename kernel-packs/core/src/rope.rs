@@ -219,19 +219,20 @@ impl<'s> Angles<'s> {
 
     #[inline(always)]
     fn lay_out_split(&mut self, freqs: &[f32]) {
-        let (quads, rest) = freqs.as_chunks::<8>();
-        let (cos, cos_rest) = self.first.as_chunks_mut::<4>();
-        let (sin, sin_rest) = self.second.as_chunks_mut::<4>();
-        for ((pairs, cos), sin) in quads.iter().zip(cos.iter_mut()).zip(sin.iter_mut()) {
-            let (low, high) = (at(pairs, 0), at(pairs, 4));
-            low.even(high).store(cos);
-            (low.odd(high) * F32x4::splat(self.sense)).store(sin);
+        let (blocks, rest) = freqs.as_chunks::<32>();
+        let (cos, _) = self.first.as_chunks_mut::<16>();
+        let (sin, _) = self.second.as_chunks_mut::<16>();
+        for ((pairs, cos), sin) in blocks.iter().zip(cos).zip(sin) {
+            unroll!(4, i => {
+                let (low, high) = (at(pairs, 8 * i), at(pairs, 8 * i + 4));
+                put(cos, 4 * i, low.even(high));
+                put(sin, 4 * i, low.odd(high) * F32x4::splat(self.sense));
+            });
         }
-        // A shorter last section leaves the remainder of `freqs` where whole vectors are.
-        let done = quads.len();
-        let cos_tail = cos.get_mut(done).map_or(cos_rest, |quad| quad.as_mut_slice());
-        let sin_tail = sin.get_mut(done).map_or(sin_rest, |quad| quad.as_mut_slice());
-        for ((pair, cos), sin) in rest.as_chunks::<2>().0.iter().zip(cos_tail).zip(sin_tail) {
+        let done = 16 * blocks.len();
+        let cos = self.first.get_mut(done..).unwrap_or(&mut []);
+        let sin = self.second.get_mut(done..).unwrap_or(&mut []);
+        for ((pair, cos), sin) in rest.as_chunks::<2>().0.iter().zip(cos).zip(sin) {
             let [c, s] = *pair;
             (*cos, *sin) = (c, self.sense * s);
         }
