@@ -11,6 +11,9 @@
 //! any byte slice ([`Memory::over`]) and the SIMD types are plain arrays, so that a kernel's maths
 //! is tested where its author works.
 //!
+//! A kernel that [`kernel!`] declares computes with one thread. For one with threads, see the documentation of
+//! [`abi`]: its entry point has another type, and a view of the whole output is no thread's alone.
+//!
 //! It does not protect a kernel from a host that rewrites memory during a call; a host is trusted.
 //!
 //! # Examples

@@ -47,13 +47,14 @@ pub(crate) mod limit {
 }
 
 /// Exports that have another meaning than entry point.
-const RESERVED_EXPORTS: [&str; 6] = [
+const RESERVED_EXPORTS: [&str; 7] = [
     export::MEMORY,
     export::HEAP_BASE,
     export::INIT,
     export::BACKWARD,
     export::INFO,
     export::CLEANUP,
+    export::STACK_POINTER,
 ];
 
 /// Checks each kernel that decoded and what must be unique among them and the graphs. The contract of an

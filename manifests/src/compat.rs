@@ -30,6 +30,8 @@ pub struct ExecutorGate {
     pub version: Version,
     /// Names as manifests write them, such as `simd`.
     pub features: Vec<String>,
+    /// Whether it compiles kernels to machine code, rather than interpreting them.
+    pub compiles: bool,
 }
 
 /// The executors that manifests know.
@@ -50,6 +52,8 @@ pub struct LimitCaps {
     pub max_epoch_ticks: u64,
     /// Elements of all tables together.
     pub max_table_elements: u32,
+    /// Threads that compute a call of a kernel together.
+    pub max_threads: u32,
 }
 
 /// What stands against running a pack on a host.
@@ -147,6 +151,15 @@ fn check_kernel(kernel: &KernelEntry, at: &str, gates: &RuntimeGates) -> Vec<Vio
         }
         ExecutorKind::Wamr => kernel.platforms.wamr.as_ref().map(|p| (&p.min_version, &[][..])),
     };
+    let granted = gates.caps.max_threads;
+    if kernel.threads > granted {
+        let what = format!(
+            "the kernel asks for {} threads, this host enters {granted}: choose --device-class threads, or a \
+             pack with a kernel for one thread",
+            kernel.threads
+        );
+        found.push(Violation::new("threads_unsupported", format!("{at}.threads"), what));
+    }
     match needs {
         None => {
             let what = format!("the kernel was not made for {}, which runs here", executor.kind);
@@ -161,6 +174,13 @@ fn check_kernel(kernel: &KernelEntry, at: &str, gates: &RuntimeGates) -> Vec<Vio
                 let what = format!("needs the feature `{feature}`, which is off on this host");
                 let at = format!("{at_platform}.features");
                 found.push(Violation::new("feature_unsupported", at, what));
+            }
+            let wamr =
+                kernel.platforms.wamr.as_ref().filter(|_| executor.kind == ExecutorKind::Wamr);
+            if executor.compiles && wamr.is_some_and(|platform| !platform.aot_available) {
+                let what = "the kernel may not be compiled ahead of time, as this host does: interpret kernels";
+                let at = format!("{at_platform}.aot_available");
+                found.push(Violation::new("aot_unavailable", at, what));
             }
         }
     }

@@ -135,6 +135,13 @@ fn kernel(r: &mut Report, at: &str, json: &Json) -> Option<KernelEntry> {
         None => Some(false),
         Some(v) => boolean(r, &f.at("backward"), v),
     };
+    let threads = match f.optional("threads") {
+        None => Some(1),
+        Some(v) => {
+            let range = 1..=u64::from(ruvllm_abi::MAX_THREADS);
+            integer(r, &f.at("threads"), v, range, "threads_out_of_range")
+        }
+    };
     let tensors = |r: &mut Report, f: &mut Fields<'_>, name: &'static str, length| {
         let value = f.required(r, name)?;
         let items = array(r, &f.at(name), value, length, "tensor_count")?;
@@ -165,6 +172,7 @@ fn kernel(r: &mut Report, at: &str, json: &Json) -> Option<KernelEntry> {
         hash: hash?,
         entry_point: entry_point?,
         backward: backward?,
+        threads: u32::try_from(threads?).ok()?,
         inputs: inputs?,
         outputs: outputs?,
         params: params?,

@@ -46,5 +46,9 @@ pub use types::{
 /// The name of the manifest in a pack.
 pub const MANIFEST_FILE: &str = "kernels.json";
 
+/// The feature of an executor that kernels declare which compute graphs of their pack, through the imports of
+/// WASI-NN.
+pub const WASI_NN: &str = "wasi-nn";
+
 /// The name of the signature envelope in a pack.
 pub const SIGNATURE_FILE: &str = "kernels.json.sig";

@@ -76,6 +76,9 @@ pub struct KernelEntry {
     /// Whether the module exports `kernel_backward`, the gradient of its entry point.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub backward: bool,
+    /// How many threads compute a call together at most; 1 unless it says more, which the trust policy must grant.
+    #[serde(skip_serializing_if = "is_one")]
+    pub threads: u32,
     /// The inputs in descriptor order.
     pub inputs: Vec<TensorSpec>,
     /// The outputs; the descriptor has room for one.
@@ -178,7 +181,7 @@ pub struct WasmtimePlatform {
 pub struct WamrPlatform {
     /// The oldest version, inclusive.
     pub min_version: Version,
-    /// Whether the author offers an ahead-of-time build elsewhere.
+    /// Whether hosts may compile the module ahead of time; those that do leave it out otherwise.
     pub aot_available: bool,
 }
 
@@ -294,6 +297,12 @@ impl Manifest {
 }
 
 impl KernelEntry {
+    /// Whether it asks to compute graphs of its pack, through the imports of WASI-NN.
+    pub fn asks_for_graphs(&self) -> bool {
+        let platform = self.platforms.wasmtime.as_ref();
+        platform.is_some_and(|p| p.features.iter().any(|feature| feature == crate::WASI_NN))
+    }
+
     /// The catalogue's operation, or `None` for a custom op.
     pub fn known_op(&self) -> Option<Op> {
         Op::from_name(&self.op)
@@ -332,6 +341,11 @@ impl ParamValue {
             ParamValue::I32(_) => ParamType::I32,
         }
     }
+}
+
+/// What is not written: one thread is what every kernel has.
+fn is_one(threads: &u32) -> bool {
+    *threads == 1
 }
 
 fn dtype_name<S: Serializer>(dtype: &DType, s: S) -> Result<S::Ok, S::Error> {

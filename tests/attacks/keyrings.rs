@@ -24,6 +24,8 @@ pub(crate) fn keyring(serial: u64, roots: RootKeys) -> Keyring {
         key: key().public_key(),
         packs: vec!["*".parse().unwrap()],
         native: false,
+        threads: false,
+        wasi_nn: false,
         not_before: None,
         not_after: None,
     };

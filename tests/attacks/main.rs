@@ -29,6 +29,7 @@ mod flipped_signature;
 mod floor_damaged;
 #[cfg(unix)]
 mod floor_open_to_others;
+mod graphs_without_grant;
 mod hard_link;
 mod kernel_clash;
 mod kernels;
@@ -60,6 +61,7 @@ mod symlinked_directory;
 mod symlinked_file;
 mod tar;
 mod terminal_escapes;
+mod threads_without_grant;
 mod threat_model;
 mod truncated_kernel;
 mod truncated_manifest;

@@ -18,8 +18,14 @@ fn a_pack_for_another_abi_is_authentic_but_stopped_at_the_gate() {
             kind: ExecutorKind::Wasmtime,
             version: Version::new(48, 0, 0),
             features: Vec::new(),
+            compiles: true,
         },
-        caps: LimitCaps { max_memory_pages: 256, max_epoch_ticks: 1000, max_table_elements: 0 },
+        caps: LimitCaps {
+            max_memory_pages: 256,
+            max_epoch_ticks: 1000,
+            max_table_elements: 0,
+            max_threads: 1,
+        },
     };
     let compatibility = check_compatibility(verified.manifest(), &gates);
     let codes: Vec<_> = compatibility.pack.iter().map(|v| v.code).collect();

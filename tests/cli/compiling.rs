@@ -1,7 +1,7 @@
 //! Where kernels are compiled, and what is kept of that.
 
 use crate::program::{caches, ruvllm};
-use ruvllm::host::{Compiler, CompilerProcess, Host, HostConfig, InstallReport};
+use ruvllm::host::{Compiler, CompilerProcess, DeviceClass, Host, HostConfig, InstallReport};
 use ruvllm_tests::wat::{Module, rmsnorm_f32};
 use ruvllm_tests::{PackBuilder, TestPack};
 use std::time::Duration;
@@ -43,6 +43,16 @@ fn slow_to_compile() -> TestPack {
 #[test]
 fn a_process_of_its_own_compiles_a_pack() {
     let report = install(process(), &pack(String::new())).unwrap();
+    assert_eq!(report.kernels, ["rmsnorm_f32"]);
+}
+
+#[test]
+fn it_compiles_kernels_with_threads_for_the_class_that_has_them() {
+    let module = rmsnorm_f32(&Module::threaded());
+    let pack = PackBuilder::new().kernel("rmsnorm_f32", module).threads(4).build();
+    let config =
+        HostConfig { compiler: Compiler::Process(process()), ..DeviceClass::Threads.config() };
+    let report = Host::new(config).unwrap().install(pack.verify().unwrap()).unwrap();
     assert_eq!(report.kernels, ["rmsnorm_f32"]);
 }
 

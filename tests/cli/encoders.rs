@@ -51,6 +51,59 @@ fn an_encoder_of_a_pack_answers_under_its_own_name() {
 }
 
 #[test]
+fn a_pack_of_graphs_alone_says_what_it_is_for_and_explains_its_graphs() {
+    let state = tempfile::tempdir().unwrap();
+    let right = pack(|_| (), onnx::encoder());
+    let run = |command: &[&str], pack: &TestPack| {
+        let paths = [pack.path(), pack.policy_file(), state.path().to_owned()];
+        let [path, trust, state] = paths.each_ref().map(|path| path.to_str().unwrap());
+        let options = ["--pack", path, "--trust", trust, "--state-dir", state];
+        ruvllm(&[command, &options].concat())
+    };
+    let list = run(&["kernels", "list"], &right);
+    assert_eq!(list.code, Some(0), "{}", list.stderr);
+    for part in ["holds no kernels", "(encoder)", "serve --embedding-model"] {
+        assert!(list.stderr.contains(part), "no {part:?} in: {}", list.stderr);
+    }
+    let explained = run(&["kernels", "explain", "encoder"], &right);
+    for part in ["graph encoder of test-kernels 1.0.0", "input_ids: i64[", "  admitted: "] {
+        assert!(explained.text().contains(part), "no {part:?} in: {}", explained.stdout);
+    }
+    let wrong =
+        pack(|entry| entry["checks"][0]["outputs"][0]["values"][0] = 5.0.into(), onnx::encoder());
+    let explained = run(&["kernels", "explain", "encoder", "--json"], &wrong);
+    let explained: Value = serde_json::from_str(explained.text()).unwrap();
+    assert_eq!(explained["admitted"], false, "{explained}");
+    assert!(explained["reason"].as_str().unwrap().contains("hidden is "), "{explained}");
+    run(&["kernels", "explain", "nothing"], &right).refused(&["there are: ", "encoder"]);
+    let path = right.path();
+    let stage = ruvllm(&["kernels", "stage", path.to_str().unwrap()]);
+    stage.refused(&["test-kernels holds no kernels to stage", "--embedding-model"]);
+}
+
+#[test]
+fn kernels_compute_graphs_of_their_pack_where_the_policy_grants_it() {
+    let (entry, module) = ruvllm_tests::graphs::kernel("");
+    let graph = ruvllm_tests::graphs::entry("mlp");
+    let graph = ruvllm_manifest::GraphEntry::parse(graph.to_string().as_bytes()).unwrap();
+    let pack = PackBuilder::new().entry(entry, module);
+    let pack = pack.graph(graph, onnx::mlp().model(), Vec::new()).build();
+    let trust = pack.policy_file();
+    let explain = |operation: &str| {
+        let paths = [pack.path(), trust.clone()];
+        let [path, trust] = paths.each_ref().map(|path| path.to_str().unwrap());
+        ruvllm(&["kernels", "explain", operation, "--no-cache", "--pack", path, "--trust", trust])
+    };
+    explain("classify").refused(&["wasi_nn_not_granted", "wasi_nn = true"]);
+    let policy = std::fs::read_to_string(&trust).unwrap();
+    std::fs::write(&trust, policy + "wasi_nn = true\n").unwrap();
+    let explained = explain("classify");
+    assert!(explained.text().contains("classify"), "{}", explained.stdout);
+    let explained = explain("mlp");
+    assert!(explained.text().contains("kernels   classify"), "{}", explained.stdout);
+}
+
+#[test]
 fn what_is_not_admitted_is_not_served() {
     let state = tempfile::tempdir().unwrap();
     let refused = |pack: &TestPack, parts: &[&str]| {

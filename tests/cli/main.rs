@@ -8,6 +8,7 @@ mod deploy;
 mod describe;
 #[cfg(feature = "graphs")]
 mod encoders;
+mod executors;
 mod failing_kernels;
 mod kv_quality;
 mod library;

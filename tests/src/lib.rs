@@ -13,6 +13,7 @@ pub mod graphs;
 pub mod onnx;
 mod pack;
 mod tensor;
+pub mod wamr;
 pub mod wat;
 
 pub use pack::{PackBuilder, TestPack, codes, custom_entry};

@@ -1,11 +1,12 @@
 //! Packs for tests.
 
+use crate::wamr;
 use indexmap::IndexMap;
 use ruvllm_abi::contract::{Dim as ContractDim, TensorContract};
 use ruvllm_abi::{ABI_VERSION, DType, Op, export};
 use ruvllm_manifest::{
     Author, Dim, GraphEntry, KernelEntry, MANIFEST_FILE, Manifest, ParamSpec, Platforms,
-    ResourceLimits, SIGNATURE_FILE, Sha256Hex, TensorSpec, WasmtimePlatform,
+    ResourceLimits, SIGNATURE_FILE, Sha256Hex, TensorSpec, WamrPlatform, WasmtimePlatform,
 };
 use ruvllm_signing::{
     PackError, PackLimits, Publisher, SecretKey, TrustPolicy, UnverifiedPack, VerifiedPack,
@@ -144,6 +145,17 @@ impl PackBuilder {
         self
     }
 
+    /// Has the kernels so far ask for so many threads, and declare the feature that this takes.
+    pub fn threads(self, threads: u32) -> Self {
+        self.manifest(|m| {
+            for kernel in &mut m.kernels {
+                kernel.threads = threads;
+                let wasmtime = kernel.platforms.wasmtime.iter_mut();
+                wasmtime.for_each(|platform| platform.features.push("threads".to_owned()));
+            }
+        })
+    }
+
     /// Changes the manifest before it is signed. For what the types cannot say, see
     /// [`TestPack::sign_edited`].
     pub fn manifest(mut self, edit: impl FnOnce(&mut Manifest)) -> Self {
@@ -182,6 +194,11 @@ impl TestPack {
         self.directory.path().join("pack")
     }
 
+    /// The manifest, as the pack was built with it.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
     /// A place next to the pack, for what lies outside of it.
     pub fn outside(&self) -> &Path {
         self.directory.path()
@@ -192,7 +209,7 @@ impl TestPack {
         &self.key
     }
 
-    /// A policy that trusts the pack's key for packs of every name.
+    /// A policy that trusts the pack's key for packs of every name, and grants it threads.
     pub fn policy(&self) -> TrustPolicy {
         TrustPolicy::new(vec![self.publisher("test")], 1).expect("a valid policy")
     }
@@ -204,6 +221,8 @@ impl TestPack {
             key: self.key.public_key(),
             packs: vec!["*".parse().expect("a pattern")],
             native: false,
+            threads: true,
+            wasi_nn: false,
             not_before: None,
             not_after: None,
         }
@@ -348,6 +367,7 @@ pub fn custom_entry(id: &str, op: &str, entry_point: &str) -> KernelEntry {
         hash: Sha256Hex::from_bytes([0; 32]),
         entry_point: entry_point.to_owned(),
         backward: false,
+        threads: 1,
         inputs: vec![tensor("x")],
         outputs: vec![tensor("y")],
         params: IndexMap::new(),
@@ -361,7 +381,8 @@ pub fn custom_entry(id: &str, op: &str, entry_point: &str) -> KernelEntry {
                 min_version: Version::new(1, 0, 0),
                 features: Vec::new(),
             }),
-            wamr: None,
+            wamr: wamr::is_taken()
+                .then(|| WamrPlatform { min_version: Version::new(0, 0, 0), aot_available: true }),
             native: None,
         },
         tolerance: None,

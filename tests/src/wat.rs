@@ -5,7 +5,7 @@
 pub struct Module {
     /// Imports, before everything else.
     pub imports: String,
-    /// The memory declaration; `(memory (export "memory") 1 256)` by default.
+    /// The memory declaration; `(memory (export "memory") 1 256)` by default, which is shared where there are threads.
     pub memory: String,
     /// The first byte that belongs to the host; 1024 by default.
     pub heap_base: u32,
@@ -13,6 +13,9 @@ pub struct Module {
     pub fields: String,
     /// The name under which the entry point is exported; `rmsnorm_forward` by default.
     pub entry_point: String,
+    /// Whether the entry point is for threads, of which each computes rows of its own; its locals `$index` and
+    /// `$count` tell which.
+    pub threads: bool,
     /// Instructions at the start of the entry point, with `$desc: i32` (the descriptor) and
     /// `$rows`, `$dim` (unset as yet) as locals.
     pub prologue: String,
@@ -29,6 +32,7 @@ impl Default for Module {
             heap_base: 1024,
             fields: String::new(),
             entry_point: "rmsnorm_forward".to_owned(),
+            threads: false,
             prologue: String::new(),
             epilogue: String::new(),
         }
@@ -36,6 +40,12 @@ impl Default for Module {
 }
 
 impl Module {
+    /// A module whose entry point is for threads.
+    pub fn threaded() -> Module {
+        let memory = r#"(memory (export "memory") 1 256 shared)"#.to_owned();
+        Module { memory, threads: true, ..Module::default() }
+    }
+
     /// Traps where a condition on `$calls` holds, the number of the calls of an instance, this one
     /// among them.
     pub fn trapping(condition: &str) -> Module {
@@ -59,18 +69,80 @@ pub fn but_for(dim: u32, instructions: &str) -> Module {
     Module { prologue, ..Module::default() }
 }
 
+/// A kernel with threads whose entry point `run` copies the words of its input to its output, those whose places leave
+/// `$index` when they are divided by `$count`: for [`crate::custom_entry`], which gives it time. With further fields,
+/// and with instructions that each thread begins and ends with, which have the locals `$d` (the descriptor), `$n`
+/// (bytes of the output), `$out` and `$i`.
+pub fn threaded_copy(fields: &str, begin: &str, end: &str) -> Vec<u8> {
+    assemble(&format!(
+        r#"(module
+  (memory (export "memory") 1 2 shared)
+  (global (export "__heap_base") i32 (i32.const 1024))
+  {fields}
+  (func (export "run") (param $d i32) (param $index i32) (param $count i32) (result i32)
+    (local $i i32) (local $n i32) (local $out i32)
+    (local.set $out (i32.load offset=16 (local.get $d)))
+    (local.set $n (i32.load offset=20 (local.get $d)))
+    {begin}
+    (local.set $i (i32.shl (local.get $index) (i32.const 2)))
+    (block $done
+      (loop $copy
+        (br_if $done (i32.ge_u (local.get $i) (local.get $n)))
+        (i32.store (i32.add (local.get $out) (local.get $i))
+          (i32.load (i32.add (i32.load (local.get $d)) (local.get $i))))
+        (local.set $i (i32.add (local.get $i) (i32.shl (local.get $count) (i32.const 2))))
+        (br $copy)))
+    {end}
+    (i32.const 0)))"#
+    ))
+}
+
+/// Instructions that a thread leaves when all `$count` of a call have come to them, by counts in static memory at this
+/// multiple of 4. They spin for as long as the deadline lets them.
+pub fn meet(at: u32) -> String {
+    let gone = at + 64;
+    format!(
+        "(drop (i32.atomic.rmw.add (i32.const {at}) (i32.const 1)))
+         (loop $come
+           (br_if $come (i32.lt_u (i32.atomic.load (i32.const {at})) (local.get $count))))
+         ;; The last to go sets both counts back, and nobody goes before.
+         (if (i32.eq (i32.atomic.rmw.add (i32.const {gone}) (i32.const 1))
+                     (i32.sub (local.get $count) (i32.const 1)))
+           (then (i32.atomic.store (i32.const {gone}) (i32.const 0))
+                 (i32.atomic.store (i32.const {at}) (i32.const 0))))
+         (loop $go (br_if $go (i32.atomic.load (i32.const {at}))))"
+    )
+}
+
+/// Narrows `$rows` rows from `$x` and `$out` on to those of one thread: of `count` threads the one of an `index` has
+/// those from `rows * index / count` to `rows * (index + 1) / count`.
+const OWN_ROWS: &str = "
+    (local.set $i (i32.div_u (i32.mul (local.get $rows) (local.get $index)) (local.get $count)))
+    (local.set $rows (i32.sub
+      (i32.div_u (i32.mul (local.get $rows) (i32.add (local.get $index) (i32.const 1)))
+        (local.get $count))
+      (local.get $i)))
+    (local.set $i (i32.shl (i32.mul (local.get $i) (local.get $dim)) (i32.const 2)))
+    (local.set $x (i32.add (local.get $x) (local.get $i)))
+    (local.set $out (i32.add (local.get $out) (local.get $i)))";
+
 /// A correct scalar `rmsnorm(f32, f32) -> f32`, summed in f64, with the module's places filled in.
 ///
 /// With [`Module::default`] it is a good kernel that admission takes.
 pub fn rmsnorm_f32(module: &Module) -> Vec<u8> {
-    let Module { imports, memory, heap_base, fields, entry_point, prologue, epilogue } = module;
+    let Module { imports, memory, heap_base, fields, entry_point, threads, prologue, epilogue } =
+        module;
+    let (thread, own_rows) = match threads {
+        false => ("", ""),
+        true => ("(param $index i32) (param $count i32)", OWN_ROWS),
+    };
     assemble(&format!(
         r#"(module
   {imports}
   {memory}
   (global (export "__heap_base") i32 (i32.const {heap_base}))
   {fields}
-  (func (export "{entry_point}") (param $desc i32) (result i32)
+  (func (export "{entry_point}") (param $desc i32) {thread} (result i32)
     (local $x i32) (local $w i32) (local $out i32) (local $out_end i32)
     (local $rows i32) (local $dim i32) (local $eps f64)
     (local $i i32) (local $sum f64) (local $scale f64) (local $v f64)
@@ -83,6 +155,7 @@ pub fn rmsnorm_f32(module: &Module) -> Vec<u8> {
     (local.set $rows (i32.load offset=0 (local.get $i)))
     (local.set $dim (i32.load offset=4 (local.get $i)))
     (local.set $eps (f64.promote_f32 (f32.load offset=8 (local.get $i))))
+    {own_rows}
     (block $done
       (br_if $done (i32.eqz (local.get $dim)))
       (loop $row

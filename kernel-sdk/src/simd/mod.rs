@@ -1,28 +1,30 @@
 //! Four floats at a time.
 //!
-//! On wasm the types are `v128` and every operation is one or two instructions of simd128 or
-//! relaxed SIMD; elsewhere they are arrays, for tests. Results agree to rounding: a multiply-add may
-//! or may not round in between, as relaxed SIMD allows, and conversions of values outside the
-//! integer range are unspecified but defined. Nothing here traps.
+//! On wasm with simd128 the types are `v128` and every operation is one or two instructions of that or of
+//! relaxed SIMD; elsewhere they are arrays, for executors without SIMD and for tests. Results agree to
+//! rounding: a multiply-add may or may not round in between, as relaxed SIMD allows, and conversions of
+//! values outside the integer range are unspecified but defined. Nothing here traps.
 //!
 //! What was learnt about speed: an epoch check sits on every loop back-edge and spills all live
 //! vectors, so a reduction should do the work of 128 to 256 floats between two of them and a map
 //! that of 32. [`at`] and [`unroll!`](crate::unroll) make straight-line blocks for that readable.
 
-#[cfg(not(target_family = "wasm"))]
+#[cfg(not(target_feature = "simd128"))]
 mod portable;
-#[cfg(target_family = "wasm")]
+#[cfg(target_feature = "simd128")]
 mod wasm;
 
-#[cfg(not(target_family = "wasm"))]
+#[cfg(not(target_feature = "simd128"))]
 pub use portable::{F32x4, I32x4, U8x16, sqrt};
-#[cfg(target_family = "wasm")]
+#[cfg(target_feature = "simd128")]
 pub use wasm::{F32x4, I32x4, U8x16, sqrt};
 
 /// Writes a block of code `N` times, with a name for 0, 1, 2, .. `N - 1`; `N` is 4, 8 or 16.
 ///
 /// A loop with a constant bound may or may not be unrolled. Where an epoch check on its back-edge
-/// would cost more than its body, this leaves no choice.
+/// would cost more than its body, this leaves no choice. Without SIMD it is a loop: a vector is then four
+/// numbers, and code for interpreters should be small.
+#[cfg(target_feature = "simd128")]
 #[macro_export]
 macro_rules! unroll {
     (4, $i:ident => $body:block) => {
@@ -41,6 +43,17 @@ macro_rules! unroll {
             $body
         }
         $crate::unroll!(@each $i $body $($rest)*)
+    };
+}
+
+/// Runs a block of code `N` times, with a name for 0, 1, 2, .. `N - 1`: with SIMD it is written out as often.
+#[cfg(not(target_feature = "simd128"))]
+#[macro_export]
+macro_rules! unroll {
+    ($n:literal, $i:ident => $body:block) => {
+        for $i in 0usize..$n {
+            $body
+        }
     };
 }
 

@@ -242,6 +242,23 @@ impl GraphEntry {
             .chain(tokenizer.map(|file| (&file.path, file.size, file.hash)))
     }
 
+    /// The graph as a function, with the largest value of each extent: `(x: f32[batch <= 8, 4]) -> y: f32[batch <= 8]`.
+    pub fn signature(&self) -> String {
+        let tensor = |tensor: &GraphTensor| {
+            let dims = tensor.shape.iter().map(|dim| match dim {
+                Dim::Fixed(n) => n.to_string(),
+                Dim::Symbol(name) => match self.extents.get(name) {
+                    Some(most) => format!("{name} <= {most}"),
+                    None => name.clone(),
+                },
+            });
+            format!("{}: {}[{}]", tensor.name, tensor.ty, dims.collect::<Vec<_>>().join(", "))
+        };
+        let all =
+            |tensors: &[GraphTensor]| tensors.iter().map(tensor).collect::<Vec<_>>().join(", ");
+        format!("({}) -> {}", all(&self.inputs), all(&self.outputs))
+    }
+
     /// The most elements of a tensor, each extent at its largest.
     pub fn largest(&self, tensor: &GraphTensor) -> u64 {
         tensor.shape.iter().fold(1, |product: u64, dim| {

@@ -13,9 +13,15 @@ fn gates() -> RuntimeGates {
         executor: ExecutorGate {
             kind: ExecutorKind::Wasmtime,
             version: Version::new(48, 0, 8),
-            features: vec!["simd".to_owned(), "bulk-memory".to_owned()],
+            features: ["simd", "bulk-memory", "threads"].map(str::to_owned).to_vec(),
+            compiles: true,
         },
-        caps: LimitCaps { max_memory_pages: 256, max_epoch_ticks: 1000, max_table_elements: 1024 },
+        caps: LimitCaps {
+            max_memory_pages: 256,
+            max_epoch_ticks: 1000,
+            max_table_elements: 1024,
+            max_threads: 4,
+        },
     }
 }
 
@@ -65,17 +71,20 @@ fn another_abi_concerns_the_whole_pack() {
 
 #[test]
 fn executor_features_and_limits_concern_the_kernel() {
-    assert_eq!(codes(|_, g| g.executor.features.clear()), ["feature_unsupported"; 2]);
+    assert_eq!(codes(|_, g| g.executor.features.clear()), ["feature_unsupported"; 3]);
     assert_eq!(codes(|_, g| g.executor.version = Version::new(47, 9, 9)), ["executor_too_old"]);
     assert_eq!(codes(|m, _| m.kernels[0].platforms.wasmtime = None), ["executor_unsupported"]);
     assert_eq!(codes(|_, g| g.caps.max_memory_pages = 255), ["limit_over_cap"]);
     assert_eq!(codes(|_, g| g.caps.max_epoch_ticks = 1), ["limit_over_cap"]);
     assert_eq!(codes(|_, g| g.caps.max_table_elements = 0), ["limit_over_cap"]);
+    assert_eq!(codes(|_, g| g.caps.max_threads = 3), ["threads_unsupported"]);
+    assert_eq!(codes(|m, _| m.kernels[0].threads = 1), [""; 0]);
     let wamr = codes(|_, g| {
         g.executor = ExecutorGate {
             kind: ExecutorKind::Wamr,
             version: Version::new(1, 2, 0),
             features: Vec::new(),
+            compiles: false,
         };
     });
     assert_eq!(wamr, ["executor_too_old"]);

@@ -12,6 +12,7 @@ fn custom() -> Value {
     kernel["path"] = json!("scale/scale_f32.wasm");
     kernel["entry_point"] = json!("scale_forward");
     kernel.as_object_mut().unwrap().remove("backward");
+    kernel.as_object_mut().unwrap().remove("threads");
     kernel
 }
 
@@ -26,6 +27,7 @@ fn the_example_means_what_it_says_and_writes_back() {
     let manifest = Manifest::parse(EXAMPLE.as_bytes()).unwrap();
     let kernel = manifest.kernel("rope_f32").unwrap();
     assert_eq!(kernel.inputs[1].shape[2], Dim::Fixed(2));
+    assert_eq!(kernel.threads, 4);
     assert_eq!(kernel.params["theta"].default, Some(ParamValue::F32(10000.0)));
     assert_eq!(kernel.params.keys().collect::<Vec<_>>(), ["theta", "interleaved"]);
     assert_eq!(kernel.symbols(), ["batch", "seq", "heads", "dim", "dim_half"]);
@@ -44,6 +46,7 @@ fn what_is_optional_may_be_left_out() {
         m["author"].as_object_mut().unwrap().remove("email");
         let kernel = m["kernels"][0].as_object_mut().unwrap();
         kernel.remove("backward");
+        kernel.remove("threads");
         kernel.remove("tolerance");
         kernel.remove("benchmarks");
         kernel["params"]["theta"].as_object_mut().unwrap().remove("default");
@@ -73,6 +76,7 @@ fn everything_else_is_required() {
             "fallbacks",
             "email",
             "backward",
+            "threads",
             "tolerance",
             "benchmarks",
         ];
@@ -226,6 +230,9 @@ fn single_values_have_their_own_codes() {
             kernel("resource_limits/max_epoch_ticks", json!(0)),
             "limit_out_of_range@kernels[0].resource_limits.max_epoch_ticks",
         ),
+        (kernel("threads", json!(0)), "threads_out_of_range@kernels[0].threads"),
+        (kernel("threads", json!(5)), "threads_out_of_range@kernels[0].threads"),
+        (kernel("threads", json!("4")), "wrong_type@kernels[0].threads"),
         (kernel("platforms", json!({})), "platform_missing@kernels[0].platforms"),
         (
             kernel("platforms/wasmtime/features", json!(["simd", "simd"])),

@@ -4,7 +4,7 @@
 //! anything else reads it), is admitted ([`AdmittedGraph`]: it gives, within a tolerance, what another
 //! runtime computed for inputs in the manifest), and computes through the traits of `ruvllm_host::graph`:
 //! in this process, or in processes with limits on time and memory ([`IsolatedProvider`]). `TextEncoder`
-//! makes vectors of texts with one.
+//! makes vectors of texts with one, and kernels compute those of their pack, which [`KernelGraphs`] admits.
 //!
 //! Invariants: no runtime sees bytes that were not verified and walked over; nothing is read beside them; a
 //! graph that was not right on this machine computes nothing for anybody.
@@ -17,6 +17,7 @@
 mod encoder;
 #[cfg(feature = "encoder")]
 mod gguf;
+mod kernels;
 pub mod onnx;
 mod pack;
 mod process;
@@ -27,6 +28,7 @@ mod slots;
 pub use encoder::{EncoderError, TextEncoder};
 #[cfg(feature = "encoder")]
 pub use gguf::GgufProvider;
+pub use kernels::KernelGraphs;
 #[cfg(feature = "onnx")]
 pub use onnx::OnnxProvider;
 pub use pack::{AdmittedGraph, GatedGraph, GraphCaps, GraphPackError};

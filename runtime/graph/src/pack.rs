@@ -1,6 +1,6 @@
 //! From a graph of a verified pack to one that computes: gate, then admission.
 
-use ruvllm_host::graph::{Graph, GraphError, GraphProvider, GraphValue};
+use ruvllm_host::graph::{Graph, GraphError, GraphProvider, GraphValue, KernelGraph};
 use ruvllm_manifest::{GraphEntry, GraphFormat, GraphLimits, Tolerance, Violation};
 use ruvllm_signing::VerifiedPack;
 use std::fmt;
@@ -195,6 +195,11 @@ impl AdmittedGraph {
     /// What computes it.
     pub fn graph(&self) -> &dyn Graph {
         &*self.graph
+    }
+
+    /// What a kernel of its pack computes it by.
+    pub(crate) fn into_kernel_graph(self) -> KernelGraph {
+        KernelGraph { entry: self.entry, graph: self.graph }
     }
 
     /// The bytes of its tokenizer, where it makes vectors of texts.

@@ -3,9 +3,11 @@
 //! A provider bounds what it can see: the clock between two nodes, shapes that it knows. What a single node
 //! takes, what loading takes, a crash, and memory that a runtime asks for itself are bounded by the process:
 //! its address space, and its parent's clock. A process that meets a limit is ended, the computation fails,
-//! and the next one starts a new process.
+//! and another process takes its place, which loads the graph while nobody has to wait for it.
 
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use ruvllm_host::graph::{Graph, GraphContext, GraphError, GraphProvider, GraphValue};
@@ -46,7 +48,7 @@ impl IsolatedProvider {
 #[derive(Debug)]
 struct IsolatedGraph {
     entry: GraphEntry,
-    pool: Pool,
+    pool: Arc<Pool>,
 }
 
 impl GraphProvider for IsolatedProvider {
@@ -73,7 +75,7 @@ impl GraphProvider for IsolatedProvider {
             },
             failure => explain(failure, entry),
         })?;
-        Ok(Box::new(IsolatedGraph { entry: entry.clone(), pool }))
+        Ok(Box::new(IsolatedGraph { entry: entry.clone(), pool: Arc::new(pool) }))
     }
 }
 
@@ -101,6 +103,11 @@ impl GraphContext for IsolatedContext<'_> {
         });
         let most = outputs.fold(MAX_REASON as u64, u64::saturating_add);
         let answer = pool.ask(&request, usize::try_from(most).unwrap_or(usize::MAX), waited_for);
+        if matches!(answer, Err(Failure::Ended | Failure::Late | Failure::Cancelled)) {
+            let pool = pool.clone();
+            // Without a thread, the next computation loads the graph.
+            let _ = thread::Builder::new().spawn(move || pool.restart());
+        }
         let answer = answer.map_err(|failure| explain(failure, entry))?;
         let broken = || GraphError::Failed { reason: "its process gave no outputs".to_owned() };
         self.slots.set_outputs(decode(&answer).ok_or_else(broken)?)

@@ -2,12 +2,16 @@
 //! one would.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "encoder")]
+#[path = "graph/tiny.rs"]
+mod tiny;
+
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use ruvllm_graph::{IsolatedProvider, graph_process};
 use ruvllm_host::graph::{Graph, GraphError, GraphProvider, GraphValue};
-use ruvllm_manifest::{GraphEntry, GraphType, GraphValues};
+use ruvllm_manifest::{Dim, GraphEntry, GraphType, GraphValues};
 use ruvllm_tests::onnx::{self, Message};
 use serde_json::{Value, json};
 
@@ -103,6 +107,54 @@ fn a_node_that_takes_too_long_is_stopped_and_the_next_call_has_a_new_process() {
     }
 }
 
+/// Whoever waits for an answer may go while a single node computes; the graph is there again for the next one.
+fn a_computation_that_nobody_waits_for_ends_and_the_graph_computes_again() {
+    let graph = onnx::Graph {
+        nodes: vec![
+            onnx::node("MatMul", &["a", "b"], &["e"], &[]),
+            onnx::node("MatMul", &["e", "e"], &["m"], &[]),
+            onnx::node("ReduceSum", &["m"], &["y"], &[onnx::int("keepdims", 0)]),
+        ],
+        inputs: vec![
+            onnx::port("a", onnx::FLOAT, &["n", "1"]),
+            onnx::port("b", onnx::FLOAT, &["1", "n"]),
+        ],
+        outputs: vec![onnx::port("y", onnx::FLOAT, &[])],
+        ..onnx::Graph::default()
+    };
+    let mut entry = entry(
+        json!([
+            {"name": "a", "dtype": "f32", "shape": [1, 1]},
+            {"name": "b", "dtype": "f32", "shape": [1, 1]},
+        ]),
+        json!([{"name": "y", "dtype": "f32", "shape": []}]),
+        2 << 30,
+        60_000,
+    );
+    for (input, place) in entry.inputs.iter_mut().zip([0, 1]) {
+        input.shape[place] = Dim::Symbol("n".to_owned());
+    }
+    entry.extents.insert("n".to_owned(), 6000);
+    let graph = IsolatedProvider::this_program(1).load(&entry, &graph.model()).unwrap();
+    let cube = |n: u32, waited_for: &dyn Fn() -> bool| {
+        let mut context = graph.context().unwrap();
+        for (index, shape) in [[n, 1], [1, n]].into_iter().enumerate() {
+            let values = vec![1.0; n as usize];
+            let values = GraphValues { name: String::new(), shape: shape.into(), values };
+            let ones = GraphValue::of(&values, GraphType::F32).unwrap();
+            context.set_input(index, ones).unwrap();
+        }
+        context.compute(waited_for)?;
+        context.output(0).map(GraphValue::numbers)
+    };
+    assert_eq!(cube(4, &|| true), Ok(vec![64.0]));
+    let begun = Instant::now();
+    let error = cube(6000, &|| begun.elapsed() < Duration::from_millis(100)).unwrap_err();
+    assert_eq!(error, GraphError::Cancelled);
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert_eq!(cube(3, &|| true), Ok(vec![27.0]));
+}
+
 /// What it makes is told by its input alone.
 fn memory_is_bounded_whatever_the_graph_asks_for() {
     let graph = onnx::Graph {
@@ -130,6 +182,18 @@ fn memory_is_bounded_whatever_the_graph_asks_for() {
     assert!(matches!(error, GraphError::Memory { .. } | GraphError::Failed { .. }), "{error}");
 }
 
+/// A model of this runtime's own, whose engine and threads are the process's.
+#[cfg(feature = "encoder")]
+fn a_gguf_model_computes_in_a_process() {
+    let tiny = tiny::Tiny::new(ruvllm_abi::DType::Q8_0);
+    let graph = IsolatedProvider::this_program(1).load(&tiny.entry(), &tiny.file()).unwrap();
+    let values = vec![1.0, 44.0, 258.0];
+    let input = GraphValues { name: "input_ids".into(), shape: vec![1, 3], values };
+    let got = compute(&*graph, &[input], GraphType::I64).unwrap().numbers();
+    let want = tiny.mean(&[1, 44, 258]);
+    assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-5), "{got:?} {want:?}");
+}
+
 /// Bytes that no writer would write, straight to the provider.
 fn files_that_are_broken_are_refused() {
     let entry = entry(
@@ -150,7 +214,7 @@ fn main() -> ExitCode {
     if first == IsolatedProvider::COMMAND {
         return graph_process();
     }
-    let tests: [(&str, fn()); 5] = [
+    let tests: &[(&str, fn())] = &[
         ("a_graph_computes_as_in_this_process", a_graph_computes_as_in_this_process),
         (
             "a_graph_that_the_process_refuses_is_refused_with_its_reason",
@@ -161,13 +225,19 @@ fn main() -> ExitCode {
             a_node_that_takes_too_long_is_stopped_and_the_next_call_has_a_new_process,
         ),
         (
+            "a_computation_that_nobody_waits_for_ends_and_the_graph_computes_again",
+            a_computation_that_nobody_waits_for_ends_and_the_graph_computes_again,
+        ),
+        (
             "memory_is_bounded_whatever_the_graph_asks_for",
             memory_is_bounded_whatever_the_graph_asks_for,
         ),
         ("files_that_are_broken_are_refused", files_that_are_broken_are_refused),
+        #[cfg(feature = "encoder")]
+        ("a_gguf_model_computes_in_a_process", a_gguf_model_computes_in_a_process),
     ];
     let wanted = |name: &str| first.is_empty() || first.starts_with('-') || name.contains(&first);
-    let chosen: Vec<_> = tests.into_iter().filter(|(name, _)| wanted(name)).collect();
+    let chosen: Vec<_> = tests.iter().filter(|(name, _)| wanted(name)).collect();
     println!("\nrunning {} tests", chosen.len());
     let mut failed = 0;
     for (name, test) in &chosen {

@@ -1,6 +1,7 @@
 //! Device classes: named sets of defaults for the machines that a host runs on.
 
 use crate::HostConfig;
+use ruvllm_abi::MAX_THREADS;
 use ruvllm_manifest::ExecutorKind;
 use serde::Serialize;
 use std::fmt;
@@ -16,17 +17,30 @@ pub enum DeviceClass {
     Server,
     /// A small device: one thread, little stack and memory for a kernel, short calls.
     Embedded,
+    /// A server whose kernels may have threads, where the trust policy grants that: instances over one memory that
+    /// they share. That takes the threads proposal of WebAssembly, which is off in the other classes.
+    Threads,
 }
 
 impl DeviceClass {
     /// Every class.
-    pub const ALL: [DeviceClass; 2] = [DeviceClass::Server, DeviceClass::Embedded];
+    pub const ALL: [DeviceClass; 3] =
+        [DeviceClass::Server, DeviceClass::Embedded, DeviceClass::Threads];
 
     /// Its name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             DeviceClass::Server => "server",
             DeviceClass::Embedded => "embedded",
+            DeviceClass::Threads => "threads",
+        }
+    }
+
+    /// How many threads compute a call of one kernel together at most.
+    pub const fn kernel_threads(self) -> u32 {
+        match self {
+            DeviceClass::Server | DeviceClass::Embedded => 1,
+            DeviceClass::Threads => MAX_THREADS,
         }
     }
 
@@ -42,14 +56,16 @@ impl DeviceClass {
                 threads: Some(1),
                 ..HostConfig::server()
             },
+            DeviceClass::Threads => HostConfig { device_class: self, ..HostConfig::server() },
         }
     }
 
     /// The executors in the order in which it prefers them.
-    pub(crate) const fn executors(self) -> &'static [ExecutorKind] {
+    const fn executors(self) -> &'static [ExecutorKind] {
         match self {
             DeviceClass::Server => &[ExecutorKind::Wasmtime, ExecutorKind::Wamr],
             DeviceClass::Embedded => &[ExecutorKind::Wamr, ExecutorKind::Wasmtime],
+            DeviceClass::Threads => &[ExecutorKind::Wasmtime],
         }
     }
 }
@@ -67,7 +83,7 @@ impl HostConfig {
             true => format!("{} GiB", bytes >> 30),
             false => format!("{} KiB", bytes >> 10),
         };
-        let executors = self.device_class.executors().iter().map(ToString::to_string);
+        let executors = self.executors().iter().map(ToString::to_string);
         let memory = match self.instance_memory {
             Some(bytes) => size(bytes as u64),
             None => format!("as the kernel asks, {} MiB at most", self.limits.memory_pages >> 4),
@@ -77,6 +93,7 @@ impl HostConfig {
             ("executors", executors.collect::<Vec<_>>().join(", then ")),
             ("code", "optimised for speed".to_owned()),
             ("threads", threads),
+            ("threads of a kernel", self.device_class.kernel_threads().to_string()),
             ("stack", size(self.stack as u64)),
             ("instance memory", memory),
             ("reserved addresses", size(self.memory_reservation)),
@@ -87,6 +104,15 @@ impl HostConfig {
                 format!("{:?}, of a known operation as long as its size takes", self.call_time),
             ),
         ]
+    }
+
+    /// The executors that may run kernels, in the order in which they are preferred.
+    pub(crate) const fn executors(&self) -> &'static [ExecutorKind] {
+        match self.executor {
+            None => self.device_class.executors(),
+            Some(ExecutorKind::Wasmtime) => &[ExecutorKind::Wasmtime],
+            Some(ExecutorKind::Wamr) => &[ExecutorKind::Wamr],
+        }
     }
 
     /// Ticks that no call exceeds.
@@ -111,6 +137,7 @@ mod tests {
         assert_eq!((embedded.call_time.as_millis(), embedded.threads), (100, Some(1)));
         assert_eq!(embedded.call_ticks(), 100);
         assert_eq!(HostConfig::default().device_class, DeviceClass::Server);
+        assert_eq!(DeviceClass::ALL.map(DeviceClass::kernel_threads), [1, 1, 4]);
         for class in DeviceClass::ALL {
             let values = class.config().class_values();
             assert!(values.iter().all(|(_, value)| !value.is_empty()));

@@ -1,11 +1,14 @@
 //! How a host is configured: policy, limits, failure handling.
 
 use crate::DeviceClass;
+use crate::graph::GraphAdmission;
+use ruvllm_manifest::ExecutorKind;
 use ruvllm_native::Isa;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Which candidate of an operation is asked first.
@@ -110,6 +113,18 @@ pub struct CompilerProcess {
     pub time: Duration,
 }
 
+/// Where WAMR is, which runs kernels on small devices in builds with the feature `wamr`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WamrConfig {
+    /// The shared library, `libiwasm.so` on Linux, of any release from 2020 on. It is loaded into this
+    /// process, so whoever can write to it can do what the process can. `None` is the library that comes
+    /// with the feature `wamr-bundled`, and without that none.
+    pub library: Option<PathBuf>,
+    /// WAMR's ahead-of-time compiler `wamrc`, of the release that the library is of: kernels whose
+    /// manifests allow it are compiled, and others left out. `None` interprets kernels.
+    pub compiler: Option<PathBuf>,
+}
+
 /// Configuration of a [`crate::Host`].
 #[derive(Clone, Debug)]
 pub struct HostConfig {
@@ -122,7 +137,8 @@ pub struct HostConfig {
     /// Bytes of linear memory that one instance of a kernel may have, where its manifest allows more. Calls that
     /// need more go to the next candidate.
     pub instance_memory: Option<usize>,
-    /// Bytes of stack that a call of a kernel may use.
+    /// Bytes of stack that a call of a kernel may use; on WAMR, code that was compiled ahead of time may use that of
+    /// its thread.
     pub stack: usize,
     /// Bytes of addresses that are reserved for the memory of an instance: with 4 GiB no access has to be
     /// checked by instructions of its own.
@@ -130,11 +146,17 @@ pub struct HostConfig {
     /// Bytes of addresses behind a memory that trap.
     pub memory_guard: u64,
     /// How many threads [`crate::Host::install`] compiles and proves kernels on, and how many an engine over
-    /// the host computes with unless it is told; `None` is as many as there are cores.
+    /// the host computes with unless it is told; `None` is as many as there are cores. A kernel with threads has no
+    /// more of them either.
     pub threads: Option<usize>,
     /// The version that a manifest's `min_runtime_version` and `max_runtime_version` are held
     /// against.
     pub runtime_version: semver::Version,
+    /// The only executor that may run kernels of packs; `None` takes, for each kernel, the first in the order of
+    /// the device class that is there and that the kernel was made for.
+    pub executor: Option<ExecutorKind>,
+    /// Where WAMR is.
+    pub wamr: WamrConfig,
     /// Which candidate of an operation is asked first.
     pub policy: Policy,
     /// Whether a failed call is an error at once instead of going to the next candidate.
@@ -181,6 +203,9 @@ pub struct HostConfig {
     pub cache_dir: Option<PathBuf>,
     /// Where modules are compiled, those of [`crate::Host::install_embedded`] aside.
     pub compiler: Compiler,
+    /// What admits graphs for kernels that compute those of their pack, in builds with the feature `wasi-nn`.
+    /// `None` refuses such kernels.
+    pub graphs: Option<Arc<dyn GraphAdmission>>,
     /// How many threads [`crate::Host::stage`] compiles and proves kernels on, at a low priority, so
     /// that calls go on undisturbed; packs that are staged at the same time share them.
     /// [`crate::Host::install`] uses every core.
@@ -212,6 +237,8 @@ impl HostConfig {
             memory_guard: 64 << 10,
             threads: None,
             runtime_version: semver::Version::new(0, 1, 0),
+            executor: None,
+            wamr: WamrConfig::default(),
             policy: Policy::default(),
             strict: false,
             isa: Isa::detect(),
@@ -227,6 +254,7 @@ impl HostConfig {
             all_variants: false,
             cache_dir: None,
             compiler: Compiler::default(),
+            graphs: None,
             staging_threads: 1,
             staged: 4,
             kept_generations: 8,

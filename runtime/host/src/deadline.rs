@@ -33,8 +33,8 @@ const LEAST: Duration = Duration::from_millis(5);
 const ASIDE: Duration = Duration::from_millis(20);
 
 /// What touching a page of 64 KiB for the first time may take: `kernel_init` may fill all of them, each is sixteen
-/// pages of most processors, and a virtual machine takes some microseconds for one.
-const PAGE: Duration = Duration::from_micros(200);
+/// pages of most processors, and a virtual machine that is given its memory when it is touched takes 25 us for one.
+const PAGE: Duration = Duration::from_millis(1);
 
 /// How often the twin is measured; the shortest time counts.
 const TURNS: usize = 9;
@@ -70,6 +70,11 @@ impl Deadline {
         let Some((op, nanos)) = measured(key) else { return own };
         let rate = FACTOR * nanos / tick.as_nanos().max(1) as f64 * f64::from(FRACTION).exp2();
         Self { least: ticks(LEAST), rate: rate.ceil() as u64, repeats: judge::repeats(op), ..own }
+    }
+
+    /// The same on an executor whose kernels may take so many times as long as machine code.
+    pub(crate) fn on_executor(self, times: f64) -> Self {
+        Self { rate: (self.rate as f64 * times) as u64, ..self }
     }
 
     /// Ticks that a call may take.
@@ -171,13 +176,22 @@ pub(crate) fn thread_time() -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::PackGraphs;
     use crate::op::call::{LoraDims, OpCall, Operand};
 
     const TICK: Duration = Duration::from_millis(1);
 
     fn asks(ticks: u64, memory_pages: u32) -> KernelSpec {
         let entry_point = "kernel_forward".to_owned();
-        KernelSpec { entry_point, backward: false, memory_pages, table_elements: 0, ticks }
+        KernelSpec {
+            entry_point,
+            backward: false,
+            threads: 1,
+            memory_pages,
+            table_elements: 0,
+            ticks,
+            graphs: PackGraphs::default(),
+        }
     }
 
     fn ticks(key: &OpKey, most: u64, words: &Words) -> u64 {
@@ -225,7 +239,7 @@ mod tests {
         assert_eq!(deadline.ticks(&bytes, &Words::of([1])), 700);
         assert_eq!(deadline.aside, 20);
         // Who has more memory to fill has more time to.
-        assert_eq!(Deadline::new(&key, &asks(700, 256), TICK).aside, 72);
+        assert_eq!(Deadline::new(&key, &asks(700, 256), TICK).aside, 276);
         assert_eq!(Deadline::new(&key, &asks(50, 256), TICK).aside, 50);
     }
 

@@ -6,9 +6,12 @@
 //! panic, and holds to the time and the memory of [`GraphEntry::resource_limits`] as far as it can tell.
 //! Bounds that hold whatever the file makes the provider do are those of a process (`ruvllm-graph`).
 
+use crate::error::Refusal;
 use ruvllm_manifest::{Dim, GraphEntry, GraphTensor, GraphType, GraphValues};
+use ruvllm_signing::VerifiedPack;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Numbers with a type and a shape.
@@ -60,6 +63,46 @@ pub trait GraphContext: Send {
     /// # Errors
     /// [`GraphError::Output`] where there is none.
     fn output(&self, index: usize) -> Result<&GraphValue, GraphError>;
+}
+
+/// Admits the graphs of packs for kernels that compute them: [`crate::HostConfig::graphs`].
+pub trait GraphAdmission: Send + Sync + fmt::Debug {
+    /// Every graph of the pack, each of which gave what the manifest expects, on this machine.
+    ///
+    /// # Errors
+    /// What speaks against each graph that did not; a refusal names it in place of a kernel.
+    fn admit(&self, pack: &VerifiedPack) -> Result<Vec<KernelGraph>, Vec<Refusal>>;
+}
+
+/// A graph that was admitted, for kernels of its pack.
+#[derive(Debug)]
+pub struct KernelGraph {
+    /// What the manifest says of it.
+    pub entry: GraphEntry,
+    /// What computes it.
+    pub graph: Box<dyn Graph>,
+}
+
+/// The graphs that kernels of one pack compute; none where none of them does.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PackGraphs(Option<Arc<(String, Vec<KernelGraph>)>>);
+
+impl PackGraphs {
+    /// The graphs of the pack of this digest, which also stands for their bytes.
+    pub(crate) fn new(digest: String, graphs: Vec<KernelGraph>) -> Self {
+        Self(Some(Arc::new((digest, graphs))))
+    }
+
+    /// Of the pack, where its kernels compute graphs.
+    pub(crate) fn digest(&self) -> Option<&str> {
+        self.0.as_ref().map(|graphs| graphs.0.as_str())
+    }
+
+    /// The graphs, in the order of the manifest.
+    #[cfg(feature = "wasi-nn")]
+    pub(crate) fn all(&self) -> &[KernelGraph] {
+        self.0.as_ref().map_or(&[], |graphs| &graphs.1)
+    }
 }
 
 /// Why a graph cannot be loaded or computed.

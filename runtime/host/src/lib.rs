@@ -13,7 +13,8 @@
 //!
 //! What it does not protect against: side channels between kernels and the rest of the process,
 //! and a kernel that is right on golden inputs and on every sampled call but wrong in between.
-// The exceptions: loading machine code (`exec::aot`) and protecting pages (`exec::fence`).
+// The exceptions: loading machine code (`exec::aot`), protecting pages (`exec::fence`), and an engine written in C
+// (`exec::wamr`).
 #![deny(unsafe_code)]
 
 mod admit;
@@ -23,7 +24,7 @@ mod code;
 mod compare;
 mod config;
 // What runs kernels asks for most of it.
-#[cfg_attr(not(feature = "wasmtime"), allow(dead_code))]
+#[cfg_attr(not(any(feature = "wasmtime", feature = "wamr")), allow(dead_code))]
 mod deadline;
 mod error;
 mod exec;
@@ -46,7 +47,7 @@ mod supervise;
 mod swap;
 mod team;
 mod threads;
-#[cfg(feature = "wasmtime")]
+#[cfg(any(feature = "wasmtime", feature = "wamr"))]
 mod ticker;
 mod trap;
 
@@ -57,11 +58,12 @@ pub use call::team_worker::{Preparation, PreparedWeights, Product, TeamWorker};
 pub use call::worker::Worker;
 pub use class::DeviceClass;
 pub use compare::{LARGEST_INPUT, host_tolerance};
-pub use config::{Compiler, CompilerProcess, HostConfig, HostLimits, Policy};
+pub use config::{Compiler, CompilerProcess, HostConfig, HostLimits, Policy, WamrConfig};
 pub use error::{CallError, Failure, HostError, Incident, MemoryBound, Refusal};
 #[cfg(feature = "wasmtime")]
 pub use exec::compiler_process;
-pub use gate::module::{check_module, kernel_features, module_features};
+pub use exec::features::kernel_features;
+pub use gate::module::{check_module, module_features};
 pub use memory::{KernelBudget, KernelMemory};
 pub use op::call::{
     Gradients, LoraDims, OpCall, Operand, Output, Owner, Resident, RopeDims, Scope, Words,
@@ -73,7 +75,7 @@ pub use registry::figures::{ChoiceChange, Measured};
 pub use registry::select::{Candidate, Explanation, Verdict};
 pub use registry::{OpSlot, RegistrySnapshot};
 pub use ruvllm_abi as abi;
-pub use ruvllm_manifest::ParamValue;
+pub use ruvllm_manifest::{ExecutorKind, ParamValue};
 pub use ruvllm_native as native;
 pub use ruvllm_signing::open_regular;
 pub use semver::Version;

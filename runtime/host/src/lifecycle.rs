@@ -9,6 +9,8 @@
 
 pub use crate::admit::AdmittedKernel;
 pub use crate::code::PreparedKernel;
+pub use crate::exec::Offer;
 pub use crate::gate::{Gated, GatedKernel, Skipped, pass as pass_gates};
 pub use crate::registry::kernel::PublishedKernel;
+pub use ruvllm_manifest::ExecutorGate;
 pub use ruvllm_signing::VerifiedPack;

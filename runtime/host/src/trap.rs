@@ -135,7 +135,8 @@ pub struct MemoryAccess {
 /// Where a kernel trapped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Place {
-    /// The function, by its name in the module, or else by that of its export or its number.
+    /// The function, by its name in the module, or else by that of its export or its number; empty where the
+    /// executor does not tell.
     pub function: String,
     /// The export that the host called.
     pub called: String,
@@ -205,6 +206,9 @@ impl fmt::Display for MemoryAccess {
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Place { function, called, frames, source } = self;
+        if function.is_empty() {
+            return write!(f, "a call of {}", escape_untrusted(called));
+        }
         f.write_str(&escape_untrusted(function))?;
         if let Some(offset) = frames.first() {
             write!(f, " at {offset:#x} of the module")?;
@@ -248,6 +252,13 @@ mod tests {
         );
         trap.access = access(Some(64), None, true);
         assert!(trap.to_string().starts_with("wrote at 0x40, which it may only read, in f"));
+        trap.place = Some(Box::new(Place {
+            function: String::new(),
+            called: "go".into(),
+            frames: Vec::new(),
+            source: None,
+        }));
+        assert!(trap.to_string().contains("may only read, in a call of go; it says"), "{trap}");
         trap.access = access(None, Some(1), false);
         assert!(trap.to_string().starts_with("read 1 byte beyond its memory"), "{trap}");
     }

@@ -190,6 +190,7 @@ impl KernelSetBuilder {
                 .map_err(|source| Error::Pack { pack: "(built in)".into(), source })?;
             installed.push(host.install_embedded(verified, self.called.as_deref())?);
         }
+        let limits = PackLimits::with_graphs();
         let KernelSetBuilder { trust, floor, lock, .. } = self;
         let mut active = Vec::new();
         for path in &self.packs {

@@ -26,6 +26,8 @@ const BUILTIN_KEY: &str = "ed25519:U1w6stVLs6KD+VVwOSmTd+kgk8sADTIVa2F+DsEU5Nk="
 /// key = "ed25519:U1w6stVLs6KD+VVwOSmTd+kgk8sADTIVa2F+DsEU5Nk="
 /// packs = ["acme-*"]                     # `*` stands for any run of characters
 /// native = false                         # optional: may also ship native code
+/// threads = false                        # optional: its kernels may have threads
+/// wasi_nn = false                        # optional: its kernels may compute graphs of their pack
 /// not_before = "2026-01-01T00:00:00Z"    # optional, inclusive
 /// not_after = "2028-01-01T00:00:00Z"     # optional, exclusive
 ///
@@ -92,6 +94,8 @@ impl TrustPolicy {
             key,
             packs: vec![pattern],
             native: false,
+            threads: false,
+            wasi_nn: false,
             not_before: None,
             not_after: None,
         });
@@ -214,7 +218,7 @@ mod tests {
         assert_eq!(publisher.name, BUILTIN_PUBLISHER);
         assert!(publisher.may_sign(&"ruvllm-core-kernels".parse().unwrap()));
         assert!(!publisher.may_sign(&"acme-kernels".parse().unwrap()));
-        assert!(!publisher.native);
+        assert!(!publisher.native && !publisher.threads);
         let pem = include_str!("../keys/release.pub.pem");
         assert_eq!(publisher.key, PublicKey::from_pem(pem).unwrap());
     }
@@ -224,7 +228,7 @@ mod tests {
         let text = concat!(
             "version = 1\nthreshold = 1\n[[publishers]]\nname = \"acme\"\n",
             "key = \"ed25519:U1w6stVLs6KD+VVwOSmTd+kgk8sADTIVa2F+DsEU5Nk=\"\n",
-            "packs = [\"acme-*\"]\nnative = false\nnot_before = \"2026-01-01T00:00:00Z\"\n",
+            "packs = [\"acme-*\"]\nnative = false\nthreads = false\nnot_before = \"2026-01-01T00:00:00Z\"\n",
             "not_after = \"2028-01-01T00:00:00Z\"\n",
         );
         let policy = TrustPolicy::from_toml(text).unwrap();

@@ -23,6 +23,10 @@ pub struct Publisher {
     pub packs: Vec<PackPattern>,
     /// Whether it may ship code that runs outside of the sandbox.
     pub native: bool,
+    /// Whether its kernels may have threads, over a memory that they share.
+    pub threads: bool,
+    /// Whether its kernels may compute graphs of their pack.
+    pub wasi_nn: bool,
     /// Signatures do not count before this time.
     pub not_before: Option<Timestamp>,
     /// Signatures do not count at and after this time.
@@ -97,6 +101,10 @@ pub(crate) struct PublisherEntry {
     packs: Vec<String>,
     #[serde(default)]
     native: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    threads: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    wasi_nn: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     not_before: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -111,6 +119,8 @@ impl PublisherEntry {
             key: key(&self.key, &self.name)?,
             packs: self.packs.iter().map(|p| p.parse()).collect::<Result<_, _>>()?,
             native: self.native,
+            threads: self.threads,
+            wasi_nn: self.wasi_nn,
             not_before: self.not_before.as_deref().map(time).transpose()?,
             not_after: self.not_after.as_deref().map(time).transpose()?,
         })
@@ -124,6 +134,8 @@ impl From<&Publisher> for PublisherEntry {
             key: publisher.key.to_string(),
             packs: publisher.packs.iter().map(PackPattern::to_string).collect(),
             native: publisher.native,
+            threads: publisher.threads,
+            wasi_nn: publisher.wasi_nn,
             not_before: publisher.not_before.map(|t| t.to_string()),
             not_after: publisher.not_after.map(|t| t.to_string()),
         }

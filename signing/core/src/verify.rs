@@ -137,7 +137,7 @@ impl UnverifiedPack {
     ///
     /// First the signatures: at least the policy's threshold of different publishers, none of their
     /// keys revoked, each within its validity, over the manifest's exact bytes. Only then the manifest is parsed, and then
-    /// the publishers' scopes, their grant for native code, the version floor, and the length and
+    /// the publishers' scopes, their grants for native code, threads and graphs in kernels, the version floor, and the length and
     /// hash of every file are checked together. A signature by an unknown or revoked key or by a
     /// publisher outside of its validity or scope does not count, and does no harm where enough
     /// others do; a signature that names a trusted key and is not its is always a violation. Without
@@ -170,10 +170,18 @@ impl UnverifiedPack {
         if let Some(floor) = floor {
             violations.extend(floor.objection(&manifest.name, &manifest.version)?);
         }
-        let native =
-            publisher::count(signers.iter().copied().filter(|p| p.native)) >= policy.threshold();
+        let enough = |granted: fn(&Publisher) -> bool| {
+            publisher::count(signers.iter().copied().filter(|p| granted(p))) >= policy.threshold()
+        };
+        let native = enough(|publisher| publisher.native);
         if !native {
             refuse_native(&mut violations, &manifest);
+        }
+        if !enough(|publisher| publisher.threads) {
+            refuse_threads(&mut violations, &manifest);
+        }
+        if !enough(|publisher| publisher.wasi_nn) {
+            refuse_graphs(&mut violations, &manifest);
         }
         check_files(&mut violations, &manifest, &self.files);
         if !violations.is_empty() {
@@ -358,6 +366,37 @@ fn refuse_native(violations: &mut Vec<Violation>, manifest: &Manifest) {
             );
             let at = format!("kernels[{i}].platforms.native");
             violations.push(Violation::new("native_not_granted", at, what));
+        }
+    }
+}
+
+/// One violation for each kernel that asks for threads.
+fn refuse_threads(violations: &mut Vec<Violation>, manifest: &Manifest) {
+    for (i, kernel) in manifest.kernels.iter().enumerate().filter(|(_, k)| k.threads > 1) {
+        let what = format!(
+            "`{}` asks for {} threads and needs the grant `threads`, which its publishers do not have: use a pack \
+             without, or grant it with threads = true",
+            kernel.id, kernel.threads
+        );
+        violations.push(Violation::new(
+            "threads_not_granted",
+            format!("kernels[{i}].threads"),
+            what,
+        ));
+    }
+}
+
+/// One violation for each kernel that asks to compute graphs.
+fn refuse_graphs(violations: &mut Vec<Violation>, manifest: &Manifest) {
+    for (i, kernel) in manifest.kernels.iter().enumerate() {
+        if kernel.asks_for_graphs() {
+            let what = format!(
+                "`{}` computes graphs of its pack, which its publishers are not trusted for: use a \
+                 pack without, or grant it with wasi_nn = true",
+                kernel.id
+            );
+            let at = format!("kernels[{i}].platforms.wasmtime.features");
+            violations.push(Violation::new("wasi_nn_not_granted", at, what));
         }
     }
 }

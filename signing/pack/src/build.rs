@@ -18,10 +18,10 @@ use crate::figures::Figures;
 use crate::lines::Lines;
 use crate::module::normalise;
 use crate::sources::{self, Sources};
-use crate::spec::{Built, Source};
+use crate::spec::{Built, SPEC_FILE, Source};
 use crate::toolchain::Toolchain;
 use crate::{Lang, ModuleFacts, PackSpec, Report, ToolError, ToolchainId};
-use crate::{compile_c, compile_rust, trial};
+use crate::{compile_c, compile_rust, graph, trial};
 
 /// Where a build lies in its crate.
 pub const DIST: &str = "dist";
@@ -262,7 +262,10 @@ fn assemble(
         files.push((path, wasm));
     }
     let figures = Figures::read(directory)?;
-    let manifest = spec.manifest(&built, &figures, directory)?;
+    let mut manifest = spec.manifest(&built, &figures, directory)?;
+    let graphs = graph::read_all(&spec.graphs, &directory.join(SPEC_FILE))?;
+    manifest.graphs = graphs.entries;
+    files.extend(graphs.files);
     let file = |path: &str| files.iter().find(|(own, _)| own == path).map(|(_, bytes)| &bytes[..]);
     let lines = Lines::of(&manifest, file, Some((spec, target_dir)));
     files.push((MANIFEST_FILE.to_owned(), manifest.to_json()?.into_bytes()));
@@ -288,7 +291,7 @@ fn write(dist: &Path, files: &[(String, Vec<u8>)]) -> Result<bool, ToolError> {
     if signature_removed {
         fs::remove_file(&signature).map_err(ToolError::io("remove", &signature))?;
     }
-    remove_stale_modules(dist, files)?;
+    remove_stale_files(dist, files)?;
     for (path, bytes) in files {
         let path = dist.join(path);
         if let Some(parent) = path.parent() {
@@ -299,15 +302,81 @@ fn write(dist: &Path, files: &[(String, Vec<u8>)]) -> Result<bool, ToolError> {
     Ok(signature_removed)
 }
 
-/// Removes modules that the earlier manifest lists and the new one does not.
-fn remove_stale_modules(dist: &Path, files: &[(String, Vec<u8>)]) -> Result<(), ToolError> {
+/// Removes files that the earlier manifest lists and the new one does not.
+fn remove_stale_files(dist: &Path, files: &[(String, Vec<u8>)]) -> Result<(), ToolError> {
     let Ok(old) = fs::read(dist.join(MANIFEST_FILE)) else { return Ok(()) };
     let Ok(old) = Manifest::parse(&old) else { return Ok(()) };
-    for kernel in &old.kernels {
-        let path = dist.join(kernel.path.as_str());
-        if !files.iter().any(|(kept, _)| kept == kernel.path.as_str()) && path.is_file() {
+    for old in old.files() {
+        let path = dist.join(old.path.as_str());
+        if !files.iter().any(|(kept, _)| kept == old.path.as_str()) && path.is_file() {
             fs::remove_file(&path).map_err(ToolError::io("remove", &path))?;
         }
     }
     Ok(())
+}
+
+#[cfg(all(test, feature = "graphs"))]
+mod tests {
+    use super::*;
+    use ruvllm_tests::{graphs, onnx};
+
+    const PACK: &str = r#"
+        [pack]
+        name = "classifier"
+        version = "1.0.0"
+        description = "a kernel and its graph"
+        min_runtime_version = "0.1.0"
+        created_at = "2026-01-01T00:00:00Z"
+        author = { name = "a", signing_key = "ed25519:U1w6stVLs6KD+VVwOSmTd+kgk8sADTIVa2F+DsEU5Nk=" }
+        [limits]
+        max_memory_pages = 256
+        max_epoch_ticks = 1000
+        max_table_elements = 0
+        [wasmtime]
+        min_version = "48.0.0"
+        [[kernel]]
+        id = "classify"
+        name = "two layers"
+        op = "classify"
+        custom = true
+        category = "custom"
+        entry_point = "run"
+        inputs = [{ name = "x", dtype = "f32", shape = ["n", 8] }]
+        output = { name = "y", dtype = "f32", shape = ["n", 4] }
+        [[graph]]
+        id = "mlp"
+        name = "two layers"
+        file = "mlp.onnx"
+        checks = "checks.json"
+        extents = { batch = 8 }
+        max_memory_bytes = 1048576
+        max_millis = 1000
+        tolerance = { rel = 1e-4, abs = 1e-5 }
+    "#;
+
+    #[test]
+    fn a_kernel_is_tried_with_the_graphs_of_its_pack() {
+        let directory = tempfile::tempdir().unwrap();
+        let checks = fs::read(graphs::fixtures().join("mlp.json")).unwrap();
+        let write = |name: &str, bytes: &[u8]| fs::write(directory.path().join(name), bytes);
+        write(SPEC_FILE, PACK.as_bytes()).unwrap();
+        write("mlp.onnx", &onnx::mlp().model()).unwrap();
+        write("checks.json", &checks).unwrap();
+        let spec = PackSpec::read(directory.path()).unwrap();
+        let (_, module) = graphs::kernel("");
+        let target = directory.path().join(TARGET_DIR);
+        let assembled = assemble(&spec, directory.path(), &target, vec![module]).unwrap();
+        let paths: Vec<&str> = assembled.files.iter().map(|(path, _)| path.as_str()).collect();
+        assert_eq!(paths, ["custom/classify.wasm", "graphs/mlp.onnx", MANIFEST_FILE]);
+        assert_eq!(assembled.kernels[0].features, ["wasi-nn"]);
+        let manifest = Manifest::parse(&assembled.files[2].1).unwrap();
+        assert!(manifest.kernels[0].asks_for_graphs() && manifest.graph("mlp").is_some());
+        // Without its graph it fails the first call.
+        let alone = PACK.split("[[graph]]").next().unwrap();
+        write(SPEC_FILE, alone.as_bytes()).unwrap();
+        let spec = PackSpec::read(directory.path()).unwrap();
+        let (_, module) = graphs::kernel("");
+        let refused = assemble(&spec, directory.path(), &target, vec![module]).err().unwrap();
+        assert!(refused.to_string().contains("status 108"), "{refused}");
+    }
 }

@@ -11,21 +11,20 @@ use std::process::{Command, Stdio};
 use crate::ToolError;
 use crate::build::{Job, STACK_BYTES};
 use crate::lines::CRATE_ROOT;
-use crate::spec::Source;
+use crate::spec::{Source, Vectors};
 use crate::toolchain::Compiler;
 
 /// Where the sources of the kernels lie in a pack.
 const SOURCES: &str = "kernels";
 
 /// What every kernel is compiled with.
-const FLAGS: [&str; 18] = [
+const FLAGS: [&str; 17] = [
     "--target=wasm32",
     "-std=c11",
     "-O3",
     // What `generic` means changes with the compiler, and brings a function table that no kernel
     // uses: from the first version of WebAssembly on, each feature by name.
     "-mcpu=mvp",
-    "-msimd128",
     "-mmutable-globals",
     "-msign-ext",
     // Conversions of numbers that do not fit saturate instead of trapping.
@@ -44,8 +43,14 @@ const FLAGS: [&str; 18] = [
     "-Iinclude",
 ];
 
-/// What lets a kernel use relaxed SIMD, which it does only where it asks for it.
-const RELAXED_SIMD: &str = "-mrelaxed-simd";
+/// What lets a kernel use vectors; relaxed SIMD only where it asks for it.
+const fn vector_flags(vectors: Vectors) -> &'static [&'static str] {
+    match vectors {
+        Vectors::Relaxed => &["-msimd128", "-mrelaxed-simd"],
+        Vectors::Plain => &["-msimd128"],
+        Vectors::Scalar => &[],
+    }
+}
 
 /// Compiles and links every kernel.
 ///
@@ -57,7 +62,7 @@ pub(crate) fn compile(job: &Job<'_>) -> Result<(), ToolError> {
     };
     let out = out_dir(job.target_dir);
     fs::create_dir_all(&out).map_err(ToolError::io("create", &out))?;
-    for Source { id, name, relaxed_simd } in job.spec.sources() {
+    for Source { id, name, vectors } in job.spec.sources() {
         let source = Path::new(SOURCES).join(format!("{name}.c"));
         if !job.directory.join(&source).is_file() {
             let message = format!("there is no {}; each kernel has its own file", source.display());
@@ -65,7 +70,7 @@ pub(crate) fn compile(job: &Job<'_>) -> Result<(), ToolError> {
         }
         let object = out.join(format!("{id}.o"));
         let mut command = Command::new(clang);
-        command.args(FLAGS).args(relaxed_simd.then_some(RELAXED_SIMD)).args(job.spec.c_flags());
+        command.args(FLAGS).args(vector_flags(vectors)).args(job.spec.c_flags());
         let mut remap = OsString::from("-ffile-prefix-map=");
         remap.push(job.directory);
         remap.push("=");

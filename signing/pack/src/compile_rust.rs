@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use crate::ToolError;
 use crate::build::{Job, STACK_BYTES};
 use crate::lines::{CRATE_ROOT, DEPENDENCIES};
-use crate::spec::Source;
+use crate::spec::{Source, Vectors};
 use crate::toolchain::{Compiler, StdSource, TARGET};
 
 /// The parts of a toolchain for Rust.
@@ -22,17 +22,16 @@ struct Rust<'a> {
     linker: &'a Path,
 }
 
-/// Runs cargo for every kernel: once for those that may use relaxed SIMD, once for those that may
-/// not.
+/// Runs cargo for every kernel: once for those of each set of vector instructions.
 ///
 /// # Errors
 /// [`ToolError::Compile`], [`ToolError::Spec`] about `Cargo.toml`, [`ToolError::Io`].
 pub(crate) fn compile(job: &Job<'_>) -> Result<(), ToolError> {
-    for relaxed_simd in [true, false] {
-        let chosen = job.spec.sources().filter(|source| source.relaxed_simd == relaxed_simd);
+    for vectors in Vectors::ALL {
+        let chosen = job.spec.sources().filter(|source| source.vectors == vectors);
         let names: Vec<&str> = chosen.map(|source| source.name).collect();
         if !names.is_empty() {
-            compile_all(job, &names, relaxed_simd)?;
+            compile_all(job, &names, vectors)?;
         }
     }
     Ok(())
@@ -47,9 +46,9 @@ pub(crate) fn packages(job: &Job<'_>) -> Result<Vec<PathBuf>, ToolError> {
     Ok(packages.into_iter().map(|(_, directory)| directory).collect())
 }
 
-fn compile_all(job: &Job<'_>, names: &[&str], relaxed_simd: bool) -> Result<(), ToolError> {
+fn compile_all(job: &Job<'_>, names: &[&str], vectors: Vectors) -> Result<(), ToolError> {
     let rust = Rust::of(job)?;
-    let target_dir = target_dir(job.target_dir, relaxed_simd);
+    let target_dir = target_dir(job.target_dir, vectors);
     let mut cargo = rust.cargo(job.directory);
     cargo.args(["build", "--release", "--target", TARGET]).arg("--target-dir").arg(&target_dir);
     if job.directory.join("Cargo.lock").is_file() {
@@ -66,7 +65,7 @@ fn compile_all(job: &Job<'_>, names: &[&str], relaxed_simd: bool) -> Result<(), 
     for name in names {
         cargo.args(["--bin", name]);
     }
-    let flags = rust.flags(job, &target_dir, relaxed_simd)?;
+    let flags = rust.flags(job, &target_dir, vectors)?;
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join(&OsString::from("\u{1f}")));
     let status = cargo.status().map_err(ToolError::io("run", rust.cargo))?;
     if status.success() {
@@ -83,13 +82,17 @@ fn takes_nothing_from_a_registry(directory: &Path) -> bool {
 
 /// Where cargo leaves a module.
 pub(crate) fn module_file(dir: &Path, source: Source<'_>) -> PathBuf {
-    let dir = target_dir(dir, source.relaxed_simd);
+    let dir = target_dir(dir, source.vectors);
     dir.join(TARGET).join("release").join(format!("{}.wasm", source.name))
 }
 
 /// Cargo keeps one build of a directory: other features are built elsewhere.
-fn target_dir(dir: &Path, relaxed_simd: bool) -> PathBuf {
-    if relaxed_simd { dir.to_owned() } else { dir.join("plain") }
+fn target_dir(dir: &Path, vectors: Vectors) -> PathBuf {
+    match vectors {
+        Vectors::Relaxed => dir.to_owned(),
+        Vectors::Plain => dir.join("plain"),
+        Vectors::Scalar => dir.join("scalar"),
+    }
 }
 
 impl<'a> Rust<'a> {
@@ -155,11 +158,16 @@ impl<'a> Rust<'a> {
         &self,
         job: &Job<'_>,
         target_dir: &Path,
-        relaxed_simd: bool,
+        vectors: Vectors,
     ) -> Result<Vec<OsString>, ToolError> {
-        let features = if relaxed_simd { "+simd128,+relaxed-simd" } else { "+simd128" };
+        let features = match vectors {
+            Vectors::Relaxed => "-Ctarget-feature=+simd128,+relaxed-simd",
+            Vectors::Plain => "-Ctarget-feature=+simd128",
+            // The first version of WebAssembly: no copying and filling of memory either.
+            Vectors::Scalar => "-Ctarget-cpu=mvp",
+        };
         let mut flags: Vec<OsString> = vec![
-            format!("-Ctarget-feature={features}").into(),
+            features.into(),
             "-Clink-arg=--export=__heap_base".into(),
             format!("-Clink-arg=-zstack-size={STACK_BYTES}").into(),
             "-Clink-arg=--stack-first".into(),

@@ -7,7 +7,9 @@ use std::fmt;
 use std::path::Path;
 
 use indexmap::IndexMap;
-use ruvllm_manifest::{KernelEntry, MANIFEST_FILE, Manifest, SIGNATURE_FILE, Sha256Hex};
+use ruvllm_manifest::{
+    GraphEntry, KernelEntry, MANIFEST_FILE, Manifest, SIGNATURE_FILE, Sha256Hex, Tolerance,
+};
 use ruvllm_signing::{Envelope, UnverifiedPack, escape_untrusted};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -75,19 +77,18 @@ impl fmt::Display for DiffReport {
 pub fn diff(from: &Path, to: &Path, exit_code: bool) -> Result<DiffReport, ToolError> {
     let (from, to) = (Side::read(from)?, Side::read(to)?);
     let mut changes = compare("", &from.facts, &to.facts);
-    let kernels = from.kernels.keys().chain(to.kernels.keys());
-    let mut seen: Vec<&String> = Vec::new();
-    for id in kernels {
-        if seen.contains(&id) {
-            continue;
-        }
-        seen.push(id);
-        match (from.kernels.get(id), to.kernels.get(id)) {
-            (Some(old), Some(new)) => changes.extend(compare(&format!("{id}: "), old, new)),
-            (old, new) => {
-                let what = format!("kernel {id}");
-                let shown = |facts: &Facts| facts.get("signature").cloned().unwrap_or_default();
-                changes.push(Change { what, from: old.map(shown), to: new.map(shown) });
+    for (kind, from, to) in
+        [("kernel", &from.kernels, &to.kernels), ("graph", &from.graphs, &to.graphs)]
+    {
+        let new = to.keys().filter(|id| !from.contains_key(*id));
+        for id in from.keys().chain(new) {
+            match (from.get(id), to.get(id)) {
+                (Some(old), Some(new)) => changes.extend(compare(&format!("{id}: "), old, new)),
+                (old, new) => {
+                    let what = format!("{kind} {id}");
+                    let shown = |facts: &Facts| facts.get("signature").cloned().unwrap_or_default();
+                    changes.push(Change { what, from: old.map(shown), to: new.map(shown) });
+                }
             }
         }
     }
@@ -101,6 +102,7 @@ struct Side {
     title: String,
     facts: Facts,
     kernels: IndexMap<String, Facts>,
+    graphs: IndexMap<String, Facts>,
 }
 
 impl Side {
@@ -113,6 +115,11 @@ impl Side {
         Ok(Side {
             title: format!("{} {}", manifest.name, manifest.version),
             kernels: kernels.collect(),
+            graphs: manifest
+                .graphs
+                .iter()
+                .map(|graph| (graph.id.clone(), graph_facts(graph)))
+                .collect(),
             facts: pack_facts(&pack, &manifest, bytes),
         })
     }
@@ -173,6 +180,10 @@ fn kernel_facts(pack: &UnverifiedPack, entry: &KernelEntry) -> Facts {
         facts.insert("wasmtime", format!(">= {}", platform.min_version));
         facts.insert("features", platform.features.join(", "));
     }
+    if let Some(platform) = &entry.platforms.wamr {
+        let how = if platform.aot_available { "" } else { ", interpreted only" };
+        facts.insert("wamr", format!(">= {}{how}", platform.min_version));
+    }
     if let Some(tolerance) = entry.tolerance {
         facts.insert("tolerance", format!("rel {:e}, abs {:e}", tolerance.rel, tolerance.abs));
     }
@@ -188,6 +199,30 @@ fn kernel_facts(pack: &UnverifiedPack, entry: &KernelEntry) -> Facts {
         facts.insert("imports", module.imports.join(", "));
         facts.insert("exports", module.exports.join(", "));
         facts.insert("trap sites", module.trap_sites.to_string());
+    }
+    facts
+}
+
+fn graph_facts(entry: &GraphEntry) -> Facts {
+    let limits = entry.resource_limits;
+    let Tolerance { rel, abs } = entry.tolerance;
+    let mut facts = Facts::from([
+        ("name", entry.name.clone()),
+        ("format", entry.format.to_string()),
+        ("signature", entry.signature()),
+        ("path", entry.path.to_string()),
+        ("size", entry.size.to_string()),
+        ("hash", entry.hash.to_string()),
+        ("memory bytes", limits.max_memory_bytes.to_string()),
+        ("milliseconds", limits.max_millis.to_string()),
+        ("tolerance", format!("rel {rel:e}, abs {abs:e}")),
+        ("checks", entry.checks.len().to_string()),
+    ]);
+    if let Some(embedding) = &entry.embedding {
+        let unit = if embedding.normalize { ", unit length" } else { "" };
+        let (pooling, tokens) = (embedding.pooling, embedding.max_tokens);
+        facts.insert("texts", format!("pooling {pooling}, up to {tokens} tokens{unit}"));
+        facts.insert("tokenizer", embedding.tokenizer.hash.to_string());
     }
     facts
 }

@@ -142,7 +142,10 @@ impl Gate {
     fn of_violation(code: &str) -> Gate {
         match code {
             "publisher_not_yet_valid" | "publisher_expired" | "clock_unknown" => Gate::Validity,
-            "publisher_out_of_scope" | "native_not_granted" => Gate::Scope,
+            "publisher_out_of_scope"
+            | "native_not_granted"
+            | "threads_not_granted"
+            | "wasi_nn_not_granted" => Gate::Scope,
             "version_below_floor" => Gate::Floor,
             "manifest_missing" | "threshold_not_met" | "key_revoked" => Gate::Signatures,
             code if code.starts_with("signature") || code.starts_with("envelope") => {
@@ -159,9 +162,10 @@ impl Gate {
         match refusal.code {
             _ if refusal.kernel.is_empty() => Gate::Compatibility,
             "kernel_shape" | "tolerance_too_loose" | "limit_over_cap" => Gate::Compatibility,
-            "executor_unsupported" | "executor_too_old" | "feature_unsupported" => {
-                Gate::Compatibility
-            }
+            "executor_unsupported"
+            | "executor_too_old"
+            | "feature_unsupported"
+            | "threads_unsupported" => Gate::Compatibility,
             "feature_undeclared" => Gate::Module,
             "kernel_compile" | "compile_limit" | "compile_timeout" | "compiler_unavailable" => {
                 Gate::Compile

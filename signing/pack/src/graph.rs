@@ -51,9 +51,10 @@ struct GraphSpec {
     graph: Vec<GraphSection>,
 }
 
-#[derive(Deserialize)]
+/// A graph as its author describes it.
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct GraphSection {
+pub(crate) struct GraphSection {
     id: String,
     name: String,
     file: PathBuf,
@@ -66,14 +67,14 @@ struct GraphSection {
     embedding: Option<EmbeddingSection>,
 }
 
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ToleranceSection {
     rel: f64,
     abs: f64,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EmbeddingSection {
     tokenizer: PathBuf,
@@ -163,9 +164,45 @@ pub fn graph(spec: &Path) -> Result<GraphReport, ToolError> {
     let parsed: GraphSpec = toml::from_str(&text).map_err(|e| invalid(e.to_string()))?;
     let root = spec.parent().unwrap_or(Path::new(""));
     let mut manifest = parsed.pack.manifest().map_err(invalid)?;
-    let (mut files, mut graphs) = (Vec::new(), Vec::new());
-    for section in &parsed.graph {
-        let named = |message: String| invalid(format!("graph `{}`: {message}", section.id));
+    let Graphs { entries, files } = read_all(&parsed.graph, spec)?;
+    let graphs = entries.iter().map(|entry| (entry.id.clone(), entry.size)).collect();
+    manifest.graphs = entries;
+    let json = manifest.to_json()?;
+    let directory = root.join(DIST);
+    for (path, bytes) in files {
+        let path = directory.join(path);
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).map_err(ToolError::io("create", parent))?;
+        }
+        fs::write(&path, bytes).map_err(ToolError::io("write", &path))?;
+    }
+    let signature = directory.join(SIGNATURE_FILE);
+    if signature.is_file() {
+        fs::remove_file(&signature).map_err(ToolError::io("remove", &signature))?;
+    }
+    let path = directory.join(MANIFEST_FILE);
+    fs::write(&path, json).map_err(ToolError::io("write", &path))?;
+    Ok(GraphReport { directory, graphs })
+}
+
+/// Graphs of a pack, and their files by path within it.
+pub(crate) struct Graphs {
+    pub(crate) entries: Vec<GraphEntry>,
+    pub(crate) files: Vec<(String, Vec<u8>)>,
+}
+
+/// Reads the graphs that a description names, from its directory.
+///
+/// # Errors
+/// [`ToolError::Spec`] where a graph cannot be used, [`ToolError::Io`].
+pub(crate) fn read_all(sections: &[GraphSection], spec: &Path) -> Result<Graphs, ToolError> {
+    let root = spec.parent().unwrap_or(Path::new(""));
+    let (mut files, mut entries) = (Vec::new(), Vec::new());
+    for section in sections {
+        let named = |message: String| ToolError::Spec {
+            path: spec.to_owned(),
+            message: format!("graph `{}`: {message}", section.id),
+        };
         let bytes = read(&root.join(&section.file))?;
         let facts = section.facts(&bytes).map_err(named)?;
         let checks_path = root.join(&section.checks);
@@ -178,7 +215,7 @@ pub fn graph(spec: &Path) -> Result<GraphReport, ToolError> {
                 let bytes = read(&root.join(&embedding.tokenizer))?;
                 let (path, size, hash) =
                     listed(&section.id, "tokenizer.json", &bytes).map_err(named)?;
-                files.push((path.clone(), bytes));
+                files.push((path.to_string(), bytes));
                 let pooling = embedding.pooling.parse::<Pooling>();
                 Some(GraphEmbedding {
                     tokenizer: GraphFile { path, size, hash },
@@ -188,8 +225,7 @@ pub fn graph(spec: &Path) -> Result<GraphReport, ToolError> {
                 })
             }
         };
-        graphs.push((section.id.clone(), size));
-        manifest.graphs.push(GraphEntry {
+        entries.push(GraphEntry {
             id: section.id.clone(),
             name: section.name.clone(),
             format: facts.format,
@@ -207,24 +243,9 @@ pub fn graph(spec: &Path) -> Result<GraphReport, ToolError> {
             checks: checks.into_iter().map(check).collect(),
             embedding,
         });
-        files.push((path, bytes));
+        files.push((path.to_string(), bytes));
     }
-    let json = manifest.to_json()?;
-    let directory = root.join(DIST);
-    for (path, bytes) in files {
-        let path = directory.join(path.as_str());
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(ToolError::io("create", parent))?;
-        }
-        fs::write(&path, bytes).map_err(ToolError::io("write", &path))?;
-    }
-    let signature = directory.join(SIGNATURE_FILE);
-    if signature.is_file() {
-        fs::remove_file(&signature).map_err(ToolError::io("remove", &signature))?;
-    }
-    let path = directory.join(MANIFEST_FILE);
-    fs::write(&path, json).map_err(ToolError::io("write", &path))?;
-    Ok(GraphReport { directory, graphs })
+    Ok(Graphs { entries, files })
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ToolError> {

@@ -6,8 +6,11 @@
 use std::fmt;
 use std::path::Path;
 
+use ruvllm_graph::onnx::walk;
 use ruvllm_host::module_features;
-use ruvllm_manifest::{KernelEntry, MANIFEST_FILE, Manifest, SIGNATURE_FILE};
+use ruvllm_manifest::{
+    GraphEntry, GraphFormat, KernelEntry, MANIFEST_FILE, Manifest, SIGNATURE_FILE,
+};
 use ruvllm_signing::{Envelope, PackError, TrustPolicy, escape_untrusted};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -46,6 +49,8 @@ pub struct InspectReport {
     pub publishers: Vec<InspectedPublisher>,
     /// The kernels.
     pub kernels: Vec<InspectedKernel>,
+    /// The graphs.
+    pub graphs: Vec<InspectedGraph>,
     /// Kernel id to what answers when it cannot.
     pub fallbacks: Vec<(String, String)>,
 }
@@ -108,6 +113,37 @@ pub struct InspectedKernel {
     pub problems: Vec<String>,
 }
 
+/// One graph of a pack.
+#[derive(Clone, Debug, Serialize)]
+pub struct InspectedGraph {
+    /// Its id.
+    pub id: String,
+    /// Its name for people.
+    pub name: String,
+    /// How its file is to be read.
+    pub format: String,
+    /// Inputs and outputs, with the largest value of each extent.
+    pub signature: String,
+    /// Its file.
+    pub path: String,
+    /// Bytes, as the manifest says.
+    pub size: u64,
+    /// SHA-256, as the manifest says.
+    pub hash: String,
+    /// Memory in bytes that the manifest grants it.
+    pub max_memory_bytes: u64,
+    /// Milliseconds that computing it may take.
+    pub max_millis: u64,
+    /// How far from its checks it may be, relative and absolute.
+    pub tolerance: (f64, f64),
+    /// Inputs with the outputs that it must give before a host uses it.
+    pub checks: usize,
+    /// Pooling and the most tokens, where it makes vectors of texts.
+    pub embedding: Option<(String, u32)>,
+    /// What is wrong with it: a host does not load it.
+    pub problems: Vec<String>,
+}
+
 impl Report for InspectReport {}
 
 /// Reads a pack. Whether it is to be trusted is part of the report, not a condition.
@@ -129,6 +165,9 @@ pub fn inspect(trust: Option<&Path>, directory: &Path) -> Result<InspectReport, 
         .iter()
         .map(|kernel| inspect_kernel(kernel, pack.file(kernel.path.as_str())));
     let kernels = kernels.collect();
+    let graphs =
+        manifest.graphs.iter().map(|graph| inspect_graph(graph, pack.file(graph.path.as_str())));
+    let graphs = graphs.collect();
     let (publishers, objections) = match pack.verify(&policy, None) {
         Ok(pack) => {
             let signers = pack.publishers().iter();
@@ -162,6 +201,7 @@ pub fn inspect(trust: Option<&Path>, directory: &Path) -> Result<InspectReport, 
         objections,
         publishers,
         kernels,
+        graphs,
         fallbacks: manifest.fallbacks.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
     })
 }
@@ -234,6 +274,41 @@ fn inspect_kernel(kernel: &KernelEntry, wasm: Option<&[u8]>) -> InspectedKernel 
     }
 }
 
+fn inspect_graph(graph: &GraphEntry, bytes: Option<&[u8]>) -> InspectedGraph {
+    let mut problems = Vec::new();
+    match bytes {
+        None => problems.push("the file is missing".to_owned()),
+        Some(bytes) => {
+            let hash = ruvllm_manifest::Sha256Hex::from_bytes(Sha256::digest(bytes).into());
+            if hash != graph.hash {
+                problems.push(format!("the file's hash is {hash}"));
+            }
+            if graph.format == GraphFormat::Onnx {
+                let found = match walk(bytes, graph.resource_limits.max_memory_bytes) {
+                    Ok(facts) => facts.disagreements(graph),
+                    Err(found) => found,
+                };
+                problems.extend(found.iter().map(shown));
+            }
+        }
+    }
+    InspectedGraph {
+        id: graph.id.clone(),
+        name: graph.name.clone(),
+        format: graph.format.to_string(),
+        signature: graph.signature(),
+        path: graph.path.to_string(),
+        size: graph.size,
+        hash: graph.hash.to_string(),
+        max_memory_bytes: graph.resource_limits.max_memory_bytes,
+        max_millis: graph.resource_limits.max_millis,
+        tolerance: (graph.tolerance.rel, graph.tolerance.abs),
+        checks: graph.checks.len(),
+        embedding: graph.embedding.as_ref().map(|e| (e.pooling.to_string(), e.max_tokens)),
+        problems,
+    }
+}
+
 /// The kernel as a function.
 pub(crate) fn signature(kernel: &KernelEntry) -> String {
     use ruvllm_manifest::{Dim, TensorSpec};
@@ -263,7 +338,11 @@ impl fmt::Display for InspectReport {
         writeln!(f, "  created     {}", safe(&self.created_at))?;
         writeln!(f, "  runtime     {}, ABI {}", safe(&self.runtime), self.abi_version)?;
         writeln!(f, "  digest      {}", self.digest)?;
-        writeln!(f, "  size        {} bytes in {} module(s)", self.size, self.kernels.len())?;
+        write!(f, "  size        {} bytes in {} module(s)", self.size, self.kernels.len())?;
+        match self.graphs.iter().map(|graph| graph.size).sum::<u64>() {
+            0 => writeln!(f)?,
+            bytes => writeln!(f, ", {bytes} bytes in {} graph(s)", self.graphs.len())?,
+        }
         writeln!(f, "  signatures  {}", list(&self.signatures))?;
         if self.objections.is_empty() {
             let names: Vec<String> = self.publishers.iter().map(|p| p.name.clone()).collect();
@@ -289,8 +368,31 @@ impl fmt::Display for InspectReport {
             writeln!(f, "\n{}: {}", safe(&kernel.id), safe(&kernel.name))?;
             write!(f, "{kernel}")?;
         }
+        for graph in &self.graphs {
+            writeln!(f, "\ngraph {}: {}", safe(&graph.id), safe(&graph.name))?;
+            write!(f, "{graph}")?;
+        }
         for (kernel, fallback) in &self.fallbacks {
             writeln!(f, "\nfallback of {}: {}", safe(kernel), safe(fallback))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for InspectedGraph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let safe = escape_untrusted;
+        writeln!(f, "  {}", safe(&self.signature))?;
+        let Self { format, size, hash, max_memory_bytes, max_millis, checks, .. } = self;
+        writeln!(f, "  file        {format}, {}, {size} bytes, {hash}", safe(&self.path))?;
+        writeln!(f, "  limits      {max_memory_bytes} bytes of memory, {max_millis} ms")?;
+        let (rel, abs) = self.tolerance;
+        writeln!(f, "  admission   {checks} check(s) within rel {rel:e}, abs {abs:e}")?;
+        if let Some((pooling, tokens)) = &self.embedding {
+            writeln!(f, "  texts       pooling {pooling}, up to {tokens} tokens")?;
+        }
+        for problem in &self.problems {
+            writeln!(f, "  PROBLEM     {}", safe(problem))?;
         }
         Ok(())
     }

@@ -65,9 +65,11 @@ impl fmt::Display for KeyringReport {
         for key in &self.publishers {
             let state = if key.revoked { " REVOKED" } else { "" };
             let native = if key.native { ", native code" } else { "" };
+            let threads = if key.threads { ", threads" } else { "" };
+            let graphs = if key.wasi_nn { ", graphs in kernels" } else { "" };
             let until = key.not_after.as_ref().map(|t| format!(", until {t}")).unwrap_or_default();
             writeln!(f, "{}  {}{state}", escape_untrusted(&key.name), key.key)?;
-            writeln!(f, "    packs {}{native}{until}", key.packs.join(" "))?;
+            writeln!(f, "    packs {}{native}{threads}{graphs}{until}", key.packs.join(" "))?;
         }
         for (key, since, reason) in &self.revoked {
             writeln!(f, "revoked  {key} since {since}: {}", escape_untrusted(reason))?;
@@ -142,6 +144,8 @@ pub fn add(file: &Path, new: &NewPublisher) -> Result<KeyringReport, ToolError> 
                 }
             }
             publisher.native |= new.native;
+            publisher.threads |= new.threads;
+            publisher.wasi_nn |= new.wasi_nn;
             publisher.not_before = new.not_before.or(publisher.not_before);
             publisher.not_after = new.not_after.or(publisher.not_after);
         }
@@ -153,6 +157,8 @@ pub fn add(file: &Path, new: &NewPublisher) -> Result<KeyringReport, ToolError> 
             key,
             packs,
             native: new.native,
+            threads: new.threads,
+            wasi_nn: new.wasi_nn,
             not_before: new.not_before,
             not_after: new.not_after,
         }),

@@ -8,13 +8,14 @@ use indexmap::IndexMap;
 use ruvllm_abi::Op;
 use ruvllm_manifest::{
     Author, Dim, KernelEntry, Manifest, PackName, PackPath, ParamSpec, ParamType, ParamValue,
-    Platforms, ResourceLimits, Sha256Hex, TensorSpec, Timestamp, Tolerance, WasmtimePlatform,
-    escape_untrusted, similar,
+    Platforms, ResourceLimits, Sha256Hex, TensorSpec, Timestamp, Tolerance, WamrPlatform,
+    WasmtimePlatform, escape_untrusted, similar,
 };
 use semver::Version;
 use serde::{Deserialize, Serialize};
 
 use crate::figures::Figures;
+use crate::graph::GraphSection;
 use crate::{ToolError, ToolchainId};
 
 /// The file's name in the directory of a pack crate.
@@ -45,6 +46,9 @@ Fields of pack.toml; those marked ? may be left out:
     max_table_elements    0 unless the kernel calls functions through a table
   [wasmtime]
     min_version           the oldest Wasmtime that may run the modules
+  [wamr] ?                for packs that small devices may run, too
+    min_version           the oldest WAMR; 0.0.0 for builds from before versions had numbers
+    aot_available         whether hosts may compile the modules ahead of time
   [c] ?
     flags ?               arguments for clang besides those that every pack is compiled with
   [toolchain] ?           what dist/ was built with, see --check
@@ -62,6 +66,8 @@ Fields of pack.toml; those marked ? may be left out:
     params ?              of { name, type, default ? }; type is f32, u32 or i32
     tolerance ?           { rel, abs }, stricter than the host's own
     plain_variant ?       true to build the kernel once more without relaxed SIMD, for deterministic hosts
+    scalar_variant ?      true to build it once more without SIMD, for WAMR; needs [wamr]
+  [[graph]] ?             one for each graph that kernels compute through WASI-NN, see help graph
   [fallbacks] ?           id = \"other id\": which kernel answers first where this one fails";
 
 /// The language that the kernels of a pack are written in.
@@ -100,12 +106,16 @@ pub struct PackSpec {
     pack: PackSection,
     limits: Limits,
     wasmtime: Wasmtime,
+    wamr: Option<Wamr>,
     #[serde(default)]
     c: CSection,
     /// What the committed build was made with.
     pub toolchain: Option<ToolchainId>,
     #[serde(rename = "kernel")]
     kernels: Vec<KernelSection>,
+    /// What kernels of the pack compute through WASI-NN.
+    #[serde(default, rename = "graph")]
+    pub(crate) graphs: Vec<GraphSection>,
     #[serde(default)]
     fallbacks: IndexMap<String, String>,
 }
@@ -175,6 +185,13 @@ struct Wasmtime {
     min_version: String,
 }
 
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wamr {
+    min_version: String,
+    aot_available: bool,
+}
+
 /// How C is compiled beyond what every pack is.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -203,9 +220,14 @@ struct KernelSection {
     /// Whether the pack also has the kernel without relaxed SIMD, for deterministic hosts.
     #[serde(default)]
     plain_variant: bool,
+    /// Whether the pack also has the kernel without SIMD, for executors that have none.
+    #[serde(default)]
+    scalar_variant: bool,
     /// Of such a variant: the kernel whose sources it is built from.
     #[serde(skip)]
     variant_of: Option<String>,
+    #[serde(skip)]
+    vectors: Vectors,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -239,8 +261,30 @@ struct ToleranceSection {
     abs: f64,
 }
 
-/// What the id of a variant without relaxed SIMD ends in.
-const PLAIN_SUFFIX: &str = "_plain";
+/// Which vector instructions the module of a kernel may use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Vectors {
+    /// Those of relaxed SIMD as well.
+    #[default]
+    Relaxed,
+    /// Those whose results do not depend on the processor.
+    Plain,
+    /// None.
+    Scalar,
+}
+
+impl Vectors {
+    pub(crate) const ALL: [Vectors; 3] = [Vectors::Relaxed, Vectors::Plain, Vectors::Scalar];
+
+    /// What the id of a variant ends in, and its name for people.
+    const fn suffixes(self) -> (&'static str, &'static str) {
+        match self {
+            Vectors::Relaxed => ("", ""),
+            Vectors::Plain => ("_plain", ", without relaxed SIMD"),
+            Vectors::Scalar => ("_scalar", ", without SIMD"),
+        }
+    }
+}
 
 /// What one module is built from.
 #[derive(Clone, Copy, Debug)]
@@ -248,7 +292,7 @@ pub(crate) struct Source<'a> {
     pub(crate) id: &'a str,
     /// The name of the binary, or of the file, that it is in.
     pub(crate) name: &'a str,
-    pub(crate) relaxed_simd: bool,
+    pub(crate) vectors: Vectors,
 }
 
 /// What a build found out about one module.
@@ -273,6 +317,14 @@ impl PackSpec {
 
     fn parse(text: &str) -> Result<PackSpec, String> {
         let mut spec: PackSpec = toml::from_str(text).map_err(|e| e.to_string())?;
+        if spec.wamr.is_none()
+            && let Some(kernel) = spec.kernels.iter().find(|kernel| kernel.scalar_variant)
+        {
+            return Err(format!(
+                "kernel `{}`: a scalar variant is for WAMR: add a section [wamr]",
+                kernel.id
+            ));
+        }
         spec.add_variants();
         for (i, kernel) in spec.kernels.iter().enumerate() {
             // The id becomes a file name and an argument of cargo before the manifest's rules run.
@@ -289,28 +341,33 @@ impl PackSpec {
         Ok(spec)
     }
 
-    /// Puts the variants without relaxed SIMD behind the kernels.
+    /// Puts the variants behind the kernels, those without any SIMD last.
     fn add_variants(&mut self) {
-        let with = |kernel: &&KernelSection| kernel.plain_variant;
-        let variants: Vec<KernelSection> = (self.kernels.iter().filter(with))
-            .map(|kernel| KernelSection {
-                id: format!("{}{PLAIN_SUFFIX}", kernel.id),
-                name: format!("{}, without relaxed SIMD", kernel.name),
-                plain_variant: false,
+        let variant = |kernel: &KernelSection, vectors: Vectors| {
+            let (id, name) = vectors.suffixes();
+            KernelSection {
+                id: format!("{}{id}", kernel.id),
+                name: format!("{}{name}", kernel.name),
                 variant_of: Some(kernel.id.clone()),
+                vectors,
                 ..kernel.clone()
-            })
+            }
+        };
+        let plain = self.kernels.iter().filter(|kernel| kernel.plain_variant);
+        let scalar = self.kernels.iter().filter(|kernel| kernel.scalar_variant);
+        let variants: Vec<KernelSection> = plain
+            .map(|kernel| variant(kernel, Vectors::Plain))
+            .chain(scalar.map(|kernel| variant(kernel, Vectors::Scalar)))
             .collect();
         self.kernels.extend(variants);
     }
 
-    /// What each module is built from: its id, the name of its sources, and whether it may use
-    /// relaxed SIMD.
+    /// What each module is built from: its id, the name of its sources, and what it may use.
     pub(crate) fn sources(&self) -> impl Iterator<Item = Source<'_>> {
         self.kernels.iter().map(|kernel| Source {
             id: &kernel.id,
             name: kernel.variant_of.as_deref().unwrap_or(&kernel.id),
-            relaxed_simd: kernel.variant_of.is_none(),
+            vectors: kernel.vectors,
         })
     }
 
@@ -379,6 +436,14 @@ impl PackSpec {
         Ok(Manifest { kernels: kernels?, fallbacks: self.fallbacks.clone(), ..manifest })
     }
 
+    /// What a module that uses these features needs of WAMR, which has no relaxed SIMD.
+    fn wamr(&self, features: &[String]) -> Result<Option<WamrPlatform>, String> {
+        let runs = !features.iter().any(|feature| feature == "relaxed-simd");
+        let Some(wamr) = self.wamr.as_ref().filter(|_| runs) else { return Ok(None) };
+        let min_version = version(&wamr.min_version, "wamr.min_version")?;
+        Ok(Some(WamrPlatform { min_version, aot_available: wamr.aot_available }))
+    }
+
     fn entry(&self, kernel: &KernelSection, built: &Built) -> Result<KernelEntry, String> {
         let path = format!("{}/{}.wasm", kernel.category, kernel.id);
         let params: Result<IndexMap<_, _>, String> = kernel.params.iter().map(param).collect();
@@ -392,6 +457,7 @@ impl PackSpec {
             hash: built.hash,
             entry_point: kernel.entry_point.clone(),
             backward: built.backward,
+            threads: 1,
             inputs: kernel.inputs.iter().map(tensor).collect::<Result<_, _>>()?,
             outputs: vec![tensor(&kernel.output)?],
             params: params?,
@@ -405,7 +471,7 @@ impl PackSpec {
                     min_version: version(&self.wasmtime.min_version, "wasmtime.min_version")?,
                     features: built.features.clone(),
                 }),
-                wamr: None,
+                wamr: self.wamr(&built.features)?,
                 native: None,
             },
             tolerance: kernel.tolerance.map(|t| Tolerance { rel: t.rel, abs: t.abs }),
@@ -493,116 +559,4 @@ fn param(section: &ParamSection) -> Result<(String, ParamSpec), String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MINIMAL: &str = r#"
-        [pack]
-        name = "p"
-        version = "1.0.0"
-        description = "d"
-        min_runtime_version = "0.1.0"
-        created_at = "2026-11-20T00:00:00Z"
-        author = { name = "a", signing_key = "ed25519:AAAA" }
-        [limits]
-        max_memory_pages = 16
-        max_epoch_ticks = 100
-        max_table_elements = 0
-        [wasmtime]
-        min_version = "48.0.0"
-        [[kernel]]
-        id = "k"
-        name = "K"
-        op = "my_op"
-        custom = true
-        category = "custom"
-        entry_point = "k_forward"
-        inputs = [{ name = "x", dtype = "f32", shape = ["n", 2] }]
-        output = { name = "y", dtype = "f16", shape = ["n"] }
-        params = [{ name = "b", type = "i32", default = -1 }, { name = "a", type = "f32" }]
-    "#;
-
-    fn built() -> Vec<Built> {
-        vec![Built {
-            size: 9,
-            hash: Sha256Hex::from_bytes([1; 32]),
-            features: vec![],
-            backward: false,
-        }]
-    }
-
-    #[test]
-    fn a_spec_becomes_a_manifest_in_its_own_order() {
-        let spec = PackSpec::parse(MINIMAL).unwrap();
-        let manifest = spec.try_manifest(&built(), &Figures::default()).unwrap();
-        let kernel = &manifest.kernels[0];
-        assert_eq!(kernel.path.as_str(), "custom/k.wasm");
-        assert_eq!(kernel.params.keys().collect::<Vec<_>>(), ["b", "a"]);
-        assert_eq!(kernel.params["b"].default, Some(ParamValue::I32(-1)));
-        assert_eq!(kernel.inputs[0].shape[1], Dim::Fixed(2));
-    }
-
-    #[test]
-    fn a_plain_variant_is_a_kernel_of_its_own_from_the_same_source() {
-        let text = MINIMAL.replace("name = \"K\"", "name = \"K\"\n        plain_variant = true");
-        let spec = PackSpec::parse(&text).unwrap();
-        assert_eq!(spec.kernel_ids().collect::<Vec<_>>(), ["k", "k_plain"]);
-        let sources: Vec<_> = spec.sources().map(|s| (s.name, s.relaxed_simd)).collect();
-        assert_eq!(sources, [("k", true), ("k", false)]);
-        assert_eq!(spec.module_path("k_plain").unwrap(), "custom/k_plain.wasm");
-        let c = text.replace("description = \"d\"", "description = \"d\"\n        lang = \"c\"");
-        assert_eq!(PackSpec::parse(&c).unwrap().kernel_ids().count(), 2);
-    }
-
-    #[test]
-    fn mistakes_are_named() {
-        let with = |from: &str, to: &str| {
-            let spec = PackSpec::parse(&MINIMAL.replace(from, to));
-            spec.and_then(|spec| spec.try_manifest(&built(), &Figures::default())).unwrap_err()
-        };
-        assert!(with("id = \"k\"", "id = \"../k\"").contains("`id`"));
-        assert!(with("= -1", "= 0.5").contains("param `b`"));
-        assert!(with("\"i32\"", "\"f64\"").contains("f32, u32 or i32"));
-        assert!(with("dtype = \"f16\"", "dtype = \"f17\"").contains("tensor `y`"));
-        assert!(with("name = \"K\"", "nam = \"K\"").contains("nam"));
-        assert!(with("2026-11-20T00:00:00Z", "yesterday").contains("created_at"));
-    }
-
-    #[test]
-    fn the_help_names_every_field() {
-        // The reader lists the fields that it knows where it meets another.
-        let sections = ["[pack]", "[limits]", "[wasmtime]", "[[kernel]]", "[c]", "inputs = [{"];
-        let with_author = MINIMAL.replace("author = {", "author = { zzz = 1,");
-        let text = format!("{MINIMAL}\n[c]\n");
-        let spoilt = sections.map(|section| {
-            let end = if section.ends_with('{') { " zzz = 1," } else { "\nzzz = 1\n" };
-            text.replacen(section, &format!("{section}{end}"), 1)
-        });
-        let top = format!("zzz = 1\n{MINIMAL}");
-        for text in spoilt.into_iter().chain([with_author, top]) {
-            let error = toml::from_str::<PackSpec>(&text).unwrap_err().to_string();
-            let (_, expected) = error.split_once("expected ").unwrap_or_else(|| panic!("{error}"));
-            for field in expected.split('`').skip(1).step_by(2) {
-                assert!(PACK_TOML_FIELDS.contains(field), "{field} is missing");
-            }
-        }
-    }
-
-    #[test]
-    fn a_misspelt_operation_is_an_error_with_the_right_name_and_not_a_custom_one() {
-        let with = |op: &str, custom: &str| {
-            let text = MINIMAL.replace("\"my_op\"", &format!("\"{op}\""));
-            PackSpec::parse(&text.replace("custom = true", custom)).map(drop)
-        };
-        let slip = with("rmsnrom", "").unwrap_err();
-        assert!(
-            slip.contains("did you mean `rmsnorm`?") && slip.contains("`custom = true`"),
-            "{slip}"
-        );
-        let other = with("softmax", "custom = false").unwrap_err();
-        assert!(other.contains("only rope, rmsnorm") && !other.contains("did you mean"), "{other}");
-        assert!(with("rmsnorm", "custom = true").unwrap_err().contains("leave `custom` out"));
-        assert_eq!(with("rmsnorm", ""), Ok(()));
-        assert_eq!(with("rmsnrom", "custom = true"), Ok(()));
-    }
-}
+mod tests;

@@ -7,7 +7,9 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use ruvllm_host::{Host, HostConfig, Policy};
+#[cfg(feature = "graphs")]
+use ruvllm_graph::{GraphCaps, KernelGraphs, OnnxProvider};
+use ruvllm_host::{DeviceClass, Host, HostConfig, Policy};
 use ruvllm_manifest::{MANIFEST_FILE, Manifest, SIGNATURE_FILE};
 use ruvllm_signing::{
     PackLimits, PackPattern, Publisher, SecretKey, TrustPolicy, UnverifiedPack, VerifiedPack,
@@ -42,6 +44,11 @@ pub(crate) fn admit(
     lines: &Lines,
 ) -> Result<Host, ToolError> {
     let pack = trusted(files)?;
+    // The host that the pack is for.
+    let class = match pack.manifest().kernels.iter().any(|kernel| kernel.threads > 1) {
+        true => DeviceClass::Threads,
+        false => DeviceClass::default(),
+    };
     let config = HostConfig {
         policy: Policy::SandboxFirst,
         strict: true,
@@ -49,8 +56,10 @@ pub(crate) fn admit(
         cross_check_every: 0,
         admission_seed,
         all_variants: true,
+        #[cfg(feature = "graphs")]
+        graphs: Some(std::sync::Arc::new(KernelGraphs::new(OnnxProvider, GraphCaps::default()))),
         runtime_version: runtime_version(pack.manifest()),
-        ..HostConfig::default()
+        ..class.config()
     };
     let host = Host::new(config)?;
     host.install(pack).map_err(|error| lines.name_refusals(error))?;
@@ -81,6 +90,8 @@ pub(crate) fn trusted(
         packs: vec![everything],
         // A trial is about the modules; nothing loads a native library.
         native: true,
+        threads: true,
+        wasi_nn: true,
         not_before: None,
         not_after: None,
     };

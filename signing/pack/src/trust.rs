@@ -43,6 +43,10 @@ pub struct TrustedKey {
     pub packs: Vec<String>,
     /// Whether it may ship native code.
     pub native: bool,
+    /// Whether its kernels may have threads.
+    pub threads: bool,
+    /// Whether its kernels may compute graphs of their pack.
+    pub wasi_nn: bool,
     /// From when on it counts.
     pub not_before: Option<String>,
     /// From when on it no longer counts.
@@ -58,6 +62,8 @@ impl TrustedKey {
             key: publisher.key.to_string(),
             packs: publisher.packs.iter().map(PackPattern::to_string).collect(),
             native: publisher.native,
+            threads: publisher.threads,
+            wasi_nn: publisher.wasi_nn,
             not_before: publisher.not_before.map(|t| t.to_string()),
             not_after: publisher.not_after.map(|t| t.to_string()),
             revoked,
@@ -83,8 +89,10 @@ impl fmt::Display for TrustReport {
         for key in &self.publishers {
             let state = if key.revoked { " REVOKED" } else { "" };
             let native = if key.native { ", native code" } else { "" };
+            let threads = if key.threads { ", threads" } else { "" };
+            let graphs = if key.wasi_nn { ", graphs in kernels" } else { "" };
             writeln!(f, "{}  {}{state}", escape_untrusted(&key.name), key.key)?;
-            write!(f, "    packs {}{native}", key.packs.join(" "))?;
+            write!(f, "    packs {}{native}{threads}{graphs}", key.packs.join(" "))?;
             if let Some(from) = &key.not_before {
                 write!(f, ", from {from}")?;
             }
@@ -127,6 +135,10 @@ pub struct NewPublisher {
     pub packs: Vec<String>,
     /// Whether it may ship native code.
     pub native: bool,
+    /// Whether its kernels may have threads.
+    pub threads: bool,
+    /// Whether its kernels may compute graphs of their pack.
+    pub wasi_nn: bool,
     /// Signatures do not count before this time.
     pub not_before: Option<Timestamp>,
     /// Signatures do not count at and after this time.
@@ -219,8 +231,11 @@ fn give(entry: &mut Table, new: &NewPublisher) -> Result<(), ToolError> {
             packs.push(pattern.as_str());
         }
     }
-    if new.native {
-        entry["native"] = value(true);
+    let grants = [("native", new.native), ("threads", new.threads), ("wasi_nn", new.wasi_nn)];
+    for (name, granted) in grants {
+        if granted {
+            entry[name] = value(true);
+        }
     }
     for (name, time) in [("not_before", new.not_before), ("not_after", new.not_after)] {
         if let Some(time) = time {

@@ -51,6 +51,12 @@ pub(crate) struct PublisherArgs {
     /// Let it ship code that runs outside of the sandbox.
     #[arg(long)]
     native: bool,
+    /// Let its kernels have threads, over a memory that they share.
+    #[arg(long)]
+    threads: bool,
+    /// Let its kernels compute graphs of their pack, through WASI-NN.
+    #[arg(long)]
+    wasi_nn: bool,
     /// Its signatures do not count before this time.
     #[arg(long, value_name = "TIME")]
     not_before: Option<Timestamp>,
@@ -61,8 +67,9 @@ pub(crate) struct PublisherArgs {
 
 impl From<PublisherArgs> for trust::NewPublisher {
     fn from(args: PublisherArgs) -> trust::NewPublisher {
-        let PublisherArgs { name, key, packs, native, not_before, not_after } = args;
-        trust::NewPublisher { name, key, packs, native, not_before, not_after }
+        let PublisherArgs { name, key, packs, native, threads, wasi_nn, not_before, not_after } =
+            args;
+        trust::NewPublisher { name, key, packs, native, threads, wasi_nn, not_before, not_after }
     }
 }
 

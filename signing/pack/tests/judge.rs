@@ -46,6 +46,8 @@ fn host_says(files: &[(String, Vec<u8>)], seed: u64) -> Result<(), &'static str>
         key: key.public_key(),
         packs: vec!["*".parse().expect("a pattern")],
         native: false,
+        threads: false,
+        wasi_nn: false,
         not_before: None,
         not_after: None,
     };

@@ -1,7 +1,7 @@
 //! The directory of the cache, or its key, can be read or written by others.
 #![cfg(unix)]
 
-use super::{cache_of, cached, entries, pack};
+use super::{cache_of, cached, config, entries, pack};
 use ruvllm_host::{Host, HostConfig};
 use ruvllm_tests::wat::Module;
 use std::fs::{self, Permissions};
@@ -29,8 +29,7 @@ fn a_link_to_a_directory_is_not_followed() {
     let directory = tempfile::tempdir().unwrap();
     let elsewhere = tempfile::tempdir().unwrap();
     symlink(elsewhere.path(), cache_of(directory.path())).unwrap();
-    let config =
-        HostConfig { cache_dir: Some(cache_of(directory.path())), ..HostConfig::default() };
+    let config = HostConfig { cache_dir: Some(cache_of(directory.path())), ..config() };
     let report =
         Host::new(config).unwrap().install(pack(&Module::default()).verify().unwrap()).unwrap();
     assert!(report.cache.unusable.unwrap().contains("not a directory"));

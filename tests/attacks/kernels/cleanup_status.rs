@@ -1,7 +1,7 @@
 //! `kernel_cleanup` returns a status other than `OK`.
 
-use super::{LATER, pack, refused, rmsnorm};
-use ruvllm_host::{Host, HostConfig};
+use super::{LATER, config, pack, refused, rmsnorm};
+use ruvllm_host::Host;
 use ruvllm_tests::wat::{Module, but_for};
 
 #[test]
@@ -19,7 +19,7 @@ fn a_status_later_is_reported_and_counted() {
         (func (export "kernel_cleanup") (result i32) (global.get $late))"#;
     let late = but_for(LATER, "(global.set $late (i32.const 4))");
     let module = Module { fields: fields.to_owned(), ..late };
-    let host = Host::new(HostConfig::default()).unwrap();
+    let host = Host::new(config()).unwrap();
     host.install(pack(&module).verify().unwrap()).unwrap();
     rmsnorm(&host, 1);
     let (incidents, _) = host.take_incidents();

@@ -1,7 +1,7 @@
 //! `kernel_cleanup` does not return, which nobody waits for.
 
-use super::{LATER, hasty_pack, pack, refused, rmsnorm};
-use ruvllm_host::{Host, HostConfig};
+use super::{LATER, config, hasty_pack, pack, refused, rmsnorm};
+use ruvllm_host::Host;
 use ruvllm_tests::wat::{Module, but_for};
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ fn an_endless_cleanup_later_is_reported_and_not_asked_for_again() {
         (func (export "kernel_cleanup") (loop $l (br_if $l (global.get $late))))"#;
     let late = but_for(LATER, "(global.set $late (i32.const 1))");
     let module = Module { fields: fields.to_owned(), ..late };
-    let host = Host::new(HostConfig::default()).unwrap();
+    let host = Host::new(config()).unwrap();
     host.install(pack(&module).verify().unwrap()).unwrap();
     let started = Instant::now();
     // Each has a worker of its own, which lets go of its instance.

@@ -20,6 +20,7 @@ mod division_by_zero;
 mod endless_backward;
 mod endless_cleanup;
 mod endless_loop;
+mod endless_thread;
 mod feature_not_declared;
 mod gradient_left_unwritten;
 mod grows_memory;
@@ -36,6 +37,7 @@ mod out_of_bounds;
 mod output_left_unwritten;
 mod output_too_small;
 mod poisoned_cache_entry;
+mod race_between_threads;
 mod relaxed_simd_drift;
 mod remembers_at_the_end_of_memory;
 mod remembers_at_the_end_of_scratch;
@@ -45,6 +47,7 @@ mod remembers_behind_its_params;
 mod remembers_behind_the_descriptor;
 mod remembers_behind_the_last_region;
 mod remembers_beyond_its_window;
+mod remembers_by_atomics;
 mod remembers_by_copying_memory;
 mod remembers_by_dropping_data;
 mod remembers_by_dropping_elements;
@@ -65,6 +68,7 @@ mod remembers_in_wide_globals;
 mod remembers_on_its_stack;
 mod replayed_cache_entry;
 mod right_only_when_admitted;
+mod shared_memory_that_grows;
 mod slow_admission;
 mod slow_for_its_size;
 mod start_section;
@@ -73,6 +77,10 @@ mod status_codes;
 mod table_bomb;
 mod takes_all_the_memory_it_may;
 mod thousands_of_functions;
+mod thread_that_gives_up;
+mod thread_that_traps;
+mod thread_that_waits;
+mod threads_of_another_class;
 mod tolerance_too_loose;
 mod traps;
 mod writes_its_inputs;
@@ -83,10 +91,53 @@ mod wrong_gradient;
 mod wrong_number;
 mod wrong_number_later;
 
-use ruvllm_host::{Gradients, Host, HostConfig, Incident, OpCall, OpKey, Operand, Resident, Scope};
+use ruvllm_host::{
+    DeviceClass, ExecutorKind, Gradients, Host, HostConfig, Incident, OpCall, OpKey, Operand,
+    Resident, Scope, WamrConfig,
+};
 use ruvllm_tests::wat::{Module, rmsnorm_backward, rmsnorm_f32};
-use ruvllm_tests::{PackBuilder, TestPack};
+use ruvllm_tests::{PackBuilder, TestPack, wamr};
 use std::path::{Path, PathBuf};
+
+/// The configuration of a host, on the executor that this run of the tests is for.
+fn config() -> HostConfig {
+    if !wamr::is_taken() {
+        return HostConfig::default();
+    }
+    HostConfig {
+        executor: Some(ExecutorKind::Wamr),
+        wamr: WamrConfig { library: wamr::library(), compiler: wamr::compiler() },
+        // As much memory as on Wasmtime, so that calls are cut in the same places.
+        instance_memory: None,
+        ..DeviceClass::Embedded.config()
+    }
+}
+
+#[test]
+fn the_same_attacks_fail_on_wamr() {
+    again_on_wamr(wamr::Mode::Interpreted);
+}
+
+#[test]
+fn the_same_attacks_by_compiled_kernels_fail_on_wamr() {
+    again_on_wamr(wamr::Mode::Compiled);
+}
+
+fn again_on_wamr(mode: wamr::Mode) {
+    let build =
+        wamr::Build { wamr: cfg!(feature = "wamr"), bundled: cfg!(feature = "wamr-bundled") };
+    // These need vectors, which WAMR may have or not.
+    let except = [
+        "features_in_use_that_are_not_declared",
+        "relaxed_simd_drift",
+        "remembers_in_wide_globals",
+        // An instance is made anew for each scope, so that one more has to fit than these leave room for.
+        "the_count_stays_below_the_limits",
+        "the_process_takes_no_more",
+        "the_same_attacks",
+    ];
+    wamr::run_again(build, mode, &["kernels::"], &except);
+}
 
 /// Columns that no golden input has: a kernel can tell by them that admission is over.
 const LATER: u32 = 100;
@@ -101,6 +152,35 @@ fn hasty_pack(module: &Module) -> TestPack {
         .kernel("rmsnorm_f32", rmsnorm_f32(module))
         .manifest(|m| m.kernels[0].resource_limits.max_epoch_ticks = 20)
         .build()
+}
+
+/// A pack whose kernel has four threads, and may take few ticks.
+fn threaded_pack(module: &Module) -> TestPack {
+    PackBuilder::new()
+        .kernel("rmsnorm_f32", rmsnorm_f32(module))
+        .threads(4)
+        .manifest(|m| m.kernels[0].resource_limits.max_epoch_ticks = 50)
+        .build()
+}
+
+/// A kernel whose thread of that index begins every call with these instructions.
+fn thread_begins_with(index: u32, instructions: &str) -> Module {
+    let is_it = format!("(i32.eq (local.get $index) (i32.const {index}))");
+    Module { prologue: format!("(if {is_it} (then {instructions}))"), ..Module::threaded() }
+}
+
+/// The same, for calls of [`LATER`] columns alone.
+fn thread_later_begins_with(index: u32, instructions: &str) -> Module {
+    let later = later_begins_with(instructions).prologue;
+    thread_begins_with(index, &later)
+}
+
+/// A host of the class that the pack is for, where each kernel is entered by as many threads as it asks for.
+fn config_for(pack: &TestPack) -> HostConfig {
+    match pack.manifest().kernels.iter().any(|kernel| kernel.threads > 1) {
+        true => HostConfig { threads: Some(4), ..DeviceClass::Threads.config() },
+        false => config(),
+    }
 }
 
 /// A pack whose kernel is right, and so is its `kernel_backward`, but for these instructions at the beginning
@@ -148,7 +228,7 @@ fn gradients(host: &Host) -> [Vec<f32>; 2] {
 
 /// The code of the one incident of a call for gradients, which the native twin must have answered.
 fn outlived_backward(pack: &TestPack) -> &'static str {
-    let config = HostConfig { cross_check_every: 1, ..HostConfig::default() };
+    let config = HostConfig { cross_check_every: 1, ..config() };
     let host = Host::new(config.clone()).unwrap();
     host.install(pack.verify().unwrap()).unwrap();
     assert_eq!(gradients(&host), gradients(&Host::new(config).unwrap()));
@@ -195,11 +275,11 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
 
 /// Installs a pack in a new host with that cache: kernels that came from it, kernels that did not.
 fn cached(directory: &Path, pack: &TestPack) -> (usize, usize) {
-    let config = HostConfig { cache_dir: Some(cache_of(directory)), ..HostConfig::default() };
-    let host = Host::new(config).unwrap();
+    let cache_dir = Some(cache_of(directory));
+    let host = Host::new(HostConfig { cache_dir, ..config() }).unwrap();
     let report = host.install(pack.verify().unwrap()).unwrap();
     // Whatever was in the cache, what runs is the kernel of the pack.
-    let fresh = Host::new(HostConfig::default()).unwrap();
+    let fresh = Host::new(config()).unwrap();
     fresh.install(pack.verify().unwrap()).unwrap();
     assert!(rmsnorm(&host, 1) == rmsnorm(&fresh, 1));
     assert!(host.take_incidents().0.is_empty());
@@ -208,9 +288,14 @@ fn cached(directory: &Path, pack: &TestPack) -> (usize, usize) {
 
 /// Offers the pack to a host, which must refuse it and stay as it was. Gives the codes.
 fn refused(pack: &TestPack) -> Vec<&'static str> {
+    refused_by(config_for(pack), pack)
+}
+
+/// The same, of a host that is configured so.
+fn refused_by(config: HostConfig, pack: &TestPack) -> Vec<&'static str> {
     let directory = tempfile::tempdir().unwrap();
     let cache_dir = Some(cache_of(directory.path()));
-    let host = Host::new(HostConfig { cache_dir, ..HostConfig::default() }).unwrap();
+    let host = Host::new(HostConfig { cache_dir, ..config }).unwrap();
     let before: Vec<String> = host.kernels().into_iter().map(|kernel| kernel.id).collect();
     let error = host.install(pack.verify().unwrap()).unwrap_err();
     let after: Vec<String> = host.kernels().into_iter().map(|kernel| kernel.id).collect();
@@ -223,7 +308,7 @@ fn refused(pack: &TestPack) -> Vec<&'static str> {
 /// Calls a kernel that was admitted on [`LATER`] columns, `calls` times, with a cross-check every
 /// time. Each answer must be that of a host without the pack. Gives what was reported.
 fn outlived(pack: &TestPack, calls: usize) -> Vec<Incident> {
-    let config = HostConfig { cross_check_every: 1, ..HostConfig::default() };
+    let config = HostConfig { cross_check_every: 1, ..config_for(pack) };
     let host = Host::new(config.clone()).unwrap();
     host.install(pack.verify().unwrap()).unwrap();
     let want = rmsnorm(&Host::new(config).unwrap(), 1);
@@ -239,7 +324,7 @@ fn outlived(pack: &TestPack, calls: usize) -> Vec<Incident> {
 /// How many calls of one client the kernel answers, on a host with the usual configuration, until it is
 /// out of service; `None` where that takes more than `most`.
 fn wrong_calls_until_quarantine(pack: &TestPack, most: usize) -> Option<usize> {
-    let host = Host::new(HostConfig::default()).unwrap();
+    let host = Host::new(config()).unwrap();
     host.install(pack.verify().unwrap()).unwrap();
     let (snap, mut worker) = (host.snapshot(), host.worker().unwrap());
     let slot = snap.slot(&OpKey::rmsnorm_f32()).unwrap();
@@ -308,6 +393,14 @@ enum Fate {
     Trapped,
 }
 
+impl Fate {
+    /// What becomes of what a kernel keeps where it has no business: where pages cannot be protected, it
+    /// can write there, and every scope has an instance of its own.
+    fn of_a_fence() -> Self {
+        if wamr::is_taken() { Fate::Forgotten } else { Fate::Trapped }
+    }
+}
+
 impl Spy {
     /// The first number of the call whose second is to be kept.
     const KEEP: f32 = 777.0;
@@ -317,11 +410,28 @@ impl Spy {
     const SECRET: f32 = 4.0e3;
 
     /// Has one client's call, then another's, computed by the kernel, and holds the answer against that of
-    /// a host where nobody called before.
+    /// a host where nobody called before. With threads it fares no better.
     fn fate(&self) -> Fate {
+        let fate = self.fate_with(1);
+        assert_eq!(self.fate_with(4), fate, "with threads");
+        fate
+    }
+
+    fn fate_with(&self, threads: u32) -> Fate {
         let Spy { keep, recall, fields, always, silent, spare } = self;
+        // The last thread has the row of a call that has but one.
+        let (base, is_it) = match threads {
+            1 => (Module::default(), "(i32.const 1)"),
+            _ => {
+                let last = "(i32.eq (local.get $index) (i32.sub (local.get $count) (i32.const 1)))";
+                (Module::threaded(), last)
+            }
+        };
         let begins = |with: f32| {
-            format!("(f32.eq (f32.load (i32.load offset=0 (local.get $desc))) (f32.const {with}))")
+            format!(
+                "(i32.and {is_it}
+                  (f32.eq (f32.load (i32.load offset=0 (local.get $desc))) (f32.const {with})))"
+            )
         };
         let [keeps, recalls] = [Self::KEEP, Self::RECALL].map(begins);
         let module = Module {
@@ -339,15 +449,13 @@ impl Spy {
                     {keep}))
                  (if {recalls} (then (i32.store offset=8 (local.get $out) {recall})))"
             ),
-            ..Module::default()
+            ..base
         };
-        let pack = PackBuilder::new()
-            .kernel("rmsnorm_f32", rmsnorm_f32(&module))
-            .manifest(|m| {
-                let features = &mut m.kernels[0].platforms.wasmtime.as_mut().unwrap().features;
-                *features = ["simd", "bulk-memory"].map(str::to_owned).to_vec();
-            })
-            .build();
+        let pack = PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&module)).manifest(|m| {
+            let features = &mut m.kernels[0].platforms.wasmtime.as_mut().unwrap().features;
+            *features = ["simd", "bulk-memory"].map(str::to_owned).to_vec();
+        });
+        let pack = if threads > 1 { pack.threads(threads) } else { pack }.build();
         let (one, other) = (Scope::unique(), Scope::unique());
         let (told, incidents) = Self::told(&pack, &[(Self::KEEP, one), (Self::RECALL, other)]);
         let (untold, _) = Self::told(&pack, &[(Self::RECALL, other)]);
@@ -365,7 +473,7 @@ impl Spy {
 
     /// The answer to the last of some calls on a new host, and what was reported. Nothing is cross-checked.
     fn told(pack: &TestPack, calls: &[(f32, Scope)]) -> (Vec<u8>, Vec<Incident>) {
-        let host = Host::new(HostConfig { cross_check_every: 0, ..HostConfig::default() }).unwrap();
+        let host = Host::new(HostConfig { cross_check_every: 0, ..config_for(pack) }).unwrap();
         host.install(pack.verify().unwrap()).unwrap();
         let snap = host.snapshot();
         let slot = snap.slot(&OpKey::rmsnorm_f32()).unwrap();

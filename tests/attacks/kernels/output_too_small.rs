@@ -1,11 +1,11 @@
 //! A caller gives an output that is smaller or larger than the shapes say, as a kernel would like.
 
-use super::{LATER, later_begins_with, pack};
-use ruvllm_host::{CallError, Host, HostConfig, OpCall, OpKey, Operand};
+use super::{LATER, config, later_begins_with, pack};
+use ruvllm_host::{CallError, Host, OpCall, OpKey, Operand};
 
 #[test]
 fn the_call_is_refused_before_any_kernel_sees_it() {
-    let host = Host::new(HostConfig::default()).unwrap();
+    let host = Host::new(config()).unwrap();
     // Were it asked, it would be caught: it traps.
     host.install(pack(&later_begins_with("unreachable")).verify().unwrap()).unwrap();
     let snap = host.snapshot();

@@ -1,6 +1,6 @@
 //! The kernel leans on an instruction whose result differs between processors.
 
-use super::refused;
+use super::{config, refused};
 use ruvllm_host::{Host, HostConfig};
 use ruvllm_tests::wat::{Module, rmsnorm_f32};
 use ruvllm_tests::{PackBuilder, TestPack};
@@ -39,7 +39,7 @@ fn drift_beyond_the_tolerance_is_refused_on_the_machine_that_shows_it() {
 
 #[test]
 fn deterministic_mode_does_not_hide_it() {
-    let config = HostConfig { deterministic: true, ..HostConfig::default() };
+    let config = HostConfig { deterministic: true, ..config() };
     let host = Host::new(config).unwrap();
     let error = host.install(drifting().verify().unwrap()).unwrap_err();
     assert_eq!(error.code(), "kernel_mismatch");

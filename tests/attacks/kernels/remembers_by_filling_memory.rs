@@ -11,5 +11,5 @@ fn a_fill_of_a_page_that_is_read_only_is_a_trap() {
         recall: r#"(i32.load (i32.load offset=8 (local.get $desc)))"#.into(),
         ..Spy::default()
     };
-    assert_eq!(spy.fate(), Fate::Trapped);
+    assert_eq!(spy.fate(), Fate::of_a_fence());
 }

@@ -1,6 +1,6 @@
 //! A kernel keeps a number of one client's gradients and gives it away in another client's.
 
-use super::{LATER, differentiable_with};
+use super::{LATER, config, differentiable_with};
 use ruvllm_host::{Gradients, Host, HostConfig, OpCall, OpKey, Operand, Scope};
 use ruvllm_tests::wat::Module;
 
@@ -13,7 +13,7 @@ fn nothing_of_one_clients_gradients_is_in_anothers() {
         (then (global.set $kept (f32.const 4000))))";
     let recall = "(f32.store (local.get $dx)
         (f32.add (f32.load (local.get $dx)) (global.get $kept)))";
-    let host = Host::new(HostConfig { cross_check_every: 0, ..HostConfig::default() }).unwrap();
+    let host = Host::new(HostConfig { cross_check_every: 0, ..config() }).unwrap();
     host.install(differentiable_with(&module, keep, recall).verify().unwrap()).unwrap();
     let (snap, mut worker) = (host.snapshot(), host.worker().unwrap());
     let slot = snap.slot(&OpKey::rmsnorm_f32()).unwrap();

@@ -10,5 +10,5 @@ fn memory_beyond_its_own_pages_cannot_be_written() {
         spare: 16384,
         ..Spy::default()
     };
-    assert_eq!(spy.fate(), Fate::Trapped);
+    assert_eq!(spy.fate(), Fate::of_a_fence());
 }

@@ -1,7 +1,7 @@
 //! The kernels of a pack each begin with as much memory as the gate lets them, fill it before their first
 //! call, and are called on many threads.
 
-use super::LATER;
+use super::{LATER, config};
 use ruvllm_host::{Host, HostConfig, OpCall, OpKey, Operand, Scope, Worker};
 use ruvllm_tests::wat::{Module, rmsnorm_f32};
 use ruvllm_tests::{PackBuilder, TestPack};
@@ -33,7 +33,7 @@ fn greedy(pages: u32) -> TestPack {
 }
 
 fn limited(kernel_memory: usize) -> Host {
-    Host::new(HostConfig { kernel_memory, ..HostConfig::default() }).unwrap()
+    Host::new(HostConfig { kernel_memory, ..config() }).unwrap()
 }
 
 /// Calls of one row and of several by every worker, each of a client of its own, as they are answered.

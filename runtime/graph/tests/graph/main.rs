@@ -3,7 +3,13 @@
 
 #[cfg(feature = "onnx")]
 mod computing;
+#[cfg(feature = "encoder")]
+mod gguf;
 mod hostile;
+#[cfg(all(feature = "onnx", feature = "wasi-nn"))]
+mod kernels;
+#[cfg(feature = "encoder")]
+mod tiny;
 
 use ruvllm_graph::onnx::walk;
 use ruvllm_manifest::GraphEntry;

@@ -1,8 +1,8 @@
 //! How long the kernels of one pack may take to prove themselves, all of them together.
 //!
 //! Each call of theirs has its deadline, and there are many. Counted is the processor time of the
-//! threads that run them, so that a busy machine refuses nobody; where the system does not tell that,
-//! time by the clock.
+//! threads that run them, so that a busy machine refuses nobody; where the system does not tell that, and of
+//! kernels with threads, which end with their call, time by the clock.
 
 use crate::deadline::thread_time;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -28,13 +28,14 @@ impl Budget {
         Self { limit, spent: AtomicU64::new(0) }
     }
 
-    /// Begins to spend.
+    /// Begins to spend, by a kernel of so many threads.
     ///
     /// # Errors
     /// Where nothing is left: a code, and a sentence for the author.
-    pub(crate) fn spend(&self) -> Result<Spending<'_>, (&'static str, String)> {
+    pub(crate) fn spend(&self, threads: u32) -> Result<Spending<'_>, (&'static str, String)> {
         if Duration::from_nanos(self.spent.load(Relaxed)) < self.limit {
-            return Ok(Spending { budget: self, computed: thread_time(), begun: Instant::now() });
+            let computed = thread_time().filter(|_| threads == 1);
+            return Ok(Spending { budget: self, computed, begun: Instant::now() });
         }
         let what = format!(
             "the pack's kernels computed for more than {} s to prove themselves: make them faster, \

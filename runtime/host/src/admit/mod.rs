@@ -3,7 +3,8 @@
 //! A signature says who made a kernel; only this says that it is right. The kernel runs on golden
 //! inputs, each twice, and must agree with the f64 oracle within the host's tolerance (byte for
 //! byte where the format defines bytes), give the same bits both times, leave its inputs alone and
-//! write all of its output and nothing behind it. A kernel that has `kernel_backward` does the same with
+//! write all of its output and nothing behind it. A kernel with threads does so with 1, 2 and 4 of them, and gives the
+//! same bits with each: a tolerance would let races pass that are small here. A kernel that has `kernel_backward` does the same with
 //! gradients, which must also agree with how the operation changes along a small step. Then it gets the same calls as a worker makes them,
 //! and must give the same results.
 //!
@@ -26,15 +27,16 @@ use crate::config::Compiler;
 use crate::deadline::Deadline;
 use crate::error::{Failure, Refusal};
 use crate::exec::cache::{AotCache, Entry};
-use crate::exec::{CompiledModule, Executor, OWN_PAGES};
+use crate::exec::{CompiledModule, Executor, Executors, KernelSpec, OWN_PAGES};
 use crate::gate::GatedKernel;
+use crate::graph::PackGraphs;
 use crate::instance::{GUARD_BYTES, Instance, InstanceTemplate, WindowSize, check_info, wanted};
 use crate::memory::PackMemory;
 use crate::op::call::{Scope, Words};
 use crate::random::{self, Random};
 use crate::trap::Place;
 use ruvllm_abi::contract::Variant;
-use ruvllm_abi::{Op, Status};
+use ruvllm_abi::{MAX_THREADS, Op, Status};
 use ruvllm_native::judge::{self, Wrong};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -75,27 +77,29 @@ impl AdmittedKernel<'_> {
 
 /// What the kernels of one pack are admitted with.
 pub(crate) struct Admission<'a> {
-    executor: &'a dyn Executor,
+    executors: &'a Executors,
     config: &'a HostConfig,
     compiler: &'a Compiler,
     cache: Option<&'a AotCache>,
     pace: Pace,
     budget: Budget,
     memory: Arc<PackMemory>,
+    graphs: PackGraphs,
 }
 
 impl<'a> Admission<'a> {
-    /// Instances of the pack count in `memory`.
+    /// Instances of the pack count in `memory`; those of its kernels that compute graphs, compute `graphs`.
     pub(crate) fn new(
-        executor: &'a dyn Executor,
+        executors: &'a Executors,
         config: &'a HostConfig,
         compiler: &'a Compiler,
         cache: Option<&'a AotCache>,
         pace: Pace,
         memory: Arc<PackMemory>,
+        graphs: PackGraphs,
     ) -> Self {
         let budget = Budget::new(config.admission_time);
-        Self { executor, config, compiler, cache, pace, budget, memory }
+        Self { executors, config, compiler, cache, pace, budget, memory, graphs }
     }
 
     pub(crate) fn pace(&self) -> Pace {
@@ -111,8 +115,29 @@ impl<'a> Admission<'a> {
         self.config.admission_seed.unwrap_or_else(random::seed)
     }
 
-    fn deadline(&self, gated: &GatedKernel<'_>) -> Deadline {
-        Deadline::new(gated.key(), gated.spec(), self.config.tick)
+    /// What its instances may use.
+    fn spec(&self, gated: &GatedKernel<'_>) -> KernelSpec {
+        let mut spec = gated.spec().clone();
+        if gated.computes_graphs() {
+            spec.graphs = self.graphs.clone();
+        }
+        spec
+    }
+
+    /// What runs a kernel.
+    ///
+    /// # Errors
+    /// It is gone, which cannot be: the gate took it from what is there.
+    fn executor(&self, gated: &GatedKernel<'_>) -> Result<&'a dyn Executor, Refusal> {
+        let kind = gated.decision().executor;
+        self.executors.get(kind).ok_or_else(|| {
+            Refusal::new(gated.id(), "executor_unavailable", format!("{kind} is not there"))
+        })
+    }
+
+    fn deadline(&self, gated: &GatedKernel<'_>, executor: &dyn Executor) -> Deadline {
+        let deadline = Deadline::new(gated.key(), gated.spec(), self.config.tick);
+        deadline.on_executor(executor.slowness())
     }
 
     fn template(
@@ -157,24 +182,25 @@ pub(crate) fn admit<'a>(
     gated: GatedKernel<'a>,
     admission: &Admission<'_>,
 ) -> Result<(AdmittedKernel<'a>, bool), Refusal> {
-    match recall::recall(&gated, admission) {
+    let executor = admission.executor(&gated)?;
+    match recall::recall(&gated, executor, admission) {
         Some((template, verified)) => Ok((AdmittedKernel { gated, template, verified }, true)),
-        None => compile(gated, admission).map(|admitted| (admitted, false)),
+        None => compile(gated, executor, admission).map(|admitted| (admitted, false)),
     }
 }
 
 /// Compiles a kernel and lets it prove itself.
 fn compile<'a>(
     gated: GatedKernel<'a>,
+    executor: &dyn Executor,
     admission: &Admission<'_>,
 ) -> Result<AdmittedKernel<'a>, Refusal> {
-    let artifact = admission
-        .executor
+    let artifact = executor
         .compile(gated.module(), admission.compiler, admission.pace.threads == 1)
         .map_err(|e| Refusal::new(gated.id(), e.code, e.detail))?;
-    let prepared = admission
-        .executor
-        .load(&artifact, gated.module(), gated.spec().clone(), admission.deadline(&gated))
+    let deadline = admission.deadline(&gated, executor);
+    let prepared = executor
+        .load(&artifact, gated.module(), admission.spec(&gated), deadline)
         .map_err(|detail| Refusal::new(gated.id(), "kernel_compile", detail))?;
     let seed = admission.seed();
     let mut random = Random::new(seed);
@@ -186,7 +212,7 @@ fn compile<'a>(
     let template = admission.template(&gated, prepared, own_pages.clone());
     let candidate = Candidate { template: &template, ..candidate };
     serve(&candidate, results, &mut random).map_err(refused)?;
-    recall::keep(&gated, admission, Entry { artifact, verified, own_pages });
+    recall::keep(&gated, executor, admission, Entry { artifact, verified, own_pages });
     Ok(AdmittedKernel { gated, template, verified })
 }
 
@@ -336,7 +362,7 @@ fn serve(
     random.shuffle(&mut results);
     for (case, want) in &results {
         let failed = |failure| objection(failure).on(case);
-        let _spending = budget.spend()?;
+        let _spending = budget.spend(gated.spec().threads)?;
         let constant = case.constant();
         let call = case.call_with(&constant).within(random.one_of(scopes));
         let bytes = gated.plan().bytes_of(&call).unwrap_or_default();
@@ -372,7 +398,12 @@ fn serve(
     instances.into_iter().try_for_each(Instance::close).map_err(objection)
 }
 
-/// Runs a case twice and checks everything but the numbers. `None` where the kernel declined the
+/// With how many threads a kernel is tried that asks for so many.
+fn thread_counts(most: u32) -> impl Iterator<Item = u32> {
+    [1, 2, MAX_THREADS].into_iter().filter(move |&count| count < most).chain([most])
+}
+
+/// Runs a case twice, with each number of threads, and checks everything but the numbers. `None` where the kernel declined the
 /// inputs, which only a custom operation may.
 fn manners(
     instance: &mut Instance,
@@ -382,14 +413,18 @@ fn manners(
     random: &mut Random,
 ) -> Result<Option<Vec<u8>>, Objection> {
     let plan = candidate.gated.plan();
-    let _spending = candidate.budget.spend()?;
+    let threads = candidate.gated.spec().threads;
+    let _spending = candidate.budget.spend(threads)?;
     let constant = case.constant();
     let on = |objection: Objection| objection.on(case);
     let bytes = plan.bytes_of(&case.call()).map_err(|tensor| {
         on(("admission_failed", format!("{} has no size", tensor.name)).into())
     })?;
     let mut runs = Vec::with_capacity(2);
-    for call in [case.call(), case.call_with(&constant)] {
+    let tries = thread_counts(threads)
+        .flat_map(|count| [(count, case.call()), (count, case.call_with(&constant))]);
+    for (count, call) in tries {
+        instance.set_threads(count);
         let ran = instance.prepare(&call, &bytes).and_then(|()| instance.run_guarded(random));
         let run = match ran {
             Ok(run) => run,
@@ -406,21 +441,29 @@ fn manners(
             return Err(on(objection(Failure::InputWritten)));
         }
         instance.learn();
-        runs.push(run);
+        runs.push((count, run));
     }
-    let [one, other] = &runs[..] else { return Ok(None) };
-    let stay = |(before, after): &(Vec<u8>, Vec<u8>)| -> Vec<bool> {
-        before.chunks(4).zip(after.chunks(4)).map(|(before, after)| before == after).collect()
+    let stays = |run: &(u32, (Vec<u8>, Vec<u8>)), at: usize| {
+        let (_, (before, after)) = run;
+        before[at..].iter().zip(&after[at..]).take(4).all(|(before, after)| before == after)
     };
-    if let Some(at) = stay(one).into_iter().zip(stay(other)).position(|stay| stay == (true, true)) {
-        let what = format!("the kernel leaves its output from byte {} on unwritten", 4 * at);
+    let Some((_, (_, first))) = runs.first() else { return Ok(None) };
+    let mut words = (0..first.len()).step_by(4);
+    if let Some(at) = words.find(|&at| runs.iter().all(|run| stays(run, at))) {
+        let what = format!("the kernel leaves its output from byte {at} on unwritten");
         return Err(on(("kernel_mismatch", what).into()));
     }
-    if one.1 != other.1 {
-        let what = "the kernel gives different results for the same inputs".to_owned();
+    if let Some((count, _)) = runs.iter().find(|(_, (_, output))| output != first) {
+        let what = match count {
+            1 => "the kernel gives different results for the same inputs".to_owned(),
+            _ => format!(
+                "the kernel gives other results with {count} threads than with one: threads write or read what \
+                 others write, or add up in another order"
+            ),
+        };
         return Err(on(("kernel_not_deterministic", what).into()));
     }
-    Ok(runs.pop().map(|(_, output)| output))
+    Ok(runs.pop().map(|(_, (_, output))| output))
 }
 
 /// Whether the status says that the inputs are none that the kernel takes.

@@ -6,27 +6,28 @@
 
 use super::Admission;
 use crate::HostLimits;
-use crate::exec::KernelSpec;
 use crate::exec::cache::{Entry, EntryId, EntryIdBuilder};
+use crate::exec::{Executor, KernelSpec};
 use crate::gate::GatedKernel;
 use crate::instance::InstanceTemplate;
 use std::sync::Arc;
 
 /// Raised whenever the gates or admission ask something else of a kernel, so that what was admitted
 /// before shows itself again.
-const REVISION: u32 = 6;
+const REVISION: u32 = 7;
 
 /// What the instances of a kernel are made of, where the cache can vouch for it, and whether its numbers
 /// were held against an oracle.
 pub(super) fn recall(
     gated: &GatedKernel<'_>,
+    executor: &dyn Executor,
     admission: &Admission<'_>,
 ) -> Option<(Arc<InstanceTemplate>, bool)> {
     let cache = admission.cache?;
-    let id = entry_id(gated, admission);
+    let id = entry_id(gated, executor, admission);
     let Entry { artifact, verified, own_pages } = cache.get(&id)?;
-    let (spec, deadline) = (gated.spec().clone(), admission.deadline(gated));
-    match admission.executor.load(&artifact, gated.module(), spec, deadline) {
+    let (spec, deadline) = (admission.spec(gated), admission.deadline(gated, executor));
+    match executor.load(&artifact, gated.module(), spec, deadline) {
         Ok(module) => Some((admission.template(gated, module, own_pages), verified)),
         Err(_) => {
             cache.forget(&id);
@@ -36,17 +37,27 @@ pub(super) fn recall(
 }
 
 /// Keeps what was admitted for the next host.
-pub(super) fn keep(gated: &GatedKernel<'_>, admission: &Admission<'_>, entry: Entry) {
+pub(super) fn keep(
+    gated: &GatedKernel<'_>,
+    executor: &dyn Executor,
+    admission: &Admission<'_>,
+    entry: Entry,
+) {
     if let Some(cache) = admission.cache {
         // A cache that cannot be written costs the next start its time, and nothing else.
-        let _ = cache.put(&entry_id(gated, admission), &entry);
+        let _ = cache.put(&entry_id(gated, executor, admission), &entry);
     }
 }
 
 /// What an entry must agree with. Every field stands for itself, in an encoding of its own: two programs
 /// of one version agree on it.
-fn entry_id(gated: &GatedKernel<'_>, admission: &Admission<'_>) -> EntryId {
-    let KernelSpec { entry_point, backward, memory_pages, table_elements, ticks } = gated.spec();
+fn entry_id(
+    gated: &GatedKernel<'_>,
+    executor: &dyn Executor,
+    admission: &Admission<'_>,
+) -> EntryId {
+    let KernelSpec { entry_point, backward, threads, memory_pages, table_elements, ticks, graphs } =
+        admission.spec(gated);
     let HostLimits {
         module_bytes,
         functions,
@@ -62,15 +73,16 @@ fn entry_id(gated: &GatedKernel<'_>, admission: &Admission<'_>) -> EntryId {
     let mut id = EntryIdBuilder::new()
         .field(env!("CARGO_PKG_VERSION"))
         .number(REVISION)
-        .field(admission.executor.fingerprint())
+        .field(executor.fingerprint())
         .field(gated.module())
         .field(gated.key().to_string())
         .field(gated.plan().signature())
         .field(entry_point)
-        .number(*backward)
-        .number(*memory_pages)
-        .number(*table_elements)
-        .number(*ticks)
+        .number(backward)
+        .number(threads)
+        .number(memory_pages)
+        .number(table_elements)
+        .number(ticks)
         .number(gated.features().len() as u64);
     for feature in gated.features() {
         id = id.field(feature);
@@ -85,5 +97,10 @@ fn entry_id(gated: &GatedKernel<'_>, admission: &Admission<'_>) -> EntryId {
     for count in [functions, locals, nesting, items, host_table_elements, host_memory_pages] {
         id = id.number(count);
     }
-    id.number(epoch_ticks).finish()
+    id = id.number(epoch_ticks);
+    // What it computes depends on them.
+    match graphs.digest() {
+        None => id.finish(),
+        Some(pack) => id.field(pack).finish(),
+    }
 }

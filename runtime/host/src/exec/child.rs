@@ -19,7 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 /// The first bytes of a request; the number is the protocol's.
-const MAGIC: [u8; 8] = *b"RVCOMP02";
+const MAGIC: [u8; 8] = *b"RVCOMP03";
 /// The longest answer that is read: code is some ten times as long as its module.
 const MAX_ANSWER: u64 = 64 << 20;
 /// The longest module that a compiler process reads. The gate's cap is lower.
@@ -34,16 +34,17 @@ struct Request {
 }
 
 impl Request {
-    const SIZE: usize = 8 + 6 * 8;
+    const SIZE: usize = 8 + 7 * 8;
 
     fn to_bytes(&self) -> [u8; Self::SIZE] {
         let mut bytes = [0; Self::SIZE];
         bytes[..8].copy_from_slice(&MAGIC);
-        let CodeSettings { deterministic, memory_reservation, memory_guard } = self.code;
+        let CodeSettings { deterministic, memory_reservation, memory_guard, threads } = self.code;
         let words = [
             u64::from(deterministic),
             memory_reservation,
             memory_guard,
+            u64::from(threads),
             self.memory_bytes,
             self.cpu_seconds,
             self.module_bytes,
@@ -69,6 +70,7 @@ impl Request {
                 deterministic: word() != 0,
                 memory_reservation: word(),
                 memory_guard: word(),
+                threads: word() != 0,
             },
             memory_bytes: word(),
             cpu_seconds: word(),
@@ -195,8 +197,12 @@ impl Default for CompilerProcess {
 mod tests {
     use super::*;
 
-    const CODE: CodeSettings =
-        CodeSettings { deterministic: true, memory_reservation: 4 << 30, memory_guard: 64 << 10 };
+    const CODE: CodeSettings = CodeSettings {
+        deterministic: true,
+        memory_reservation: 4 << 30,
+        memory_guard: 64 << 10,
+        threads: true,
+    };
 
     #[test]
     fn a_request_reads_back_and_anything_else_is_refused() {

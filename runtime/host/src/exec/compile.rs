@@ -14,19 +14,23 @@ pub(super) struct CodeSettings {
     pub(super) deterministic: bool,
     pub(super) memory_reservation: u64,
     pub(super) memory_guard: u64,
+    /// Whether kernels may have threads, see [`crate::DeviceClass::Threads`].
+    pub(super) threads: bool,
 }
 
 impl CodeSettings {
     pub(super) fn of(config: &HostConfig) -> Self {
-        let HostConfig { deterministic, memory_reservation, memory_guard, .. } = *config;
-        Self { deterministic, memory_reservation, memory_guard }
+        let HostConfig { deterministic, memory_reservation, memory_guard, device_class, .. } =
+            *config;
+        let threads = device_class.kernel_threads() > 1;
+        Self { deterministic, memory_reservation, memory_guard, threads }
     }
 }
 
 /// The engine's settings. Everything that changes machine code is decided here, for this process
 /// and for compiler processes alike.
 pub(super) fn settings(code: CodeSettings) -> Config {
-    let CodeSettings { deterministic, memory_reservation, memory_guard } = code;
+    let CodeSettings { deterministic, memory_reservation, memory_guard, threads } = code;
     let mut settings = Config::new();
     settings
         .concurrency_support(false)
@@ -44,6 +48,8 @@ pub(super) fn settings(code: CodeSettings) -> Config {
         .wasm_relaxed_simd(true)
         .wasm_bulk_memory(true)
         .wasm_multi_value(true)
+        .wasm_threads(threads)
+        .shared_memory(threads)
         .wasm_tail_call(false)
         .wasm_multi_memory(false)
         .wasm_memory64(false);

@@ -2,7 +2,9 @@
 
 use crate::config::Compiler;
 use crate::deadline::Deadline;
+use crate::graph::PackGraphs;
 use crate::trap::Trap;
+use ruvllm_manifest::{ExecutorGate, ExecutorKind};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -21,18 +23,22 @@ pub(crate) struct CompileError {
 }
 
 /// What an instance of a kernel may use, and what the host calls in it.
-#[derive(Clone, Debug, Hash)]
+#[derive(Clone, Debug)]
 pub(crate) struct KernelSpec {
     /// The export that computes.
     pub(crate) entry_point: String,
     /// Whether it has `kernel_backward`.
     pub(crate) backward: bool,
+    /// How many threads it may be entered by at once.
+    pub(crate) threads: u32,
     /// Pages of 64 KiB that its memory may reach.
     pub(crate) memory_pages: u32,
     /// Elements that its table may reach.
     pub(crate) table_elements: u32,
     /// Ticks that its pack asks for a call.
     pub(crate) ticks: u64,
+    /// The graphs that it may compute.
+    pub(crate) graphs: PackGraphs,
 }
 
 /// A page of linear memory, in bytes.
@@ -48,12 +54,27 @@ pub(crate) struct Footprint {
     pub(crate) initial: usize,
     /// Linear memory that it can have.
     pub(crate) limit: usize,
-    /// Its table.
+    /// Its table, and tensors of graphs that it may hold beside its memory.
     pub(crate) table: usize,
+}
+
+/// An executor, as a host has it or not.
+#[derive(Clone, Debug)]
+pub struct Offer {
+    /// Which one.
+    pub executor: ExecutorKind,
+    /// Its version and features, or why it is not there, as the end of a sentence that begins with its name.
+    pub gate: Result<ExecutorGate, String>,
 }
 
 /// Turns modules into something that can be instantiated.
 pub(crate) trait Executor: Send + Sync {
+    /// What it offers to packs.
+    fn gate(&self) -> &ExecutorGate;
+
+    /// How many times as long as machine code its kernels may take.
+    fn slowness(&self) -> f64;
+
     /// Stands for all that machine code depends on beside its module: engine, settings, processor.
     fn fingerprint(&self) -> &[u8; 32];
 
@@ -107,7 +128,8 @@ pub(crate) trait EngineInstance: Send {
     fn memory(&mut self) -> &mut [u8];
 
     /// Makes whole pages of its memory, in bytes, read-only, or writable again. `false` where this
-    /// system cannot.
+    /// system or this engine cannot: then the instance is used in one scope only, and its globals are never
+    /// set back.
     fn protect(&mut self, pages: Range<usize>, writable: bool) -> bool;
 
     /// Keeps the values of its mutable globals.
@@ -123,6 +145,17 @@ pub(crate) trait EngineInstance: Send {
     /// Calls the entry point with the address of a descriptor, which may take so many ticks. Gives
     /// its status, and the memory as it left it.
     fn call(&mut self, descriptor: u32, ticks: u64) -> Result<(i32, &[u8]), Trap>;
+
+    /// Enters so many of its threads in each call from now on, of those that it has; without a word it is as many
+    /// as there are cores for.
+    fn set_threads(&mut self, count: u32) {
+        let _ = count;
+    }
+
+    /// Whether its last call, though it gave a status, has left it where it cannot go on from.
+    fn is_lost(&self) -> bool {
+        false
+    }
 
     /// Calls `kernel_backward` with the address of a descriptor, as [`EngineInstance::call`] does the entry
     /// point. Gives its status.

@@ -5,19 +5,22 @@
 //! - `memory.copy` and `memory.fill` become calls of functions that do the same with loads and
 //!   stores. An engine carries these two out in its own code, where a write to a page that is
 //!   read-only ([`super::fence`]) would end the process; a store of the module's own is a trap.
+//! - A shared memory, which every instance would have of its own, becomes an import: the host hands all instances
+//!   of a kernel with threads the same one ([`super::threads`]).
 //!
 //! The rest of the module stays as it was, so authors change nothing. What else could outlive a call,
 //! growth of the memory, tables that change and segments that are dropped, the gate refuses.
 
+use super::bulk::{self, Widest};
 use std::convert::Infallible;
 use wasm_encoder::reencode::{Error, Reencode, utils};
 use wasm_encoder::{
-    BlockType, CodeSection, ExportKind, ExportSection, Function, FunctionSection, InstructionSink,
-    MemArg, Module, TypeSection, ValType,
+    CodeSection, ExportKind, ExportSection, FunctionSection, ImportSection, MemorySection, Module,
+    SectionId, TypeSection, ValType,
 };
 use wasmparser::{
-    CodeSectionReader, ExportSectionReader, FunctionSectionReader, Operator, Parser, Payload,
-    TypeSectionReader,
+    CodeSectionReader, ExportSectionReader, FunctionSectionReader, MemorySectionReader, Operator,
+    Parser, Payload, TypeSectionReader,
 };
 
 /// Stands for what this module does to others, in the fingerprint of what is compiled.
@@ -27,6 +30,9 @@ pub(super) const REVISION: u32 = 1;
 pub(super) fn global_name(place: usize) -> String {
     format!("ruvllm:mutable-global:{place}")
 }
+
+/// What a shared memory is imported as: module and name.
+const SHARED_MEMORY: (&str, &str) = ("ruvllm", "memory");
 
 /// The module with what the host needs of it. It must have passed the gate.
 ///
@@ -47,16 +53,27 @@ struct Rewriter {
     /// Indices of the mutable globals.
     mutable: Vec<u32>,
     types: u32,
+    /// Those that it imports, too.
     functions: u32,
+    /// The memory, where it is shared.
+    shared: Option<wasmparser::MemoryType>,
 }
 
 impl Rewriter {
     fn read(wasm: &[u8]) -> wasmparser::Result<Self> {
-        let mut this = Self { mutable: Vec::new(), types: 0, functions: 0 };
+        let mut this = Self { mutable: Vec::new(), types: 0, functions: 0, shared: None };
         for payload in Parser::new(0).parse_all(wasm) {
             match payload? {
                 Payload::TypeSection(section) => this.types = section.count(),
-                Payload::FunctionSection(section) => this.functions = section.count(),
+                // All of them functions, which come before its own.
+                Payload::ImportSection(section) => {
+                    this.functions += section.into_imports().count() as u32;
+                }
+                Payload::FunctionSection(section) => this.functions += section.count(),
+                Payload::MemorySection(section) => {
+                    let memories = section.into_iter().collect::<wasmparser::Result<Vec<_>>>()?;
+                    this.shared = memories.into_iter().find(|memory| memory.shared);
+                }
                 Payload::GlobalSection(section) => {
                     for (index, global) in (0..).zip(section) {
                         if global?.ty.mutable {
@@ -70,8 +87,7 @@ impl Rewriter {
         Ok(this)
     }
 
-    /// The index of the function in place of `memory.copy`; that in place of `memory.fill` follows. Kernels
-    /// import nothing, so the functions of the section are all there are.
+    /// The index of the function in place of `memory.copy`; that in place of `memory.fill` follows.
     fn copy(&self) -> u32 {
         self.functions
     }
@@ -100,6 +116,34 @@ impl Reencode for Rewriter {
         Ok(())
     }
 
+    fn intersperse_section_hook(
+        &mut self,
+        module: &mut Module,
+        after: Option<SectionId>,
+        before: Option<SectionId>,
+    ) -> Result<(), Error<Infallible>> {
+        // Imports come behind the types, of which every module has some: its exports' functions have one.
+        if let (Some(memory), Some(SectionId::Type)) = (self.shared, after) {
+            let (from, name) = SHARED_MEMORY;
+            let mut imports = ImportSection::new();
+            imports.import(from, name, self.memory_type(memory)?);
+            module.section(&imports);
+        }
+        utils::intersperse_section_hook(self, module, after, before)
+    }
+
+    fn parse_memory_section(
+        &mut self,
+        memories: &mut MemorySection,
+        section: MemorySectionReader<'_>,
+    ) -> Result<(), Error<Infallible>> {
+        match self.shared {
+            // It is imported, and the only one.
+            Some(_) => Ok(()),
+            None => utils::parse_memory_section(self, memories, section),
+        }
+    }
+
     fn parse_export_section(
         &mut self,
         exports: &mut ExportSection,
@@ -118,7 +162,8 @@ impl Reencode for Rewriter {
         section: CodeSectionReader<'_>,
     ) -> Result<(), Error<Infallible>> {
         utils::parse_code_section(self, code, section)?;
-        code.function(&copy()).function(&fill());
+        let (copy, fill) = (bulk::copy(Widest::Vector, |_| ()), bulk::fill(Widest::Vector, |_| ()));
+        code.function(&copy).function(&fill);
         Ok(())
     }
 
@@ -139,87 +184,4 @@ impl Reencode for Rewriter {
     ) -> Result<wasm_encoder::Instruction<'a>, Error<Infallible>> {
         self.instruction(reader.read()?)
     }
-}
-
-/// Parameters of both functions: target; source, or the byte to fill with; length.
-const TARGET: u32 = 0;
-const SOURCE: u32 = 1;
-const LEN: u32 = 2;
-
-/// Bytes of a vector.
-const WIDE: i32 = 16;
-
-const fn at(align: u32) -> MemArg {
-    MemArg { offset: 0, align, memory_index: 0 }
-}
-
-/// `while len >= step { body }`.
-fn while_left(code: &mut InstructionSink<'_>, step: i32, body: impl Fn(&mut InstructionSink<'_>)) {
-    code.block(BlockType::Empty).loop_(BlockType::Empty);
-    code.local_get(LEN).i32_const(step).i32_lt_u().br_if(1);
-    body(code);
-    code.br(0).end().end();
-}
-
-/// `local += by`.
-fn advance(code: &mut InstructionSink<'_>, local: u32, by: i32) {
-    code.local_get(local).i32_const(by).i32_add().local_set(local);
-}
-
-/// `memory.copy`: forwards where the target lies before the source, backwards otherwise, so that
-/// ranges may overlap. Vectors are read whole before they are written.
-fn copy() -> Function {
-    let mut function = Function::new([]);
-    let mut code = function.instructions();
-    let code = &mut code;
-    let move_one = |code: &mut InstructionSink<'_>, step: i32| {
-        if step == WIDE {
-            code.v128_load(at(0)).v128_store(at(0));
-        } else {
-            code.i32_load8_u(at(0)).i32_store8(at(0));
-        }
-    };
-    code.local_get(TARGET).local_get(SOURCE).i32_le_u().if_(BlockType::Empty);
-    for step in [WIDE, 1] {
-        while_left(code, step, |code| {
-            code.local_get(TARGET).local_get(SOURCE);
-            move_one(code, step);
-            advance(code, TARGET, step);
-            advance(code, SOURCE, step);
-            advance(code, LEN, -step);
-        });
-    }
-    code.else_();
-    for step in [WIDE, 1] {
-        while_left(code, step, |code| {
-            advance(code, LEN, -step);
-            for base in [TARGET, SOURCE] {
-                code.local_get(base).local_get(LEN).i32_add();
-            }
-            move_one(code, step);
-        });
-    }
-    code.end().end();
-    function
-}
-
-/// `memory.fill`.
-fn fill() -> Function {
-    let mut function = Function::new([]);
-    let mut code = function.instructions();
-    let code = &mut code;
-    for step in [WIDE, 1] {
-        while_left(code, step, |code| {
-            code.local_get(TARGET).local_get(SOURCE);
-            if step == WIDE {
-                code.i8x16_splat().v128_store(at(0));
-            } else {
-                code.i32_store8(at(0));
-            }
-            advance(code, TARGET, step);
-            advance(code, LEN, -step);
-        });
-    }
-    code.end();
-    function
 }

@@ -12,30 +12,43 @@ use super::executor::{
     WASM_PAGE,
 };
 use super::place::{Instruction, instruction};
-use super::{aot, child, fence, isolate};
+use super::threads::{Group, Look, Member};
+use super::{aot, child, features, fence, isolate};
 use crate::HostConfig;
 use crate::config::Compiler;
 use crate::deadline::{Deadline, Spent, thread_time};
 use crate::ticker::Ticker;
 use crate::trap::{MemoryAccess, Place, Trap, TrapKind};
-use ruvllm_abi::export;
+#[cfg(feature = "wasi-nn")]
+use nn::Nn;
+use ruvllm_abi::{MAX_THREADS, export};
+use ruvllm_manifest::{ExecutorGate, ExecutorKind};
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use wasmtime::{
     Engine, Extern, ExternType, FrameInfo, Global, Memory, MemoryType, Module, Mutability,
-    ResourceLimiter, Store, TypedFunc, UpdateDeadline, Val, WasmBacktrace,
+    ResourceLimiter, SharedMemory, Store, TypedFunc, UpdateDeadline, Val, WasmBacktrace,
+    WasmParams, WasmResults,
 };
 
+#[cfg(feature = "wasi-nn")]
+mod nn;
+
 /// The version of the engine, which a manifest's `min_version` is held against.
-pub(crate) const VERSION: semver::Version = semver::Version::new(48, 0, 8);
+const VERSION: semver::Version = semver::Version::new(48, 0, 8);
 
 /// Compiles and loads kernels for one host.
 pub(crate) struct WasmtimeExecutor {
     engine: Engine,
     ticker: Arc<Ticker>,
     code: CodeSettings,
+    gate: ExecutorGate,
+    /// Threads that a kernel is entered by at once, at most.
+    threads: u32,
+    /// Bytes of stack that a call may use.
+    stack: usize,
     fingerprint: [u8; 32],
 }
 
@@ -53,10 +66,22 @@ impl WasmtimeExecutor {
         VERSION.hash(&mut fingerprint);
         isolate::REVISION.hash(&mut fingerprint);
         engine.precompile_compatibility_hash().hash(&mut fingerprint);
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = config.threads.unwrap_or_else(cores).clamp(1, MAX_THREADS as usize) as u32;
         Ok(Self {
             engine,
+            threads,
+            stack: config.stack,
             ticker: Arc::new(Ticker::new("ruvllm-ticker", config.tick)),
             code,
+            gate: ExecutorGate {
+                kind: ExecutorKind::Wasmtime,
+                version: VERSION,
+                features: features::kernel_features(config.device_class)
+                    .map(str::to_owned)
+                    .collect(),
+                compiles: true,
+            },
             fingerprint: fingerprint.0.finalize().into(),
         })
     }
@@ -78,6 +103,14 @@ impl Hasher for Fingerprint {
 }
 
 impl Executor for WasmtimeExecutor {
+    fn gate(&self) -> &ExecutorGate {
+        &self.gate
+    }
+
+    fn slowness(&self) -> f64 {
+        1.0
+    }
+
     fn fingerprint(&self) -> &[u8; 32] {
         &self.fingerprint
     }
@@ -120,21 +153,28 @@ impl Executor for WasmtimeExecutor {
         let memory = memory.as_ref().and_then(ExternType::memory);
         let bytes = |pages: u64| pages.min(u64::from(spec.memory_pages)) as usize * WASM_PAGE;
         let elements = module.resources_required().max_initial_table_size.unwrap_or(0);
+        let instances = spec.threads as usize;
         let footprint = Footprint {
             initial: memory.map_or(0, |memory| bytes(memory.minimum())),
             limit: bytes(memory.and_then(MemoryType::maximum).unwrap_or(u64::MAX)),
-            table: elements as usize * size_of::<usize>(),
+            table: elements as usize * size_of::<usize>() * instances,
         };
+        #[cfg(feature = "wasi-nn")]
+        let footprint = Footprint { table: footprint.table + nn::holds(&module), ..footprint };
         let _ticker = self.ticker.clone();
-        Ok(Arc::new(Prepared { module, own, spec, footprint, deadline, _ticker }))
+        let (threads, stack) = (self.threads.min(spec.threads), self.stack);
+        Ok(Arc::new(Prepared { module, own, spec, threads, stack, footprint, deadline, _ticker }))
     }
 }
 
-struct Prepared {
-    module: Module,
+pub(super) struct Prepared {
+    pub(super) module: Module,
     /// The pack's own module.
     own: Arc<[u8]>,
-    spec: KernelSpec,
+    pub(super) spec: KernelSpec,
+    /// Threads that enter it at once, without another word.
+    pub(super) threads: u32,
+    pub(super) stack: usize,
     footprint: Footprint,
     deadline: Deadline,
     /// Deadlines hold only while the clock ticks: it must outlive everything that can run.
@@ -151,37 +191,63 @@ impl CompiledModule for Prepared {
     }
 
     fn instantiate(&self) -> Result<Box<dyn EngineInstance>, Trap> {
+        match self.spec.threads {
+            1 => Ok(Box::new(self.running(None)?)),
+            _ => Ok(Box::new(Group::new(self)?)),
+        }
+    }
+}
+
+impl Prepared {
+    /// An instance with a memory of its own, or one of those that share a memory.
+    pub(super) fn running(&self, shared: Option<(&SharedMemory, Member)>) -> Result<Running, Trap> {
+        let (shared, member) = shared.unzip();
         let limits = Limits {
             memory: self.spec.memory_pages as usize * WASM_PAGE,
             table: self.spec.table_elements as usize,
             spent: Spent::default(),
+            member,
+            #[cfg(feature = "wasi-nn")]
+            nn: Nn::of(&self.module, &self.spec.graphs),
         };
         let mut store = Store::new(self.module.engine(), limits);
         store.limiter(|limits| limits);
-        store.epoch_deadline_callback(|mut store| {
-            Ok(match store.data_mut().spent.overrun(thread_time()) {
-                Some(ticks) => UpdateDeadline::Continue(ticks),
-                None => UpdateDeadline::Interrupt,
-            })
-        });
+        store.epoch_deadline_callback(|mut store| Ok(store.data_mut().look()));
         let Deadline { tick, aside, .. } = self.deadline;
         begin(&mut store, aside, tick);
-        let instance = wasmtime::Instance::new(&mut store, &self.module, &[])
+        let imports = shared.into_iter().map(|memory| memory.clone().into());
+        #[cfg(feature = "wasi-nn")]
+        let imports = imports.chain(nn::imports(&mut store, &self.module));
+        let imports: Vec<Extern> = imports.collect();
+        let instance = wasmtime::Instance::new(&mut store, &self.module, &imports)
             .map_err(|error| trap(&error, &self.own, "its start", 0))?;
-        let missing = |name: &str| {
-            Trap::new(TrapKind::Other, format!("the export {name} is missing or has another type"))
+        let memory = match shared {
+            Some(shared) => Linear::Shared(shared.clone()),
+            None => Linear::Own(
+                instance
+                    .get_memory(&mut store, export::MEMORY)
+                    .ok_or_else(|| missing(export::MEMORY))?,
+            ),
         };
-        let memory = instance
-            .get_memory(&mut store, export::MEMORY)
-            .ok_or_else(|| missing(export::MEMORY))?;
+        #[cfg(feature = "wasi-nn")]
+        if let (Some(nn), Linear::Own(memory)) = (&mut store.data_mut().nn, &memory) {
+            nn.uses(*memory);
+        }
         let heap_base = match instance.get_export(&mut store, export::HEAP_BASE) {
             Some(Extern::Global(global)) => global.get(&mut store).i32(),
             _ => None,
         };
         let heap_base = heap_base.ok_or_else(|| missing(export::HEAP_BASE))? as u32;
-        let entry = instance
-            .get_typed_func::<u32, i32>(&mut store, &self.spec.entry_point)
-            .map_err(|_| missing(&self.spec.entry_point))?;
+        let name = &self.spec.entry_point;
+        let entry = match memory {
+            Linear::Own(_) => instance.get_typed_func(&mut store, name).map(Entry::Alone),
+            Linear::Shared(_) => instance.get_typed_func(&mut store, name).map(Entry::Together),
+        };
+        let entry = entry.map_err(|_| missing(name))?;
+        let stack = match instance.get_export(&mut store, export::STACK_POINTER) {
+            Some(Extern::Global(global)) => Some(global),
+            _ => None,
+        };
         let backward = match self.spec.backward {
             true => Some(
                 instance
@@ -208,11 +274,12 @@ impl CompiledModule for Prepared {
             let value = global.get(&mut store);
             globals.push((global, value));
         }
-        Ok(Box::new(Running {
+        Ok(Running {
             store,
             own: self.own.clone(),
             memory,
             globals,
+            stack,
             entry,
             entry_point: self.spec.entry_point.as_str().into(),
             backward,
@@ -224,23 +291,77 @@ impl CompiledModule for Prepared {
             aside,
             limit: self.footprint.limit,
             _ticker: self._ticker.clone(),
-        }))
+        })
     }
 }
 
-/// What the store of one instance may hold, and what its call has used of its deadline.
-struct Limits {
+#[cold]
+pub(super) fn missing(name: &str) -> Trap {
+    Trap::new(TrapKind::Other, format!("the export {name} is missing or has another type"))
+}
+
+/// What the store of one instance may hold, what its call has used of its deadline, and the graphs that it
+/// computes.
+pub(super) struct Limits {
     memory: usize,
     table: usize,
     spent: Spent,
+    /// Of one of several threads: what it knows of the others.
+    member: Option<Member>,
+    #[cfg(feature = "wasi-nn")]
+    nn: Option<Box<Nn>>,
+}
+
+impl Limits {
+    /// What becomes of a call whose deadline in the engine has passed.
+    fn look(&mut self) -> UpdateDeadline {
+        if let Some(member) = &mut self.member {
+            match member.look() {
+                Look::Ended => return UpdateDeadline::Interrupt,
+                Look::InTime => return UpdateDeadline::Continue(1),
+                Look::Late => {}
+            }
+        }
+        match (self.spent.overrun(thread_time()), &mut self.member) {
+            (None, _) => UpdateDeadline::Interrupt,
+            (Some(ticks), None) => UpdateDeadline::Continue(ticks),
+            (Some(ticks), Some(member)) => UpdateDeadline::Continue(member.begin(ticks)),
+        }
+    }
 }
 
 /// Starts the deadline of a call of so many ticks.
 #[inline]
 fn begin(store: &mut Store<Limits>, ticks: u64, tick: Duration) {
+    let limits = store.data_mut();
+    limits.spent.begin(ticks, tick);
     // A deadline of n ticks expires between n - 1 and n ticks from now: one more is fair.
-    store.set_epoch_deadline(ticks + 1);
-    store.data_mut().spent.begin(ticks, tick);
+    #[cfg(feature = "wasi-nn")]
+    if let Some(nn) = &mut limits.nn {
+        nn.begin(ticks, tick);
+    }
+    let ticks = match &mut limits.member {
+        Some(member) => member.begin(ticks + 1),
+        None => ticks + 1,
+    };
+    store.set_epoch_deadline(ticks);
+}
+
+/// Calls an export, which may take so many ticks.
+#[inline]
+pub(super) fn run<P: WasmParams, R: WasmResults>(
+    store: &mut Store<Limits>,
+    export: &TypedFunc<P, R>,
+    params: P,
+    (ticks, tick): (u64, Duration),
+) -> wasmtime::Result<R> {
+    begin(store, ticks, tick);
+    let result = export.call(&mut *store, params);
+    #[cfg(feature = "wasi-nn")]
+    if let Some(nn) = &mut store.data_mut().nn {
+        nn.end();
+    }
+    result
 }
 
 impl ResourceLimiter for Limits {
@@ -281,29 +402,55 @@ enum Cleanup {
     Silent(TypedFunc<(), ()>),
 }
 
-struct Running {
-    store: Store<Limits>,
+/// Where an instance keeps what it is handed.
+enum Linear {
+    /// In a memory of its own.
+    Own(Memory),
+    /// In that of a [`Group`], whose it is to hand out.
+    Shared(SharedMemory),
+}
+
+/// The two types that an entry point may have.
+pub(super) enum Entry {
+    /// Of a descriptor.
+    Alone(TypedFunc<u32, i32>),
+    /// Of a descriptor, the index of the thread, and how many there are.
+    Together(TypedFunc<(u32, u32, u32), i32>),
+}
+
+pub(super) struct Running {
+    pub(super) store: Store<Limits>,
     own: Arc<[u8]>,
-    memory: Memory,
+    memory: Linear,
     /// The mutable globals, and the values that they are set back to.
     globals: Vec<(Global, Val)>,
-    entry: TypedFunc<u32, i32>,
-    entry_point: Box<str>,
+    /// The pointer of its stack.
+    pub(super) stack: Option<Global>,
+    pub(super) entry: Entry,
+    pub(super) entry_point: Box<str>,
     backward: Option<TypedFunc<u32, i32>>,
     init: Option<TypedFunc<(u32, u32), i32>>,
     info: Option<TypedFunc<u32, i32>>,
     cleanup: Option<Cleanup>,
     heap_base: u32,
-    tick: Duration,
+    pub(super) tick: Duration,
     aside: u64,
-    limit: usize,
+    pub(super) limit: usize,
     _ticker: Arc<Ticker>,
 }
 
 impl Running {
     #[cold]
-    fn trap(&self, error: &wasmtime::Error, called: &str) -> Trap {
-        trap(error, &self.own, called, self.memory.data_size(&self.store) as u64)
+    pub(super) fn trap(&self, error: &wasmtime::Error, called: &str) -> Trap {
+        trap(error, &self.own, called, self.size() as u64)
+    }
+
+    /// Bytes of its memory.
+    fn size(&self) -> usize {
+        match &self.memory {
+            Linear::Own(memory) => memory.data_size(&self.store),
+            Linear::Shared(memory) => memory.data_size(),
+        }
     }
 }
 
@@ -313,11 +460,21 @@ impl EngineInstance for Running {
     }
 
     fn memory(&mut self) -> &mut [u8] {
-        self.memory.data_mut(&mut self.store)
+        match &self.memory {
+            Linear::Own(memory) => memory.data_mut(&mut self.store),
+            Linear::Shared(_) => &mut [],
+        }
     }
 
     fn protect(&mut self, pages: Range<usize>, writable: bool) -> bool {
-        fence::protect(self.memory.data_mut(&mut self.store), pages, writable)
+        #[cfg(feature = "wasi-nn")]
+        let noted = pages.clone();
+        let done = fence::protect(self.memory(), pages, writable);
+        #[cfg(feature = "wasi-nn")]
+        if let Some(nn) = &mut self.store.data_mut().nn {
+            nn.protected(noted, writable, done);
+        }
+        done
     }
 
     fn keep_globals(&mut self) {
@@ -335,52 +492,55 @@ impl EngineInstance for Running {
     }
 
     fn grow_to(&mut self, bytes: usize) -> bool {
-        let have = self.memory.data_size(&self.store);
+        let have = self.size();
         if bytes <= have {
             return true;
         }
         let pages = (bytes - have).div_ceil(WASM_PAGE) as u64;
-        bytes <= self.limit && self.memory.grow(&mut self.store, pages).is_ok()
+        bytes <= self.limit
+            && match &self.memory {
+                Linear::Own(memory) => memory.grow(&mut self.store, pages).is_ok(),
+                Linear::Shared(memory) => memory.grow(pages).is_ok(),
+            }
     }
 
     fn call(&mut self, descriptor: u32, ticks: u64) -> Result<(i32, &[u8]), Trap> {
-        begin(&mut self.store, ticks, self.tick);
-        let status = match self.entry.call(&mut self.store, descriptor) {
+        let (Entry::Alone(entry), Linear::Own(memory)) = (&self.entry, &self.memory) else {
+            return Err(missing(&self.entry_point));
+        };
+        let status = match run(&mut self.store, entry, descriptor, (ticks, self.tick)) {
             Ok(status) => status,
             Err(error) => return Err(self.trap(&error, &self.entry_point)),
         };
-        Ok((status, self.memory.data(&self.store)))
+        Ok((status, memory.data(&self.store)))
     }
 
     fn backward(&mut self, descriptor: u32, ticks: u64) -> Result<i32, Trap> {
         let Some(backward) = &self.backward else {
             return Err(Trap::new(TrapKind::Other, format!("there is no {}", export::BACKWARD)));
         };
-        begin(&mut self.store, ticks, self.tick);
-        let status = backward.call(&mut self.store, descriptor);
+        let status = run(&mut self.store, backward, descriptor, (ticks, self.tick));
         status.map_err(|error| self.trap(&error, export::BACKWARD))
     }
 
     fn init(&mut self, params: u32, len: u32) -> Result<Option<i32>, Trap> {
         let Some(init) = &self.init else { return Ok(None) };
-        begin(&mut self.store, self.aside, self.tick);
-        let status = init.call(&mut self.store, (params, len));
+        let status = run(&mut self.store, init, (params, len), (self.aside, self.tick));
         status.map(Some).map_err(|error| self.trap(&error, export::INIT))
     }
 
     fn info(&mut self, out: u32) -> Result<Option<i32>, Trap> {
         let Some(info) = &self.info else { return Ok(None) };
-        begin(&mut self.store, self.aside, self.tick);
-        let status = info.call(&mut self.store, out);
+        let status = run(&mut self.store, info, out, (self.aside, self.tick));
         status.map(Some).map_err(|error| self.trap(&error, export::INFO))
     }
 
     fn cleanup(&mut self) -> Result<Option<i32>, Trap> {
         let Some(cleanup) = &self.cleanup else { return Ok(None) };
-        begin(&mut self.store, self.aside, self.tick);
+        let time = (self.aside, self.tick);
         let status = match cleanup {
-            Cleanup::Status(cleanup) => cleanup.call(&mut self.store, ()).map(Some),
-            Cleanup::Silent(cleanup) => cleanup.call(&mut self.store, ()).map(|()| None),
+            Cleanup::Status(cleanup) => run(&mut self.store, cleanup, (), time).map(Some),
+            Cleanup::Silent(cleanup) => run(&mut self.store, cleanup, (), time).map(|()| None),
         };
         status.map_err(|error| self.trap(&error, export::CLEANUP))
     }

@@ -1,8 +1,8 @@
-//! Which executor runs a kernel, and why: decided for each kernel by the device class, by what this program was
-//! built with, and by the platforms that the manifest names.
+//! Which executor runs a kernel, and why: decided for each kernel by the configuration, by what this host has, and
+//! by the platforms that the manifest names.
 
 use super::is_platform;
-use crate::DeviceClass;
+use crate::HostConfig;
 use ruvllm_manifest::{Compatibility, ExecutorKind, Violation};
 
 /// The executor that runs a kernel.
@@ -13,43 +13,46 @@ pub(crate) struct Decision {
     pub(crate) reason: String,
 }
 
-/// Decides for the `kernel`-th kernel of a pack, which was compared with each executor of this build: the first
-/// in the order of the class that it was made for, with what else stands against the kernel there. Where there is
-/// none, what stands against the first.
-pub(super) fn decide(
-    class: DeviceClass,
-    built: &[(ExecutorKind, Compatibility)],
+/// Decides for the `kernel`-th kernel of a pack, which was compared with each executor that is there; of one that
+/// is not, it is said why. Gives the first in the order of the configuration that the kernel was made for, with
+/// what else stands against the kernel there. Where there is none, what stands against the first.
+pub(super) fn decide<'a>(
+    config: &HostConfig,
+    offered: &'a [(ExecutorKind, Result<Compatibility, String>)],
     kernel: usize,
-) -> (Decision, &[Violation]) {
-    let found = |kind: ExecutorKind| {
-        let (_, compatibility) = built.iter().find(|(built, _)| *built == kind)?;
-        compatibility.kernels.get(kernel).map(Vec::as_slice)
-    };
+) -> (Decision, &'a [Violation]) {
     let suits = |violations: &[Violation]| !violations.iter().any(|v| is_platform(v.code));
+    let class = config.device_class;
     let mut passed_over = Vec::new();
     let mut first = None;
-    for &executor in class.executors() {
-        match found(executor) {
-            None => passed_over.push(format!("{executor} is not in this build")),
-            Some(violations) if suits(violations) => {
-                let mut reason = format!("runs on {executor}");
-                match passed_over.is_empty() {
-                    true => reason += &format!(", which the device class {class} prefers"),
-                    false => {
-                        let why = passed_over.join(", ");
-                        reason +=
-                            &format!(": the device class {class} has others before it, but {why}");
-                    }
+    for &executor in config.executors() {
+        let found = offered.iter().find(|(offered, _)| *offered == executor);
+        let violations = match found {
+            None => continue,
+            Some((_, Err(why))) => {
+                passed_over.push(format!("{executor} {why}"));
+                continue;
+            }
+            Some((_, Ok(compatibility))) => {
+                compatibility.kernels.get(kernel).map_or(&[][..], Vec::as_slice)
+            }
+        };
+        if suits(violations) {
+            let reason = match (config.executor.is_some(), passed_over.join(", ")) {
+                (true, _) => format!("runs on {executor}, which the configuration names"),
+                (false, why) if why.is_empty() => {
+                    format!("runs on {executor}, which the device class {class} prefers")
                 }
-                return (Decision { executor, reason }, violations);
-            }
-            Some(violations) => {
-                let why = violations.iter().find(|v| is_platform(v.code));
-                let why = why.map_or("", |violation| &violation.message);
-                passed_over.push(format!("{executor} is out: {why}"));
-                first.get_or_insert((executor, violations));
-            }
+                (false, why) => format!(
+                    "runs on {executor}: the device class {class} has others before it, but {why}"
+                ),
+            };
+            return (Decision { executor, reason }, violations);
         }
+        let why = violations.iter().find(|v| is_platform(v.code));
+        let why = why.map_or("", |violation| &violation.message);
+        passed_over.push(format!("{executor} is out: {why}"));
+        first.get_or_insert((executor, violations));
     }
     let (executor, violations) = first.unwrap_or((ExecutorKind::Wasmtime, &[]));
     (Decision { executor, reason: passed_over.join("; ") }, violations)
@@ -58,38 +61,52 @@ pub(super) fn decide(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::DeviceClass;
 
-    fn built(kinds: &[(ExecutorKind, &[&'static str])]) -> Vec<(ExecutorKind, Compatibility)> {
-        let compatibility = |codes: &[&'static str]| Compatibility {
+    /// What is offered: each executor with the codes of what stands against a kernel there, or that it is absent.
+    fn offered(
+        kinds: &[(ExecutorKind, Option<&'static str>, bool)],
+    ) -> Vec<(ExecutorKind, Result<Compatibility, String>)> {
+        let compatibility = |code: Option<&'static str>| Compatibility {
             pack: Vec::new(),
-            kernels: vec![codes.iter().map(|code| Violation::new(code, "", "no")).collect()],
+            kernels: vec![code.iter().map(|code| Violation::new(code, "", "no")).collect()],
         };
-        kinds.iter().map(|(kind, codes)| (*kind, compatibility(codes))).collect()
+        let offer = |&(kind, code, is_there): &(ExecutorKind, Option<&'static str>, bool)| {
+            (kind, if is_there { Ok(compatibility(code)) } else { Err("is absent".to_owned()) })
+        };
+        kinds.iter().map(offer).collect()
     }
 
     #[test]
-    fn the_first_executor_of_the_class_that_is_built_in_and_that_the_manifest_names_runs_a_kernel()
-    {
+    fn the_first_executor_of_the_class_that_is_there_and_that_the_manifest_names_runs_a_kernel() {
         use DeviceClass::{Embedded, Server};
         use ExecutorKind::{Wamr, Wasmtime};
-        let unsupported: &[&'static str] = &["executor_unsupported"];
-        let over: &[&'static str] = &["limit_over_cap"];
-        for (class, executors, expected, reason) in [
-            (Server, &[(Wasmtime, &[][..])][..], Wasmtime, "which the device class server prefers"),
-            (Embedded, &[(Wasmtime, &[][..])], Wasmtime, "but wamr is not in this build"),
-            (Embedded, &[(Wasmtime, &[][..]), (Wamr, &[][..])], Wamr, "class embedded prefers"),
-            (Embedded, &[(Wasmtime, &[][..]), (Wamr, unsupported)], Wasmtime, "wamr is out: no"),
-            (Server, &[(Wasmtime, unsupported), (Wamr, &[][..])], Wamr, "wasmtime is out: no"),
+        let [out, over] = [Some("executor_unsupported"), Some("limit_over_cap")];
+        for (class, wasmtime, wamr, expected, reason) in [
+            (
+                Server,
+                (None, true),
+                (None, false),
+                Wasmtime,
+                "which the device class server prefers",
+            ),
+            (Embedded, (None, true), (None, false), Wasmtime, "before it, but wamr is absent"),
+            (Embedded, (None, true), (None, true), Wamr, "which the device class embedded prefers"),
+            (Embedded, (None, true), (out, true), Wasmtime, "but wamr is out: no"),
+            (Server, (out, true), (None, true), Wamr, "but wasmtime is out: no"),
             // What is wrong whatever runs it is no reason to try another.
-            (Server, &[(Wasmtime, over), (Wamr, &[][..])], Wasmtime, "prefers"),
+            (Server, (over, true), (None, true), Wasmtime, "prefers"),
         ] {
-            let built = built(executors);
-            let (decision, _) = decide(class, &built, 0);
+            let offered = offered(&[(Wasmtime, wasmtime.0, wasmtime.1), (Wamr, wamr.0, wamr.1)]);
+            let (decision, _) = decide(&class.config(), &offered, 0);
             assert_eq!(decision.executor, expected, "{}", decision.reason);
             assert!(decision.reason.contains(reason), "{}", decision.reason);
         }
-        let neither = built(&[(Wasmtime, unsupported)]);
-        let (_, violations) = decide(Server, &neither, 0);
+        let named = HostConfig { executor: Some(Wamr), ..Server.config() };
+        let (decision, _) = decide(&named, &offered(&[(Wamr, None, true)]), 0);
+        assert_eq!(decision.reason, "runs on wamr, which the configuration names");
+        let neither = offered(&[(Wasmtime, out, true), (Wamr, None, false)]);
+        let (_, violations) = decide(&Server.config(), &neither, 0);
         assert_eq!(violations[0].code, "executor_unsupported");
     }
 }

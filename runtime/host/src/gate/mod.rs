@@ -2,20 +2,23 @@
 
 pub(crate) mod executor;
 pub(crate) mod module;
+mod variants;
 
 use crate::compare::host_tolerance;
 use crate::error::Refusal;
-use crate::exec::KernelSpec;
+use crate::exec::{KernelSpec, Offer};
+use crate::graph::PackGraphs;
 use crate::op::plan::CallPlan;
 use crate::{HostConfig, OpKey, exec};
 use executor::Decision;
-use module::{Declared, RELAXED_SIMD};
+use module::Declared;
 use ruvllm_abi::ABI_VERSION;
 use ruvllm_manifest::{
-    ExecutorGate, ExecutorKind, KernelEntry, LimitCaps, Manifest, RuntimeGates, Tolerance,
-    Violation, check_compatibility,
+    Compatibility, ExecutorGate, ExecutorKind, KernelEntry, LimitCaps, Manifest, RuntimeGates,
+    Tolerance, Violation, WASI_NN, check_compatibility,
 };
 use ruvllm_signing::VerifiedPack;
+use variants::{Entry, stands_back};
 
 /// A kernel of a verified pack whose manifest entry and module passed the gates. Only [`pass`] makes
 /// one, and it holds the very bytes that it looked at.
@@ -34,7 +37,7 @@ use ruvllm_signing::VerifiedPack;
 /// use ruvllm_host::{HostConfig, lifecycle::pass_gates};
 ///
 /// fn skip_verification(pack: &ruvllm_signing::UnverifiedPack, config: &HostConfig) {
-///     let _ = pass_gates(pack, config, 0, None);
+///     let _ = pass_gates(pack, config, &[], 0, None);
 /// }
 /// ```
 #[deny(clippy::field_scoped_visibility_modifiers)]
@@ -85,6 +88,11 @@ impl GatedKernel<'_> {
         &self.features
     }
 
+    /// Whether it computes graphs of its pack.
+    pub(crate) fn computes_graphs(&self) -> bool {
+        self.features.iter().any(|feature| feature == WASI_NN)
+    }
+
     /// The author's own tolerance.
     pub(crate) fn author(&self) -> Option<Tolerance> {
         self.author
@@ -117,80 +125,138 @@ pub struct Skipped {
     pub kernel: String,
     /// What it computes.
     pub key: OpKey,
+    /// What would have run it.
+    pub executor: ExecutorKind,
     /// A sentence each.
     pub reasons: Vec<String>,
 }
 
-/// The executors of this build, with their versions and features.
-fn executors() -> [ExecutorGate; 1] {
-    [ExecutorGate {
-        kind: ExecutorKind::Wasmtime,
-        version: exec::VERSION,
-        features: module::kernel_features().map(str::to_owned).collect(),
-    }]
-}
-
 /// What this host offers to packs where that executor runs them.
-fn runtime_gates(config: &HostConfig, executor: ExecutorGate) -> RuntimeGates {
+fn runtime_gates(config: &HostConfig, executor: &ExecutorGate) -> RuntimeGates {
     RuntimeGates {
         runtime_version: config.runtime_version.clone(),
         abi_version: ABI_VERSION,
-        executor,
+        executor: executor.clone(),
         caps: LimitCaps {
             max_memory_pages: config.limits.memory_pages,
             max_epoch_ticks: config.limits.epoch_ticks,
             max_table_elements: config.limits.table_elements,
+            max_threads: config.device_class.kernel_threads(),
         },
     }
 }
 
-/// Takes a pack, whose instances may take `memory` bytes together, through all gates. No kernel is
-/// compiled, or loaded as machine code, before every one has passed. Where `called` has all operations
-/// that will ever be called, kernels of others are left out.
+/// What stands against a pack on an executor, given the features that its modules use.
+fn compare(
+    manifest: &Manifest,
+    config: &HostConfig,
+    gate: &ExecutorGate,
+    used: &[Vec<String>],
+) -> Compatibility {
+    let mut found = check_compatibility(manifest, &runtime_gates(config, gate));
+    if gate.kind == ExecutorKind::Wamr {
+        for (violations, used) in found.kernels.iter_mut().zip(used) {
+            let missing = used.iter().filter(|name| !gate.features.contains(name));
+            violations.extend(missing.map(|name| {
+                let what = format!("the module uses `{name}`, which this WAMR does not have");
+                Violation::new("feature_unsupported", "", what)
+            }));
+        }
+    }
+    found
+}
+
+/// The features that the modules of kernels for WAMR use, where that is there. A manifest says what a kernel needs
+/// of Wasmtime; of WAMR's features it says nothing, since builds differ.
+fn used_features(pack: &VerifiedPack, config: &HostConfig, offers: &[Offer]) -> Vec<Vec<String>> {
+    let is_wamr = |offer: &Offer| offer.executor == ExecutorKind::Wamr && offer.gate.is_ok();
+    let is_offered = offers.iter().any(is_wamr);
+    let used = |entry: &KernelEntry| {
+        let module = pack.kernel_bytes(&entry.id);
+        let module = module.filter(|_| is_offered && entry.platforms.wamr.is_some());
+        let used = module.map(|module| module::used_features(module, &config.limits));
+        used.unwrap_or_default().into_iter().map(str::to_owned).collect()
+    };
+    pack.manifest().kernels.iter().map(used).collect()
+}
+
+/// Takes a pack, whose instances may take `memory` bytes together, through all gates, on executors that make
+/// these offers. No kernel is compiled, or loaded as machine code, before every one has passed. Where `called`
+/// has all operations that will ever be called, kernels of others are left out.
 ///
 /// # Errors
 /// Everything that speaks against the pack.
 pub fn pass<'a>(
     pack: &'a VerifiedPack,
     config: &HostConfig,
+    offers: &[Offer],
     memory: usize,
     called: Option<&[OpKey]>,
 ) -> Result<Gated<'a>, Vec<Refusal>> {
     let manifest = pack.manifest();
-    let built = executors().map(|executor| {
-        let kind = executor.kind;
-        (kind, check_compatibility(manifest, &runtime_gates(config, executor)))
-    });
+    let used = used_features(pack, config, offers);
+    let offered: Vec<(ExecutorKind, Result<Compatibility, String>)> = offers
+        .iter()
+        .map(|Offer { executor, gate }| match gate {
+            Ok(gate) => (*executor, Ok(compare(manifest, config, gate, &used))),
+            Err(why) => (*executor, Err(why.clone())),
+        })
+        .collect();
     let refusal = |kernel: &str, v: &Violation| Refusal::new(kernel, v.code, plain(v));
     // What concerns the whole pack is the same whatever runs it.
-    let [(_, compatibility), ..] = &built;
+    let Some(compatibility) = offered.iter().find_map(|(_, found)| found.as_ref().ok()) else {
+        let what = "there is no executor that could run it".to_owned();
+        return Err(vec![Refusal::new("", "executor_unavailable", what)]);
+    };
     let mut refusals: Vec<Refusal> =
         compatibility.pack.iter().map(|violation| refusal("", violation)).collect();
     if !refusals.is_empty() {
         return Err(refusals);
     }
-    let decide = |kernel| executor::decide(config.device_class, &built, kernel);
-    let decisions: Vec<_> = (0..manifest.kernels.len()).map(decide).collect();
-    let variants = Variants::new(manifest, &decisions, config.deterministic);
+    let entries: Vec<Entry<'_, '_>> = manifest
+        .kernels
+        .iter()
+        .zip(used)
+        .enumerate()
+        .map(|(i, (entry, used))| {
+            let (decision, violations) = executor::decide(config, &offered, i);
+            let features = match decision.executor {
+                ExecutorKind::Wasmtime => {
+                    entry.platforms.wasmtime.as_ref().map_or(Vec::new(), |p| p.features.clone())
+                }
+                ExecutorKind::Wamr => used,
+            };
+            let module = pack.kernel_bytes(&entry.id);
+            Entry { entry, key: key_of(entry), module, decision, violations, features }
+        })
+        .collect();
     let (mut kernels, mut skipped, mut skips) = (Vec::new(), Vec::new(), Vec::new());
-    for (entry, (decision, violations)) in manifest.kernels.iter().zip(&decisions) {
-        let found: Vec<Refusal> = violations.iter().map(|v| refusal(&entry.id, v)).collect();
+    let skip = |entry: &Entry<'_, '_>, reasons| Skipped {
+        kernel: entry.entry.id.clone(),
+        key: entry.key.clone(),
+        executor: entry.decision.executor,
+        reasons,
+    };
+    for entry in &entries {
+        let id = &entry.entry.id;
+        let found: Vec<Refusal> = entry.violations.iter().map(|v| refusal(id, v)).collect();
         if !found.is_empty() && found.iter().all(|refusal| is_platform(refusal.code)) {
             let reasons = found.iter().map(|refusal| refusal.message.clone()).collect();
-            skipped.push(Skipped { kernel: entry.id.clone(), key: key_of(entry), reasons });
+            skipped.push(skip(entry, reasons));
             skips.extend(found);
             continue;
         }
-        let stands_back = !config.all_variants && found.is_empty();
-        let uncalled = called.is_some_and(|called| !called.contains(&key_of(entry)));
+        let may_stand_back = !config.all_variants && found.is_empty();
+        let uncalled = called.is_some_and(|called| !called.contains(&entry.key));
         let uncalled = uncalled.then_some("no model that is loaded here calls this operation");
-        if let Some(reason) = variants.stands_back(entry).or(uncalled).filter(|_| stands_back) {
-            let reasons = vec![reason.to_owned()];
-            skipped.push(Skipped { kernel: entry.id.clone(), key: key_of(entry), reasons });
+        let back = stands_back(entry, &entries, manifest, config);
+        let reason = back.or(uncalled.map(str::to_owned));
+        if let Some(reason) = reason.filter(|_| may_stand_back) {
+            skipped.push(skip(entry, vec![reason]));
             continue;
         }
         if let Some(most) = config.instance_memory.filter(|_| found.is_empty())
-            && let Some(module) = pack.kernel_bytes(&entry.id)
+            && let Some(module) = entry.module
             && module::begins_with(module) > most
         {
             let what = format!(
@@ -198,15 +264,11 @@ pub fn pass<'a>(
                 module::begins_with(module),
                 config.device_class
             );
-            skipped.push(Skipped {
-                kernel: entry.id.clone(),
-                key: key_of(entry),
-                reasons: vec![what],
-            });
+            skipped.push(skip(entry, vec![what]));
             continue;
         }
         refusals.extend(found);
-        match kernel(entry, pack.kernel_bytes(&entry.id), config, decision) {
+        match kernel(entry, config) {
             Ok(gated) => kernels.push(gated),
             Err(found) => refusals.extend(found),
         }
@@ -227,59 +289,16 @@ pub fn pass<'a>(
     if refusals.is_empty() { Ok(Gated { kernels, skipped }) } else { Err(refusals) }
 }
 
-/// Which kernels of a pack stand back behind variants of theirs: of kernels of one operation that
-/// differ in relaxed SIMD, those without it are for deterministic hosts and those with it for all
-/// others. One that the pack names as a fallback stays.
-struct Variants<'a> {
-    manifest: &'a Manifest,
-    deterministic: bool,
-    /// Operations that a kernel which suits the mode answers.
-    answered: Vec<OpKey>,
-}
-
-impl<'a> Variants<'a> {
-    fn new(
-        manifest: &'a Manifest,
-        decisions: &[(Decision, &[Violation])],
-        deterministic: bool,
-    ) -> Self {
-        let mut variants = Self { manifest, deterministic, answered: Vec::new() };
-        let kernels = manifest.kernels.iter().zip(decisions);
-        let sound = kernels.filter(|(_, (_, found))| found.is_empty());
-        variants.answered = sound
-            .filter(|(entry, _)| variants.suits(entry))
-            .map(|(entry, _)| key_of(entry))
-            .collect();
-        variants
-    }
-
-    fn suits(&self, entry: &KernelEntry) -> bool {
-        let wasmtime = entry.platforms.wasmtime.as_ref();
-        let relaxed = wasmtime.is_some_and(|w| w.features.iter().any(|f| f == RELAXED_SIMD));
-        relaxed != self.deterministic
-    }
-
-    /// Why a kernel stands back, if it does.
-    fn stands_back(&self, entry: &KernelEntry) -> Option<&'static str> {
-        if self.suits(entry) || !self.answered.contains(&key_of(entry)) {
-            return None;
-        }
-        if self.deterministic {
-            return Some(
-                "it uses relaxed SIMD, whose results depend on the processor; the pack has a \
-                 variant without",
-            );
-        }
-        let named = self.manifest.fallbacks.values().any(|fallback| *fallback == entry.id);
-        (!named).then_some(
-            "the pack has a faster variant with relaxed SIMD; this one is for deterministic mode",
-        )
-    }
-}
-
 /// Whether a violation means another platform rather than something wrong.
 fn is_platform(code: &str) -> bool {
-    matches!(code, "executor_unsupported" | "executor_too_old" | "feature_unsupported")
+    matches!(
+        code,
+        "executor_unsupported"
+            | "executor_too_old"
+            | "feature_unsupported"
+            | "aot_unavailable"
+            | "threads_unsupported"
+    )
 }
 
 fn key_of(entry: &KernelEntry) -> OpKey {
@@ -289,14 +308,12 @@ fn key_of(entry: &KernelEntry) -> OpKey {
 }
 
 fn kernel<'a>(
-    entry: &KernelEntry,
-    module: Option<&'a [u8]>,
+    kernel: &Entry<'a, '_>,
     config: &HostConfig,
-    decision: &Decision,
 ) -> Result<GatedKernel<'a>, Vec<Refusal>> {
+    let Entry { entry, key, module, decision, features, .. } = kernel;
     let mut found = Vec::new();
     let mut refuse = |code, what: String| found.push(Refusal::new(&entry.id, code, what));
-    let key = key_of(entry);
     let plan = CallPlan::of_entry(entry);
     if entry.outputs.len() != 1 || !plan.fits_abi() {
         refuse(
@@ -331,16 +348,21 @@ fn kernel<'a>(
         }
         None => {}
     }
+    if entry.threads > 1 && entry.asks_for_graphs() {
+        refuse("kernel_shape", "a kernel has threads or computes graphs, not both".to_owned());
+    }
     let limits = &entry.resource_limits;
     let most = config.instance_memory.map_or(u32::MAX, |bytes| (bytes / exec::WASM_PAGE) as u32);
     let spec = KernelSpec {
         entry_point: entry.entry_point.clone(),
         backward: entry.backward,
+        threads: entry.threads,
         memory_pages: limits.max_memory_pages.min(most),
         table_elements: limits.max_table_elements,
         ticks: limits.max_epoch_ticks.min(config.call_ticks()),
+        // They are admitted when everything has passed the gates.
+        graphs: PackGraphs::default(),
     };
-    let features = entry.platforms.wasmtime.as_ref().map_or(&[][..], |p| &p.features);
     let defaults: Vec<u32> =
         plan.params.iter().map(|p| p.default.map_or(0, |v| v.to_word())).collect();
     match module {
@@ -348,9 +370,13 @@ fn kernel<'a>(
             let declared = Declared {
                 entry_point: &entry.entry_point,
                 backward: Some(entry.backward),
+                threads: entry.threads > 1,
                 memory_pages: entry.resource_limits.max_memory_pages,
                 table_elements: entry.resource_limits.max_table_elements,
                 features,
+                graphs: cfg!(feature = "wasi-nn")
+                    && decision.executor == ExecutorKind::Wasmtime
+                    && entry.asks_for_graphs(),
             };
             for (code, what) in module::check(module, &declared, &config.limits) {
                 refuse(code, what);
@@ -358,17 +384,21 @@ fn kernel<'a>(
         }
         None => refuse("module_missing", "the pack has no module for this kernel".to_owned()),
     }
+    let mut decision = decision.clone();
+    if entry.threads > 1 {
+        decision.reason += &format!(", with up to {} threads over one memory", entry.threads);
+    }
     match module {
         Some(module) if found.is_empty() => Ok(GatedKernel {
             id: entry.id.clone(),
             hash: entry.hash.to_string(),
-            key,
+            key: key.clone(),
             plan,
             spec,
             defaults,
-            features: features.to_vec(),
+            features: features.clone(),
             author: entry.tolerance,
-            decision: decision.clone(),
+            decision,
             module,
         }),
         _ => Err(found),

@@ -7,14 +7,15 @@
 //! size is capped first. Passing the gate bounds what compilation can cost and guarantees that an
 //! instance has no way out of its own memory; it says nothing about what the kernel computes.
 
-use crate::HostLimits;
 use crate::error::Refusal;
+use crate::exec::features::{BASELINE, FEATURES, kernel_features};
+use crate::{DeviceClass, HostLimits};
 use ruvllm_abi::export;
-use ruvllm_manifest::escape_untrusted;
+use ruvllm_manifest::{WASI_NN, escape_untrusted};
 use wasmparser::types::{EntityType, Types};
 use wasmparser::{
-    BinaryReaderError, Export, ExternalKind, FunctionBody, MemoryType, Operator, Parser, Payload,
-    TableType, ValType, Validator, WasmFeatures,
+    BinaryReaderError, Export, ExternalKind, FunctionBody, Import, MemoryType, Operator, Parser,
+    Payload, TableType, ValType, Validator, WasmFeatures,
 };
 
 /// A reason against a module: a stable code and a sentence.
@@ -25,35 +26,30 @@ pub(crate) struct Declared<'a> {
     pub(crate) entry_point: &'a str,
     /// Whether it has `kernel_backward`; `None` where nothing is said of it.
     pub(crate) backward: Option<bool>,
+    /// Whether it asks for threads.
+    pub(crate) threads: bool,
     pub(crate) memory_pages: u32,
     pub(crate) table_elements: u32,
     pub(crate) features: &'a [String],
+    /// Whether it may import the functions of WASI-NN.
+    pub(crate) graphs: bool,
 }
 
-/// The feature whose instructions may give different results on different processors.
-pub(crate) const RELAXED_SIMD: &str = "relaxed-simd";
+/// The module whose functions kernels import that compute graphs.
+const NN_MODULE: &str = "wasi_ephemeral_nn";
 
-/// Features that a manifest declares by name, with what the parser calls them.
-const FEATURES: [(&str, WasmFeatures); 5] = [
-    ("simd", WasmFeatures::SIMD),
-    (RELAXED_SIMD, WasmFeatures::RELAXED_SIMD),
-    ("bulk-memory", WasmFeatures::BULK_MEMORY),
-    ("reference-types", WasmFeatures::REFERENCE_TYPES),
-    ("extended-const", WasmFeatures::EXTENDED_CONST),
+/// Its functions, and how many numbers each takes; all are i32, as is what it returns.
+const NN_FUNCTIONS: [(&str, usize); 6] = [
+    ("load", 5),
+    ("load_by_name", 3),
+    ("init_execution_context", 2),
+    ("set_input", 3),
+    ("compute", 1),
+    ("get_output", 5),
 ];
 
-/// Features that every module may use without saying so, by the names that manifests may use.
-const BASELINE: [(&str, WasmFeatures); 4] = [
-    ("mutable-globals", WasmFeatures::MUTABLE_GLOBAL),
-    ("sign-ext", WasmFeatures::SIGN_EXTENSION),
-    ("nontrapping-fptoint", WasmFeatures::SATURATING_FLOAT_TO_INT),
-    ("multi-value", WasmFeatures::MULTI_VALUE),
-];
-
-/// Names of all features that a manifest may declare to this host.
-pub fn kernel_features() -> impl Iterator<Item = &'static str> {
-    FEATURES.iter().chain(&BASELINE).map(|(name, _)| *name)
-}
+/// The most imports that a module may have: some more than there are functions.
+const IMPORTS: usize = 8;
 
 fn allowed() -> WasmFeatures {
     let all = FEATURES.iter().chain(&BASELINE);
@@ -83,11 +79,30 @@ pub fn module_features(wasm: &[u8]) -> Result<Vec<&'static str>, String> {
         };
         valid(without).is_err()
     });
-    Ok(used.map(|(name, _)| *name).collect())
+    let graphs = imports(wasm).any(|import| import.module == NN_MODULE).then_some(WASI_NN);
+    Ok(used.map(|(name, _)| *name).chain(graphs).collect())
+}
+
+/// As [`module_features`], of a module that nobody has looked at; none where it is not worth validating, or
+/// not valid, which [`check`] tells.
+pub(crate) fn used_features(wasm: &[u8], limits: &HostLimits) -> Vec<&'static str> {
+    let mut gate = Gate { limits, found: Vec::new(), functions: 0, memories: 0, tables: 0 };
+    let bounded = wasm.len() <= limits.module_bytes && gate.structure(wasm, true).is_ok();
+    match bounded && gate.found.is_empty() {
+        true => module_features(wasm).unwrap_or_default(),
+        false => Vec::new(),
+    }
 }
 
 /// Whether the error goes away with features that this host keeps off.
 fn describe_invalid(wasm: &[u8], error: &BinaryReaderError) -> Objection {
+    if Validator::new_with_features(allowed()).validate_all(wasm).is_ok() {
+        let what = format!(
+            "the module has atomics or a shared memory, which are for kernels that ask for `threads` in their \
+             manifest entry: {error}"
+        );
+        return ("module_threads", what);
+    }
     if Validator::new_with_features(WasmFeatures::all()).validate_all(wasm).is_ok() {
         let what = format!("the module uses a feature that kernels may not use: {error}");
         return ("module_feature", what);
@@ -124,13 +139,20 @@ fn shortened(name: &str) -> String {
 /// assert!(found.iter().any(|refusal| refusal.code == "export_missing"));
 /// ```
 pub fn check_module(wasm: &[u8], entry_point: &str, limits: &HostLimits) -> Vec<Refusal> {
-    let features: Vec<String> = kernel_features().map(str::to_owned).collect();
+    let features = kernel_features(DeviceClass::Threads).map(str::to_owned).collect::<Vec<_>>();
+    let is_shared = |payload| match payload {
+        Payload::MemorySection(s) => s.into_iter().flatten().any(|memory| memory.shared),
+        _ => false,
+    };
     let declared = Declared {
         entry_point,
         backward: None,
+        // With threads where it is made for them.
+        threads: wasm.len() <= limits.module_bytes && payloads(wasm).any(is_shared),
         memory_pages: limits.memory_pages,
         table_elements: limits.table_elements,
         features: &features,
+        graphs: cfg!(feature = "wasi-nn"),
     };
     let found = check(wasm, &declared, limits);
     found.into_iter().map(|(code, what)| Refusal::new("", code, what)).collect()
@@ -145,17 +167,19 @@ pub(crate) fn check(wasm: &[u8], declared: &Declared<'_>, limits: &HostLimits) -
     }
     let mut gate = Gate { limits, found: Vec::new(), functions: 0, memories: 0, tables: 0 };
     // Structure first: it is cheaper than validation and keeps what validation can cost in bounds.
-    let structure = gate.structure(wasm);
+    let structure = gate.structure(wasm, declared.graphs);
     if let Err(error) = structure {
         gate.found.push(describe_invalid(wasm, &error));
     }
     if !gate.found.is_empty() {
         return gate.found;
     }
-    let types = match Validator::new_with_features(allowed()).validate_all(wasm) {
+    let allowed = if declared.threads { allowed() } else { allowed() - WasmFeatures::THREADS };
+    let types = match Validator::new_with_features(allowed).validate_all(wasm) {
         Ok(types) => types,
         Err(error) => return vec![describe_invalid(wasm, &error)],
     };
+    gate.imports(wasm, &types);
     gate.exports(wasm, &types, declared);
     gate.memory(wasm, declared);
     match module_features(wasm) {
@@ -208,8 +232,8 @@ impl Gate<'_> {
         }
     }
 
-    /// Counts and sizes, section by section.
-    fn structure(&mut self, wasm: &[u8]) -> Result<(), BinaryReaderError> {
+    /// Counts and sizes, section by section, of a module that may compute graphs or not.
+    fn structure(&mut self, wasm: &[u8], graphs: bool) -> Result<(), BinaryReaderError> {
         let items = u64::from(self.limits.items);
         for payload in Parser::new(0).parse_all(wasm) {
             let count = |n: u32| u64::from(n);
@@ -237,8 +261,17 @@ impl Gate<'_> {
                     self.cap("module_items", "element segments", count(s.count()), items);
                 }
                 Payload::ImportSection(s) => {
-                    for import in s.into_imports().take(8) {
+                    for (place, import) in s.into_imports().enumerate() {
                         let import = import?;
+                        if place == IMPORTS {
+                            let what = format!("the module has more than {IMPORTS} imports");
+                            self.add("module_import", what);
+                            break;
+                        }
+                        let known = NN_FUNCTIONS.iter().any(|(name, _)| *name == import.name);
+                        if graphs && import.module == NN_MODULE && known {
+                            continue;
+                        }
                         let what = format!(
                             "the module imports {:?} from {:?}; kernels may import nothing",
                             import.name, import.module
@@ -297,10 +330,11 @@ impl Gate<'_> {
         }
         let (mut depth, mut deepest) = (0u32, 0u32);
         let mut operators = body.get_operators_reader()?;
-        let mut lasting = None;
+        let (mut lasting, mut parking) = (None, None);
         while !operators.eof() {
             let operator = operators.read()?;
             lasting = lasting.or(outlives_a_call(&operator));
+            parking = parking.or(parks_a_thread(&operator));
             match operator {
                 Operator::Block { .. } | Operator::Loop { .. } | Operator::If { .. } => {
                     depth += 1;
@@ -316,6 +350,13 @@ impl Gate<'_> {
             );
             self.add(code, what);
         }
+        if let Some(instruction) = parking {
+            let what = format!(
+                "function {index} uses `{instruction}`, which parks a thread where no deadline reaches it: spin in \
+                 a bounded loop, or divide the work so that no thread waits for another"
+            );
+            self.add("module_atomic_wait", what);
+        }
         if deepest > self.limits.nesting {
             let cap = self.limits.nesting;
             let what =
@@ -323,6 +364,32 @@ impl Gate<'_> {
             self.add("module_nesting", what);
         }
         Ok(())
+    }
+
+    /// Those that are left are functions of WASI-NN by their names.
+    fn imports(&mut self, wasm: &[u8], types: &Types) {
+        let is_i32 = |types: &[ValType]| types.iter().all(|ty| *ty == ValType::I32);
+        for import in imports(wasm) {
+            let params = NN_FUNCTIONS.iter().find(|(name, _)| *name == import.name);
+            let fits = match types.as_ref().entity_type_from_import(&import) {
+                Some(EntityType::Func(id)) => {
+                    let ty = types[id].unwrap_func();
+                    let (params, results) = (params.map(|(_, count)| *count), ty.results());
+                    is_i32(ty.params())
+                        && is_i32(results)
+                        && results.len() == 1
+                        && params == Some(ty.params().len())
+                }
+                _ => false,
+            };
+            if !fits {
+                let what = format!(
+                    "the import {:?} from {NN_MODULE:?} is of another type than WASI-NN's (WITX)",
+                    import.name
+                );
+                self.add("import_type", what);
+            }
+        }
     }
 
     /// The exports that the host looks for, and their types.
@@ -343,8 +410,10 @@ impl Gate<'_> {
             self.add("backward_undeclared", what);
         }
         let needs_backward = declared.backward == Some(true);
+        // Descriptor, and with threads the index of this one and how many there are.
+        let entry: &[ValType] = if declared.threads { &[I32, I32, I32] } else { &[I32] };
         let functions: [(&str, &[ValType], &[ValType], bool); 5] = [
-            (declared.entry_point, &[I32], &[I32], true),
+            (declared.entry_point, entry, &[I32], true),
             (export::INIT, &[I32, I32], &[I32], false),
             (export::BACKWARD, &[I32], &[I32], needs_backward),
             (export::INFO, &[I32], &[I32], false),
@@ -422,8 +491,13 @@ impl Gate<'_> {
     }
 
     fn memory_type(&mut self, memory: MemoryType, declared: &Declared<'_>) {
-        if memory.shared || memory.memory64 || memory.page_size_log2.is_some() {
-            self.add("memory_kind", "the memory must be plain: 32-bit, not shared, 64 KiB pages");
+        if memory.memory64 || memory.page_size_log2.is_some() {
+            self.add("memory_kind", "the memory must be plain: 32-bit, 64 KiB pages");
+        }
+        if declared.threads && !memory.shared {
+            let what = "the manifest asks for threads, which share a memory, and the memory of the module is not \
+                        shared: link with --shared-memory";
+            self.add("memory_kind", what);
         }
         let cap = u64::from(declared.memory_pages);
         match memory.maximum {
@@ -476,6 +550,24 @@ fn outlives_a_call(operator: &Operator<'_>) -> Option<(&'static str, &'static st
     })
 }
 
+/// The name of an instruction that waits for another thread.
+fn parks_a_thread(operator: &Operator<'_>) -> Option<&'static str> {
+    match operator {
+        Operator::MemoryAtomicWait32 { .. } => Some("memory.atomic.wait32"),
+        Operator::MemoryAtomicWait64 { .. } => Some("memory.atomic.wait64"),
+        _ => None,
+    }
+}
+
+/// The imports of a module that has already been parsed once without error.
+fn imports(wasm: &[u8]) -> impl Iterator<Item = Import<'_>> {
+    let sections = payloads(wasm).filter_map(|payload| match payload {
+        Payload::ImportSection(s) => Some(s.into_imports().flatten()),
+        _ => None,
+    });
+    sections.flatten()
+}
+
 /// The sections of a module that has already been parsed once without error.
 fn payloads(wasm: &[u8]) -> impl Iterator<Item = Payload<'_>> {
     Parser::new(0).parse_all(wasm).map_while(Result::ok)
@@ -484,6 +576,7 @@ fn payloads(wasm: &[u8]) -> impl Iterator<Item = Payload<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exec::features::THREADS;
 
     const PLAIN: &str = r#"
         (memory (export "memory") 1 4)
@@ -501,9 +594,11 @@ mod tests {
         let declared = Declared {
             entry_point: "run",
             backward,
+            threads: features.iter().any(|feature| feature == THREADS),
             memory_pages: 16,
             table_elements: 8,
             features: &features,
+            graphs: features.iter().any(|feature| feature == WASI_NN),
         };
         check(&wasm, &declared, limits).into_iter().map(|(code, _)| code).collect()
     }
@@ -530,11 +625,34 @@ mod tests {
     }
 
     #[test]
+    fn who_computes_graphs_imports_the_functions_of_wasi_nn_and_nothing_else() {
+        let import = |module: &str, name: &str, params: &str| {
+            format!("(import \"{module}\" \"{name}\" (func {params} (result i32))) {PLAIN}")
+        };
+        let named = import("wasi_ephemeral_nn", "load_by_name", "(param i32 i32 i32)");
+        let with = |wat: &str| codes_with(wat, &HostLimits::default(), &[WASI_NN]);
+        assert_eq!(codes(&named), ["module_import"]);
+        assert_eq!(with(&named), [""; 0]);
+        assert_eq!(with(&import("wasi_ephemeral_nn", "other", "")), ["module_import"]);
+        assert_eq!(with(&import("wasi_nn", "compute", "(param i32)")), ["module_import"]);
+        let often = "(import \"wasi_ephemeral_nn\" \"compute\" (func (param i32) (result i32)))";
+        assert_eq!(with(&format!("{} {PLAIN}", often.repeat(8))), [""; 0]);
+        let env = "(import \"env\" \"f\" (func))";
+        assert_eq!(with(&format!("{} {env} {PLAIN}", often.repeat(8))), ["module_import"]);
+        let wide = import("wasi_ephemeral_nn", "compute", "(param i64)");
+        assert_eq!(with(&wide), ["import_type"]);
+        let global = "(import \"wasi_ephemeral_nn\" \"compute\" (global i32))";
+        assert_eq!(with(&format!("{global} {PLAIN}")), ["import_type"]);
+        let wasm = wat::parse_str(format!("(module {named})")).unwrap();
+        assert_eq!(module_features(&wasm).unwrap(), [WASI_NN]);
+    }
+
+    #[test]
     fn the_memory_is_one_and_bounded() {
         let with = |memory: &str| codes(&PLAIN.replace("1 4", memory));
         assert_eq!(with("1"), ["memory_unbounded"]);
         assert_eq!(with("1 17"), ["memory_over_limit"]);
-        assert_eq!(with("1 4 shared"), ["module_feature"]);
+        assert_eq!(with("1 4 shared"), ["module_threads"]);
         assert_eq!(with("i64 1 4"), ["module_feature"]);
         assert_eq!(codes(&format!("{PLAIN} (memory 1 1)")), ["module_feature"]);
         let none = codes(&PLAIN.replace("(memory (export \"memory\") 1 4)", ""));
@@ -561,6 +679,36 @@ mod tests {
         assert_eq!(says(&with, None), [""; 0]);
         let other = format!("{PLAIN} (func (export \"kernel_backward\"))");
         assert_eq!(says(&other, Some(true)), ["export_type"]);
+    }
+
+    #[test]
+    fn a_kernel_that_asks_for_threads_shares_its_memory_and_never_waits() {
+        let threads = |wat: &str| codes_with(wat, &HostLimits::default(), &[THREADS]);
+        let shared = PLAIN
+            .replace("1 4", "1 4 shared")
+            .replace("(param i32)", "(param $d i32) (param $index i32) (param $count i32)");
+        assert_eq!(threads(&shared), [""; 0]);
+        let add = "(func (drop (i32.atomic.rmw.add (i32.const 0) (i32.const 1))) (atomic.fence))";
+        assert_eq!(threads(&format!("{shared} {add}")), [""; 0]);
+        let notify = "(func (drop (memory.atomic.notify (i32.const 0) (i32.const 1))))";
+        assert_eq!(threads(&format!("{shared} {notify}")), [""; 0]);
+        for wait in [
+            "(memory.atomic.wait32 (i32.const 0) (i32.const 0) (i64.const -1))",
+            "(memory.atomic.wait64 (i32.const 0) (i64.const 0) (i64.const -1))",
+        ] {
+            let waits = format!("{shared} (func (drop {wait}))");
+            assert_eq!(threads(&waits), ["module_atomic_wait"]);
+            assert_eq!(codes(&waits), ["module_atomic_wait"]);
+        }
+        assert_eq!(threads(&shared.replace("1 4 shared", "1 4")), ["memory_kind"]);
+        assert_eq!(threads(&shared.replace("1 4 shared", "1 17 shared")), ["memory_over_limit"]);
+        assert_eq!(threads(&shared.replace("(param $count i32)", "")), ["export_type"]);
+        // Nobody else has any of it.
+        assert_eq!(codes(&shared), ["module_threads"]);
+        assert_eq!(codes(&format!("{PLAIN} {add}")), ["module_threads"]);
+        let wasm = wat::parse_str(format!("(module {shared})")).unwrap();
+        assert_eq!(module_features(&wasm).unwrap(), [THREADS]);
+        assert_eq!(check_module(&wasm, "run", &HostLimits::default()), []);
     }
 
     #[test]
@@ -621,9 +769,11 @@ mod tests {
         let declared = Declared {
             entry_point: "run",
             backward: None,
+            threads: false,
             memory_pages: 16,
             table_elements: 8,
             features: &[],
+            graphs: false,
         };
         for cut in 0..wasm.len() {
             assert!(!check(&wasm[..cut], &declared, &HostLimits::default()).is_empty(), "{cut}");

@@ -109,6 +109,8 @@ pub(crate) struct Instance {
     last: Regions,
     /// Whether that was for gradients.
     is_backward: bool,
+    /// How many threads compute a call, where that was said.
+    threads: Option<u32>,
     spoiled: bool,
     /// Whether the kernel can write to all of scratch.
     has_scratch: bool,
@@ -263,6 +265,7 @@ impl Instance {
             clearings: 0,
             last: Regions::default(),
             is_backward: false,
+            threads: None,
             spoiled: false,
             has_scratch: false,
             used: false,
@@ -333,6 +336,12 @@ impl Instance {
         let memory = self.engine.memory();
         let image = |part: Range<usize>| (part.start, memory[part].to_vec());
         self.isolation = Isolation::Protected { parts: parts.into_iter().map(image).collect() };
+    }
+
+    /// Has so many threads compute a call from now on, of those that the kernel asks for.
+    pub(crate) fn set_threads(&mut self, count: u32) {
+        self.threads = Some(count);
+        self.engine.set_threads(count);
     }
 
     /// The pages below the window that the kernel has written to since [`Instance::learning`].
@@ -501,7 +510,8 @@ impl Instance {
         let enters = call.scope.is_none() || call.scope != self.scope;
         // Of no scope until it is done: an error on the way leaves nothing to go on from.
         self.scope = None;
-        if enters && self.used && matches!(self.isolation, Isolation::Reinstantiated) {
+        let is_stale = enters && self.used && matches!(self.isolation, Isolation::Reinstantiated);
+        if is_stale || self.spoiled {
             self.renew(self.window.len())?;
         }
         self.used = true;
@@ -623,6 +633,9 @@ impl Instance {
             if window > self.window.len() { WindowSize::row([window]) } else { self.window_size };
         let mut new = Self::bare(&self.template, window_size, self.owner, window)?;
         new.window_size = self.window_size;
+        if let Some(count) = self.threads {
+            new.set_threads(count);
+        }
         (new.constants, new.reporter) = (self.constants.take(), self.reporter.clone());
         // Offsets that were asked for before mean nothing now.
         new.clearings = self.clearings + 1;
@@ -657,6 +670,7 @@ impl Instance {
         match status {
             Ok(0) => Ok(()),
             Ok(status) => {
+                self.spoiled |= self.engine.is_lost();
                 let (detail, message) = (String::new(), self.message());
                 Err(Failure::Status { status, detail, message })
             }

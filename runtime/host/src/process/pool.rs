@@ -12,6 +12,7 @@ use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, ExitCode};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -194,6 +195,8 @@ pub struct Pool {
     /// Those that do nothing; `None` is one to be started when it is wanted.
     idle: Mutex<Vec<Option<Worker>>>,
     freed: Condvar,
+    /// Processes that are being started in place of others.
+    restarting: AtomicUsize,
 }
 
 impl Pool {
@@ -203,7 +206,8 @@ impl Pool {
         let idle = (0..process.processes.max(1)).map(|_| None).collect();
         let setup_time = process.time;
         let setup = (setup, most);
-        Self { process, setup, setup_time, idle: Mutex::new(idle), freed: Condvar::new() }
+        let (idle, freed) = (Mutex::new(idle), Condvar::new());
+        Self { process, setup, setup_time, idle, freed, restarting: AtomicUsize::new(0) }
     }
 
     /// Gives a process so long to make ready what its setup says, where that takes longer than an answer.
@@ -225,9 +229,24 @@ impl Pool {
         let mut idle = self.idle();
         let missing = idle.iter_mut().filter(|worker| worker.is_none());
         for worker in missing {
-            *worker = Some(self.worker()?);
+            *worker = Some(self.worker(&|| true)?);
         }
         Ok(())
+    }
+
+    /// Starts one process in place of one that was ended, where there is any; requests meanwhile wait for it, or for
+    /// another. For whoever has seen a request fail that ends its process, on a thread of its own.
+    pub fn restart(&self) {
+        let mut idle = self.idle();
+        let Some(place) = idle.iter().position(Option::is_none) else { return };
+        idle.remove(place);
+        self.restarting.fetch_add(1, Relaxed);
+        drop(idle);
+        // Where it does not start, the next request tries again, and says why.
+        let worker = self.worker(&|| true).ok();
+        self.idle().push(worker);
+        self.restarting.fetch_sub(1, Relaxed);
+        self.freed.notify_one();
     }
 
     /// The answer to a request, of `most` bytes at most. The process is ended soon after `waited_for`, which
@@ -253,13 +272,13 @@ impl Pool {
     }
 
     /// A new process that knows its setup and limits.
-    fn worker(&self) -> Result<Worker, Failure> {
+    fn worker(&self, waited_for: &dyn Fn() -> bool) -> Result<Worker, Failure> {
         let (memory_bytes, time) = (self.process.memory_bytes, self.setup_time);
         let worker = Worker::start(&self.process)?;
         let longest = time.max(self.process.time);
         let limits = [memory_bytes, longest.as_secs().saturating_add(1)].map(u64::to_le_bytes);
         // It knows nothing yet that could be at fault.
-        worker.ask((limits.concat(), 0), time, &|| true).map_err(|failure| match failure {
+        worker.ask((limits.concat(), 0), time, waited_for).map_err(|failure| match failure {
             Failure::Late | Failure::Ended => {
                 let program = self.process.program.display();
                 let reason = format!("{program} was not ready within {time:?}; try again later");
@@ -267,7 +286,7 @@ impl Pool {
             }
             failure => failure,
         })?;
-        worker.ask(self.setup.clone(), time, &|| true)?;
+        worker.ask(self.setup.clone(), time, waited_for)?;
         Ok(worker)
     }
 
@@ -282,7 +301,7 @@ impl Pool {
             if let Some(worker) = idle.pop() {
                 return Ok(worker);
             }
-            if Instant::now() >= until {
+            if Instant::now() >= until && self.restarting.load(Relaxed) == 0 {
                 let reason = "all that there are have been busy for too long; try again later";
                 return Err(Failure::Unavailable { reason: reason.to_owned() });
             }
@@ -308,11 +327,11 @@ impl Pool {
         let was_used = used.is_some();
         let (kept, answer) = ask(match used {
             Some(worker) => worker,
-            None => self.worker()?,
+            None => self.worker(waited_for)?,
         });
         let (kept, answer) = match answer {
             // By what an earlier request left behind, perhaps.
-            Err(Failure::Ended) if was_used => ask(self.worker()?),
+            Err(Failure::Ended) if was_used => ask(self.worker(waited_for)?),
             answer => (kept, answer),
         };
         *place = kept;

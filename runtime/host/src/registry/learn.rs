@@ -205,7 +205,7 @@ impl Learner {
     }
 
     /// As [`Learner::review`], now; to be called every second or so.
-    #[cfg_attr(not(feature = "wasmtime"), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "wasmtime", feature = "wamr")), allow(dead_code))]
     pub(crate) fn tick(&self) {
         self.review(since_1970());
     }

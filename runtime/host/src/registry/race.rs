@@ -169,11 +169,12 @@ fn hashes(chain: &[Arc<PublishedKernel>]) -> Vec<String> {
 pub(super) fn host(config: &HostConfig) -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     format!(
-        "{} on {} ({}, {}, {cores} cores)",
+        "{} on {} ({}, {}, {cores} cores), kernels on {}",
         env!("CARGO_PKG_VERSION"),
         processor(),
         std::env::consts::ARCH,
-        config.isa.usable().name()
+        config.isa.usable().name(),
+        config.executors().iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ")
     )
 }
 

@@ -50,7 +50,7 @@ pub(crate) fn choose(policy: &Policy, field: &Field<'_>) -> Choice {
             kernel: skipped.kernel.clone(),
             pack: (*pack).to_owned(),
             pack_version: String::new(),
-            executor: "wasmtime".to_owned(),
+            executor: skipped.executor.to_string(),
             generation: 0,
             verdict: Verdict::Rejected,
             reasons: skipped.reasons.clone(),

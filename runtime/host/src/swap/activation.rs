@@ -25,7 +25,7 @@ impl HostState {
         let snapshot = Arc::new(snapshot);
         prewarm::make_instances(self, &snapshot);
         self.keep_stats(number, packs.iter().flat_map(|pack| pack.kernels()));
-        #[cfg(feature = "wasmtime")]
+        #[cfg(any(feature = "wasmtime", feature = "wamr"))]
         self.start_learning();
         book.kept.push_back(Kept {
             number,

@@ -132,6 +132,9 @@ pub struct StageReport {
     pub pack: PackId,
     /// Kernels that were admitted.
     pub kernels: Vec<String>,
+    /// Graphs that it holds; kernels of its own compute them, or who serves encoders of texts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub graphs: Vec<String>,
     /// Kernels that are not used here, with the reasons.
     pub skipped: Vec<(String, Vec<String>)>,
     /// What the cache of machine code did for it.
@@ -155,6 +158,9 @@ pub struct InstallReport {
     pub generation: u64,
     /// Kernels that were admitted.
     pub kernels: Vec<String>,
+    /// Graphs that it holds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub graphs: Vec<String>,
     /// Kernels that are not used here, with the reasons: made for another executor or another mode, mostly.
     pub skipped: Vec<(String, Vec<String>)>,
     /// The version that it replaced.
@@ -179,7 +185,7 @@ pub struct CacheUse {
 
 impl StageReport {
     pub(super) fn installed(self, generation: u64, replaced: Option<String>) -> InstallReport {
-        let Self { pack, kernels, skipped, cache, rehearsed, .. } = self;
+        let Self { pack, kernels, graphs, skipped, cache, rehearsed, .. } = self;
         let PackId { name, version, digest } = pack;
         let pack = name;
         InstallReport {
@@ -188,6 +194,7 @@ impl StageReport {
             digest,
             generation,
             kernels,
+            graphs,
             skipped,
             replaced,
             cache,

@@ -7,8 +7,8 @@ use crate::call::context::WorkerContext;
 use crate::call::team_worker::TeamWorker;
 use crate::code::PreparedKernel;
 use crate::error::{HostError, Incident};
+use crate::exec::Executors;
 use crate::exec::cache::AotCache;
-use crate::exec::{self, Executor};
 use crate::memory::{HostMemory, KernelBudget, KernelMemory};
 use crate::registry::figures::ChoiceChange;
 use crate::registry::kernel::{PublishedKernel, Uids};
@@ -19,9 +19,9 @@ use crate::registry::{Fastest, RegistrySnapshot};
 use crate::stats::incidents::LOG;
 use crate::stats::{KernelStats, OpStats};
 use crate::threads::lock;
-#[cfg(feature = "wasmtime")]
+#[cfg(any(feature = "wasmtime", feature = "wamr"))]
 use crate::threads::lower_priority;
-#[cfg(feature = "wasmtime")]
+#[cfg(any(feature = "wasmtime", feature = "wamr"))]
 use crate::ticker::Ticker;
 use crate::{HostConfig, OpKey, Policy, Worker, team};
 use arc_swap::ArcSwap;
@@ -31,14 +31,14 @@ use ruvllm_signing::escape_untrusted;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-#[cfg(feature = "wasmtime")]
+#[cfg(any(feature = "wasmtime", feature = "wamr"))]
 use std::time::Duration;
 
 /// Figures of kernels that were swapped out, kept for their figures; the oldest go first.
 const RETIRED_STATS: usize = 512;
 
 /// How often it is looked at what live calls tell of candidates.
-#[cfg(feature = "wasmtime")]
+#[cfg(any(feature = "wasmtime", feature = "wamr"))]
 const REVIEW_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs kernel packs. Cloning shares the host.
@@ -55,7 +55,7 @@ pub(crate) struct HostState {
     pub(super) memory: Arc<HostMemory>,
     /// Prepares packs that are staged.
     pub(super) staging: StagingPool,
-    executor: OnceLock<Result<Arc<dyn Executor>, String>>,
+    executors: OnceLock<Result<Executors, String>>,
     /// `None` where the configuration wants none.
     pub(super) cache: Option<Result<AotCache, String>>,
     pub(super) published: ArcSwap<Published>,
@@ -66,7 +66,7 @@ pub(crate) struct HostState {
     /// Where the fastest candidates are looked for. It belongs to snapshots too, and to no thread of its own.
     pub(crate) learner: Option<Arc<Learner>>,
     /// Has the learner look at its figures.
-    #[cfg(feature = "wasmtime")]
+    #[cfg(any(feature = "wasmtime", feature = "wamr"))]
     reviews: Ticker,
 }
 
@@ -91,7 +91,7 @@ pub struct KernelSummary {
     pub pack: String,
     /// Version of the pack.
     pub pack_version: String,
-    /// What runs it: `wasmtime` or `native`.
+    /// What runs it: `wasmtime`, `wamr` or `native`.
     pub executor: String,
     /// The generation that published it.
     pub generation: u64,
@@ -151,14 +151,14 @@ impl Host {
             workers: Arc::new(workers),
             uids,
             staging: StagingPool::default(),
-            executor: OnceLock::new(),
+            executors: OnceLock::new(),
             cache,
             generations: Mutex::new(Generations::new(&first)),
             published: ArcSwap::from_pointee(Published { active: first, canary: None }),
             all_stats: Mutex::new(all_stats),
             preparers: Mutex::default(),
             learner,
-            #[cfg(feature = "wasmtime")]
+            #[cfg(any(feature = "wasmtime", feature = "wamr"))]
             reviews: Ticker::new("ruvllm-learner", REVIEW_EVERY).impatient(),
         };
         Ok(Self { state: Arc::new(state) })
@@ -292,13 +292,13 @@ impl HostState {
         prepared.into_iter().collect()
     }
 
-    pub(super) fn executor(&self) -> Result<Arc<dyn Executor>, HostError> {
-        let made = self.executor.get_or_init(|| exec::executor(self.config()));
-        made.clone().map_err(|detail| HostError::Executor { detail })
+    pub(super) fn executors(&self) -> Result<&Executors, HostError> {
+        let made = self.executors.get_or_init(|| Executors::new(self.config()));
+        made.as_ref().map_err(|detail| HostError::Executor { detail: detail.clone() })
     }
 
     /// Has what live calls tell of candidates looked at from now on, where the fastest are wanted.
-    #[cfg(feature = "wasmtime")]
+    #[cfg(any(feature = "wasmtime", feature = "wamr"))]
     pub(super) fn start_learning(&self) {
         let Some(learner) = &self.learner else { return };
         let learner = Arc::downgrade(learner);

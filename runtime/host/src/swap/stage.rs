@@ -7,6 +7,7 @@ use crate::code::PreparedKernel;
 use crate::config::Compiler;
 use crate::error::{HostError, Refusal};
 use crate::gate::{self, GatedKernel, Skipped};
+use crate::graph::PackGraphs;
 use crate::pack::PackId;
 use crate::registry::PreparedPack;
 use crate::team::{Provider, ProviderPack};
@@ -127,6 +128,7 @@ impl Host {
             id: book.last_staged,
             pack: id.clone(),
             kernels: kernels.iter().map(|kernel| kernel.id().to_owned()).collect(),
+            graphs: Vec::new(),
             skipped: Vec::new(),
             cache: CacheUse::default(),
             rehearsed: 0,
@@ -221,15 +223,19 @@ impl HostState {
             version: id.version.clone(),
             refusals,
         };
-        let executor = self.executor()?;
+        let executors = self.executors()?;
         let (cache, unusable) = match &self.cache {
             None => (None, None),
             Some(Ok(cache)) => (Some(cache), None),
             Some(Err(why)) => (None, Some(why.clone())),
         };
         let memory = self.memory.of_pack();
-        let gated = gate::pass(pack, self.config(), memory.share(), called).map_err(refused)?;
-        let admission = Admission::new(&*executor, self.config(), compiler, cache, pace, memory);
+        let offers = executors.offers();
+        let gated = gate::pass(pack, self.config(), &offers, memory.share(), called);
+        let gated = gated.map_err(refused)?;
+        let graphs = self.graphs(pack, &gated.kernels).map_err(refused)?;
+        let admission =
+            Admission::new(executors, self.config(), compiler, cache, pace, memory, graphs);
         let admitted = self.admit_all(gated.kernels, &admission).map_err(refused)?;
         let hits = admitted.iter().filter(|admitted| admitted.cached).count();
         let rehearsed = admitted.iter().map(|admitted| admitted.rehearsed).sum();
@@ -247,6 +253,7 @@ impl HostState {
         let report = StageReport {
             id: 0,
             kernels: kernels.iter().map(|kernel| kernel.stats().kernel.clone()).collect(),
+            graphs: manifest.graphs.iter().map(|graph| graph.id.clone()).collect(),
             skipped: gated.skipped.iter().map(skips).collect(),
             cache: cache_use,
             rehearsed,
@@ -255,6 +262,23 @@ impl HostState {
         let fallbacks = manifest.fallbacks.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
         let code = Arc::new(PreparedPack::new(id, kernels, gated.skipped, fallbacks));
         Ok(Staged { pack: code, report })
+    }
+
+    /// The graphs of a pack, admitted, where kernels of it compute them.
+    fn graphs(
+        &self,
+        pack: &VerifiedPack,
+        kernels: &[GatedKernel<'_>],
+    ) -> Result<PackGraphs, Vec<Refusal>> {
+        let Some(kernel) = kernels.iter().find(|kernel| kernel.computes_graphs()) else {
+            return Ok(PackGraphs::default());
+        };
+        let Some(admission) = &self.config().graphs else {
+            let what =
+                "it computes graphs, and nothing on this host admits any: set HostConfig::graphs";
+            return Err(vec![Refusal::new(kernel.id(), "graphs_unavailable", what)]);
+        };
+        Ok(PackGraphs::new(pack.digest().to_string(), admission.admit(pack)?))
     }
 
     /// Compiles, admits and rehearses: nearly all the time of an installation goes here.

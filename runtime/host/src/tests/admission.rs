@@ -9,7 +9,7 @@ fn always(instructions: &str) -> Module {
 
 #[test]
 fn a_good_kernel_is_admitted_and_selected() {
-    let host = host(HostConfig::default(), &pack(&Module::default()));
+    let host = host(config(), &pack(&Module::default()));
     let explanation = host.explain(&OpKey::rmsnorm_f32());
     assert_eq!(explanation.selected.as_deref(), Some("rmsnorm_f32"));
     let snap = host.snapshot();
@@ -42,7 +42,7 @@ fn all_refusals_of_a_pack_come_together() {
         entry
     };
     let pack = PackBuilder::new().entry(entry("one"), bad.clone()).entry(entry("two"), worse);
-    let host = Host::new(HostConfig::default()).unwrap();
+    let host = Host::new(config()).unwrap();
     let error = host.install(pack.build().verify().unwrap()).unwrap_err();
     let codes: Vec<_> = error.refusals().iter().map(|r| (r.kernel.as_str(), r.code)).collect();
     assert_eq!(codes, [("one", "kernel_trap"), ("two", "kernel_status")]);
@@ -51,7 +51,7 @@ fn all_refusals_of_a_pack_come_together() {
 /// What is told of a pack that is refused.
 fn message(module: &Module) -> String {
     // With two rows, types of two shapes have one size, and which is named is then of no account.
-    let host = Host::new(HostConfig { admission_seed: Some(3), ..HostConfig::default() }).unwrap();
+    let host = Host::new(HostConfig { admission_seed: Some(3), ..config() }).unwrap();
     let error = host.install(pack(module).verify().unwrap()).unwrap_err();
     error.refusals()[0].message.clone()
 }
@@ -192,7 +192,7 @@ fn a_module_of_another_abi_is_refused() {
         ..Module::default()
     };
     assert_eq!(refusal(&pack(&info(2))), "kernel_abi");
-    host(HostConfig::default(), &pack(&info(1)));
+    host(config(), &pack(&info(1)));
     let manifest = pack(&Module::default());
     manifest.sign_edited(|json| json["abi_version"] = 2.into());
     assert_eq!(refusal(&manifest), "abi_version_unsupported");
@@ -209,7 +209,7 @@ fn init_runs_once_and_a_failed_one_refuses() {
         prologue: "(if (i32.eqz (global.get $ready)) (then (unreachable)))".into(),
         ..Module::default()
     };
-    host(HostConfig::default(), &pack(&init(0)));
+    host(config(), &pack(&init(0)));
     assert_eq!(refusal(&pack(&init(4))), "kernel_instantiate");
 }
 
@@ -224,7 +224,7 @@ fn the_authors_tolerance_binds_the_kernel_and_cannot_be_loose() {
             .build()
     };
     assert_eq!(refusal(&with(1e-3, 1e-6)), "tolerance_too_loose");
-    host(HostConfig::default(), &with(1e-6, 1e-7));
+    host(config(), &with(1e-6, 1e-7));
     assert_eq!(refusal(&with(0.0, 0.0)), "kernel_mismatch");
 }
 
@@ -238,7 +238,7 @@ fn kernels_for_other_executors_are_skipped_with_a_reason() {
     }
     let module = rmsnorm_f32(&Module::default());
     let pack = PackBuilder::new().kernel("rmsnorm_f32", module.clone()).entry(other, module);
-    let host = Host::new(HostConfig::default()).unwrap();
+    let host = Host::new(config()).unwrap();
     let report = host.install(pack.build().verify().unwrap()).unwrap();
     assert_eq!(report.kernels, ["rmsnorm_f32"]);
     assert_eq!(report.skipped[0].0, "rmsnorm_future");
@@ -261,5 +261,5 @@ fn a_custom_kernel_must_behave_although_nobody_knows_its_numbers() {
     };
     assert_eq!(refusal(&pack("(unreachable)")), "kernel_trap");
     assert_eq!(refusal(&pack("(i32.const 6)")), "kernel_status");
-    host(HostConfig::default(), &pack("(i32.const 1)"));
+    host(config(), &pack("(i32.const 1)"));
 }

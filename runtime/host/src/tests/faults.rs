@@ -108,8 +108,7 @@ fn failures(host: &Host) -> BTreeMap<&'static str, u64> {
 
 #[test]
 fn ten_thousand_faults_fail_no_call_and_change_no_number() {
-    let config =
-        HostConfig { quarantine_after: u32::MAX, cross_check_every: 1, ..HostConfig::default() };
+    let config = HostConfig { quarantine_after: u32::MAX, cross_check_every: 1, ..config() };
     let host = host(config, &faulty_pack());
     let work = |thread: usize| {
         let mut worker = host.worker().unwrap();
@@ -139,7 +138,7 @@ fn ten_thousand_faults_fail_no_call_and_change_no_number() {
 
 #[test]
 fn a_kernel_is_out_of_service_after_as_many_faults_as_are_allowed_and_no_more_happen() {
-    let config = HostConfig { quarantine_after: 3, ..HostConfig::default() };
+    let config = HostConfig { quarantine_after: 3, ..config() };
     let host = host(config, &faulty_pack());
     let mut worker = host.worker().unwrap();
     for n in 0..10_000 {

@@ -38,7 +38,7 @@ fn f32(shape: &[usize], values: &[f32]) -> Tensor {
 
 #[test]
 fn a_custom_operation_is_called_by_name_with_its_params() {
-    let host = host(HostConfig::default(), &scaling());
+    let host = host(config(), &scaling());
     let snap = host.snapshot();
     let mut worker = host.worker().unwrap();
     let x = [f32(&[3], &[1.0, -2.0, 0.5])];
@@ -52,7 +52,7 @@ fn a_custom_operation_is_called_by_name_with_its_params() {
 
 #[test]
 fn shapes_types_and_names_are_checked_before_any_kernel_is_asked() {
-    let host = host(HostConfig::default(), &scaling());
+    let host = host(config(), &scaling());
     let snap = host.snapshot();
     let mut worker = host.worker().unwrap();
     let mut code = |name: &str, inputs: &[Tensor], params: &[(&str, ParamValue)]| {
@@ -72,7 +72,7 @@ fn shapes_types_and_names_are_checked_before_any_kernel_is_asked() {
 
 #[test]
 fn a_known_operation_and_its_twin_can_be_called_by_name() {
-    let host = Host::new(HostConfig::default()).unwrap();
+    let host = Host::new(config()).unwrap();
     let snap = host.snapshot();
     let mut worker = host.worker().unwrap();
     let inputs = [f32(&[1, 2], &[3.0, 4.0]), f32(&[2], &[1.0, 1.0])];
@@ -89,7 +89,7 @@ fn a_known_operation_and_its_twin_can_be_called_by_name() {
 
 #[test]
 fn a_kernel_called_by_its_id_answers_alone() {
-    let host = host(HostConfig::default(), &pack(&but_for(2, "(unreachable)")));
+    let host = host(config(), &pack(&but_for(2, "(unreachable)")));
     let mut worker = host.worker().unwrap();
     let inputs = [f32(&[1, 2], &[3.0, 4.0]), f32(&[2], &[1.0, 1.0])];
     let eps = [("eps", ParamValue::F32(1e-5))];

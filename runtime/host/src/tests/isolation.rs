@@ -26,7 +26,7 @@ fn for_each_kernel(mut check: impl FnMut(&PublishedKernel, &Arc<InstanceTemplate
             seen += 1;
         }
     }
-    assert_eq!(seen, 34);
+    assert_eq!(seen, 53);
 }
 
 fn call<'a>(case: &'a Case, constant: &'a Resident, scope: Scope) -> OpCall<'a> {

@@ -8,6 +8,7 @@ mod classes;
 mod crashing;
 #[cfg(feature = "supervisor")]
 mod delivering;
+mod executors;
 mod faults;
 #[cfg(all(unix, feature = "supervisor"))]
 mod full_disk;
@@ -22,14 +23,60 @@ mod running;
 mod supervising;
 mod swapping;
 mod team;
+mod threads;
 
 use crate::{
-    CallError, Host, HostConfig, OpCall, OpKey, OpStats, Operand, RegistrySnapshot, Scope, Worker,
+    CallError, DeviceClass, ExecutorKind, Host, HostConfig, OpCall, OpKey, OpStats, Operand,
+    RegistrySnapshot, Scope, WamrConfig, Worker,
 };
 use ruvllm_abi::{DType, Op};
 use ruvllm_native::{Isa, twin};
 use ruvllm_tests::wat::{Module, but_for, rmsnorm_f32};
-use ruvllm_tests::{PackBuilder, TestPack};
+use ruvllm_tests::{PackBuilder, TestPack, wamr};
+
+/// The configuration of a host, on the executor that this run of the tests is for.
+fn config() -> HostConfig {
+    if !wamr::is_taken() {
+        return HostConfig::default();
+    }
+    HostConfig {
+        executor: Some(ExecutorKind::Wamr),
+        wamr: WamrConfig { library: wamr::library(), compiler: wamr::compiler() },
+        // As much memory as on Wasmtime, so that calls are cut in the same places.
+        instance_memory: None,
+        ..DeviceClass::Embedded.config()
+    }
+}
+
+const BUILD: wamr::Build =
+    wamr::Build { wamr: cfg!(feature = "wamr"), bundled: cfg!(feature = "wamr-bundled") };
+
+#[test]
+fn what_holds_on_wasmtime_holds_on_wamr() {
+    again_on_wamr(wamr::Mode::Interpreted);
+}
+
+#[test]
+fn what_holds_on_wasmtime_holds_of_compiled_kernels_on_wamr() {
+    again_on_wamr(wamr::Mode::Compiled);
+}
+
+fn again_on_wamr(mode: wamr::Mode) {
+    let files = ["admission", "backward", "classes", "faults", "generic", "running"]
+        .map(|file| format!("tests::{file}::"));
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    // WAMR tells no functions and no addresses, and has other versions than Wasmtime.
+    let mut except = vec![
+        "a_trap_is_told_with_its_function",
+        "a_trap_tells_the_access",
+        "kernels_for_other_executors",
+    ];
+    if mode == wamr::Mode::Compiled {
+        // Compiled code runs on the stack of its thread, and in less time than it takes to make an instance.
+        except.extend(["recursion_ends_at_the_stack_of_the_class", "a_kernel_that_is_fast_in"]);
+    }
+    wamr::run_again(BUILD, mode, &files, &except);
+}
 
 /// A pack with one kernel `rmsnorm_f32`.
 fn pack(module: &Module) -> TestPack {
@@ -50,7 +97,7 @@ fn host(config: HostConfig, pack: &TestPack) -> Host {
 }
 
 fn refusal(pack: &TestPack) -> &'static str {
-    let host = Host::new(HostConfig::default()).unwrap();
+    let host = Host::new(config()).unwrap();
     let error = host.install(pack.verify().unwrap()).unwrap_err();
     assert_eq!(host.generation(), 1, "a refused pack opens no generation");
     error.code()

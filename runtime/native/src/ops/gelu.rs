@@ -5,7 +5,7 @@
 
 use super::simd::math::{self, GELU_CUBIC, GELU_LINEAR};
 use super::simd::{Elem, Kernel, Simd, dispatch};
-use super::swiglu::gated;
+use super::swiglu::{Activation, gated};
 use crate::{Isa, NativeError};
 use half::f16;
 
@@ -81,8 +81,15 @@ impl<T: Elem> Kernel for Gelu<'_, T> {
     fn run<S: Simd>(self, s: S) {
         match self.up {
             None => map(s, self.x, self.y),
-            Some(up) => gated(s, self.x, up, self.y, |x| math::gelu(s, x)),
+            Some(up) => gated::<T, S, Self>(s, self.x, up, self.y),
         }
+    }
+}
+
+impl<T> Activation for Gelu<'_, T> {
+    #[inline(always)]
+    fn of<S: Simd>(s: S, gate: S::F) -> S::F {
+        math::gelu(s, gate)
     }
 }
 

@@ -56,28 +56,37 @@ impl<T: Elem> Kernel for SwiGlu<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        gated(s, self.gate, self.up, self.y, |gate| math::silu(s, gate));
+        gated::<T, S, Silu>(s, self.gate, self.up, self.y);
+    }
+}
+
+/// A function of a gate. A closure would be one of its own in the program, without the instructions of `S`: each
+/// of its operations a call.
+pub(super) trait Activation {
+    fn of<S: Simd>(s: S, gate: S::F) -> S::F;
+}
+
+struct Silu;
+
+impl Activation for Silu {
+    #[inline(always)]
+    fn of<S: Simd>(s: S, gate: S::F) -> S::F {
+        math::silu(s, gate)
     }
 }
 
 /// `y = activation(gate) * up`, a vector at a time.
 #[inline(always)]
-pub(super) fn gated<T: Elem, S: Simd>(
-    s: S,
-    gate: &[T],
-    up: &[T],
-    y: &mut [T],
-    activation: impl Fn(S::F) -> S::F,
-) {
+pub(super) fn gated<T: Elem, S: Simd, A: Activation>(s: S, gate: &[T], up: &[T], y: &mut [T]) {
     let mut gate = gate.chunks_exact(S::LANES);
     let mut up = up.chunks_exact(S::LANES);
     let mut y = y.chunks_exact_mut(S::LANES);
     for ((gate, up), y) in (&mut gate).zip(&mut up).zip(&mut y) {
-        T::store(s, s.mul(activation(T::load(s, gate)), T::load(s, up)), y);
+        T::store(s, s.mul(A::of(s, T::load(s, gate)), T::load(s, up)), y);
     }
     let y = y.into_remainder();
     if !y.is_empty() {
-        let active = activation(T::load_partial(s, gate.remainder()));
+        let active = A::of(s, T::load_partial(s, gate.remainder()));
         T::store_partial(s, s.mul(active, T::load_partial(s, up.remainder())), y);
     }
 }

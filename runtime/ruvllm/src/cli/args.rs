@@ -5,6 +5,7 @@ use super::kernels::KernelsArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use ruvllm::engine::memory::parse_size;
+use ruvllm::host::ExecutorKind;
 use ruvllm::server::ServerOptions;
 use ruvllm::{Isa, KvPolicy, ReadPattern};
 use std::path::PathBuf;
@@ -85,6 +86,17 @@ pub(crate) struct KernelOptions {
     /// value.
     #[arg(long, value_enum, value_name = "CLASS", default_value_t = DeviceClassOption::Server)]
     pub(crate) device_class: DeviceClassOption,
+    /// The only executor that kernels may run on; for each kernel the first that the device class prefers when
+    /// absent.
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub(crate) executor: Option<Executor>,
+    /// WAMR's shared library, libiwasm, in builds with the feature `wamr`; the one of the feature
+    /// `wamr-bundled` when absent.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) wamr_lib: Option<PathBuf>,
+    /// WAMR's compiler, of the library's release: kernels on WAMR are compiled by it instead of interpreted.
+    #[arg(long, value_name = "FILE", requires = "wamr_lib")]
+    pub(crate) wamrc: Option<PathBuf>,
     /// A signed kernel pack, a directory or an .rkp file, to load over the built-in core pack; may
     /// be given several times.
     #[arg(long, value_name = "DIR|FILE")]
@@ -143,6 +155,24 @@ impl Kernels {
             Kernels::Sandbox => "sandbox",
             Kernels::Fastest => "fastest",
             Kernels::Native => "native",
+        }
+    }
+}
+
+/// The `--executor` choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Executor {
+    /// Compiles kernels to machine code.
+    Wasmtime,
+    /// Interprets kernels, or has them compiled by `wamrc`.
+    Wamr,
+}
+
+impl Executor {
+    pub(crate) fn kind(self) -> ExecutorKind {
+        match self {
+            Executor::Wasmtime => ExecutorKind::Wasmtime,
+            Executor::Wamr => ExecutorKind::Wamr,
         }
     }
 }

@@ -12,6 +12,9 @@ pub(crate) enum DeviceClassOption {
     /// One thread; 32 KiB of stack and 128 KiB of memory for an instance of a kernel; calls of up to 100ms; the
     /// executor wamr where the program has it.
     Embedded,
+    /// As server; and kernels of publishers whom the trust policy grants `threads` may have up to 4, over a memory
+    /// that they share; 512 KiB of stack each; calls of up to 10s.
+    Threads,
 }
 
 impl DeviceClassOption {
@@ -19,6 +22,7 @@ impl DeviceClassOption {
         match self {
             DeviceClassOption::Server => DeviceClass::Server,
             DeviceClassOption::Embedded => DeviceClass::Embedded,
+            DeviceClassOption::Threads => DeviceClass::Threads,
         }
     }
 }
@@ -33,13 +37,13 @@ mod tests {
             let shown = option.to_possible_value().unwrap();
             let (class, help) = (option.class(), shown.get_help().unwrap().to_string());
             assert_eq!(shown.get_name(), class.name());
-            let embedded = class == DeviceClass::Embedded;
             for (name, value) in class.config().class_values() {
                 let value = value.split(',').next().unwrap();
                 let told = match name {
                     "stack" | "longest call" => true,
-                    "reserved addresses" | "guarded addresses" => !embedded,
-                    "instance memory" => embedded,
+                    "reserved addresses" | "guarded addresses" => class == DeviceClass::Server,
+                    "instance memory" => class == DeviceClass::Embedded,
+                    "threads of a kernel" => class == DeviceClass::Threads,
                     _ => false,
                 };
                 assert!(!told || help.contains(value), "{name} {value} is not in: {help}");

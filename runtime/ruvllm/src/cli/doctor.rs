@@ -97,7 +97,7 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
     let config = set.host().config();
     let threads = args.threads.map(usize::from).or(config.threads);
     let threads = threads.unwrap_or_else(pool::default_threads);
-    let features = kernel_features().collect::<Vec<_>>().join(" ");
+    let features = kernel_features(config.device_class).collect::<Vec<_>>().join(" ");
     let class_values = config.class_values().into_iter().chain([("features", features)]);
     let isa = args.kernels.isa.unwrap_or_else(Isa::detect);
     let diagnosis = Diagnosis {

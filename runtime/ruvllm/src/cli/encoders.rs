@@ -3,14 +3,19 @@
 use super::args::{EmbeddingModel, KernelOptions};
 use super::{Failure, setup};
 use ruvllm::host::Acceptance;
-use ruvllm::host::graph::GraphError;
+use ruvllm::host::graph::{GraphAdmission, GraphError};
 use ruvllm::server::{EncoderFailure, TextEncoder};
 use ruvllm::signing::{PackLimits, UnverifiedPack, VersionFloor};
-use ruvllm_graph::{EncoderError, GatedGraph, GraphCaps, IsolatedProvider};
+use ruvllm_graph::{EncoderError, GatedGraph, GraphCaps, IsolatedProvider, KernelGraphs};
 use std::sync::Arc;
 
 /// Processes of each encoder, and so texts that it computes at the same time.
 const PROCESSES: usize = 2;
+
+/// What admits the graphs that kernels of packs compute, one call after the other, in processes of their own.
+pub(crate) fn kernel_graphs() -> Arc<dyn GraphAdmission> {
+    Arc::new(KernelGraphs::new(IsolatedProvider::this_program(1), GraphCaps::default()))
+}
 
 /// An encoder as the server sees it.
 struct Served(ruvllm_graph::TextEncoder);

@@ -1,10 +1,12 @@
 //! From options to a running model: what the commands have in common.
 
 use super::Failure;
-use super::args::{KernelOptions, Kernels, ModelOptions, RopeScaling, SamplingArgs};
+use super::args::{Executor, KernelOptions, Kernels, ModelOptions, RopeScaling, SamplingArgs};
 use super::terminal::{LoadBar, note};
 use clap::Args;
-use ruvllm::host::{Acceptance, Compiler, CompilerProcess, HostConfig, Policy};
+use ruvllm::host::{
+    Acceptance, Compiler, CompilerProcess, HostConfig, InstallReport, Policy, WamrConfig,
+};
 use ruvllm::signing::{PackLock, TrustPolicy, VersionFloor};
 use ruvllm::{
     Isa, KernelSet, KernelSetBuilder, KvPolicy, Renderer, RopeExtension, RopeMethod, Runtime,
@@ -32,12 +34,16 @@ pub(crate) fn kernel_set(options: &KernelOptions) -> Result<KernelSetBuilder, Fa
     };
     // Whoever signed a pack, its modules cost no more of this process than a pipe.
     let config = HostConfig {
+        executor: options.executor.map(Executor::kind),
+        wamr: WamrConfig { library: options.wamr_lib.clone(), compiler: options.wamrc.clone() },
         policy,
         strict: options.strict,
         deterministic: options.deterministic,
         isa: options.isa.unwrap_or_else(Isa::detect),
         cache_dir,
         compiler: Compiler::Process(CompilerProcess::default()),
+        #[cfg(feature = "graphs")]
+        graphs: Some(super::encoders::kernel_graphs()),
         ..options.device_class.class().config()
     };
     let mut builder = KernelSet::builder().config(config);
@@ -173,13 +179,30 @@ fn rope_extension<K: Args>(options: &ModelOptions<K>) -> Result<Option<RopeExten
     Ok(Some(RopeExtension { method, factor: options.rope_factor }))
 }
 
-/// Says why kernels are compiled anew although a cache was asked for, and which packs are not what ran
-/// here under their version before.
+/// Says why kernels are compiled anew although a cache was asked for, which packs are not what ran
+/// here under their version before, and what those are for that hold graphs alone.
 pub(crate) fn warn_of_kernels(set: &KernelSet) {
     if let Some(why) = set.installed().iter().find_map(|report| report.cache.unusable.as_deref()) {
         note!("warning: compiled kernels are not kept: {why}");
     }
     set.changed().iter().for_each(|changed| note!("warning: {changed}"));
+    let graphs_alone = |report: &&InstallReport| {
+        report.kernels.is_empty() && report.skipped.is_empty() && !report.graphs.is_empty()
+    };
+    for report in set.installed().iter().filter(graphs_alone) {
+        let graphs = report.graphs.join(", ");
+        note!("{} {} holds no kernels. {}", report.pack, report.version, use_of_graphs(&graphs));
+    }
+}
+
+/// What graphs of a pack are for that has no kernels.
+pub(crate) fn use_of_graphs(graphs: &str) -> String {
+    let build =
+        if cfg!(feature = "graphs") { "" } else { ", in a build with the feature `graphs`" };
+    format!(
+        "Its graphs ({graphs}) are loaded where they are used: `ruvllm serve --embedding-model NAME=PACK#GRAPH` \
+         serves one that makes vectors of texts{build}; `ruvllm kernels explain GRAPH --pack PACK` describes it"
+    )
 }
 
 /// The sampling options, with a seed from the clock where none was given: short enough to be typed again.

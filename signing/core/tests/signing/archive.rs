@@ -19,6 +19,7 @@ fn pack(length: usize) -> (UnverifiedPack, TrustPolicy) {
     json["kernels"][0]["hash"] = json!(format!("sha256:{hash}"));
     json["kernels"][0]["size"] = json!(length);
     json["kernels"][0]["platforms"].as_object_mut().unwrap().remove("native");
+    json["kernels"][0].as_object_mut().unwrap().remove("threads");
     let manifest = json.to_string().into_bytes();
     let key = SecretKey::generate().unwrap();
     let envelope = sign_manifest(&manifest, &[&key]).unwrap().to_json().into_bytes();
@@ -30,6 +31,8 @@ fn pack(length: usize) -> (UnverifiedPack, TrustPolicy) {
         key: key.public_key(),
         packs: vec!["*".parse().unwrap()],
         native: false,
+        threads: false,
+        wasi_nn: false,
         not_before: None,
         not_after: None,
     };

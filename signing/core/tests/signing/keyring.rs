@@ -18,6 +18,8 @@ pub(crate) fn publisher(name: &str, key: &SecretKey) -> Publisher {
         key: key.public_key(),
         packs: vec!["acme-*".parse().unwrap()],
         native: false,
+        threads: false,
+        wasi_nn: false,
         not_before: None,
         not_after: None,
     }

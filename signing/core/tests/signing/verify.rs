@@ -19,6 +19,7 @@ fn manifest(edit: impl FnOnce(&mut Value)) -> Vec<u8> {
     json["kernels"][0]["hash"] = json!(format!("sha256:{hash}"));
     json["kernels"][0]["size"] = json!(MODULE.len());
     json["kernels"][0]["platforms"].as_object_mut().unwrap().remove("native");
+    json["kernels"][0].as_object_mut().unwrap().remove("threads");
     edit(&mut json);
     json.to_string().into_bytes()
 }
@@ -39,6 +40,8 @@ fn publisher(name: &str, key: &SecretKey) -> Publisher {
         key: key.public_key(),
         packs: vec!["ruvllm-*".parse().unwrap()],
         native: false,
+        threads: false,
+        wasi_nn: false,
         not_before: None,
         not_after: None,
     }
@@ -211,6 +214,25 @@ fn native_code_needs_the_grant_of_as_many_as_must_sign() {
     };
     assert!(granted([true, false], 1) && granted([true, true], 2));
     assert!(!granted([true, false], 2) && !granted([false, false], 1));
+}
+
+#[test]
+fn threads_need_the_grant_of_as_many_as_must_sign() {
+    let [a, b, _] = keys();
+    let bytes = manifest(|m| m["kernels"][0]["threads"] = json!(2));
+    let envelope = sign_manifest(&bytes, &[&a, &b]).unwrap();
+    let run = |granted: [bool; 2], threshold| {
+        let mut publishers = vec![publisher("a", &a), publisher("b", &b)];
+        for (publisher, threads) in publishers.iter_mut().zip(granted) {
+            publisher.threads = threads;
+        }
+        let policy = TrustPolicy::new(publishers, threshold).unwrap();
+        outcome(pack(&bytes, &envelope).verify(&policy, None)).map(drop)
+    };
+    assert_eq!((run([true, false], 1), run([true, true], 2)), (Ok(()), Ok(())));
+    for (granted, threshold) in [([true, false], 2), ([false, false], 1)] {
+        assert_eq!(run(granted, threshold), Err(vec!["threads_not_granted"]));
+    }
 }
 
 #[test]

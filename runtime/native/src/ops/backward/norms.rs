@@ -91,6 +91,28 @@ fn reference((x, dy, dx): Row<'_>, weight: &[f32], eps: f32, dparams: &mut [f32]
     }
 }
 
+/// What turns the elements of a row into its normal ones.
+#[derive(Clone, Copy)]
+struct Normalizer<F> {
+    center: F,
+    correction: F,
+    scale: F,
+}
+
+impl<F: Copy> Normalizer<F> {
+    #[inline(always)]
+    fn normal<S: Simd<F = F>>(&self, s: S, x: &[f32], at: usize) -> F {
+        let centered = s.sub(s.sub(load(s, x, at), self.center), self.correction);
+        s.mul(centered, self.scale)
+    }
+}
+
+/// `dy * weight`, the gradient by the normal elements.
+#[inline(always)]
+fn product<S: Simd>(s: S, dy: &[f32], weight: &[f32], at: usize) -> S::F {
+    s.mul(load(s, dy, at), load(s, weight, at))
+}
+
 impl Kernel for Norm<'_> {
     type Output = ();
 
@@ -119,20 +141,20 @@ impl Kernel for Norm<'_> {
             }
             let scale = s.splat(1.0 / spread.sqrt());
             let (center, correction) = (s.splat(center), s.splat(correction));
-            let normal = |at| s.mul(s.sub(s.sub(load(s, x, at), center), correction), scale);
-            let scaled = |at| s.mul(load(s, dy, at), load(s, weight, at));
+            let row = Normalizer { center, correction, scale };
             let (mut along, mut common) = (s.splat(0.0), s.splat(0.0));
             // Lanes beyond the end have no gradient, so they add nothing.
             for at in (0..dim).step_by(S::LANES) {
-                along = s.fma(scaled(at), normal(at), along);
-                common = s.add(common, scaled(at));
+                let scaled = product(s, dy, weight, at);
+                along = s.fma(scaled, row.normal(s, x, at), along);
+                common = s.add(common, scaled);
             }
             let minus_along = s.splat(-s.sum(along) / n);
             let common = s.splat(if centred { s.sum(common) / n } else { 0.0 });
             let (dweight, dbias) = dparams.split_at_mut(dim);
             for at in (0..dim).step_by(S::LANES) {
-                let normal = normal(at);
-                let change = s.fma(minus_along, normal, s.sub(scaled(at), common));
+                let normal = row.normal(s, x, at);
+                let change = s.fma(minus_along, normal, s.sub(product(s, dy, weight, at), common));
                 store(s, s.mul(scale, change), dx, at);
                 let dy = load(s, dy, at);
                 store(s, s.fma(dy, normal, load(s, dweight, at)), dweight, at);

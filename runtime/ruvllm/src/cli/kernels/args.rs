@@ -25,9 +25,10 @@ pub(crate) enum KernelsAction {
         #[arg(long)]
         json: bool,
     },
-    /// Say which kernel runs an operation, and why not the others.
+    /// Say which kernel runs an operation, and why not the others; or what a graph of a pack is, and whether it is
+    /// right on this machine.
     Explain {
-        /// The operation, such as `rmsnorm`.
+        /// The operation, such as `rmsnorm`, or a graph of a --pack.
         op: String,
         #[command(flatten)]
         place: Place,

@@ -3,12 +3,13 @@
 use super::args::Live;
 use super::client::Client;
 use super::tables::{self, pack, packs, say, table};
-use crate::cli::Failure;
+use crate::cli::{Failure, setup};
 use ruvllm::host::{
     Excused, Explanation, GenerationReport, GenerationState, InstallReport, KernelSummary, PackId,
     StageReport, Vitals,
 };
 use ruvllm::signing::{PackLimits, UnverifiedPack};
+use ruvllm_manifest::{MANIFEST_FILE, Manifest};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -103,7 +104,15 @@ pub(super) fn explain(client: &Client, op: &str, json: bool) -> Result<(), Failu
 
 pub(super) fn stage(live: &Live, path: &Path) -> Result<(), Failure> {
     let mut archive = Vec::new();
-    UnverifiedPack::read(path, &PackLimits::default())?.write_archive(&mut archive)?;
+    let read = UnverifiedPack::read(path, &PackLimits::with_graphs())?;
+    if let Some(Ok(manifest)) = read.file(MANIFEST_FILE).map(Manifest::parse)
+        && manifest.kernels.is_empty()
+    {
+        let graphs: Vec<&str> = manifest.graphs.iter().map(|graph| graph.id.as_str()).collect();
+        let what = setup::use_of_graphs(&graphs.join(", "));
+        return Err(format!("{} holds no kernels to stage. {what}", manifest.name).into());
+    }
+    read.write_archive(&mut archive)?;
     let client = Client::of(live)?;
     show(&client, live.json, client.post_archive("packs", &archive)?, |staged: StageReport| {
         let StageReport { id, pack: staged, kernels, skipped, cache, rehearsed, .. } = &staged;

@@ -1,6 +1,6 @@
 //! Kernels of this machine.
 
-use super::tables;
+use super::{graphs, tables};
 use crate::cli::args::KernelOptions;
 use crate::cli::{Failure, setup};
 use ruvllm::host::Host;
@@ -18,7 +18,12 @@ pub(crate) fn explain(options: &KernelOptions, op: &str, json: bool) -> Result<(
     let host = host(options)?;
     let explanations = host.explain_named(Some(op));
     if explanations.is_empty() {
+        let graphs = graphs::of_packs(options)?;
+        if let Some(graph) = graphs.iter().find(|graph| graph.entry().id == op) {
+            return graphs::explain(graph, json);
+        }
         let mut names: Vec<String> = host.kernels().into_iter().map(|k| k.op.op).collect();
+        names.extend(graphs.iter().map(|graph| graph.entry().id.clone()));
         names.sort();
         names.dedup();
         return Err(format!("no kernel does `{op}`; there are: {}", names.join(", ")).into());

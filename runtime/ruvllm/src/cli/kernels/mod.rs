@@ -3,6 +3,7 @@
 
 mod args;
 mod client;
+mod graphs;
 mod live;
 mod local;
 mod tables;

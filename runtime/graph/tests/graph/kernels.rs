@@ -1,0 +1,282 @@
+//! Kernels that compute a graph of their pack through WASI-NN.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ruvllm_graph::{GraphCaps, KernelGraphs, OnnxProvider};
+use ruvllm_host::graph::{Graph, GraphContext, GraphError, GraphProvider, GraphValue};
+use ruvllm_host::{CallError, Failure, Host, HostConfig, HostError, Tensor};
+use ruvllm_manifest::{GraphEntry, GraphType, WASI_NN};
+use ruvllm_signing::{Publisher, TrustPolicy, VerifiedPack};
+use ruvllm_tests::graphs::{LATER, entry, kernel};
+use ruvllm_tests::{PackBuilder, TestPack, codes, onnx};
+use serde_json::{Value, json};
+
+use crate::parsed;
+
+/// A pack with the kernel that `ruvllm_tests` has, and the graph `mlp`.
+struct Kernel {
+    later: String,
+    features: &'static [&'static str],
+    ticks: u64,
+    graph: Value,
+}
+
+impl Default for Kernel {
+    fn default() -> Self {
+        Self { later: String::new(), features: &[WASI_NN], ticks: 1000, graph: entry("mlp") }
+    }
+}
+
+impl Kernel {
+    /// One that returns the error of these instructions.
+    fn asking(call: &str) -> Self {
+        Self { later: format!("(local.set $e {call}) (br $failed)"), ..Self::default() }
+    }
+
+    fn pack(&self) -> TestPack {
+        let (mut entry, module) = kernel(&self.later);
+        entry.resource_limits.max_epoch_ticks = self.ticks;
+        let platform = entry.platforms.wasmtime.as_mut().unwrap();
+        platform.features = self.features.iter().map(|name| (*name).to_owned()).collect();
+        let builder = PackBuilder::new().entry(entry, module);
+        builder.graph(parsed(&self.graph), onnx::mlp().model(), Vec::new()).build()
+    }
+
+    /// A host that has taken the pack in, its graph computed by this provider.
+    fn admitted(&self, provider: impl GraphProvider + 'static) -> Result<Host, HostError> {
+        let graphs = KernelGraphs::new(provider, GraphCaps::default());
+        let config = HostConfig { graphs: Some(Arc::new(graphs)), ..HostConfig::default() };
+        let host = Host::new(config).unwrap();
+        host.install(granted(&self.pack()))?;
+        Ok(host)
+    }
+
+    /// How a call of [`LATER`] rows ends, behind one that is right.
+    fn later(&self, provider: impl GraphProvider + 'static) -> Result<Vec<f32>, Failure> {
+        let host = self.admitted(provider).unwrap();
+        assert_eq!(classify(&host, 2), Ok(expected(2)));
+        classify(&host, LATER)
+    }
+}
+
+/// The pack as a policy has it that grants graphs to its publisher.
+fn granted(pack: &TestPack) -> VerifiedPack {
+    let publisher = Publisher { wasi_nn: true, ..pack.publisher("test") };
+    let policy = TrustPolicy::new(vec![publisher], 1).unwrap();
+    pack.read().unwrap().verify(&policy, None).unwrap()
+}
+
+fn numbers(rows: u32) -> Vec<f32> {
+    (0..rows * 8).map(|i| (i * 5 % 17) as f32 / 8.0 - 1.0).collect()
+}
+
+fn classify(host: &Host, rows: u32) -> Result<Vec<f32>, Failure> {
+    let x = Tensor::from_f32([rows as usize, 8], &numbers(rows)).unwrap();
+    let mut worker = host.worker().unwrap();
+    let name = "test-kernels/classify";
+    match worker.call_generic(&host.snapshot(), name, &[x], &[]) {
+        Ok(y) => Ok(y[0].to_f32()),
+        Err(CallError::Failed { failure, .. }) => Err(failure),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// What the graph itself gives.
+fn expected(rows: u32) -> Vec<f32> {
+    let graph = OnnxProvider.load(&parsed(&entry("mlp")), &onnx::mlp().model()).unwrap();
+    let bytes = numbers(rows).iter().flat_map(|x| x.to_le_bytes()).collect();
+    let mut context = graph.context().unwrap();
+    let x = GraphValue::new(GraphType::F32, vec![rows as usize, 8], bytes).unwrap();
+    context.set_input(0, x).unwrap();
+    context.compute(&|| true).unwrap();
+    context.output(0).unwrap().to_f32().unwrap()
+}
+
+fn refused(kernel: &Kernel) -> &'static str {
+    kernel.admitted(OnnxProvider).err().expect("it was admitted").code()
+}
+
+/// The error of WASI-NN that these instructions give.
+fn error_of(call: &str) -> i32 {
+    match Kernel::asking(call).later(OnnxProvider).unwrap_err() {
+        Failure::Status { status, .. } => status - 100,
+        failure => panic!("{failure}"),
+    }
+}
+
+#[test]
+fn a_kernel_computes_a_graph_of_its_pack() {
+    let host = Kernel::default().admitted(OnnxProvider).unwrap();
+    for rows in [1, 8, 2] {
+        assert_eq!(classify(&host, rows), Ok(expected(rows)));
+    }
+}
+
+#[test]
+fn the_manifest_must_ask_and_the_policy_grant() {
+    let silent = Kernel { features: &[], ..Kernel::default() };
+    assert_eq!(refused(&silent), "module_import");
+    let pack = Kernel::default().pack();
+    assert_eq!(codes(&pack.verify().unwrap_err()), ["wasi_nn_not_granted"]);
+    let host = Host::new(HostConfig::default()).unwrap();
+    let error = host.install(granted(&pack)).unwrap_err();
+    assert_eq!(error.code(), "graphs_unavailable", "{error}");
+}
+
+#[test]
+fn a_graph_that_is_not_right_here_keeps_its_pack_out() {
+    let mut kernel = Kernel::default();
+    kernel.graph["checks"][0]["outputs"][0]["values"][0] = json!(7.0);
+    assert_eq!(refused(&kernel), "graph_mismatch");
+}
+
+#[test]
+fn a_graph_is_asked_for_by_the_name_that_the_pack_has_for_it() {
+    let named = "(call $load_by_name (i32.const 0) (i32.const 2) (i32.const 64))";
+    assert_eq!(error_of(named), 8, "not found");
+    let bytes =
+        "(call $load (i32.const 96) (i32.const 1) (i32.const 1) (i32.const 0) (i32.const 64))";
+    assert_eq!(error_of(bytes), 6, "unsupported operation");
+    let handle = "(call $init (i32.const 1) (i32.const 68))";
+    assert_eq!(error_of(handle), 1, "invalid argument");
+}
+
+#[test]
+fn contexts_are_bounded_and_end_with_the_call() {
+    let many = "(loop $more
+        (br_if $failed
+          (local.tee $e (call $init (i32.load (i32.const 64)) (i32.const 68))))
+        (local.set $i (i32.add (local.get $i) (i32.const 1)))
+        (br_if $more (i32.lt_u (local.get $i) (i32.const 16))))
+      (call $init (i32.load (i32.const 64)) (i32.const 68))";
+    let kernel =
+        Kernel { later: format!("{many} (local.set $e) (br $failed)"), ..Kernel::default() };
+    let failure = kernel.later(OnnxProvider).unwrap_err();
+    assert!(matches!(failure, Failure::Status { status: 103, .. }), "{failure}");
+    // The call before had a context of that number.
+    assert_eq!(error_of("(call $compute (i32.const 0))"), 1);
+    // Sixteen of a call are no burden for the next one.
+    let sixteen = many.rsplit_once("(call").unwrap().0.to_owned();
+    let kernel = Kernel { later: format!("{sixteen} (return (i32.const 5))"), ..Kernel::default() };
+    let host = kernel.admitted(OnnxProvider).unwrap();
+    for _ in 0..2 {
+        let failure = classify(&host, LATER).unwrap_err();
+        assert!(matches!(failure, Failure::Status { status: 5, .. }), "{failure}");
+    }
+    assert_eq!(classify(&host, 2), Ok(expected(2)));
+}
+
+#[test]
+fn what_contexts_hold_is_bounded() {
+    let mut kernel = Kernel::asking(
+        "(block (result i32)
+          (drop (call $init (i32.load (i32.const 64)) (i32.const 68)))
+          (call $set_input (i32.load (i32.const 68)) (i32.const 0)
+            (call $tensor (i32.const 200000) (i32.const 8) (i32.const 0))))",
+    );
+    kernel.graph["extents"]["batch"] = json!(1 << 18);
+    let failure = kernel.later(OnnxProvider).unwrap_err();
+    assert!(matches!(failure, Failure::Status { status: 103, .. }), "{failure}");
+}
+
+#[test]
+fn inputs_and_outputs_are_held_to_the_graph() {
+    let with = |then: &str| {
+        format!(
+            "(block (result i32)
+              (drop (call $init (i32.load (i32.const 64)) (i32.const 68))) {then})"
+        )
+    };
+    let set = |index: u32, rows: u32, columns: u32| {
+        format!(
+            "(call $set_input (i32.load (i32.const 68)) (i32.const {index})
+              (call $tensor (i32.const {rows}) (i32.const {columns}) (i32.const 0)))"
+        )
+    };
+    for wrong in [set(0, 3, 7), set(0, 9, 8), set(1, 3, 8)] {
+        assert_eq!(error_of(&with(&wrong)), 1, "{wrong}");
+    }
+    let f64s = "(i32.store (i32.const 104) (i32.const 2))";
+    let typed = format!(
+        "(drop (call $tensor (i32.const 3) (i32.const 8) (i32.const 0))) {f64s}
+         (call $set_input (i32.load (i32.const 68)) (i32.const 0) (i32.const 96))"
+    );
+    assert_eq!(error_of(&with(&typed)), 1, "another type");
+    assert_eq!(error_of(&with("(call $compute (i32.load (i32.const 68)))")), 1, "no input");
+    let output = |room: u32, to: u32| {
+        format!(
+            "(call $get_output (i32.load (i32.const 68)) (i32.const 0) (i32.const {to})
+              (i32.const {room}) (i32.const 72))"
+        )
+    };
+    assert_eq!(error_of(&with(&output(64, 128))), 1, "not computed");
+    let computed =
+        format!("(drop {}) (drop (call $compute (i32.load (i32.const 68))))", set(0, 3, 8));
+    assert_eq!(error_of(&with(&format!("{computed} {}", output(47, 128)))), 7, "too large");
+    assert_eq!(error_of(&with(&format!("{computed} {}", output(48, 128)))), 0);
+    // Where it may only read, and where nothing is.
+    for to in [32 << 10, u32::MAX - 50] {
+        let kernel = Kernel::asking(&with(&format!("{computed} {}", output(48, to))));
+        let failure = kernel.later(OnnxProvider).unwrap_err();
+        assert_eq!(failure.code(), "kernel_trap", "{failure}");
+    }
+}
+
+/// Computes like tract until it is told to compute without end.
+#[derive(Debug)]
+struct Endless(Arc<AtomicBool>);
+
+#[derive(Debug)]
+struct EndlessGraph(Box<dyn Graph>, Arc<AtomicBool>);
+
+struct EndlessContext<'g>(Box<dyn GraphContext + 'g>, &'g AtomicBool);
+
+impl GraphProvider for Endless {
+    fn load(&self, entry: &GraphEntry, bytes: &[u8]) -> Result<Box<dyn Graph>, GraphError> {
+        Ok(Box::new(EndlessGraph(OnnxProvider.load(entry, bytes)?, self.0.clone())))
+    }
+}
+
+impl Graph for EndlessGraph {
+    fn context(&self) -> Result<Box<dyn GraphContext + '_>, GraphError> {
+        Ok(Box::new(EndlessContext(self.0.context()?, &self.1)))
+    }
+}
+
+impl GraphContext for EndlessContext<'_> {
+    fn set_input(&mut self, index: usize, value: GraphValue) -> Result<(), GraphError> {
+        self.0.set_input(index, value)
+    }
+
+    fn compute(&mut self, waited_for: &dyn Fn() -> bool) -> Result<(), GraphError> {
+        while self.1.load(Ordering::Relaxed) {
+            if !waited_for() {
+                return Err(GraphError::Cancelled);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.0.compute(waited_for)
+    }
+
+    fn output(&self, index: usize) -> Result<&GraphValue, GraphError> {
+        self.0.output(index)
+    }
+}
+
+#[test]
+fn a_computation_ends_with_the_time_of_the_call() {
+    let kernel = Kernel { ticks: 200, ..Kernel::default() };
+    let endless = Arc::new(AtomicBool::new(false));
+    let host = kernel.admitted(Endless(endless.clone())).unwrap();
+    assert_eq!(classify(&host, 2), Ok(expected(2)));
+    endless.store(true, Ordering::Relaxed);
+    let begun = Instant::now();
+    let failure = classify(&host, 2).unwrap_err();
+    assert_eq!(failure.code(), "kernel_deadline", "{failure}");
+    assert!(begun.elapsed() >= Duration::from_millis(200), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    endless.store(false, Ordering::Relaxed);
+    assert_eq!(classify(&host, 2), Ok(expected(2)));
+}

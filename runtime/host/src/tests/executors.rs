@@ -1,0 +1,196 @@
+//! Which executor runs a kernel, which variant of it that gets, and what is particular to WAMR.
+
+use super::*;
+use crate::exec::Offer;
+use crate::gate;
+use ruvllm_manifest::{ExecutorGate, WamrPlatform};
+use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack, VerifiedPack};
+use std::path::{Path, PathBuf};
+
+fn core_pack() -> VerifiedPack {
+    let dist = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel-packs/core/dist");
+    let pack = UnverifiedPack::read_dir(&dist, &PackLimits::default()).unwrap();
+    pack.verify(&TrustPolicy::builtin(), None).unwrap()
+}
+
+/// An executor that is there, with these features.
+fn offer(executor: ExecutorKind, features: &[&str], compiles: bool) -> Offer {
+    let features = features.iter().map(|name| (*name).to_owned()).collect();
+    let version = semver::Version::new(u64::MAX, 0, 0);
+    Offer { executor, gate: Ok(ExecutorGate { kind: executor, version, features, compiles }) }
+}
+
+/// Wasmtime, with all that it has.
+fn wasmtime() -> Offer {
+    let features: Vec<&str> = crate::kernel_features(DeviceClass::Server).collect();
+    offer(ExecutorKind::Wasmtime, &features, true)
+}
+
+/// The ids of the kernels of a pack that are taken, each with what runs it.
+fn taken(
+    pack: &VerifiedPack,
+    config: &HostConfig,
+    offers: &[Offer],
+) -> Vec<(String, ExecutorKind)> {
+    let gated = gate::pass(pack, config, offers, usize::MAX, None);
+    let gated = gated.unwrap_or_else(|refusals| panic!("{refusals:?}"));
+    let kernel =
+        |kernel: &gate::GatedKernel<'_>| (kernel.id().to_owned(), kernel.decision().executor);
+    gated.kernels.iter().map(kernel).collect()
+}
+
+/// Those that WAMR is given where it is alone.
+fn on_wamr(pack: &VerifiedPack, features: &[&str], deterministic: bool) -> Vec<String> {
+    let executor = Some(ExecutorKind::Wamr);
+    let config = HostConfig { deterministic, executor, ..HostConfig::default() };
+    let kernels = taken(pack, &config, &[offer(ExecutorKind::Wamr, features, false)]);
+    assert!(kernels.iter().all(|(_, executor)| *executor == ExecutorKind::Wamr));
+    kernels.into_iter().map(|(id, _)| id).collect()
+}
+
+#[test]
+fn an_executor_without_simd_gets_every_kernel_of_the_core_pack_in_its_scalar_variant() {
+    let pack = core_pack();
+    let kernels = on_wamr(&pack, &["bulk-memory"], false);
+    assert!(kernels.iter().all(|id| id.ends_with("_scalar")), "{kernels:?}");
+    assert_eq!(kernels.len(), Op::ALL.iter().map(|op| op.contract().variants.len()).sum::<usize>());
+    assert_eq!(on_wamr(&pack, &[], true), kernels, "nor do they need bulk memory");
+}
+
+#[test]
+fn an_executor_with_simd_gets_none_of_them_and_one_without_relaxed_simd_the_plain_ones() {
+    let pack = core_pack();
+    for deterministic in [false, true] {
+        let kernels = on_wamr(&pack, &["simd", "bulk-memory"], deterministic);
+        assert!(kernels.iter().all(|id| !id.ends_with("_scalar")), "{kernels:?}");
+        assert!(kernels.contains(&"rmsnorm_f32_plain".to_owned()));
+        assert!(kernels.contains(&"layernorm_f32".to_owned()));
+    }
+}
+
+#[test]
+fn of_two_executors_each_class_of_devices_takes_its_own_with_the_variants_for_it() {
+    let pack = core_pack();
+    let offers = [wasmtime(), offer(ExecutorKind::Wamr, &["bulk-memory"], false)];
+    let server = taken(&pack, &DeviceClass::Server.config(), &offers);
+    assert!(server.contains(&("rmsnorm_f32".to_owned(), ExecutorKind::Wasmtime)));
+    let small = taken(&pack, &DeviceClass::Embedded.config(), &offers);
+    assert!(small.contains(&("rmsnorm_f32_scalar".to_owned(), ExecutorKind::Wamr)));
+    assert_eq!((server.len(), small.len()), (19, 19), "one of each operation");
+    let absent = Offer { executor: ExecutorKind::Wamr, gate: Err("has no library".to_owned()) };
+    let small = taken(&pack, &DeviceClass::Embedded.config(), &[absent, wasmtime()]);
+    assert_eq!(small, server);
+}
+
+#[test]
+fn kernels_for_one_executor_alone_run_there_beside_those_for_the_other() {
+    let mine = PackBuilder::new()
+        .kernel("rmsnorm_f32", rmsnorm_f32(&Module::default()))
+        .manifest(|manifest| manifest.kernels[0].platforms.wamr = None)
+        .build();
+    let offers = [offer(ExecutorKind::Wamr, &[], false), wasmtime()];
+    let kernels = taken(&mine.verify().unwrap(), &DeviceClass::Embedded.config(), &offers);
+    assert_eq!(kernels, [("rmsnorm_f32".to_owned(), ExecutorKind::Wasmtime)]);
+}
+
+#[test]
+fn a_host_that_compiles_leaves_out_what_may_not_be_compiled() {
+    let mine = PackBuilder::new()
+        .kernel("rmsnorm_f32", rmsnorm_f32(&Module::default()))
+        .manifest(|manifest| {
+            let min_version = semver::Version::new(0, 0, 0);
+            manifest.kernels[0].platforms.wamr =
+                Some(WamrPlatform { min_version, aot_available: false });
+        })
+        .build();
+    let pack = mine.verify().unwrap();
+    assert_eq!(on_wamr(&pack, &[], false), ["rmsnorm_f32"]);
+    let config = HostConfig { executor: Some(ExecutorKind::Wamr), ..HostConfig::default() };
+    let compiling = [offer(ExecutorKind::Wamr, &[], true)];
+    let refused = gate::pass(&pack, &config, &compiling, usize::MAX, None);
+    assert_eq!(refused.err().unwrap()[0].code, "aot_unavailable");
+}
+
+/// Why a host does not take a pack.
+fn refusal_of(config: HostConfig) -> String {
+    let host = Host::new(config).unwrap();
+    let error = host.install(pack(&Module::default()).verify().unwrap()).unwrap_err();
+    assert_eq!(error.code(), "executor_unavailable");
+    error.to_string()
+}
+
+#[test]
+fn an_executor_that_was_asked_for_and_is_not_there_is_an_error_that_says_what_to_do() {
+    let wamr = WamrConfig { library: Some(PathBuf::from("no/such/libiwasm.so")), compiler: None };
+    let told = if cfg!(feature = "wamr") { "no/such/libiwasm.so" } else { "the feature `wamr`" };
+    // Whoever names a library asks for it.
+    let why = refusal_of(HostConfig { wamr, ..HostConfig::default() });
+    assert!(why.contains(told), "{why}");
+    if !BUILD.bundled {
+        let executor = Some(ExecutorKind::Wamr);
+        let why = refusal_of(HostConfig { executor, ..HostConfig::default() });
+        let told = if BUILD.wamr { "--wamr-lib" } else { "build with the feature `wamr`" };
+        assert!(why.contains(told), "{why}");
+    }
+}
+
+#[cfg(feature = "wasmtime")]
+#[test]
+fn an_explanation_says_which_executor_runs_a_kernel_and_why() {
+    let absent = if BUILD.wamr { "wamr has no library" } else { "wamr is not in this build" };
+    let embedded = format!("the device class embedded has others before it, but {absent}");
+    let named =
+        HostConfig { executor: Some(ExecutorKind::Wasmtime), ..DeviceClass::Embedded.config() };
+    let mut cases = vec![
+        (DeviceClass::Server.config(), "runs on wasmtime, which the device class server prefers"),
+        (named, "runs on wasmtime, which the configuration names"),
+    ];
+    if !BUILD.bundled {
+        cases.push((DeviceClass::Embedded.config(), &embedded));
+    }
+    for (config, reason) in cases {
+        let host = host(config, &pack(&Module::default()));
+        let explanation = host.explain(&OpKey::rmsnorm_f32()).to_string();
+        assert!(explanation.contains(reason), "{explanation}");
+    }
+}
+
+/// A host for a small device with WAMR; `None` where there is none, which is said.
+fn small() -> Option<HostConfig> {
+    let wamr = WamrConfig { library: wamr::library(), compiler: None };
+    let is_there = wamr::is_there(BUILD, wamr::Mode::Interpreted);
+    is_there.then(|| HostConfig { wamr, ..DeviceClass::Embedded.config() })
+}
+
+#[test]
+fn the_core_pack_is_admitted_on_wamr_and_computes_there() {
+    let Some(config) = small() else { return };
+    let host = Host::new(HostConfig { strict: true, cross_check_every: 1, ..config }).unwrap();
+    let report = host.install(core_pack()).unwrap();
+    assert_eq!(report.kernels.len(), 19);
+    let (snap, mut worker) = (host.snapshot(), host.worker().unwrap());
+    for dim in [1, 64, 2048] {
+        rmsnorm(&mut worker, &snap, 3, dim).unwrap();
+    }
+    let explanation = host.explain(&OpKey::rmsnorm_f32());
+    assert_eq!(explanation.candidates[0].executor, "wamr", "{explanation}");
+    let told = "runs on wamr, which the device class embedded prefers";
+    assert!(explanation.to_string().contains(told), "{explanation}");
+    let relaxed = explanation.candidates.iter().find(|other| other.kernel == "rmsnorm_f32");
+    let why = if cfg!(feature = "wasmtime") { "preferred here" } else { "not made for wamr" };
+    assert!(relaxed.unwrap().reasons[0].contains(why), "{explanation}");
+    assert!(host.take_incidents().0.is_empty());
+}
+
+#[test]
+fn a_call_that_is_too_large_for_a_small_device_is_the_twins_and_nobodys_fault() {
+    let Some(config) = small() else { return };
+    let host = Host::new(config).unwrap();
+    host.install(core_pack()).unwrap();
+    let (snap, mut worker) = (host.snapshot(), host.worker().unwrap());
+    let mine = host.explain(&OpKey::rmsnorm_f32()).selected.unwrap();
+    rmsnorm(&mut worker, &snap, 1, 1 << 16).unwrap();
+    let mine = stats(&host, &mine);
+    assert_eq!((mine.calls, mine.quarantined), (0, false));
+    assert_eq!(stats(&host, "native:rmsnorm_f32").calls, 1);
+}

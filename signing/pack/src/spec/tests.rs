@@ -1,0 +1,120 @@
+//! What `pack.toml` says, and what is wrong with it.
+
+use super::*;
+
+const MINIMAL: &str = r#"
+    [pack]
+    name = "p"
+    version = "1.0.0"
+    description = "d"
+    min_runtime_version = "0.1.0"
+    created_at = "2026-11-20T00:00:00Z"
+    author = { name = "a", signing_key = "ed25519:AAAA" }
+    [limits]
+    max_memory_pages = 16
+    max_epoch_ticks = 100
+    max_table_elements = 0
+    [wasmtime]
+    min_version = "48.0.0"
+    [[kernel]]
+    id = "k"
+    name = "K"
+    op = "my_op"
+    custom = true
+    category = "custom"
+    entry_point = "k_forward"
+    inputs = [{ name = "x", dtype = "f32", shape = ["n", 2] }]
+    output = { name = "y", dtype = "f16", shape = ["n"] }
+    params = [{ name = "b", type = "i32", default = -1 }, { name = "a", type = "f32" }]
+"#;
+
+fn built() -> Vec<Built> {
+    vec![Built { size: 9, hash: Sha256Hex::from_bytes([1; 32]), features: vec![], backward: false }]
+}
+
+#[test]
+fn a_spec_becomes_a_manifest_in_its_own_order() {
+    let spec = PackSpec::parse(MINIMAL).unwrap();
+    let manifest = spec.try_manifest(&built(), &Figures::default()).unwrap();
+    let kernel = &manifest.kernels[0];
+    assert_eq!(kernel.path.as_str(), "custom/k.wasm");
+    assert_eq!(kernel.params.keys().collect::<Vec<_>>(), ["b", "a"]);
+    assert_eq!(kernel.params["b"].default, Some(ParamValue::I32(-1)));
+    assert_eq!(kernel.inputs[0].shape[1], Dim::Fixed(2));
+}
+
+#[test]
+fn a_plain_variant_is_a_kernel_of_its_own_from_the_same_source() {
+    let text = MINIMAL.replace("name = \"K\"", "name = \"K\"\n        plain_variant = true");
+    let spec = PackSpec::parse(&text).unwrap();
+    assert_eq!(spec.kernel_ids().collect::<Vec<_>>(), ["k", "k_plain"]);
+    let sources: Vec<_> = spec.sources().map(|s| (s.name, s.vectors)).collect();
+    assert_eq!(sources, [("k", Vectors::Relaxed), ("k", Vectors::Plain)]);
+    assert_eq!(spec.module_path("k_plain").unwrap(), "custom/k_plain.wasm");
+    let c = text.replace("description = \"d\"", "description = \"d\"\n        lang = \"c\"");
+    assert_eq!(PackSpec::parse(&c).unwrap().kernel_ids().count(), 2);
+}
+
+#[test]
+fn a_scalar_variant_is_for_wamr() {
+    let text = MINIMAL.replace("name = \"K\"", "name = \"K\"\n        scalar_variant = true");
+    assert!(PackSpec::parse(&text).unwrap_err().contains("[wamr]"));
+    let wamr = "[wamr]\nmin_version = \"0.0.0\"\naot_available = true\n[limits]";
+    let spec = PackSpec::parse(&text.replacen("[limits]", wamr, 1)).unwrap();
+    let sources: Vec<_> = spec.sources().map(|s| (s.id, s.vectors)).collect();
+    assert_eq!(sources, [("k", Vectors::Relaxed), ("k_scalar", Vectors::Scalar)]);
+    let simd = ["simd", "relaxed-simd"].map(str::to_owned);
+    assert_eq!(spec.wamr(&simd).unwrap(), None);
+    assert!(spec.wamr(&simd[..1]).unwrap().is_some_and(|wamr| wamr.aot_available));
+}
+
+#[test]
+fn mistakes_are_named() {
+    let with = |from: &str, to: &str| {
+        let spec = PackSpec::parse(&MINIMAL.replace(from, to));
+        spec.and_then(|spec| spec.try_manifest(&built(), &Figures::default())).unwrap_err()
+    };
+    assert!(with("id = \"k\"", "id = \"../k\"").contains("`id`"));
+    assert!(with("= -1", "= 0.5").contains("param `b`"));
+    assert!(with("\"i32\"", "\"f64\"").contains("f32, u32 or i32"));
+    assert!(with("dtype = \"f16\"", "dtype = \"f17\"").contains("tensor `y`"));
+    assert!(with("name = \"K\"", "nam = \"K\"").contains("nam"));
+    assert!(with("2026-11-20T00:00:00Z", "yesterday").contains("created_at"));
+}
+
+#[test]
+fn the_help_names_every_field() {
+    // The reader lists the fields that it knows where it meets another.
+    let sections =
+        ["[pack]", "[limits]", "[wasmtime]", "[wamr]", "[[kernel]]", "[c]", "inputs = [{"];
+    let with_author = MINIMAL.replace("author = {", "author = { zzz = 1,");
+    let wamr = "[wamr]\nmin_version = \"0.0.0\"\naot_available = true\n";
+    let text = format!("{MINIMAL}\n[c]\n{wamr}");
+    let spoilt = sections.map(|section| {
+        let end = if section.ends_with('{') { " zzz = 1," } else { "\nzzz = 1\n" };
+        text.replacen(section, &format!("{section}{end}"), 1)
+    });
+    let top = format!("zzz = 1\n{MINIMAL}");
+    for text in spoilt.into_iter().chain([with_author, top]) {
+        let error = toml::from_str::<PackSpec>(&text).unwrap_err().to_string();
+        let (_, expected) = error.split_once("expected ").unwrap_or_else(|| panic!("{error}"));
+        for field in expected.split('`').skip(1).step_by(2) {
+            assert!(PACK_TOML_FIELDS.contains(field), "{field} is missing");
+        }
+    }
+}
+
+#[test]
+fn a_misspelt_operation_is_an_error_with_the_right_name_and_not_a_custom_one() {
+    let with = |op: &str, custom: &str| {
+        let text = MINIMAL.replace("\"my_op\"", &format!("\"{op}\""));
+        PackSpec::parse(&text.replace("custom = true", custom)).map(drop)
+    };
+    let slip = with("rmsnrom", "").unwrap_err();
+    assert!(slip.contains("did you mean `rmsnorm`?") && slip.contains("`custom = true`"), "{slip}");
+    let other = with("softmax", "custom = false").unwrap_err();
+    assert!(other.contains("only rope, rmsnorm") && !other.contains("did you mean"), "{other}");
+    assert!(with("rmsnorm", "custom = true").unwrap_err().contains("leave `custom` out"));
+    assert_eq!(with("rmsnorm", ""), Ok(()));
+    assert_eq!(with("rmsnrom", "custom = true"), Ok(()));
+}
