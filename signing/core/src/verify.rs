@@ -175,13 +175,15 @@ impl UnverifiedPack {
         };
         let native = enough(|publisher| publisher.native);
         if !native {
-            refuse_native(&mut violations, &manifest);
+            let at = ("native_not_granted", "platforms.native");
+            refuse(&mut violations, &manifest, at, native_libraries);
         }
         if !enough(|publisher| publisher.threads) {
-            refuse_threads(&mut violations, &manifest);
+            refuse(&mut violations, &manifest, ("threads_not_granted", "threads"), threads);
         }
         if !enough(|publisher| publisher.wasi_nn) {
-            refuse_graphs(&mut violations, &manifest);
+            let at = ("wasi_nn_not_granted", "platforms.wasmtime.features");
+            refuse(&mut violations, &manifest, at, graphs);
         }
         check_files(&mut violations, &manifest, &self.files);
         if !violations.is_empty() {
@@ -355,50 +357,48 @@ fn in_scope<'p>(
     inside
 }
 
-/// One violation for each kernel with native libraries.
-fn refuse_native(violations: &mut Vec<Violation>, manifest: &Manifest) {
-    for (i, kernel) in manifest.kernels.iter().enumerate() {
-        if kernel.platforms.native.is_some() {
-            let what = format!(
-                "`{}` brings code that runs outside of the sandbox, which its publishers are not \
-                 trusted for: use a pack without, or grant it with native = true",
-                kernel.id
-            );
-            let at = format!("kernels[{i}].platforms.native");
-            violations.push(Violation::new("native_not_granted", at, what));
-        }
-    }
+/// One violation for each kernel that asks for what its publishers may not have: what it says, at a field of its
+/// entry.
+fn refuse(
+    violations: &mut Vec<Violation>,
+    manifest: &Manifest,
+    (code, field): (&'static str, &str),
+    what: fn(&KernelEntry) -> Option<String>,
+) {
+    let found = manifest.kernels.iter().enumerate();
+    violations.extend(found.filter_map(|(i, kernel)| {
+        Some(Violation::new(code, format!("kernels[{i}].{field}"), what(kernel)?))
+    }));
 }
 
-/// One violation for each kernel that asks for threads.
-fn refuse_threads(violations: &mut Vec<Violation>, manifest: &Manifest) {
-    for (i, kernel) in manifest.kernels.iter().enumerate().filter(|(_, k)| k.threads > 1) {
-        let what = format!(
+fn native_libraries(kernel: &KernelEntry) -> Option<String> {
+    kernel.platforms.native.as_ref().map(|_| {
+        format!(
+            "`{}` brings code that runs outside of the sandbox, which its publishers are not \
+             trusted for: use a pack without, or grant it with native = true",
+            kernel.id
+        )
+    })
+}
+
+fn threads(kernel: &KernelEntry) -> Option<String> {
+    (kernel.threads > 1).then(|| {
+        format!(
             "`{}` asks for {} threads and needs the grant `threads`, which its publishers do not have: use a pack \
              without, or grant it with threads = true",
             kernel.id, kernel.threads
-        );
-        violations.push(Violation::new(
-            "threads_not_granted",
-            format!("kernels[{i}].threads"),
-            what,
-        ));
-    }
+        )
+    })
 }
 
-/// One violation for each kernel that asks to compute graphs.
-fn refuse_graphs(violations: &mut Vec<Violation>, manifest: &Manifest) {
-    for (i, kernel) in manifest.kernels.iter().enumerate() {
-        if kernel.asks_for_graphs() {
-            let what = format!(
-                "`{}` computes graphs of its pack, which its publishers are not trusted for: use a \
-                 pack without, or grant it with wasi_nn = true",
-                kernel.id
-            );
-            let at = format!("kernels[{i}].platforms.wasmtime.features");
-            violations.push(Violation::new("wasi_nn_not_granted", at, what));
-        }
-    }
+fn graphs(kernel: &KernelEntry) -> Option<String> {
+    kernel.asks_for_graphs().then(|| {
+        format!(
+            "`{}` computes graphs of its pack, which its publishers are not trusted for: use a \
+             pack without, or grant it with wasi_nn = true",
+            kernel.id
+        )
+    })
 }
 
 /// Length and hash of every listed file, and no file that is not listed, manifest and signatures aside.

@@ -12,6 +12,7 @@
 //! growth of the memory, tables that change and segments that are dropped, the gate refuses.
 
 use super::bulk::{self, Widest};
+use super::rewrite::rewritten;
 use std::convert::Infallible;
 use wasm_encoder::reencode::{Error, Reencode, utils};
 use wasm_encoder::{
@@ -39,13 +40,7 @@ const SHARED_MEMORY: (&str, &str) = ("ruvllm", "memory");
 /// # Errors
 /// A sentence: the module cannot be read, which the gate should have said.
 pub(super) fn isolated(wasm: &[u8]) -> Result<Vec<u8>, String> {
-    let failed = |e: &dyn std::fmt::Display| format!("the module cannot be prepared: {e}");
-    let mut rewriter = Rewriter::read(wasm).map_err(|e| failed(&e))?;
-    let mut module = Module::new();
-    rewriter
-        .parse_core_module(&mut module, Parser::new(0), wasm)
-        .map_err(|e: Error<Infallible>| failed(&e))?;
-    Ok(module.finish())
+    rewritten(wasm, Rewriter::read)
 }
 
 /// What is added to a module, behind its own types, functions and exports.

@@ -13,6 +13,7 @@
 //! the added functions have indices that the module cannot name, since it was valid without them.
 
 use super::bulk::{self, LEN, Widest};
+use super::rewrite::rewritten;
 use ruvllm_abi::export;
 use std::convert::Infallible;
 use std::ffi::CStr;
@@ -57,13 +58,7 @@ const TICK_FUNCTION: u32 = 0;
 /// # Errors
 /// A sentence: the module cannot be read, which the gate should have said.
 pub(super) fn metered(wasm: &[u8]) -> Result<Vec<u8>, String> {
-    let failed = |e: &dyn std::fmt::Display| format!("the module cannot be prepared: {e}");
-    let mut meter = Meter::read(wasm).map_err(|e| failed(&e))?;
-    let mut module = Module::new();
-    meter
-        .parse_core_module(&mut module, Parser::new(0), wasm)
-        .map_err(|e: Error<Infallible>| failed(&e))?;
-    Ok(module.finish())
+    rewritten(wasm, Meter::read)
 }
 
 /// What is added to a module, behind its own types, functions and globals.

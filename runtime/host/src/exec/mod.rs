@@ -23,6 +23,8 @@ mod isolate;
 mod meter;
 #[cfg(feature = "wasmtime")]
 mod place;
+#[cfg(any(feature = "wasmtime", feature = "wamr"))]
+mod rewrite;
 #[cfg(feature = "wasmtime")]
 mod threads;
 #[cfg(feature = "wamr")]
