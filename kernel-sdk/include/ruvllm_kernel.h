@@ -29,6 +29,21 @@
  *         return RUVLLM_OK;
  *     }
  *
+ * A kernel whose rows are independent of each other may have threads, as many as its `threads` in pack.toml says.
+ * Each computes the rows that are its own:
+ *
+ *     RUVLLM_KERNEL_WITH_THREADS(scale_rows_forward) {
+ *         const uint32_t rows = ruvllm_symbol(call), dim = ruvllm_symbol(call);
+ *         const float *factors = RUVLLM_INPUT(call, float, rows);
+ *         const float *x = RUVLLM_INPUT(call, float, rows, dim);
+ *         float *y = RUVLLM_OUTPUT(call, float, rows, dim);
+ *         const ruvllm_range own = ruvllm_own_rows(call, rows);
+ *         RUVLLM_READY(call);
+ *         for (size_t row = own.start; row < own.end; row++)
+ *             for (size_t i = row * dim; i < (row + 1) * dim; i++) y[i] = factors[row] * x[i];
+ *         return RUVLLM_OK;
+ *     }
+ *
  * Invariants: all integers are little endian; every region lies above the kernel's own data and
  * stack, inside its memory; output and scratch overlap nothing. A call that does not hold together
  * ends in a status, never in a trap. Symbols come first, in order of first appearance over the
@@ -417,7 +432,15 @@ typedef struct ruvllm_call {
     uint32_t scratch_taken;
     ruvllm_region gradients[RUVLLM_MAX_INPUTS]; /* where those of the inputs go */
     uint32_t gradients_taken;
+    uint32_t thread; /* the index of this one */
+    uint32_t threads;
 } ruvllm_call;
+
+/* From the first row to the one behind the last. */
+typedef struct ruvllm_range {
+    uint32_t start;
+    uint32_t end;
+} ruvllm_range;
 
 static inline void ruvllm_fail(ruvllm_call *call, ruvllm_status status) {
     if (call->status == RUVLLM_OK) call->status = status;
@@ -437,7 +460,7 @@ static inline int ruvllm_overlap(ruvllm_region a, ruvllm_region b) {
 static inline ruvllm_call ruvllm_call_open(ruvllm_memory memory, uint32_t at) {
     const ruvllm_region own = {at, sizeof(ruvllm_descriptor)};
     ruvllm_call call = {memory, {{0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}}, RUVLLM_OK, 0, 0, 0,
-                        {{0, 0}, {0, 0}}, 0};
+                        {{0, 0}, {0, 0}}, 0, 0, 1};
     if (!ruvllm_inside(&memory, own)) {
         call.status = RUVLLM_INTERNAL_ERROR;
         return call;
@@ -458,6 +481,30 @@ static inline ruvllm_call ruvllm_call_open(ruvllm_memory memory, uint32_t at) {
     if (!ruvllm_inside(&memory, d->output)) ruvllm_fail(&call, RUVLLM_INVALID_OUTPUT);
     if (!ruvllm_inside(&memory, d->scratch)) ruvllm_fail(&call, RUVLLM_OUT_OF_MEMORY);
     return call;
+}
+
+/* The call as one of the threads that compute it together sees it: of the scratch it has a part of its own, of those
+ * the last has the end, where the host looks for a message. */
+static inline ruvllm_call ruvllm_call_open_part(ruvllm_memory memory, uint32_t at, uint32_t thread,
+                                                uint32_t threads) {
+    ruvllm_call call = ruvllm_call_open(memory, at);
+    ruvllm_region *scratch = &call.desc.scratch;
+    uint32_t each;
+    if (thread >= threads) return call;
+    call.thread = thread;
+    call.threads = threads;
+    each = scratch->size / threads / RUVLLM_REGION_ALIGN * RUVLLM_REGION_ALIGN;
+    scratch->offset += thread * each;
+    scratch->size = thread + 1 == threads ? scratch->size - thread * each : each;
+    return call;
+}
+
+/* The rows that this thread computes, of so many that there are. The others are not to be written. */
+static inline ruvllm_range ruvllm_own_rows(const ruvllm_call *call, uint32_t rows) {
+    const uint32_t each = rows / call->threads, more = rows % call->threads;
+    const uint32_t start = each * call->thread + (call->thread < more ? call->thread : more);
+    const ruvllm_range own = {start, start + each + (call->thread < more ? 1 : 0)};
+    return own;
 }
 
 /* Reads the descriptor of a call for gradients at `at` and checks every region that it names. */
@@ -637,6 +684,17 @@ static inline ruvllm_memory ruvllm_linear_memory(void) {
     return memory;
 }
 
+/* `kernel_info`, which says what the module is. */
+#define RUVLLM_EXPORT_INFO                                                              \
+    __attribute__((export_name("kernel_info"))) int32_t kernel_info(uint32_t out) {     \
+        const ruvllm_region region = {out, sizeof(ruvllm_kernel_info)};                 \
+        const ruvllm_kernel_info info = {RUVLLM_ABI_VERSION, RUVLLM_REVISION, 0, 0};    \
+        const ruvllm_memory memory = ruvllm_linear_memory();                            \
+        if (!ruvllm_inside(&memory, region)) return RUVLLM_INVALID_OUTPUT;              \
+        __builtin_memcpy((void *)(memory.base + out), &info, sizeof info);              \
+        return RUVLLM_OK;                                                               \
+    }
+
 /* Declares a kernel: exports it under the name, and `kernel_info`. The body follows in braces; it
  * has `call` and returns a status. */
 #define RUVLLM_KERNEL(name)                                                             \
@@ -645,14 +703,18 @@ static inline ruvllm_memory ruvllm_linear_memory(void) {
         ruvllm_call call = ruvllm_call_open(ruvllm_linear_memory(), desc);              \
         return (int32_t)(call.status != RUVLLM_OK ? call.status : name##_body(&call));  \
     }                                                                                   \
-    __attribute__((export_name("kernel_info"))) int32_t kernel_info(uint32_t out) {     \
-        const ruvllm_region region = {out, sizeof(ruvllm_kernel_info)};                 \
-        const ruvllm_kernel_info info = {RUVLLM_ABI_VERSION, RUVLLM_REVISION, 0, 0};    \
-        const ruvllm_memory memory = ruvllm_linear_memory();                            \
-        if (!ruvllm_inside(&memory, region)) return RUVLLM_INVALID_OUTPUT;              \
-        __builtin_memcpy((void *)(memory.base + out), &info, sizeof info);              \
-        return RUVLLM_OK;                                                               \
-    }                                                                                   \
+    RUVLLM_EXPORT_INFO                                                                  \
+    static ruvllm_status name##_body(ruvllm_call *call)
+
+/* Declares a kernel with threads. Its body runs in each of them, all at once, and writes the rows of
+ * ruvllm_own_rows. */
+#define RUVLLM_KERNEL_WITH_THREADS(name)                                                         \
+    static ruvllm_status name##_body(ruvllm_call *call);                                         \
+    __attribute__((export_name(#name))) int32_t name(uint32_t desc, uint32_t i, uint32_t n) {    \
+        ruvllm_call call = ruvllm_call_open_part(ruvllm_linear_memory(), desc, i, n);            \
+        return (int32_t)(call.status != RUVLLM_OK ? call.status : name##_body(&call));           \
+    }                                                                                            \
+    RUVLLM_EXPORT_INFO                                                                           \
     static ruvllm_status name##_body(ruvllm_call *call)
 
 /* Declares the gradient of the kernel and exports it as `kernel_backward`. The body follows in braces, as that
@@ -676,6 +738,17 @@ static inline ruvllm_memory ruvllm_linear_memory(void) {
         ruvllm_call call = ruvllm_call_open(memory, desc);                              \
         return (int32_t)(call.status != RUVLLM_OK ? call.status : name##_body(&call));  \
     }                                                                                   \
+    static ruvllm_status name##_body(ruvllm_call *call)
+
+/* Called as often as it is to have threads, with the index of each. */
+#define RUVLLM_KERNEL_WITH_THREADS(name)                                                         \
+    static ruvllm_status name##_body(ruvllm_call *call);                                         \
+    int32_t name(unsigned char *base, size_t len, uint32_t desc, uint32_t i, uint32_t n);        \
+    int32_t name(unsigned char *base, size_t len, uint32_t desc, uint32_t i, uint32_t n) {       \
+        const ruvllm_memory memory = {(uintptr_t)base, 0, len};                                  \
+        ruvllm_call call = ruvllm_call_open_part(memory, desc, i, n);                            \
+        return (int32_t)(call.status != RUVLLM_OK ? call.status : name##_body(&call));           \
+    }                                                                                            \
     static ruvllm_status name##_body(ruvllm_call *call)
 
 #define RUVLLM_BACKWARD                                                                         \

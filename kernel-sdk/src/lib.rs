@@ -11,8 +11,8 @@
 //! any byte slice ([`Memory::over`]) and the SIMD types are plain arrays, so that a kernel's maths
 //! is tested where its author works.
 //!
-//! A kernel that [`kernel!`] declares computes with one thread. For one with threads, see the documentation of
-//! [`abi`]: its entry point has another type, and a view of the whole output is no thread's alone.
+//! A kernel that [`kernel!`] declares computes with one thread, or with several that divide the rows of the output
+//! among them; the documentation of [`abi`] says what the threads of a kernel have in common.
 //!
 //! It does not protect a kernel from a host that rewrites memory during a call; a host is trusted.
 //!
@@ -48,11 +48,13 @@ pub mod simd;
 pub mod view;
 
 pub use element::{BlockQ4_0, BlockQ8_0, F16};
+#[doc(hidden)]
+pub use entry::{index_of, leads};
 pub use ruvllm_abi as abi;
 pub use ruvllm_abi::{BackwardDescriptor, DType, KernelDescriptor, KernelInfo, Region, Status};
 pub use view::{
     BackwardCall, Call, Element, GradInputs, Inputs, Memory, Param, Params, Rows, RowsMut, Scratch,
-    TensorMut, TensorView,
+    TensorMut, TensorView, Thread,
 };
 
 /// Everything a kernel's source usually needs.

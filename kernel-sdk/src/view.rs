@@ -9,10 +9,12 @@
 //! resident tensor that starts anywhere in it.
 
 use core::marker::PhantomData;
+use core::ops::Range;
 use core::{ptr, slice};
 
 use ruvllm_abi::{
-    ABI_VERSION, BackwardDescriptor, DType, KernelDescriptor, KernelInfo, Region, Status,
+    ABI_VERSION, BackwardDescriptor, DType, KernelDescriptor, KernelInfo, REGION_ALIGN, Region,
+    Status,
 };
 
 use crate::element::{BlockQ4_0, BlockQ8_0, F16};
@@ -184,12 +186,14 @@ fn overlap(a: Region, b: Region) -> bool {
 pub struct Call<'m> {
     /// The inputs in the order of the manifest.
     pub inputs: Inputs<'m>,
-    /// The bytes of the output; [`TensorMut::new`] gives them a type and shape.
+    /// The bytes of the output, of those rows that are this thread's; [`TensorMut::new`] gives them a type and shape.
     pub output: &'m mut [u8],
     /// Working memory.
     pub scratch: Scratch<'m>,
     /// The params block.
     pub params: Params<'m>,
+    /// The thread that computes a part of the call; the only one unless the kernel has threads.
+    pub thread: Thread,
 }
 
 impl<'m> Call<'m> {
@@ -202,12 +206,58 @@ impl<'m> Call<'m> {
     #[inline]
     pub fn open(memory: Memory<'m>, desc: usize) -> Result<Self, Status> {
         let words = memory.words(desc).ok_or(Status::InternalError)?;
-        let KernelDescriptor { input_a, input_b, output, scratch, params } =
-            KernelDescriptor::from_words(words);
+        let desc = KernelDescriptor::from_words(words);
+        let KernelDescriptor { input_a, input_b, output, scratch, params } = desc;
         apart(&[input_a, input_b, params], &[output], scratch)?;
-        // SAFETY: `apart` has found that output and scratch overlap nothing.
+        // SAFETY: output and scratch overlap nothing, and no other thread has a part of the call.
+        unsafe { Self::of(memory, desc, Thread::ONLY) }
+    }
+
+    /// [`open`](Self::open) for one of the threads that compute a call together: of the output and of the scratch
+    /// it has a part of its own. The output has as many rows as the word of the params block says that `rows` is
+    /// the index of, and each thread the same number of them, or one more.
+    ///
+    /// # Errors
+    /// As `open`; [`Status::InvalidParams`] where there is no such word, and [`Status::InvalidOutput`] where that
+    /// many rows do not fill the output.
+    #[inline]
+    pub fn open_part(
+        memory: Memory<'m>,
+        desc: usize,
+        thread: Thread,
+        rows: usize,
+    ) -> Result<Self, Status> {
+        let words = memory.words(desc).ok_or(Status::InternalError)?;
+        let desc = KernelDescriptor::from_words(words);
+        let KernelDescriptor { input_a, input_b, output, scratch, params } = desc;
+        apart(&[input_a, input_b, params], &[output], scratch)?;
+        // SAFETY: `apart` has found that output and scratch, which are written, do not overlap the params.
+        let mut words = Params { rest: unsafe { memory.shared(params, Status::InvalidParams)? } };
+        for _ in 0..rows {
+            words.take::<u32>()?;
+        }
+        let output = thread.part_of(output, words.take()?).ok_or(Status::InvalidOutput)?;
+        let scratch = thread.part_of_scratch(scratch);
+        // SAFETY: the parts lie in regions that overlap nothing, and those of a thread with another index do not
+        // overlap them.
+        unsafe { Self::of(memory, KernelDescriptor { output, scratch, ..desc }, thread) }
+    }
+
+    /// The call that a descriptor describes.
+    ///
+    /// # Safety
+    /// Output and scratch overlap no other region, and no other value of this type has them, or a part of them.
+    #[inline]
+    unsafe fn of(
+        memory: Memory<'m>,
+        desc: KernelDescriptor,
+        thread: Thread,
+    ) -> Result<Self, Status> {
+        let KernelDescriptor { input_a, input_b, output, scratch, params } = desc;
+        // SAFETY: the caller's.
         unsafe {
             Ok(Call {
+                thread,
                 inputs: Inputs {
                     a: memory.shared(input_a, Status::InvalidInput)?,
                     b: memory.shared(input_b, Status::InvalidInput)?,
@@ -218,6 +268,56 @@ impl<'m> Call<'m> {
                 scratch: Scratch { rest: memory.exclusive(scratch, Status::OutOfMemory)? },
             })
         }
+    }
+}
+
+/// One of the threads that compute a call together. Each has a part of the rows, in the order of their indices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thread {
+    index: u32,
+    count: u32,
+}
+
+impl Thread {
+    /// The thread that computes all alone.
+    pub const ONLY: Thread = Thread { index: 0, count: 1 };
+
+    /// Thread `index`, from 0 on, of `count`; where there is none such, the only one.
+    #[inline]
+    pub const fn new(index: u32, count: u32) -> Thread {
+        if index < count { Thread { index, count } } else { Thread::ONLY }
+    }
+
+    /// Its rows, of so many that there are.
+    #[inline]
+    pub fn rows(self, rows: usize) -> Range<usize> {
+        let (index, count) = (self.index as usize, self.count as usize);
+        let (each, more) = (rows / count, rows % count);
+        let first = each * index + index.min(more);
+        first..first + each + usize::from(index < more)
+    }
+
+    /// Its part of a region that `rows` rows fill.
+    #[inline]
+    fn part_of(self, region: Region, rows: u32) -> Option<Region> {
+        let row = region.size.checked_div(rows).unwrap_or(0);
+        if row * rows != region.size {
+            return None;
+        }
+        let part = self.rows(rows as usize);
+        let at = region.offset.checked_add(part.start as u32 * row)?;
+        Some(Region::new(at, part.len() as u32 * row))
+    }
+
+    /// Its part of the scratch: the same for each, a multiple of what regions are aligned at.
+    #[inline]
+    fn part_of_scratch(self, region: Region) -> Region {
+        let align = REGION_ALIGN as u32;
+        let each = region.size / self.count / align * align;
+        let at = region.offset.saturating_add(self.index * each);
+        // The end, where the host looks for a message, is the last one's.
+        let is_last = self.index + 1 == self.count;
+        Region::new(at, if is_last { region.size - self.index * each } else { each })
     }
 }
 
@@ -362,6 +462,21 @@ impl<'a, T: Element> TensorView<'a, T> {
         let data = unsafe {
             slice::from_raw_parts(bytes.as_ptr().cast::<T>(), bytes.len() / size_of::<T>())
         };
+        Ok(TensorView { data })
+    }
+
+    /// The part of a thread, of a tensor of `rows` rows, which its elements or blocks fill.
+    ///
+    /// # Errors
+    /// [`Status::InvalidInput`] where they do not.
+    #[inline]
+    pub fn part(self, thread: Thread, rows: usize) -> Result<Self, Status> {
+        let row = self.data.len().checked_div(rows).unwrap_or(0);
+        if row * rows != self.data.len() {
+            return Err(Status::InvalidInput);
+        }
+        let Range { start, end } = thread.rows(rows);
+        let data = self.data.get(start * row..end * row).ok_or(Status::InvalidInput)?;
         Ok(TensorView { data })
     }
 

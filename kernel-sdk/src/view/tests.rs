@@ -210,3 +210,59 @@ fn a_failure_can_be_explained_in_what_is_left_of_scratch() {
     assert_eq!(ruvllm_abi::message::read(&memory.0[..512]), Some(&b"eps is 0"[..]));
     assert!(memory.0[..256].iter().all(|byte| *byte == 1));
 }
+
+#[test]
+fn threads_have_every_row_and_every_byte_of_scratch_once() {
+    for count in 1..5u32 {
+        for rows in 0..9u32 {
+            let region = Region::new(64, 12 * rows);
+            let (mut row, mut at, mut scratch_at) = (0, 64, 512);
+            for thread in (0..count).map(|index| Thread::new(index, count)) {
+                let own = thread.rows(rows as usize);
+                assert_eq!(own.start, row);
+                assert!(own.len() as u32 - rows / count <= 1);
+                let part = thread.part_of(region, rows).unwrap();
+                assert_eq!((part.offset, part.size), (at, 12 * own.len() as u32));
+                let scratch = thread.part_of_scratch(Region::new(512, 300));
+                assert_eq!((scratch.offset, scratch.offset % 64), (scratch_at, 0));
+                (row, at) = (own.end, part.offset + part.size);
+                scratch_at = scratch.offset + scratch.size;
+            }
+            assert_eq!((row as u32, at, scratch_at), (rows, 64 + 12 * rows, 812));
+        }
+    }
+    assert_eq!(Thread::new(4, 4), Thread::ONLY);
+    assert_eq!(Thread::new(3, 4).rows(usize::MAX).end, usize::MAX);
+    assert_eq!(Thread::ONLY.part_of(Region::new(0, 10), 3), None);
+    assert_eq!(Thread::ONLY.part_of(Region::new(0, 10), 0), None);
+}
+
+#[test]
+fn a_thread_writes_its_own_rows_of_the_output_alone() {
+    let mut memory = Linear::new();
+    memory.0[320..324].copy_from_slice(&4u32.to_le_bytes());
+    for index in 0..3 {
+        memory.put(0, sound());
+        let thread = Thread::new(index, 3);
+        let view = Memory::over(&mut memory.0);
+        let mut call = Call::open_part(view, 0, thread, 0).ok().unwrap();
+        let x = call.inputs.take::<f32>(&[4, 2]).unwrap();
+        let rows = thread.rows(4).len();
+        assert_eq!(x.part(thread, 4).unwrap().as_slice().len(), 2 * rows);
+        assert_eq!(x.part(thread, 3).err(), Some(Status::InvalidInput));
+        let mut y = TensorMut::<f32>::new(call.output, &[rows, 2]).unwrap();
+        y.as_mut_slice().fill(index as f32);
+    }
+    let written: [f32; 8] = core::array::from_fn(|i| {
+        f32::from_le_bytes(memory.0[192 + 4 * i..][..4].try_into().unwrap())
+    });
+    assert_eq!(written, [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 2.0, 2.0]);
+    // No such word, and rows that do not fill the output.
+    let open = |memory: &mut Linear, word| {
+        memory.put(0, sound());
+        Call::open_part(Memory::over(&mut memory.0), 0, Thread::new(0, 2), word).err()
+    };
+    assert_eq!(open(&mut memory, 3), Some(Status::InvalidParams));
+    memory.0[324..328].copy_from_slice(&5u32.to_le_bytes());
+    assert_eq!(open(&mut memory, 1), Some(Status::InvalidOutput));
+}

@@ -213,7 +213,7 @@ impl Job<'_> {
         let wasm = fs::read(&path).map_err(ToolError::io("read", &path))?;
         let entry = self.spec.entry_point(id).unwrap_or_default();
         let failed = |message| ToolError::Module { kernel: id.to_owned(), message };
-        normalise(&wasm, entry).map_err(failed)
+        normalise(&wasm, entry, source.threads).map_err(failed)
     }
 }
 

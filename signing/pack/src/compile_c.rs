@@ -8,6 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use ruvllm_abi::export;
+
 use crate::ToolError;
 use crate::build::{Job, STACK_BYTES};
 use crate::lines::CRATE_ROOT;
@@ -62,7 +64,7 @@ pub(crate) fn compile(job: &Job<'_>) -> Result<(), ToolError> {
     };
     let out = out_dir(job.target_dir);
     fs::create_dir_all(&out).map_err(ToolError::io("create", &out))?;
-    for Source { id, name, vectors } in job.spec.sources() {
+    for Source { id, name, vectors, threads } in job.spec.sources() {
         let source = Path::new(SOURCES).join(format!("{name}.c"));
         if !job.directory.join(&source).is_file() {
             let message = format!("there is no {}; each kernel has its own file", source.display());
@@ -70,7 +72,11 @@ pub(crate) fn compile(job: &Job<'_>) -> Result<(), ToolError> {
         }
         let object = out.join(format!("{id}.o"));
         let mut command = Command::new(clang);
-        command.args(FLAGS).args(vector_flags(vectors)).args(job.spec.c_flags());
+        command.args(FLAGS).args(vector_flags(vectors));
+        if threads {
+            command.arg("-matomics");
+        }
+        command.args(job.spec.c_flags());
         let mut remap = OsString::from("-ffile-prefix-map=");
         remap.push(job.directory);
         remap.push("=");
@@ -83,6 +89,9 @@ pub(crate) fn compile(job: &Job<'_>) -> Result<(), ToolError> {
         command.args(["-z", &format!("stack-size={STACK_BYTES}")]);
         command.arg(format!("--max-memory={}", job.max_memory()));
         command.arg("--gc-sections");
+        if threads {
+            command.arg(format!("--export={}", export::STACK_POINTER));
+        }
         command.arg(&object).arg("-o").arg(module_file(job.target_dir, id));
         run(command, &job.toolchain.linker, "the linker", job.directory)?;
     }

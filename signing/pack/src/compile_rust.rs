@@ -7,6 +7,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use ruvllm_abi::export;
+
 use crate::ToolError;
 use crate::build::{Job, STACK_BYTES};
 use crate::lines::{CRATE_ROOT, DEPENDENCIES};
@@ -22,16 +24,26 @@ struct Rust<'a> {
     linker: &'a Path,
 }
 
-/// Runs cargo for every kernel: once for those of each set of vector instructions.
+/// What cargo compiles in one run: kernels that may use the same instructions.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Features {
+    vectors: Vectors,
+    threads: bool,
+}
+
+/// Runs cargo for every kernel: once for those that may use the same instructions.
 ///
 /// # Errors
 /// [`ToolError::Compile`], [`ToolError::Spec`] about `Cargo.toml`, [`ToolError::Io`].
 pub(crate) fn compile(job: &Job<'_>) -> Result<(), ToolError> {
-    for vectors in Vectors::ALL {
-        let chosen = job.spec.sources().filter(|source| source.vectors == vectors);
+    let all = Vectors::ALL
+        .into_iter()
+        .flat_map(|vectors| [false, true].map(|threads| Features { vectors, threads }));
+    for features in all {
+        let chosen = job.spec.sources().filter(|source| Features::of(*source) == features);
         let names: Vec<&str> = chosen.map(|source| source.name).collect();
         if !names.is_empty() {
-            compile_all(job, &names, vectors)?;
+            compile_all(job, &names, features)?;
         }
     }
     Ok(())
@@ -46,9 +58,9 @@ pub(crate) fn packages(job: &Job<'_>) -> Result<Vec<PathBuf>, ToolError> {
     Ok(packages.into_iter().map(|(_, directory)| directory).collect())
 }
 
-fn compile_all(job: &Job<'_>, names: &[&str], vectors: Vectors) -> Result<(), ToolError> {
+fn compile_all(job: &Job<'_>, names: &[&str], features: Features) -> Result<(), ToolError> {
     let rust = Rust::of(job)?;
-    let target_dir = target_dir(job.target_dir, vectors);
+    let target_dir = features.target_dir(job.target_dir);
     let mut cargo = rust.cargo(job.directory);
     cargo.args(["build", "--release", "--target", TARGET]).arg("--target-dir").arg(&target_dir);
     if job.directory.join("Cargo.lock").is_file() {
@@ -65,7 +77,7 @@ fn compile_all(job: &Job<'_>, names: &[&str], vectors: Vectors) -> Result<(), To
     for name in names {
         cargo.args(["--bin", name]);
     }
-    let flags = rust.flags(job, &target_dir, vectors)?;
+    let flags = rust.flags(job, &target_dir, features)?;
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join(&OsString::from("\u{1f}")));
     let status = cargo.status().map_err(ToolError::io("run", rust.cargo))?;
     if status.success() {
@@ -82,16 +94,23 @@ fn takes_nothing_from_a_registry(directory: &Path) -> bool {
 
 /// Where cargo leaves a module.
 pub(crate) fn module_file(dir: &Path, source: Source<'_>) -> PathBuf {
-    let dir = target_dir(dir, source.vectors);
+    let dir = Features::of(source).target_dir(dir);
     dir.join(TARGET).join("release").join(format!("{}.wasm", source.name))
 }
 
-/// Cargo keeps one build of a directory: other features are built elsewhere.
-fn target_dir(dir: &Path, vectors: Vectors) -> PathBuf {
-    match vectors {
-        Vectors::Relaxed => dir.to_owned(),
-        Vectors::Plain => dir.join("plain"),
-        Vectors::Scalar => dir.join("scalar"),
+impl Features {
+    fn of(source: Source<'_>) -> Features {
+        Features { vectors: source.vectors, threads: source.threads }
+    }
+
+    /// Cargo keeps one build of a directory: other features are built elsewhere.
+    fn target_dir(self, dir: &Path) -> PathBuf {
+        let dir = match self.vectors {
+            Vectors::Relaxed => dir.to_owned(),
+            Vectors::Plain => dir.join("plain"),
+            Vectors::Scalar => dir.join("scalar"),
+        };
+        if self.threads { dir.join("threads") } else { dir }
     }
 }
 
@@ -158,22 +177,26 @@ impl<'a> Rust<'a> {
         &self,
         job: &Job<'_>,
         target_dir: &Path,
-        vectors: Vectors,
+        features: Features,
     ) -> Result<Vec<OsString>, ToolError> {
-        let features = match vectors {
+        let vectors = match features.vectors {
             Vectors::Relaxed => "-Ctarget-feature=+simd128,+relaxed-simd",
             Vectors::Plain => "-Ctarget-feature=+simd128",
             // The first version of WebAssembly: no copying and filling of memory either.
             Vectors::Scalar => "-Ctarget-cpu=mvp",
         };
         let mut flags: Vec<OsString> = vec![
-            features.into(),
+            vectors.into(),
             "-Clink-arg=--export=__heap_base".into(),
             format!("-Clink-arg=-zstack-size={STACK_BYTES}").into(),
             "-Clink-arg=--stack-first".into(),
             format!("-Clink-arg=--max-memory={}", job.max_memory()).into(),
             "-Clink-arg=--gc-sections".into(),
         ];
+        if features.threads {
+            flags.push("-Ctarget-feature=+atomics".into());
+            flags.push(format!("-Clink-arg=--export={}", export::STACK_POINTER).into());
+        }
         let mut remap = |from: &Path, to: &str| {
             let mut flag = OsString::from("--remap-path-prefix=");
             flag.push(from);

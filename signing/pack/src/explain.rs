@@ -7,7 +7,7 @@
 use std::fmt;
 use std::path::Path;
 
-use ruvllm_host::{Host, HostConfig, HostError, Refusal};
+use ruvllm_host::{DeviceClass, Host, HostError, Refusal};
 use ruvllm_manifest::{MANIFEST_FILE, Manifest, Violation};
 use ruvllm_signing::{PackError, PackLock, escape_untrusted};
 use serde::Serialize;
@@ -213,13 +213,17 @@ impl fmt::Display for GateReport {
     }
 }
 
-/// Takes a pack through every gate of a host in its default configuration.
+/// Takes a pack through every gate of a host of this device class in its default configuration.
 ///
 /// # Errors
 /// What the policy, the floors and the lock file can be refused for, [`ToolError::Io`], and
 /// [`HostError::Executor`] where there is no sandbox here. A pack that is refused, even one that
 /// cannot be read, is a report.
-pub fn explain(options: &VerifyOptions, directory: &Path) -> Result<ExplainReport, ToolError> {
+pub fn explain(
+    options: &VerifyOptions,
+    class: DeviceClass,
+    directory: &Path,
+) -> Result<ExplainReport, ToolError> {
     let policy = options.read_policy()?;
     let floors = options.floors()?;
     let lock = options.lock.as_deref().map(PackLock::read).transpose()?;
@@ -293,7 +297,7 @@ pub fn explain(options: &VerifyOptions, directory: &Path) -> Result<ExplainRepor
         Some(Err(other)) => return Err(other.into()),
     }
     let ids: Vec<String> = trusted.manifest().kernels.iter().map(|k| k.id.clone()).collect();
-    let outcome = Host::new(HostConfig::default())?.install(trusted);
+    let outcome = Host::new(class.config())?.install(trusted);
     let (refusals, left_out) = match outcome {
         Ok(report) => (Vec::new(), report.skipped),
         Err(HostError::Refused { refusals, .. }) => (refusals, Vec::new()),

@@ -7,7 +7,9 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{CommandFactory, Parser, Subcommand};
+use ruvllm_host::DeviceClass;
 use ruvllm_pack::graph::GRAPH_TOML_FIELDS;
 use ruvllm_pack::{
     Lang, PACK_TOML_FIELDS, ToolError, bench, build, call, diff, explain, graph, inspect,
@@ -137,6 +139,9 @@ enum Command {
     Explain {
         #[command(flatten)]
         against: trust_commands::Against,
+        /// The device class of the host.
+        #[arg(long, value_name = "CLASS", default_value = "server", value_parser = device_class())]
+        device_class: DeviceClass,
         /// A lock file that must pin the pack.
         #[arg(long, value_name = "FILE")]
         lock: Option<PathBuf>,
@@ -243,6 +248,13 @@ fn named_number(text: &str) -> Result<(String, f64), String> {
     Ok((name.to_owned(), value))
 }
 
+/// Device classes by their names.
+fn device_class() -> impl TypedValueParser<Value = DeviceClass> {
+    PossibleValuesParser::new(DeviceClass::ALL.map(DeviceClass::name)).map(|name| {
+        DeviceClass::ALL.into_iter().find(|class| class.name() == name).unwrap_or_default()
+    })
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let json = cli.json;
@@ -271,8 +283,8 @@ fn main() -> ExitCode {
             finish(call::call(&options), json)
         }
         Command::Diff { a, b, exit_code } => finish(diff::diff(&a, &b, exit_code), json),
-        Command::Explain { against, lock, dir } => {
-            finish(explain::explain(&against.options(lock), &dir), json)
+        Command::Explain { against, device_class, lock, dir } => {
+            finish(explain::explain(&against.options(lock), device_class, &dir), json)
         }
         Command::Bench { dir, time, write } => finish(bench::bench(&dir, time, write), json),
         Command::Reference => {

@@ -2,7 +2,7 @@
 
 use ruvllm_abi::export;
 use serde::Serialize;
-use wasm_encoder::{ExportSection, Module, RawSection};
+use wasm_encoder::{ExportSection, MemorySection, MemoryType, Module, RawSection};
 use wasmparser::{ExternalKind, Operator, Parser, Payload};
 
 /// Facts about a module that people ask for.
@@ -85,9 +85,12 @@ impl ModuleFacts {
 /// where nothing uses it. What runs is untouched. Where the entry point is missing all functions stay
 /// exported: the refusal then names them.
 ///
+/// With `threads`, its memory becomes one that instances share. A linker would do that as well, but it would
+/// also have the instances lay out their data at run time, and wait for each other.
+///
 /// # Errors
 /// What the parser says about bytes that are no module.
-pub fn normalise(wasm: &[u8], entry_point: &str) -> Result<Vec<u8>, String> {
+pub fn normalise(wasm: &[u8], entry_point: &str, threads: bool) -> Result<Vec<u8>, String> {
     let wanted = [
         entry_point,
         export::MEMORY,
@@ -96,6 +99,7 @@ pub fn normalise(wasm: &[u8], entry_point: &str) -> Result<Vec<u8>, String> {
         export::BACKWARD,
         export::INFO,
         export::CLEANUP,
+        if threads { export::STACK_POINTER } else { entry_point },
     ];
     let keep_tables = uses_tables(wasm).map_err(|error| error.to_string())?;
     let has_entry = ModuleFacts::read(wasm)?.exports.iter().any(|name| name == entry_point);
@@ -115,6 +119,20 @@ pub fn normalise(wasm: &[u8], entry_point: &str) -> Result<Vec<u8>, String> {
                     }
                 }
                 module.section(&exports);
+            }
+            Payload::MemorySection(section) if threads => {
+                let mut memories = MemorySection::new();
+                for memory in section.clone() {
+                    let memory = memory.map_err(|error| error.to_string())?;
+                    memories.memory(MemoryType {
+                        minimum: memory.initial,
+                        maximum: memory.maximum,
+                        memory64: memory.memory64,
+                        shared: true,
+                        page_size_log2: memory.page_size_log2,
+                    });
+                }
+                module.section(&memories);
             }
             other => {
                 if let Some((id, range)) = other.as_section() {
@@ -187,7 +205,7 @@ mod tests {
     #[test]
     fn the_normal_form_keeps_the_code_and_drops_names_and_stray_exports() {
         let wasm = wat::parse_str(KERNEL).unwrap();
-        let normal = normalise(&wasm, "go").unwrap();
+        let normal = normalise(&wasm, "go", false).unwrap();
         let facts = ModuleFacts::read(&normal).unwrap();
         assert_eq!(facts.exports, ["memory", "__heap_base", "go"]);
         assert_eq!((facts.trap_sites, facts.functions), (1, 1));
@@ -197,8 +215,8 @@ mod tests {
         let find = |bytes: &[u8], text: &[u8]| bytes.windows(text.len()).any(|w| w == text);
         assert!(find(&wasm, b"named") && !find(&normal, b"named"));
         assert!(find(&normal, b"kept"));
-        assert_eq!(normalise(&normal, "go").unwrap(), normal);
-        let misnamed = ModuleFacts::read(&normalise(&wasm, "og").unwrap()).unwrap();
+        assert_eq!(normalise(&normal, "go", false).unwrap(), normal);
+        let misnamed = ModuleFacts::read(&normalise(&wasm, "og", false).unwrap()).unwrap();
         assert_eq!(misnamed.exports, ["memory", "__heap_base", "go"]);
     }
 
@@ -208,7 +226,7 @@ mod tests {
             let text = format!(
                 "(module (table 1 1 funcref) (func (export \"go\") (param i32) (result i32) {body}))"
             );
-            let normal = normalise(&wat::parse_str(text).unwrap(), "go").unwrap();
+            let normal = normalise(&wat::parse_str(text).unwrap(), "go", false).unwrap();
             let mut sections = Parser::new(0).parse_all(&normal).flatten();
             sections.any(|section| matches!(section, Payload::TableSection(_)))
         };
@@ -218,10 +236,24 @@ mod tests {
     }
 
     #[test]
+    fn threads_share_the_memory_and_have_a_stack_pointer_each() {
+        let stack = r#"(global (export "__stack_pointer") (mut i32) (i32.const 512)) (func $named"#;
+        let wasm = wat::parse_str(KERNEL.replace("(func $named", stack)).unwrap();
+        let alone = normalise(&wasm, "go", false).unwrap();
+        assert_eq!(ModuleFacts::read(&alone).unwrap().exports, ["memory", "__heap_base", "go"]);
+        let together = normalise(&wasm, "go", true).unwrap();
+        let facts = ModuleFacts::read(&together).unwrap();
+        assert_eq!(facts.exports, ["memory", "__heap_base", "__stack_pointer", "go"]);
+        assert_eq!((facts.memory_pages, facts.max_memory_pages), (1, Some(256)));
+        assert_eq!(ruvllm_host::module_features(&together).unwrap(), ["threads"]);
+        assert_eq!(normalise(&together, "go", true).unwrap(), together);
+    }
+
+    #[test]
     fn imports_are_listed_and_garbage_is_an_error() {
         let wasm = wat::parse_str(r#"(module (import "env" "f" (func)))"#).unwrap();
         assert_eq!(ModuleFacts::read(&wasm).unwrap().imports, ["env.f"]);
         assert!(ModuleFacts::read(b"not wasm").is_err());
-        assert!(normalise(&wasm[..9], "go").is_err());
+        assert!(normalise(&wasm[..9], "go", false).is_err());
     }
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use indexmap::IndexMap;
-use ruvllm_abi::Op;
+use ruvllm_abi::{MAX_THREADS, Op};
 use ruvllm_manifest::{
     Author, Dim, KernelEntry, Manifest, PackName, PackPath, ParamSpec, ParamType, ParamValue,
     Platforms, ResourceLimits, Sha256Hex, TensorSpec, Timestamp, Tolerance, WamrPlatform,
@@ -65,6 +65,7 @@ Fields of pack.toml; those marked ? may be left out:
     output                { name, dtype, shape }
     params ?              of { name, type, default ? }; type is f32, u32 or i32
     tolerance ?           { rel, abs }, stricter than the host's own
+    threads ?             up to 4 that divide the rows among them, for hosts of the device class threads
     plain_variant ?       true to build the kernel once more without relaxed SIMD, for deterministic hosts
     scalar_variant ?      true to build it once more without SIMD, for WAMR; needs [wamr]
   [[graph]] ?             one for each graph that kernels compute through WASI-NN, see help graph
@@ -217,6 +218,9 @@ struct KernelSection {
     #[serde(default)]
     params: Vec<ParamSection>,
     tolerance: Option<ToleranceSection>,
+    /// How many threads compute a call together at most.
+    #[serde(default = "one")]
+    threads: u32,
     /// Whether the pack also has the kernel without relaxed SIMD, for deterministic hosts.
     #[serde(default)]
     plain_variant: bool,
@@ -228,6 +232,10 @@ struct KernelSection {
     variant_of: Option<String>,
     #[serde(skip)]
     vectors: Vectors,
+}
+
+const fn one() -> u32 {
+    1
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -293,6 +301,8 @@ pub(crate) struct Source<'a> {
     /// The name of the binary, or of the file, that it is in.
     pub(crate) name: &'a str,
     pub(crate) vectors: Vectors,
+    /// Whether its instances share a memory.
+    pub(crate) threads: bool,
 }
 
 /// What a build found out about one module.
@@ -337,6 +347,7 @@ impl PackSpec {
                 return Err(format!("two kernels are called `{}`; rename one", kernel.id));
             }
             kernel.check_op()?;
+            kernel.check_threads()?;
         }
         Ok(spec)
     }
@@ -368,6 +379,7 @@ impl PackSpec {
             id: &kernel.id,
             name: kernel.variant_of.as_deref().unwrap_or(&kernel.id),
             vectors: kernel.vectors,
+            threads: kernel.threads > 1,
         })
     }
 
@@ -436,9 +448,10 @@ impl PackSpec {
         Ok(Manifest { kernels: kernels?, fallbacks: self.fallbacks.clone(), ..manifest })
     }
 
-    /// What a module that uses these features needs of WAMR, which has no relaxed SIMD.
+    /// What a module that uses these features needs of WAMR, which has neither relaxed SIMD nor threads here.
     fn wamr(&self, features: &[String]) -> Result<Option<WamrPlatform>, String> {
-        let runs = !features.iter().any(|feature| feature == "relaxed-simd");
+        let runs =
+            !features.iter().any(|feature| ["relaxed-simd", "threads"].contains(&&**feature));
         let Some(wamr) = self.wamr.as_ref().filter(|_| runs) else { return Ok(None) };
         let min_version = version(&wamr.min_version, "wamr.min_version")?;
         Ok(Some(WamrPlatform { min_version, aot_available: wamr.aot_available }))
@@ -457,7 +470,7 @@ impl PackSpec {
             hash: built.hash,
             entry_point: kernel.entry_point.clone(),
             backward: built.backward,
-            threads: 1,
+            threads: kernel.threads,
             inputs: kernel.inputs.iter().map(tensor).collect::<Result<_, _>>()?,
             outputs: vec![tensor(&kernel.output)?],
             params: params?,
@@ -481,6 +494,21 @@ impl PackSpec {
 }
 
 impl KernelSection {
+    /// Whether hosts can enter it on so many threads.
+    fn check_threads(&self) -> Result<(), String> {
+        let KernelSection { id, threads, scalar_variant, .. } = self;
+        if !(1..=MAX_THREADS).contains(threads) {
+            return Err(format!("kernel `{id}`: threads is 1 to {MAX_THREADS}, not {threads}"));
+        }
+        if *threads > 1 && *scalar_variant {
+            return Err(format!(
+                "kernel `{id}`: WAMR enters a kernel on one thread: for its scalar variant add a kernel without \
+                 `threads`"
+            ));
+        }
+        Ok(())
+    }
+
     /// Whether the operation is one of those that hosts know exactly where it should be.
     fn check_op(&self) -> Result<(), String> {
         let KernelSection { id, op, custom, .. } = self;

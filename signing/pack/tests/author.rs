@@ -40,6 +40,80 @@ fn built(dir: &Path, name: &str, args: &[&str]) -> Option<(PathBuf, Value)> {
     Some((pack, report))
 }
 
+/// A kernel with threads is a kernel whose rows are independent, with a line more: built, admitted with 1, 2 and 4
+/// threads, which give the same bits, right by the oracle, and called.
+fn a_kernel_with_threads(lang: &'static str, extension: &str, edit: &[(&str, &str)]) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let args = ["--op", "rmsnorm", "--lang", lang];
+    let Some((pack, _)) = built(dir.path(), "with-threads", &args) else { return };
+    let path = pack.to_str().expect("a path");
+    let change = |file: &str, edit: &[(&str, &str)]| {
+        let file = pack.join(file);
+        let mut text = fs::read_to_string(&file).expect("a file");
+        for (from, to) in edit {
+            assert!(text.contains(from), "{from} is not in {text}");
+            text = text.replace(from, to);
+        }
+        fs::write(&file, text).expect("written");
+    };
+    change("pack.toml", &[("op = \"rmsnorm\"", "op = \"rmsnorm\"\nthreads = 4")]);
+    // Said in pack.toml alone: the entry point has another type.
+    let refused = tool(&["build", "--json", path]);
+    assert_ne!(refused.status.code(), Some(0));
+    let said = json(&refused)["error"].to_string();
+    assert!(said.contains("export_type"), "{said}");
+
+    change(&format!("kernels/rmsnorm_f32.{extension}"), edit);
+    let report = ok(&tool(&["build", "--json", path]));
+    let features = report["kernels"][0]["features"].as_array().expect("features");
+    assert!(features.contains(&Value::from("threads")), "{features:?}");
+    ok(&tool(&["build", "--check", "--json", path]));
+    let tested = ok(&tool(&["test", "--json", path]));
+    assert_eq!(tested["kernels"][0]["failed"], 0, "{tested}");
+    assert!(tested["kernels"][0]["cases"].as_u64().expect("a number") >= 20);
+    let called = pack.join("golden/rmsnorm_f32/basic.json");
+    let called = called.to_str().expect("a path");
+    let output = ok(&tool(&["call", "--json", path, "rmsnorm_f32", "--input", called]));
+    assert!(!output.is_null());
+
+    // A host of another class says what it would take.
+    let key = dir.path().join("my.pem");
+    let key = key.to_str().expect("a path");
+    let policy = dir.path().join("trust.toml");
+    let policy = policy.to_str().expect("a path");
+    let public = dir.path().join("my.pub");
+    let public = public.to_str().expect("a path");
+    ok(&tool(&["keygen", "--json", "--out", key]));
+    ok(&tool(&["sign", "--json", "--key", key, path]));
+    let trust = ["trust", "add", "--json", "--policy", policy, "--name", "me", "--key", public];
+    ok(&tool(&[&trust[..], &["--pack", "*", "--threads"]].concat()));
+    let explain = ["explain", "--json", "--policy", policy, path, "--device-class"];
+    let refused = tool(&[&explain[..], &["server"]].concat());
+    assert!(json(&refused).to_string().contains("threads_unsupported"), "{}", json(&refused));
+    ok(&tool(&[&explain[..], &["threads"]].concat()));
+}
+
+#[test]
+fn a_kernel_with_threads_in_rust() {
+    let edit = ("shape [rows, dim];", "shape [rows, dim];\n    threads by rows;");
+    a_kernel_with_threads("rust", "rs", &[edit]);
+}
+
+#[test]
+fn a_kernel_with_threads_in_c() {
+    const MINE: &str = "    x += (size_t)own.start * dim;\n    y += (size_t)own.start * dim;\n    \
+                        for (uint32_t row = own.start; row < own.end;";
+    let edit = [
+        ("RUVLLM_KERNEL(", "RUVLLM_KERNEL_WITH_THREADS("),
+        (
+            "    RUVLLM_READY(call);",
+            "    const ruvllm_range own = ruvllm_own_rows(call, rows);\n    RUVLLM_READY(call);",
+        ),
+        ("    for (uint32_t row = 0; row < rows;", MINE),
+    ];
+    a_kernel_with_threads("c", "c", &edit);
+}
+
 fn every_op(lang: &'static str) -> Vec<&'static str> {
     let mut args = vec!["--custom", "--lang", lang];
     for op in ruvllm_abi::Op::ALL {

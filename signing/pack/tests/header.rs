@@ -228,3 +228,47 @@ fn a_kernel_compiled_natively_computes_and_refuses_what_does_not_hold_together()
     assert_eq!(output.status.code(), Some(0), "the check of that number failed");
     assert_eq!(message::read(&output.stdout), Some(&b"dim must not be 4"[..]));
 }
+
+#[test]
+fn threads_of_a_kernel_compiled_natively_have_every_row_once() {
+    let source = r#"
+        #include "ruvllm_kernel.h"
+        #include <string.h>
+        RUVLLM_KERNEL_WITH_THREADS(count_forward) {
+            const uint32_t rows = ruvllm_symbol(call), dim = ruvllm_symbol(call);
+            float *y = RUVLLM_OUTPUT(call, float, rows, dim);
+            const ruvllm_range own = ruvllm_own_rows(call, rows);
+            unsigned char *room = RUVLLM_SCRATCH(call, unsigned char, 64);
+            RUVLLM_READY(call);
+            for (int i = 0; i < 64; i++) room[i]++;
+            for (size_t i = (size_t)own.start * dim; i < (size_t)own.end * dim; i++) y[i] += 1;
+            return RUVLLM_OK;
+        }
+        static unsigned char memory[2048] __attribute__((aligned(64)));
+        int main(void) {
+            for (uint32_t rows = 0; rows < 9; rows++) {
+                for (uint32_t threads = 1; threads < 5; threads++) {
+                    const ruvllm_descriptor d = {{0, 0}, {0, 0}, {128, 8 * rows}, {256, 300}, {64, 8}};
+                    const uint32_t words[2] = {rows, 2};
+                    memset(memory, 0, sizeof memory);
+                    memcpy(memory, &d, sizeof d);
+                    memcpy(memory + 64, words, sizeof words);
+                    for (uint32_t i = 0; i < threads; i++)
+                        if (count_forward(memory, sizeof memory, 0, i, threads) != RUVLLM_OK) return 1;
+                    for (uint32_t i = 0; i < 2 * rows; i++)
+                        if (((float *)(memory + 128))[i] != 1) return 2;
+                    uint32_t bytes = 0;
+                    for (uint32_t i = 256; i < 556; i++) {
+                        if (memory[i] > 1) return 3;
+                        bytes += memory[i];
+                    }
+                    if (bytes != 64 * threads) return 4;
+                }
+            }
+            return 0;
+        }"#;
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let Some(program) = compile(dir.path(), source) else { return };
+    let output = Command::new(program).output().expect("the program runs");
+    assert_eq!(output.status.code(), Some(0), "the check of that number failed");
+}

@@ -69,6 +69,26 @@ fn a_scalar_variant_is_for_wamr() {
 }
 
 #[test]
+fn a_kernel_with_threads_is_for_wasmtime() {
+    let with = |line: &str| PackSpec::parse(&MINIMAL.replace("name = \"K\"", line));
+    let spec = with("name = \"K\"\n        threads = 4\n        plain_variant = true").unwrap();
+    assert!(spec.sources().all(|source| source.threads));
+    let both: Vec<Built> = built().into_iter().chain(built()).collect();
+    let manifest = spec.try_manifest(&both, &Figures::default()).unwrap();
+    assert!(manifest.kernels.iter().all(|kernel| kernel.threads == 4));
+    for threads in [0, 5] {
+        let refused = with(&format!("name = \"K\"\n        threads = {threads}")).unwrap_err();
+        assert!(refused.contains("1 to 4"), "{refused}");
+    }
+    let wamr = "[wamr]\nmin_version = \"0.0.0\"\naot_available = true\n[limits]";
+    let text = "name = \"K\"\n        threads = 2\n        scalar_variant = true";
+    let text = MINIMAL.replace("name = \"K\"", text).replacen("[limits]", wamr, 1);
+    assert!(PackSpec::parse(&text).unwrap_err().contains("WAMR"));
+    let spec = PackSpec::parse(&text.replace("scalar_variant = true", "")).unwrap();
+    assert_eq!(spec.wamr(&["threads".to_owned()]).unwrap(), None);
+}
+
+#[test]
 fn mistakes_are_named() {
     let with = |from: &str, to: &str| {
         let spec = PackSpec::parse(&MINIMAL.replace(from, to));
