@@ -35,12 +35,14 @@ mod dtype;
 mod float;
 pub mod message;
 mod status;
+pub mod team;
 
 pub use contract::{Op, OpContract};
 pub use descriptor::{BackwardDescriptor, KernelDescriptor, KernelInfo, Region};
 pub use dtype::{BlockLayout, DType, UnknownDType};
 pub use float::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use status::Status;
+pub use team::TeamOp;
 
 /// The version of this contract. A manifest and a module state the one they were built for.
 pub const ABI_VERSION: u32 = 1;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use indexmap::IndexMap;
-use ruvllm_abi::{MAX_THREADS, Op};
+use ruvllm_abi::{MAX_THREADS, Op, TeamOp};
 use ruvllm_manifest::{
     Author, Dim, KernelEntry, Manifest, PackName, PackPath, ParamSpec, ParamType, ParamValue,
     Platforms, ResourceLimits, Sha256Hex, TensorSpec, Timestamp, Tolerance, WamrPlatform,
@@ -512,6 +512,9 @@ impl KernelSection {
     /// Whether the operation is one of those that hosts know exactly where it should be.
     fn check_op(&self) -> Result<(), String> {
         let KernelSection { id, op, custom, .. } = self;
+        if TeamOp::from_name(op).is_some() {
+            return Err(format!("kernel `{id}`: {}", unknown_op(op)));
+        }
         match (Op::from_name(op), custom) {
             (Some(_), false) | (None, true) => Ok(()),
             (Some(_), true) => Err(format!(
@@ -530,6 +533,12 @@ impl KernelSection {
 pub fn unknown_op(name: &str) -> String {
     let known = Op::ALL.iter().map(|op| op.name());
     let shown = escape_untrusted(name);
+    if TeamOp::from_name(name).is_some() {
+        return format!(
+            "all threads of a step compute `{shown}` together, which no kernel of a pack can yet; kernels compute {}",
+            known.collect::<Vec<_>>().join(", ")
+        );
+    }
     match similar(name, known.clone()) {
         Some(meant) => format!("no host knows an operation `{shown}`: did you mean `{meant}`?"),
         None => {

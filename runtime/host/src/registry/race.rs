@@ -6,7 +6,8 @@
 //! forged result can cost time and nothing else. Of other operations live calls tell: see [`super::learn`].
 
 use super::kernel::PublishedKernel;
-use crate::{HostConfig, OpKey, files, team};
+use crate::{HostConfig, OpKey, files};
+use ruvllm_abi::TeamOp;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -139,11 +140,11 @@ impl Records {
                 .map(|(nanos, id)| format!("{id} {:.2} us", *nanos as f64 / 1e3))
                 .collect();
             let rows = 1usize << class.saturating_sub(1);
-            let what = match key.op.as_str() {
-                team::MATMUL => format!("products of {rows} rows"),
-                team::EMBED => format!("embeddings of {rows} tokens"),
-                team::ATTENTION => format!("attention of {rows} queries"),
-                _ => format!("calls of {rows} rows"),
+            let what = match key.team() {
+                Some(TeamOp::Matmul) => format!("products of {rows} rows"),
+                Some(TeamOp::Embed) => format!("embeddings of {rows} tokens"),
+                Some(TeamOp::Attention) => format!("attention of {rows} queries"),
+                None => format!("calls of {rows} rows"),
             };
             format!("{what}: {}", ranked.join(", "))
         };

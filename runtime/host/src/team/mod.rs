@@ -13,7 +13,7 @@
 mod native;
 
 use crate::OpKey;
-use ruvllm_abi::DType;
+use ruvllm_abi::{DType, TeamOp};
 use ruvllm_native::attention::{AttnSequence, AttnShape};
 use ruvllm_native::gemm::{ActForm, Activations, MatMut, ReadPattern, Weights};
 use ruvllm_native::{Isa, ThreadPool};
@@ -128,32 +128,36 @@ impl Provider {
     }
 }
 
-/// Names of the team operations, which no sandboxed kernel can answer yet.
-const OPS: [&str; 3] = [MATMUL, EMBED, ATTENTION];
-
-pub(crate) const MATMUL: &str = "matmul";
-pub(crate) const EMBED: &str = "embed";
-pub(crate) const ATTENTION: &str = "attention";
-
 impl OpKey {
+    /// The operation, if all threads of a step compute it together.
+    pub fn team(&self) -> Option<TeamOp> {
+        TeamOp::from_name(&self.op)
+    }
+
     /// Whether all threads of a step compute the operation together.
     pub fn is_team(&self) -> bool {
-        OPS.contains(&self.op.as_str())
+        self.team().is_some()
+    }
+
+    /// That of a team operation which reads this type where it reads any.
+    fn of_team(op: TeamOp, any: DType) -> Self {
+        let dtypes = op.contract().dtypes.iter().map(|dtype| dtype.unwrap_or(any));
+        Self::new(op.name(), dtypes.collect::<Vec<_>>(), DType::F32)
     }
 
     /// `matmul(f32,weights)->f32`.
     pub fn matmul(weights: DType) -> Self {
-        Self::new(MATMUL, [DType::F32, weights], DType::F32)
+        Self::of_team(TeamOp::Matmul, weights)
     }
 
     /// `embed(u32,table)->f32`.
     pub fn embed(table: DType) -> Self {
-        Self::new(EMBED, [DType::U32, table], DType::F32)
+        Self::of_team(TeamOp::Embed, table)
     }
 
     /// `attention(f32)->f32`; keys and values are in any type of the cache.
     pub fn attention() -> Self {
-        Self::new(ATTENTION, [DType::F32], DType::F32)
+        Self::of_team(TeamOp::Attention, DType::F32)
     }
 }
 

@@ -1,10 +1,10 @@
 //! Attention against the oracle, over shapes, types, masks, segmentations and threads.
 
 use super::*;
-use crate::judge::team::ATTENTION_ERROR;
+use crate::judge::team::error_of;
 use crate::ops::testing::noise;
 use crate::{ops, oracle};
-use ruvllm_abi::DType;
+use ruvllm_abi::{DType, TeamOp};
 
 /// Stores rows of a cache in `dtype`; gives the bytes and what they stand for.
 fn store(dtype: DType, x: &[f32]) -> (Vec<u8>, Vec<f32>) {
@@ -129,7 +129,7 @@ fn check(shape: &AttnShape, m: usize, q_pos: usize, start: usize, parts: &[(usiz
                 for (i, (y, want)) in y.iter().zip(&want).enumerate() {
                     let error = (f64::from(*y) - want).abs();
                     assert!(
-                        error <= ATTENTION_ERROR * f64::from(largest),
+                        error <= error_of(TeamOp::Attention) * f64::from(largest),
                         "{isa} x{threads} {shape:?} m={m} {parts:?}: element {i} is {y}, want {want}"
                     );
                 }
@@ -381,7 +381,7 @@ fn sequences_of_a_batch_agree_with_the_oracle_however_threads_share_them() {
                             for (y, want) in y.iter().zip(&want) {
                                 let error = (f64::from(*y) - want).abs();
                                 assert!(
-                                    error <= ATTENTION_ERROR * f64::from(largest),
+                                    error <= error_of(TeamOp::Attention) * f64::from(largest),
                                     "{isa} x{threads} {contexts:?}: {i} gives {y}, want {want}"
                                 );
                             }

@@ -3,31 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ruvllm_abi::DType;
+use ruvllm_abi::team::{ActChunk, ActForm, BLOCK, CHUNK, GROUP};
 
-use super::{ActForm, ActForms, Plan};
-use crate::quant::{CHUNK, GROUP};
+use super::{ActForms, Plan};
 use crate::{Isa, NativeError, ThreadPool};
-
-/// 256 activations of one row as 8-bit integers: `x = scale * q`. Past the end of a row all is 0.
-#[derive(Clone, Debug)]
-#[repr(C, align(64))]
-pub struct ActChunk {
-    /// The integers, -127 to 127.
-    pub q: [i8; CHUNK],
-    /// One per 16 elements; pairs are equal, since scales are chosen per 32.
-    pub scale: [f32; CHUNK / GROUP],
-    /// `scale * Σq` per 16 elements: what a weight's offset is multiplied with.
-    pub sum: [f32; CHUNK / GROUP],
-    /// The same per 32 elements.
-    pub block_sum: [f32; CHUNK / BLOCK],
-    /// `Σq` per 16 elements.
-    pub total: [i16; CHUNK / GROUP],
-    /// `Σq` per 32 elements.
-    pub block_total: [i16; CHUNK / BLOCK],
-}
-
-/// Activations that share a scale.
-const BLOCK: usize = 32;
 
 /// The inverse of a block's largest number, where that is smaller, would overflow; the block is as
 /// good as zero.
@@ -35,17 +14,6 @@ pub(super) const SMALLEST: f32 = 1e-35;
 
 /// 1.5 · 2²³: adding it leaves the nearest integer, ties to even, in the low bits of the sum.
 pub(super) const ROUNDER: f32 = 12_582_912.0;
-
-impl ActChunk {
-    const ZERO: ActChunk = ActChunk {
-        q: [0; CHUNK],
-        scale: [0.0; CHUNK / GROUP],
-        sum: [0.0; CHUNK / GROUP],
-        block_sum: [0.0; CHUNK / BLOCK],
-        total: [0; CHUNK / GROUP],
-        block_total: [0; CHUNK / BLOCK],
-    };
-}
 
 /// Elements of the largest input: all forms of it together fit the address space.
 const MOST_ELEMS: usize = isize::MAX as usize / 16;

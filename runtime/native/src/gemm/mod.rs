@@ -58,12 +58,13 @@ pub(crate) mod x86_avx512;
 mod x86_bf16;
 
 use ruvllm_abi::DType;
+pub use ruvllm_abi::team::{ActChunk, ActForm};
 
 use crate::pool::ThreadPool;
 use crate::quant::{check_row, is_blocked, is_readable};
 use crate::{Isa, NativeError};
 
-pub use act::{ActChunk, ActRows, Activations};
+pub use act::{ActRows, Activations};
 use out::Out;
 pub use packed::PackedWeights;
 pub use streamed::{ReadPattern, ReadRates};
@@ -176,17 +177,6 @@ enum Plan {
     PanelFloat,
     /// Panels of pairs of bf16.
     PanelPairs,
-}
-
-/// A form of activations that products read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ActForm {
-    /// 8-bit integers with scales: [`ActChunk`].
-    Ints,
-    /// f32, in padded rows.
-    Floats,
-    /// Pairs of bf16, the first of each in the low bits, in padded rows.
-    Pairs,
 }
 
 /// Some of the [`ActForm`]s.

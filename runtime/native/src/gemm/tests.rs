@@ -49,7 +49,10 @@ fn halves(dtype: DType) -> &'static [usize] {
 }
 
 /// What the summation in f32 may cost, relative to the sum of the magnitudes.
-use crate::judge::team::SUM_ERROR as ROUNDING;
+use crate::judge::team::error_of;
+use ruvllm_abi::TeamOp;
+
+const ROUNDING: f64 = error_of(TeamOp::Matmul);
 
 /// How a product is computed in a test.
 #[derive(Clone, Copy)]

@@ -10,14 +10,20 @@ use crate::gemm::{ActForm, Activations, Weights};
 use crate::quant::dequantize_row;
 use crate::{NativeError, oracle};
 use half::bf16;
-use ruvllm_abi::DType;
+use ruvllm_abi::{DType, TeamOp};
 
-/// What the sum of a product's terms may be off by, relative to the sum of their magnitudes: what rounding to
-/// f32 adds up to in sums of some ten thousand terms.
-pub const SUM_ERROR: f64 = 1e-5;
-
-/// What attention may be off by, relative to the largest value that a query sees.
-pub const ATTENTION_ERROR: f64 = 2e-5;
+/// What an element of a team operation may be off by.
+pub const fn error_of(op: TeamOp) -> f64 {
+    match op {
+        // Relative to the sum of the magnitudes of its terms: what rounding to f32 adds up to in sums of some ten
+        // thousand terms.
+        TeamOp::Matmul => 1e-5,
+        // Rows are as their type defines them.
+        TeamOp::Embed => 0.0,
+        // Relative to the largest value that a query sees.
+        TeamOp::Attention => 2e-5,
+    }
+}
 
 /// Buffers of checks, kept so that they allocate little.
 #[derive(Clone, Debug, Default)]
@@ -60,7 +66,7 @@ pub fn check_product(
         (ActForm::Pairs, DType::BF16) | (ActForm::Ints | ActForm::Floats, _) => 0.0,
         (ActForm::Pairs, _) => f64::from(bf16::EPSILON.to_f32()) / 2.0,
     };
-    let allowed = (SUM_ERROR + rounded) * size + 1e-30;
+    let allowed = (error_of(TeamOp::Matmul) + rounded) * size + 1e-30;
     let off = (f64::from(got) - want).abs();
     if off <= allowed {
         return Ok(());
@@ -128,7 +134,7 @@ pub fn check_attention(
             return Err(Wrong::NonFinite { index });
         }
         let off = (f64::from(*got) - want).abs();
-        if off > ATTENTION_ERROR * f64::from(largest) {
+        if off > error_of(TeamOp::Attention) * f64::from(largest) {
             let detail = format!(
                 "query {query}, head {head}, element {index} is {got:e}, off by {off:.1e}, with values \
                  up to {largest:.1e}"

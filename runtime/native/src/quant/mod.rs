@@ -25,10 +25,10 @@ pub use encode::quantize_row;
 pub(crate) use layout::{unpack, word};
 
 /// Elements that are unpacked together: one block of a k-quant, eight of the older formats.
-pub(crate) const CHUNK: usize = 256;
+pub(crate) const CHUNK: usize = ruvllm_abi::team::CHUNK;
 
 /// Elements that share a scale in the unpacked form.
-pub(crate) const GROUP: usize = 16;
+pub(crate) const GROUP: usize = ruvllm_abi::team::GROUP;
 
 /// Bytes of the largest chunk, rounded up to whole vectors.
 pub(crate) const MAX_CHUNK_BYTES: usize = 320;

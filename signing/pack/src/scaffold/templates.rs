@@ -34,6 +34,7 @@ pub(super) const SDK: &[Source] = &[
     ("abi/src/lib.rs", sdk_file!("abi/src/lib.rs")),
     ("abi/src/message.rs", sdk_file!("abi/src/message.rs")),
     ("abi/src/status.rs", sdk_file!("abi/src/status.rs")),
+    ("abi/src/team.rs", sdk_file!("abi/src/team.rs")),
 ];
 
 pub(super) const SDK_CARGO: &str = template!("sdk/Cargo.toml.in");

@@ -134,6 +134,10 @@ fn a_misspelt_operation_is_an_error_with_the_right_name_and_not_a_custom_one() {
     assert!(slip.contains("did you mean `rmsnorm`?") && slip.contains("`custom = true`"), "{slip}");
     let other = with("softmax", "custom = false").unwrap_err();
     assert!(other.contains("only rope, rmsnorm") && !other.contains("did you mean"), "{other}");
+    for custom in ["", "custom = true"] {
+        let team = with("matmul", custom).unwrap_err();
+        assert!(team.contains("together") && !team.contains("custom"), "{team}");
+    }
     assert!(with("rmsnorm", "custom = true").unwrap_err().contains("leave `custom` out"));
     assert_eq!(with("rmsnorm", ""), Ok(()));
     assert_eq!(with("rmsnrom", "custom = true"), Ok(()));
