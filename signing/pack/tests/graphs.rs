@@ -93,3 +93,178 @@ fn comparing_names_what_changes_in_a_graph() {
     let shown = String::from_utf8(shown).expect("text");
     assert!(shown.contains("+ graph mlp: (x: f32[batch <= 8, 8])"), "{shown}");
 }
+
+/// What a kernel in C does with the graph of its pack.
+#[cfg(feature = "graphs")]
+const CLASSIFY_C: &str = r#"
+#include "ruvllm_kernel.h"
+
+#define WASI_NN(name) \
+    __attribute__((import_module("wasi_ephemeral_nn"), import_name(#name))) int32_t name
+
+typedef struct tensor {
+    const uint32_t *dims;
+    uint32_t rank;
+    uint32_t type; /* 1: f32 */
+    const void *data;
+    uint32_t size;
+} tensor;
+
+WASI_NN(load_by_name)(const char *name, uint32_t len, uint32_t *graph);
+WASI_NN(init_execution_context)(uint32_t graph, uint32_t *context);
+WASI_NN(set_input)(uint32_t context, uint32_t index, const tensor *input);
+WASI_NN(compute)(uint32_t context);
+WASI_NN(get_output)(uint32_t context, uint32_t index, void *to, uint32_t size, uint32_t *written);
+
+RUVLLM_KERNEL(classify_forward) {
+    const uint32_t rows = ruvllm_symbol(call);
+    const float *x = RUVLLM_INPUT(call, float, rows, 8);
+    float *y = RUVLLM_OUTPUT(call, float, rows, 4);
+    RUVLLM_READY(call);
+    const uint32_t dims[2] = {rows, 8};
+    const tensor input = {dims, 2, 1, x, rows * 32};
+    uint32_t graph, context, written;
+    if (rows == 0) return RUVLLM_OK;
+    if (rows > 8) return RUVLLM_NOT_IMPLEMENTED;
+    if (load_by_name("mlp", 3, &graph) || init_execution_context(graph, &context) ||
+        set_input(context, 0, &input) || compute(context) ||
+        get_output(context, 0, y, rows * 16, &written)) {
+        return RUVLLM_INTERNAL_ERROR;
+    }
+    return RUVLLM_OK;
+}
+"#;
+
+/// The same in Rust.
+#[cfg(feature = "graphs")]
+const CLASSIFY_RUST: &str = r#"
+#![cfg_attr(target_family = "wasm", no_std, no_main)]
+#![allow(unsafe_code)]
+
+use ruvllm_kernel_sdk::prelude::*;
+
+#[repr(C)]
+struct Tensor {
+    dims: *const u32,
+    rank: u32,
+    /// 1: f32.
+    ty: u32,
+    data: *const f32,
+    size: u32,
+}
+
+#[link(wasm_import_module = "wasi_ephemeral_nn")]
+unsafe extern "C" {
+    fn load_by_name(name: *const u8, len: u32, graph: *mut u32) -> i32;
+    fn init_execution_context(graph: u32, context: *mut u32) -> i32;
+    fn set_input(context: u32, index: u32, input: *const Tensor) -> i32;
+    fn compute(context: u32) -> i32;
+    fn get_output(context: u32, index: u32, to: *mut f32, size: u32, written: *mut u32) -> i32;
+}
+
+kernel! {
+    fn classify_forward;
+    revision 1;
+    shape [rows];
+    input x: f32 [rows, 8];
+    output y: f32 [rows, 4];
+    run {
+        if rows == 0 {
+            return Ok(());
+        }
+        if rows > 8 {
+            return Err(Status::NotImplemented);
+        }
+        let dims = [rows as u32, 8];
+        let data = x.as_slice();
+        let input = Tensor { dims: dims.as_ptr(), rank: 2, ty: 1, data: data.as_ptr(), size: 4 * data.len() as u32 };
+        let y = y.as_mut_slice();
+        let (mut graph, mut context, mut written) = (0, 0, 0);
+        // SAFETY: every pointer is to something that lives until the function returns, of the size that is said.
+        let failed = unsafe {
+            load_by_name("mlp".as_ptr(), 3, &mut graph) != 0
+                || init_execution_context(graph, &mut context) != 0
+                || set_input(context, 0, &input) != 0
+                || compute(context) != 0
+                || get_output(context, 0, y.as_mut_ptr(), 4 * y.len() as u32, &mut written) != 0
+        };
+        if failed { Err(Status::InternalError) } else { Ok(()) }
+    }
+}
+"#;
+
+/// A kernel that a compiler made computes the graph of its pack, to what another runtime gave.
+#[cfg(feature = "graphs")]
+fn a_kernel_computes_a_graph(lang: &str, extension: &str, source: &str) {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let pack = directory.path().join("classifier");
+    let made = tool(&["new", "--custom", "--lang", lang, text(&pack)]);
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let write = |name: &str, bytes: &[u8]| fs::write(pack.join(name), bytes).expect("written");
+    write(&format!("kernels/affine_f32.{extension}"), source.as_bytes());
+    write("mlp.onnx", &fixture("mlp.onnx"));
+    write("checks.json", &fixture("mlp.json"));
+    fs::remove_dir_all(pack.join("golden")).expect("removed");
+    let toml = fs::read_to_string(pack.join("pack.toml")).expect("a file");
+    let (head, _) = toml.split_once("[[kernel]]").expect("a kernel");
+    let kernel = r#"[[kernel]]
+id = "affine_f32"
+name = "Classes of rows"
+op = "classify"
+custom = true
+category = "custom"
+entry_point = "classify_forward"
+inputs = [{ name = "x", dtype = "f32", shape = ["rows", 8] }]
+output = { name = "y", dtype = "f32", shape = ["rows", 4] }
+
+[[graph]]
+id = "mlp"
+name = "two layers"
+file = "mlp.onnx"
+checks = "checks.json"
+extents = { batch = 8 }
+max_memory_bytes = 1048576
+max_millis = 100
+tolerance = { rel = 1e-4, abs = 1e-5 }
+"#;
+    write("pack.toml", format!("{head}{kernel}").as_bytes());
+    let built = tool(&["build", "--json", text(&pack)]);
+    let report: Value = serde_json::from_slice(&built.stdout).expect("JSON");
+    if report["error"]["code"] == "toolchain_missing" {
+        eprintln!("skipped: {}", report["error"]["message"]);
+        return;
+    }
+    assert!(built.status.success(), "{report}\n{}", String::from_utf8_lossy(&built.stderr));
+    let features = report["kernels"][0]["features"].as_array().expect("features");
+    assert!(features.contains(&Value::from("wasi-nn")), "{features:?}");
+
+    let checks: Value = serde_json::from_slice(&fixture("mlp.json")).expect("JSON");
+    for check in checks.as_array().expect("checks") {
+        let input = directory.path().join("x.json");
+        fs::write(&input, check["inputs"][0].to_string()).expect("written");
+        let input = format!("x={}", text(&input));
+        let called = tool(&["call", "--json", text(&pack), "affine_f32", "--input", &input]);
+        let y: Value = serde_json::from_slice(&called.stdout).expect("JSON");
+        let numbers = |tensor: &Value| -> Vec<f64> {
+            let values = tensor["values"].as_array().expect("values");
+            values.iter().map(|value| value.as_f64().expect("a number")).collect()
+        };
+        let (got, want) = (numbers(&y), numbers(&check["outputs"][0]));
+        assert_eq!(got.len(), want.len());
+        for (got, want) in got.iter().zip(&want) {
+            assert!((got - want).abs() <= 1e-5 + 1e-4 * want.abs(), "{got} for {want}");
+        }
+    }
+}
+
+#[cfg(feature = "graphs")]
+#[test]
+fn a_kernel_in_c_computes_a_graph() {
+    a_kernel_computes_a_graph("c", "c", CLASSIFY_C);
+}
+
+#[cfg(feature = "graphs")]
+#[test]
+fn a_kernel_in_rust_computes_a_graph() {
+    a_kernel_computes_a_graph("rust", "rs", CLASSIFY_RUST);
+}
