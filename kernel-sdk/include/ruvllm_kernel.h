@@ -554,59 +554,6 @@ static inline float ruvllm_param_f32(ruvllm_call *call) {
     return ruvllm_bits_float(ruvllm_word(call));
 }
 
-/* Where a region starts, if it holds exactly the shape; a shape counts elements, not blocks. */
-static inline void *ruvllm_view(ruvllm_call *call, ruvllm_region region, ruvllm_status status,
-                                const uint32_t *shape, size_t rank, uint32_t block_elems,
-                                uint32_t block_bytes, uint32_t align) {
-    uint64_t elems = 1;
-    size_t i;
-    if (call->status != RUVLLM_OK) return NULL;
-    for (i = 0; i < rank; i++) {
-        elems *= shape[i];
-        /* More than fits memory; going on might overflow. */
-        if (elems > UINT32_MAX) {
-            ruvllm_fail(call, status);
-            return NULL;
-        }
-    }
-    if (elems % block_elems != 0 || elems / block_elems * block_bytes != region.size ||
-        (region.size != 0 && region.offset % align != 0)) {
-        ruvllm_fail(call, status);
-        return NULL;
-    }
-    return (void *)(call->memory.base + region.offset);
-}
-
-static inline const void *ruvllm_input(ruvllm_call *call, const uint32_t *shape, size_t rank,
-                                       uint32_t block_elems, uint32_t block_bytes,
-                                       uint32_t align) {
-    const uint32_t which = call->inputs_taken++;
-    if (which >= RUVLLM_MAX_INPUTS) ruvllm_fail(call, RUVLLM_INVALID_INPUT);
-    return ruvllm_view(call, which == 0 ? call->desc.input_a : call->desc.input_b,
-                       RUVLLM_INVALID_INPUT, shape, rank, block_elems, block_bytes, align);
-}
-
-static inline void *ruvllm_gradient(ruvllm_call *call, const uint32_t *shape, size_t rank,
-                                    uint32_t block_elems, uint32_t block_bytes, uint32_t align) {
-    const uint32_t which = call->gradients_taken++;
-    if (which >= RUVLLM_MAX_INPUTS) ruvllm_fail(call, RUVLLM_INVALID_OUTPUT);
-    return ruvllm_view(call, call->gradients[which == 0 ? 0 : 1], RUVLLM_INVALID_OUTPUT, shape,
-                       rank, block_elems, block_bytes, align);
-}
-
-/* Takes room for `bytes` of scratch at an alignment that is a power of two. */
-static inline void *ruvllm_scratch(ruvllm_call *call, uint64_t bytes, uint32_t align) {
-    const uint64_t base = call->desc.scratch.offset;
-    const uint64_t at = (base + call->scratch_taken + align - 1) & ~(uint64_t)(align - 1);
-    if (call->status != RUVLLM_OK || bytes > call->desc.scratch.size ||
-        at + bytes > base + call->desc.scratch.size) {
-        ruvllm_fail(call, RUVLLM_OUT_OF_MEMORY);
-        return NULL;
-    }
-    call->scratch_taken = (uint32_t)(at + bytes - base);
-    return (void *)(uintptr_t)(call->memory.base + at);
-}
-
 /* Leaves a text about a failure for whoever looks into it, at the end of scratch unless that is taken, and
  * gives the status back: return ruvllm_say(call, RUVLLM_INVALID_PARAMS, "eps must be positive"); */
 static inline ruvllm_status ruvllm_say(ruvllm_call *call, ruvllm_status status, const char *text) {
@@ -629,6 +576,66 @@ static inline ruvllm_status ruvllm_say(ruvllm_call *call, ruvllm_status status, 
     return status;
 }
 
+/* Notes that a tensor does not fit, and which. */
+static __attribute__((noinline, cold, unused)) void ruvllm_mismatch(
+    ruvllm_call *call, ruvllm_status status, const char *what) {
+    if (call->status == RUVLLM_OK) call->status = ruvllm_say(call, status, what);
+}
+
+/* Where a region starts, if it holds exactly the shape; a shape counts elements, not blocks. */
+static inline void *ruvllm_view(ruvllm_call *call, ruvllm_region region, ruvllm_status status,
+                                const char *what, const uint32_t *shape, size_t rank,
+                                uint32_t block_elems, uint32_t block_bytes, uint32_t align) {
+    uint64_t elems = 1;
+    size_t i;
+    if (call->status != RUVLLM_OK) return NULL;
+    for (i = 0; i < rank; i++) {
+        elems *= shape[i];
+        /* More than fits memory; going on might overflow. */
+        if (elems > UINT32_MAX) {
+            ruvllm_mismatch(call, status, what);
+            return NULL;
+        }
+    }
+    if (elems % block_elems != 0 || elems / block_elems * block_bytes != region.size ||
+        (region.size != 0 && region.offset % align != 0)) {
+        ruvllm_mismatch(call, status, what);
+        return NULL;
+    }
+    return (void *)(call->memory.base + region.offset);
+}
+
+static inline const void *ruvllm_input(ruvllm_call *call, const char *what, const uint32_t *shape,
+                                       size_t rank, uint32_t block_elems, uint32_t block_bytes,
+                                       uint32_t align) {
+    const uint32_t which = call->inputs_taken++;
+    if (which >= RUVLLM_MAX_INPUTS) ruvllm_fail(call, RUVLLM_INVALID_INPUT);
+    return ruvllm_view(call, which == 0 ? call->desc.input_a : call->desc.input_b,
+                       RUVLLM_INVALID_INPUT, what, shape, rank, block_elems, block_bytes, align);
+}
+
+static inline void *ruvllm_gradient(ruvllm_call *call, const char *what, const uint32_t *shape,
+                                    size_t rank, uint32_t block_elems, uint32_t block_bytes,
+                                    uint32_t align) {
+    const uint32_t which = call->gradients_taken++;
+    if (which >= RUVLLM_MAX_INPUTS) ruvllm_fail(call, RUVLLM_INVALID_OUTPUT);
+    return ruvllm_view(call, call->gradients[which == 0 ? 0 : 1], RUVLLM_INVALID_OUTPUT, what,
+                       shape, rank, block_elems, block_bytes, align);
+}
+
+/* Takes room for `bytes` of scratch at an alignment that is a power of two. */
+static inline void *ruvllm_scratch(ruvllm_call *call, uint64_t bytes, uint32_t align) {
+    const uint64_t base = call->desc.scratch.offset;
+    const uint64_t at = (base + call->scratch_taken + align - 1) & ~(uint64_t)(align - 1);
+    if (call->status != RUVLLM_OK || bytes > call->desc.scratch.size ||
+        at + bytes > base + call->desc.scratch.size) {
+        ruvllm_fail(call, RUVLLM_OUT_OF_MEMORY);
+        return NULL;
+    }
+    call->scratch_taken = (uint32_t)(at + bytes - base);
+    return (void *)(uintptr_t)(call->memory.base + at);
+}
+
 /* Elements of a block of this type: no plain type has the size of a block. */
 #define RUVLLM_BLOCK_ELEMS(type) \
     ((sizeof(type) == sizeof(ruvllm_block_q8_0) || sizeof(type) == sizeof(ruvllm_block_q4_0)) ? 32u \
@@ -636,26 +643,33 @@ static inline ruvllm_status ruvllm_say(ruvllm_call *call, ruvllm_status status, 
 #define RUVLLM_SHAPE(...) \
     ((const uint32_t[]){__VA_ARGS__}), (sizeof((const uint32_t[]){__VA_ARGS__}) / sizeof(uint32_t))
 
+/* What is said of a tensor that has another size, in the words of the source. */
+#define RUVLLM_IS_NOT(what, type, ...) what " is not " #type " [" #__VA_ARGS__ "]"
+
 /* The next input as a tensor of `type`, row-major, of this shape. */
 #define RUVLLM_INPUT(call, type, ...)                                                        \
-    ((const type *)ruvllm_input((call), RUVLLM_SHAPE(__VA_ARGS__), RUVLLM_BLOCK_ELEMS(type), \
+    ((const type *)ruvllm_input((call), RUVLLM_IS_NOT("an input", type, __VA_ARGS__),        \
+                                RUVLLM_SHAPE(__VA_ARGS__), RUVLLM_BLOCK_ELEMS(type),         \
                                 (uint32_t)sizeof(type), (uint32_t)__alignof__(type)))
 
 /* The output as a tensor of `type`, row-major, of this shape. */
 #define RUVLLM_OUTPUT(call, type, ...)                                                    \
     ((type *)ruvllm_view((call), (call)->desc.output, RUVLLM_INVALID_OUTPUT,              \
+                         RUVLLM_IS_NOT("the output", type, __VA_ARGS__),                  \
                          RUVLLM_SHAPE(__VA_ARGS__), RUVLLM_BLOCK_ELEMS(type),             \
                          (uint32_t)sizeof(type), (uint32_t)__alignof__(type)))
 
 /* In a call for gradients: that of the output, in its shape. */
 #define RUVLLM_GRAD_OUTPUT(call, type, ...)                                               \
     ((const type *)ruvllm_view((call), (call)->desc.output, RUVLLM_INVALID_INPUT,         \
+                               RUVLLM_IS_NOT("the gradient", type, __VA_ARGS__),          \
                                RUVLLM_SHAPE(__VA_ARGS__), RUVLLM_BLOCK_ELEMS(type),       \
                                (uint32_t)sizeof(type), (uint32_t)__alignof__(type)))
 
 /* In a call for gradients: where that of the next input goes, in its shape. All of it must be written. */
 #define RUVLLM_GRAD_INPUT(call, type, ...)                                                 \
-    ((type *)ruvllm_gradient((call), RUVLLM_SHAPE(__VA_ARGS__), RUVLLM_BLOCK_ELEMS(type),  \
+    ((type *)ruvllm_gradient((call), RUVLLM_IS_NOT("a gradient", type, __VA_ARGS__),       \
+                             RUVLLM_SHAPE(__VA_ARGS__), RUVLLM_BLOCK_ELEMS(type),          \
                              (uint32_t)sizeof(type), (uint32_t)__alignof__(type)))
 
 /* Room for `count` of `type` in the scratch region. */

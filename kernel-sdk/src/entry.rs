@@ -140,13 +140,27 @@ macro_rules! kernel {
         pub fn run_backward(
             call: $crate::BackwardCall<'_>,
         ) -> ::core::result::Result<(), $crate::Status> {
-            let $crate::BackwardCall { mut inputs, grad_output, mut grad_inputs, scratch, mut params } =
-                call;
+            let $crate::BackwardCall {
+                mut inputs, grad_output, mut grad_inputs, mut scratch, mut params,
+            } = call;
             $(let $sym: usize = params.take()?;)*
             $(let $param: $param_ty = params.take()?;)*
-            $(let $input = inputs.take::<$input_ty>(&[$($input_dim),*])?;)*
-            let $grad = $crate::TensorView::<$grad_ty>::new(grad_output, &[$($grad_dim),*])?;
-            $(let mut $to = grad_inputs.take::<$to_ty>(&[$($to_dim),*])?;)+
+            $(
+                let $input = $crate::kernel!(
+                    @tensor scratch, inputs.take::<$input_ty>(&[$($input_dim),*]),
+                    $input, $input_ty, [$($input_dim),*]
+                );
+            )*
+            let $grad = $crate::kernel!(
+                @tensor scratch, $crate::TensorView::<$grad_ty>::new(grad_output, &[$($grad_dim),*]),
+                $grad, $grad_ty, [$($grad_dim),*]
+            );
+            $(
+                let mut $to = $crate::kernel!(
+                    @tensor scratch, grad_inputs.take::<$to_ty>(&[$($to_dim),*]),
+                    $to, $to_ty, [$($to_dim),*]
+                );
+            )+
             $(let mut $scratch = scratch;)?
             let _ = (&mut inputs, &mut params, &mut grad_inputs, $(&$sym,)* $(&$param,)* $(&$input,)*);
             $backward
@@ -191,11 +205,14 @@ macro_rules! kernel {
                     "`threads by` names the first extent of the output, which threads divide",
                 );
             }
-            let $crate::Call { mut inputs, output, scratch, mut params, thread } = call;
+            let $crate::Call { mut inputs, output, mut scratch, mut params, thread } = call;
             $(let $sym: usize = params.take()?;)*
             $(let $param: $param_ty = params.take()?;)*
             $(
-                let $input = inputs.take::<$input_ty>(&[$($input_dim),*])?;
+                let $input = $crate::kernel!(
+                    @tensor scratch, inputs.take::<$input_ty>(&[$($input_dim),*]),
+                    $input, $input_ty, [$($input_dim),*]
+                );
                 let $input = if $crate::leads(stringify!($divided), &[$(stringify!($input_dim)),*]) {
                     $input.part(thread, $divided)?
                 } else {
@@ -204,7 +221,10 @@ macro_rules! kernel {
             )*
             let is_empty = $divided == 0;
             let $divided = thread.rows($divided).len();
-            let mut $output = $crate::TensorMut::<$output_ty>::new(output, &[$($output_dim),*])?;
+            let mut $output = $crate::kernel!(
+                @tensor scratch, $crate::TensorMut::<$output_ty>::new(output, &[$($output_dim),*]),
+                $output, $output_ty, [$($output_dim),*]
+            );
             $(let mut $scratch = scratch;)?
             let _ = (&mut inputs, &mut params, &mut $output);
             // More threads than rows.
@@ -255,11 +275,19 @@ macro_rules! kernel {
         $(#[$attr])*
         #[inline]
         pub fn run_kernel(call: $crate::Call<'_>) -> ::core::result::Result<(), $crate::Status> {
-            let $crate::Call { mut inputs, output, scratch, mut params, .. } = call;
+            let $crate::Call { mut inputs, output, mut scratch, mut params, .. } = call;
             $(let $sym: usize = params.take()?;)*
             $(let $param: $param_ty = params.take()?;)*
-            $(let $input = inputs.take::<$input_ty>(&[$($input_dim),*])?;)*
-            let mut $output = $crate::TensorMut::<$output_ty>::new(output, &[$($output_dim),*])?;
+            $(
+                let $input = $crate::kernel!(
+                    @tensor scratch, inputs.take::<$input_ty>(&[$($input_dim),*]),
+                    $input, $input_ty, [$($input_dim),*]
+                );
+            )*
+            let mut $output = $crate::kernel!(
+                @tensor scratch, $crate::TensorMut::<$output_ty>::new(output, &[$($output_dim),*]),
+                $output, $output_ty, [$($output_dim),*]
+            );
             $(let mut $scratch = scratch;)?
             let _ = (&mut inputs, &mut params, &mut $output);
             $body
@@ -283,6 +311,18 @@ macro_rules! kernel {
         }
 
         $crate::kernel!(@info $revision);
+    };
+    // The tensor, or the end of the kernel with a message that names it.
+    (@tensor $scratch:ident, $made:expr, $name:ident, $ty:ty, $shape:tt) => {
+        match $made {
+            Ok(tensor) => tensor,
+            Err(status) => {
+                let what = concat!(
+                    "`", stringify!($name), "` is not ", stringify!($ty), " ", stringify!($shape)
+                );
+                return Err($scratch.fail(status, what));
+            }
+        }
     };
     (@info $revision:literal) => {
         /// Writes what this module is.

@@ -75,6 +75,12 @@ impl Isa {
         Isa::available().iter().copied().chain(Isa::narrow())
     }
 
+    /// Those of [`Isa::available`] that differ for what has no 8-bit products, as attention.
+    #[cfg(test)]
+    pub(crate) fn without_products() -> impl Iterator<Item = Isa> {
+        Isa::available().iter().copied().filter(|isa| isa.plain() == *isa)
+    }
+
     /// The same instructions with the widest vectors: matrix products have no others.
     pub(crate) fn widest(self) -> Isa {
         if self == Isa::Avx2Narrow { Isa::Avx2 } else { self }

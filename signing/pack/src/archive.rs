@@ -4,11 +4,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use ruvllm_manifest::{MANIFEST_FILE, Sha256Hex};
-use ruvllm_signing::{ARCHIVE_EXTENSION, PackLimits, UnverifiedPack, escape_untrusted};
+use ruvllm_signing::{ARCHIVE_EXTENSION, UnverifiedPack, escape_untrusted};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use crate::{Report, ToolError, atomic};
+use crate::{Report, ToolError, atomic, trial};
 
 /// An archive that was written or unpacked. Nothing was verified.
 #[derive(Clone, Debug, Serialize)]
@@ -69,7 +69,7 @@ pub fn extract(input: &Path, directory: &Path) -> Result<ArchiveReport, ToolErro
 }
 
 fn read(input: &Path) -> Result<(UnverifiedPack, Option<String>), ToolError> {
-    let pack = UnverifiedPack::read(input, &PackLimits::with_graphs())?;
+    let pack = trial::read(input)?;
     let digest = pack
         .file(MANIFEST_FILE)
         .map(|bytes| Sha256Hex::from_bytes(Sha256::digest(bytes).into()).to_string());

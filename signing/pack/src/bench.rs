@@ -246,8 +246,14 @@ fn core_host(keys: &[OpKey]) -> Result<Host, ToolError> {
     Ok(host)
 }
 
-/// Extents of calls of a prompt that are timed as well: those of one token are the catalogue's.
-const OF_PROMPTS: [(Op, &[u32]); 1] = [(Op::Rope, &[1, 512, 1, 128, 64])];
+/// Extents of calls that are timed beside the catalogue's, which are those of one token and a large model: of a
+/// prompt, and of small models, whose calls show what each costs whatever its size.
+const BESIDE: [(Op, &[u32]); 4] = [
+    (Op::Rope, &[1, 512, 1, 128, 64]),
+    (Op::Rope, &[1, 1, 3, 64, 32]),
+    (Op::RmsNorm, &[1, 192]),
+    (Op::SwiGlu, &[1, 512]),
+];
 
 /// One line's calls: the same for every side.
 struct Bench {
@@ -269,7 +275,7 @@ fn benches(entry: &KernelEntry) -> Vec<Bench> {
             let random = &mut Random::new(0xbe4c);
             let mut cases = judge::bench_cases(op, variant, random);
             let params = cases.first().map(|case| case.words.clone()).unwrap_or_default();
-            for (_, extents) in OF_PROMPTS.iter().filter(|(of, _)| *of == op) {
+            for (_, extents) in BESIDE.iter().filter(|(of, _)| *of == op) {
                 let params = params.get(extents.len()..).unwrap_or_default();
                 let words = [extents, params].concat();
                 cases.extend(judge::live_case(op, variant, &words, random));

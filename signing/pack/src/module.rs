@@ -3,7 +3,7 @@
 use ruvllm_abi::export;
 use serde::Serialize;
 use wasm_encoder::{ExportSection, MemorySection, MemoryType, Module, RawSection};
-use wasmparser::{ExternalKind, Operator, Parser, Payload};
+use wasmparser::{ExternalKind, Operator, Parser, Payload, TypeRef};
 
 /// Facts about a module that people ask for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -150,7 +150,13 @@ fn uses_tables(wasm: &[u8]) -> Result<bool, wasmparser::BinaryReaderError> {
     for payload in Parser::new(0).parse_all(wasm) {
         match payload? {
             Payload::ElementSection(section) if section.count() > 0 => return Ok(true),
-            Payload::ImportSection(section) if section.count() > 0 => return Ok(true),
+            Payload::ImportSection(section) => {
+                for import in section.into_imports() {
+                    if matches!(import?.ty, TypeRef::Table(_)) {
+                        return Ok(true);
+                    }
+                }
+            }
             Payload::ExportSection(section) => {
                 for export in section {
                     if export?.kind == ExternalKind::Table {
@@ -233,6 +239,12 @@ mod tests {
         assert!(!tables("i32.const 0"));
         assert!(tables("(call_indirect (result i32) (i32.const 0))"));
         assert!(tables("(table.size 0)"));
+        let importing = r#"(module (import "a" "b" (func)) (table 1 1 funcref)
+            (func (export "go") (param i32) (result i32) i32.const 0))"#;
+        let normal = normalise(&wat::parse_str(importing).unwrap(), "go", false).unwrap();
+        assert!(!uses_tables(&normal).unwrap());
+        let mut sections = Parser::new(0).parse_all(&normal).flatten();
+        assert!(!sections.any(|section| matches!(section, Payload::TableSection(_))));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use ruvllm_signing::{
 use serde::Serialize;
 
 use crate::scaffold::is_pack_crate;
-use crate::{Report, ToolError, atomic, sources};
+use crate::{Report, ToolError, atomic, sources, trial};
 
 /// A key that was made.
 #[derive(Clone, Debug, Serialize)]
@@ -295,7 +295,7 @@ impl VerifyOptions {
         policy: &TrustPolicy,
         pack: &Path,
     ) -> Result<VerifiedPack, ToolError> {
-        let pack = UnverifiedPack::read(pack, &PackLimits::with_graphs())?;
+        let pack = trial::read(pack)?;
         let pack = pack.verify_with(policy, self.floors()?.as_ref(), self.clock())?;
         if let Some(lock) = &self.lock {
             PackLock::read(lock)?.check(&pack)?;

@@ -356,6 +356,26 @@ fn a_kernel_that_a_host_would_refuse_is_not_built_and_the_reason_is_given() {
         "{message}"
     );
 
+    let square = |text: &str| {
+        text.replace("RUVLLM_INPUT(call, float, dim)", "RUVLLM_INPUT(call, float, dim, dim)")
+    };
+    let error = refused(square).expect("there was a toolchain a moment ago");
+    assert_eq!(error["code"], "kernel_status", "{error}");
+    let message = error["message"].as_str().expect("text");
+    assert!(message.contains("an input is not float [dim, dim]"), "{message}");
+
+    let closing = |text: &str| {
+        text.replace("double sum = sum_of_squares(x, dim);", "uint32_t odd = 0;\n        \
+                      for (uint32_t i = 0; i < dim; i++) odd += !ruvllm_is_finite(weight[i]);\n        \
+                      for (uint32_t i = 0; odd && i < dim; i++) y[i] = 0.0f;\n        \
+                      if (odd) continue;\n        \
+                      double sum = sum_of_squares(x, dim);")
+    };
+    let error = refused(closing).expect("there was a toolchain a moment ago");
+    assert_eq!(error["code"], "kernel_mismatch", "{error}");
+    let message = error["message"].as_str().expect("text");
+    assert!(message.contains("what comes of NaN or an infinity"), "{message}");
+
     let hiding = |text: &str| {
         text.replace("return RUVLLM_OK;", "for (uint32_t i = 0; i < rows * dim; i++) {\n        \
                       float *at = y - rows * dim + i;\n        if (*at != *at) *at = 0.0f;\n    }\n    \
@@ -393,7 +413,12 @@ fn what_an_earlier_build_left_does_not_pass_for_sources_that_have_changed() {
     let good = fs::read_to_string(&kernel).expect("a source");
     fs::write(&kernel, good.replace("return RUVLLM_OK;", "return RUVLLM_OK")).expect("written");
     assert_eq!(tool(&["build", "--json", path]).status.code(), Some(1));
-    for args in [&["test", "--json", path][..], &["bench", "--json", path], &sign] {
+    let archive = dir.path().join("stale.rkp");
+    let archive = ["archive", "--json", path, "--out", archive.to_str().expect("a path")];
+    let looking = ["test", "bench", "verify", "lock", "inspect", "explain"];
+    let looking = looking.map(|command| [command, "--json", path]);
+    let looking = looking.iter().map(<[&str; 3]>::as_slice);
+    for args in looking.chain([&sign[..], &archive]) {
         let output = tool(args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         let error = &json(&output)["error"];

@@ -244,12 +244,13 @@ tolerance = { rel = 1e-4, abs = 1e-5 }
         fs::write(&input, check["inputs"][0].to_string()).expect("written");
         let input = format!("x={}", text(&input));
         let called = tool(&["call", "--json", text(&pack), "affine_f32", "--input", &input]);
-        let y: Value = serde_json::from_slice(&called.stdout).expect("JSON");
+        let reply: Value = serde_json::from_slice(&called.stdout).expect("JSON");
+        let y = &reply["output"];
         let numbers = |tensor: &Value| -> Vec<f64> {
             let values = tensor["values"].as_array().expect("values");
             values.iter().map(|value| value.as_f64().expect("a number")).collect()
         };
-        let (got, want) = (numbers(&y), numbers(&check["outputs"][0]));
+        let (got, want) = (numbers(y), numbers(&check["outputs"][0]));
         assert_eq!(got.len(), want.len());
         for (got, want) in got.iter().zip(&want) {
             assert!((got - want).abs() <= 1e-5 + 1e-4 * want.abs(), "{got} for {want}");

@@ -9,6 +9,7 @@ use crate::catalogue::{Second, layout, row};
 use crate::random::Random;
 use crate::twin::sizes;
 use crate::{NativeError, quant};
+use half::f16;
 use ruvllm_abi::contract::{ParamType, Variant};
 use ruvllm_abi::{DType, Op};
 
@@ -174,6 +175,13 @@ fn made(mut maker: Maker<'_>, room: usize) -> Result<Vec<Case>, NativeError> {
             }
         }
     }
+    if let (Second::Constant(_), false) = (&row.second, maker.backward) {
+        // NaN in a row of the first operand hides what a kernel makes of one in the second.
+        let extents =
+            (row.extents)(variant).iter().max_by_key(|extents| extents.iter().product::<u32>());
+        let words = first_params(op, extents.copied().unwrap_or_default().to_vec());
+        cases.push(maker.make(words, [Kind::Normal, Kind::NonFinite], 1.0)?);
+    }
     for _ in 0..DRAWN {
         // Not all shapes fit, even by a single row.
         let words = (0..8).find_map(|_| {
@@ -251,13 +259,22 @@ impl Maker<'_> {
             sizes[i] / block.bytes * block.elems
         };
         let a = fill(self.random, elems(0), kinds[0], inputs[0], huge);
-        let a = encode(inputs[0], &a)?;
+        let mut a = encode(inputs[0], &a)?;
+        if kinds[0] == Kind::NonFinite && self.variant.output == DType::F32 {
+            self.spoil_blocks(inputs[0], &mut a);
+        }
         let b = match row(self.op).second {
             Second::None => Vec::new(),
             Second::Activations => {
                 encode(inputs[1], &fill(self.random, elems(1), kinds[1], inputs[1], huge))?
             }
-            Second::Constant(make) => encode(inputs[1], &make(self.random, &words, elems(1)))?,
+            Second::Constant(make) => {
+                let mut numbers = make(self.random, &words, elems(1));
+                if kinds[1] == Kind::NonFinite {
+                    self.spoil(&mut numbers);
+                }
+                encode(inputs[1], &numbers)?
+            }
         };
         let gradient = match self.backward {
             true => {
@@ -272,10 +289,40 @@ impl Maker<'_> {
         let named = named.filter(|((shown, _), _)| *shown);
         let shape: Vec<String> = named.map(|((_, name), word)| format!("{name} {word}")).collect();
         let shape = shape.join(", ");
-        let kind = format!("{:?}", kinds[0]).to_lowercase();
+        let kind = match kinds {
+            [Kind::Normal, Kind::NonFinite] => "normal numbers by nonfinite".to_owned(),
+            _ => format!("{:?}", kinds[0]).to_lowercase(),
+        };
         let of = if self.backward { "the gradients of " } else { "" };
         let what = format!("{of}{kind} numbers, {shape}");
         Ok(Case { what, shape, a, b, gradient, words, output: sizes[2] })
+    }
+}
+
+impl Maker<'_> {
+    /// Makes about one number in eight NaN or infinite, and at least one; zeros may be padding and stay.
+    fn spoil(&mut self, numbers: &mut [f32]) {
+        let one = self.random.below(numbers.len().max(1) as u32) as usize;
+        for (i, number) in numbers.iter_mut().enumerate() {
+            if *number != 0.0 && (i == one || self.random.below(8) == 0) {
+                *number = self.random.one_of([f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
+            }
+        }
+    }
+
+    /// Gives about one block in three a scale that is infinite and integers that are not zero, as no encoder does: of
+    /// infinities that makes NaN.
+    fn spoil_blocks(&mut self, dtype: DType, bytes: &mut [u8]) {
+        if !matches!(dtype, DType::Q8_0 | DType::Q4_0) {
+            return;
+        }
+        for block in bytes.chunks_exact_mut(dtype.layout().bytes) {
+            let (scale, integers) = block.split_at_mut(size_of::<f16>());
+            if self.random.below(3) == 0 {
+                scale.copy_from_slice(&f16::INFINITY.to_le_bytes());
+                integers.fill_with(|| self.random.below(256) as u8);
+            }
+        }
     }
 }
 
