@@ -48,6 +48,7 @@ pub struct PreparedWeights {
 /// Weights that a provider has prepared, and what they count for.
 pub(super) struct Held {
     pub(super) prepared: Box<dyn PreparedMatmul>,
+    bytes: usize,
     _memory: Option<Taken>,
 }
 
@@ -153,9 +154,10 @@ impl Product {
 }
 
 impl PreparedWeights {
-    /// Whether some provider holds the weights in a layout of its own.
-    pub fn is_held(&self) -> bool {
-        lock(&self.made).iter().any(|(.., held)| held.strong_count() > 0)
+    /// Bytes that providers hold of the weights in layouts of their own.
+    pub fn held_bytes(&self) -> usize {
+        let made = lock(&self.made);
+        made.iter().filter_map(|(.., held)| Some(held.upgrade()?.bytes)).sum()
     }
 }
 
@@ -173,7 +175,8 @@ impl TeamWorker {
     }
 
     /// Has a matrix taken up by the provider that the snapshot asks first, or the first that can and for
-    /// which there is memory; behind it stand those that read the file's bytes.
+    /// which there is memory; behind it stand those that read the file's bytes. So at most one layout of the weights is
+    /// made, and none where the first reads the file's.
     ///
     /// # Errors
     /// [`CallError::Unknown`] where nobody multiplies by such weights, [`CallError::Exhausted`] where nobody could
@@ -192,13 +195,13 @@ impl TeamWorker {
             return Err(CallError::Unknown { name, detail });
         };
         let mut product = Product { chain: Vec::new(), refused: None, made: false };
-        let mut holds = false;
         let mut last = None;
         // Most text is written a token at a time.
         for kernel in slot.by_rows(1) {
             let Some(Provider::Matmul(_, provider)) = kernel.team() else { continue };
             let Some(bytes) = provider.prepared_bytes(weights, how.team.isa) else { continue };
-            if kernel.stats().quarantined() || bytes > 0 && (holds || !how.repack) {
+            let second = bytes > 0 && !product.chain.is_empty();
+            if kernel.stats().quarantined() || second || bytes > 0 && !how.repack {
                 continue;
             }
             match self.prepare(kernel, provider, weights, made, bytes, how) {
@@ -206,7 +209,6 @@ impl TeamWorker {
                     product.made |= new && bytes > 0;
                     let (kernel, provider) = (kernel.clone(), provider.clone());
                     product.chain.push(Candidate { kernel, provider, held });
-                    holds |= bytes > 0;
                 }
                 Err(failure) => {
                     self.host.incidents.report(kernel.stats(), &failure);
@@ -253,7 +255,7 @@ impl TeamWorker {
         if !kernel.is_native() {
             self.check_rows(kernel, &**provider, &*prepared, weights, how)?;
         }
-        let held = Arc::new(Held { prepared, _memory: memory });
+        let held = Arc::new(Held { prepared, bytes, _memory: memory });
         made.push((kernel.hash().to_owned(), isa, Arc::downgrade(&held)));
         Ok((held, true))
     }

@@ -10,7 +10,7 @@ use crate::{
 use ruvllm_manifest::{Dim, TensorSpec};
 use ruvllm_native::ThreadPool;
 use ruvllm_native::attention::{AttnSequence, AttnShape, KvSegment};
-use ruvllm_native::gemm::{ActForm, Activations, MatMut, ReadPattern, Weights};
+use ruvllm_native::gemm::{ActForm, Activations, MatMut, PackedWeights, ReadPattern, Weights};
 use ruvllm_native::pool::split;
 use ruvllm_native::quant::{dequantize_row, quantize_row};
 use ruvllm_tests::custom_entry;
@@ -341,6 +341,28 @@ fn weights_that_may_not_be_rearranged_are_read_in_place_and_a_pin_decides_too() 
         Setup::new(HostConfig { policy, ..HostConfig::default() }, DType::Q8_0, [16, 64]);
     setup.host.snapshot().check_pins().unwrap();
     assert_eq!(setup.product().unwrap().kernel(), "native:matmul_q8_0_rows");
+}
+
+#[test]
+fn only_the_chosen_layout_of_the_weights_is_held() {
+    let rows = "native:matmul_q8_0_rows";
+    let pin = |kernel: &str| Policy::Pinned([("matmul".to_owned(), kernel.to_owned())].into());
+    let held = |policy, provider: Option<Provider>| {
+        let config = HostConfig { policy, ..HostConfig::default() };
+        let mut setup = Setup::new(config, DType::Q8_0, [16, 64]);
+        provider.map(|provider| setup.activate("plugin", provider).unwrap());
+        let product = setup.product().unwrap();
+        (product.kernel().to_owned(), setup.made.held_bytes())
+    };
+    let packed = 16 * DType::Q8_0.bytes_for(64).unwrap();
+    assert_eq!(held(pin(rows), None), (rows.to_owned(), 0));
+    assert_eq!(held(pin(rows), Some(plugin(None))), (rows.to_owned(), 0));
+    assert_eq!(held(Policy::default(), Some(plugin(None))), ("plugin".to_owned(), 16 * 64 * 4));
+    if PackedWeights::pays(DType::Q8_0, Isa::detect()) {
+        let panels = "native:matmul_q8_0".to_owned();
+        assert_eq!(held(pin(&panels), Some(plugin(None))), (panels.clone(), packed));
+        assert_eq!(held(Policy::default(), None), (panels, packed));
+    }
 }
 
 #[test]
