@@ -27,8 +27,6 @@ pub(crate) struct Matrices {
     pub(crate) pool: Arc<ThreadPool>,
     pub(crate) isa: Isa,
     pub(crate) read: ReadPattern,
-    /// Whether weights may be rearranged.
-    pub(crate) repack: bool,
     /// Settings of the activations.
     pub(crate) settings: Activations,
     /// What providers of packs hold comes out of it.
@@ -103,7 +101,6 @@ impl Matrices {
         let mut pinned = Pinned::new(snapshot, self.keys.clone())?;
         let how = Preparation {
             team: Team { pool, ..self.team() },
-            repack: self.repack,
             budget: &self.budget,
             settings: &self.settings,
         };

@@ -40,8 +40,7 @@ impl TeamWorker {
             let Some(Provider::Matmul(_, provider)) = kernel.team() else {
                 return Times::default();
             };
-            let bytes = provider.prepared_bytes(weights, how.team.isa);
-            let Some(bytes) = bytes.filter(|bytes| *bytes == 0 || how.repack) else {
+            let Some(bytes) = provider.prepared_bytes(weights, how.team.isa) else {
                 return Times::default();
             };
             let made = PreparedWeights::default();

@@ -89,8 +89,6 @@ struct Candidate {
 pub struct Preparation<'a> {
     /// What is computed on.
     pub team: Team<'a>,
-    /// Whether a provider may hold the weights in a layout of its own, beside the file's bytes.
-    pub repack: bool,
     /// Counts what providers of packs hold. The host's own are not counted: what they hold stands for the file's
     /// bytes, which are given back.
     pub budget: &'a Arc<dyn KernelBudget>,
@@ -200,8 +198,7 @@ impl TeamWorker {
         for kernel in slot.by_rows(1) {
             let Some(Provider::Matmul(_, provider)) = kernel.team() else { continue };
             let Some(bytes) = provider.prepared_bytes(weights, how.team.isa) else { continue };
-            let second = bytes > 0 && !product.chain.is_empty();
-            if kernel.stats().quarantined() || second || bytes > 0 && !how.repack {
+            if kernel.stats().quarantined() || bytes > 0 && !product.chain.is_empty() {
                 continue;
             }
             match self.prepare(kernel, provider, weights, made, bytes, how) {

@@ -26,7 +26,8 @@ pub(crate) struct Choice {
     pub(crate) left_out: Vec<Candidate>,
     /// What the chain does not show, such as a pin that names no kernel.
     pub(crate) notes: Vec<String>,
-    pub(crate) reasons: Vec<String>,
+    /// Why each of the chain has its place.
+    pub(crate) reasons: Vec<Vec<String>>,
 }
 
 impl Choice {
@@ -57,13 +58,14 @@ pub(crate) fn choose(policy: &Policy, field: &Field<'_>) -> Choice {
         })
         .collect();
     let mut notes = Vec::new();
-    let mut order: Vec<(&Arc<PublishedKernel>, String)> = Vec::new();
+    let mut order: Vec<(&Arc<PublishedKernel>, Vec<String>)> = Vec::new();
     let ranked = by_fallbacks(field);
     match policy {
         Policy::NativeOnly => {
             for kernel in ranked {
                 if kernel.is_native() {
-                    order.push((kernel, "the policy native-only admits native twins".to_owned()));
+                    let why = "the policy native-only admits the host's own code";
+                    order.push((kernel, decided(why, kernel)));
                 } else {
                     let reason = "the policy native-only leaves sandboxed kernels out";
                     left_out.push(Candidate::of(kernel, Verdict::Rejected, vec![reason.into()]));
@@ -71,16 +73,16 @@ pub(crate) fn choose(policy: &Policy, field: &Field<'_>) -> Choice {
             }
         }
         Policy::SandboxFirst | Policy::Fastest => {
-            order.extend(ranked.into_iter().map(|k| (k, reason(k))));
+            order.extend(ranked.into_iter().map(|k| (k, vec![reason(k)])));
         }
         Policy::Pinned(pins) => {
-            order.extend(ranked.into_iter().map(|k| (k, reason(k))));
+            order.extend(ranked.into_iter().map(|k| (k, vec![reason(k)])));
             let pin = pins.get(&field.key.to_string()).or_else(|| pins.get(&field.key.op));
             if let Some(pin) = pin {
                 match order.iter().position(|(kernel, _)| kernel.is_named(pin)) {
                     Some(at) => {
                         let (kernel, _) = order.remove(at);
-                        order.insert(0, (kernel, "pinned by the configuration".to_owned()));
+                        order.insert(0, (kernel, decided("pinned by the configuration", kernel)));
                     }
                     None => notes.push(format!(
                         "{pin:?} is pinned but no such kernel is there; the order is as without \
@@ -103,6 +105,12 @@ pub(crate) fn choose(policy: &Policy, field: &Field<'_>) -> Choice {
     }
     let (chain, reasons) = order.into_iter().map(|(k, reason)| (k.clone(), reason)).unzip();
     Choice { chain, left_out, notes, reasons }
+}
+
+/// Why the configuration has a kernel asked; how a team operation is then computed stays to be told.
+fn decided(why: &str, kernel: &PublishedKernel) -> Vec<String> {
+    let how = kernel.team().map(|_| reason(kernel));
+    [why.to_owned()].into_iter().chain(how).collect()
 }
 
 fn reason(kernel: &PublishedKernel) -> String {
@@ -246,7 +254,7 @@ pub(crate) fn explain(
         return explanation;
     };
     for (kernel, why) in choice.chain.iter().zip(&choice.reasons) {
-        let mut reasons = vec![why.clone()];
+        let mut reasons = why.clone();
         if let Code::Sandboxed { runs, .. } = kernel.code() {
             reasons.push(runs.to_string());
         }

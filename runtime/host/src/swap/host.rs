@@ -121,7 +121,7 @@ impl Host {
                 }
             }
         }
-        for native in team::natives(config.isa) {
+        for native in team::natives(&config) {
             let code = PreparedKernel::native_provider(native, &version);
             natives.push(Arc::new(PublishedKernel::new(code, &uids)));
         }

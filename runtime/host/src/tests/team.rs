@@ -42,7 +42,6 @@ struct Setup {
     made: PreparedWeights,
     left: Arc<Bytes>,
     settings: Activations,
-    repack: bool,
 }
 
 impl Setup {
@@ -61,7 +60,6 @@ impl Setup {
             made: PreparedWeights::default(),
             left: Arc::new(Bytes(AtomicUsize::new(1 << 20))),
             settings: Activations::new(),
-            repack: true,
         }
     }
 
@@ -81,10 +79,10 @@ impl Setup {
 
     fn product(&mut self) -> Result<Product, CallError> {
         let budget: Arc<dyn KernelBudget> = self.left.clone();
-        let Setup { host, worker, pool, bytes, dtype, shape, made, settings, repack, .. } = self;
+        let Setup { host, worker, pool, bytes, dtype, shape, made, settings, .. } = self;
         let team = Team { pool, isa: Isa::detect(), read: ReadPattern::default() };
         let weights = Weights::new(*dtype, shape[0], shape[1], bytes).unwrap();
-        let how = Preparation { team, repack: *repack, budget: &budget, settings };
+        let how = Preparation { team, budget: &budget, settings };
         worker.race_matmul(&host.snapshot(), &weights, &how);
         worker.product(&host.snapshot(), &weights, made, &how)
     }
@@ -329,11 +327,13 @@ fn the_hosts_own_code_is_a_provider_like_any_other() {
 
 #[test]
 fn weights_that_may_not_be_rearranged_are_read_in_place_and_a_pin_decides_too() {
-    let mut setup = Setup::new(HostConfig::default(), DType::Q8_0, [16, 64]);
-    setup.repack = false;
+    let config = HostConfig { repack: false, ..HostConfig::default() };
+    let mut setup = Setup::new(config, DType::Q8_0, [16, 64]);
     let product = setup.product().unwrap();
     assert_eq!((product.kernel(), product.made()), ("native:matmul_q8_0_rows", false));
     setup.multiply(&product, 2).unwrap();
+    let explained = setup.host.explain(&OpKey::matmul(DType::Q8_0));
+    assert_eq!(explained.selected.as_deref(), Some("native:matmul_q8_0_rows"));
 
     let pins = [("matmul".to_owned(), "native:matmul_q8_0_rows".to_owned())];
     let policy = Policy::Pinned(pins.into());
