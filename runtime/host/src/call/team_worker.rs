@@ -16,7 +16,8 @@ use super::open::Open;
 use crate::error::Failure;
 use crate::memory::KernelBudget;
 use crate::registry::kernel::PublishedKernel;
-use crate::registry::{OpSlot, RegistrySnapshot};
+use crate::registry::race::{TEAM_ROWS, class};
+use crate::registry::{OpSlot, RegistrySnapshot, with_first};
 use crate::stats::Timing;
 use crate::team::{AttentionSession, MatmulProvider, PreparedMatmul, Provider, Team};
 use crate::threads::lock;
@@ -72,7 +73,10 @@ impl Drop for Taken {
 
 /// Who computes the products of one matrix, in the order in which they are asked.
 pub struct Product {
+    /// In the order for one row.
     chain: Vec<Candidate>,
+    /// Where in it that one is who is asked first for more rows.
+    first_of_many: usize,
     /// The first that is not the host's own and could not take the matrix up, and why.
     refused: Option<(String, Failure)>,
     made: bool,
@@ -192,10 +196,13 @@ impl TeamWorker {
             let (name, detail) = (key.to_string(), "nobody provides it".to_owned());
             return Err(CallError::Unknown { name, detail });
         };
-        let mut product = Product { chain: Vec::new(), refused: None, made: false };
+        let class = class(weights.rows() * weights.cols());
+        let [one, many] = TEAM_ROWS.map(|rows| slot.winner(class, rows));
+        let mut product =
+            Product { chain: Vec::new(), first_of_many: 0, refused: None, made: false };
         let mut last = None;
-        // Most text is written a token at a time.
-        for kernel in slot.by_rows(1) {
+        // Most text is written a token at a time, so that decides who may hold the weights.
+        for kernel in with_first(&slot.choice.chain, one) {
             let Some(Provider::Matmul(_, provider)) = kernel.team() else { continue };
             let Some(bytes) = provider.prepared_bytes(weights, how.team.isa) else { continue };
             if kernel.stats().quarantined() || bytes > 0 && !product.chain.is_empty() {
@@ -217,6 +224,9 @@ impl TeamWorker {
                 }
             }
         }
+        let many = many.and_then(|at| slot.choice.chain.get(at));
+        let is_many = |one: &Candidate| many.is_some_and(|many| Arc::ptr_eq(many, &one.kernel));
+        product.first_of_many = product.chain.iter().position(is_many).unwrap_or(0);
         match (product.chain.is_empty(), last) {
             (false, _) => Ok(product),
             (true, last) => Err(Unanswered::Exhausted(last).of(&key)),
@@ -311,7 +321,8 @@ impl TeamWorker {
     ) -> Result<(), CallError> {
         let MatMut { data, stride } = y;
         let bytes = weights.size() + size_of::<f32>() * x.rows() * (weights.rows() + x.cols());
-        let chain = product.chain.iter().map(|one| (&one.kernel, one));
+        let first = if x.rows() > 1 { product.first_of_many } else { 0 };
+        let chain = with_first(&product.chain, Some(first)).map(|one| (&one.kernel, one));
         let asked = self.ask(snap, chain, bytes, |one, _, checks| {
             let out = MatMut { data: &mut *data, stride };
             one.held.prepared.run(weights, x, out, team).map_err(|e| failure(&one.kernel, e))?;

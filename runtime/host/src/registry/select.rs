@@ -1,6 +1,8 @@
 //! Which kernel answers a call, and why: the order of a chain and its explanation.
 
+use super::Slot;
 use super::kernel::PublishedKernel;
+use super::race::Raced;
 use crate::code::Code;
 use crate::gate::Skipped;
 use crate::{OpKey, Policy};
@@ -165,7 +167,8 @@ pub struct Explanation {
     pub policy: String,
     /// The generation that this is about.
     pub generation: u64,
-    /// The kernel that is asked first now; `None` where nobody can answer.
+    /// The kernel that is asked first now, of several the one for products of a row with the largest matrices;
+    /// `None` where nobody can answer.
     pub selected: Option<String>,
     /// Every candidate, in the order in which they are asked, then those that never are.
     pub candidates: Vec<Candidate>,
@@ -197,7 +200,7 @@ pub struct Candidate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It is asked first.
+    /// It is asked first; where a race was won by several, for the calls that its reasons name.
     Selected,
     /// It is asked when those before it fail.
     Fallback,
@@ -232,14 +235,45 @@ impl Candidate {
     }
 }
 
+/// What was measured of the candidates of an operation.
+pub(crate) enum Measured {
+    /// Those of a team operation raced.
+    Raced(Vec<Raced>),
+    /// A sentence for each class of sizes of live calls.
+    Learnt(Vec<String>),
+}
+
+impl Measured {
+    fn lines(&self, chain: &[Arc<PublishedKernel>]) -> Vec<String> {
+        let took = |(nanos, at): &(u64, usize)| {
+            Some(format!("{} {:.2} us", chain.get(*at)?.id(), *nanos as f64 / 1e3))
+        };
+        let line = |Raced { what, ranked }: &Raced| {
+            let ranked: Vec<String> = ranked.iter().filter_map(took).collect();
+            format!("{what}: {}", ranked.join(", "))
+        };
+        match self {
+            Measured::Raced(races) => races.iter().map(line).collect(),
+            Measured::Learnt(lines) => lines.clone(),
+        }
+    }
+
+    /// What a candidate won.
+    fn won(&self, at: usize) -> Vec<&str> {
+        let Measured::Raced(races) = self else { return Vec::new() };
+        let won = |raced: &&Raced| raced.ranked.first().is_some_and(|(_, first)| *first == at);
+        races.iter().filter(won).map(|raced| raced.what.as_str()).collect()
+    }
+}
+
 /// Explains a chain as it stands now, quarantines included. `measured` says what was measured of its candidates; `None`
 /// where nothing ever is.
 pub(crate) fn explain(
     op: &OpKey,
     policy: &Policy,
     generation: u64,
-    choice: Option<&Choice>,
-    measured: Option<Vec<String>>,
+    slot: Option<&Slot>,
+    measured: Option<&Measured>,
 ) -> Explanation {
     let mut explanation = Explanation {
         op: op.clone(),
@@ -249,20 +283,26 @@ pub(crate) fn explain(
         candidates: Vec::new(),
         notes: Vec::new(),
     };
-    let Some(choice) = choice else {
+    let Some(slot) = slot else {
         explanation.notes.push("no kernel of this operation with these types is there".to_owned());
         return explanation;
     };
-    for (kernel, why) in choice.chain.iter().zip(&choice.reasons) {
+    let (choice, first) = (&slot.choice, slot.asked_first());
+    explanation.selected =
+        first.first().and_then(|at| choice.chain.get(*at)).map(|kernel| kernel.id().to_owned());
+    for (at, (kernel, why)) in choice.chain.iter().zip(&choice.reasons).enumerate() {
         let mut reasons = why.clone();
+        let won = measured.map(|measured| measured.won(at)).unwrap_or_default();
+        if !won.is_empty() {
+            reasons.insert(0, format!("the fastest in a race: {}", won.join(", ")));
+        }
         if let Code::Sandboxed { runs, .. } = kernel.code() {
             reasons.push(runs.to_string());
         }
         let verdict = if kernel.stats().quarantined() {
             reasons.push(format!("quarantined after {} failures", kernel.stats().counted()));
             Verdict::Quarantined
-        } else if explanation.selected.is_none() {
-            explanation.selected = Some(kernel.id().to_owned());
+        } else if first.contains(&at) {
             Verdict::Selected
         } else {
             Verdict::Fallback
@@ -291,7 +331,8 @@ pub(crate) fn explain(
         let note = match (&measured, choice.is_team()) {
             (None, _) => "this order stands: a deterministic host does not look for the fastest",
             (_, true) => {
-                "raced when a model is loaded; weights are prepared by the winner with one row"
+                "raced when a model is loaded, by sizes of matrices; weights are prepared by the winner with one \
+                 row, so with more rows nobody else races who would hold them too"
             }
             (_, false) => {
                 "calls of each class of sizes go first to whoever live calls showed to be the fastest, \
@@ -299,7 +340,8 @@ pub(crate) fn explain(
             }
         };
         explanation.notes.push(note.to_owned());
-        explanation.notes.extend(measured.unwrap_or_default());
+        let lines = measured.map(|measured| measured.lines(&choice.chain));
+        explanation.notes.extend(lines.unwrap_or_default());
     }
     explanation
 }

@@ -221,8 +221,7 @@ impl Host {
         let selected: Vec<usize> = snapshot
             .slots()
             .iter()
-            .filter_map(|slot| slot.choice.chain.iter().find(|k| !k.stats().quarantined()))
-            .map(|kernel| kernel.uid())
+            .flat_map(|slot| slot.asked_first().into_iter().map(|at| slot.choice.chain[at].uid()))
             .collect();
         snapshot
             .kernels()

@@ -10,7 +10,9 @@ use crate::{
 use ruvllm_manifest::{Dim, TensorSpec};
 use ruvllm_native::ThreadPool;
 use ruvllm_native::attention::{AttnSequence, AttnShape, KvSegment};
-use ruvllm_native::gemm::{ActForm, Activations, MatMut, PackedWeights, ReadPattern, Weights};
+use ruvllm_native::gemm::{
+    ActForm, Activations, MatMut, PackedWeights, ReadPattern, Weights, matmul,
+};
 use ruvllm_native::pool::split;
 use ruvllm_native::quant::{dequantize_row, quantize_row};
 use ruvllm_tests::custom_entry;
@@ -482,8 +484,94 @@ fn the_fastest_is_found_when_a_matrix_is_loaded() {
     let product = setup.product().unwrap();
     assert!(product.kernel().starts_with("native:"), "a plain loop is slower");
     let explained = setup.host.explain(&OpKey::matmul(DType::Q8_0)).to_string();
-    assert!(explained.contains("products of 1 rows: native:matmul_q8_0"), "{explained}");
-    assert!(explained.contains("products of 32 rows: "), "{explained}");
+    let one = "products of 1 rows with up to 2^19 weights";
+    assert!(explained.contains(&format!("{one}: native:matmul_q8_0")), "{explained}");
+    assert!(explained.contains("products of 32 rows with up to 2^19 weights: "), "{explained}");
+    let explained = setup.host.explain(&OpKey::matmul(DType::Q8_0));
+    assert_eq!(explained.selected.as_deref(), Some(product.kernel()));
+    let selected = explained.candidates.iter().find(|one| one.kernel == product.kernel()).unwrap();
+    let why = &selected.reasons[0];
+    assert!(why.starts_with("the fastest in a race: ") && why.contains(one), "{why}");
+}
+
+/// Right and slow with one row; with many it leaves zeros, faster than whoever multiplies.
+struct Hasty {
+    /// What it says that it holds.
+    bytes: usize,
+}
+
+impl MatmulProvider for Hasty {
+    fn prepared_bytes(&self, _: &Weights<'_>, _: Isa) -> Option<usize> {
+        Some(self.bytes)
+    }
+
+    fn prepare(&self, _: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedMatmul>, String> {
+        Ok(Box::new(Hasty { bytes: self.bytes }))
+    }
+
+    fn reads(&self, x: &Activations, rows: usize, isa: Isa) -> ActForm {
+        x.form(isa, rows, DType::Q8_0)
+    }
+}
+
+impl PreparedMatmul for Hasty {
+    fn run(
+        &self,
+        weights: &Weights<'_>,
+        x: &Activations,
+        y: MatMut<'_>,
+        team: Team<'_>,
+    ) -> Result<(), String> {
+        if x.rows() > 1 {
+            y.data.fill(0.0);
+            return Ok(());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        matmul(team.pool, team.isa, weights, x, y).map_err(|error| error.to_string())
+    }
+}
+
+#[test]
+fn matrices_of_each_size_race_and_who_wins_with_many_rows_is_asked_for_these() {
+    let config =
+        HostConfig { policy: Policy::Fastest, cross_check_every: 0, ..HostConfig::default() };
+    let mut setup = Setup::new(config, DType::Q8_0, [64, 64]);
+    for (name, bytes) in [("in_place", 0), ("holding", 8)] {
+        let provider = Provider::Matmul(DType::Q8_0, Arc::new(Hasty { bytes }));
+        setup.activate(name, provider).unwrap();
+    }
+    let races = |setup: &Setup, rows: usize, weights: usize| {
+        let what = format!("products of {rows} rows with up to 2^{weights} weights: ");
+        let explained = setup.host.explain(&OpKey::matmul(DType::Q8_0));
+        explained.notes.into_iter().find_map(|note| Some(note.strip_prefix(&what)?.to_owned()))
+    };
+    let product = setup.product().unwrap();
+    let native = product.kernel().to_owned();
+    assert!(native.starts_with("native:"), "{native}");
+    let (one, many) = (races(&setup, 1, 13).unwrap(), races(&setup, 32, 13).unwrap());
+    assert!(one.starts_with(&native) && one.contains("holding "), "{one}");
+    assert!(many.starts_with("in_place ") && !many.contains("holding "), "{many}");
+    let explained = setup.host.explain(&OpKey::matmul(DType::Q8_0));
+    assert_eq!(explained.selected.as_deref(), Some(&*native));
+
+    setup.multiply(&product, 1).unwrap();
+    let calls = |setup: &Setup, kernel: &str| stats(&setup.host, kernel).calls;
+    assert_eq!((calls(&setup, &native), calls(&setup, "in_place")), (1, 0));
+    let mut x = Activations::new();
+    let (team, forms) = (setup.team(), product.reads(&x, 32, Isa::detect()));
+    x.prepare(&setup.pool, team.isa, &noise(32 * 64), 32, 64, forms).unwrap();
+    let (mut worker, snapshot) = (setup.host.team_worker(), setup.host.snapshot());
+    let y = MatMut { data: &mut [1.0; 32 * 64], stride: 64 };
+    worker.matmul(&snapshot, &product, &setup.weights(), &x, y, team).unwrap();
+    drop(worker);
+    assert_eq!((calls(&setup, &native), calls(&setup, "in_place")), (1, 1));
+
+    // A matrix of another size has a race of its own.
+    assert_eq!(races(&setup, 1, 15), None);
+    (setup.shape, setup.made) = ([128, 128], PreparedWeights::default());
+    setup.bytes = vec![0; DType::Q8_0.bytes_for(128 * 128).unwrap()];
+    setup.product().unwrap();
+    assert!(races(&setup, 1, 15).is_some());
 }
 
 #[test]
