@@ -132,7 +132,10 @@ impl Slot {
     }
 
     /// The chain of a team operation without a matrix, for a call of so many rows: the winner of the race first.
-    pub(crate) fn by_rows(&self, rows: usize) -> impl Iterator<Item = &Arc<PublishedKernel>> {
+    pub(crate) fn by_rows(
+        &self,
+        rows: usize,
+    ) -> impl Iterator<Item = &Arc<PublishedKernel>> + Clone {
         with_first(&self.choice.chain, self.winner(0, rows))
     }
 
@@ -147,14 +150,16 @@ impl Slot {
             }
         }
         if first.is_empty() {
-            first.extend((0..chain.len()).find(serves));
+            // The last of a team operation is asked whatever is known of it.
+            let last = chain.len().checked_sub(1).filter(|_| self.choice.is_team());
+            first.extend((0..chain.len()).find(serves).or(last));
         }
         first
     }
 }
 
 /// A chain with one of its candidates before the others.
-pub(crate) fn with_first<T>(chain: &[T], first: Option<usize>) -> impl Iterator<Item = &T> {
+pub(crate) fn with_first<T>(chain: &[T], first: Option<usize>) -> impl Iterator<Item = &T> + Clone {
     let rest = (0..chain.len()).filter(move |at| Some(*at) != first);
     first.into_iter().chain(rest).filter_map(|at| chain.get(at))
 }

@@ -299,11 +299,11 @@ pub(crate) fn explain(
         if let Code::Sandboxed { runs, .. } = kernel.code() {
             reasons.push(runs.to_string());
         }
-        let verdict = if kernel.stats().quarantined() {
+        let verdict = if first.contains(&at) {
+            Verdict::Selected
+        } else if kernel.stats().quarantined() {
             reasons.push(format!("quarantined after {} failures", kernel.stats().counted()));
             Verdict::Quarantined
-        } else if first.contains(&at) {
-            Verdict::Selected
         } else {
             Verdict::Fallback
         };

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Failure;
+use crate::team::{Native, natives};
 use crate::{
     AttentionProvider, AttentionSession, EmbedProvider, HostError, KernelBudget, MatmulProvider,
     Policy, Preparation, PreparedMatmul, PreparedWeights, Preparer, Product, Provider,
@@ -47,8 +48,11 @@ struct Setup {
 }
 
 impl Setup {
-    fn new(config: HostConfig, dtype: DType, [rows, cols]: [usize; 2]) -> Setup {
-        let host = Host::new(config).unwrap();
+    fn new(config: HostConfig, dtype: DType, shape: [usize; 2]) -> Setup {
+        Setup::of(Host::new(config).unwrap(), dtype, shape)
+    }
+
+    fn of(host: Host, dtype: DType, [rows, cols]: [usize; 2]) -> Setup {
         let numbers = noise(rows * cols);
         let mut bytes = vec![0; dtype.bytes_for(rows * cols).unwrap()];
         quantize_row(dtype, &numbers, &mut bytes).unwrap();
@@ -87,6 +91,21 @@ impl Setup {
         let how = Preparation { team, budget: &budget, settings };
         worker.race_matmul(&host.snapshot(), &weights, &how);
         worker.product(&host.snapshot(), &weights, made, &how)
+    }
+
+    /// Multiplies a row so many times, whatever comes of it.
+    fn multiply_often(&self, product: &Product, times: usize) {
+        let [rows, cols] = self.shape;
+        let (pool, isa) = (ThreadPool::new(1), Isa::detect());
+        let mut x = Activations::new();
+        let forms = product.reads(&x, 1, isa);
+        x.prepare(&pool, isa, &noise(cols), 1, cols, forms).unwrap();
+        let (mut y, snapshot) = (vec![0.0; rows], self.host.snapshot());
+        let mut worker = self.host.team_worker();
+        for _ in 0..times {
+            let out = MatMut { data: &mut y, stride: rows };
+            worker.matmul(&snapshot, product, &self.weights(), &x, out, self.team()).unwrap();
+        }
     }
 
     /// Multiplies `m` rows, and holds the product against the definition of what was read.
@@ -425,21 +444,75 @@ fn one_element_wrong_in_a_thousand_is_found_within_the_stated_number_of_products
     let mut setup = Setup::new(config, DType::Q8_0, [1000, 32]);
     setup.activate("plugin", plugin(Some(1000))).unwrap();
     let product = setup.product().unwrap();
-    let (pool, isa) = (ThreadPool::new(1), Isa::detect());
-    let mut x = Activations::new();
-    let forms = product.reads(&x, 1, isa);
-    x.prepare(&pool, isa, &noise(32), 1, 32, forms).unwrap();
-    let mut y = vec![0.0; 1000];
-    let snapshot = setup.host.snapshot();
-    let mut worker = setup.host.team_worker();
-    for _ in 0..2700 {
-        let out = MatMut { data: &mut y, stride: 1000 };
-        worker.matmul(&snapshot, &product, &setup.weights(), &x, out, setup.team()).unwrap();
-    }
+    setup.multiply_often(&product, 2700);
     let report = stats(&setup.host, "plugin");
     assert!(report.quarantined && report.failures["kernel_mismatch"] == 1, "{report:?}");
     let explained = setup.host.explain(&OpKey::matmul(DType::Q8_0));
     assert!(explained.selected.unwrap().starts_with("native:"));
+}
+
+/// The host's own provider, which is wrong.
+fn wrong_native(wrong: usize) -> Native {
+    let id = "matmul_wrong".to_owned();
+    Native { id, provider: plugin(Some(wrong)), about: "wrong on purpose".to_owned() }
+}
+
+#[test]
+fn one_of_the_hosts_own_that_is_wrong_is_found_too_and_the_next_answers() {
+    // As many as with any other.
+    let config = HostConfig { cross_check_every: 4, quarantine_after: 1, ..HostConfig::default() };
+    let natives = [wrong_native(1000)].into_iter().chain(natives(&config)).collect();
+    let host = Host::with_providers(config, natives).unwrap();
+    let mut setup = Setup::of(host, DType::Q8_0, [1000, 32]);
+    let product = setup.product().unwrap();
+    assert_eq!(product.kernel(), "native:matmul_wrong");
+    setup.multiply_often(&product, 2700);
+    let report = stats(&setup.host, "native:matmul_wrong");
+    assert!(report.quarantined && report.failures["kernel_mismatch"] == 1, "{report:?}");
+    setup.multiply(&product, 1).unwrap();
+    let product = setup.product().unwrap();
+    let explained = setup.host.explain(&OpKey::matmul(DType::Q8_0));
+    assert_eq!(explained.selected.as_deref(), Some(product.kernel()));
+    assert_ne!(product.kernel(), "native:matmul_wrong");
+    setup.multiply(&product, 1).unwrap();
+}
+
+#[test]
+fn the_last_of_a_chain_is_reported_and_stays() {
+    let last = "native:matmul_wrong";
+    let pins = [("matmul".to_owned(), last.to_owned())];
+    let config = HostConfig {
+        cross_check_every: 1,
+        quarantine_after: 1,
+        policy: Policy::Pinned(pins.into()),
+        ..HostConfig::default()
+    };
+    let host = Host::with_providers(config, vec![wrong_native(1)]).unwrap();
+    let mut setup = Setup::of(host, DType::Q8_0, [37, 64]);
+    let product = setup.product().unwrap();
+    setup.multiply_often(&product, 4);
+    let report = stats(&setup.host, last);
+    assert!(!report.quarantined && report.failures["kernel_mismatch"] == 3, "{report:?}");
+    let (incidents, _) = setup.host.take_incidents();
+    assert_eq!(incidents.len(), 3);
+
+    // With another behind it, it is taken out of service; where that goes, it is asked all the same.
+    let behind = Provider::Matmul(DType::Q8_0, Arc::new(Hasty { bytes: 0 }));
+    setup.activate("behind", behind).unwrap();
+    let selected = |setup: &Setup| setup.host.explain(&OpKey::matmul(DType::Q8_0)).selected;
+    assert_eq!(selected(&setup).as_deref(), Some(last));
+    let product = setup.product().unwrap();
+    setup.multiply_often(&product, 2);
+    assert!(stats(&setup.host, last).quarantined);
+    assert_eq!(
+        (selected(&setup).as_deref(), stats(&setup.host, "behind").calls),
+        (Some("behind"), 2)
+    );
+    setup.multiply(&product, 1).unwrap();
+    setup.host.roll_back(1).unwrap();
+    assert_eq!(selected(&setup).as_deref(), Some(last));
+    let product = setup.product().unwrap();
+    setup.multiply_often(&product, 1);
 }
 
 #[test]
