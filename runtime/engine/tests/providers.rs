@@ -11,10 +11,13 @@ use common::{Fixture, LLAMA, best, native_host, some_tokens, two_threads};
 use ruvllm_abi::DType;
 use ruvllm_engine::{Engine, EngineConfig, Session, Use};
 use ruvllm_host::{
-    Host, HostConfig, MatmulProvider, OpKey, Policy, PreparedMatmul, Provider, ProviderPack, Team,
+    AttentionProvider, AttentionSession, EmbedProvider, Host, HostConfig, MatmulProvider, OpKey,
+    Policy, PreparedMatmul, Provider, ProviderPack, Team,
 };
 use ruvllm_native::Isa;
+use ruvllm_native::attention::{AttnScratch, AttnSequence, AttnShape, attention_batch};
 use ruvllm_native::gemm::{ActForm, Activations, MatMut, Weights, matmul};
+use ruvllm_native::quant::dequantize_row;
 
 /// Multiplies by a copy of the file's bytes, to the same bits as in place.
 #[derive(Default)]
@@ -56,6 +59,44 @@ impl PreparedMatmul for Copy {
         let (dtype, rows, cols) = (weights.dtype(), weights.rows(), weights.cols());
         Weights::new(dtype, rows, cols, &self.bytes)
             .and_then(|copy| matmul(team.pool, team.isa, &copy, x, y))
+            .map_err(|error| error.to_string())
+    }
+}
+
+/// Gathers and attends as the host's own code does.
+struct Same;
+
+impl EmbedProvider for Same {
+    fn run(
+        &self,
+        table: &Weights<'_>,
+        tokens: &[u32],
+        y: &mut [f32],
+        _: Team<'_>,
+    ) -> Result<(), String> {
+        let rows = tokens.iter().zip(y.chunks_exact_mut(table.cols()));
+        rows.into_iter()
+            .try_for_each(|(&token, y)| dequantize_row(table.dtype(), table.row(token as usize), y))
+            .map_err(|error| error.to_string())
+    }
+}
+
+impl AttentionProvider for Same {
+    fn open(&self) -> Box<dyn AttentionSession> {
+        Box::new(SameSession(AttnScratch::new()))
+    }
+}
+
+struct SameSession(AttnScratch);
+
+impl AttentionSession for SameSession {
+    fn run(
+        &mut self,
+        shape: &AttnShape,
+        sequences: &mut [AttnSequence<'_>],
+        team: Team<'_>,
+    ) -> Result<(), String> {
+        attention_batch(team.pool, team.isa, shape, sequences, &mut self.0)
             .map_err(|error| error.to_string())
     }
 }
@@ -131,18 +172,25 @@ fn a_provider_is_tried_activated_and_taken_back_and_no_text_changes() {
 
 #[test]
 fn blocks_that_another_provider_computed_are_not_used_again() {
-    let host = native_host();
-    let model = Fixture::new(&LLAMA, DType::F32).model();
-    let config = EngineConfig { kv_block: 16, ..two_threads() };
-    let engine = Engine::new(model, host.clone(), config).unwrap();
-    let hits = |engine: &Engine| {
-        engine.session().prefill(&some_tokens(40)).unwrap();
-        engine.memory().kv.prefix_hit_tokens
-    };
-    assert_eq!((hits(&engine), hits(&engine)), (0, 32));
-    host.activate(stage(&host)).unwrap();
-    assert_eq!(hits(&engine), 32);
-    assert_eq!(hits(&engine), 64);
+    for provider in [
+        Provider::Matmul(DType::F32, Arc::<Copying>::default()),
+        Provider::Embed(DType::F32, Arc::new(Same)),
+        Provider::Attention(Arc::new(Same)),
+    ] {
+        let (host, op) = (native_host(), provider.key());
+        let model = Fixture::new(&LLAMA, DType::F32).model();
+        let config = EngineConfig { kv_block: 16, ..two_threads() };
+        let engine = Engine::new(model, host.clone(), config).unwrap();
+        let hits = |engine: &Engine| {
+            engine.session().prefill(&some_tokens(40)).unwrap();
+            engine.memory().kv.prefix_hit_tokens
+        };
+        assert_eq!((hits(&engine), hits(&engine)), (0, 32), "{op}");
+        host.activate(stage_provider(&host, provider)).unwrap();
+        assert_eq!(hits(&engine), 32, "{op}");
+        assert!(calls(&host, "copy") > 0, "{op}");
+        assert_eq!(hits(&engine), 64, "{op}");
+    }
 }
 
 #[test]
