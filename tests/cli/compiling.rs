@@ -152,6 +152,47 @@ fn a_pinned_kernel_is_asked_first() {
     assert!(first.contains("native:swiglu_f32"), "{}", run.stdout);
 }
 
+/// The candidate of an operation that is asked first, with its reasons.
+fn selected(op: &str, options: &[&str]) -> String {
+    let explained = ruvllm(&[&["kernels", "explain", op], options].concat());
+    let lines = explained.text().lines().skip_while(|line| !line.starts_with("  selected"));
+    let reasons = lines.clone().skip(1).take_while(|line| line.starts_with("     "));
+    lines.take(1).chain(reasons).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn how_products_are_computed_is_explained_as_the_options_have_it_and_why() {
+    let q8_0 = "matmul(f32,q8_0)->f32";
+    let [packed, unpacked] = ["native:matmul_q8_0 ", "native:matmul_q8_0_rows "];
+    let has = |explained: &str, parts: &[&str]| {
+        parts.iter().for_each(|part| assert!(explained.contains(part), "no {part:?}: {explained}"));
+    };
+    let best = "the fastest instructions that this processor has";
+    has(&selected(q8_0, &[]), &[packed, best, "weights packed when a model is loaded", "since"]);
+    let in_place = "weights rearranged in each product";
+    has(&selected(q8_0, &["--no-repack"]), &[unpacked, best, in_place]);
+    assert!(!selected(q8_0, &["--no-repack"]).contains("packed"));
+    let pinned = selected(q8_0, &["--pin", "matmul=native:matmul_q8_0_rows"]);
+    has(&pinned, &[unpacked, "pinned by the configuration", in_place]);
+    let policy = selected(q8_0, &["--kernels", "native"]);
+    has(&policy, &[packed, "native-only", "weights packed when a model is loaded"]);
+    let scalar = selected(q8_0, &["--isa", "scalar"]);
+    has(&scalar, &[unpacked, "the instructions that the configuration names"]);
+    // What `doctor` says of prompts.
+    let prompt = |explained: &str| explained.split_once("; of many: ").unwrap().1.to_owned();
+    has(&prompt(&selected("matmul(f32,f32)->f32", &[])), &[in_place]);
+    for options in [&[][..], &["--bf16"]] {
+        let doctor = ["doctor", "--threads", "1", "--json"];
+        let report: serde_json::Value =
+            serde_json::from_str(ruvllm(&[&doctor[..], options].concat()).text()).unwrap();
+        let mut weights = report["weights"].as_array().unwrap().iter();
+        let f16 = weights.find(|path| path["weights"] == "f16").unwrap()["prompt"].as_str();
+        let path: Vec<&str> = f16.unwrap().split(", ").collect();
+        let computed = format!("{} with {}", path[1], path[0]);
+        has(&prompt(&selected("matmul(f32,f16)->f32", options)), &[&computed, in_place]);
+    }
+}
+
 #[test]
 fn deterministic_mode_runs_the_kernels_without_relaxed_simd() {
     let run =

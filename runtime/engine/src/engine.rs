@@ -55,16 +55,9 @@ pub struct EngineConfig {
     pub batch: usize,
     /// Instructions of the native operations; `None` is the best that the processor has.
     pub isa: Option<Isa>,
-    /// Whether to rearrange the weights in memory where products are faster from that. Without it a
-    /// mapped file's weights stay where they are, shared with other processes, and each product
-    /// rearranges them for itself: the same results, several times slower.
-    pub repack: bool,
     /// How rearranged weights are read from memory. `None` measures that where the weights are larger than
     /// caches, in a fifth of a second.
     pub read_pattern: Option<ReadPattern>,
-    /// Whether prompts meet 16-bit float weights as bf16 where the processor is faster so, on AMD's about
-    /// twice as fast: activations, and f16 weights, are rounded to 8 bits of precision.
-    pub bf16: bool,
 }
 
 /// Bytes of weights from which on it is measured how they are best read: more than caches hold.
@@ -83,9 +76,7 @@ impl Default for EngineConfig {
             rope_scaling: None,
             batch: 512,
             isa: None,
-            repack: true,
             read_pattern: None,
-            bf16: false,
         }
     }
 }
@@ -175,7 +166,7 @@ impl Engine {
         let isa = config.isa.unwrap_or_else(Isa::detect);
         let read = match config.read_pattern {
             Some(pattern) => pattern,
-            None if !config.repack || model.weights().bytes_to_pack(isa) < MEASURED_FROM => {
+            None if !host.config().repack || model.weights().bytes_to_pack(isa) < MEASURED_FROM => {
                 ReadPattern::default()
             }
             // Without memory to measure in, the usual one.
@@ -183,7 +174,7 @@ impl Engine {
                 .map_or_else(|_| ReadPattern::default(), |rates| rates.best()),
         };
         let mut settings = Activations::new();
-        settings.allow_bf16(config.bf16);
+        settings.allow_bf16(host.config().bf16);
         settings.set_deterministic(host.config().deterministic);
         let matrices = Arc::new(Matrices {
             model: Arc::clone(&model),
@@ -191,7 +182,6 @@ impl Engine {
             pool: Arc::clone(&pool),
             isa,
             read,
-            repack: config.repack,
             settings: settings.clone(),
             budget: Arc::clone(&reserved),
             keys: Arc::new(Keys::new(&config.kv, Some(&model))),

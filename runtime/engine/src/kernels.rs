@@ -172,7 +172,7 @@ impl Kernels {
         let threads = pool.threads();
         let workers = (0..threads).map(|_| host.worker()).collect::<Result<_, _>>()?;
         let mut worker = host.team_worker();
-        let pinned = Arc::new(matrices.pin(host.snapshot(), &mut worker, pool, true, each)?);
+        let pinned = Arc::new(matrices.pin(host.snapshot(), &mut worker, true, each)?);
         let team = Some(TeamCaller { matrices, worker });
         Ok(Kernels { workers, pinned, resting: None, deltas: vec![Vec::new(); threads], team })
     }
@@ -214,9 +214,7 @@ impl Kernels {
         };
         match matrices.take_ready(chosen.generation()) {
             Some(ready) => Ok(ready),
-            None => {
-                Ok(Arc::new(matrices.pin(chosen, worker, &matrices.pool, false, &mut |_| ())?))
-            }
+            None => Ok(Arc::new(matrices.pin(chosen, worker, false, &mut |_| ())?)),
         }
     }
 

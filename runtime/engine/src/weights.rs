@@ -147,8 +147,9 @@ impl ModelWeights {
 
     /// Bytes of the matrices that products would read in another layout than the file's.
     pub(crate) fn bytes_to_pack(&self, isa: Isa) -> usize {
-        let to_pack =
-            |linear: &&Linear| !linear.prepared.is_held() && PackedWeights::pays(linear.dtype, isa);
+        let to_pack = |linear: &&Linear| {
+            linear.prepared.held_bytes() == 0 && PackedWeights::pays(linear.dtype, isa)
+        };
         self.multiplied().filter(to_pack).map(Linear::size).sum()
     }
 

@@ -3,21 +3,32 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{Fixture, LLAMA, best, native_host, some_tokens, two_threads};
 use ruvllm_abi::DType;
 use ruvllm_engine::{Engine, EngineConfig, Session, Use};
-use ruvllm_host::{Host, MatmulProvider, OpKey, PreparedMatmul, Provider, ProviderPack, Team};
+use ruvllm_host::{
+    AttentionProvider, AttentionSession, EmbedProvider, Host, HostConfig, MatmulProvider, OpKey,
+    Policy, PreparedMatmul, Provider, ProviderPack, Team,
+};
 use ruvllm_native::Isa;
+use ruvllm_native::attention::{AttnScratch, AttnSequence, AttnShape, attention_batch};
 use ruvllm_native::gemm::{ActForm, Activations, MatMut, Weights, matmul};
+use ruvllm_native::quant::dequantize_row;
 
 /// Multiplies by a copy of the file's bytes, to the same bits as in place.
-struct Copying;
+#[derive(Default)]
+struct Copying {
+    /// How many threads it was given, each time.
+    threads: Arc<Mutex<BTreeSet<usize>>>,
+}
 
 struct Copy {
     bytes: Vec<u8>,
+    threads: Arc<Mutex<BTreeSet<usize>>>,
 }
 
 impl MatmulProvider for Copying {
@@ -25,9 +36,10 @@ impl MatmulProvider for Copying {
         Some(weights.size())
     }
 
-    fn prepare(&self, w: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedMatmul>, String> {
+    fn prepare(&self, w: &Weights<'_>, team: Team<'_>) -> Result<Box<dyn PreparedMatmul>, String> {
+        self.threads.lock().unwrap().insert(team.pool.threads());
         let bytes = (0..w.rows()).flat_map(|row| w.row(row)).copied().collect();
-        Ok(Box::new(Copy { bytes }))
+        Ok(Box::new(Copy { bytes, threads: self.threads.clone() }))
     }
 
     fn reads(&self, x: &Activations, rows: usize, isa: Isa) -> ActForm {
@@ -43,6 +55,7 @@ impl PreparedMatmul for Copy {
         y: MatMut<'_>,
         team: Team<'_>,
     ) -> Result<(), String> {
+        self.threads.lock().unwrap().insert(team.pool.threads());
         let (dtype, rows, cols) = (weights.dtype(), weights.rows(), weights.cols());
         Weights::new(dtype, rows, cols, &self.bytes)
             .and_then(|copy| matmul(team.pool, team.isa, &copy, x, y))
@@ -50,8 +63,49 @@ impl PreparedMatmul for Copy {
     }
 }
 
+/// Gathers and attends as the host's own code does.
+struct Same;
+
+impl EmbedProvider for Same {
+    fn run(
+        &self,
+        table: &Weights<'_>,
+        tokens: &[u32],
+        y: &mut [f32],
+        _: Team<'_>,
+    ) -> Result<(), String> {
+        let rows = tokens.iter().zip(y.chunks_exact_mut(table.cols()));
+        rows.into_iter()
+            .try_for_each(|(&token, y)| dequantize_row(table.dtype(), table.row(token as usize), y))
+            .map_err(|error| error.to_string())
+    }
+}
+
+impl AttentionProvider for Same {
+    fn open(&self) -> Box<dyn AttentionSession> {
+        Box::new(SameSession(AttnScratch::new()))
+    }
+}
+
+struct SameSession(AttnScratch);
+
+impl AttentionSession for SameSession {
+    fn run(
+        &mut self,
+        shape: &AttnShape,
+        sequences: &mut [AttnSequence<'_>],
+        team: Team<'_>,
+    ) -> Result<(), String> {
+        attention_batch(team.pool, team.isa, shape, sequences, &mut self.0)
+            .map_err(|error| error.to_string())
+    }
+}
+
 fn stage(host: &Host) -> u64 {
-    let provider = Provider::Matmul(DType::F32, Arc::new(Copying));
+    stage_provider(host, Provider::Matmul(DType::F32, Arc::<Copying>::default()))
+}
+
+fn stage_provider(host: &Host, provider: Provider) -> u64 {
     let version = host.config().runtime_version.clone();
     let pack = ProviderPack::new("copying", version).with("copy", provider);
     host.stage_providers(&pack).unwrap().id
@@ -118,18 +172,42 @@ fn a_provider_is_tried_activated_and_taken_back_and_no_text_changes() {
 
 #[test]
 fn blocks_that_another_provider_computed_are_not_used_again() {
-    let host = native_host();
+    for provider in [
+        Provider::Matmul(DType::F32, Arc::<Copying>::default()),
+        Provider::Embed(DType::F32, Arc::new(Same)),
+        Provider::Attention(Arc::new(Same)),
+    ] {
+        let (host, op) = (native_host(), provider.key());
+        let model = Fixture::new(&LLAMA, DType::F32).model();
+        let config = EngineConfig { kv_block: 16, ..two_threads() };
+        let engine = Engine::new(model, host.clone(), config).unwrap();
+        let hits = |engine: &Engine| {
+            engine.session().prefill(&some_tokens(40)).unwrap();
+            engine.memory().kv.prefix_hit_tokens
+        };
+        assert_eq!((hits(&engine), hits(&engine)), (0, 32), "{op}");
+        host.activate(stage_provider(&host, provider)).unwrap();
+        assert_eq!(hits(&engine), 32, "{op}");
+        assert!(calls(&host, "copy") > 0, "{op}");
+        assert_eq!(hits(&engine), 64, "{op}");
+    }
+}
+
+#[test]
+fn who_is_made_ready_while_others_serve_prepares_and_races_on_the_threads_of_the_steps() {
+    let config = HostConfig { policy: Policy::Fastest, ..HostConfig::default() };
+    let host = Host::new(config).unwrap();
     let model = Fixture::new(&LLAMA, DType::F32).model();
-    let config = EngineConfig { kv_block: 16, ..two_threads() };
-    let engine = Engine::new(model, host.clone(), config).unwrap();
-    let hits = |engine: &Engine| {
-        engine.session().prefill(&some_tokens(40)).unwrap();
-        engine.memory().kv.prefix_hit_tokens
-    };
-    assert_eq!((hits(&engine), hits(&engine)), (0, 32));
-    host.activate(stage(&host)).unwrap();
-    assert_eq!(hits(&engine), 32);
-    assert_eq!(hits(&engine), 64);
+    let _engine = Engine::new(model, host.clone(), two_threads()).unwrap();
+    let copying = Copying::default();
+    let threads = copying.threads.clone();
+    let id = stage_provider(&host, Provider::Matmul(DType::F32, Arc::new(copying)));
+    host.activate(id).unwrap();
+    assert_eq!(*threads.lock().unwrap(), BTreeSet::from([2]));
+    let explained = host.explain(&OpKey::matmul(DType::F32));
+    let races = explained.notes.iter().filter(|note| note.starts_with("products of 1 rows"));
+    // Of projections and of the vocabulary at least.
+    assert!(races.clone().count() > 1 && races.clone().all(|race| race.contains("copy ")));
 }
 
 #[test]

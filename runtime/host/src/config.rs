@@ -164,6 +164,13 @@ pub struct HostConfig {
     /// What native twins compute with: the best that the processor has, unless one wants to know what
     /// another costs. [`Isa::narrow`] has vectors no wider than WebAssembly's.
     pub isa: Isa,
+    /// Whether the host's own products rearrange the weights of a model in memory where they are faster from
+    /// that. Otherwise a mapped file's weights stay where they are, shared with other processes, and each
+    /// product rearranges them for itself: the same results, several times slower.
+    pub repack: bool,
+    /// Whether prompts meet 16-bit float weights as bf16 where the processor is faster so, on AMD's about
+    /// twice as fast: activations, and f16 weights, are rounded to 8 bits of precision.
+    pub bf16: bool,
     /// Caps that no pack can raise.
     pub limits: HostLimits,
     /// Bytes that the instances of all kernels may take together: their linear memory, their tables, and
@@ -242,6 +249,8 @@ impl HostConfig {
             policy: Policy::default(),
             strict: false,
             isa: Isa::detect(),
+            repack: true,
+            bf16: false,
             limits: HostLimits::default(),
             kernel_memory: 1 << 30,
             pack_memory: 768 << 20,

@@ -118,10 +118,8 @@ pub struct RuntimeBuilder {
     memory: Option<usize>,
     spill_dir: Option<PathBuf>,
     sinks: Option<usize>,
-    repack: bool,
     read_pattern: Option<ReadPattern>,
     isa: Option<Isa>,
-    bf16: bool,
     renderer: Option<Renderer>,
     on_progress: Option<OnProgress>,
 }
@@ -141,10 +139,8 @@ impl Runtime {
             memory: None,
             spill_dir: None,
             sinks: None,
-            repack: true,
             read_pattern: None,
             isa: None,
-            bf16: false,
             renderer: None,
             on_progress: None,
         }
@@ -545,13 +541,6 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Rearranges the weights in memory where products are faster from that, as by default, or
-    /// leaves them in the file, shared with other processes; see [`EngineConfig::repack`].
-    pub fn repack(mut self, repack: bool) -> Self {
-        self.repack = repack;
-        self
-    }
-
     /// Reads rearranged weights from memory by this pattern, instead of measuring which is the fastest;
     /// see [`EngineConfig::read_pattern`].
     pub fn read_pattern(mut self, pattern: ReadPattern) -> Self {
@@ -563,12 +552,6 @@ impl RuntimeBuilder {
     /// has; [`HostConfig::isa`](crate::host::HostConfig::isa) says so for the native kernels.
     pub fn isa(mut self, isa: Isa) -> Self {
         self.isa = Some(isa);
-        self
-    }
-
-    /// Allows prompts to meet 16-bit float weights as bf16; see [`EngineConfig::bf16`].
-    pub fn bf16(mut self, bf16: bool) -> Self {
-        self.bf16 = bf16;
         self
     }
 
@@ -597,10 +580,8 @@ impl RuntimeBuilder {
             memory,
             spill_dir,
             sinks,
-            repack,
             read_pattern,
             isa,
-            bf16,
             renderer,
             on_progress,
         } = self;
@@ -628,10 +609,8 @@ impl RuntimeBuilder {
             memory,
             spill_dir,
             rope_scaling,
-            repack,
             read_pattern,
             isa,
-            bf16,
             ..EngineConfig::default()
         };
         let host = kernels.host().clone();

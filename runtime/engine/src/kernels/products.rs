@@ -27,8 +27,6 @@ pub(crate) struct Matrices {
     pub(crate) pool: Arc<ThreadPool>,
     pub(crate) isa: Isa,
     pub(crate) read: ReadPattern,
-    /// Whether weights may be rearranged.
-    pub(crate) repack: bool,
     /// Settings of the activations.
     pub(crate) settings: Activations,
     /// What providers of packs hold comes out of it.
@@ -90,32 +88,22 @@ impl Matrices {
         Team { pool: &self.pool, isa: self.isa, read: self.read }
     }
 
-    /// Pins a snapshot, and has every matrix taken up by whom it asks, on these threads; with a `race` of
-    /// providers first, where the policy wants one. After each, `each` is told the matrix's bytes.
+    /// Pins a snapshot, and has every matrix taken up by whom it asks, with a `race` of providers first, where the
+    /// policy wants one. After each, `each` is told the matrix's bytes.
     pub(super) fn pin(
         &self,
         snapshot: Arc<RegistrySnapshot>,
         worker: &mut TeamWorker,
-        pool: &ThreadPool,
         race: bool,
         each: &mut dyn FnMut(usize),
     ) -> Result<Pinned, EngineError> {
         let mut pinned = Pinned::new(snapshot, self.keys.clone())?;
-        let how = Preparation {
-            team: Team { pool, ..self.team() },
-            repack: self.repack,
-            budget: &self.budget,
-            settings: &self.settings,
-        };
+        let how = Preparation { team: self.team(), budget: &self.budget, settings: &self.settings };
         let (snapshot, weights) = (&pinned.snapshot, self.model.weights());
         if race {
-            for key in self.keys.team.iter().flat_map(|keys| &keys.matmul) {
-                let of_type = |w: &&Linear| key.inputs.get(1) == Some(&w.dtype());
-                let largest = weights.multiplied().filter(of_type).max_by_key(|w| w.size());
-                largest.into_iter().try_for_each(|linear| {
-                    worker.race_matmul(snapshot, &linear.matrix()?, &how);
-                    Ok::<_, EngineError>(())
-                })?;
+            // The first of each type and size stands for all.
+            for linear in weights.multiplied() {
+                worker.race_matmul(snapshot, &linear.matrix()?, &how);
             }
             worker.race_embed(snapshot, &weights.embedding.matrix()?, how.team);
             let config = self.model.config();
@@ -162,11 +150,11 @@ impl Matrices {
 
 impl ruvllm_host::Preparer for Matrices {
     fn prepare(&self, next: &Arc<RegistrySnapshot>) -> Result<(), HostError> {
-        // A thread of its own: those of the engine go on computing steps.
-        let pool = ThreadPool::new(1);
         let mut worker = self.host.team_worker();
-        // What is unavailable, a step will find and say.
-        let Ok(pinned) = self.pin(next.clone(), &mut worker, &pool, true, &mut |_| ()) else {
+        // On the threads of the engine, in turns with the steps that these go on computing: providers prepare for
+        // the threads that they will compute with, and a race tells of no others. What is unavailable, a step will
+        // find and say.
+        let Ok(pinned) = self.pin(next.clone(), &mut worker, true, &mut |_| ()) else {
             return Ok(());
         };
         let products = || pinned.products.iter().flatten();

@@ -1,14 +1,17 @@
 //! Races of the providers of team operations, where the policy asks for the fastest.
 //!
-//! They are run when a model is loaded or a generation made ready, on one matrix of each type, on the embedding
-//! table and on attention of the model's shape, with one row and with as many as a prompt has. No call of a step
-//! waits for one.
+//! They are run when a model is loaded or a generation made ready, on one matrix of each type and size, on the
+//! embedding table and on attention of the model's shape, with one row and with as many as a prompt has, by the threads
+//! that steps are computed with: where steps are computed meanwhile, these and the race take turns.
+//!
+//! A matrix is prepared once, by the winner with one row. With many rows those race who could then be asked: that one,
+//! and all who read the file's bytes.
 
 use super::team_worker::{Preparation, PreparedWeights, TeamWorker};
 use crate::OpKey;
 use crate::registry::RegistrySnapshot;
 use crate::registry::kernel::PublishedKernel;
-use crate::registry::race::{TEAM_ROWS, class};
+use crate::registry::race::{TEAM_ROWS, Times, class};
 use crate::team::{Provider, Team};
 use ruvllm_abi::DType;
 use ruvllm_native::attention::{AttnSequence, AttnShape, KvLayout, KvSegment};
@@ -23,9 +26,6 @@ const RACE_TURNS: usize = 5;
 /// Positions of the cache that attention races over.
 const RACE_POSITIONS: usize = 512;
 
-/// The least time that a provider took with each number of rows; `None` where it failed.
-type Times = [Option<Duration>; TEAM_ROWS.len()];
-
 impl TeamWorker {
     /// Times everybody who multiplies by weights of this type on a matrix of it, where the policy asks for the
     /// fastest and no earlier result holds. Each prepares it for as long as it is timed.
@@ -35,26 +35,23 @@ impl TeamWorker {
         weights: &Weights<'_>,
         how: &Preparation<'_>,
     ) {
-        let mut y = vec![0.0; TEAM_ROWS[1] * weights.rows()];
-        self.race(snap, &OpKey::matmul(weights.dtype()), |worker, kernel| {
-            let Some(Provider::Matmul(_, provider)) = kernel.team() else {
-                return Times::default();
-            };
-            let bytes = provider.prepared_bytes(weights, how.team.isa);
-            let Some(bytes) = bytes.filter(|bytes| *bytes == 0 || how.repack) else {
-                return Times::default();
-            };
+        let class = class(weights.rows() * weights.cols());
+        let mut y = Vec::new();
+        self.race(snap, &OpKey::matmul(weights.dtype()), class, |worker, kernel| {
+            let Some(Provider::Matmul(_, provider)) = kernel.team() else { return None };
+            let bytes = provider.prepared_bytes(weights, how.team.isa)?;
             let made = PreparedWeights::default();
-            let Ok((held, _)) = worker.prepare(kernel, provider, weights, &made, bytes, how) else {
-                return Times::default();
-            };
-            TEAM_ROWS.map(|rows| {
+            let prepared = worker.prepare(kernel, provider, weights, &made, bytes, how);
+            let (held, _) = prepared.ok()?;
+            y.resize(TEAM_ROWS[1] * weights.rows(), 0.0);
+            let times = TEAM_ROWS.map(|rows| {
                 let (x, _) = worker.input(&**provider, weights, rows, how).ok()?;
                 least(|| {
                     let y = MatMut { data: &mut y, stride: weights.rows() };
                     held.prepared.run(weights, &x, y, how.team)
                 })
-            })
+            });
+            Some(Timed { times, holds: bytes > 0 })
         });
     }
 
@@ -65,12 +62,13 @@ impl TeamWorker {
             vocab => (0..rows).map(|_| self.checks.below(vocab) as u32).collect(),
         });
         let mut y = vec![0.0; TEAM_ROWS[1] * table.cols()];
-        self.race(snap, &OpKey::embed(table.dtype()), |_, kernel| {
-            let Some(Provider::Embed(_, provider)) = kernel.team() else { return Times::default() };
-            tokens.each_ref().map(|tokens: &Vec<u32>| {
+        self.race(snap, &OpKey::embed(table.dtype()), 0, |_, kernel| {
+            let Some(Provider::Embed(_, provider)) = kernel.team() else { return None };
+            let times = tokens.each_ref().map(|tokens: &Vec<u32>| {
                 let y = &mut y[..tokens.len() * table.cols()];
                 least(|| provider.run(table, tokens, y, team))
-            })
+            });
+            Some(Timed { times, holds: false })
         });
     }
 
@@ -97,18 +95,17 @@ impl TeamWorker {
         let row = shape.heads * shape.head_dim;
         let q = noise(TEAM_ROWS[1] * row);
         let mut y = vec![0.0; q.len()];
-        self.race(snap, &OpKey::attention(), |_, kernel| {
-            let Some(Provider::Attention(provider)) = kernel.team() else {
-                return Times::default();
-            };
+        self.race(snap, &OpKey::attention(), 0, |_, kernel| {
+            let Some(Provider::Attention(provider)) = kernel.team() else { return None };
             let mut session = provider.open();
-            TEAM_ROWS.map(|rows| {
+            let times = TEAM_ROWS.map(|rows| {
                 least(|| {
                     let (q, y) = (&q[..rows * row], &mut y[..rows * row]);
                     let mut calls = [AttnSequence { q, q_pos: RACE_POSITIONS - rows, kv: &kv, y }];
                     session.run(shape, &mut calls, team)
                 })
-            })
+            });
+            Some(Timed { times, holds: false })
         });
     }
 
@@ -118,26 +115,38 @@ impl TeamWorker {
         &mut self,
         snap: &RegistrySnapshot,
         key: &OpKey,
-        mut time: impl FnMut(&mut Self, &Arc<PublishedKernel>) -> Times,
+        class: usize,
+        mut time: impl FnMut(&mut Self, &Arc<PublishedKernel>) -> Option<Timed>,
     ) {
         let Some((slot, records)) = snap.slot_of(key).zip(snap.races()) else { return };
         let Some(race) = &slot.race else { return };
-        if TEAM_ROWS.iter().all(|&rows| race.winner(class(rows)).is_some()) {
+        if race.winner(class, TEAM_ROWS[0]).is_some() {
             return;
         }
         let chain = &slot.choice.chain;
-        let times: Vec<Times> = chain
-            .iter()
-            .map(|kernel| match kernel.stats().quarantined() {
-                true => Times::default(),
-                false => time(self, kernel),
-            })
-            .collect();
-        for (at, rows) in TEAM_ROWS.into_iter().enumerate() {
-            let times: Vec<Option<Duration>> = times.iter().map(|times| times[at]).collect();
-            records.finish(key, chain, race, class(rows), &times);
+        let mut timed = |kernel: &Arc<PublishedKernel>| match kernel.stats().quarantined() {
+            true => None,
+            false => time(self, kernel),
+        };
+        let mut timed: Vec<Timed> =
+            chain.iter().map(|kernel| timed(kernel).unwrap_or_default()).collect();
+        let with_one = timed.iter().filter_map(|timed| timed.times[0]).min();
+        for Timed { times, holds } in &mut timed {
+            if *holds && times[0] != with_one {
+                times[1] = None;
+            }
         }
+        let times: Vec<Times> = timed.into_iter().map(|timed| timed.times).collect();
+        records.finish(key, chain, race, class, &times);
     }
+}
+
+/// What a candidate took.
+#[derive(Default)]
+struct Timed {
+    times: Times,
+    /// Whether it holds weights in a layout of its own.
+    holds: bool,
 }
 
 /// The least time of a few runs; `None` where one failed.

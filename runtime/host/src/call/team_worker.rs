@@ -4,11 +4,14 @@
 //! ([`TeamWorker::product`]). A call then asks the first that is in service, and the next one where that fails; the last
 //! reads the file's bytes in place, so no second copy of the weights has to be kept for it.
 //!
-//! Those that are not the host's own are held to the f64 definition: every row of a matrix once when it was
-//! taken up, and in service, of one run in [`crate::HostConfig::cross_check_every`] on average, elements that are
-//! drawn by chance. One that is wrong in a share `f` of all elements of its products goes unseen in `n` runs with the probability
+//! All are held to the f64 definition in service: of one run in [`crate::HostConfig::cross_check_every`] on average,
+//! elements that are drawn by chance; those that are not the host's own also when they have taken a matrix up, every row
+//! of it once. One that is wrong in a share `f` of all elements of its products goes unseen in `n` runs with the probability
 //! `(1 - (1 - (1 - f)^32) / every)^n`: one wrong in a thousand is found within 37,000 products in 99 of 100 cases, which
 //! a model of 22 layers computes for 240 tokens.
+//!
+//! One that fails too often is quarantined as long as another stands behind it. The last of a chain stays, and what it has
+//! computed stands, although it is reported as wrong: there is nothing better to answer with.
 
 use super::check::Sampler;
 use super::context::WorkerContext;
@@ -16,7 +19,8 @@ use super::open::Open;
 use crate::error::Failure;
 use crate::memory::KernelBudget;
 use crate::registry::kernel::PublishedKernel;
-use crate::registry::{OpSlot, RegistrySnapshot};
+use crate::registry::race::{TEAM_ROWS, class};
+use crate::registry::{OpSlot, RegistrySnapshot, with_first};
 use crate::stats::Timing;
 use crate::team::{AttentionSession, MatmulProvider, PreparedMatmul, Provider, Team};
 use crate::threads::lock;
@@ -48,6 +52,7 @@ pub struct PreparedWeights {
 /// Weights that a provider has prepared, and what they count for.
 pub(super) struct Held {
     pub(super) prepared: Box<dyn PreparedMatmul>,
+    bytes: usize,
     _memory: Option<Taken>,
 }
 
@@ -71,7 +76,10 @@ impl Drop for Taken {
 
 /// Who computes the products of one matrix, in the order in which they are asked.
 pub struct Product {
+    /// In the order for one row.
     chain: Vec<Candidate>,
+    /// Where in it that one is who is asked first for more rows.
+    first_of_many: usize,
     /// The first that is not the host's own and could not take the matrix up, and why.
     refused: Option<(String, Failure)>,
     made: bool,
@@ -88,8 +96,6 @@ struct Candidate {
 pub struct Preparation<'a> {
     /// What is computed on.
     pub team: Team<'a>,
-    /// Whether a provider may hold the weights in a layout of its own, beside the file's bytes.
-    pub repack: bool,
     /// Counts what providers of packs hold. The host's own are not counted: what they hold stands for the file's
     /// bytes, which are given back.
     pub budget: &'a Arc<dyn KernelBudget>,
@@ -153,9 +159,10 @@ impl Product {
 }
 
 impl PreparedWeights {
-    /// Whether some provider holds the weights in a layout of its own.
-    pub fn is_held(&self) -> bool {
-        lock(&self.made).iter().any(|(.., held)| held.strong_count() > 0)
+    /// Bytes that providers hold of the weights in layouts of their own.
+    pub fn held_bytes(&self) -> usize {
+        let made = lock(&self.made);
+        made.iter().filter_map(|(.., held)| Some(held.upgrade()?.bytes)).sum()
     }
 }
 
@@ -173,7 +180,8 @@ impl TeamWorker {
     }
 
     /// Has a matrix taken up by the provider that the snapshot asks first, or the first that can and for
-    /// which there is memory; behind it stand those that read the file's bytes.
+    /// which there is memory; behind it stand those that read the file's bytes. So at most one layout of the weights is
+    /// made, and none where the first reads the file's.
     ///
     /// # Errors
     /// [`CallError::Unknown`] where nobody multiplies by such weights, [`CallError::Exhausted`] where nobody could
@@ -191,14 +199,19 @@ impl TeamWorker {
             let (name, detail) = (key.to_string(), "nobody provides it".to_owned());
             return Err(CallError::Unknown { name, detail });
         };
-        let mut product = Product { chain: Vec::new(), refused: None, made: false };
-        let mut holds = false;
+        let class = class(weights.rows() * weights.cols());
+        let [one, many] = TEAM_ROWS.map(|rows| slot.winner(class, rows));
+        let mut product =
+            Product { chain: Vec::new(), first_of_many: 0, refused: None, made: false };
         let mut last = None;
-        // Most text is written a token at a time.
-        for kernel in slot.by_rows(1) {
+        // Most text is written a token at a time, so that decides who may hold the weights.
+        let mut order = with_first(&slot.choice.chain, one);
+        while let Some(kernel) = order.next() {
+            let is_last = order.clone().next().is_none();
             let Some(Provider::Matmul(_, provider)) = kernel.team() else { continue };
             let Some(bytes) = provider.prepared_bytes(weights, how.team.isa) else { continue };
-            if kernel.stats().quarantined() || bytes > 0 && (holds || !how.repack) {
+            let second = bytes > 0 && !product.chain.is_empty();
+            if second || kernel.stats().quarantined() && !is_last {
                 continue;
             }
             match self.prepare(kernel, provider, weights, made, bytes, how) {
@@ -206,10 +219,12 @@ impl TeamWorker {
                     product.made |= new && bytes > 0;
                     let (kernel, provider) = (kernel.clone(), provider.clone());
                     product.chain.push(Candidate { kernel, provider, held });
-                    holds |= bytes > 0;
                 }
                 Err(failure) => {
-                    self.host.incidents.report(kernel.stats(), &failure);
+                    match is_last {
+                        true => self.host.incidents.report_last(kernel.stats(), &failure),
+                        false => self.host.incidents.report(kernel.stats(), &failure),
+                    }
                     let failed = (kernel.id().to_owned(), failure);
                     if !kernel.is_native() && product.refused.is_none() {
                         product.refused = Some(failed.clone());
@@ -218,6 +233,9 @@ impl TeamWorker {
                 }
             }
         }
+        let many = many.and_then(|at| slot.choice.chain.get(at));
+        let is_many = |one: &Candidate| many.is_some_and(|many| Arc::ptr_eq(many, &one.kernel));
+        product.first_of_many = product.chain.iter().position(is_many).unwrap_or(0);
         match (product.chain.is_empty(), last) {
             (false, _) => Ok(product),
             (true, last) => Err(Unanswered::Exhausted(last).of(&key)),
@@ -249,11 +267,11 @@ impl TeamWorker {
                 Some(Taken::new(how.budget, bytes).ok_or(Failure::WeightMemory { needed: bytes })?)
             }
         };
-        let prepared = provider.prepare(weights, how.team).map_err(|e| failure(kernel, e))?;
+        let prepared = provider.prepare(weights, how.team).map_err(failure)?;
         if !kernel.is_native() {
-            self.check_rows(kernel, &**provider, &*prepared, weights, how)?;
+            self.check_rows(&**provider, &*prepared, weights, how)?;
         }
-        let held = Arc::new(Held { prepared, _memory: memory });
+        let held = Arc::new(Held { prepared, bytes, _memory: memory });
         made.push((kernel.hash().to_owned(), isa, Arc::downgrade(&held)));
         Ok((held, true))
     }
@@ -261,7 +279,6 @@ impl TeamWorker {
     /// Holds every row of a matrix that was taken up against its definition, for a random input.
     fn check_rows(
         &mut self,
-        kernel: &PublishedKernel,
         provider: &dyn MatmulProvider,
         prepared: &dyn PreparedMatmul,
         weights: &Weights<'_>,
@@ -271,7 +288,7 @@ impl TeamWorker {
         let mut y = vec![f32::NAN; weights.rows()];
         let stride = y.len();
         let out = MatMut { data: &mut y, stride };
-        prepared.run(weights, &x, out, how.team).map_err(|e| failure(kernel, e))?;
+        prepared.run(weights, &x, out, how.team).map_err(failure)?;
         for (col, got) in y.into_iter().enumerate() {
             wrong(check_product(weights, &x, form, [0, col], got, &mut self.checks.buffers))?;
         }
@@ -312,10 +329,11 @@ impl TeamWorker {
     ) -> Result<(), CallError> {
         let MatMut { data, stride } = y;
         let bytes = weights.size() + size_of::<f32>() * x.rows() * (weights.rows() + x.cols());
-        let chain = product.chain.iter().map(|one| (&one.kernel, one));
+        let first = if x.rows() > 1 { product.first_of_many } else { 0 };
+        let chain = with_first(&product.chain, Some(first)).map(|one| (&one.kernel, one));
         let asked = self.ask(snap, chain, bytes, |one, _, checks| {
             let out = MatMut { data: &mut *data, stride };
-            one.held.prepared.run(weights, x, out, team).map_err(|e| failure(&one.kernel, e))?;
+            one.held.prepared.run(weights, x, out, team).map_err(failure)?;
             if let Some(checks) = checks {
                 let form = one.provider.reads(x, x.rows(), team.isa);
                 for _ in 0..CHECKED.min(x.rows() * weights.rows()) {
@@ -345,11 +363,11 @@ impl TeamWorker {
     ) -> Result<(), CallError> {
         let slot = snap.entry(slot)?;
         let chain = slot.by_rows(tokens.len()).filter_map(|kernel| match kernel.team() {
-            Some(Provider::Embed(_, provider)) => Some((kernel, (kernel, provider))),
+            Some(Provider::Embed(_, provider)) => Some((kernel, provider)),
             _ => None,
         });
-        let asked = self.ask(snap, chain, size_of_val(y), |(kernel, provider), _, checks| {
-            provider.run(table, tokens, y, team).map_err(|e| failure(kernel, e))?;
+        let asked = self.ask(snap, chain, size_of_val(y), |provider, _, checks| {
+            provider.run(table, tokens, y, team).map_err(failure)?;
             if let Some(checks) = checks.filter(|_| !tokens.is_empty()) {
                 let row = checks.below(tokens.len());
                 let got = &y[row * table.cols()..(row + 1) * table.cols()];
@@ -381,12 +399,12 @@ impl TeamWorker {
         let rows = |sequence: &AttnSequence<'_>| sequence.y.len() / row.max(1);
         let rows = sequences.iter().map(rows).max().unwrap_or_default();
         let chain = slot.by_rows(rows).filter_map(|kernel| match kernel.team() {
-            Some(Provider::Attention(provider)) => Some((kernel, (kernel, provider))),
+            Some(Provider::Attention(provider)) => Some((kernel, provider)),
             _ => None,
         });
-        let asked = self.ask(snap, chain, bytes, |(kernel, provider), session, checks| {
+        let asked = self.ask(snap, chain, bytes, |provider, session, checks| {
             let session = session.get_or_insert_with(|| provider.open());
-            session.run(shape, sequences, team).map_err(|e| failure(kernel, e))?;
+            session.run(shape, sequences, team).map_err(failure)?;
             if let Some(checks) = checks.filter(|_| row > 0 && !sequences.is_empty()) {
                 let sequence = &sequences[checks.below(sequences.len())];
                 let queries = sequence.y.len() / row;
@@ -407,7 +425,7 @@ impl TeamWorker {
     fn ask<'k, P>(
         &mut self,
         snap: &RegistrySnapshot,
-        chain: impl Iterator<Item = (&'k Arc<PublishedKernel>, P)>,
+        mut chain: impl Iterator<Item = (&'k Arc<PublishedKernel>, P)> + Clone,
         bytes: usize,
         mut run: impl FnMut(
             P,
@@ -418,12 +436,12 @@ impl TeamWorker {
         let Self { host, kernels, checks } = self;
         let every = snap.check_every();
         let mut last = None;
-        for (kernel, provider) in chain {
-            if kernel.stats().quarantined() {
+        while let Some((kernel, provider)) = chain.next() {
+            if kernel.stats().quarantined() && chain.clone().next().is_some() {
                 continue;
             }
             let state = state(kernels, kernel);
-            let check = every > 0 && !kernel.is_native() && state.until_check == 0;
+            let check = every > 0 && state.until_check == 0;
             state.until_check = match check {
                 true => checks.sampler.until_next(every),
                 false => state.until_check.saturating_sub(1),
@@ -437,17 +455,25 @@ impl TeamWorker {
             };
             let started = timed.then(Instant::now);
             let ran = run(provider, &mut state.session, check.then_some(&mut *checks));
-            let Err(failure) = ran else {
-                let took = started.map(|started| started.elapsed());
-                state.open.counters.answered(bytes, Timing::of(took, small));
-                return Ok(());
-            };
-            host.incidents.report(kernel.stats(), &failure);
-            let failed = (kernel.id().to_owned(), failure);
-            if host.config.strict {
-                return Err(Unanswered::Strict(failed));
+            let took = started.map(|started| started.elapsed());
+            if let Err(failure) = ran {
+                let is_last = !chain.clone().any(|(kernel, _)| !kernel.stats().quarantined());
+                match is_last {
+                    true => host.incidents.report_last(kernel.stats(), &failure),
+                    false => host.incidents.report(kernel.stats(), &failure),
+                }
+                let wrong = matches!(failure, Failure::Mismatch { .. } | Failure::NonFinite { .. });
+                let failed = (kernel.id().to_owned(), failure);
+                if host.config.strict {
+                    return Err(Unanswered::Strict(failed));
+                }
+                if !(is_last && wrong) {
+                    last = Some(failed);
+                    continue;
+                }
             }
-            last = Some(failed);
+            state.open.counters.answered(bytes, Timing::of(took, small));
+            return Ok(());
         }
         Err(Unanswered::Exhausted(last))
     }
@@ -474,7 +500,7 @@ fn state<'a>(kernels: &'a mut Vec<Option<State>>, kernel: &Arc<PublishedKernel>)
 enum Unanswered {
     /// Nobody else may.
     Strict((String, Failure)),
-    /// It was the last; `None` where all are out of service.
+    /// It was the last; `None` where there is nobody.
     Exhausted(Option<(String, Failure)>),
 }
 
@@ -486,7 +512,7 @@ impl Unanswered {
             Unanswered::Exhausted(last) => {
                 let last = match last {
                     Some((kernel, failure)) => format!("{kernel} {failure}"),
-                    None => "every one is quarantined".to_owned(),
+                    None => "nobody takes such operands".to_owned(),
                 };
                 CallError::Exhausted { op, last }
             }
@@ -494,11 +520,8 @@ impl Unanswered {
     }
 }
 
-fn failure(kernel: &PublishedKernel, detail: String) -> Failure {
-    match kernel.is_native() {
-        true => Failure::Native { detail },
-        false => Failure::Provider { detail },
-    }
+fn failure(detail: String) -> Failure {
+    Failure::Provider { detail }
 }
 
 /// What a check found against a kernel, if anything.

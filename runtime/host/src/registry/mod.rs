@@ -18,9 +18,9 @@ use crate::stats::KernelStats;
 use crate::{CallError, HostError, OpKey, Policy};
 use kernel::{PublishedKernel, Uids};
 use learn::{Learner, Preference};
-use race::{Race, Records, TEAM_ROWS, class};
+use race::{Race, Records};
 use ruvllm_manifest::nearest;
-use select::{Choice, Explanation, Field, choose, explain};
+use select::{Choice, Explanation, Field, Measured, choose, explain};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -124,14 +124,44 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// The chain of a team operation for a call of so many rows: the winner of their race first.
-    pub(crate) fn by_rows(&self, rows: usize) -> impl Iterator<Item = &Arc<PublishedKernel>> {
-        let raced = TEAM_ROWS[usize::from(rows > TEAM_ROWS[0])];
-        let winner = self.race.as_ref().and_then(|race| race.winner(class(raced)));
-        let chain = &self.choice.chain;
-        let rest = (0..chain.len()).filter(move |at| Some(*at) != winner);
-        winner.into_iter().chain(rest).filter_map(|at| chain.get(at))
+    /// Where in the chain of a team operation the winner of the race is, with a matrix of this class and so
+    /// many rows.
+    #[inline]
+    pub(crate) fn winner(&self, class: usize, rows: usize) -> Option<usize> {
+        self.race.as_ref().and_then(|race| race.winner(class, rows))
     }
+
+    /// The chain of a team operation without a matrix, for a call of so many rows: the winner of the race first.
+    pub(crate) fn by_rows(
+        &self,
+        rows: usize,
+    ) -> impl Iterator<Item = &Arc<PublishedKernel>> + Clone {
+        with_first(&self.choice.chain, self.winner(0, rows))
+    }
+
+    /// Where in the chain those are that are asked first for some calls: what is asked first most comes first.
+    pub(crate) fn asked_first(&self) -> Vec<usize> {
+        let chain = &self.choice.chain;
+        let serves = |at: &usize| chain.get(*at).is_some_and(|k| !k.stats().quarantined());
+        let mut first: Vec<usize> = Vec::new();
+        for at in self.race.iter().flat_map(Race::winners).filter(serves) {
+            if !first.contains(&at) {
+                first.push(at);
+            }
+        }
+        if first.is_empty() {
+            // The last of a team operation is asked whatever is known of it.
+            let last = chain.len().checked_sub(1).filter(|_| self.choice.is_team());
+            first.extend((0..chain.len()).find(serves).or(last));
+        }
+        first
+    }
+}
+
+/// A chain with one of its candidates before the others.
+pub(crate) fn with_first<T>(chain: &[T], first: Option<usize>) -> impl Iterator<Item = &T> + Clone {
+    let rest = (0..chain.len()).filter(move |at| Some(*at) != first);
+    first.into_iter().chain(rest).filter_map(|at| chain.get(at))
 }
 
 /// Where an operation lies in the snapshot that gave it out. Valid for that snapshot only.
@@ -255,12 +285,12 @@ impl RegistrySnapshot {
         let slot = self.slot_of(key);
         let measured = match (slot, &self.fastest) {
             (Some(Slot { choice, .. }), Some(fastest)) => Some(match choice.is_team() {
-                true => fastest.races.explain(key, &choice.chain),
-                false => fastest.learner.explain(key, &choice.chain),
+                true => Measured::Raced(fastest.races.explain(key, &choice.chain)),
+                false => Measured::Learnt(fastest.learner.explain(key, &choice.chain)),
             }),
             _ => None,
         };
-        explain(key, &self.policy, self.generation, slot.map(|slot| &slot.choice), measured)
+        explain(key, &self.policy, self.generation, slot, measured.as_ref())
     }
 
     /// Checks that every kernel that the policy pins is there, and can answer the operation.

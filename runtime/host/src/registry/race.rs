@@ -16,32 +16,47 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Classes of numbers of rows: class `n` holds calls of less than 2^n rows, the last one all larger ones.
+/// Classes of matrices: class `n` holds those of less than 2^n weights, the last one all larger ones. What has no
+/// matrix is of class 0.
 const CLASSES: usize = 33;
+/// What the file's form is called.
+const VERSION: u32 = 2;
 /// A longer file is none of ours.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
 /// Rows that providers of team operations race with: as a token that is written, and as a prompt.
 pub(crate) const TEAM_ROWS: [usize; 2] = [1, 32];
 
-/// The class of a call of so many rows.
-pub(crate) fn class(rows: usize) -> usize {
-    ((usize::BITS - rows.leading_zeros()) as usize).min(CLASSES - 1)
+/// The least time of a candidate with each of [`TEAM_ROWS`]; `None` where it failed or could not be asked.
+pub(crate) type Times = [Option<Duration>; TEAM_ROWS.len()];
+
+/// The class of a matrix of so many weights.
+pub(crate) fn class(weights: usize) -> usize {
+    ((usize::BITS - weights.leading_zeros()) as usize).min(CLASSES - 1)
 }
 
-/// Who won among the candidates of one operation, by class.
-pub(crate) struct Race([AtomicU8; CLASSES]);
+/// Who won among the candidates of one operation, by class of matrix and number of rows.
+pub(crate) struct Race([[AtomicU8; TEAM_ROWS.len()]; CLASSES]);
 
 impl Race {
-    /// The index in the chain of the winner; `None` before the race.
+    /// The index in the chain of whoever won with about so many rows; `None` before the race.
     #[inline]
-    pub(crate) fn winner(&self, class: usize) -> Option<usize> {
-        usize::from(self.0[class].load(Relaxed)).checked_sub(1)
+    pub(crate) fn winner(&self, class: usize, rows: usize) -> Option<usize> {
+        let raced = usize::from(rows > TEAM_ROWS[0]);
+        usize::from(self.0[class][raced].load(Relaxed)).checked_sub(1)
     }
 
-    fn set(&self, class: usize, winner: usize) {
-        // Chains are shorter than 255; were one longer, its tail could not win.
-        self.0[class].store(u8::try_from(winner + 1).unwrap_or(0), Relaxed);
+    /// Whoever won some race: first with the largest matrices, and with one row.
+    pub(crate) fn winners(&self) -> impl Iterator<Item = usize> {
+        let classes = (0..CLASSES).rev();
+        classes.flat_map(|class| TEAM_ROWS.map(|rows| self.winner(class, rows))).flatten()
+    }
+
+    fn set(&self, class: usize, winners: [usize; TEAM_ROWS.len()]) {
+        for (at, winner) in self.0[class].iter().zip(winners) {
+            // Chains are shorter than 255; were one longer, its tail could not win.
+            at.store(u8::try_from(winner + 1).unwrap_or(0), Relaxed);
+        }
     }
 }
 
@@ -64,9 +79,12 @@ struct Document {
 struct OpRecord {
     /// Hashes of the candidates in the order of the chain.
     candidates: Vec<String>,
-    /// Nanoseconds of a call by class, in the order of the chain; absent for one that failed.
-    classes: BTreeMap<usize, Vec<Option<u64>>>,
+    /// By class of matrix, in the order of the chain.
+    classes: BTreeMap<usize, Vec<Nanos>>,
 }
+
+/// Nanoseconds of a call with each of [`TEAM_ROWS`].
+type Nanos = [Option<u64>; TEAM_ROWS.len()];
 
 impl Records {
     /// Reads the results of earlier runs; those of another host are dropped.
@@ -74,21 +92,22 @@ impl Records {
         let path = directory.map(|directory| directory.join("fastest.json"));
         let host = host(config);
         let read = path.as_deref().and_then(read);
-        let document = read.filter(|document| document.version == 1 && document.host == host);
-        let document = document.unwrap_or(Document { version: 1, host, ops: BTreeMap::new() });
+        let document = read.filter(|document| document.version == VERSION && document.host == host);
+        let document =
+            document.unwrap_or(Document { version: VERSION, host, ops: BTreeMap::new() });
         Self { path, document: Mutex::new(document) }
     }
 
     /// The race of an operation, with the winners that are known.
     pub(crate) fn race(&self, key: &OpKey, chain: &[Arc<PublishedKernel>]) -> Race {
-        let race = Race(std::array::from_fn(|_| AtomicU8::new(0)));
+        let race = Race(std::array::from_fn(|_| Default::default()));
         let document = self.lock();
         if let Some(record) = document.ops.get(&key.to_string())
             && record.candidates == hashes(chain)
         {
             for (&class, times) in record.classes.range(..CLASSES) {
-                if let Some(winner) = fastest(times).filter(|&winner| winner < chain.len()) {
-                    race.set(class, winner);
+                if times.len() == chain.len() {
+                    race.set(class, fastest(times));
                 }
             }
         }
@@ -102,11 +121,11 @@ impl Records {
         chain: &[Arc<PublishedKernel>],
         race: &Race,
         class: usize,
-        times: &[Option<Duration>],
+        times: &[Times],
     ) {
-        let times: Vec<Option<u64>> =
-            times.iter().map(|time| time.map(|time| time.as_nanos() as u64)).collect();
-        race.set(class, fastest(&times).unwrap_or(0));
+        let nanos = |time: Option<Duration>| time.map(|time| time.as_nanos() as u64);
+        let times: Vec<Nanos> = times.iter().map(|times| times.map(nanos)).collect();
+        race.set(class, fastest(&times));
         let mut document = self.lock();
         let record = document.ops.entry(key.to_string()).or_default();
         let candidates = hashes(chain);
@@ -122,33 +141,29 @@ impl Records {
         }
     }
 
-    /// A sentence for each class that was raced.
-    pub(crate) fn explain(&self, key: &OpKey, chain: &[Arc<PublishedKernel>]) -> Vec<String> {
+    /// The races that were run, with what each candidate took.
+    pub(crate) fn explain(&self, key: &OpKey, chain: &[Arc<PublishedKernel>]) -> Vec<Raced> {
         let document = self.lock();
         let record =
             document.ops.get(&key.to_string()).filter(|record| record.candidates == hashes(chain));
-        let Some(record) = record else { return Vec::new() };
-        let sentence = |(class, times): (&usize, &Vec<Option<u64>>)| {
-            let mut ranked: Vec<_> = times
-                .iter()
-                .zip(chain)
-                .filter_map(|(time, kernel)| Some(((*time)?, kernel.id())))
-                .collect();
+        let classes = record.into_iter().flat_map(|record| &record.classes);
+        let raced = |(class, times): (&usize, &Vec<Nanos>), at: usize| {
+            let mut ranked: Vec<_> =
+                times.iter().enumerate().filter_map(|(i, times)| Some((times[at]?, i))).collect();
             ranked.sort_unstable();
-            let ranked: Vec<String> = ranked
-                .iter()
-                .map(|(nanos, id)| format!("{id} {:.2} us", *nanos as f64 / 1e3))
-                .collect();
-            let rows = 1usize << class.saturating_sub(1);
+            let rows = TEAM_ROWS[at];
             let what = match key.team() {
-                Some(TeamOp::Matmul) => format!("products of {rows} rows"),
+                Some(TeamOp::Matmul) => {
+                    format!("products of {rows} rows with up to 2^{class} weights")
+                }
                 Some(TeamOp::Embed) => format!("embeddings of {rows} tokens"),
                 Some(TeamOp::Attention) => format!("attention of {rows} queries"),
                 None => format!("calls of {rows} rows"),
             };
-            format!("{what}: {}", ranked.join(", "))
+            Raced { what, ranked }
         };
-        record.classes.iter().map(sentence).collect()
+        let each = |of_class| (0..TEAM_ROWS.len()).map(move |at| raced(of_class, at));
+        classes.flat_map(each).filter(|raced| !raced.ranked.is_empty()).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Document> {
@@ -156,10 +171,22 @@ impl Records {
     }
 }
 
-/// The index of the least time.
-fn fastest(times: &[Option<u64>]) -> Option<usize> {
-    let timed = times.iter().enumerate().filter_map(|(i, time)| Some(((*time)?, i)));
-    timed.min().map(|(_, i)| i)
+/// One race.
+pub(crate) struct Raced {
+    /// What was computed.
+    pub(crate) what: String,
+    /// Nanoseconds, and whose by the index in the chain, the fastest first.
+    pub(crate) ranked: Vec<(u64, usize)>,
+}
+
+/// The index of the least time with each number of rows: where none was taken with many, whoever won with one.
+fn fastest(times: &[Nanos]) -> [usize; TEAM_ROWS.len()] {
+    let mut winner = 0;
+    std::array::from_fn(|at| {
+        let timed = times.iter().enumerate().filter_map(|(i, times)| Some((times[at]?, i)));
+        winner = timed.min().map_or(winner, |(_, i)| i);
+        winner
+    })
 }
 
 fn hashes(chain: &[Arc<PublishedKernel>]) -> Vec<String> {
@@ -205,9 +232,10 @@ mod tests {
 
     #[test]
     fn the_least_time_wins_and_failures_do_not() {
-        assert_eq!(fastest(&[Some(3), None, Some(2)]), Some(2));
-        assert_eq!(fastest(&[None, None]), None);
-        assert_eq!(fastest(&[Some(1), Some(1)]), Some(0));
+        assert_eq!(fastest(&[[Some(3), Some(1)], [None; 2], [Some(2); 2]]), [2, 0]);
+        assert_eq!(fastest(&[[None; 2], [None; 2]]), [0, 0]);
+        assert_eq!(fastest(&[[Some(1), None], [Some(1), None]]), [0, 0]);
+        assert_eq!(fastest(&[[Some(2), None], [Some(1), None]]), [1, 1]);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Which kernel answers a call, and why: the order of a chain and its explanation.
 
+use super::Slot;
 use super::kernel::PublishedKernel;
+use super::race::Raced;
 use crate::code::Code;
 use crate::gate::Skipped;
 use crate::{OpKey, Policy};
@@ -26,7 +28,8 @@ pub(crate) struct Choice {
     pub(crate) left_out: Vec<Candidate>,
     /// What the chain does not show, such as a pin that names no kernel.
     pub(crate) notes: Vec<String>,
-    pub(crate) reasons: Vec<String>,
+    /// Why each of the chain has its place.
+    pub(crate) reasons: Vec<Vec<String>>,
 }
 
 impl Choice {
@@ -57,13 +60,14 @@ pub(crate) fn choose(policy: &Policy, field: &Field<'_>) -> Choice {
         })
         .collect();
     let mut notes = Vec::new();
-    let mut order: Vec<(&Arc<PublishedKernel>, String)> = Vec::new();
+    let mut order: Vec<(&Arc<PublishedKernel>, Vec<String>)> = Vec::new();
     let ranked = by_fallbacks(field);
     match policy {
         Policy::NativeOnly => {
             for kernel in ranked {
                 if kernel.is_native() {
-                    order.push((kernel, "the policy native-only admits native twins".to_owned()));
+                    let why = "the policy native-only admits the host's own code";
+                    order.push((kernel, decided(why, kernel)));
                 } else {
                     let reason = "the policy native-only leaves sandboxed kernels out";
                     left_out.push(Candidate::of(kernel, Verdict::Rejected, vec![reason.into()]));
@@ -71,16 +75,16 @@ pub(crate) fn choose(policy: &Policy, field: &Field<'_>) -> Choice {
             }
         }
         Policy::SandboxFirst | Policy::Fastest => {
-            order.extend(ranked.into_iter().map(|k| (k, reason(k))));
+            order.extend(ranked.into_iter().map(|k| (k, vec![reason(k)])));
         }
         Policy::Pinned(pins) => {
-            order.extend(ranked.into_iter().map(|k| (k, reason(k))));
+            order.extend(ranked.into_iter().map(|k| (k, vec![reason(k)])));
             let pin = pins.get(&field.key.to_string()).or_else(|| pins.get(&field.key.op));
             if let Some(pin) = pin {
                 match order.iter().position(|(kernel, _)| kernel.is_named(pin)) {
                     Some(at) => {
                         let (kernel, _) = order.remove(at);
-                        order.insert(0, (kernel, "pinned by the configuration".to_owned()));
+                        order.insert(0, (kernel, decided("pinned by the configuration", kernel)));
                     }
                     None => notes.push(format!(
                         "{pin:?} is pinned but no such kernel is there; the order is as without \
@@ -103,6 +107,12 @@ pub(crate) fn choose(policy: &Policy, field: &Field<'_>) -> Choice {
     }
     let (chain, reasons) = order.into_iter().map(|(k, reason)| (k.clone(), reason)).unzip();
     Choice { chain, left_out, notes, reasons }
+}
+
+/// Why the configuration has a kernel asked; how a team operation is then computed stays to be told.
+fn decided(why: &str, kernel: &PublishedKernel) -> Vec<String> {
+    let how = kernel.team().map(|_| reason(kernel));
+    [why.to_owned()].into_iter().chain(how).collect()
 }
 
 fn reason(kernel: &PublishedKernel) -> String {
@@ -157,7 +167,8 @@ pub struct Explanation {
     pub policy: String,
     /// The generation that this is about.
     pub generation: u64,
-    /// The kernel that is asked first now; `None` where nobody can answer.
+    /// The kernel that is asked first now, of several the one for products of a row with the largest matrices;
+    /// `None` where nobody can answer.
     pub selected: Option<String>,
     /// Every candidate, in the order in which they are asked, then those that never are.
     pub candidates: Vec<Candidate>,
@@ -189,7 +200,7 @@ pub struct Candidate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It is asked first.
+    /// It is asked first; where a race was won by several, for the calls that its reasons name.
     Selected,
     /// It is asked when those before it fail.
     Fallback,
@@ -224,14 +235,45 @@ impl Candidate {
     }
 }
 
+/// What was measured of the candidates of an operation.
+pub(crate) enum Measured {
+    /// Those of a team operation raced.
+    Raced(Vec<Raced>),
+    /// A sentence for each class of sizes of live calls.
+    Learnt(Vec<String>),
+}
+
+impl Measured {
+    fn lines(&self, chain: &[Arc<PublishedKernel>]) -> Vec<String> {
+        let took = |(nanos, at): &(u64, usize)| {
+            Some(format!("{} {:.2} us", chain.get(*at)?.id(), *nanos as f64 / 1e3))
+        };
+        let line = |Raced { what, ranked }: &Raced| {
+            let ranked: Vec<String> = ranked.iter().filter_map(took).collect();
+            format!("{what}: {}", ranked.join(", "))
+        };
+        match self {
+            Measured::Raced(races) => races.iter().map(line).collect(),
+            Measured::Learnt(lines) => lines.clone(),
+        }
+    }
+
+    /// What a candidate won.
+    fn won(&self, at: usize) -> Vec<&str> {
+        let Measured::Raced(races) = self else { return Vec::new() };
+        let won = |raced: &&Raced| raced.ranked.first().is_some_and(|(_, first)| *first == at);
+        races.iter().filter(won).map(|raced| raced.what.as_str()).collect()
+    }
+}
+
 /// Explains a chain as it stands now, quarantines included. `measured` says what was measured of its candidates; `None`
 /// where nothing ever is.
 pub(crate) fn explain(
     op: &OpKey,
     policy: &Policy,
     generation: u64,
-    choice: Option<&Choice>,
-    measured: Option<Vec<String>>,
+    slot: Option<&Slot>,
+    measured: Option<&Measured>,
 ) -> Explanation {
     let mut explanation = Explanation {
         op: op.clone(),
@@ -241,21 +283,27 @@ pub(crate) fn explain(
         candidates: Vec::new(),
         notes: Vec::new(),
     };
-    let Some(choice) = choice else {
+    let Some(slot) = slot else {
         explanation.notes.push("no kernel of this operation with these types is there".to_owned());
         return explanation;
     };
-    for (kernel, why) in choice.chain.iter().zip(&choice.reasons) {
-        let mut reasons = vec![why.clone()];
+    let (choice, first) = (&slot.choice, slot.asked_first());
+    explanation.selected =
+        first.first().and_then(|at| choice.chain.get(*at)).map(|kernel| kernel.id().to_owned());
+    for (at, (kernel, why)) in choice.chain.iter().zip(&choice.reasons).enumerate() {
+        let mut reasons = why.clone();
+        let won = measured.map(|measured| measured.won(at)).unwrap_or_default();
+        if !won.is_empty() {
+            reasons.insert(0, format!("the fastest in a race: {}", won.join(", ")));
+        }
         if let Code::Sandboxed { runs, .. } = kernel.code() {
             reasons.push(runs.to_string());
         }
-        let verdict = if kernel.stats().quarantined() {
+        let verdict = if first.contains(&at) {
+            Verdict::Selected
+        } else if kernel.stats().quarantined() {
             reasons.push(format!("quarantined after {} failures", kernel.stats().counted()));
             Verdict::Quarantined
-        } else if explanation.selected.is_none() {
-            explanation.selected = Some(kernel.id().to_owned());
-            Verdict::Selected
         } else {
             Verdict::Fallback
         };
@@ -283,7 +331,8 @@ pub(crate) fn explain(
         let note = match (&measured, choice.is_team()) {
             (None, _) => "this order stands: a deterministic host does not look for the fastest",
             (_, true) => {
-                "raced when a model is loaded; weights are prepared by the winner with one row"
+                "raced when a model is loaded, by sizes of matrices; weights are prepared by the winner with one \
+                 row, so with more rows nobody else races who would hold them too"
             }
             (_, false) => {
                 "calls of each class of sizes go first to whoever live calls showed to be the fastest, \
@@ -291,7 +340,8 @@ pub(crate) fn explain(
             }
         };
         explanation.notes.push(note.to_owned());
-        explanation.notes.extend(measured.unwrap_or_default());
+        let lines = measured.map(|measured| measured.lines(&choice.chain));
+        explanation.notes.extend(lines.unwrap_or_default());
     }
     explanation
 }

@@ -37,7 +37,16 @@ impl Incidents {
 
     /// Counts a failure of a kernel and reports it.
     pub(crate) fn report(&self, stats: &KernelStats, failure: &Failure) {
-        let quarantined = self.count(stats, failure);
+        self.log(stats, failure, self.count(stats, failure));
+    }
+
+    /// As [`Incidents::report`], of a kernel that nobody could answer in place of: it stays in service.
+    pub(crate) fn report_last(&self, stats: &KernelStats, failure: &Failure) {
+        stats.failed(failure, u32::MAX);
+        self.log(stats, failure, false);
+    }
+
+    fn log(&self, stats: &KernelStats, failure: &Failure, quarantined: bool) {
         if quarantined {
             // Its instances are of no more use to any worker.
             self.retired.fetch_add(1, Relaxed);

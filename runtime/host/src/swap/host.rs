@@ -108,6 +108,15 @@ impl Host {
     /// None today; setting the sandbox up is left to the first pack, so that a host on native
     /// kernels runs where the sandbox does not.
     pub fn new(config: HostConfig) -> Result<Self, HostError> {
+        let providers = team::natives(&config);
+        Self::with_providers(config, providers)
+    }
+
+    /// As [`Host::new`], with these as the host's own providers of team operations.
+    pub(crate) fn with_providers(
+        config: HostConfig,
+        providers: Vec<team::Native>,
+    ) -> Result<Self, HostError> {
         static HOSTS: AtomicU64 = AtomicU64::new(1);
         let retired: Arc<AtomicU64> = Arc::default();
         let uids = Arc::new(Uids::new(retired.clone()));
@@ -121,7 +130,7 @@ impl Host {
                 }
             }
         }
-        for native in team::natives(config.isa) {
+        for native in providers {
             let code = PreparedKernel::native_provider(native, &version);
             natives.push(Arc::new(PublishedKernel::new(code, &uids)));
         }
@@ -221,8 +230,7 @@ impl Host {
         let selected: Vec<usize> = snapshot
             .slots()
             .iter()
-            .filter_map(|slot| slot.choice.chain.iter().find(|k| !k.stats().quarantined()))
-            .map(|kernel| kernel.uid())
+            .flat_map(|slot| slot.asked_first().into_iter().map(|at| slot.choice.chain[at].uid()))
             .collect();
         snapshot
             .kernels()

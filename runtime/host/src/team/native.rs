@@ -4,10 +4,11 @@ use super::{
     AttentionProvider, AttentionSession, EmbedProvider, MatmulProvider, PreparedMatmul, Provider,
     Team,
 };
+use crate::HostConfig;
 use ruvllm_abi::DType;
 use ruvllm_native::attention::{AttnScratch, AttnSequence, AttnShape, attention, attention_batch};
 use ruvllm_native::gemm::{
-    ActForm, Activations, MatMut, PackedWeights, Weights, matmul, method, weight_types,
+    ActForm, Activations, MatMut, Method, PackedWeights, Weights, matmul, method, weight_types,
 };
 use ruvllm_native::quant::dequantize_row;
 use ruvllm_native::{Isa, NativeError};
@@ -17,41 +18,55 @@ use std::sync::Arc;
 pub(crate) struct Native {
     pub(crate) id: String,
     pub(crate) provider: Provider,
-    /// How it computes on this machine, in a sentence.
+    /// How it computes on this machine, and why so.
     pub(crate) about: String,
 }
 
-/// Every provider of the host's own, in the order in which they are asked, with these instructions.
-pub(crate) fn natives(isa: Isa) -> Vec<Native> {
+/// Every provider of the host's own, in the order in which they are asked, as the host is configured.
+pub(crate) fn natives(config: &HostConfig) -> Vec<Native> {
     let mut natives = Vec::new();
     let mut add = |id, provider, about| natives.push(Native { id, provider, about });
+    let usable = config.isa.usable();
+    let chosen = match usable == Isa::detect() {
+        true => format!("{usable}: the fastest instructions that this processor has"),
+        false => format!("{usable}: the instructions that the configuration names"),
+    };
     for dtype in weight_types() {
-        if PackedWeights::pays(dtype, isa) {
+        let paths = |packed| paths(dtype, config, packed);
+        if config.repack && PackedWeights::pays(dtype, usable) {
             let panels = Provider::Matmul(dtype, Arc::new(Panels(dtype)));
-            let about = format!("{}; weights are packed when a model is loaded", paths(dtype, isa));
-            add(format!("matmul_{dtype}"), panels, about);
+            let why = "packed, since products are faster where weights lie in the order in which they are read";
+            add(format!("matmul_{dtype}"), panels, format!("{chosen}; {}; {why}", paths(true)));
         }
         let rows = Provider::Matmul(dtype, Arc::new(Rows(dtype)));
-        let about = format!("{}; weights are read as the file has them", paths(dtype, isa));
-        add(format!("matmul_{dtype}_rows"), rows, about);
+        let why = "needs no second copy of the weights, so it ends the chain";
+        add(format!("matmul_{dtype}_rows"), rows, format!("{chosen}; {}; {why}", paths(false)));
         let gather = Provider::Embed(dtype, Arc::new(Gather));
         add(format!("embed_{dtype}"), gather, "rows are read as the file has them".to_owned());
     }
-    let about = format!("f32 with {}, from any type of the cache", isa.usable());
+    let about = format!("{chosen}; f32, from any type of the cache");
     add("attention".to_owned(), Provider::Attention(Arc::new(Attention)), about);
     natives
 }
 
-/// How products with weights of a type are computed, by the class of their shapes.
-fn paths(dtype: DType, isa: Isa) -> String {
+/// How products with weights of a type are computed, by the number of their rows.
+fn paths(dtype: DType, config: &HostConfig, packed: bool) -> String {
     let path = |rows| {
-        let method = method(dtype, isa, rows, false)?;
-        Some(format!("{} with {}", method.arithmetic, method.instructions))
+        let Method { instructions, arithmetic, layout } =
+            method(dtype, config.isa, rows, config.bf16, packed)?;
+        let weights = match layout {
+            "packed" => "packed when a model is loaded",
+            "panels" => "rearranged in each product",
+            _ => "read as the file has them",
+        };
+        Some(format!("{arithmetic} with {instructions}, weights {weights}"))
     };
-    let [one, many] = [1, MANY_ROWS].map(|rows| path(rows).unwrap_or_default());
+    // In deterministic mode many rows are multiplied as one is.
+    let many = if config.deterministic { 1 } else { MANY_ROWS };
+    let [one, many] = [1, many].map(|rows| path(rows).unwrap_or_default());
     match one == many {
         true => format!("products of one row and of many: {one}"),
-        false => format!("products of one row: {one}, of many: {many}"),
+        false => format!("products of one row: {one}; of many: {many}"),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Failure;
+use crate::team::{Native, natives};
 use crate::{
     AttentionProvider, AttentionSession, EmbedProvider, HostError, KernelBudget, MatmulProvider,
     Policy, Preparation, PreparedMatmul, PreparedWeights, Preparer, Product, Provider,
@@ -10,7 +11,9 @@ use crate::{
 use ruvllm_manifest::{Dim, TensorSpec};
 use ruvllm_native::ThreadPool;
 use ruvllm_native::attention::{AttnSequence, AttnShape, KvSegment};
-use ruvllm_native::gemm::{ActForm, Activations, MatMut, ReadPattern, Weights};
+use ruvllm_native::gemm::{
+    ActForm, Activations, MatMut, PackedWeights, ReadPattern, Weights, matmul,
+};
 use ruvllm_native::pool::split;
 use ruvllm_native::quant::{dequantize_row, quantize_row};
 use ruvllm_tests::custom_entry;
@@ -42,12 +45,14 @@ struct Setup {
     made: PreparedWeights,
     left: Arc<Bytes>,
     settings: Activations,
-    repack: bool,
 }
 
 impl Setup {
-    fn new(config: HostConfig, dtype: DType, [rows, cols]: [usize; 2]) -> Setup {
-        let host = Host::new(config).unwrap();
+    fn new(config: HostConfig, dtype: DType, shape: [usize; 2]) -> Setup {
+        Setup::of(Host::new(config).unwrap(), dtype, shape)
+    }
+
+    fn of(host: Host, dtype: DType, [rows, cols]: [usize; 2]) -> Setup {
         let numbers = noise(rows * cols);
         let mut bytes = vec![0; dtype.bytes_for(rows * cols).unwrap()];
         quantize_row(dtype, &numbers, &mut bytes).unwrap();
@@ -61,7 +66,6 @@ impl Setup {
             made: PreparedWeights::default(),
             left: Arc::new(Bytes(AtomicUsize::new(1 << 20))),
             settings: Activations::new(),
-            repack: true,
         }
     }
 
@@ -81,12 +85,27 @@ impl Setup {
 
     fn product(&mut self) -> Result<Product, CallError> {
         let budget: Arc<dyn KernelBudget> = self.left.clone();
-        let Setup { host, worker, pool, bytes, dtype, shape, made, settings, repack, .. } = self;
+        let Setup { host, worker, pool, bytes, dtype, shape, made, settings, .. } = self;
         let team = Team { pool, isa: Isa::detect(), read: ReadPattern::default() };
         let weights = Weights::new(*dtype, shape[0], shape[1], bytes).unwrap();
-        let how = Preparation { team, repack: *repack, budget: &budget, settings };
+        let how = Preparation { team, budget: &budget, settings };
         worker.race_matmul(&host.snapshot(), &weights, &how);
         worker.product(&host.snapshot(), &weights, made, &how)
+    }
+
+    /// Multiplies a row so many times, whatever comes of it.
+    fn multiply_often(&self, product: &Product, times: usize) {
+        let [rows, cols] = self.shape;
+        let (pool, isa) = (ThreadPool::new(1), Isa::detect());
+        let mut x = Activations::new();
+        let forms = product.reads(&x, 1, isa);
+        x.prepare(&pool, isa, &noise(cols), 1, cols, forms).unwrap();
+        let (mut y, snapshot) = (vec![0.0; rows], self.host.snapshot());
+        let mut worker = self.host.team_worker();
+        for _ in 0..times {
+            let out = MatMut { data: &mut y, stride: rows };
+            worker.matmul(&snapshot, product, &self.weights(), &x, out, self.team()).unwrap();
+        }
     }
 
     /// Multiplies `m` rows, and holds the product against the definition of what was read.
@@ -329,11 +348,13 @@ fn the_hosts_own_code_is_a_provider_like_any_other() {
 
 #[test]
 fn weights_that_may_not_be_rearranged_are_read_in_place_and_a_pin_decides_too() {
-    let mut setup = Setup::new(HostConfig::default(), DType::Q8_0, [16, 64]);
-    setup.repack = false;
+    let config = HostConfig { repack: false, ..HostConfig::default() };
+    let mut setup = Setup::new(config, DType::Q8_0, [16, 64]);
     let product = setup.product().unwrap();
     assert_eq!((product.kernel(), product.made()), ("native:matmul_q8_0_rows", false));
     setup.multiply(&product, 2).unwrap();
+    let explained = setup.host.explain(&OpKey::matmul(DType::Q8_0));
+    assert_eq!(explained.selected.as_deref(), Some("native:matmul_q8_0_rows"));
 
     let pins = [("matmul".to_owned(), "native:matmul_q8_0_rows".to_owned())];
     let policy = Policy::Pinned(pins.into());
@@ -341,6 +362,28 @@ fn weights_that_may_not_be_rearranged_are_read_in_place_and_a_pin_decides_too() 
         Setup::new(HostConfig { policy, ..HostConfig::default() }, DType::Q8_0, [16, 64]);
     setup.host.snapshot().check_pins().unwrap();
     assert_eq!(setup.product().unwrap().kernel(), "native:matmul_q8_0_rows");
+}
+
+#[test]
+fn only_the_chosen_layout_of_the_weights_is_held() {
+    let rows = "native:matmul_q8_0_rows";
+    let pin = |kernel: &str| Policy::Pinned([("matmul".to_owned(), kernel.to_owned())].into());
+    let held = |policy, provider: Option<Provider>| {
+        let config = HostConfig { policy, ..HostConfig::default() };
+        let mut setup = Setup::new(config, DType::Q8_0, [16, 64]);
+        provider.map(|provider| setup.activate("plugin", provider).unwrap());
+        let product = setup.product().unwrap();
+        (product.kernel().to_owned(), setup.made.held_bytes())
+    };
+    let packed = 16 * DType::Q8_0.bytes_for(64).unwrap();
+    assert_eq!(held(pin(rows), None), (rows.to_owned(), 0));
+    assert_eq!(held(pin(rows), Some(plugin(None))), (rows.to_owned(), 0));
+    assert_eq!(held(Policy::default(), Some(plugin(None))), ("plugin".to_owned(), 16 * 64 * 4));
+    if PackedWeights::pays(DType::Q8_0, Isa::detect()) {
+        let panels = "native:matmul_q8_0".to_owned();
+        assert_eq!(held(pin(&panels), Some(plugin(None))), (panels.clone(), packed));
+        assert_eq!(held(Policy::default(), None), (panels, packed));
+    }
 }
 
 #[test]
@@ -401,21 +444,75 @@ fn one_element_wrong_in_a_thousand_is_found_within_the_stated_number_of_products
     let mut setup = Setup::new(config, DType::Q8_0, [1000, 32]);
     setup.activate("plugin", plugin(Some(1000))).unwrap();
     let product = setup.product().unwrap();
-    let (pool, isa) = (ThreadPool::new(1), Isa::detect());
-    let mut x = Activations::new();
-    let forms = product.reads(&x, 1, isa);
-    x.prepare(&pool, isa, &noise(32), 1, 32, forms).unwrap();
-    let mut y = vec![0.0; 1000];
-    let snapshot = setup.host.snapshot();
-    let mut worker = setup.host.team_worker();
-    for _ in 0..2700 {
-        let out = MatMut { data: &mut y, stride: 1000 };
-        worker.matmul(&snapshot, &product, &setup.weights(), &x, out, setup.team()).unwrap();
-    }
+    setup.multiply_often(&product, 2700);
     let report = stats(&setup.host, "plugin");
     assert!(report.quarantined && report.failures["kernel_mismatch"] == 1, "{report:?}");
     let explained = setup.host.explain(&OpKey::matmul(DType::Q8_0));
     assert!(explained.selected.unwrap().starts_with("native:"));
+}
+
+/// The host's own provider, which is wrong.
+fn wrong_native(wrong: usize) -> Native {
+    let id = "matmul_wrong".to_owned();
+    Native { id, provider: plugin(Some(wrong)), about: "wrong on purpose".to_owned() }
+}
+
+#[test]
+fn one_of_the_hosts_own_that_is_wrong_is_found_too_and_the_next_answers() {
+    // As many as with any other.
+    let config = HostConfig { cross_check_every: 4, quarantine_after: 1, ..HostConfig::default() };
+    let natives = [wrong_native(1000)].into_iter().chain(natives(&config)).collect();
+    let host = Host::with_providers(config, natives).unwrap();
+    let mut setup = Setup::of(host, DType::Q8_0, [1000, 32]);
+    let product = setup.product().unwrap();
+    assert_eq!(product.kernel(), "native:matmul_wrong");
+    setup.multiply_often(&product, 2700);
+    let report = stats(&setup.host, "native:matmul_wrong");
+    assert!(report.quarantined && report.failures["kernel_mismatch"] == 1, "{report:?}");
+    setup.multiply(&product, 1).unwrap();
+    let product = setup.product().unwrap();
+    let explained = setup.host.explain(&OpKey::matmul(DType::Q8_0));
+    assert_eq!(explained.selected.as_deref(), Some(product.kernel()));
+    assert_ne!(product.kernel(), "native:matmul_wrong");
+    setup.multiply(&product, 1).unwrap();
+}
+
+#[test]
+fn the_last_of_a_chain_is_reported_and_stays() {
+    let last = "native:matmul_wrong";
+    let pins = [("matmul".to_owned(), last.to_owned())];
+    let config = HostConfig {
+        cross_check_every: 1,
+        quarantine_after: 1,
+        policy: Policy::Pinned(pins.into()),
+        ..HostConfig::default()
+    };
+    let host = Host::with_providers(config, vec![wrong_native(1)]).unwrap();
+    let mut setup = Setup::of(host, DType::Q8_0, [37, 64]);
+    let product = setup.product().unwrap();
+    setup.multiply_often(&product, 4);
+    let report = stats(&setup.host, last);
+    assert!(!report.quarantined && report.failures["kernel_mismatch"] == 3, "{report:?}");
+    let (incidents, _) = setup.host.take_incidents();
+    assert_eq!(incidents.len(), 3);
+
+    // With another behind it, it is taken out of service; where that goes, it is asked all the same.
+    let behind = Provider::Matmul(DType::Q8_0, Arc::new(Hasty { bytes: 0 }));
+    setup.activate("behind", behind).unwrap();
+    let selected = |setup: &Setup| setup.host.explain(&OpKey::matmul(DType::Q8_0)).selected;
+    assert_eq!(selected(&setup).as_deref(), Some(last));
+    let product = setup.product().unwrap();
+    setup.multiply_often(&product, 2);
+    assert!(stats(&setup.host, last).quarantined);
+    assert_eq!(
+        (selected(&setup).as_deref(), stats(&setup.host, "behind").calls),
+        (Some("behind"), 2)
+    );
+    setup.multiply(&product, 1).unwrap();
+    setup.host.roll_back(1).unwrap();
+    assert_eq!(selected(&setup).as_deref(), Some(last));
+    let product = setup.product().unwrap();
+    setup.multiply_often(&product, 1);
 }
 
 #[test]
@@ -460,8 +557,94 @@ fn the_fastest_is_found_when_a_matrix_is_loaded() {
     let product = setup.product().unwrap();
     assert!(product.kernel().starts_with("native:"), "a plain loop is slower");
     let explained = setup.host.explain(&OpKey::matmul(DType::Q8_0)).to_string();
-    assert!(explained.contains("products of 1 rows: native:matmul_q8_0"), "{explained}");
-    assert!(explained.contains("products of 32 rows: "), "{explained}");
+    let one = "products of 1 rows with up to 2^19 weights";
+    assert!(explained.contains(&format!("{one}: native:matmul_q8_0")), "{explained}");
+    assert!(explained.contains("products of 32 rows with up to 2^19 weights: "), "{explained}");
+    let explained = setup.host.explain(&OpKey::matmul(DType::Q8_0));
+    assert_eq!(explained.selected.as_deref(), Some(product.kernel()));
+    let selected = explained.candidates.iter().find(|one| one.kernel == product.kernel()).unwrap();
+    let why = &selected.reasons[0];
+    assert!(why.starts_with("the fastest in a race: ") && why.contains(one), "{why}");
+}
+
+/// Right and slow with one row; with many it leaves zeros, faster than whoever multiplies.
+struct Hasty {
+    /// What it says that it holds.
+    bytes: usize,
+}
+
+impl MatmulProvider for Hasty {
+    fn prepared_bytes(&self, _: &Weights<'_>, _: Isa) -> Option<usize> {
+        Some(self.bytes)
+    }
+
+    fn prepare(&self, _: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedMatmul>, String> {
+        Ok(Box::new(Hasty { bytes: self.bytes }))
+    }
+
+    fn reads(&self, x: &Activations, rows: usize, isa: Isa) -> ActForm {
+        x.form(isa, rows, DType::Q8_0)
+    }
+}
+
+impl PreparedMatmul for Hasty {
+    fn run(
+        &self,
+        weights: &Weights<'_>,
+        x: &Activations,
+        y: MatMut<'_>,
+        team: Team<'_>,
+    ) -> Result<(), String> {
+        if x.rows() > 1 {
+            y.data.fill(0.0);
+            return Ok(());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        matmul(team.pool, team.isa, weights, x, y).map_err(|error| error.to_string())
+    }
+}
+
+#[test]
+fn matrices_of_each_size_race_and_who_wins_with_many_rows_is_asked_for_these() {
+    let config =
+        HostConfig { policy: Policy::Fastest, cross_check_every: 0, ..HostConfig::default() };
+    let mut setup = Setup::new(config, DType::Q8_0, [64, 64]);
+    for (name, bytes) in [("in_place", 0), ("holding", 8)] {
+        let provider = Provider::Matmul(DType::Q8_0, Arc::new(Hasty { bytes }));
+        setup.activate(name, provider).unwrap();
+    }
+    let races = |setup: &Setup, rows: usize, weights: usize| {
+        let what = format!("products of {rows} rows with up to 2^{weights} weights: ");
+        let explained = setup.host.explain(&OpKey::matmul(DType::Q8_0));
+        explained.notes.into_iter().find_map(|note| Some(note.strip_prefix(&what)?.to_owned()))
+    };
+    let product = setup.product().unwrap();
+    let native = product.kernel().to_owned();
+    assert!(native.starts_with("native:"), "{native}");
+    let (one, many) = (races(&setup, 1, 13).unwrap(), races(&setup, 32, 13).unwrap());
+    assert!(one.starts_with(&native) && one.contains("holding "), "{one}");
+    assert!(many.starts_with("in_place ") && !many.contains("holding "), "{many}");
+    let explained = setup.host.explain(&OpKey::matmul(DType::Q8_0));
+    assert_eq!(explained.selected.as_deref(), Some(&*native));
+
+    setup.multiply(&product, 1).unwrap();
+    let calls = |setup: &Setup, kernel: &str| stats(&setup.host, kernel).calls;
+    assert_eq!((calls(&setup, &native), calls(&setup, "in_place")), (1, 0));
+    let mut x = Activations::new();
+    let (team, forms) = (setup.team(), product.reads(&x, 32, Isa::detect()));
+    x.prepare(&setup.pool, team.isa, &noise(32 * 64), 32, 64, forms).unwrap();
+    let (mut worker, snapshot) = (setup.host.team_worker(), setup.host.snapshot());
+    let y = MatMut { data: &mut [1.0; 32 * 64], stride: 64 };
+    worker.matmul(&snapshot, &product, &setup.weights(), &x, y, team).unwrap();
+    drop(worker);
+    assert_eq!((calls(&setup, &native), calls(&setup, "in_place")), (1, 1));
+
+    // A matrix of another size has a race of its own.
+    assert_eq!(races(&setup, 1, 15), None);
+    (setup.shape, setup.made) = ([128, 128], PreparedWeights::default());
+    setup.bytes = vec![0; DType::Q8_0.bytes_for(128 * 128).unwrap()];
+    setup.product().unwrap();
+    assert!(races(&setup, 1, 15).is_some());
 }
 
 #[test]

@@ -241,14 +241,14 @@ pub struct Method {
     /// `int8` where activations are quantised and the products are of integers, `bf16` where they
     /// are rounded to it and its products summed as f32, else `f32`.
     pub arithmetic: &'static str,
-    /// `rows` where weights are read as the file has them, `panels` where they are unpacked once for many
-    /// rows of activations, `packed` where they are read from panels of [`PackedWeights`].
+    /// `rows` where weights are read as the file has them, `panels` where each product rearranges them for
+    /// all rows of activations, `packed` where they are read from panels of [`PackedWeights`].
     pub layout: &'static str,
 }
 
 /// How [`matmul`] multiplies `m` rows of activations by weights of a type, with
-/// [`Activations::allow_bf16`] or without; `None` where it cannot.
-pub fn method(dtype: DType, isa: Isa, m: usize, bf16: bool) -> Option<Method> {
+/// [`Activations::allow_bf16`] or without, and `packed` where that pays or not; `None` where it cannot.
+pub fn method(dtype: DType, isa: Isa, m: usize, bf16: bool, packed: bool) -> Option<Method> {
     let isa = isa.usable().widest();
     if !is_readable(dtype) {
         return None;
@@ -267,7 +267,8 @@ pub fn method(dtype: DType, isa: Isa, m: usize, bf16: bool) -> Option<Method> {
             ActForm::Pairs => "bf16",
         },
         layout: match plan {
-            _ if PackedWeights::pays(dtype, isa) => "packed",
+            Plan::Ints if PackedWeights::pays(dtype, isa) && packed => "packed",
+            Plan::Ints if PackedWeights::pays(dtype, isa) => "panels",
             Plan::Ints | Plan::DotFloat => "rows",
             Plan::PanelFloat | Plan::PanelPairs => "panels",
         },

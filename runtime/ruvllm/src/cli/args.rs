@@ -130,6 +130,14 @@ pub(crate) struct KernelOptions {
     /// The instructions of native code, as `doctor` lists them; the best of the processor when absent.
     #[arg(long, value_name = "NAME", value_parser = isa)]
     pub(crate) isa: Option<Isa>,
+    /// Compute from the weights as the file has them, in memory that is shared with other processes,
+    /// instead of rearranging them at load: the same text, several times slower.
+    #[arg(long, help_heading = "Model")]
+    pub(crate) no_repack: bool,
+    /// Multiply 16-bit float weights as bf16 in prompts, where the processor is faster so (`doctor`
+    /// says): a little less exact; `perplexity` says how much.
+    #[arg(long, help_heading = "Model")]
+    pub(crate) bf16: bool,
     /// Where compiled kernels are kept between runs; the user's cache directory when absent.
     #[arg(long, value_name = "DIR")]
     pub(crate) cache_dir: Option<PathBuf>,
@@ -212,19 +220,11 @@ pub(crate) struct ModelOptions<K: Args = KvOption> {
     /// How many times the trained context; what --ctx needs when absent.
     #[arg(long, value_name = "FACTOR", requires = "rope_scaling", value_parser = rope_factor)]
     pub(crate) rope_factor: Option<f64>,
-    /// Compute from the weights as the file has them, in memory that is shared with other processes,
-    /// instead of rearranging them at load: the same text, several times slower.
-    #[arg(long)]
-    pub(crate) no_repack: bool,
     /// How weights are read from memory where one token is computed: STREAMS-near or STREAMS-far, with 1,
     /// 2 or 4 streams for each thread, fetched one or twelve kilobytes ahead; what is measured to be the
     /// fastest when absent (`doctor` shows it).
     #[arg(long, value_name = "PATTERN", value_parser = read_pattern, conflicts_with = "no_repack")]
     pub(crate) read_pattern: Option<ReadPattern>,
-    /// Multiply 16-bit float weights as bf16 in prompts, where the processor is faster so (`doctor`
-    /// says): a little less exact; `perplexity` says how much.
-    #[arg(long)]
-    pub(crate) bf16: bool,
     #[command(flatten)]
     pub(crate) kernels: KernelOptions,
 }
@@ -498,9 +498,6 @@ pub(crate) struct DoctorArgs {
     /// Measure with this many threads.
     #[arg(short, long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
-    /// Name the code that runs where a model is run with `--bf16`.
-    #[arg(long)]
-    pub(crate) bf16: bool,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

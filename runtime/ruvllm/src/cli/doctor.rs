@@ -1,6 +1,6 @@
 //! `ruvllm doctor`: what this machine is, which code runs on it, and what it could do.
 
-use super::args::DoctorArgs;
+use super::args::{DoctorArgs, KernelOptions};
 use super::terminal::{self, say};
 use super::{Ended, Failure, setup};
 use ruvllm::host::{DeviceClass, Host, InstallReport, kernel_features};
@@ -113,7 +113,7 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
             .into_iter()
             .map(|(name, present)| Feature { name, present })
             .collect(),
-        weights: gemm::weight_types().map(|dtype| paths(dtype, isa, args.bf16)).collect(),
+        weights: gemm::weight_types().map(|dtype| paths(dtype, isa, &args.kernels)).collect(),
         memory: memory(threads),
         reading: reading(threads, isa),
         int8_products: products(threads),
@@ -127,9 +127,9 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
     Ok(Ended::Done)
 }
 
-fn paths(dtype: DType, isa: Isa, bf16: bool) -> WeightPaths {
+fn paths(dtype: DType, isa: Isa, options: &KernelOptions) -> WeightPaths {
     let named = |rows| {
-        gemm::method(dtype, isa, rows, bf16).map_or_else(
+        gemm::method(dtype, isa, rows, options.bf16, !options.no_repack).map_or_else(
             || "not multiplied with".to_owned(),
             |Method { instructions, arithmetic, layout }| {
                 format!("{instructions}, {arithmetic}, {layout}")

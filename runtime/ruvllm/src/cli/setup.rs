@@ -40,6 +40,8 @@ pub(crate) fn kernel_set(options: &KernelOptions) -> Result<KernelSetBuilder, Fa
         strict: options.strict,
         deterministic: options.deterministic,
         isa: options.isa.unwrap_or_else(Isa::detect),
+        repack: !options.no_repack,
+        bf16: options.bf16,
         cache_dir,
         compiler: Compiler::Process(CompilerProcess::default()),
         #[cfg(feature = "graphs")]
@@ -130,7 +132,6 @@ fn load(builder: RuntimeBuilder) -> Result<Runtime, Failure> {
 fn builder<K: Args>(options: &ModelOptions<K>, kv: &KvPolicy) -> Result<RuntimeBuilder, Failure> {
     let kernels = kernel_set(&options.kernels)?;
     let mut builder = Runtime::builder().kernels(kernels).kv(kv.clone());
-    builder = builder.repack(!options.no_repack).bf16(options.bf16);
     if let Some(isa) = options.kernels.isa {
         builder = builder.isa(isa);
     }
