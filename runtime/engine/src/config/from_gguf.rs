@@ -2,6 +2,7 @@
 
 use ruvllm_native::quant::dequantize_row;
 
+use super::family::architecture_unknown;
 use super::{Family, MAX_LAYERS, ModelConfig, NormKind, RopeConfig, RopeScaling, Yarn};
 use crate::error::EngineError;
 use crate::gguf::{GgufFile, Metadata, Value};
@@ -104,17 +105,13 @@ pub fn from_gguf(file: &GgufFile) -> Result<ModelConfig, EngineError> {
             });
         }
     };
-    let family = Family::of_gguf(architecture).ok_or_else(|| EngineError::ArchitectureUnknown {
-        path: origin.to_owned(),
-        architecture: architecture.clone(),
-    })?;
+    let family = Family::of_gguf(architecture)
+        .ok_or_else(|| architecture_unknown(origin, architecture.clone()))?;
     let keys = Keys { origin, architecture: family.architecture, metadata: file.metadata() };
 
     if keys.usize("expert_count")?.is_some_and(|n| n > 0) {
-        return Err(EngineError::ArchitectureUnknown {
-            path: origin.to_owned(),
-            architecture: format!("{architecture} with a mixture of experts"),
-        });
+        let architecture = format!("{architecture} with a mixture of experts");
+        return Err(architecture_unknown(origin, architecture));
     }
     refuse_other_formulas(&keys)?;
     let dim = keys.required("embedding_length")?;

@@ -12,13 +12,13 @@
 use std::time::Instant;
 
 use super::block::{Codecs, Half, Side};
-use super::policy::KvTiers;
 use super::prefix;
 use super::recode::Packer;
 use super::store::{KvKernels, KvStore, Place, copy_side};
 use super::stored::{Stored, segment};
 use super::table::{BlockId, Entry, Form, KvTable};
 use crate::error::EngineError;
+use crate::kv_policy::KvTiers;
 use ruvllm_native::attention::KvSegment;
 
 /// Positions that some queries see.

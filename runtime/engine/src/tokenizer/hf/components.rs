@@ -4,7 +4,8 @@ use super::cut::{Behavior, GPT2, META_SPACE, Matcher, PrependScheme, Step};
 use super::decode::{Decoder, WordPrefix};
 use super::json;
 use super::normalize::{Bert, Normalizer, Replace};
-use crate::tokenizer::error::{TokenizerError, refuse};
+use super::refuse;
+use crate::tokenizer::TokenizerError;
 
 /// Components of one kind that follow each other; known files have up to seven.
 const MAX_COMPONENTS: usize = 16;
