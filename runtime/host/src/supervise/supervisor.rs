@@ -9,7 +9,7 @@
 use super::acceptance::Acceptance;
 use super::health::HealthLimits;
 use super::history::{History, HistoryEntry, HistoryError, HistoryEvent, Record};
-use super::spans;
+use super::spans::{self, LOG};
 use super::store::PackStore;
 use super::watched::Watched;
 use crate::error::HostError;
@@ -28,9 +28,6 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use tracing::Span;
-
-/// Under which activations (info) and what is taken back (error) are logged.
-pub(super) const LOG: &str = "ruvllm::swap";
 
 /// Computes the loss on a probe text with whatever generation is active, in nats per token.
 pub type Probe = Arc<dyn Fn() -> Result<f64, String> + Send + Sync>;

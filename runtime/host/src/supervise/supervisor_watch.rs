@@ -3,8 +3,8 @@
 
 use super::health::{Health, HealthWindow, Latency, Sickness, Vitals};
 use super::history::{HistoryEvent, Record};
-use super::spans;
-use super::supervisor::{LOG, State, Supervisor};
+use super::spans::{self, LOG};
+use super::supervisor::{State, Supervisor};
 use super::watched::{Excused, HealthReport, Question, Watched, suspect};
 use crate::pack::PackId;
 use crate::registry::RegistrySnapshot;
