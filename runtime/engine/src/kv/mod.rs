@@ -43,7 +43,7 @@ mod tests;
 
 pub use crate::kv_policy::{InvalidKvPolicy, KvCodec, KvPolicy, KvTiers};
 pub(crate) use block::{BlockShape, Half};
-pub(crate) use forms::Seen;
+pub(crate) use forms::AttendedPositions;
 pub(crate) use prefix::scope;
 pub(crate) use spill::SpillDir;
 pub use stats::KvStats;

@@ -139,11 +139,11 @@ pub struct Supervisor {
     store: PackStore,
     /// The generation of the program's own packs. Those before it were still without some of them.
     first: u64,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<SupervisorState>,
     pub(super) counters: Mutex<SwapCounters>,
 }
 
-pub(super) struct State {
+pub(super) struct SupervisorState {
     /// Counts changes of what is active or on trial.
     pub(super) changes: u64,
     /// The generation to go back to when another is taken back.
@@ -226,7 +226,7 @@ impl Supervisor {
             healthy: healthy.is_none().then_some(&packs),
             ..Record::new(HistoryEvent::Started, "")
         })?;
-        let state = State {
+        let state = SupervisorState {
             changes: 0,
             healthy: active.generation(),
             confirmed: [active.generation()].into(),

@@ -1,7 +1,7 @@
 //! The Walsh-Hadamard transform, which spreads what stands out in a few elements over all of a row
 //! before it is quantised (Ashkboos et al., arXiv 2404.00456).
 
-use super::simd::{Kernel, Simd, dispatch};
+use super::simd::{Simd, SimdOp, dispatch};
 use super::whole_rows;
 use crate::{Isa, NativeError};
 
@@ -54,7 +54,7 @@ struct Hadamard<'a> {
     dim: usize,
 }
 
-impl Kernel for Hadamard<'_> {
+impl SimdOp for Hadamard<'_> {
     type Output = ();
 
     #[inline(always)]

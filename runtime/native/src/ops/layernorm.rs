@@ -1,6 +1,6 @@
 //! Layer normalisation (Ba, Kiros and Hinton, arXiv 1607.06450).
 
-use super::simd::{Elem, Kernel, Simd, dispatch};
+use super::simd::{Elem, Simd, SimdOp, dispatch};
 use super::whole_rows;
 use crate::{Isa, NativeError};
 use half::f16;
@@ -83,7 +83,7 @@ struct LayerNorm<'a, T> {
 /// too coarse; the reference takes such rows, constant ones among them, and those that overflow.
 pub(super) const SMALLEST_VARIANCE: f32 = 1e-35;
 
-impl<T: Elem> Kernel for LayerNorm<'_, T> {
+impl<T: Elem> SimdOp for LayerNorm<'_, T> {
     type Output = ();
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! The low-rank update of Hu et al., arXiv 2106.09685, over interleaved factors.
 
 use super::product;
-use super::simd::{Elem, Kernel, MAX_LANES, Simd, dispatch};
+use super::simd::{Elem, MAX_LANES, Simd, SimdOp, dispatch};
 use crate::{Isa, NativeError};
 use half::f16;
 
@@ -162,7 +162,7 @@ fn reference<T: Elem>(shape: &LoraShape, x: &[T], ab: &[T], y: &mut [T], t: &mut
     }
 }
 
-impl<T: Elem> Kernel for Lora<'_, T> {
+impl<T: Elem> SimdOp for Lora<'_, T> {
     type Output = ();
 
     #[inline(always)]

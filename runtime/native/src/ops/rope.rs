@@ -1,7 +1,7 @@
 //! Rotary position embedding (Su et al., RoFormer, arXiv 2104.09864).
 
 use super::kv;
-use super::simd::{Elem, Kernel, Simd, dispatch};
+use super::simd::{Elem, Simd, SimdOp, dispatch};
 use super::{product, whole_rows};
 use crate::{Isa, NativeError};
 use half::f16;
@@ -174,7 +174,7 @@ struct Rope<'a, T> {
     y: &'a mut [T],
 }
 
-impl<T: Elem> Kernel for Rope<'_, T> {
+impl<T: Elem> SimdOp for Rope<'_, T> {
     type Output = ();
 
     #[inline(always)]
