@@ -116,7 +116,7 @@ fn every_type_that_a_host_application_meets_first_has_an_example() {
         "engine/src/chat.rs",
         "engine/src/engine.rs",
         "engine/src/generate.rs",
-        "engine/src/kv/policy.rs",
+        "engine/src/kv_policy.rs",
         "engine/src/model.rs",
         "engine/src/rope.rs",
         "engine/src/sampler.rs",

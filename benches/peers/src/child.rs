@@ -42,7 +42,7 @@ fn load(request: &Request) -> Result<Box<dyn Peer>, Failure> {
 fn measure(peer: &mut dyn Peer, request: &Request) -> Result<Reply, Failure> {
     match &request.task {
         Task::Speed { depth, tests } => {
-            let mut bench = Bench::new(peer, request, *depth, tests);
+            let mut bench = PeerSession::new(peer, request, *depth, tests);
             Ok(Reply::Speed(
                 tests.iter().map(|&test| bench.run(test).map_err(|e| e.to_string())).collect(),
             ))
@@ -56,7 +56,7 @@ fn measure(peer: &mut dyn Peer, request: &Request) -> Result<Reply, Failure> {
 }
 
 /// An engine, and the sequences that it has open.
-struct Bench<'a> {
+struct PeerSession<'a> {
     peer: &'a mut dyn Peer,
     threads: usize,
     depth: usize,
@@ -68,15 +68,15 @@ struct Bench<'a> {
     open: Option<usize>,
 }
 
-impl<'a> Bench<'a> {
-    fn new(peer: &'a mut dyn Peer, request: &Request, depth: usize, tests: &[Test]) -> Bench<'a> {
+impl<'a> PeerSession<'a> {
+    fn new(peer: &'a mut dyn Peer, request: &Request, depth: usize, tests: &[Test]) -> PeerSession<'a> {
         let longest = tests.iter().map(|test| match *test {
             Test::Prompt { tokens } => tokens,
             Test::Generate { steps, .. } => steps.max(WARM_UP),
         });
         let context = depth + longest.max().unwrap_or(0);
         let tokens = tokens(context, request.vocab);
-        Bench { peer, threads: request.threads, depth, context, tokens, open: None }
+        PeerSession { peer, threads: request.threads, depth, context, tokens, open: None }
     }
 
     fn run(&mut self, test: Test) -> Result<Sample, Failure> {

@@ -16,7 +16,7 @@ use crate::error::EngineError;
 use crate::tensors::ROPE_FACTORS;
 
 use family::Biases;
-pub(crate) use family::{Family, supported_families};
+pub(crate) use family::Family;
 pub use from_gguf::from_gguf;
 pub use from_hf::from_hf;
 pub use layer::{Activation, Attention, Bias, LayerSpec, Norm, NormKind};

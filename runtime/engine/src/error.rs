@@ -1,13 +1,16 @@
 //! What can go wrong between a model file and its text, each with a stable code.
 
+mod sealed;
+mod tokenizer;
+
 use std::path::PathBuf;
 
 use ruvllm_abi::DType;
 use ruvllm_host::{CallError, HostError};
 use ruvllm_native::NativeError;
 
-use crate::sealed::SealedError;
-use crate::tokenizer::error::TokenizerError;
+pub use sealed::SealedError;
+pub use tokenizer::TokenizerError;
 
 /// An error of the engine. [`EngineError::code`] is stable; messages say what to do.
 #[derive(Debug, thiserror::Error)]
@@ -98,15 +101,14 @@ pub enum EngineError {
         reason: String,
     },
     /// The model belongs to a family that the decoder does not know.
-    #[error(
-        "{path}: architecture `{architecture}` is not supported; supported are {}",
-        crate::config::supported_families()
-    )]
+    #[error("{path}: architecture `{architecture}` is not supported; supported are {supported}")]
     ArchitectureUnknown {
         /// The file.
         path: String,
         /// The architecture that the file names.
         architecture: String,
+        /// The families that the decoder knows, for people.
+        supported: String,
     },
     /// A tensor that the model needs is not in the file.
     #[error(

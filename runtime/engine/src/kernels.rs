@@ -21,7 +21,7 @@ use ruvllm_host::{
 use ruvllm_native::ThreadPool;
 
 use crate::error::EngineError;
-use crate::kv::KvPolicy;
+use crate::kv_policy::KvPolicy;
 use crate::model::Model;
 use crate::rope::RopeTables;
 pub(crate) use lora::{LoraList, LoraRows};

@@ -27,6 +27,7 @@ pub mod gguf;
 pub mod hf;
 mod kernels;
 pub mod kv;
+mod kv_policy;
 pub mod logprobs;
 pub mod memory;
 pub mod model;
@@ -45,6 +46,9 @@ mod text;
 pub mod tokenizer;
 mod weights;
 
+#[cfg(test)]
+mod tests;
+
 pub use adapter::Adapter;
 pub use bench::{BenchOptions, BenchRow, bench};
 pub use config::ModelConfig;
@@ -53,7 +57,8 @@ pub use engine::{Engine, EngineConfig, LoadProgress, MemoryReport};
 pub use error::EngineError;
 pub use generate::{Event, Finish, FinishReason, GenerateOptions, Timings, Usage, unit_length};
 pub use kernels::operations;
-pub use kv::{KvCodec, KvPolicy, KvStats};
+pub use kv::KvStats;
+pub use kv_policy::{KvCodec, KvPolicy};
 pub use logprobs::{Logprobs, TokenLogprob};
 pub use memory::{Reservation, Use};
 pub use model::{Model, open_tokenizer};

@@ -39,7 +39,6 @@
 
 #[cfg_attr(not(feature = "encryption"), path = "sealed/absent.rs")]
 mod cipher;
-mod error;
 mod file;
 mod format;
 mod key;
@@ -50,7 +49,7 @@ use std::io::{Read, Write};
 use cipher::{Opener, Sealer};
 use format::{MAGIC, SALT_BYTES, VERSION};
 
-pub use error::SealedError;
+pub use crate::error::SealedError;
 pub use file::write_atomically;
 pub use format::MAX_CHUNK;
 pub use key::SessionKey;
@@ -105,7 +104,7 @@ impl<W: Write> SealedWriter<W> {
     pub fn chunk(&mut self, contents: &[u8]) -> Result<(), SealedError> {
         let bytes = contents.len();
         let length = u32::try_from(bytes).ok().filter(|_| bytes <= MAX_CHUNK);
-        let length = length.ok_or(SealedError::ChunkTooLarge { bytes })?;
+        let length = length.ok_or(SealedError::ChunkTooLarge { bytes, most: MAX_CHUNK })?;
         self.buffer.clear();
         self.buffer.reserve(bytes + TAG_BYTES);
         self.buffer.extend_from_slice(contents);
@@ -167,7 +166,7 @@ impl<R: Read> SealedReader<R> {
         input.read_exact(&mut version).map_err(SealedError::read)?;
         let found = u32::from_le_bytes(version);
         if found != VERSION {
-            return Err(SealedError::Version { found });
+            return Err(SealedError::Version { found, known: VERSION });
         }
         input.read_exact(&mut salt).map_err(SealedError::read)?;
         let mut reader = SealedReader {

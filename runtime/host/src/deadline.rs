@@ -10,7 +10,6 @@
 //! meanwhile: one that was not given a processor is not to blame.
 
 use crate::OpKey;
-use crate::exec::KernelSpec;
 use crate::op::call::Words;
 use crate::op::plan::{CallBytes, CallPlan};
 use ruvllm_abi::Op;
@@ -60,12 +59,13 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// The deadlines of a kernel of such limits, for ticks of this length.
-    pub(crate) fn new(key: &OpKey, spec: &KernelSpec, tick: Duration) -> Self {
+    /// The deadlines of a kernel whose pack asks for so many ticks a call and pages of memory, for ticks of
+    /// this length.
+    pub(crate) fn new(key: &OpKey, asked: u64, memory_pages: u32, tick: Duration) -> Self {
         let ticks =
             |time: Duration| (time.as_nanos().div_ceil(tick.as_nanos().max(1)) as u64).max(1);
-        let most = spec.ticks.max(1);
-        let aside = ticks(ASIDE + PAGE * spec.memory_pages).min(most);
+        let most = asked.max(1);
+        let aside = ticks(ASIDE + PAGE * memory_pages).min(most);
         let own = Self { tick, aside, most, least: most, rate: 0, repeats: None };
         let Some((op, nanos)) = measured(key) else { return own };
         let rate = FACTOR * nanos / tick.as_nanos().max(1) as f64 * f64::from(FRACTION).exp2();
@@ -176,28 +176,14 @@ pub(crate) fn thread_time() -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::PackGraphs;
     use crate::op::call::{LoraDims, OpCall, Operand};
 
     const TICK: Duration = Duration::from_millis(1);
 
-    fn asks(ticks: u64, memory_pages: u32) -> KernelSpec {
-        let entry_point = "kernel_forward".to_owned();
-        KernelSpec {
-            entry_point,
-            backward: false,
-            threads: 1,
-            memory_pages,
-            table_elements: 0,
-            ticks,
-            graphs: PackGraphs::default(),
-        }
-    }
-
     fn ticks(key: &OpKey, most: u64, words: &Words) -> u64 {
         let (op, _) = key.known().unwrap();
         let bytes = CallPlan::of_op(op, &key.inputs, key.output).bytes(words.as_slice()).unwrap();
-        Deadline::new(key, &asks(most, 0), TICK).ticks(&bytes, words)
+        Deadline::new(key, most, 0, TICK).ticks(&bytes, words)
     }
 
     #[test]
@@ -234,13 +220,13 @@ mod tests {
     #[test]
     fn nothing_but_the_packs_own_limit_is_known_of_a_custom_operation() {
         let key = OpKey::new("mine", [ruvllm_abi::DType::F32], ruvllm_abi::DType::F32);
-        let deadline = Deadline::new(&key, &asks(700, 0), TICK);
+        let deadline = Deadline::new(&key, 700, 0, TICK);
         let bytes = CallBytes { a: 4, out: 4, ..CallBytes::default() };
         assert_eq!(deadline.ticks(&bytes, &Words::of([1])), 700);
         assert_eq!(deadline.aside, 20);
         // Who has more memory to fill has more time to.
-        assert_eq!(Deadline::new(&key, &asks(700, 256), TICK).aside, 276);
-        assert_eq!(Deadline::new(&key, &asks(50, 256), TICK).aside, 50);
+        assert_eq!(Deadline::new(&key, 700, 256, TICK).aside, 276);
+        assert_eq!(Deadline::new(&key, 50, 256, TICK).aside, 50);
     }
 
     /// Looks at a call of 16 ticks until it is stopped, `step` of processor time apart.

@@ -50,10 +50,10 @@ pub(crate) struct HostMemory {
     pack_limit: usize,
     /// Instances among it count until they are dropped.
     remains: Arc<Remains>,
-    state: Mutex<State>,
+    state: Mutex<MemoryUse>,
 }
 
-struct State {
+struct MemoryUse {
     used: usize,
     /// [`HostConfig::kernel_memory`].
     limit: usize,
@@ -76,7 +76,7 @@ pub(crate) struct Charge {
 
 impl HostMemory {
     pub(crate) fn new(config: &HostConfig, remains: &Arc<Remains>) -> Arc<Self> {
-        let state = State { used: 0, limit: config.kernel_memory, budgets: Vec::new() };
+        let state = MemoryUse { used: 0, limit: config.kernel_memory, budgets: Vec::new() };
         let (pack_limit, remains) = (config.pack_memory, remains.clone());
         Arc::new(Self { pack_limit, remains, state: Mutex::new(state) })
     }
@@ -113,7 +113,7 @@ impl HostMemory {
     }
 }
 
-impl State {
+impl MemoryUse {
     /// Bytes that may be in use: the least of what the host and the budgets allow.
     fn limit(&self) -> usize {
         let living = self.budgets.iter().filter(|(budget, _)| budget.strong_count() > 0);

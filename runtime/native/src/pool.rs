@@ -52,7 +52,7 @@ type Job = *const (dyn Fn(usize) + Sync);
 #[repr(align(128))]
 struct Padded<T>(T);
 
-struct Shared {
+struct PoolState {
     /// Number of regions started, modulo 2^32; a change is the signal to read `job`.
     generation: Padded<AtomicU32>,
     /// Workers that have not left the current region.
@@ -74,13 +74,13 @@ struct Shared {
 // SAFETY: every field but `job` is Send + Sync by itself. `job` is written by one caller at a time
 // (it holds `ThreadPool::region`) while no worker reads it, and is read after an acquire load of
 // `generation` that saw the caller's store; the function behind it is `Sync`.
-unsafe impl Send for Shared {}
+unsafe impl Send for PoolState {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for PoolState {}
 
 /// A fixed set of threads running regions; see the [module](self).
 pub struct ThreadPool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     /// Held for the length of a region.
     region: Mutex<()>,
     workers: Vec<JoinHandle<()>>,
@@ -93,7 +93,7 @@ impl ThreadPool {
     pub fn new(threads: usize) -> ThreadPool {
         let wanted = threads.clamp(1, MAX_THREADS);
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolState {
             generation: Padded(AtomicU32::new(0)),
             pending: Padded(AtomicUsize::new(0)),
             job: UnsafeCell::new(None),
@@ -237,7 +237,7 @@ impl std::fmt::Debug for ThreadPool {
     }
 }
 
-impl Shared {
+impl PoolState {
     /// Returns when `pending` is 0, having acquired all that the workers wrote.
     fn wait_for_workers(&self) {
         let done = || self.pending.0.load(Ordering::Acquire) == 0;
@@ -269,7 +269,7 @@ impl Shared {
     }
 }
 
-fn worker(shared: &Shared, tid: usize) {
+fn worker(shared: &PoolState, tid: usize) {
     IN_REGION.set(true);
     let parked = &shared.parked[tid - 1].0;
     let mut seen = 0;

@@ -194,13 +194,13 @@ pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchRepor
     };
     for entry in &trial.manifest.kernels {
         let failed = |message| ToolError::Module { kernel: entry.id.clone(), message };
-        for bench in benches(entry) {
+        for workload in workloads(entry) {
             let mut sides = vec![&mut wasm];
-            if bench.has_twin {
+            if workload.has_twin {
                 sides.push(&mut in_use);
                 sides.extend(&mut twins);
             }
-            let times = bench.time(&mut sides, budget_ms);
+            let times = workload.time(&mut sides, budget_ms);
             let times = times.map_err(|error| trial.lines.name(&entry.id, error).to_string());
             let times = times.map_err(failed)?;
             let wasm_us = times[0];
@@ -208,9 +208,9 @@ pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchRepor
                 [1, 2, 3].map(|side| times.get(side).copied());
             report.lines.push(BenchLine {
                 kernel: entry.id.clone(),
-                shape: bench.case.shape.clone(),
+                shape: workload.case.shape.clone(),
                 wasm_us,
-                in_use: core.explain(&bench.key).selected.filter(|_| bench.has_twin),
+                in_use: core.explain(&workload.key).selected.filter(|_| workload.has_twin),
                 in_use_us,
                 ratio_in_use: in_use_us.map(|us| wasm_us / us),
                 native_us,
@@ -256,7 +256,7 @@ const BESIDE: [(Op, &[u32]); 4] = [
 ];
 
 /// One line's calls: the same for every side.
-struct Bench {
+struct Workload {
     /// Whether the operation is of the catalogue.
     has_twin: bool,
     key: OpKey,
@@ -267,7 +267,7 @@ struct Bench {
     scope: Scope,
 }
 
-fn benches(entry: &KernelEntry) -> Vec<Bench> {
+fn workloads(entry: &KernelEntry) -> Vec<Workload> {
     let key = key_of(entry);
     let known = key.known();
     let cases = match known {
@@ -284,17 +284,17 @@ fn benches(entry: &KernelEntry) -> Vec<Bench> {
         }
         None => stress::custom_case(entry, 4096).into_iter().collect(),
     };
-    let bench = |case: Case| {
+    let workload = |case: Case| {
         let constant = known.is_some_and(|(op, _)| judge::has_constant(op));
         let constant = constant.then(|| Resident::from_bytes(&case.b));
         let words = Words::new(&case.words)?;
         let (has_twin, key, scope) = (known.is_some(), key.clone(), Scope::unique());
-        Some(Bench { has_twin, key, case, constant, words, scope })
+        Some(Workload { has_twin, key, case, constant, words, scope })
     };
-    cases.into_iter().filter_map(bench).collect()
+    cases.into_iter().filter_map(workload).collect()
 }
 
-impl Bench {
+impl Workload {
     fn call(&self) -> OpCall<'_> {
         let second = match &self.constant {
             Some(constant) => constant.all(),

@@ -6,6 +6,7 @@
 
 use super::RopeLayout;
 use super::layer::{Activation, Attention, Bias, LayerSpec, Norm, NormKind};
+use crate::error::EngineError;
 
 /// What the checkpoints of a family have in common.
 pub(crate) struct Family {
@@ -137,8 +138,17 @@ impl Family {
     }
 }
 
+/// The refusal of a file whose architecture is that of no family.
+pub(super) fn architecture_unknown(path: &str, architecture: String) -> EngineError {
+    EngineError::ArchitectureUnknown {
+        path: path.to_owned(),
+        architecture,
+        supported: supported_families(),
+    }
+}
+
 /// The families by name, for messages.
-pub(crate) fn supported_families() -> String {
+fn supported_families() -> String {
     let name = |family: &Family| match family.models {
         [] => family.architecture.to_owned(),
         models => format!("{} (also {})", family.architecture, models.join(", ")),

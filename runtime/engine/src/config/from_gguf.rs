@@ -2,6 +2,7 @@
 
 use ruvllm_native::quant::dequantize_row;
 
+use super::family::architecture_unknown;
 use super::{Family, MAX_LAYERS, ModelConfig, NormKind, RopeConfig, RopeScaling, Yarn};
 use crate::error::EngineError;
 use crate::gguf::{GgufFile, Metadata, Value};
@@ -9,13 +10,13 @@ use crate::storage::TensorSource;
 use crate::tensors::ROPE_FACTORS;
 
 /// Typed access to `<architecture>.<key>`.
-struct Keys<'a> {
+struct MetadataKeys<'a> {
     origin: &'a str,
     architecture: &'static str,
     metadata: &'a Metadata,
 }
 
-impl Keys<'_> {
+impl MetadataKeys<'_> {
     fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.architecture)
     }
@@ -104,17 +105,14 @@ pub fn from_gguf(file: &GgufFile) -> Result<ModelConfig, EngineError> {
             });
         }
     };
-    let family = Family::of_gguf(architecture).ok_or_else(|| EngineError::ArchitectureUnknown {
-        path: origin.to_owned(),
-        architecture: architecture.clone(),
-    })?;
-    let keys = Keys { origin, architecture: family.architecture, metadata: file.metadata() };
+    let family = Family::of_gguf(architecture)
+        .ok_or_else(|| architecture_unknown(origin, architecture.clone()))?;
+    let keys =
+        MetadataKeys { origin, architecture: family.architecture, metadata: file.metadata() };
 
     if keys.usize("expert_count")?.is_some_and(|n| n > 0) {
-        return Err(EngineError::ArchitectureUnknown {
-            path: origin.to_owned(),
-            architecture: format!("{architecture} with a mixture of experts"),
-        });
+        let architecture = format!("{architecture} with a mixture of experts");
+        return Err(architecture_unknown(origin, architecture));
     }
     refuse_other_formulas(&keys)?;
     let dim = keys.required("embedding_length")?;
@@ -180,7 +178,7 @@ const NOT_COMPUTED: &[(&str, f64)] = &[
 ];
 
 /// Refuses what would otherwise be computed differently in silence.
-fn refuse_other_formulas(keys: &Keys<'_>) -> Result<(), EngineError> {
+fn refuse_other_formulas(keys: &MetadataKeys<'_>) -> Result<(), EngineError> {
     if keys.bool("attention.causal")? == Some(false) {
         let reason = "attention in both directions is not supported";
         return Err(keys.invalid("attention.causal", "false".to_owned(), reason));
@@ -195,7 +193,11 @@ fn refuse_other_formulas(keys: &Keys<'_>) -> Result<(), EngineError> {
 }
 
 /// `context` is the file's own figure.
-fn scaling(keys: &Keys<'_>, context: usize, file: &GgufFile) -> Result<RopeScaling, EngineError> {
+fn scaling(
+    keys: &MetadataKeys<'_>,
+    context: usize,
+    file: &GgufFile,
+) -> Result<RopeScaling, EngineError> {
     if let Some(tensor) = file.find(ROPE_FACTORS)? {
         // One-dimensional by the format; a wrong length is refused with the rest of the checks.
         let mut factors = vec![0.0; tensor.shape.iter().product()];
@@ -226,7 +228,7 @@ fn scaling(keys: &Keys<'_>, context: usize, file: &GgufFile) -> Result<RopeScali
     }
 }
 
-fn yarn(keys: &Keys<'_>, factor: f64, context: usize) -> Result<Yarn, EngineError> {
+fn yarn(keys: &MetadataKeys<'_>, factor: f64, context: usize) -> Result<Yarn, EngineError> {
     let original = keys.usize("rope.scaling.original_context_length")?.unwrap_or(context);
     let mut yarn = Yarn::new(factor, original as f64);
     if let Some(beta) = keys.f64("rope.scaling.yarn_beta_fast")? {

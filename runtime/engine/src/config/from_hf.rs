@@ -3,6 +3,7 @@
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use super::family::architecture_unknown;
 use super::{
     Activation, Bias, Biases, Family, MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling,
     Yarn,
@@ -83,9 +84,8 @@ pub fn from_hf(text: &str, origin: &str) -> Result<ModelConfig, EngineError> {
     };
 
     let model_type = raw.model_type.ok_or_else(|| missing("model_type"))?;
-    let (family, class) = Family::of_hf(&model_type).ok_or_else(|| {
-        EngineError::ArchitectureUnknown { path: origin.to_owned(), architecture: model_type }
-    })?;
+    let (family, class) =
+        Family::of_hf(&model_type).ok_or_else(|| architecture_unknown(origin, model_type))?;
     if raw.quantization_config.is_some() {
         let reason = "quantised checkpoints are read as GGUF only; convert the model";
         return Err(invalid("quantization_config", &"set", reason));

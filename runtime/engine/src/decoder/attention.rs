@@ -15,7 +15,7 @@ use super::{Chunk, Decoder, Layer, Lists, Queries, Run, apply_norm, project, que
 use crate::config::{LayerSpec, ModelConfig, RopeLayout};
 use crate::error::EngineError;
 use crate::kernels::RopeRows;
-use crate::kv::{Half, KvKernels, Seen};
+use crate::kv::{AttendedPositions, Half, KvKernels};
 use crate::memory::room;
 use crate::tensors::Projection;
 
@@ -161,7 +161,7 @@ impl Decoder {
                 let position = self.positions[at];
                 let len = chunk.table.run(position).min(rows.end - at);
                 let first = spec.window.map_or(0, |w| (position + 1).saturating_sub(w));
-                let seen = Seen { first, from: position, end: position + len };
+                let seen = AttendedPositions { first, from: position, end: position + len };
                 self.kv.segments(chunk.table, index, seen, &mut segments)?;
                 let to = to + at - rows.start;
                 runs.push(Run { rows: at..at + len, to, segments: segments.len() });

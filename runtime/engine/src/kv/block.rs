@@ -1,7 +1,7 @@
 //! Blocks: keys and values of a run of tokens in slots of the pool.
 
-use super::policy::{KvCodec, KvPolicy, KvTiers};
 use crate::config::ModelConfig;
+use crate::kv_policy::{KvCodec, KvPolicy, KvTiers};
 use crate::memory::Lease;
 use crate::memory::pages::slot_size;
 

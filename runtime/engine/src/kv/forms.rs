@@ -12,18 +12,18 @@
 use std::time::Instant;
 
 use super::block::{Codecs, Half, Side};
-use super::policy::KvTiers;
 use super::prefix;
 use super::recode::Packer;
 use super::store::{KvKernels, KvStore, Place, copy_side};
 use super::stored::{Stored, segment};
 use super::table::{BlockId, Entry, Form, KvTable};
 use crate::error::EngineError;
+use crate::kv_policy::KvTiers;
 use ruvllm_native::attention::KvSegment;
 
 /// Positions that some queries see.
 #[derive(Clone, Copy)]
-pub(crate) struct Seen {
+pub(crate) struct AttendedPositions {
     /// The first that any of them sees.
     pub(crate) first: usize,
     /// That of the first query, and the end of theirs.
@@ -218,7 +218,7 @@ impl KvStore {
         &'a self,
         table: &'a KvTable,
         layer: usize,
-        Seen { first, from, end }: Seen,
+        AttendedPositions { first, from, end }: AttendedPositions,
         segments: &mut Vec<KvSegment<'a>>,
     ) -> Result<(), EngineError> {
         let first = table.entries.partition_point(|entry| entry.end() <= first);

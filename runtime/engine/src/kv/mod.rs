@@ -9,7 +9,7 @@
 //! - A block that is not full belongs to one sequence, which appends to it. Full blocks never
 //!   change their numbers, so they are shared: between forks of a sequence, and between sequences
 //!   with the same beginning (`prefix`). Appending to a block that others hold copies it first.
-//! - As tokens grow old their blocks are written anew in smaller codecs (`policy`, `recode`),
+//! - As tokens grow old their blocks are written anew in smaller codecs ([`KvPolicy`], `recode`),
 //!   by the pack kernels of the registry. A block knows its codecs, so blocks that another
 //!   generation of kernels wrote stay readable.
 //!   What a step reads follows from positions; a thread of its own (`ahead`) only does beforehand
@@ -25,7 +25,6 @@
 mod ahead;
 mod block;
 mod forms;
-mod policy;
 mod prefix;
 mod reclaim;
 mod recode;
@@ -42,9 +41,9 @@ mod write_ahead;
 #[cfg(test)]
 mod tests;
 
+pub use crate::kv_policy::{InvalidKvPolicy, KvCodec, KvPolicy, KvTiers};
 pub(crate) use block::{BlockShape, Half};
-pub(crate) use forms::Seen;
-pub use policy::{InvalidKvPolicy, KvCodec, KvPolicy, KvTiers};
+pub(crate) use forms::AttendedPositions;
 pub(crate) use prefix::scope;
 pub(crate) use spill::SpillDir;
 pub use stats::KvStats;

@@ -7,7 +7,7 @@
 //! same tokens have other keys, and what the old kernel wrote is found no more.
 
 use super::block::Codecs;
-use super::policy::KvPolicy;
+use crate::kv_policy::KvPolicy;
 
 /// Everything that a block's numbers follow from, as a hash.
 pub(crate) type PrefixKey = [u8; 32];

@@ -13,9 +13,9 @@
 //! given up.
 
 use super::block::{Codecs, Half};
-use super::policy::KvTiers;
 use super::store::{KvKernels, KvStore, Place, copy_block};
 use super::table::BlockId;
+use crate::kv_policy::KvTiers;
 
 /// Use of the budget at which reclaiming begins, as a share of it.
 const HIGH: f64 = 0.85;

@@ -10,9 +10,9 @@ use ruvllm_host::Scope;
 use ruvllm_native::ThreadPool;
 
 use super::block::{BlockShape, Side};
-use super::policy::KvCodec;
 use crate::error::EngineError;
 use crate::kernels::Kernels;
+use crate::kv_policy::KvCodec;
 use crate::memory::room;
 
 /// Who packs: the kernels of the step, and threads for large blocks.

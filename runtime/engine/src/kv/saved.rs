@@ -12,12 +12,12 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::block::Codecs;
-use super::policy::{KvCodec, KvTiers};
 use super::spill::{read_block, write_block};
 use super::store::{KvKernels, KvStore, Place};
 use super::table::{Entry, Gap, KvTable, Standing};
 use crate::adapter::Adapter;
 use crate::error::{EngineError, short_hash};
+use crate::kv_policy::{KvCodec, KvTiers};
 use crate::sealed::{SealedError, SealedReader, SealedWriter, SessionKey, write_atomically};
 
 const PURPOSE: &str = "session";

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::policy::KvCodec;
+use crate::kv_policy::KvCodec;
 
 /// Blocks and bytes by state and codec, and counts since the engine was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

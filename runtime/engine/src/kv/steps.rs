@@ -11,12 +11,12 @@
 //! [`settle`]: KvStore::settle
 
 use super::block::{Codecs, Half};
-use super::policy::KvTiers;
 use super::prefix::{self, PrefixKey};
 use super::recode::Packer;
 use super::store::{KvKernels, KvStore, Place};
 use super::table::{BlockId, Entry, KvTable};
 use crate::error::EngineError;
+use crate::kv_policy::KvTiers;
 
 /// Tokens of a sequence for whose blocks the heap is asked ahead.
 const AHEAD: usize = 4096;

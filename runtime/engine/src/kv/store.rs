@@ -12,7 +12,6 @@ use ruvllm_native::ThreadPool;
 
 use super::ahead::{Ahead, Written};
 use super::block::{BlockShape, Codecs, Half, Side};
-use super::policy::{KvCodec, KvPolicy, KvTiers};
 use super::prefix::{self, PrefixKey};
 use super::recode::{Packer, Scratch};
 use super::spill::{SpillDir, Ticket};
@@ -21,6 +20,7 @@ use super::stored::Stored;
 use super::table::{BlockId, Entry, KvTable, Released, Standing};
 use crate::error::EngineError;
 use crate::kernels::{Kernels, Shaping};
+use crate::kv_policy::{KvCodec, KvPolicy, KvTiers};
 use crate::memory::{Exhausted, MemoryPool, Reservation, Use};
 
 /// What packs and unpacks blocks: the kernels of the step, and threads for large ones.

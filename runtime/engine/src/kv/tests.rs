@@ -90,7 +90,7 @@ impl Load {
     fn check(&self, table: &mut KvTable) {
         self.step(table, |store, table, _| {
             let mut segments = Vec::new();
-            let seen = Seen { first: 0, from: 0, end: usize::MAX };
+            let seen = AttendedPositions { first: 0, from: 0, end: usize::MAX };
             store.segments(table, 1, seen, &mut segments).unwrap();
             let held: usize = segments.iter().map(|segment| segment.len).sum();
             assert_eq!(held, table.len());

@@ -1,7 +1,7 @@
 //! In place of the cipher, in a build without the feature `encryption`: nobody gets a sealer or an opener.
 
-use super::error::SealedError;
 use super::format::SALT_BYTES;
+use crate::error::SealedError;
 
 pub(super) enum Sealer {}
 

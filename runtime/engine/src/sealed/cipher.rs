@@ -6,8 +6,8 @@ use hkdf::Hkdf;
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
-use super::error::SealedError;
 use super::format::{MAGIC, SALT_BYTES, VERSION};
+use crate::error::SealedError;
 
 /// Seals the chunks of one file, in order.
 pub(super) struct Sealer(EncryptorBE32<ChaCha20Poly1305>);

@@ -4,8 +4,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::path::Path;
 
-use super::error::SealedError;
-use crate::error::EngineError;
+use crate::error::{EngineError, SealedError};
 
 /// Writes a file that only its owner can read, in place of any that is there.
 ///

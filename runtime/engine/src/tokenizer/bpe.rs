@@ -2,7 +2,7 @@
 //!
 //! A symbol is a token or a text that only occurs inside merges.
 
-use super::error::TokenizerError;
+use super::TokenizerError;
 use super::map::Map;
 use super::merges::{MergeTable, Scratch};
 use super::metadata::Metadata;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::error::TokenizerError;
+use super::TokenizerError;
 use crate::gguf::Value;
 
 /// Attribute bits of a token; several may be set.

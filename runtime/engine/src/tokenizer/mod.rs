@@ -9,7 +9,6 @@
 //! [`Tokenizer::encode_with_special`].
 
 mod bpe;
-pub(crate) mod error;
 mod hf;
 mod map;
 mod merges;
@@ -27,7 +26,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-pub use error::TokenizerError;
+pub use crate::error::TokenizerError;
 pub use stream::DetokenizerStream;
 
 use bpe::Bpe;

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use regex::{Regex, bytes};
 
-use super::error::TokenizerError;
+use super::TokenizerError;
 use super::pre_table::{PreTokenizer, Stage, Tail};
 use super::unicode;
 

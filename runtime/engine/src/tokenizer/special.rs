@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-use super::error::TokenizerError;
+use super::TokenizerError;
 use super::map::Map;
 use super::metadata::attr;
 use super::vocab::Vocab;

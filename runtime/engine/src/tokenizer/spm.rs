@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
-use super::error::TokenizerError;
+use super::TokenizerError;
 use super::vocab::Vocab;
 
 const NONE: u32 = u32::MAX;

@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
-use super::error::TokenizerError;
+use super::TokenizerError;
 use super::map::Map;
 use super::metadata::{Metadata, attr};
 use super::pre_table::PreTokenizer;

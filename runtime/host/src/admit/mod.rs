@@ -136,7 +136,8 @@ impl<'a> Admission<'a> {
     }
 
     fn deadline(&self, gated: &GatedKernel<'_>, executor: &dyn Executor) -> Deadline {
-        let deadline = Deadline::new(gated.key(), gated.spec(), self.config.tick);
+        let spec = gated.spec();
+        let deadline = Deadline::new(gated.key(), spec.ticks, spec.memory_pages, self.config.tick);
         deadline.on_executor(executor.slowness())
     }
 

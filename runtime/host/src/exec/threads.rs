@@ -12,7 +12,7 @@
 
 use super::executor::EngineInstance;
 use super::fence;
-use super::wasmtime::{Entry, Prepared, Running, missing, run};
+use super::wasmtime::{Entry, Prepared, WasmtimeInstance, missing, run};
 use crate::threads::lock;
 use crate::trap::{Trap, TrapKind};
 use ruvllm_abi::export;
@@ -88,7 +88,7 @@ impl Member {
 /// The instances of a kernel with threads.
 pub(super) struct Group {
     /// At least one. The first answers for all where one is enough.
-    members: Vec<Running>,
+    members: Vec<WasmtimeInstance>,
     memory: SharedMemory,
     end: Arc<End>,
     /// How many of the members a call enters.
@@ -135,12 +135,12 @@ impl Group {
         Ok(())
     }
 
-    fn first(&mut self) -> &mut Running {
+    fn first(&mut self) -> &mut WasmtimeInstance {
         &mut self.members[0]
     }
 }
 
-impl Running {
+impl WasmtimeInstance {
     /// Enters the kernel as one of `count` threads, and says in `end` what it ended by, where that ends them all.
     fn enter(&mut self, descriptor: u32, [index, count]: [u32; 2], ticks: u64, end: &End) {
         let Entry::Together(entry) = &self.entry else {
@@ -175,11 +175,11 @@ impl EngineInstance for Group {
     }
 
     fn keep_globals(&mut self) {
-        self.members.iter_mut().for_each(Running::keep_globals);
+        self.members.iter_mut().for_each(WasmtimeInstance::keep_globals);
     }
 
     fn reset_globals(&mut self) {
-        self.members.iter_mut().for_each(Running::reset_globals);
+        self.members.iter_mut().for_each(WasmtimeInstance::reset_globals);
     }
 
     fn grow_to(&mut self, bytes: usize) -> bool {

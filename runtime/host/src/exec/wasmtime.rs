@@ -200,7 +200,10 @@ impl CompiledModule for Prepared {
 
 impl Prepared {
     /// An instance with a memory of its own, or one of those that share a memory.
-    pub(super) fn running(&self, shared: Option<(&SharedMemory, Member)>) -> Result<Running, Trap> {
+    pub(super) fn running(
+        &self,
+        shared: Option<(&SharedMemory, Member)>,
+    ) -> Result<WasmtimeInstance, Trap> {
         let (shared, member) = shared.unzip();
         let limits = Limits {
             memory: self.spec.memory_pages as usize * WASM_PAGE,
@@ -274,7 +277,7 @@ impl Prepared {
             let value = global.get(&mut store);
             globals.push((global, value));
         }
-        Ok(Running {
+        Ok(WasmtimeInstance {
             store,
             own: self.own.clone(),
             memory,
@@ -418,7 +421,7 @@ pub(super) enum Entry {
     Together(TypedFunc<(u32, u32, u32), i32>),
 }
 
-pub(super) struct Running {
+pub(super) struct WasmtimeInstance {
     pub(super) store: Store<Limits>,
     own: Arc<[u8]>,
     memory: Linear,
@@ -439,7 +442,7 @@ pub(super) struct Running {
     _ticker: Arc<Ticker>,
 }
 
-impl Running {
+impl WasmtimeInstance {
     #[cold]
     pub(super) fn trap(&self, error: &wasmtime::Error, called: &str) -> Trap {
         trap(error, &self.own, called, self.size() as u64)
@@ -454,7 +457,7 @@ impl Running {
     }
 }
 
-impl EngineInstance for Running {
+impl EngineInstance for WasmtimeInstance {
     fn heap_base(&self) -> u32 {
         self.heap_base
     }

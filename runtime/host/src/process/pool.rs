@@ -99,14 +99,14 @@ fn read_frame(input: &mut impl Read, most: usize) -> io::Result<Vec<u8>> {
 
 /// One process, and a thread that talks to it, so that nobody waits for a pipe.
 #[derive(Debug)]
-struct Worker {
+struct PooledProcess {
     child: Child,
     requests: Option<Sender<Request>>,
     answers: Receiver<io::Result<Answer>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Worker {
+impl PooledProcess {
     /// Starts a process without telling it anything.
     fn start(process: &HelperProcess) -> Result<Self, Failure> {
         let unavailable = |error: io::Error| {
@@ -147,7 +147,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for PooledProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -193,7 +193,7 @@ pub struct Pool {
     setup: Request,
     setup_time: Duration,
     /// Those that do nothing; `None` is one to be started when it is wanted.
-    idle: Mutex<Vec<Option<Worker>>>,
+    idle: Mutex<Vec<Option<PooledProcess>>>,
     freed: Condvar,
     /// Processes that are being started in place of others.
     restarting: AtomicUsize,
@@ -267,14 +267,14 @@ impl Pool {
         answer
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Option<Worker>>> {
+    fn idle(&self) -> MutexGuard<'_, Vec<Option<PooledProcess>>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A new process that knows its setup and limits.
-    fn worker(&self, waited_for: &dyn Fn() -> bool) -> Result<Worker, Failure> {
+    fn worker(&self, waited_for: &dyn Fn() -> bool) -> Result<PooledProcess, Failure> {
         let (memory_bytes, time) = (self.process.memory_bytes, self.setup_time);
-        let worker = Worker::start(&self.process)?;
+        let worker = PooledProcess::start(&self.process)?;
         let longest = time.max(self.process.time);
         let limits = [memory_bytes, longest.as_secs().saturating_add(1)].map(u64::to_le_bytes);
         // It knows nothing yet that could be at fault.
@@ -291,7 +291,7 @@ impl Pool {
     }
 
     /// Waits for a process that does nothing.
-    fn take(&self, waited_for: &dyn Fn() -> bool) -> Result<Option<Worker>, Failure> {
+    fn take(&self, waited_for: &dyn Fn() -> bool) -> Result<Option<PooledProcess>, Failure> {
         let until = Instant::now() + self.process.time;
         let mut idle = self.idle();
         loop {
@@ -313,12 +313,12 @@ impl Pool {
     /// Asks this process, or a new one where it is gone.
     fn ask_in(
         &self,
-        place: &mut Option<Worker>,
+        place: &mut Option<PooledProcess>,
         request: &[u8],
         most: usize,
         waited_for: &dyn Fn() -> bool,
     ) -> Result<Vec<u8>, Failure> {
-        let ask = |worker: Worker| {
+        let ask = |worker: PooledProcess| {
             let answer = worker.ask((request.to_vec(), most), self.process.time, waited_for);
             let goes_on = matches!(answer, Ok(_) | Err(Failure::Refused(_)));
             (goes_on.then_some(worker), answer)

@@ -31,7 +31,8 @@
 //! changes nothing. What is wrong is logged when it begins, and not with every look.
 
 use super::history::Past;
-use super::supervisor::{LOG, Supervisor, SupervisorError};
+use super::spans::LOG;
+use super::supervisor::{Supervisor, SupervisorError};
 use super::supervisor_watch::Watchdog;
 use crate::error::HostError;
 use crate::pack::PackId;

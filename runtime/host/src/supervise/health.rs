@@ -198,7 +198,7 @@ impl HealthLimits {
             return 0.0;
         }
         let Latency { old_nanos, new_nanos, old_mean_nanos, new_mean_nanos, .. } = *latency;
-        let mean = new_mean_nanos / (old_mean_nanos * MEANS);
+        let mean = new_mean_nanos / (old_mean_nanos * MEAN_SLACK);
         (new_nanos / old_nanos).max(mean) / self.latency_ratio
     }
 
@@ -245,7 +245,7 @@ impl HealthLimits {
 }
 
 /// How many times as far as the median the mean may be off.
-const MEANS: f64 = 4.0;
+const MEAN_SLACK: f64 = 4.0;
 
 /// Calls that a mean leaves out: those that other threads happened to interrupt.
 const LONGEST: u64 = 8;
@@ -254,7 +254,7 @@ impl Latency {
     /// Median or mean, whichever says more: its name, and its value in both generations.
     fn worse(&self) -> (&'static str, f64, f64) {
         let Latency { old_nanos, new_nanos, old_mean_nanos, new_mean_nanos, .. } = *self;
-        match new_nanos / old_nanos * MEANS < new_mean_nanos / old_mean_nanos {
+        match new_nanos / old_nanos * MEAN_SLACK < new_mean_nanos / old_mean_nanos {
             true => ("mean", old_mean_nanos, new_mean_nanos),
             false => ("median", old_nanos, new_nanos),
         }

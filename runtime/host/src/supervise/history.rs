@@ -32,7 +32,7 @@
 //! What this does not protect against: a disk that acknowledges what it has not written, and whoever
 //! can act as the same user.
 
-use super::supervisor::LOG;
+use super::spans::LOG;
 use crate::files::{self, Lock};
 use crate::pack::PackId;
 use crate::threads::lock;

@@ -24,7 +24,7 @@ const RUN: usize = 13;
 
 /// How many times as far as the median the mean may be off, over processor time, which other threads
 /// do not disturb.
-const MEANS: f64 = 2.0;
+const MEAN_SLACK: f64 = 2.0;
 
 /// How long it goes on; what was computed by then decides.
 const LIMIT: Duration = Duration::from_secs(1);
@@ -70,7 +70,7 @@ pub(super) fn is_slower(
             }
         }
         let [before, now] = computed.map(|time| time.as_secs_f64());
-        if before > 0.0 && now > before * ratio * MEANS {
+        if before > 0.0 && now > before * ratio * MEAN_SLACK {
             return true;
         }
         let [old, new] = times.map(|mut times| {

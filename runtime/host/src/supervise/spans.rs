@@ -1,14 +1,17 @@
-//! Spans of changes of kernels, for whoever collects traces.
+//! Spans of changes of kernels, for whoever collects traces, and the target of what is logged of them.
 
 use crate::pack::PackId;
 use tracing::Span;
 use tracing::field::Empty;
 
+/// Under which activations (info) and what is taken back (error) are logged, and changes are traced.
+pub(super) const LOG: &str = "ruvllm::swap";
+
 /// The span of something that changes the kernels of a host; `operator` is empty for what the host does by
 /// itself.
 pub(super) fn change(action: &str, operator: &str) -> Span {
     tracing::info_span!(
-        target: "ruvllm::swap",
+        target: LOG,
         "change",
         otel.name = format!("kernels {action}"),
         otel.status_code = Empty,

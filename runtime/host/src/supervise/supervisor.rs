@@ -9,7 +9,7 @@
 use super::acceptance::Acceptance;
 use super::health::HealthLimits;
 use super::history::{History, HistoryEntry, HistoryError, HistoryEvent, Record};
-use super::spans;
+use super::spans::{self, LOG};
 use super::store::PackStore;
 use super::watched::Watched;
 use crate::error::HostError;
@@ -28,9 +28,6 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use tracing::Span;
-
-/// Under which activations (info) and what is taken back (error) are logged.
-pub(super) const LOG: &str = "ruvllm::swap";
 
 /// Computes the loss on a probe text with whatever generation is active, in nats per token.
 pub type Probe = Arc<dyn Fn() -> Result<f64, String> + Send + Sync>;
@@ -142,11 +139,11 @@ pub struct Supervisor {
     store: PackStore,
     /// The generation of the program's own packs. Those before it were still without some of them.
     first: u64,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<SupervisorState>,
     pub(super) counters: Mutex<SwapCounters>,
 }
 
-pub(super) struct State {
+pub(super) struct SupervisorState {
     /// Counts changes of what is active or on trial.
     pub(super) changes: u64,
     /// The generation to go back to when another is taken back.
@@ -229,7 +226,7 @@ impl Supervisor {
             healthy: healthy.is_none().then_some(&packs),
             ..Record::new(HistoryEvent::Started, "")
         })?;
-        let state = State {
+        let state = SupervisorState {
             changes: 0,
             healthy: active.generation(),
             confirmed: [active.generation()].into(),

@@ -3,8 +3,8 @@
 
 use super::health::{Health, HealthWindow, Latency, Sickness, Vitals};
 use super::history::{HistoryEvent, Record};
-use super::spans;
-use super::supervisor::{LOG, State, Supervisor};
+use super::spans::{self, LOG};
+use super::supervisor::{Supervisor, SupervisorState};
 use super::watched::{Excused, HealthReport, Question, Watched, suspect};
 use crate::pack::PackId;
 use crate::registry::RegistrySnapshot;
@@ -112,7 +112,7 @@ impl Supervisor {
     }
 
     /// Writes down what the host has learnt of the speed of its kernels.
-    fn note_choices(&self, state: &mut State) {
+    fn note_choices(&self, state: &mut SupervisorState) {
         let (changes, numbered) = self.host.choice_changes(state.choices);
         state.choices = numbered;
         for change in changes {
@@ -226,7 +226,7 @@ impl Supervisor {
     }
 
     /// Notes a generation that is gone back to where a later one does harm.
-    pub(super) fn found_healthy(&self, state: &mut State, generation: u64) {
+    pub(super) fn found_healthy(&self, state: &mut SupervisorState, generation: u64) {
         state.healthy = generation;
         state.confirmed.insert(generation);
         self.host.retain_generation(generation);
@@ -278,7 +278,7 @@ impl Supervisor {
     }
 
     /// Watches what was published, beside what still serves of that which was published before.
-    pub(super) fn watch_too(&self, state: &mut State, mut watched: Watched) {
+    pub(super) fn watch_too(&self, state: &mut SupervisorState, mut watched: Watched) {
         // What was on trial is either active or not on trial any more.
         state.watched.retain(|earlier| !earlier.canary && self.is_active(earlier));
         // Packs that are activated anew are other kernels from then on.
@@ -291,7 +291,7 @@ impl Supervisor {
     }
 
     /// Ends a window, and books the active generation as healthy unless others are open over it.
-    fn confirm(&self, state: &mut State, watched: Watched) {
+    fn confirm(&self, state: &mut SupervisorState, watched: Watched) {
         let number = if watched.canary { watched.generation } else { self.host.generation() };
         let active = self.host.snapshot().pack_ids();
         let whole = !watched.canary && state.watched.iter().all(|other| other.canary);
@@ -318,7 +318,7 @@ impl Supervisor {
     }
 
     /// Bars packs that do harm, and goes back to the last healthy generation, or ends their trial.
-    fn take_back(&self, state: &mut State, watched: &Watched, sickness: &Sickness) {
+    fn take_back(&self, state: &mut SupervisorState, watched: &Watched, sickness: &Sickness) {
         *lock(&self.counters).taken_back.entry(sickness.code).or_default() += 1;
         let reason = sickness.to_string();
         let span = spans::change("take back", "");

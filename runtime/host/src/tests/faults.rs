@@ -1,6 +1,7 @@
 //! Thousands of faults, spread over operations, kinds and time.
 
 use super::*;
+use ruvllm_native::{Isa, twin};
 use ruvllm_tests::wat::assemble;
 use std::collections::BTreeMap;
 

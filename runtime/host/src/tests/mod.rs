@@ -30,7 +30,7 @@ use crate::{
     RegistrySnapshot, Scope, WamrConfig, Worker,
 };
 use ruvllm_abi::{DType, Op};
-use ruvllm_native::{Isa, twin};
+use ruvllm_native::judge::{Called, Judge, Tolerance, Verdict};
 use ruvllm_tests::wat::{Module, but_for, rmsnorm_f32};
 use ruvllm_tests::{PackBuilder, TestPack, wamr};
 
@@ -113,7 +113,7 @@ fn input(rows: u32, dim: u32) -> (Vec<f32>, Vec<f32>) {
 /// The scope of calls that a kernel may remember, as those of one client.
 const ONE: Scope = Scope::of(&[1; 32]);
 
-/// Calls `rmsnorm` on [`input`] and holds the result against the scalar reference.
+/// Calls `rmsnorm` on [`input`] and holds the result against the oracle.
 fn rmsnorm(
     worker: &mut Worker,
     snap: &RegistrySnapshot,
@@ -136,17 +136,19 @@ fn rmsnorm_with(
     let call = OpCall::rmsnorm(x, weight, rows, dim, 1e-5).within(ONE);
     let mut got = vec![0; (rows * dim * 4) as usize];
     worker.call(snap, slot, &call, &mut got)?;
-    let mut want = vec![0; got.len()];
-    let (a, b) = (call.a.bytes().unwrap(), call.b.bytes().unwrap());
-    let types = [DType::F32; 2];
-    let words = call.words.as_slice();
-    twin::run(Isa::Scalar, Op::RmsNorm, &types, DType::F32, a, b, words, &mut want).unwrap();
-    let number = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-    for (i, (got, want)) in got.chunks_exact(4).zip(want.chunks_exact(4)).enumerate() {
-        let (got, want) = (number(got), number(want));
-        assert!((got - want).abs() <= 1e-5 * want.abs() + 1e-6, "{i}: {got} instead of {want}");
-    }
+    assert_rmsnorm(&call, &got);
     Ok(())
+}
+
+/// Holds what a call of `rmsnorm` gave against the oracle.
+#[track_caller]
+fn assert_rmsnorm(call: &OpCall<'_>, got: &[u8]) {
+    let (op, f32s) = (Op::RmsNorm, [DType::F32; 2]);
+    let variant = op.contract().variants.iter().find(|variant| variant.inputs == f32s).unwrap();
+    let (a, b) = (call.a.bytes().unwrap(), call.b.bytes().unwrap());
+    let judge = Judge::new(op, variant).with_author(Some(Tolerance { rel: 1e-5, abs: 0.0 }));
+    let verdict = judge.check(Called { a, b, words: call.words.as_slice() }, got);
+    assert!(matches!(verdict, Ok(Verdict::Right(_))), "{verdict:?}");
 }
 
 fn stats(host: &Host, kernel: &str) -> OpStats {

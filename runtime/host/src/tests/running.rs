@@ -191,13 +191,9 @@ fn a_reader_gets_every_row_once_and_large_results_in_runs() {
         let (snap, mut worker) = (host.snapshot(), host.worker().unwrap());
         for (rows, runs) in [(1, 1), (3, 1), (600, 3)] {
             let (got, starts) = read(&mut worker, &snap, rows, 64);
-            let numbers = |bytes: &[u8]| -> Vec<f32> {
-                let number = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-                bytes.chunks_exact(4).map(number).collect()
-            };
-            for (got, want) in numbers(&got).iter().zip(numbers(&by_the_twin(rows, 64))) {
-                assert!((got - want).abs() <= 1e-5 * want.abs() + 1e-6, "{got} instead of {want}");
-            }
+            let (x, weight) = input(rows, 64);
+            let (x, weight) = (Operand::f32(&x), Operand::f32(&weight));
+            assert_rmsnorm(&OpCall::rmsnorm(x, weight, rows, 64, 1e-5), &got);
             assert!(starts.len() == runs && starts.is_sorted(), "{starts:?}");
         }
     }

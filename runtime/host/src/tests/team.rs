@@ -9,13 +9,13 @@ use crate::{
     ProviderPack, Resident, Team, TeamWorker, Words,
 };
 use ruvllm_manifest::{Dim, TensorSpec};
-use ruvllm_native::ThreadPool;
 use ruvllm_native::attention::{AttnSequence, AttnShape, KvSegment};
 use ruvllm_native::gemm::{
     ActForm, Activations, MatMut, PackedWeights, ReadPattern, Weights, matmul,
 };
 use ruvllm_native::pool::split;
 use ruvllm_native::quant::{dequantize_row, quantize_row};
+use ruvllm_native::{Isa, ThreadPool};
 use ruvllm_tests::custom_entry;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

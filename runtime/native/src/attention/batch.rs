@@ -7,7 +7,7 @@
 
 use super::plan::{KEYS, Share};
 use super::unit::Unit;
-use super::{AttnScratch, AttnShape, Call, KvSegment, Lane, Work};
+use super::{AttnScratch, AttnShape, Call, KvSegment, ThreadScratch, Work};
 use crate::ops::product;
 use crate::ops::simd::dispatch;
 use crate::{Isa, NativeError, ThreadPool};
@@ -51,16 +51,16 @@ pub fn attention_batch(
         scratch.cuts.push(call.keys());
     }
     scratch.cuts.cut(threads);
-    scratch.lanes(threads);
-    let AttnScratch { lanes, cuts, sums } = scratch;
-    let (lanes, cuts) = (&mut lanes[..threads], &*cuts);
+    scratch.of_threads(threads);
+    let AttnScratch { of_threads, cuts, sums } = scratch;
+    let (of_threads, cuts) = (&mut of_threads[..threads], &*cuts);
     let all = &*sequences;
     let call = |number: usize| {
         let AttnSequence { q, q_pos, kv, y } = &all[number];
         Call::checked(shape, q, row, *q_pos, kv, y.len() / row)
     };
     if shape.deterministic {
-        sums.sum(pool, isa, lanes, all.len(), &call);
+        sums.sum(pool, isa, of_threads, all.len(), &call);
         for (number, AttnSequence { q, q_pos, kv, y }) in sequences.iter_mut().enumerate() {
             let call = Call::checked(shape, q, row, *q_pos, kv, y.len() / row);
             pool.for_chunks(y, shape.head_dim, &|i, out| sums.write(&call, number, i, out));
@@ -68,10 +68,10 @@ pub fn attention_batch(
         return Ok(());
     }
 
-    pool.run_with(lanes, &|index, lane| {
+    pool.run_with(of_threads, &|index, scratch| {
         let own = cuts.sequences(index);
-        lane.first = own.start;
-        lane.ends.clear();
+        scratch.first = own.start;
+        scratch.ends.clear();
         let mut at = 0;
         for number in own.clone() {
             let then = own.contains(&(number + 1)).then(|| call(number + 1));
@@ -81,17 +81,17 @@ pub fn attention_batch(
                 let (heads, tiles) = (0..shape.kv_heads, 0..call.tiles());
                 let units = heads.len() * tiles.len();
                 let share = Share::Run { start, end };
-                dispatch(isa, Work { call: &call, then, lane, at, heads, tiles, share });
+                dispatch(isa, Work { call: &call, then, scratch, at, heads, tiles, share });
                 at += units;
             }
-            lane.ends.push(at);
+            scratch.ends.push(at);
         }
     });
 
-    let lanes = &*lanes;
+    let of_threads = &*of_threads;
     pool.for_chunks(sequences, 1, &|number, sequence| {
         for sequence in sequence {
-            let parts = lanes.iter().filter_map(|lane| lane.units_of(number));
+            let parts = of_threads.iter().filter_map(|scratch| scratch.units_of(number));
             let AttnSequence { q, q_pos, kv, y } = sequence;
             let call = Call::checked(shape, q, row, *q_pos, kv, y.len() / row);
             for (i, out) in y.chunks_exact_mut(shape.head_dim).enumerate() {
@@ -102,7 +102,7 @@ pub fn attention_batch(
     Ok(())
 }
 
-impl Lane {
+impl ThreadScratch {
     /// The units of a sequence, where this thread has summed up a part of it.
     fn units_of(&self, sequence: usize) -> Option<&[Unit]> {
         let index = sequence.checked_sub(self.first)?;

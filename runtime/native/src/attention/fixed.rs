@@ -7,7 +7,7 @@
 
 use super::plan::Share;
 use super::unit::Unit;
-use super::{Call, Lane, Work, unit};
+use super::{Call, ThreadScratch, Work, unit};
 use crate::ops::simd::dispatch;
 use crate::{Isa, ThreadPool};
 use std::ops::Range;
@@ -35,7 +35,7 @@ impl Sums {
         &mut self,
         pool: &ThreadPool,
         isa: Isa,
-        lanes: &mut [Lane],
+        of_threads: &mut [ThreadScratch],
         sequences: usize,
         call: &(dyn Fn(usize) -> Call<'a> + Sync),
     ) {
@@ -56,19 +56,26 @@ impl Sums {
         }
         let next = AtomicUsize::new(0);
         let this = &*self;
-        pool.run_with(lanes, &|_, lane| {
+        pool.run_with(of_threads, &|_, scratch| {
             while let Some(at) = (units.checked_sub(1))
                 // The last tiles of queries see the most keys, so they come first.
                 .and_then(|last| last.checked_sub(next.fetch_add(1, Relaxed)))
             {
                 let sequence = this.ends.partition_point(|end| *end <= at);
-                this.unit(isa, lane, &call(sequence), at, at - this.start(sequence));
+                this.unit(isa, scratch, &call(sequence), at, at - this.start(sequence));
             }
         });
     }
 
     /// Sums up unit `at`, which is number `index` of its sequence.
-    fn unit(&self, isa: Isa, lane: &mut Lane, call: &Call<'_>, at: usize, index: usize) {
+    fn unit(
+        &self,
+        isa: Isa,
+        scratch: &mut ThreadScratch,
+        call: &Call<'_>,
+        at: usize,
+        index: usize,
+    ) {
         let spans = call.spans();
         let (pair, spans) = match (self.whole, spans.len()) {
             (true, _) => (index, spans),
@@ -81,11 +88,11 @@ impl Sums {
         for (i, span) in spans.enumerate() {
             let share = Share::Positions { start: span * SPAN, end: (span + 1) * SPAN };
             let (heads, tiles) = (heads.clone(), tiles.clone());
-            dispatch(isa, Work { call, then: None, lane, at: 0, heads, tiles, share });
+            dispatch(isa, Work { call, then: None, scratch, at: 0, heads, tiles, share });
             if i == 0 {
-                std::mem::swap(&mut *unit, &mut lane.units[0]);
+                std::mem::swap(&mut *unit, &mut scratch.units[0]);
             } else {
-                unit.fold(&lane.units[0]);
+                unit.fold(&scratch.units[0]);
             }
         }
     }

@@ -33,7 +33,7 @@ mod wide;
 mod widen;
 
 use crate::ops::product;
-use crate::ops::simd::{Kernel, MAX_LANES, Simd, dispatch};
+use crate::ops::simd::{MAX_LANES, Simd, SimdOp, dispatch};
 use crate::{Isa, NativeError, ThreadPool};
 use batch::Cuts;
 pub use batch::{AttnSequence, attention_batch};
@@ -67,7 +67,7 @@ pub struct AttnShape {
 /// the largest needs.
 #[derive(Debug, Default)]
 pub struct AttnScratch {
-    lanes: Vec<Lane>,
+    of_threads: Vec<ThreadScratch>,
     cuts: Cuts,
     sums: Sums,
 }
@@ -79,17 +79,17 @@ impl AttnScratch {
     }
 
     /// Working memory for `threads` threads.
-    fn lanes(&mut self, threads: usize) -> &mut [Lane] {
-        if self.lanes.len() < threads {
-            self.lanes.resize_with(threads, Lane::default);
+    fn of_threads(&mut self, threads: usize) -> &mut [ThreadScratch] {
+        if self.of_threads.len() < threads {
+            self.of_threads.resize_with(threads, ThreadScratch::default);
         }
-        &mut self.lanes[..threads]
+        &mut self.of_threads[..threads]
     }
 }
 
 /// The working memory of one thread.
 #[derive(Debug, Default)]
-struct Lane {
+struct ThreadScratch {
     /// Where the keys of the tile are, and those of the next.
     pieces: Vec<Piece>,
     ahead: Vec<Piece>,
@@ -155,42 +155,48 @@ pub fn attention(
     }
     let threads = pool.threads();
     if shape.deterministic {
-        scratch.lanes(threads);
-        let AttnScratch { lanes, sums, .. } = scratch;
+        scratch.of_threads(threads);
+        let AttnScratch { of_threads, sums, .. } = scratch;
         let call = |_| Call::checked(shape, q, q_stride, q_pos, kv, call.m);
-        sums.sum(pool, isa, &mut lanes[..threads], 1, &call);
+        sums.sum(pool, isa, &mut of_threads[..threads], 1, &call);
         pool.for_chunks(y, shape.head_dim, &|i, out| sums.write(&call(0), 0, i, out));
         return Ok(());
     }
-    let lanes = scratch.lanes(threads);
+    let of_threads = scratch.of_threads(threads);
     // Four tiles for each thread even out what they see.
     if call.m.div_ceil(call.tile_queries) >= 4 * threads {
-        by_queries(pool, isa, &call, lanes, y);
+        by_queries(pool, isa, &call, of_threads, y);
     } else {
-        by_keys(pool, isa, &call, lanes, y);
+        by_keys(pool, isa, &call, of_threads, y);
     }
     Ok(())
 }
 
 /// Tiles of queries from a queue, the last, which see the most, first.
-fn by_queries(pool: &ThreadPool, isa: Isa, call: &Call<'_>, lanes: &mut [Lane], y: &mut [f32]) {
+fn by_queries(
+    pool: &ThreadPool,
+    isa: Isa,
+    call: &Call<'_>,
+    of_threads: &mut [ThreadScratch],
+    y: &mut [f32],
+) {
     let AttnShape { heads, head_dim, .. } = call.shape;
     let row = heads * head_dim;
     let tiles: Vec<_> = y.chunks_mut(call.tile_queries * row).enumerate().collect();
     let queue = Mutex::new(tiles);
-    pool.run_with(lanes, &|_, lane| {
+    pool.run_with(of_threads, &|_, scratch| {
         loop {
             let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let Some((tile, y)) = next else { break };
             for head in 0..call.shape.kv_heads {
                 let share = Share::All;
                 let (heads, tiles) = (head..head + 1, tile..tile + 1);
-                dispatch(isa, Work { call, then: None, lane, at: 0, heads, tiles, share });
+                dispatch(isa, Work { call, then: None, scratch, at: 0, heads, tiles, share });
                 let columns = head * call.group * head_dim..(head + 1) * call.group * head_dim;
                 for (query, y) in y.chunks_exact_mut(row).enumerate() {
                     let outs = y[columns.clone()].chunks_exact_mut(head_dim);
                     for (i, out) in outs.enumerate() {
-                        unit::merge(lane.units[..1].iter(), query * call.group + i, out);
+                        unit::merge(scratch.units[..1].iter(), query * call.group + i, out);
                     }
                 }
             }
@@ -199,10 +205,16 @@ fn by_queries(pool: &ThreadPool, isa: Isa, call: &Call<'_>, lanes: &mut [Lane], 
 }
 
 /// Each thread its share of the keys, for all queries and heads; then the shares are merged.
-fn by_keys(pool: &ThreadPool, isa: Isa, call: &Call<'_>, lanes: &mut [Lane], y: &mut [f32]) {
+fn by_keys(
+    pool: &ThreadPool,
+    isa: Isa,
+    call: &Call<'_>,
+    of_threads: &mut [ThreadScratch],
+    y: &mut [f32],
+) {
     let tiles = call.tiles();
-    let (threads, keys) = (lanes.len(), call.keys());
-    pool.run_with(lanes, &|index, lane| {
+    let (threads, keys) = (of_threads.len(), call.keys());
+    pool.run_with(of_threads, &|index, scratch| {
         // One tile of queries sees all keys, so even runs of them are even work and stream best.
         // Several see fewer of the later ones: then keys are dealt out in turn.
         let share = if tiles == 1 {
@@ -212,11 +224,11 @@ fn by_keys(pool: &ThreadPool, isa: Isa, call: &Call<'_>, lanes: &mut [Lane], y: 
             Share::Turns { index, of: threads }
         };
         let heads = 0..call.shape.kv_heads;
-        dispatch(isa, Work { call, then: None, lane, at: 0, heads, tiles: 0..tiles, share });
+        dispatch(isa, Work { call, then: None, scratch, at: 0, heads, tiles: 0..tiles, share });
     });
-    let lanes = &*lanes;
+    let of_threads = &*of_threads;
     pool.for_chunks(y, call.shape.head_dim, &|i, out| {
-        call.merge(lanes.iter().map(|lane| lane.units.as_slice()), i, out);
+        call.merge(of_threads.iter().map(|scratch| scratch.units.as_slice()), i, out);
     });
 }
 
@@ -315,12 +327,12 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Sums up a share of the keys for some KV heads and tiles of queries into `lane.units`.
+/// Sums up a share of the keys for some KV heads and tiles of queries into `scratch.units`.
 struct Work<'a> {
     call: &'a Call<'a>,
     /// What the thread computes next, from its first key on.
     then: Option<&'a Call<'a>>,
-    lane: &'a mut Lane,
+    scratch: &'a mut ThreadScratch,
     /// The first of the units.
     at: usize,
     heads: Range<usize>,
@@ -328,41 +340,41 @@ struct Work<'a> {
     share: Share,
 }
 
-impl Kernel for Work<'_> {
+impl SimdOp for Work<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Work { call, then, lane, at, heads, tiles, share } = self;
+        let Work { call, then, scratch, at, heads, tiles, share } = self;
         let end = at + heads.len() * tiles.len();
-        if lane.units.len() < end {
-            lane.units.resize_with(end, Unit::default);
+        if scratch.units.len() < end {
+            scratch.units.resize_with(end, Unit::default);
         }
-        let units = &mut lane.units[at..end];
+        let units = &mut scratch.units[at..end];
         for (i, unit) in units.iter_mut().enumerate() {
             unit.start(s, call, heads.start + i / tiles.len(), tiles.start + i % tiles.len());
         }
         let first = call.q_pos + tiles.start * call.tile_queries;
         let last = call.q_pos + call.m.min(tiles.end * call.tile_queries) - 1;
         let mut plan = Plan::new(call.kv, call.shape.window, first, last, share);
-        lane.tile.resize(call.stride);
-        let mut more = plan.next(&mut lane.ahead);
+        scratch.tile.resize(call.stride);
+        let mut more = plan.next(&mut scratch.ahead);
         while more {
-            std::mem::swap(&mut lane.pieces, &mut lane.ahead);
-            more = plan.next(&mut lane.ahead);
+            std::mem::swap(&mut scratch.pieces, &mut scratch.ahead);
+            more = plan.next(&mut scratch.ahead);
             let ahead = match then {
-                Some(then) if !more => then.first_tile(&mut lane.ahead),
+                Some(then) if !more => then.first_tile(&mut scratch.ahead),
                 _ => call.kv,
             };
-            lane.tile.place(call, &lane.pieces);
+            scratch.tile.place(call, &scratch.pieces);
             for (i, head) in heads.clone().enumerate() {
-                for piece in &lane.ahead {
+                for piece in &scratch.ahead {
                     let rows = piece.row..piece.row + piece.len;
                     ahead[piece.segment].prefetch(rows, head, call.shape.kv_heads);
                 }
-                lane.tile.load(s, call, &lane.pieces, head);
+                scratch.tile.load(s, call, &scratch.pieces, head);
                 for unit in &mut units[i * tiles.len()..][..tiles.len()] {
-                    unit.add(s, call, &lane.tile, &mut lane.scores);
+                    unit.add(s, call, &scratch.tile, &mut scratch.scores);
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use super::tile::Tile;
 use super::{Call, narrow, wide};
-use crate::ops::simd::{Kernel, Simd};
+use crate::ops::simd::{Simd, SimdOp};
 use std::f32::consts::LOG2_E;
 use std::ops::Deref;
 
@@ -139,7 +139,7 @@ struct AddTile<'a> {
     scores: &'a mut Vec<f32>,
 }
 
-impl Kernel for AddTile<'_> {
+impl SimdOp for AddTile<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -152,6 +152,25 @@ fn off(got: f32, want: f64) -> f64 {
     (f64::from(got) - want).abs()
 }
 
+/// Holds the numbers of native code against the truth: fails unless each is within `relative * |want| + absolute`.
+#[cfg(test)]
+#[track_caller]
+pub(crate) fn close(what: &str, got: &[f32], want: &[f64], relative: f64, absolute: f64) {
+    let dtype = DType::F32;
+    let comparison = Comparison {
+        dtype,
+        tolerance: Tolerance { rel: relative, abs: 0.0 },
+        author: None,
+        row: want.len(),
+        floor: absolute / floor(dtype),
+        slack: 1.0,
+        by_oracle: true,
+    };
+    if let Err(wrong) = comparison.check(got, want) {
+        panic!("{what}: {wrong}");
+    }
+}
+
 /// Reads the elements of a tensor as numbers.
 ///
 /// # Errors

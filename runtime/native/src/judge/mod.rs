@@ -27,6 +27,8 @@ pub use cases::{
     Case, Kind, backward_cases, bench_cases, cases, differentiable_case, encode, fill, live_case,
     long_case, long_extents,
 };
+#[cfg(test)]
+pub(crate) use compare::close;
 pub use compare::decode;
 
 use crate::catalogue::{Second, layout, row};

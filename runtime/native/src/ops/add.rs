@@ -1,6 +1,6 @@
 //! Element-wise addition, for residual connections and biases.
 
-use super::simd::{Kernel, Simd, dispatch};
+use super::simd::{Simd, SimdOp, dispatch};
 use crate::{Isa, NativeError};
 
 /// `x += y`, element by element.
@@ -21,7 +21,7 @@ struct Add<'a> {
     y: &'a [f32],
 }
 
-impl Kernel for Add<'_> {
+impl SimdOp for Add<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -4,7 +4,7 @@
 //! `(1 + tanh(u)) / 2` is the sigmoid of `2 u`.
 
 use super::simd::math::{self, GELU_CUBIC, GELU_LINEAR};
-use super::simd::{Elem, Kernel, Simd, dispatch};
+use super::simd::{Elem, Simd, SimdOp, dispatch};
 use super::swiglu::{Activation, gated};
 use crate::{Isa, NativeError};
 use half::f16;
@@ -74,7 +74,7 @@ fn reference(x: f32) -> f32 {
     x.max(f32::MIN) * sigmoid
 }
 
-impl<T: Elem> Kernel for Gelu<'_, T> {
+impl<T: Elem> SimdOp for Gelu<'_, T> {
     type Output = ();
 
     #[inline(always)]

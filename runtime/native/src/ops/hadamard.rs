@@ -1,7 +1,7 @@
 //! The Walsh-Hadamard transform, which spreads what stands out in a few elements over all of a row
 //! before it is quantised (Ashkboos et al., arXiv 2404.00456).
 
-use super::simd::{Kernel, Simd, dispatch};
+use super::simd::{Simd, SimdOp, dispatch};
 use super::whole_rows;
 use crate::{Isa, NativeError};
 
@@ -54,7 +54,7 @@ struct Hadamard<'a> {
     dim: usize,
 }
 
-impl Kernel for Hadamard<'_> {
+impl SimdOp for Hadamard<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -100,7 +100,7 @@ impl Kernel for Hadamard<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::testing::{noise, ranges};
+    use crate::ops::testing::{close, noise, ranges};
     use crate::oracle;
 
     const DIMS: [usize; 8] = [2, 4, 8, 16, 32, 64, 128, 256];
@@ -120,10 +120,7 @@ mod tests {
                         let sum: f64 = x.iter().map(|x| f64::from(x.abs())).sum();
                         // The least subnormal beside the documented bound.
                         let allowed = 1e-6 * sum / (dim as f64).sqrt() + 1.5e-45;
-                        for (y, want) in y.iter().zip(want) {
-                            let error = (f64::from(*y) - want).abs();
-                            assert!(error <= allowed, "{isa} {dim} {name}: {y:e}, want {want:e}");
-                        }
+                        close(&format!("{isa} {dim} {name}"), y, want, 0.0, allowed);
                     }
                     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                     assert_eq!(bits(&y), bits(&plain), "{isa} {dim} {name}");

@@ -6,7 +6,7 @@
 //! scaled element that is not finite, because it was NaN or infinite or the scale is too small to
 //! have a reciprocal, gets the quant 0. NaN does not count when the largest element is sought.
 
-use super::simd::{Kernel, MAX_LANES, Simd, dispatch};
+use super::simd::{MAX_LANES, Simd, SimdOp, dispatch};
 use super::whole_rows;
 use crate::{Isa, NativeError};
 
@@ -161,7 +161,7 @@ struct PackQ8<'a> {
     y: &'a mut [u8],
 }
 
-impl Kernel for PackQ8<'_> {
+impl SimdOp for PackQ8<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -188,7 +188,7 @@ struct PackQ4<'a> {
     y: &'a mut [u8],
 }
 
-impl Kernel for PackQ4<'_> {
+impl SimdOp for PackQ4<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -228,7 +228,7 @@ struct UnpackQ8<'a> {
     y: &'a mut [f32],
 }
 
-impl Kernel for UnpackQ8<'_> {
+impl SimdOp for UnpackQ8<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -254,7 +254,7 @@ struct UnpackQ4<'a> {
     y: &'a mut [f32],
 }
 
-impl Kernel for UnpackQ4<'_> {
+impl SimdOp for UnpackQ4<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Layer normalisation (Ba, Kiros and Hinton, arXiv 1607.06450).
 
-use super::simd::{Elem, Kernel, Simd, dispatch};
+use super::simd::{Elem, Simd, SimdOp, dispatch};
 use super::whole_rows;
 use crate::{Isa, NativeError};
 use half::f16;
@@ -83,7 +83,7 @@ struct LayerNorm<'a, T> {
 /// too coarse; the reference takes such rows, constant ones among them, and those that overflow.
 pub(super) const SMALLEST_VARIANCE: f32 = 1e-35;
 
-impl<T: Elem> Kernel for LayerNorm<'_, T> {
+impl<T: Elem> SimdOp for LayerNorm<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -170,7 +170,7 @@ pub(super) fn moments<T: Elem, S: Simd>(s: S, x: &[T], center: S::F) -> (f32, f3
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::testing::{LENGTHS, noise, ranges};
+    use crate::ops::testing::{LENGTHS, close, noise, ranges};
     use crate::oracle;
 
     #[track_caller]
@@ -181,10 +181,7 @@ mod tests {
         let dim = weight.len();
         for (y, want) in y.chunks(dim).zip(want.chunks(dim)) {
             let largest = want.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
-            for (y, want) in y.iter().zip(want) {
-                let error = (f64::from(*y) - want).abs();
-                assert!(error <= 4e-6 * largest + 1e-44, "{isa} {what}: {y:e} want {want:e}");
-            }
+            close(&format!("{isa} {what}"), y, want, 0.0, 4e-6 * largest + 1e-44);
         }
     }
 

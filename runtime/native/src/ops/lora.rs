@@ -1,7 +1,7 @@
 //! The low-rank update of Hu et al., arXiv 2106.09685, over interleaved factors.
 
 use super::product;
-use super::simd::{Elem, Kernel, MAX_LANES, Simd, dispatch};
+use super::simd::{Elem, MAX_LANES, Simd, SimdOp, dispatch};
 use crate::{Isa, NativeError};
 use half::f16;
 
@@ -162,7 +162,7 @@ fn reference<T: Elem>(shape: &LoraShape, x: &[T], ab: &[T], y: &mut [T], t: &mut
     }
 }
 
-impl<T: Elem> Kernel for Lora<'_, T> {
+impl<T: Elem> SimdOp for Lora<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -311,7 +311,7 @@ fn expand<S: Simd, T: Elem>(s: S, group: &[T], t: &[f32]) -> [f32; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::testing::{noise, ranges};
+    use crate::ops::testing::{close, noise, ranges};
     use crate::oracle;
 
     const DIMS: [(usize, usize); 7] =
@@ -332,13 +332,7 @@ mod tests {
                         let want = oracle::lora(&shape, &x, &a, &b);
                         let largest = x.iter().fold(0.0, |m: f64, x| m.max(f64::from(x.abs())));
                         let allowed = 4e-6 * 0.7 * (rank * in_dim) as f64 * largest / 4.0 + 1e-41;
-                        for (y, want) in y.iter().zip(want) {
-                            let error = (f64::from(*y) - want).abs();
-                            assert!(
-                                error <= allowed,
-                                "{isa} {shape:?} {name}: {y:e} want {want:e}"
-                            );
-                        }
+                        close(&format!("{isa} {shape:?} {name}"), &y, &want, 0.0, allowed);
                     }
                 }
             }
@@ -360,10 +354,10 @@ mod tests {
                     let ab = narrow(&lora_interleave(&shape, &a, &b).unwrap());
                     let mut y = vec![f16::NAN; 2 * out_dim];
                     lora_apply_f16(isa, &shape, &narrow(&x), &ab, &mut y).unwrap();
-                    for (y, want) in y.iter().zip(oracle::lora(&shape, &x, &a, &b)) {
-                        let allowed = 4.95e-4 * want.abs() + 1e-6 * (rank * in_dim) as f64;
-                        assert!((f64::from(y.get()) - want).abs() <= allowed, "{isa} {shape:?}");
-                    }
+                    let got: Vec<f32> = y.iter().map(|y| y.get()).collect();
+                    let want = oracle::lora(&shape, &x, &a, &b);
+                    let least = 1e-6 * (rank * in_dim) as f64;
+                    close(&format!("{isa} {shape:?}"), &got, &want, 4.95e-4, least);
                 }
             }
         }

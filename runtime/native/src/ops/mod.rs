@@ -61,46 +61,36 @@ pub(crate) fn whole_rows(what: &'static str, dim: usize, len: usize) -> Result<(
 
 #[cfg(test)]
 pub(crate) mod testing {
-    //! Inputs that every operation is tested on, and the comparison.
+    //! Inputs that every operation is tested on. Numbers and the comparison are the judge's, with what native
+    //! code may be off by, which is less than a kernel may be.
+
+    use crate::judge::{Kind, fill};
+    use crate::random::Random;
+    use ruvllm_abi::DType;
+
+    pub(crate) use crate::judge::close;
 
     /// Deterministic numbers in [-1, 1).
     pub(crate) fn noise(n: usize, seed: u64) -> Vec<f32> {
-        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        (0..n)
-            .map(|_| {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                ((state >> 40) as f32) / (1u64 << 23) as f32 - 1.0
-            })
-            .collect()
+        let mut random = Random::new(seed);
+        (0..n).map(|_| random.uniform()).collect()
     }
 
     /// Rows of normal, tiny, huge, zero and subnormal numbers.
     pub(crate) fn ranges(n: usize, seed: u64) -> Vec<(&'static str, Vec<f32>)> {
-        let scaled = |scale: f32| noise(n, seed).iter().map(|x| x * scale).collect::<Vec<_>>();
-        vec![
-            ("normal", scaled(3.0)),
-            ("tiny", scaled(1e-30)),
-            ("huge", scaled(1e30)),
-            ("zero", vec![0.0; n]),
-            ("subnormal", scaled(1e-40)),
-        ]
+        let random = &mut Random::new(seed);
+        let kinds = [
+            ("normal", Kind::Normal),
+            ("tiny", Kind::Tiny),
+            ("huge", Kind::Huge),
+            ("zero", Kind::Zeros),
+            ("subnormal", Kind::Subnormal),
+        ];
+        kinds.map(|(name, kind)| (name, fill(random, n, kind, DType::F32, 1e30))).into()
     }
 
     /// Lengths around every vector width and unroll factor.
     pub(crate) const LENGTHS: [usize; 14] = [1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 100, 257, 2048];
-
-    /// Fails unless `|got - want| <= relative * |want| + absolute` for every element.
-    #[track_caller]
-    pub(crate) fn close(what: &str, got: &[f32], want: &[f64], relative: f64, absolute: f64) {
-        assert_eq!(got.len(), want.len(), "{what}");
-        for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
-            let error = (f64::from(got) - want).abs();
-            let allowed = relative * want.abs() + absolute;
-            assert!(error <= allowed, "{what}: element {i} is {got:e}, want {want:e}");
-        }
-    }
 }
 
 #[cfg(test)]

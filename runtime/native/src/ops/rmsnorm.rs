@@ -1,6 +1,6 @@
 //! Root-mean-square normalisation (Zhang and Sennrich, arXiv 1910.07467).
 
-use super::simd::{Elem, Kernel, Simd, dispatch};
+use super::simd::{Elem, Simd, SimdOp, dispatch};
 use super::whole_rows;
 use crate::{Isa, NativeError};
 use half::f16;
@@ -73,7 +73,7 @@ fn reference<T: Elem>(x: &[T], weight: &[f32], eps: f32, y: &mut [T]) {
 /// both are left to the reference.
 pub(super) const SMALLEST_MEAN: f32 = 1e-35;
 
-impl<T: Elem> Kernel for RmsNorm<'_, T> {
+impl<T: Elem> SimdOp for RmsNorm<'_, T> {
     type Output = ();
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! Rotary position embedding (Su et al., RoFormer, arXiv 2104.09864).
 
 use super::kv;
-use super::simd::{Elem, Kernel, Simd, dispatch};
+use super::simd::{Elem, Simd, SimdOp, dispatch};
 use super::{product, whole_rows};
 use crate::{Isa, NativeError};
 use half::f16;
@@ -174,7 +174,7 @@ struct Rope<'a, T> {
     y: &'a mut [T],
 }
 
-impl<T: Elem> Kernel for Rope<'_, T> {
+impl<T: Elem> SimdOp for Rope<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -262,7 +262,7 @@ fn rotate<S: Simd>(s: S, a: S::F, b: S::F, cos: S::F, sin: S::F) -> (S::F, S::F)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::testing::{noise, ranges};
+    use crate::ops::testing::{close, noise, ranges};
     use crate::oracle;
 
     fn angles(seq: usize, dim_half: usize) -> Vec<f32> {
@@ -301,10 +301,8 @@ mod tests {
                         let mut y = vec![f32::NAN; x.len()];
                         rope(isa, &shape, &x, &freqs, &mut y).unwrap();
                         let allowed = 3e-7 * largest(&x) + 3e-45;
-                        for (i, want) in oracle::rope(&shape, &x, &freqs).iter().enumerate() {
-                            let error = (f64::from(y[i]) - want).abs();
-                            assert!(error <= allowed, "{isa} {shape:?} {name} {i}: {}", y[i]);
-                        }
+                        let want = oracle::rope(&shape, &x, &freqs);
+                        close(&format!("{isa} {shape:?} {name}"), &y, &want, 0.0, allowed);
                     }
                 }
             }
@@ -323,9 +321,9 @@ mod tests {
                     let mut y = vec![f16::NAN; x.len()];
                     rope_f16(isa, &shape, &x, &freqs, &mut y).unwrap();
                     let wide: Vec<f32> = x.iter().map(|x| x.get()).collect();
-                    for (y, want) in y.iter().zip(oracle::rope(&shape, &wide, &freqs)) {
-                        assert!((f64::from(y.get()) - want).abs() <= 5e-4 * want.abs() + 1e-6);
-                    }
+                    let got: Vec<f32> = y.iter().map(|y| y.get()).collect();
+                    let want = oracle::rope(&shape, &wide, &freqs);
+                    close(&format!("{isa} {shape:?}"), &got, &want, 5e-4, 1e-6);
                 }
             }
         }
@@ -349,9 +347,8 @@ mod tests {
                 let want = oracle::rope(&shape, &plain, &freqs);
                 for (y, want) in y.chunks(32).zip(want.chunks(32)) {
                     let amax = want.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
-                    for (y, want) in y.iter().zip(want) {
-                        assert!((f64::from(*y) - want).abs() <= amax / 254.0 * 1.15 + 1e-6);
-                    }
+                    let what = format!("{isa} {shape:?}");
+                    close(&what, y, want, 0.0, amax / 254.0 * 1.15 + 1e-6);
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! Softmax of one row, after subtracting its largest element.
 
-use super::simd::{Kernel, Simd, dispatch, math};
+use super::simd::{Simd, SimdOp, dispatch, math};
 use crate::{Isa, NativeError};
 
 /// `x[i] = exp(x[i] - max) / sum(exp(x - max))`, in place. An empty row stays empty.
@@ -34,7 +34,7 @@ const BLOCK: usize = 1024;
 
 struct Softmax<'a>(&'a mut [f32]);
 
-impl Kernel for Softmax<'_> {
+impl SimdOp for Softmax<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! The gated unit of Shazeer, arXiv 2002.05202.
 
-use super::simd::{Elem, Kernel, Simd, dispatch, math};
+use super::simd::{Elem, Simd, SimdOp, dispatch, math};
 use crate::{Isa, NativeError};
 use half::f16;
 
@@ -51,7 +51,7 @@ fn silu(g: f32) -> f32 {
     if g == f32::NEG_INFINITY { -0.0 } else { g * sigmoid }
 }
 
-impl<T: Elem> Kernel for SwiGlu<'_, T> {
+impl<T: Elem> SimdOp for SwiGlu<'_, T> {
     type Output = ();
 
     #[inline(always)]

@@ -7,7 +7,7 @@ use ruvllm_tests::PackBuilder;
 use ruvllm_tests::wat::{Module, rmsnorm_f32};
 
 use super::*;
-use crate::kv::Seen;
+use crate::kv::AttendedPositions;
 use crate::kv::block::Half;
 use crate::kv::prefix::scope;
 use crate::kv::store::{KvKernels, KvStore};
@@ -73,7 +73,7 @@ impl Stage {
         let mut content = Vec::new();
         for layer in 0..SHAPE.layers {
             let mut segments = Vec::new();
-            let seen = Seen { first: 0, from: 0, end: usize::MAX };
+            let seen = AttendedPositions { first: 0, from: 0, end: usize::MAX };
             self.store.segments(table, layer, seen, &mut segments).unwrap();
             content.extend(segments.iter().map(|s| {
                 let codecs = format!("{:?} {:?} {}", s.k_dtype, s.v_dtype, s.len);

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 
-use crate::tokenizer::error::TokenizerError;
+use crate::tokenizer::TokenizerError;
 use crate::tokenizer::special::Part;
 
 /// A token with its own text.

@@ -1,10 +1,11 @@
 //! From the components that a `tokenizer.json` names to the steps that do their work.
 
 use super::cut::{Behavior, GPT2, META_SPACE, Matcher, PrependScheme, Step};
-use super::decode::{Decoder, WordPrefix};
+use super::decode::{DecodeStep, WordPrefix};
 use super::json;
 use super::normalize::{Bert, Normalizer, Replace};
-use crate::tokenizer::error::{TokenizerError, refuse};
+use super::refuse;
+use crate::tokenizer::TokenizerError;
 
 /// Components of one kind that follow each other; known files have up to seven.
 const MAX_COMPONENTS: usize = 16;
@@ -206,53 +207,53 @@ fn unknown_pattern<T>(pattern: &str) -> Result<T, TokenizerError> {
 
 /// The decoders, and how they say that tokens spell bytes.
 pub(super) fn decoders(
-    component: Option<json::Decoder>,
-) -> Result<(Vec<Decoder>, Spelling), TokenizerError> {
+    component: Option<json::JsonDecoder>,
+) -> Result<(Vec<DecodeStep>, Spelling), TokenizerError> {
     let parts = flat(component, |part| match part {
-        json::Decoder::Sequence { decoders } => Ok(decoders),
+        json::JsonDecoder::Sequence { decoders } => Ok(decoders),
         single => Err(single),
     })?;
     let mut growth = Growth(1);
     let mut built = Vec::with_capacity(parts.len());
     for part in parts {
         built.push(match part {
-            json::Decoder::ByteLevel => {
+            json::JsonDecoder::ByteLevel => {
                 growth.by(REPLACEMENT_GROWTH)?;
-                Decoder::ByteLevel
+                DecodeStep::ByteLevel
             }
-            json::Decoder::ByteFallback => Decoder::ByteFallback,
-            json::Decoder::Fuse => Decoder::Fuse,
-            json::Decoder::Metaspace(fields) => {
-                Decoder::Metaspace { prepended: prepend_scheme(&fields)? != PrependScheme::Never }
+            json::JsonDecoder::ByteFallback => DecodeStep::ByteFallback,
+            json::JsonDecoder::Fuse => DecodeStep::Fuse,
+            json::JsonDecoder::Metaspace(fields) => DecodeStep::Metaspace {
+                prepended: prepend_scheme(&fields)? != PrependScheme::Never,
+            },
+            json::JsonDecoder::Replace { pattern, content } => {
+                DecodeStep::Replace(replace(pattern, content, &mut growth)?)
             }
-            json::Decoder::Replace { pattern, content } => {
-                Decoder::Replace(replace(pattern, content, &mut growth)?)
-            }
-            json::Decoder::Strip { stop: 1.., .. } => {
+            json::JsonDecoder::Strip { stop: 1.., .. } => {
                 return refuse("a `Strip` of the end of tokens is not supported");
             }
-            json::Decoder::Strip { content, start, .. } => Decoder::Strip { content, start },
-            json::Decoder::WordPiece { prefix, cleanup } => {
+            json::JsonDecoder::Strip { content, start, .. } => DecodeStep::Strip { content, start },
+            json::JsonDecoder::WordPiece { prefix, cleanup } => {
                 // A space in front of a token of one byte.
                 growth.by(2)?;
-                Decoder::WordPiece(WordPrefix { prefix, cleanup })
+                DecodeStep::WordPiece(WordPrefix { prefix, cleanup })
             }
-            json::Decoder::Sequence { .. } => continue,
+            json::JsonDecoder::Sequence { .. } => continue,
         });
     }
-    let is_escaped = |part: &Decoder| match part {
-        Decoder::Metaspace { .. } | Decoder::ByteFallback => true,
+    let is_escaped = |part: &DecodeStep| match part {
+        DecodeStep::Metaspace { .. } | DecodeStep::ByteFallback => true,
         // How newer files spell what `Metaspace` did.
-        Decoder::Replace(Replace { pattern, .. }) => pattern.chars().eq([META_SPACE]),
+        DecodeStep::Replace(Replace { pattern, .. }) => pattern.chars().eq([META_SPACE]),
         _ => false,
     };
     let words = built.iter().find_map(|part| match part {
-        Decoder::WordPiece(prefix) => Some(prefix.clone()),
+        DecodeStep::WordPiece(prefix) => Some(prefix.clone()),
         _ => None,
     });
     let spelling = if words.is_some() || built.is_empty() {
         Spelling::Words(words)
-    } else if built.iter().any(|part| matches!(part, Decoder::ByteLevel)) {
+    } else if built.iter().any(|part| matches!(part, DecodeStep::ByteLevel)) {
         Spelling::ByteAlphabet
     } else if built.iter().any(is_escaped) {
         Spelling::Escaped

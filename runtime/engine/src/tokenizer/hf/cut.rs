@@ -9,7 +9,7 @@ use std::ops::Range;
 use regex::Regex;
 use serde::Deserialize;
 
-use crate::tokenizer::error::TokenizerError;
+use crate::tokenizer::TokenizerError;
 use crate::tokenizer::pre_table::Tail;
 use crate::tokenizer::unicode;
 

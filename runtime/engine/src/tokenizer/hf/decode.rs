@@ -8,7 +8,7 @@ use crate::tokenizer::unicode;
 
 /// One step.
 #[derive(Debug)]
-pub(super) enum Decoder {
+pub(super) enum DecodeStep {
     /// All tokens become one text, whose characters stand for bytes.
     ByteLevel,
     /// Runs of `<0xNN>` become the characters that they are in UTF-8.
@@ -70,7 +70,7 @@ impl WordPrefix {
 }
 
 /// Decodes tokens step by step; without a step there are spaces between them.
-pub(super) fn decode(steps: &[Decoder], mut tokens: Vec<Cow<'_, str>>) -> String {
+pub(super) fn decode(steps: &[DecodeStep], mut tokens: Vec<Cow<'_, str>>) -> String {
     if steps.is_empty() {
         return tokens.join(" ");
     }
@@ -80,7 +80,7 @@ pub(super) fn decode(steps: &[Decoder], mut tokens: Vec<Cow<'_, str>>) -> String
     tokens.concat()
 }
 
-impl Decoder {
+impl DecodeStep {
     fn apply<'a>(&self, tokens: Vec<Cow<'a, str>>) -> Vec<Cow<'a, str>> {
         match self {
             Self::ByteLevel => {

@@ -13,12 +13,13 @@ use std::collections::{BTreeMap, HashMap};
 use super::added::{AddedToken, AddedTokens};
 use super::components::{self, Spelling};
 use super::cut::Step;
-use super::decode::Decoder;
+use super::decode::DecodeStep;
 use super::json;
-use super::model::{Bpe, Model, Parts, Settings, Words};
+use super::model::{Bpe, Parts, Settings, SubwordModel, Words};
 use super::normalize::{Normalized, Normalizer};
 use super::prefix::PrefixSpace;
-use crate::tokenizer::error::{TokenizerError, refuse};
+use super::refuse;
+use crate::tokenizer::TokenizerError;
 use crate::tokenizer::merges::MergeTable;
 use crate::tokenizer::special::MAX_SPECIAL_BYTES;
 use crate::tokenizer::vocab::MAX_TOKEN_BYTES;
@@ -37,8 +38,8 @@ const MAX_AROUND: usize = 16;
 pub(super) struct HfFile {
     pub(super) normalizers: Vec<Normalizer>,
     pub(super) steps: Vec<Step>,
-    pub(super) model: Model,
-    pub(super) decoders: Vec<Decoder>,
+    pub(super) model: SubwordModel,
+    pub(super) decoders: Vec<DecodeStep>,
     pub(super) added: AddedTokens,
     /// The texts of all tokens by id.
     pub(super) texts: HashMap<u32, String>,
@@ -116,7 +117,7 @@ impl Tokens {
 fn added_tokens(
     mut added: Vec<json::Added>,
     normalizers: &[Normalizer],
-    model: &Model,
+    model: &SubwordModel,
     tokens: &mut Tokens,
 ) -> Result<AddedTokens, TokenizerError> {
     added.sort_by_key(|token| token.id);
@@ -224,9 +225,9 @@ fn ids(
     Ok(ids)
 }
 
-fn model(model: json::Model) -> Result<Model, TokenizerError> {
+fn model(model: json::JsonModel) -> Result<SubwordModel, TokenizerError> {
     match model.kind {
-        json::ModelKind::Bpe => bpe(model).map(Model::Bpe),
+        json::ModelKind::Bpe => bpe(model).map(SubwordModel::Bpe),
         json::ModelKind::WordPiece => {
             let most_chars = model.max_input_chars_per_word.unwrap_or(100);
             if most_chars > MAX_WORD_CHARS {
@@ -242,15 +243,15 @@ fn model(model: json::Model) -> Result<Model, TokenizerError> {
     }
 }
 
-fn words(model: json::Model, parts: Option<Parts>) -> Result<Model, TokenizerError> {
+fn words(model: json::JsonModel, parts: Option<Parts>) -> Result<SubwordModel, TokenizerError> {
     let unknown = model.unk_token.as_ref().and_then(|text| model.vocab.get(text)).copied();
     match unknown {
-        Some(unknown) => Ok(Model::Words(Words::new(model.vocab, unknown, parts))),
+        Some(unknown) => Ok(SubwordModel::Words(Words::new(model.vocab, unknown, parts))),
         None => refuse("a vocabulary of words needs an `unk_token` that is in it"),
     }
 }
 
-fn bpe(model: json::Model) -> Result<Bpe, TokenizerError> {
+fn bpe(model: json::JsonModel) -> Result<Bpe, TokenizerError> {
     if model.dropout.is_some_and(|dropout| dropout != 0.0) {
         return refuse("a `dropout` belongs to training and is not supported");
     }

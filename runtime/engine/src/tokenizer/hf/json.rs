@@ -19,8 +19,8 @@ pub(super) struct File {
     pub(super) normalizer: Option<Normalizer>,
     pub(super) pre_tokenizer: Option<PreTokenizer>,
     pub(super) post_processor: Option<PostProcessor>,
-    pub(super) decoder: Option<Decoder>,
-    pub(super) model: Model,
+    pub(super) decoder: Option<JsonDecoder>,
+    pub(super) model: JsonModel,
 }
 
 #[derive(Deserialize)]
@@ -100,8 +100,8 @@ pub(super) enum PostProcessor {
 
 #[derive(Deserialize)]
 #[serde(tag = "type")]
-pub(super) enum Decoder {
-    Sequence { decoders: Vec<Decoder> },
+pub(super) enum JsonDecoder {
+    Sequence { decoders: Vec<JsonDecoder> },
     ByteLevel,
     ByteFallback,
     Fuse,
@@ -138,7 +138,7 @@ pub(super) struct TemplateToken {
 
 /// A model of one of the kinds. Null stands for a default in any of the optional fields.
 #[derive(Deserialize)]
-pub(super) struct Model {
+pub(super) struct JsonModel {
     #[serde(rename = "type", default)]
     pub(super) kind: ModelKind,
     pub(super) dropout: Option<f32>,

@@ -12,12 +12,12 @@ const NEAR: u32 = 0x144;
 
 /// A model.
 #[derive(Debug)]
-pub(super) enum Model {
+pub(super) enum SubwordModel {
     Bpe(Bpe),
     Words(Words),
 }
 
-impl Model {
+impl SubwordModel {
     /// The token with this text.
     pub(super) fn id(&self, text: &str) -> Option<u32> {
         self.ids().get(text).copied()
@@ -30,15 +30,15 @@ impl Model {
 
     fn ids(&self) -> &Ids {
         match self {
-            Model::Bpe(Bpe { ids, .. }) | Model::Words(Words { ids, .. }) => ids,
+            SubwordModel::Bpe(Bpe { ids, .. }) | SubwordModel::Words(Words { ids, .. }) => ids,
         }
     }
 
     /// Appends the tokens of a piece.
     pub(super) fn encode(&self, piece: &str, scratch: &mut Scratch, out: &mut Vec<u32>) {
         match self {
-            Model::Bpe(bpe) => bpe.encode(piece, scratch, out),
-            Model::Words(words) => words.encode(piece, out),
+            SubwordModel::Bpe(bpe) => bpe.encode(piece, scratch, out),
+            SubwordModel::Words(words) => words.encode(piece, out),
         }
     }
 }

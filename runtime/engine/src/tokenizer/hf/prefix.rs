@@ -7,7 +7,7 @@
 use serde_json::Value;
 
 use super::cut::{META_SPACE, PrependScheme};
-use super::json::{Decoder, File, Metaspace, Normalizer, Pattern, PreTokenizer};
+use super::json::{File, JsonDecoder, Metaspace, Normalizer, Pattern, PreTokenizer};
 
 /// What the configuration asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +85,7 @@ fn mark(file: &mut File) {
     });
     let steps = file.pre_tokenizer.take().into_iter().chain([step]).collect();
     file.pre_tokenizer = Some(PreTokenizer::Sequence { pretokenizers: steps });
-    let strip = Decoder::Strip { content: ' ', start: 1, stop: 0 };
+    let strip = JsonDecoder::Strip { content: ' ', start: 1, stop: 0 };
     let mut strips = false;
     each_decoder(&mut file.decoder, &mut |decoder| {
         strips |= is_strip(decoder);
@@ -93,7 +93,7 @@ fn mark(file: &mut File) {
     });
     if !strips && file.decoder.is_some() {
         let decoders = file.decoder.take().into_iter().chain([strip]).collect();
-        file.decoder = Some(Decoder::Sequence { decoders });
+        file.decoder = Some(JsonDecoder::Sequence { decoders });
     }
 }
 
@@ -111,7 +111,7 @@ fn unmark(file: &mut File) {
         !matches!(normalizer, Normalizer::Prepend { .. })
     });
     each_decoder(&mut file.decoder, &mut |decoder| {
-        if let Decoder::Metaspace(fields) = decoder {
+        if let JsonDecoder::Metaspace(fields) = decoder {
             never(fields);
         }
         !is_strip(decoder)
@@ -122,8 +122,8 @@ fn prepends(fields: &Metaspace) -> bool {
     fields.add_prefix_space != Some(false) && fields.prepend_scheme != Some(PrependScheme::Never)
 }
 
-fn is_strip(decoder: &Decoder) -> bool {
-    matches!(decoder, Decoder::Strip { content: ' ', .. })
+fn is_strip(decoder: &JsonDecoder) -> bool {
+    matches!(decoder, JsonDecoder::Strip { content: ' ', .. })
 }
 
 fn each_step(step: &mut Option<PreTokenizer>, change: &mut dyn FnMut(&mut PreTokenizer)) {
@@ -159,10 +159,10 @@ fn each_normalizer(all: &mut Option<Normalizer>, keep: &mut dyn FnMut(&mut Norma
 }
 
 /// Goes through decoders; those of which `keep` is false go.
-fn each_decoder(all: &mut Option<Decoder>, keep: &mut dyn FnMut(&mut Decoder) -> bool) {
-    let mut left: Vec<&mut Vec<Decoder>> = Vec::new();
+fn each_decoder(all: &mut Option<JsonDecoder>, keep: &mut dyn FnMut(&mut JsonDecoder) -> bool) {
+    let mut left: Vec<&mut Vec<JsonDecoder>> = Vec::new();
     match all {
-        Some(Decoder::Sequence { decoders }) => left.push(decoders),
+        Some(JsonDecoder::Sequence { decoders }) => left.push(decoders),
         Some(single) => {
             let stays = keep(single);
             if !stays {
@@ -172,9 +172,9 @@ fn each_decoder(all: &mut Option<Decoder>, keep: &mut dyn FnMut(&mut Decoder) ->
         None => {}
     }
     while let Some(list) = left.pop() {
-        list.retain_mut(|part| matches!(part, Decoder::Sequence { .. }) || keep(part));
+        list.retain_mut(|part| matches!(part, JsonDecoder::Sequence { .. }) || keep(part));
         left.extend(list.iter_mut().filter_map(|part| match part {
-            Decoder::Sequence { decoders } => Some(decoders),
+            JsonDecoder::Sequence { decoders } => Some(decoders),
             _ => None,
         }));
     }

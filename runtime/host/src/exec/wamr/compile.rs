@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// What machine code depends on beside module and compiler.
 pub(super) fn target() -> String {
-    format!("{}-{} {OPTIONS:?}", std::env::consts::ARCH, std::env::consts::OS)
+    format!("{}-{} {}", std::env::consts::ARCH, std::env::consts::OS, OPTIONS.join(" "))
 }
 
 /// Compiles a module in a process of its own, which may take as long as compiler processes are configured to.

@@ -113,7 +113,7 @@ impl WamrExecutor {
         };
         let Ok(loaded) = Loaded::new(self.library, &artifact) else { return Ok(false) };
         let loaded = Arc::new(loaded);
-        let mut running = Running::new(loaded, self.stack, PROBE_TIME)?;
+        let mut running = WamrInstance::new(loaded, self.stack, PROBE_TIME)?;
         let Some(probe) = running.function(&format!("{PREFIX}{}", meter::PROBE)) else {
             return Ok(false);
         };
@@ -158,7 +158,7 @@ impl Executor for WamrExecutor {
         let loaded = Arc::new(Loaded::new(self.library, artifact)?);
         // What its memory begins with, an instance tells, of modules and machine code alike. One that cannot be
         // made says why when a kernel is tried.
-        let first = Running::new(loaded.clone(), self.stack, deadline.tick);
+        let first = WamrInstance::new(loaded.clone(), self.stack, deadline.tick);
         let initial = first.map_or(0, |mut first| first.memory().len());
         let pages = usize::try_from(spec.memory_pages).unwrap_or(usize::MAX);
         let footprint = Footprint {
@@ -223,7 +223,8 @@ impl CompiledModule for Prepared {
 
     fn instantiate(&self) -> Result<Box<dyn EngineInstance>, Trap> {
         let Deadline { tick, aside, .. } = self.deadline;
-        let mut running = Running::new(self.loaded.clone(), self.stack, tick).map_err(other)?;
+        let mut running =
+            WamrInstance::new(self.loaded.clone(), self.stack, tick).map_err(other)?;
         let kernel = |name: &str| format!("{PREFIX}{name}");
         let missing = |name: &str| other(format!("the export {name} is missing"));
         let entry_point = &self.spec.entry_point;
@@ -244,7 +245,7 @@ impl CompiledModule for Prepared {
 }
 
 /// An instance, and the functions of it that are called.
-struct Running {
+struct WamrInstance {
     /// Last used by the instance, so it outlives that.
     loaded: Arc<Loaded>,
     instance: Instance,
@@ -268,9 +269,9 @@ struct Running {
 
 // SAFETY: an instance is used by one thread at a time, through an exclusive reference; each that calls it
 // is entered first, and nothing of WAMR's in it belongs to a thread between calls.
-unsafe impl Send for Running {}
+unsafe impl Send for WamrInstance {}
 
-impl Running {
+impl WamrInstance {
     /// An instance of a module that was metered.
     fn new(loaded: Arc<Loaded>, stack: u32, tick: Duration) -> Result<Self, String> {
         let library = loaded.library;
@@ -356,14 +357,14 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for WamrInstance {
     fn drop(&mut self) {
         // SAFETY: they were made together, and are not used again.
         unsafe { self.loaded.library.end_instance(self.instance, self.environment) }
     }
 }
 
-impl EngineInstance for Running {
+impl EngineInstance for WamrInstance {
     fn heap_base(&self) -> u32 {
         self.heap_base
     }

@@ -1,7 +1,7 @@
 //! The gradients of the low-rank update.
 
 use super::super::lora::{LoraShape, four, from_low_rank, to_low_rank};
-use super::super::simd::{Kernel, Simd, dispatch};
+use super::super::simd::{Simd, SimdOp, dispatch};
 use super::{load, store};
 use crate::{Isa, NativeError};
 
@@ -74,7 +74,7 @@ fn reference(call: Lora<'_>) {
     }
 }
 
-impl Kernel for Lora<'_> {
+impl SimdOp for Lora<'_> {
     type Output = ();
 
     #[inline(always)]

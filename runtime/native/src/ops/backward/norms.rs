@@ -2,7 +2,7 @@
 
 use super::super::layernorm::{SMALLEST_VARIANCE, moments, sum};
 use super::super::rmsnorm::{SMALLEST_MEAN, sum_of_squares};
-use super::super::simd::{Kernel, Simd, dispatch};
+use super::super::simd::{Simd, SimdOp, dispatch};
 use super::super::whole_rows;
 use super::{load, store};
 use crate::{Isa, NativeError};
@@ -113,7 +113,7 @@ fn product<S: Simd>(s: S, dy: &[f32], weight: &[f32], at: usize) -> S::F {
     s.mul(load(s, dy, at), load(s, weight, at))
 }
 
-impl Kernel for Norm<'_> {
+impl SimdOp for Norm<'_> {
     type Output = ();
 
     #[inline(always)]

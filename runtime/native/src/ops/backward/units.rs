@@ -1,7 +1,7 @@
 //! The gradients of activations, alone and as gates.
 
 use super::super::simd::math::{self, GELU_CUBIC, GELU_LINEAR};
-use super::super::simd::{Kernel, Simd, dispatch};
+use super::super::simd::{Simd, SimdOp, dispatch};
 use super::{load, store};
 use crate::{Isa, NativeError};
 
@@ -132,7 +132,7 @@ fn call<A: Activation>(isa: Isa, gated: Gated<'_, A>) -> Result<(), NativeError>
     Ok(())
 }
 
-impl<A: Activation> Kernel for Gated<'_, A> {
+impl<A: Activation> SimdOp for Gated<'_, A> {
     type Output = ();
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! AVX2 vectors with FMA and F16C.
 #![allow(unsafe_code)]
 
-use super::{Kernel, Simd};
+use super::{Simd, SimdOp};
 use crate::Isa;
 use core::arch::x86_64::*;
 
@@ -19,8 +19,8 @@ impl Avx2 {
 /// # Safety
 /// The processor has the named features.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn enter<K: Kernel>(s: Avx2, kernel: K) -> K::Output {
-    kernel.run(s)
+unsafe fn enter<O: SimdOp>(s: Avx2, op: O) -> O::Output {
+    op.run(s)
 }
 
 /// `2^n` for each 32-bit lane, `n` from -126 to 127.
@@ -43,9 +43,9 @@ impl Simd for Avx2 {
     const TILE: usize = 2;
 
     #[inline(always)]
-    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+    fn enter<O: SimdOp>(self, op: O) -> O::Output {
         // SAFETY: `self` proves the features.
-        unsafe { enter(self, kernel) }
+        unsafe { enter(self, op) }
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! AVX-512 vectors: the F, BW, VL and DQ subsets, and F16C for single conversions.
 #![allow(unsafe_code)]
 
-use super::{Kernel, Simd};
+use super::{Simd, SimdOp};
 use crate::Isa;
 use core::arch::x86_64::*;
 
@@ -19,8 +19,8 @@ impl Avx512 {
 /// # Safety
 /// The processor has the named features.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn enter<K: Kernel>(s: Avx512, kernel: K) -> K::Output {
-    kernel.run(s)
+unsafe fn enter<O: SimdOp>(s: Avx512, op: O) -> O::Output {
+    op.run(s)
 }
 
 const EVEN: [i32; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30];
@@ -48,9 +48,9 @@ impl Simd for Avx512 {
     const TILE: usize = 4;
 
     #[inline(always)]
-    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+    fn enter<O: SimdOp>(self, op: O) -> O::Output {
         // SAFETY: `self` proves the features.
-        unsafe { enter(self, kernel) }
+        unsafe { enter(self, op) }
     }
 
     #[inline(always)]

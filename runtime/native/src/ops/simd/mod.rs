@@ -4,7 +4,7 @@
 //! holding one proves that its instructions exist, and every method is safe to call. The unsafe
 //! code of the operations is therefore all in the files that implement the trait.
 //!
-//! Vector code must be compiled for its instruction set: [`Simd::enter`] calls a [`Kernel`] inside a
+//! Vector code must be compiled for its instruction set: [`Simd::enter`] calls a [`SimdOp`] inside a
 //! `#[target_feature]` function, and everything below it is `#[inline(always)]` until the next
 //! `enter`. A helper that is not inlined still gives right results, only slowly.
 
@@ -38,7 +38,7 @@ use half::f16;
 pub(crate) const MAX_LANES: usize = 16;
 
 /// A function that can be compiled for any instruction set.
-pub(crate) trait Kernel {
+pub(crate) trait SimdOp {
     /// What it returns.
     type Output;
 
@@ -46,33 +46,33 @@ pub(crate) trait Kernel {
     fn run<S: Simd>(self, s: S) -> Self::Output;
 }
 
-/// Runs `kernel` with the instructions of `isa`, or of the best that the processor has.
+/// Runs `op` with the instructions of `isa`, or of the best that the processor has.
 #[inline]
-pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+pub(crate) fn dispatch<O: SimdOp>(isa: Isa, op: O) -> O::Output {
     match isa.plain() {
         #[cfg(target_arch = "x86_64")]
         plain @ (Isa::Avx512 | Isa::Avx2) => {
             if plain == Isa::Avx512
                 && let Some(s) = avx512::Avx512::detect()
             {
-                return s.enter(kernel);
+                return s.enter(op);
             }
             match avx2::Avx2::detect() {
-                Some(s) => s.enter(kernel),
-                None => portable::Portable.enter(kernel),
+                Some(s) => s.enter(op),
+                None => portable::Portable.enter(op),
             }
         }
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2Narrow => match avx2_narrow::Avx2Narrow::detect() {
-            Some(s) => s.enter(kernel),
-            None => portable::Portable.enter(kernel),
+            Some(s) => s.enter(op),
+            None => portable::Portable.enter(op),
         },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => match neon::Neon::detect() {
-            Some(s) => s.enter(kernel),
-            None => portable::Portable.enter(kernel),
+            Some(s) => s.enter(op),
+            None => portable::Portable.enter(op),
         },
-        _ => portable::Portable.enter(kernel),
+        _ => portable::Portable.enter(op),
     }
 }
 
@@ -88,8 +88,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// How many vectors by four rows of accumulators fill the registers without spilling.
     const TILE: usize;
 
-    /// Runs `kernel` compiled for this instruction set.
-    fn enter<K: Kernel>(self, kernel: K) -> K::Output;
+    /// Runs `op` compiled for this instruction set.
+    fn enter<O: SimdOp>(self, op: O) -> O::Output;
 
     /// All lanes equal to `x`.
     fn splat(self, x: f32) -> Self::F;

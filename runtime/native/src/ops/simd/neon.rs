@@ -1,7 +1,7 @@
 //! Advanced SIMD vectors of AArch64.
 #![allow(unsafe_code)]
 
-use super::{Kernel, Simd};
+use super::{Simd, SimdOp};
 use crate::Isa;
 use core::arch::aarch64::*;
 use core::arch::asm;
@@ -20,8 +20,8 @@ impl Neon {
 /// # Safety
 /// The processor has Advanced SIMD.
 #[target_feature(enable = "neon")]
-unsafe fn enter<K: Kernel>(s: Neon, kernel: K) -> K::Output {
-    kernel.run(s)
+unsafe fn enter<O: SimdOp>(s: Neon, op: O) -> O::Output {
+    op.run(s)
 }
 
 /// `2^n` for each lane, `n` from -126 to 127.
@@ -50,9 +50,9 @@ impl Simd for Neon {
     const TILE: usize = 4;
 
     #[inline(always)]
-    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+    fn enter<O: SimdOp>(self, op: O) -> O::Output {
         // SAFETY: `self` proves the features.
-        unsafe { enter(self, kernel) }
+        unsafe { enter(self, op) }
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! Vectors as arrays, for processors without a file of their own. The compiler vectorises what it
 //! can; nothing here is fused, so results differ from the other files by rounding.
 
-use super::{Kernel, Simd};
+use super::{Simd, SimdOp};
 
 /// Four lanes of plain Rust.
 #[derive(Clone, Copy)]
@@ -24,8 +24,8 @@ impl Simd for Portable {
 
     /// Not inlined, so that a kernel is compiled once and apart from what calls it, as in the other files.
     #[inline(never)]
-    fn enter<K: Kernel>(self, kernel: K) -> K::Output {
-        kernel.run(self)
+    fn enter<O: SimdOp>(self, op: O) -> O::Output {
+        op.run(self)
     }
 
     #[inline(always)]

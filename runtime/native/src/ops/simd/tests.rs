@@ -9,7 +9,7 @@ trait Unary {
     fn call<S: Simd>(&self, s: S, x: S::F) -> S::F;
 }
 
-impl<F: Unary> Kernel for Map<'_, F> {
+impl<F: Unary> SimdOp for Map<'_, F> {
     type Output = Vec<f32>;
 
     #[inline(always)]
@@ -125,7 +125,7 @@ fn silu_is_within_four_ulp_where_the_sigmoid_is_normal() {
 
 struct Conversions<'a>(&'a [f32]);
 
-impl Kernel for Conversions<'_> {
+impl SimdOp for Conversions<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -162,7 +162,7 @@ fn f16_conversions_equal_the_abi_bit_for_bit() {
 
 struct Shuffles;
 
-impl Kernel for Shuffles {
+impl SimdOp for Shuffles {
     type Output = ();
 
     #[inline(always)]
@@ -219,7 +219,7 @@ fn shuffles_and_reductions_agree_with_their_definitions() {
 
 struct Bytes;
 
-impl Kernel for Bytes {
+impl SimdOp for Bytes {
     type Output = ();
 
     #[inline(always)]

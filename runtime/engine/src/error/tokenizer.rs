@@ -1,6 +1,6 @@
 //! What can go wrong when a tokenizer is loaded or used.
 
-/// Errors of [`Tokenizer`](super::Tokenizer).
+/// Errors of [`Tokenizer`](crate::tokenizer::Tokenizer).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
@@ -81,9 +81,4 @@ impl TokenizerError {
             Self::HuggingFace(_) => "tokenizer_hugging_face",
         }
     }
-}
-
-/// An error that names what a `tokenizer.json` has that is not supported, or contradicts itself.
-pub(super) fn refuse<T>(reason: impl Into<String>) -> Result<T, TokenizerError> {
-    Err(TokenizerError::HuggingFace(reason.into()))
 }

@@ -2,9 +2,7 @@
 
 use std::io;
 
-use super::format::{MAX_CHUNK, VERSION};
-
-/// Why state was not sealed or not opened; [`crate::EngineError::Sealed`] adds the file.
+/// Why state was not sealed or not opened; [`EngineError::Sealed`](super::EngineError::Sealed) adds the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealedError {
@@ -18,11 +16,13 @@ pub enum SealedError {
     NotSealed,
     /// The file has a version of the format that this program does not know.
     #[error(
-        "saved state in version {found} of the format, but this program reads version {VERSION}; use the program that wrote it, or delete it and compute the prompt again"
+        "saved state in version {found} of the format, but this program reads version {known}; use the program that wrote it, or delete it and compute the prompt again"
     )]
     Version {
         /// The version of the file.
         found: u32,
+        /// The version that this program knows.
+        known: u32,
     },
     /// Not even the header opens.
     #[error(
@@ -39,11 +39,13 @@ pub enum SealedError {
     Truncated,
     /// A chunk has more bytes than the format allows.
     #[error(
-        "a chunk of {bytes} bytes was to be sealed, but a chunk holds at most {MAX_CHUNK}; divide it"
+        "a chunk of {bytes} bytes was to be sealed, but a chunk holds at most {most}; divide it"
     )]
     ChunkTooLarge {
         /// Its bytes.
         bytes: usize,
+        /// Bytes that the format allows.
+        most: usize,
     },
     /// More chunks than a stream can number.
     #[error("the state to be sealed has too many chunks; use larger ones")]
@@ -96,7 +98,7 @@ impl SealedError {
     }
 
     /// What the system said about writing.
-    pub(super) fn write(source: io::Error) -> SealedError {
+    pub(crate) fn write(source: io::Error) -> SealedError {
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 SealedError::StorageFull { source }
@@ -106,7 +108,7 @@ impl SealedError {
     }
 
     /// What the system said about reading; the end of the file is an answer, too.
-    pub(super) fn read(source: io::Error) -> SealedError {
+    pub(crate) fn read(source: io::Error) -> SealedError {
         match source.kind() {
             io::ErrorKind::UnexpectedEof => SealedError::Truncated,
             _ => SealedError::Read { source },
