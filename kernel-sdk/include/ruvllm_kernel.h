@@ -422,7 +422,9 @@ typedef struct ruvllm_memory {
     size_t len;
 } ruvllm_memory;
 
-/* A checked call. The first thing that does not fit sets `status`; RUVLLM_READY returns it. */
+/* A checked call. The first thing that does not fit sets `status`; RUVLLM_READY returns it. A call whose address left
+ * the kernel's own code could not stay in registers, and a call costs as much as its checks do: what has it is
+ * inlined, all of it. */
 typedef struct ruvllm_call {
     ruvllm_memory memory;
     ruvllm_descriptor desc; /* of a call for gradients, with that of the output as the output */
@@ -447,8 +449,8 @@ static inline void ruvllm_fail(ruvllm_call *call, ruvllm_status status) {
     if (call->status == RUVLLM_OK) call->status = status;
 }
 
-/* Every call is checked, and most are in order: what is compared is put together without branches, which cost
- * more than comparing does. */
+/* Between two calls a processor computes something else and forgets the branches of this one, and one that it guesses
+ * wrong costs more than the comparisons of several. */
 static inline int ruvllm_inside(const ruvllm_memory *memory, ruvllm_region region) {
     const uint64_t end = (uint64_t)region.offset + region.size;
     return (region.size == 0) | ((region.offset >= memory->floor) & (end <= memory->len));
@@ -457,25 +459,6 @@ static inline int ruvllm_inside(const ruvllm_memory *memory, ruvllm_region regio
 static inline int ruvllm_overlap(ruvllm_region a, ruvllm_region b) {
     return (a.size != 0) & (b.size != 0) & ((uint64_t)a.offset + a.size > b.offset) &
            ((uint64_t)b.offset + b.size > a.offset);
-}
-
-/* Finds what is wrong with a call, if anything is, in the order in which it is reported. */
-static __attribute__((noinline, cold, unused)) ruvllm_status ruvllm_wrong(ruvllm_memory memory,
-                                                                         ruvllm_descriptor desc) {
-    const ruvllm_descriptor *d = &desc;
-    if (ruvllm_overlap(d->output, d->input_a) || ruvllm_overlap(d->output, d->input_b) ||
-        ruvllm_overlap(d->output, d->params)) {
-        return RUVLLM_INVALID_OUTPUT;
-    }
-    if (ruvllm_overlap(d->scratch, d->input_a) || ruvllm_overlap(d->scratch, d->input_b) ||
-        ruvllm_overlap(d->scratch, d->params) || ruvllm_overlap(d->scratch, d->output)) {
-        return RUVLLM_OUT_OF_MEMORY;
-    }
-    if (!ruvllm_inside(&memory, d->input_a)) return RUVLLM_INVALID_INPUT;
-    if (!ruvllm_inside(&memory, d->input_b)) return RUVLLM_INVALID_INPUT;
-    if (!ruvllm_inside(&memory, d->params)) return RUVLLM_INVALID_PARAMS;
-    if (!ruvllm_inside(&memory, d->output)) return RUVLLM_INVALID_OUTPUT;
-    return ruvllm_inside(&memory, d->scratch) ? RUVLLM_OK : RUVLLM_OUT_OF_MEMORY;
 }
 
 /* Reads the descriptor at `at` and checks every region that it names. */
@@ -489,14 +472,19 @@ static inline ruvllm_call ruvllm_call_open(ruvllm_memory memory, uint32_t at) {
     }
     __builtin_memcpy(&call.desc, (const void *)(memory.base + at), sizeof call.desc);
     const ruvllm_descriptor *d = &call.desc;
-    const int apart = !(ruvllm_overlap(d->output, d->input_a) | ruvllm_overlap(d->output, d->input_b) |
-                        ruvllm_overlap(d->output, d->params) | ruvllm_overlap(d->scratch, d->input_a) |
-                        ruvllm_overlap(d->scratch, d->input_b) |
-                        ruvllm_overlap(d->scratch, d->params) | ruvllm_overlap(d->scratch, d->output));
-    const int inside = ruvllm_inside(&memory, d->input_a) & ruvllm_inside(&memory, d->input_b) &
-                       ruvllm_inside(&memory, d->params) & ruvllm_inside(&memory, d->output) &
-                       ruvllm_inside(&memory, d->scratch);
-    if (!(apart & inside)) call.status = ruvllm_wrong(memory, call.desc);
+    if (ruvllm_overlap(d->output, d->input_a) | ruvllm_overlap(d->output, d->input_b) |
+        ruvllm_overlap(d->output, d->params)) {
+        ruvllm_fail(&call, RUVLLM_INVALID_OUTPUT);
+    }
+    if (ruvllm_overlap(d->scratch, d->input_a) | ruvllm_overlap(d->scratch, d->input_b) |
+        ruvllm_overlap(d->scratch, d->params) | ruvllm_overlap(d->scratch, d->output)) {
+        ruvllm_fail(&call, RUVLLM_OUT_OF_MEMORY);
+    }
+    if (!ruvllm_inside(&memory, d->input_a)) ruvllm_fail(&call, RUVLLM_INVALID_INPUT);
+    if (!ruvllm_inside(&memory, d->input_b)) ruvllm_fail(&call, RUVLLM_INVALID_INPUT);
+    if (!ruvllm_inside(&memory, d->params)) ruvllm_fail(&call, RUVLLM_INVALID_PARAMS);
+    if (!ruvllm_inside(&memory, d->output)) ruvllm_fail(&call, RUVLLM_INVALID_OUTPUT);
+    if (!ruvllm_inside(&memory, d->scratch)) ruvllm_fail(&call, RUVLLM_OUT_OF_MEMORY);
     return call;
 }
 
@@ -548,11 +536,11 @@ static inline ruvllm_call ruvllm_backward_open(ruvllm_memory memory, uint32_t at
     return call;
 }
 
-/* The next word of the params block, which lies inside memory: otherwise the body does not run. */
+/* The next word of the params block. */
 static inline uint32_t ruvllm_word(ruvllm_call *call) {
     const uint32_t at = call->words_taken * 4;
     uint32_t word = 0;
-    if (call->desc.params.size < at + 4) {
+    if (call->status != RUVLLM_OK || call->desc.params.size < at + 4) {
         ruvllm_fail(call, RUVLLM_INVALID_PARAMS);
         return 0;
     }
@@ -571,52 +559,28 @@ static inline float ruvllm_param_f32(ruvllm_call *call) {
     return ruvllm_bits_float(ruvllm_word(call));
 }
 
-/* Writes a text to the end of a scratch region of which so many bytes are taken, unless those are among them. What
- * is called out of the way gets copies: a call whose address leaves it could not stay in registers. */
-static __attribute__((noinline, cold, unused)) void ruvllm_leave(ruvllm_memory memory,
-                                                                 ruvllm_region scratch,
-                                                                 uint32_t taken, const char *text) {
-    unsigned char *message;
-    uint32_t length = 0;
-    if (scratch.size < RUVLLM_MESSAGE_BYTES || taken > scratch.size - RUVLLM_MESSAGE_BYTES ||
-        !ruvllm_inside(&memory, scratch)) {
-        return;
-    }
-    message = (unsigned char *)(uintptr_t)(memory.base + scratch.offset + scratch.size -
-                                           RUVLLM_MESSAGE_BYTES);
-    while (text[length] != 0 && length < RUVLLM_MESSAGE_BYTES - 12) {
-        message[12 + length] = (unsigned char)text[length];
-        length++;
-    }
-    __builtin_memcpy(message, RUVLLM_MESSAGE_MAGIC, 8);
-    __builtin_memcpy(message + 8, &length, 4);
-}
-
-/* Leaves a text about a failure for whoever looks into it, at the end of scratch unless that is taken, and
- * gives the status back: return ruvllm_say(call, RUVLLM_INVALID_PARAMS, "eps must be positive"); */
-static inline ruvllm_status ruvllm_say(ruvllm_call *call, ruvllm_status status, const char *text) {
-    ruvllm_leave(call->memory, call->desc.scratch, call->scratch_taken, text);
-    return status;
-}
-
 /* Where a region starts, if it holds exactly the shape; a shape counts elements, not blocks. */
 static inline void *ruvllm_view(ruvllm_call *call, ruvllm_region region, ruvllm_status status,
                                 const char *what, const uint32_t *shape, size_t rank,
                                 uint32_t block_elems, uint32_t block_bytes, uint32_t align) {
-    uint64_t elems = 1, over = 0;
+    uint64_t elems = 1;
     size_t i;
+    if (call->status != RUVLLM_OK) return NULL;
     for (i = 0; i < rank; i++) {
         elems *= shape[i];
-        /* More than fits memory. */
-        over |= elems >> 32;
-        elems = (uint32_t)elems;
+        /* More than fits memory; going on might overflow. */
+        if (elems > UINT32_MAX) {
+            ruvllm_fail(call, status);
+            call->what = what;
+            return NULL;
+        }
     }
-    const int first = (call->status == RUVLLM_OK) &
-                      ((over != 0) | (elems % block_elems != 0) |
-                       (elems / block_elems * block_bytes != region.size) |
-                       ((region.size != 0) & (region.offset % align != 0)));
-    call->status = first ? status : call->status;
-    call->what = first ? what : call->what;
+    if (elems % block_elems != 0 || elems / block_elems * block_bytes != region.size ||
+        (region.size != 0 && region.offset % align != 0)) {
+        ruvllm_fail(call, status);
+        call->what = what;
+        return NULL;
+    }
     return (void *)(call->memory.base + region.offset);
 }
 
@@ -649,6 +613,28 @@ static inline void *ruvllm_scratch(ruvllm_call *call, uint64_t bytes, uint32_t a
     }
     call->scratch_taken = (uint32_t)(at + bytes - base);
     return (void *)(uintptr_t)(call->memory.base + at);
+}
+
+/* Leaves a text about a failure for whoever looks into it, at the end of scratch unless that is taken, and
+ * gives the status back: return ruvllm_say(call, RUVLLM_INVALID_PARAMS, "eps must be positive"); */
+static inline ruvllm_status ruvllm_say(ruvllm_call *call, ruvllm_status status, const char *text) {
+    const ruvllm_region scratch = call->desc.scratch;
+    unsigned char *message;
+    uint32_t length = 0;
+    if (scratch.size < RUVLLM_MESSAGE_BYTES ||
+        call->scratch_taken > scratch.size - RUVLLM_MESSAGE_BYTES ||
+        !ruvllm_inside(&call->memory, scratch)) {
+        return status;
+    }
+    message = (unsigned char *)(uintptr_t)(call->memory.base + scratch.offset + scratch.size -
+                                           RUVLLM_MESSAGE_BYTES);
+    while (text[length] != 0 && length < RUVLLM_MESSAGE_BYTES - 12) {
+        message[12 + length] = (unsigned char)text[length];
+        length++;
+    }
+    __builtin_memcpy(message, RUVLLM_MESSAGE_MAGIC, 8);
+    __builtin_memcpy(message + 8, &length, 4);
+    return status;
 }
 
 /* Elements of a block of this type: no plain type has the size of a block. */
