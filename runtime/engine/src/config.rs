@@ -15,7 +15,7 @@ use ruvllm_native::attention::AttnShape;
 use crate::error::EngineError;
 use crate::tensors::ROPE_FACTORS;
 
-use family::Biases;
+use family::{Biases, Windows};
 pub(crate) use family::{Family, supported_families};
 pub use from_gguf::from_gguf;
 pub use from_hf::from_hf;
