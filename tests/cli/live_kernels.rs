@@ -197,7 +197,8 @@ fn refusals_are_the_servers_own_words_and_change_nothing() {
     live.kernels(&["clear", &digest]).refused(&[&digest]);
     let stranger =
         PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&Module::default())).build();
-    live.kernels(&[Path::new("stage"), &stranger.path()]).refused(&["signature_unknown_key"]);
+    live.kernels(&[Path::new("stage"), &stranger.path()])
+        .refused(&["signature_unknown_key", "SIGHUP or POST /admin/v1/reload"]);
     let history = live.kernels(&["history", "--limit", "1"]);
     assert!(history.text().contains("refused"), "{}", history.stdout);
     operator.write_key("other.key", "sk-nobodys");
@@ -418,6 +419,68 @@ fn a_pack_whose_server_was_killed_in_its_window_is_delivered_again() {
     soon("the pack is delivered again", || live.active() == ["1.0.0"]);
     let activated = live.events().iter().filter(|event| *event == "activated").count();
     assert_eq!(activated, 2);
+}
+
+/// Asked to stop, a server does not count that against the packs that it watches.
+#[cfg(unix)]
+#[test]
+fn a_server_that_is_asked_to_stop_says_so_in_the_history() {
+    let operator = Operator::new();
+    let packs = operator.path("packs");
+    let watch = ["--watch-packs", packs.to_str().unwrap()];
+    let pack = operator.pack(1).read().unwrap();
+    pack.write_archive(File::create(packs.join("pack.rkp")).unwrap()).unwrap();
+    let mut live = operator.serve("300", &watch);
+    soon("the pack is delivered", || live.active() == ["1.0.0"]);
+    let pid = live.serving.child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    assert!(live.serving.child.wait().unwrap().success());
+    let live = operator.serve("300", &watch);
+    soon("the pack is delivered again", || live.active() == ["1.0.0"]);
+    let events = live.events();
+    let stopped = events.iter().position(|event| event == "stopped").unwrap();
+    assert_eq!(events[stopped + 1], "started", "{events:?}");
+}
+
+#[test]
+fn a_pack_crate_that_was_never_built_is_named_in_the_log() {
+    let operator = Operator::new();
+    let packs = operator.path("packs");
+    fs::create_dir(packs.join("my-kernels")).unwrap();
+    fs::write(packs.join("my-kernels/pack.toml"), "").unwrap();
+    let live = operator.serve("300", &["--watch-packs", packs.to_str().unwrap()]);
+    let said = |line: &String| line.contains("my-kernels is a pack crate that has not been built");
+    assert!(live.serving.log.iter().any(|line| said(&line)));
+    let later = Instant::now() + Duration::from_secs(5);
+    while let Some(left) = later.checked_duration_since(Instant::now()) {
+        let Ok(line) = live.serving.log.recv_timeout(left) else { break };
+        assert!(!said(&line), "once is enough");
+    }
+}
+
+#[test]
+fn the_same_version_with_other_bytes_is_said_where_it_is_staged_and_activated() {
+    let operator = Operator::new();
+    let live = operator.serve("300", &[]);
+    let key = SecretKey::parse(operator.publisher.to_pem().unwrap().as_bytes()).unwrap();
+    let other = PackBuilder::new()
+        .kernel("rmsnorm_f32", rmsnorm_f32(&Module::default()))
+        .manifest(|manifest| manifest.description = "another pack".to_owned())
+        .manifest(|manifest| manifest.version = "1.0.0".parse().unwrap())
+        .key(key)
+        .build();
+    let warning = "warning: test-kernels 1.0.0 has other bytes than the test-kernels 1.0.0";
+    let warns = |args: &[&Path]| {
+        let run = live.kernels(args);
+        run.text();
+        run.stderr.contains(warning)
+    };
+    let (stage, activate) = (Path::new("stage"), Path::new("activate"));
+    assert!(!warns(&[stage, &operator.pack(1).path()]));
+    assert!(!warns(&[activate, Path::new("1")]));
+    assert!(warns(&[stage, &other.path()]));
+    assert!(warns(&[activate, Path::new("2")]));
+    assert!(!warns(&[stage, &operator.pack(2).path()]));
 }
 
 /// The state of a server of an earlier build, which had found a pack healthy: `tests/fixtures/upgrade`.

@@ -51,10 +51,27 @@ fn the_prompt_may_come_from_a_pipe_or_a_file() {
     std::fs::write(&file, "The little cat\n").unwrap();
     let file = file.to_str().unwrap();
     assert_eq!(expected, with(&["-f", file], "Another prompt"));
+    assert_eq!(expected, with(&["-f", "-"], "The little cat\n"));
     assert_eq!(ruvllm(&["run", "-f", file, "A prompt"]).code, Some(2));
     ruvllm(&["run", "-f", "no/such/file"]).refused(&["no/such/file"]);
     std::fs::write(file, b"\xff").unwrap();
     ruvllm(&["run", "-f", file]).refused(&[file, "UTF-8"]);
+}
+
+#[test]
+fn a_text_to_measure_may_come_from_standard_input() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("text.txt");
+    let text =
+        "Once upon a time, there was a little girl named Wren. She loved to dance. ".repeat(4);
+    std::fs::write(&file, &text).unwrap();
+    let measured = |file: &str| {
+        let args = ["perplexity", "--json", "-c", "32", "-f", file];
+        let run = ruvllm_with_input(&args, &text);
+        let measured: serde_json::Value = serde_json::from_str(run.text()).unwrap();
+        measured["perplexity"].as_f64().unwrap()
+    };
+    assert_eq!(measured("-"), measured(file.to_str().unwrap()));
 }
 
 #[test]
@@ -67,6 +84,23 @@ fn a_model_in_the_prompts_place_is_shown_its_own() {
         let run = ruvllm(args);
         assert_eq!(run.code, Some(2), "{}", run.stderr);
         assert!(run.stderr.contains(&format!("ruvllm run -m {} ", args[1])), "{}", run.stderr);
+    }
+    for command in ["chat", "serve", "bench", "perplexity", "tokenize"] {
+        let run = ruvllm(&[command, file]);
+        assert_eq!(run.code, Some(2), "{}", run.stderr);
+        assert!(run.stderr.contains(&format!("ruvllm {command} -m {file}")), "{}", run.stderr);
+    }
+    let run = ruvllm(&["chat", "--modell"]);
+    assert!(run.stderr.contains("unexpected argument '--modell'"), "{}", run.stderr);
+}
+
+#[test]
+fn a_prompt_without_quotes_is_shown_with_them() {
+    for words in [&["Once", "upon"][..], &["Once", "upon", "a", "time"]] {
+        let run = ruvllm(&[&["run"][..], words, &["-n", "3"]].concat());
+        assert_eq!(run.code, Some(2), "{}", run.stderr);
+        let shown = format!("ruvllm run \"{}\"", words.join(" "));
+        assert!(run.stderr.contains(&shown), "{}", run.stderr);
     }
 }
 

@@ -115,6 +115,20 @@ fn a_server_has_a_model_for_each_named_adapter() {
     let fits =
         ["serve", "--check", "--kernels", "native", "--lora", adapter, "--lora-model", &models[0]];
     assert!(ruvllm(&fits).text().starts_with("in order"));
+    // What would not start is not in order.
+    let again = format!("pirate={adapter}=0.5");
+    let own = format!("mine={adapter}");
+    for names in [
+        ["--lora-model", &models[0], "--lora-model", &again],
+        ["--alias", "mine", "--lora-model", &own],
+    ] {
+        for check in [&["--check"][..], &["--listen", "127.0.0.1:0"]] {
+            let fixed = ["serve", "--kernels", "native"];
+            let args: Vec<&str> =
+                fixed.into_iter().chain(check.iter().copied()).chain(names).collect();
+            ruvllm(&args).refused(&["two models are named"]);
+        }
+    }
 }
 
 #[cfg(unix)]

@@ -77,6 +77,35 @@ CASES = [
     "{% for p in tools[0].function.parameters.properties %}{{ p }} {% endfor %}", "{{ 'a' if nothing else 'b' }}", "nothing | default('d')", "'' | default('d', true)",
     "3.7 | int", "'12' | int + 1", "3 | float", "2.5 | round", "3.5 | round", "7 | round", "2.675 | round(2)", "1.21 | round(1, 'ceil')", "1.29 | round(1, method='floor')", "'Ab' | lower | upper | title", "' a ' | trim", "'<a>' | e", "[1, 2, 2] | unique | list",
     "[1, 2, 3, 4] | batch(2) | list", "'a b' | replace(' ', '_')", "'abc' | length",
+    # Ends of lines.
+    "a\r\nb\rc\n{% if true %}\r\n  d\r\n{% endif %}\r\ne {{ 'f\r\ng' }}\r\n",
+    # Operands of `and` and `or`.
+    "'' and 'b'", "none and 'b'", "[] and 'b'", "1 and 0", "{} and 1", "0.0 and 1", "false and 1", "() and 1", "'a' and 'b'", "'' and 'b' or 'c'",
+    "'' or 'b'", "'' or 0", "not '' and 'b'", "1 == 1 and 'b'", "1 > 2 and 'b'", "messages[0].nothing and 'b'", "'' and nothing", "1.5e-3 and 0",
+    "'a' is string and 0", "3 is divisibleby 3 and 'b'", "none is none and 'b'", "1 and (0 and 2)", "('' and 'b') ~ 'c'",
+    # Lists and dictionaries that a template writes, wherever they become texts.
+    "{% set c = ['a'] %}{{ \"T: \" ~ c }}", "\"T: \" ~ ['a', {'b': none}]", "['a'] ~ {'b': 1.0} ~ 2", "'x' ~ messages[0] ~ messages[1:3] | length",
+    "'x' ~ ([1] + ['a'])", "'x' ~ messages[:1]", "'a' ~ -1 * 2 ~ 'b'", "1 ~ 2 ~ 3", "'a' ~ 'b' == 'ab'", "'b' in 'a' ~ 'b'", "'x' ~ (messages | map(attribute='role') | list)",
+    "'x' ~ none ~ true ~ nothing ~ 1.0", "'a' ~ 'b' if true else 'c' ~ 'd'", "{'a': 1} | lower", "['a'] | upper", "['a'] | replace('a', 'b')", "[' a '] | trim",
+    "['ab', none] | title", "['Ab'] | capitalize", "messages[0] | upper", "3 | replace(3, 4)", "'aaa' | replace('a', 'b', 2)", "'xax' | trim('x')", "none | upper", "1.0 | lower",
+    "{% set x = 'a' ~ [1] %}{{ x }}", "{% for x in 'a' ~ 'b' %}{{ x }},{% endfor %}", "{% if 'a' ~ [] == 'a[]' and not 'b' ~ 1 == 'b' %}yes{% endif %}",
+    "[['a'] ~ 'b', {'k': ['v'] ~ 'w'}]", "{{- 'a' ~ ['b'] -}}", "'%s' % ['a'] ~ ['b']", "'%s' % ('a',) ~ ('b',)", "namespace(a=['x'] ~ 'y').a",
+    # Tuples.
+    "(1, 2)", "(1,)", "()", "('a', [1, (2, 'b')])", "{'a': 1}.items() | list", "messages[0].items() | list", "messages[0] | items | list", "{'b': 2, 'a': 1} | dictsort",
+    "{'b': 1, 'a': 2} | dictsort(false, 'value')", "{'B': 1, 'a': 2} | dictsort(true)", "{'b': 1, 'a': 2} | dictsort(by='value', reverse=true)", "'k=v'.partition('=')", "'kv'.rpartition('=')",
+    "(1, 2)[0]", "(1, 2) | length", "(1, 2) | list", "(1, 2) | join('-')", "(1, 2) | tojson", "(1, 2) is sequence", "1 in (1, 2)", "'a' ~ (1, 2)",
+    "{% set t = (1, 'x') %}{{ t }}{% set (a, b) = t %}{{ a }}{{ b }}", "{% for (a, b) in [(1, 2), (3, 4)] %}{{ a }}{{ b }} {% endfor %}", "{% for a, (b, c) in [(1, (2, 3))] %}{{ a }}{{ b }}{{ c }}{% endfor %}",
+    "{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% endfor %}", "{% for k, v in {'a': {'b': [1]}} | dictsort %}{{ k }}{{ v }}{% endfor %}", "{% macro m(a, b=(1, 2)) %}{{ a }}{{ b }}{% endmacro %}{{ m((3, 4)) }}",
+    # What a text has besides.
+    "'%r' % 'a'", "'%r and %s' % ('a', 'b')", "'%(x)r %(x)s' % {'x': 'a'}", "'%-6r|%%r|%d' % (none, 3)", "'%r' % messages[0]",
+    "'a b/c&d=é' | urlencode", "{'a b': 1, 'c': 'd/e'} | urlencode", "[('x', 'y z')] | urlencode", "3 | urlencode",
+    "'one two three four' | wordwrap(9)", "'one two three four' | wordwrap(5, wrapstring='|')", "'abcdefghij kl' | wordwrap(4)", "'abcdefghij kl' | wordwrap(4, false)",
+    "'well-known goof-ball -- use -b a--b x-y' | wordwrap(6, true, '|')", "'well-known word' | wordwrap(6, true, '|', false)", "'a\n\nb  c   d\n e' | wordwrap(3)", "'' | wordwrap", "'one-two-three-four' | wordwrap(8)",
+    "'a-b-c-d-e-f' | wordwrap(4)", "'0123-5678-ab-cd' | wordwrap(6)",
+    "['a'] | random", "'foo bar baz qux' | truncate(9)", "'foo bar baz qux' | truncate(9, true)", "'foo bar baz qux' | truncate(11)", "'foo bar baz qux' | truncate(11, false, '...', 0)",
+    "'foo bar baz qux' | truncate(length=9, end='!')", "'abcdefghijklmnopq' | truncate(5)",
+    "joiner is callable", "'a' is callable", "[] is callable", "nothing is callable", "range is callable", "{% macro m() %}{% endmacro %}{{ m is callable }}", "messages[0] is callable",
+    "'a\tbc\td'.expandtabs()", "'a\tb\n\tc'.expandtabs(4)", "'a\tb'.expandtabs(0)", "'a\tb'.expandtabs(tabsize=2)", "'a1'.isidentifier()", "'1a'.isidentifier()", "''.isidentifier()", "'_é'.isidentifier()", "'a b'.isidentifier()",
 ]
 
 

@@ -15,8 +15,8 @@ use ruvllm_native::attention::AttnShape;
 use crate::error::EngineError;
 use crate::tensors::ROPE_FACTORS;
 
-use family::Biases;
 pub(crate) use family::Family;
+use family::{Biases, Windows};
 pub use from_gguf::from_gguf;
 pub use from_hf::from_hf;
 pub use layer::{Activation, Attention, Bias, LayerSpec, Norm, NormKind};

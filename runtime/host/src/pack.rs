@@ -38,6 +38,12 @@ impl PackId {
         Self { name: pack.name.clone(), version, digest }
     }
 
+    /// The digest of another pack, where that has the same name and version and other bytes.
+    pub(crate) fn changed_from(&self, other: &Self) -> Option<String> {
+        let is_same = self.name == other.name && self.version == other.version;
+        (is_same && self.digest != other.digest).then(|| other.digest.clone())
+    }
+
     /// Whether its version comes after that of another.
     #[cfg(feature = "supervisor")]
     pub(crate) fn is_newer(&self, other: &Self) -> bool {

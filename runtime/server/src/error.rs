@@ -479,7 +479,7 @@ impl From<SupervisorError> for ApiError {
         let (code, message) = (error.code(), error.to_string());
         let status = match error {
             SupervisorError::Host(error) => return error.into(),
-            SupervisorError::Pack(error) => return error.into(),
+            SupervisorError::Pack(error) => status_of_pack(&error),
             SupervisorError::NoEarlier
             | SupervisorError::Overtaken
             | SupervisorError::History(HistoryError::Locked { .. }) => StatusCode::CONFLICT,
@@ -509,14 +509,15 @@ impl From<HostError> for ApiError {
 
 impl From<PackError> for ApiError {
     fn from(error: PackError) -> ApiError {
-        let status = match error {
-            // The disk's fault or the operator's, not the pack's.
-            PackError::Io { .. } | PackError::FloorDamaged { .. } => {
-                StatusCode::INTERNAL_SERVER_ERROR
-            }
-            _ => StatusCode::UNPROCESSABLE_ENTITY,
-        };
-        ApiError::new(status, error.code(), error.to_string())
+        ApiError::new(status_of_pack(&error), error.code(), error.to_string())
+    }
+}
+
+fn status_of_pack(error: &PackError) -> StatusCode {
+    match error {
+        // The disk's fault or the operator's, not the pack's.
+        PackError::Io { .. } | PackError::FloorDamaged { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        _ => StatusCode::UNPROCESSABLE_ENTITY,
     }
 }
 

@@ -1,5 +1,6 @@
 //! What is served: a model, and the same model with further adapters, each a model of its own to clients.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::Json;
@@ -88,18 +89,16 @@ impl Models {
         let own = Choice { name, adapter };
         let mut models: Vec<(String, Choice)> =
             ids.into_iter().map(|id| (id, own.clone())).collect();
+        let adapters = further.iter().map(|(name, _)| name.as_str());
+        let others: Vec<&str> =
+            adapters.chain(encoders.iter().map(|(name, _)| name.as_str())).collect();
+        distinct(models.iter().map(|(id, _)| id.as_str()), &others)?;
         for (name, adapter) in further {
-            if models.iter().any(|(id, _)| *id == name) {
-                return Err(ServerError::ModelName { name });
-            }
             let choice = Choice { name: name.as_str().into(), adapter: Some(adapter) };
             models.push((name, choice));
         }
         let mut all = Models { own: models, encoders: Vec::new() };
         for (name, encoder) in encoders {
-            if all.own.iter().any(|(id, _)| *id == name) || all.encoder(Some(&name)).is_some() {
-                return Err(ServerError::ModelName { name });
-            }
             all.encoders.push((name.into(), encoder));
         }
         Ok(all)
@@ -125,6 +124,21 @@ impl Models {
             }
             None => ApiError::model_not_found(id.unwrap_or_default(), &self.ids()),
         })
+    }
+}
+
+/// Holds the names of further models against each other and the ids of the model itself.
+///
+/// # Errors
+/// [`ServerError::ModelName`] where two are the same.
+pub(crate) fn distinct<'a>(
+    ids: impl Iterator<Item = &'a str>,
+    further: &[&'a str],
+) -> Result<(), ServerError> {
+    let mut taken: BTreeSet<&str> = ids.collect();
+    match further.iter().find(|name| !taken.insert(name)) {
+        Some(name) => Err(ServerError::ModelName { name: (*name).to_owned() }),
+        None => Ok(()),
     }
 }
 

@@ -190,6 +190,15 @@ impl ServerOptions {
         }
     }
 
+    /// Checks that no further model has the name of another or an id of the model.
+    ///
+    /// # Errors
+    /// [`ServerError::ModelName`].
+    pub fn check_names(&self, model: &Model, further: &[&str]) -> Result<(), ServerError> {
+        let ids = self.model_ids(model);
+        crate::models::distinct(ids.iter().map(String::as_str), further)
+    }
+
     /// The source of the chat template, where one is given.
     fn template(&self) -> Result<Option<String>, ServerError> {
         let Some(path) = &self.chat_template else { return Ok(None) };

@@ -21,7 +21,7 @@ pub const ARCHIVE_EXTENSION: &str = "rkp";
 const FIRST_ROOM: usize = 64 * 1024;
 
 /// The file that makes a directory a pack crate, from which `ruvllm-pack build` makes a pack.
-const CRATE_FILE: &str = "pack.toml";
+pub const CRATE_FILE: &str = "pack.toml";
 /// Where `ruvllm-pack build` puts the pack in its crate.
 const DIST: &str = "dist";
 

@@ -43,7 +43,7 @@ mod secret;
 mod ustar;
 mod verify;
 
-pub use archive::{ARCHIVE_EXTENSION, pack_directory};
+pub use archive::{ARCHIVE_EXTENSION, CRATE_FILE, pack_directory};
 pub use clock::Clock;
 pub use envelope::{Envelope, MAX_ENVELOPE_BYTES, MAX_SIGNATURES, sign_manifest};
 pub use error::PackError;

@@ -1,13 +1,15 @@
 //! Templates as Hugging Face runs them: blocks are trimmed, values print, compare and become JSON as in Python
-//! (`python`), whose string, list and dict methods exist (`methods`) and whose `%` formats texts (`percent`),
+//! (`python`), whose string, list and dict methods exist (`methods`), as do its filters of texts (`filters`),
+//! operators mean what they do in Python (`source`),
 //! and so do `raise_exception`, `strftime_now` and loop controls.
 //!
 //! A template sees the messages and nothing else and has a budget of steps. What a step may cost of stack,
 //! memory and time is not bounded here: [`super::process`] does that.
 
+mod filters;
 mod methods;
-mod percent;
 mod python;
+mod source;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -56,19 +58,28 @@ impl Template {
         environment.add_function("raise_exception", raise_exception);
         environment
             .add_function("strftime_now", |format: &str| strftime(format, SystemTime::now()));
+        environment.add_function(source::TEXT, |value: Value| python::text(&value));
+        environment.add_function(source::TUPLE, |items: Value| python::tuple(&items));
+        environment.add_filter(source::VALUE, |value: Value| value);
         environment.add_filter("tojson", python::to_json);
         environment.add_filter("string", python::text);
         environment.add_filter("join", python::join);
         environment.add_filter("list", python::list);
+        environment.add_filter("items", python::items);
+        environment.add_filter("dictsort", python::dict_sort);
         environment.add_filter("wordcount", python::word_count);
         environment.add_filter("round", python::round);
         environment.add_filter("center", methods::center);
         environment.add_filter("format", methods::format_percent);
+        filters::add_to(&mut environment);
         environment.add_test("iterable", python::is_iterable);
         environment.add_test("sequence", python::is_sequence);
+        environment.add_test("callable", python::is_callable);
         let syntax = |error: minijinja::Error| ChatError::Syntax { reason: describe(&error) };
-        let source = without_generation_marks(source);
-        let source = percent::with_format_calls(&source).into_owned();
+        // Jinja2 knows one end of a line, whatever a file has.
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
+        let source = without_generation_marks(&source);
+        let source = source::as_interpreted(&source).into_owned();
         environment.add_template_owned(NAME, source).map_err(syntax)?;
         Ok(Self { environment })
     }

@@ -33,12 +33,22 @@ pub(super) struct ConfigClass {
     pub(super) kv_heads: Option<usize>,
     /// The default of `sliding_window`; null means none.
     pub(super) window: Option<usize>,
-    /// Whether `sliding_window` counts only together with `use_sliding_window`.
-    pub(super) window_needs_switch: bool,
+    /// When `sliding_window` counts.
+    pub(super) windows: Windows,
     /// The default of `max_window_layers`, below which layers see everything.
     pub(super) max_window_layers: usize,
     /// The biases that its models have.
     pub(super) biases: Biases,
+}
+
+/// When the `sliding_window` of a configuration class counts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Windows {
+    /// Not at all: its attention has none, whatever the configuration says.
+    Never,
+    Always,
+    /// With `use_sliding_window`.
+    Switched,
 }
 
 /// Which projections of a configuration class have biases.
@@ -61,7 +71,7 @@ const FAMILIES: &[Family] = &[
                 context: 2048,
                 kv_heads: None,
                 window: None,
-                window_needs_switch: false,
+                windows: Windows::Never,
                 max_window_layers: 0,
                 biases: Biases::Switched,
             },
@@ -70,7 +80,7 @@ const FAMILIES: &[Family] = &[
                 context: 131_072,
                 kv_heads: Some(8),
                 window: Some(4096),
-                window_needs_switch: false,
+                windows: Windows::Always,
                 max_window_layers: 0,
                 biases: Biases::None,
             },
@@ -88,7 +98,7 @@ const FAMILIES: &[Family] = &[
             context: 32_768,
             kv_heads: Some(32),
             window: Some(4096),
-            window_needs_switch: true,
+            windows: Windows::Switched,
             max_window_layers: 28,
             biases: Biases::Qkv,
         }],

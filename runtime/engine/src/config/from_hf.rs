@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::family::architecture_unknown;
 use super::{
     Activation, Bias, Biases, Family, MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling,
-    Yarn,
+    Windows, Yarn,
 };
 use crate::error::EngineError;
 
@@ -125,10 +125,11 @@ pub fn from_hf(text: &str, origin: &str) -> Result<ModelConfig, EngineError> {
     (layer.attention.qkv_bias, layer.attention.output_bias) = (qkv, output);
     layer.ffn_bias = ffn;
     let mut layers = vec![layer; layers];
-    let window = raw
-        .sliding_window
-        .or(class.window)
-        .filter(|_| !class.window_needs_switch || raw.use_sliding_window == Some(true));
+    let window = raw.sliding_window.or(class.window).filter(|_| match class.windows {
+        Windows::Never => false,
+        Windows::Always => true,
+        Windows::Switched => raw.use_sliding_window == Some(true),
+    });
     if let Some(types) = &raw.layer_types {
         if types.len() != layers.len() {
             let value = format!("{} entries", types.len());
@@ -145,7 +146,7 @@ pub fn from_hf(text: &str, origin: &str) -> Result<ModelConfig, EngineError> {
             };
         }
     } else {
-        let full = if class.window_needs_switch { raw.max_window_layers } else { None };
+        let full = raw.max_window_layers.filter(|_| class.windows == Windows::Switched);
         let full = full.unwrap_or(class.max_window_layers).min(layers.len());
         layers[full..].iter_mut().for_each(|layer| layer.attention.window = window);
     }
@@ -322,7 +323,10 @@ mod tests {
         let windows = |config: &ModelConfig| -> Vec<_> {
             config.layers.iter().map(|layer| layer.attention.window).collect()
         };
-        assert_eq!(windows(&read(r#","sliding_window":16"#).unwrap()), [Some(16); 3]);
+        // As in `transformers`, whose attention of Llama has no window.
+        assert_eq!(windows(&read(r#","sliding_window":16"#).unwrap()), [None; 3]);
+        let mistral = with(r#","sliding_window":16"#).replace(r#""llama""#, r#""mistral""#);
+        assert_eq!(windows(&from_hf(&mistral, "config.json").unwrap()), [Some(16); 3]);
         let qwen = |extra: &str| {
             let text = with(extra).replace(r#""llama""#, r#""qwen2""#);
             windows(&from_hf(&text, "config.json").unwrap())

@@ -22,8 +22,9 @@
 //!    delivered again where an operator went back from it, ended its trial or put another in its place, and
 //!    where it did harm. A line of the log says how an operator activates it all the same.
 //! 5. One that served when its process ended, and that the restart did not bring back because it was not
-//!    found healthy yet, is delivered again. Where processes have ended in its window [`ATTEMPTS`] times,
-//!    perhaps because of it, it is left to an operator.
+//!    found healthy yet, is delivered again. Where processes have ended in its window [`ATTEMPTS`] times
+//!    without being asked to, perhaps because of it, it is left to an operator: to one who stages it, or who
+//!    touches it or copies it here anew while the server runs, which is one more attempt.
 //! 6. While any trial runs, deliveries wait.
 //!
 //! With a share, a pack is put on trial first. When the window of such a trial ends well, the pack is
@@ -39,12 +40,12 @@ use crate::pack::PackId;
 use crate::ticker::Ticker;
 use blake3::{Hash, Hasher};
 use ruvllm_signing::{
-    ARCHIVE_EXTENSION, MANIFEST_FILE, PackError, PackLimits, UnverifiedPack, escape_untrusted,
-    pack_directory,
+    ARCHIVE_EXTENSION, CRATE_FILE, MANIFEST_FILE, PackError, PackLimits, UnverifiedPack,
+    escape_untrusted, pack_directory,
 };
 use semver::Version;
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as Slot;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -72,6 +73,11 @@ pub struct Delivery {
     entries: BTreeMap<PathBuf, Entry>,
     /// The generation of a trial that was begun here.
     trial: Option<u64>,
+    /// Packs that are left to an operator because processes ended in their windows, by digest, each as it lay
+    /// here then.
+    suspected: BTreeMap<String, Hash>,
+    /// Pack crates that have not been built, which were said to be so.
+    unbuilt: BTreeSet<PathBuf>,
     /// How often it had changed whose packs are taken when they were looked at last.
     acceptance: u64,
     notice: Notice,
@@ -109,9 +115,19 @@ impl Delivery {
     /// Delivers from a directory, through a trial with a share of the steps where one is given.
     /// Nothing is read before [`Delivery::look`].
     pub fn new(supervisor: Arc<Supervisor>, directory: PathBuf, share: Option<f64>) -> Self {
-        let (entries, trial, notice) = Default::default();
+        let (entries, trial, suspected, unbuilt, notice) = Default::default();
         let acceptance = supervisor.acceptance_changes();
-        Self { supervisor, directory, share, entries, trial, acceptance, notice }
+        Self {
+            supervisor,
+            directory,
+            share,
+            entries,
+            trial,
+            suspected,
+            unbuilt,
+            acceptance,
+            notice,
+        }
     }
 
     /// Looks into the directory every so often, on a thread of its own.
@@ -127,7 +143,7 @@ impl Delivery {
     /// Looks into the directory once, and delivers what is to be delivered: takes as long as staging
     /// that does.
     pub fn look(&mut self) {
-        let listed = match list(&self.directory) {
+        let Listed { packs: listed, unbuilt } = match list(&self.directory) {
             Ok(listed) => listed,
             Err(error) => {
                 let shown = shown(&self.directory);
@@ -135,6 +151,15 @@ impl Delivery {
             }
         };
         self.notice = Notice::default();
+        for path in unbuilt.difference(&self.unbuilt) {
+            tracing::warn!(
+                target: LOG,
+                "{} is a pack crate that has not been built, and nothing of it is delivered before \
+                 `ruvllm-pack build` was run there",
+                shown(path)
+            );
+        }
+        self.unbuilt = unbuilt;
         self.entries.retain(|path, _| listed.contains(path));
         let acceptance = self.supervisor.acceptance_changes();
         if self.acceptance != acceptance {
@@ -183,6 +208,10 @@ impl Delivery {
         entry.read = true;
         let content = read.as_ref().ok().map(|(_, content)| *content);
         if content.is_some() && content == entry.content {
+            let suspected = |pack: &&mut Delivered| self.suspected.contains_key(&pack.id.digest);
+            if let Some(pack) = entry.pack.as_mut().filter(suspected) {
+                pack.settled = false;
+            }
             return;
         }
         entry.content = content;
@@ -267,12 +296,17 @@ impl Delivery {
                 ));
             }
             Standing::Suspected => {
-                pack.settled = true;
-                return entry.notice.warn(format!(
-                    "{name} in {shown} is not delivered again: {ATTEMPTS} times the process ended \
-                     before it was found healthy, perhaps because of it; deliver a later version, or \
-                     stage it: `ruvllm kernels stage {shown}`, where the server has --admin-listen"
-                ));
+                let was = self.suspected.entry(pack.id.digest.clone()).or_insert(entry.trace);
+                if *was == entry.trace {
+                    pack.settled = true;
+                    return entry.notice.warn(format!(
+                        "{name} in {shown} is not delivered again: {ATTEMPTS} times the process ended \
+                         before it was found healthy, perhaps because of it; deliver a later version, \
+                         or, to try this one once more, run `touch {shown}` or copy it here anew while \
+                         the server runs"
+                    ));
+                }
+                *was = entry.trace;
             }
         }
         let unverified = match read(path) {
@@ -371,9 +405,24 @@ fn is_verdict(error: &SupervisorError) -> bool {
     )
 }
 
-/// What may be packs in a directory, in order of name.
-fn list(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut packs = Vec::new();
+/// What lies in a directory.
+struct Listed {
+    /// What may be packs, in order of name.
+    packs: Vec<PathBuf>,
+    /// Pack crates that hold no build; the directory may be one itself.
+    unbuilt: BTreeSet<PathBuf>,
+}
+
+fn list(directory: &Path) -> io::Result<Listed> {
+    let (mut packs, mut unbuilt) = (Vec::new(), BTreeSet::new());
+    let is_unbuilt = |path: &Path| {
+        let built = pack_directory(path);
+        fs::symlink_metadata(path.join(CRATE_FILE)).is_ok()
+            && fs::symlink_metadata(built.join(MANIFEST_FILE)).is_err()
+    };
+    if is_unbuilt(directory) {
+        unbuilt.insert(directory.to_owned());
+    }
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -389,10 +438,12 @@ fn list(directory: &Path) -> io::Result<Vec<PathBuf>> {
         };
         if is_pack {
             packs.push(path);
+        } else if metadata.is_dir() && is_unbuilt(&path) {
+            unbuilt.insert(path);
         }
     }
     packs.sort();
-    Ok(packs)
+    Ok(Listed { packs, unbuilt })
 }
 
 /// A pack, and the hash of its bytes.

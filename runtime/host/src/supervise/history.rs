@@ -86,6 +86,8 @@ pub struct HistoryEntry {
 pub enum HistoryEvent {
     /// A process began with this generation.
     Started,
+    /// A process ended because it was asked to, while packs were watched: none of them is suspected of it.
+    Stopped,
     /// An earlier process ended before it could confirm its intent.
     Interrupted,
     /// A pack was staged.
@@ -383,7 +385,8 @@ impl History {
 
     /// What became of a pack that is neither active nor on trial, as far back as entries are kept.
     pub(crate) fn past(&self, pack: &PackId) -> Past {
-        let mut story = Story { past: Past::Unpublished, served: None, leaving: false };
+        let past = Past::Unpublished;
+        let mut story = Story { past, served: None, leaving: false, asked_to_end: false };
         for entry in lock(&self.contents).known() {
             story.goes_on(pack, entry);
         }
@@ -416,7 +419,7 @@ pub(crate) enum Past {
     /// It was never active or on trial.
     Unpublished,
     /// Its process ended while it served. `unproven` counts how often that happened, since somebody last found
-    /// something out about it, before its window had ended.
+    /// something out about it, before its window had ended and without anybody having asked for it.
     CutShort { unproven: u32 },
     /// It did harm, or somebody went back from it, ended its trial, or put another pack of its name in its place.
     Withdrawn,
@@ -428,6 +431,8 @@ struct Story {
     served: Option<Served>,
     /// Whether somebody is about to go back to an earlier generation.
     leaving: bool,
+    /// Whether the process was asked to end.
+    asked_to_end: bool,
 }
 
 /// A pack that is active or on trial.
@@ -445,10 +450,9 @@ impl Story {
         let about = entry.pack.as_ref().is_some_and(|pack| pack.digest == id.digest);
         let same_name = entry.pack.as_ref().is_some_and(|pack| pack.name == id.name);
         match entry.event {
-            Activated if about => self.served = Some(Served { trial: None, judged: false }),
-            OnTrial if about => {
-                self.served = Some(Served { trial: entry.generation, judged: false });
-            }
+            Activated if about => self.serves(None),
+            OnTrial if about => self.serves(entry.generation),
+            Stopped => self.asked_to_end = true,
             Healthy | Unproven if about => {
                 if let Some(served) = &mut self.served {
                     served.judged = true;
@@ -468,9 +472,16 @@ impl Story {
                 if let Some(served) = self.served {
                     self.cut_short(served.judged);
                 }
+                self.asked_to_end = false;
             }
             _ => {}
         }
+    }
+
+    fn serves(&mut self, trial: Option<u64>) {
+        self.served = Some(Served { trial, judged: false });
+        // What is published by a process that was asked to end may still be what ends it.
+        self.asked_to_end = false;
     }
 
     /// Whatever was published before and may serve is gone back from: what a restart brought back, too.
@@ -487,7 +498,11 @@ impl Story {
             _ => 0,
         };
         self.served = None;
-        self.past = Past::CutShort { unproven: if judged { 0 } else { before + 1 } };
+        let unproven = match judged {
+            true => 0,
+            false => before + u32::from(!self.asked_to_end),
+        };
+        self.past = Past::CutShort { unproven };
     }
 }
 

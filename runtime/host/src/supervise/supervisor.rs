@@ -83,7 +83,7 @@ pub enum SupervisorError {
     #[error(transparent)]
     Host(#[from] HostError),
     /// The pack cannot be read, verified or kept.
-    #[error(transparent)]
+    #[error("{0}{hint}", hint = reload(.0))]
     Pack(#[from] PackError),
     /// The history cannot be read or written.
     #[error(transparent)]
@@ -96,6 +96,21 @@ pub enum SupervisorError {
     /// There is no earlier generation.
     #[error("there is no earlier generation to go back to")]
     NoEarlier,
+}
+
+/// What whoever follows the advice of a refusal and widens the trust policy has to do besides, since a process
+/// goes by the policy that it has read.
+fn reload(error: &PackError) -> &'static str {
+    const OF_POLICY: [&str; 3] =
+        ["signature_unknown_key", "publisher_out_of_scope", "threshold_not_met"];
+    match error {
+        PackError::Rejected(violations)
+            if violations.iter().any(|violation| OF_POLICY.contains(&violation.code)) =>
+        {
+            "; a trust policy that was changed is read again on SIGHUP or POST /admin/v1/reload"
+        }
+        _ => "",
+    }
 }
 
 impl SupervisorError {
@@ -297,7 +312,16 @@ impl Supervisor {
         let report = staged();
         let report = report.inspect_err(|error| self.refused(&span, id.take(), operator, error))?;
         lock(&self.counters).staged += 1;
-        tracing::info!(target: LOG, operator, pack = named(&report.pack), id = report.id, "staged");
+        let pack = named(&report.pack);
+        if let Some(before) = &report.changed {
+            tracing::warn!(
+                target: LOG,
+                "{pack} has other bytes than the {pack} that is active ({}, before {before}): whoever \
+                 changes a pack gives it another version",
+                report.pack.digest
+            );
+        }
+        tracing::info!(target: LOG, operator, pack, id = report.id, "staged");
         Ok(report)
     }
 
@@ -489,6 +513,19 @@ impl Supervisor {
         floor: Option<&VersionFloor>,
     ) -> Result<VerifiedPack, PackError> {
         self.acceptance.read().unwrap_or_else(PoisonError::into_inner).verify(pack, floor)
+    }
+
+    /// Writes down that the process ends because it was asked to, where packs are watched: that it ended in their
+    /// windows does not count against them then, as it does where it ends by itself. To be called last.
+    pub fn stopping(&self) {
+        if lock(&self.state).watched.is_empty() {
+            return;
+        }
+        let generation = Some(self.host.generation());
+        let record = Record { generation, ..Record::new(HistoryEvent::Stopped, "") };
+        if let Err(error) = self.history.write(record) {
+            tracing::error!(target: LOG, "{error}");
+        }
     }
 
     /// The newest entries of the history, newest first.

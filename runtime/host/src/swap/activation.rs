@@ -5,6 +5,7 @@ use super::host::{Host, HostState, log};
 use super::prewarm;
 use super::published::{Canary, Published};
 use crate::error::HostError;
+use crate::pack::PackId;
 use crate::registry::{PreparedPack, RegistrySnapshot};
 use crate::threads::lock;
 use std::sync::Arc;
@@ -79,10 +80,10 @@ impl HostState {
     }
 
     /// The active packs with one in place of any of its name.
-    fn with(&self, pack: &Arc<PreparedPack>) -> (Vec<Arc<PreparedPack>>, Option<String>) {
+    fn with(&self, pack: &Arc<PreparedPack>) -> (Vec<Arc<PreparedPack>>, Option<PackId>) {
         let active = self.active_packs();
         let replaced = active.iter().find(|old| old.id().name == pack.id().name);
-        let replaced = replaced.map(|old| old.id().version.clone());
+        let replaced = replaced.map(|old| old.id().clone());
         let others = active.into_iter().filter(|old| old.id().name != pack.id().name);
         ([pack.clone()].into_iter().chain(others).collect(), replaced)
     }

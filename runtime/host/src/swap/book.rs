@@ -142,6 +142,10 @@ pub struct StageReport {
     /// Calls that its kernels computed in shapes that this host has seen, each held against the f64
     /// oracle.
     pub rehearsed: usize,
+    /// The digest of the pack of this name and version that was active when it was staged, where that has
+    /// other bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changed: Option<String>,
 }
 
 /// What became of a pack that was installed.
@@ -169,6 +173,9 @@ pub struct InstallReport {
     pub cache: CacheUse,
     /// Calls that its kernels computed in shapes that this host has seen.
     pub rehearsed: usize,
+    /// The digest of the pack that it replaced, where that has the same version and other bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changed: Option<String>,
 }
 
 /// What the cache of machine code did for a pack.
@@ -184,8 +191,10 @@ pub struct CacheUse {
 }
 
 impl StageReport {
-    pub(super) fn installed(self, generation: u64, replaced: Option<String>) -> InstallReport {
+    pub(super) fn installed(self, generation: u64, replaced: Option<PackId>) -> InstallReport {
         let Self { pack, kernels, graphs, skipped, cache, rehearsed, .. } = self;
+        let changed = replaced.as_ref().and_then(|old| pack.changed_from(old));
+        let replaced = replaced.map(|old| old.version);
         let PackId { name, version, digest } = pack;
         let pack = name;
         InstallReport {
@@ -199,6 +208,7 @@ impl StageReport {
             replaced,
             cache,
             rehearsed,
+            changed,
         }
     }
 }

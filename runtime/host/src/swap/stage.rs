@@ -100,6 +100,8 @@ impl Host {
         book.has_room(state.config().staged)?;
         book.last_staged += 1;
         staged.report.id = book.last_staged;
+        let active = state.active_packs();
+        staged.report.changed = active.iter().find_map(|old| id.changed_from(old.id()));
         let report = staged.report.clone();
         book.staged.push(staged);
         Ok(report)
@@ -132,6 +134,7 @@ impl Host {
             skipped: Vec::new(),
             cache: CacheUse::default(),
             rehearsed: 0,
+            changed: None,
         };
         let pack = Arc::new(PreparedPack::new(id, kernels, Vec::new(), HashMap::new()));
         book.staged.push(Staged { pack, report: report.clone() });
@@ -258,6 +261,7 @@ impl HostState {
             cache: cache_use,
             rehearsed,
             pack: id.clone(),
+            changed: None,
         };
         let fallbacks = manifest.fallbacks.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
         let code = Arc::new(PreparedPack::new(id, kernels, gated.skipped, fallbacks));

@@ -263,6 +263,59 @@ fn a_pack_whose_process_ended_in_its_window_is_delivered_again_three_times_in_al
 }
 
 #[test]
+fn a_process_that_was_asked_to_end_does_not_count_against_its_packs() {
+    for share in [None, Some(0.5)] {
+        let mut post = Post::new(share);
+        post.put("one.rkp", &post.good(1));
+        for attempt in 1..=5 {
+            post.look();
+            let event =
+                if share.is_some() { HistoryEvent::OnTrial } else { HistoryEvent::Activated };
+            assert_eq!(post.count(event), attempt);
+            post.supervisor.stopping();
+            post = post.restart(share);
+        }
+        // Two that ended by themselves and one that was asked to are not three.
+        for _ in 0..2 {
+            post.look();
+            post = post.restart(share);
+        }
+        post.look();
+        post.supervisor.stopping();
+        post = post.restart(share);
+        post.look();
+        post = post.restart(share);
+        let before = events(&post.supervisor);
+        post.look();
+        assert_eq!(events(&post.supervisor), before, "the third that ended by itself");
+    }
+    // Where nothing is watched there is nothing to say.
+    let post = Post::new(None);
+    post.supervisor.stopping();
+    assert_eq!(post.count(HistoryEvent::Stopped), 0);
+}
+
+#[test]
+fn a_pack_that_is_left_to_an_operator_is_tried_once_more_when_it_is_touched_or_copied_anew() {
+    let mut post = Post::new(None);
+    post.put("one.rkp", &post.good(1));
+    for _ in 1..=3 {
+        post.look();
+        post = post.restart(None);
+    }
+    assert!(post.look().is_empty());
+    let file = File::options().append(true).open(post.path("one.rkp")).unwrap();
+    file.set_modified(std::time::SystemTime::now() + Duration::from_secs(9)).unwrap();
+    assert_eq!(post.look(), ["1.0.0"]);
+    let mut post = post.restart(None);
+    assert!(post.look().is_empty(), "that was one attempt");
+    fs::remove_file(post.path("one.rkp")).unwrap();
+    assert!(post.look().is_empty());
+    post.put("other.rkp", &post.good(1));
+    assert_eq!(post.look(), ["1.0.0"]);
+}
+
+#[test]
 fn a_trial_whose_process_ended_begins_again() {
     let mut post = Post::new(Some(0.5));
     post.put("one.rkp", &post.good(1));

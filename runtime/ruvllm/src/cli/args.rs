@@ -307,10 +307,10 @@ pub(crate) struct RunArgs {
     /// The prompt; `-` is standard input. When absent it is read from standard input if that is no
     /// terminal, and is "Once upon a time" otherwise or if nothing comes.
     pub(crate) prompt: Option<String>,
-    /// What would be a second prompt.
+    /// What would be further prompts.
     #[arg(hide = true)]
-    pub(crate) beyond: Option<String>,
-    /// Read the prompt from this file. The end of its last line is not part of the prompt.
+    pub(crate) beyond: Vec<String>,
+    /// Read the prompt from this file; `-` is standard input. The end of its last line is not part of the prompt.
     #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
     pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
@@ -383,7 +383,7 @@ pub(crate) struct TokenizeArgs {
 pub(crate) struct PerplexityArgs {
     #[command(flatten)]
     pub(crate) model: ModelOptions<KvOptions>,
-    /// The text.
+    /// The text; `-` is standard input.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: PathBuf,
     /// Print the result as JSON: an object, or an array of one for each --kv.

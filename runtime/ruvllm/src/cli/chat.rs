@@ -107,10 +107,7 @@ impl<'r> Chat<'r> {
     fn answer(&mut self, message: &str) -> Result<(), Failure> {
         self.stop.clear();
         let stop = &self.stop;
-        let emit = |piece: &str| match setup::emit(piece) {
-            ControlFlow::Continue(()) => stop.flow(),
-            gone => gone,
-        };
+        let emit = |piece: &str| stop.write(piece, setup::emit);
         let answer = self.conversation.send(message, &self.options, emit);
         let _ = setup::emit("\n");
         setup::report_incidents(self.runtime);

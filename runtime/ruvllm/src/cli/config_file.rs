@@ -8,9 +8,10 @@
 
 use super::Failure;
 use super::args::{self, Cli, ServeArgs};
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory as _, Parser as _};
+use ruvllm::signing::escape_untrusted;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -52,8 +53,31 @@ pub(crate) fn parse(line: &[OsString]) -> Result<Cli, Failure> {
     let layered = given.map(|given| merge(line, &given, &variable_value));
     match layered.transpose()?.flatten() {
         Some(cli) => Ok(cli),
-        None => Ok(alone.unwrap_or_else(|error| error.exit())),
+        None => Ok(alone.unwrap_or_else(|error| models_place(line, error).exit())),
     }
+}
+
+/// The error itself, or, where an argument stands that the command has none of and a model may be meant, one
+/// that says how a model is given.
+fn models_place(line: &[OsString], error: clap::Error) -> clap::Error {
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else {
+        return error;
+    };
+    if error.kind() != ErrorKind::UnknownArgument || given.starts_with('-') {
+        return error;
+    }
+    let mut cli = Cli::command();
+    let named = line.iter().skip(1).find_map(|word| cli.find_subcommand(word));
+    let takes_model = |command: &&clap::Command| {
+        command.get_arguments().any(|arg| arg.get_id() == "model" && arg.get_short() == Some('m'))
+    };
+    let Some(name) = named.filter(takes_model).map(|command| command.get_name().to_owned()) else {
+        return error;
+    };
+    let usage = format!(
+        "{given:?} stands where `ruvllm {name}` has no argument; a model is an option: `ruvllm {name} -m {given}`"
+    );
+    cli.error(ErrorKind::UnknownArgument, escape_untrusted(&usage))
 }
 
 /// Options whose change takes effect while a server runs.

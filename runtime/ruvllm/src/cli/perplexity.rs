@@ -28,7 +28,7 @@ struct Row {
 }
 
 pub(crate) fn main(args: &PerplexityArgs) -> Result<Ended, Failure> {
-    let text = setup::read_text_file(&args.file)?;
+    let text = setup::read_named_text(&args.file)?;
     let plot = args.plot.as_deref().map(PlotFile::open).transpose()?;
     let policies = &args.model.kv.policies;
     let stop = StopFlag::install()?;

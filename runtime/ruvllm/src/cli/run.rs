@@ -67,14 +67,17 @@ pub(crate) fn main(args: &RunArgs) -> Result<Ended, Failure> {
 /// What to begin with: the argument, a file, standard input, or else the default.
 fn prompt(args: &RunArgs) -> Result<String, Failure> {
     if let Some(model) = models_place(args) {
-        let usage = format!(
+        refuse(&format!(
             "{model:?} stands where the prompt does; the model is an option: `ruvllm run -m {model} \"Once upon a time\"`"
-        );
-        Cli::command().error(ErrorKind::UnknownArgument, escape_untrusted(&usage)).exit();
+        ));
+    }
+    if let (Some(first), false) = (&args.prompt, args.beyond.is_empty()) {
+        let words = [&[first.clone()][..], &args.beyond].concat().join(" ");
+        refuse(&format!("a prompt of several words stands in quotes: `ruvllm run {words:?}`"));
     }
     let mut text = match (&args.prompt, &args.file) {
         (Some(prompt), _) if prompt != "-" => return Ok(prompt.clone()),
-        (_, Some(path)) => setup::read_text_file(path)?,
+        (_, Some(path)) => setup::read_named_text(path)?,
         (None, _) if io::stdin().is_terminal() => return Ok(DEFAULT_PROMPT.to_owned()),
         _ => setup::read_text("standard input", io::stdin().lock())?,
     };
@@ -90,11 +93,22 @@ fn prompt(args: &RunArgs) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// The first argument, where it must be a model that other programs take there.
+fn refuse(usage: &str) -> ! {
+    Cli::command().error(ErrorKind::UnknownArgument, escape_untrusted(usage)).exit()
+}
+
+/// The first argument, where it must be a model that other programs take there: it is the name of one, or a
+/// prompt in quotes comes behind it.
 fn models_place(args: &RunArgs) -> Option<&str> {
     let first = args.prompt.as_deref()?;
-    let is_model = || first.ends_with(".gguf") && Path::new(first).is_file();
-    (args.beyond.is_some() || is_model()).then_some(first)
+    let is_model = match &args.beyond[..] {
+        [] => first.ends_with(".gguf") && Path::new(first).is_file(),
+        beyond => {
+            let is_file = first.ends_with(".gguf") || Path::new(first).exists();
+            is_file || beyond.iter().any(|text| text.contains(char::is_whitespace))
+        }
+    };
+    is_model.then_some(first)
 }
 
 /// The session of an earlier run, or a new one where there is none that can be used.

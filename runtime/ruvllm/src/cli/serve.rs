@@ -35,7 +35,7 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     #[cfg(feature = "graphs")]
     let encoders = super::encoders::open(&args.embedding_model, &args.model.kernels)?;
     #[cfg(not(feature = "graphs"))]
-    let encoders = Vec::new();
+    let encoders: Vec<(String, Arc<dyn ruvllm::server::TextEncoder>)> = Vec::new();
     if args.check {
         let kernels = setup::kernel_set(&options.kernels)?.build()?;
         let model = Arc::new(match &args.model.model {
@@ -48,6 +48,10 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
         for (name, path, scale) in &args.lora_model {
             Adapter::check(&model, path, *scale).map_err(|error| of_lora_model(name, &error))?;
         }
+        let adapters = args.lora_model.iter().map(|(name, ..)| name.as_str());
+        let further: Vec<&str> =
+            adapters.chain(encoders.iter().map(|(name, _)| name.as_str())).collect();
+        args.server.check_names(&model, &further)?;
         args.server.check_template(&model, &renderer())?;
         supervise::probe_text(admin, &model)?;
         let packs = kernels.installed().len();
@@ -60,8 +64,8 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     let runtime = setup::runtime(&options)?;
     let supervisor = supervise::open(admin, &options.kernels, &runtime)?;
     let watchdog = supervisor.as_ref().map(|supervisor| supervisor.watch(supervise::PERIOD));
-    let _watchdog = watchdog.transpose()?;
-    let _delivery = supervise::deliver(admin, supervisor.as_ref())?;
+    let watchdog = watchdog.transpose()?;
+    let delivery = supervise::deliver(admin, supervisor.as_ref())?;
     let (engine, adapter) = (runtime.engine().clone(), runtime.adapter().cloned());
     let open = |(name, path, scale): &(String, PathBuf, f32)| -> Result<_, Failure> {
         let adapter = Adapter::open(&engine, path, *scale);
@@ -71,6 +75,7 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     let grammars = GrammarCompiler::this_program();
     let reloader = Some(reloader(options.kernels.clone())?);
     let renderer = renderer();
+    let supervised = supervisor.clone();
     let served =
         Served { engine, adapter, adapters, encoders, supervisor, renderer, grammars, reloader };
     let server = Server::start(served, args.server.clone())?;
@@ -95,6 +100,10 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
         let reason = "a thread of the server panicked, so nothing can be computed any more; start the server again";
         tracing::error!("{reason}");
         return Err(reason.into());
+    }
+    drop((delivery, watchdog));
+    if let Some(supervisor) = supervised {
+        supervisor.stopping();
     }
     Ok(Ended::Done)
 }

@@ -234,6 +234,14 @@ pub(crate) fn read_text(from: &str, mut source: impl Read) -> Result<String, Fai
     })
 }
 
+/// [`read_text`] of a file that an option names; `-` is standard input.
+pub(crate) fn read_named_text(path: &Path) -> Result<String, Failure> {
+    if path.as_os_str() == "-" {
+        return read_text("standard input", io::stdin().lock());
+    }
+    read_text_file(path)
+}
+
 /// [`read_text`] of a file.
 pub(crate) fn read_text_file(path: &Path) -> Result<String, Failure> {
     let from = path.display().to_string();

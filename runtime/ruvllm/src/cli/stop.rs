@@ -7,7 +7,7 @@ use super::terminal::note;
 use std::io::{self, Write as _};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,8 @@ pub(crate) struct StopFlag {
     within: Arc<OnceLock<Duration>>,
     /// What is said to who asks.
     announcement: Arc<OnceLock<&'static str>>,
+    /// Whether it was said to who asked last. Held while text is written, which does not come behind it.
+    announced: Arc<Mutex<bool>>,
     /// Whether SIGHUP asks for something else than to stop.
     #[cfg_attr(not(unix), expect(dead_code, reason = "there is no SIGHUP"))]
     reloads: bool,
@@ -43,9 +45,9 @@ impl StopFlag {
     }
 
     fn listening(reloads: bool) -> Result<Self, Failure> {
-        let (asked, within, announcement, reload) = Default::default();
+        let (asked, within, announcement, announced, reload) = Default::default();
         let waiter = thread::current();
-        let flag = StopFlag { asked, waiter, within, announcement, reloads, reload };
+        let flag = StopFlag { asked, waiter, within, announcement, announced, reloads, reload };
         listen(flag.clone())?;
         Ok(flag)
     }
@@ -56,9 +58,10 @@ impl StopFlag {
             std::process::exit(130);
         }
         self.waiter.unpark();
-        if let Some(text) = self.announcement.get() {
-            // Behind what is being written, and the `^C` of the terminal.
-            note!("\n{text}");
+        // Whoever is writing says it behind what is written: this thread must not wait for a terminal that takes
+        // nothing, for it hears the second signal.
+        if let Ok(mut announced) = self.announced.try_lock() {
+            self.say(&mut announced);
         }
         if let Some(&within) = self.within.get() {
             // Where there is no thread to be had, a second signal still ends the process.
@@ -115,15 +118,45 @@ impl StopFlag {
         self.is_set()
     }
 
+    /// Says once, behind what was written and the `^C` of the terminal, what comes of a request.
+    fn say(&self, announced: &mut bool) {
+        if let Some(text) = self.announcement.get().filter(|_| !*announced) {
+            note!("\n{text}");
+            *announced = true;
+        }
+    }
+
+    /// Writes a piece of text that is not in vain: none behind what was said to who asked to stop.
+    pub(crate) fn write(
+        &self,
+        piece: &str,
+        emit: impl Fn(&str) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        let mut announced = lock(&self.announced);
+        if *announced {
+            return ControlFlow::Break(());
+        }
+        emit(piece)?;
+        if self.is_set() {
+            self.say(&mut announced);
+        }
+        self.flow()
+    }
+
     /// Forgets an earlier request, for a command that goes on after it.
     pub(crate) fn clear(&self) {
         self.asked.store(false, Ordering::Relaxed);
+        *lock(&self.announced) = false;
     }
 
     /// Break once asked to stop.
     pub(crate) fn flow(&self) -> ControlFlow<()> {
         if self.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
+}
+
+fn lock(announced: &Mutex<bool>) -> MutexGuard<'_, bool> {
+    announced.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Hears signals on a thread of its own.

@@ -5,6 +5,7 @@ import { packName } from "./format.js";
 /** Events as the page calls them, with the class of their marks; intents are not shown. */
 const EVENTS = {
   started: ["process started", "quiet"],
+  stopped: ["process stopped", "quiet"],
   interrupted: ["interrupted", "warn"],
   staged: ["staged", "quiet"],
   discarded: ["discarded", "quiet"],

@@ -9,7 +9,7 @@ use crate::common::{Service, demo, events, served};
 const TALE: &str = "Once upon a time, there was a little girl named Wren. She loved to dance.";
 
 /// An engine whose numbers do not depend on what is computed together.
-fn deterministic() -> Engine {
+pub(crate) fn deterministic() -> Engine {
     let host = Host::new(HostConfig { deterministic: true, ..HostConfig::default() }).unwrap();
     let memory = Some(256 << 20);
     Engine::new(demo(), host, EngineConfig { threads: 1, memory, ..EngineConfig::default() })

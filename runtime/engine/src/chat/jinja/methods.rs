@@ -3,11 +3,15 @@
 //! Those of `minijinja-contrib` are used where they do as Python does; here is what it lacks, and what it does
 //! otherwise: positions count characters, an empty text is of no kind, arguments have names.
 
-use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args, merge_maps};
 use minijinja::{Error, ErrorKind, FormatStyle, State, format_filter};
 use minijinja_contrib::pycompat::unknown_method_callback;
+use regex::Regex;
 
-use super::python::{MAX_WIDTH, python};
+use super::python::{MAX_WIDTH, items, python, repr, tuple};
 
 /// Calls a method.
 ///
@@ -25,6 +29,10 @@ pub(super) fn call(
             let (item,): (&Value,) = from_args(args)?;
             let found = value.try_iter()?.position(|other| other == *item);
             Some(Value::from(found.ok_or_else(|| invalid("the item is not in the list"))?))
+        }
+        ValueKind::Map if method == "items" => {
+            let () = from_args(args)?;
+            Some(items(value)?)
         }
         ValueKind::Map if method == "copy" => {
             let () = from_args(args)?;
@@ -79,7 +87,7 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
                 None if is_last => ["", "", text],
                 None => [text, "", ""],
             };
-            parts.into_iter().map(Value::from).collect()
+            tuple(&parts.into_iter().map(Value::from).collect())?
         }
         "splitlines" => {
             let (keep, kwargs): (Option<bool>, Kwargs) = from_args(args)?;
@@ -157,6 +165,19 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
                 (text.contains(char::is_lowercase), text.contains(char::is_uppercase));
             Value::from(if method == "islower" { lower && !upper } else { upper && !lower })
         }
+        "expandtabs" => {
+            let (size, kwargs): (Option<i64>, Kwargs) = from_args(args)?;
+            let size =
+                size.map_or_else(|| kwargs.get::<Option<i64>>("tabsize"), |s| Ok(Some(s)))?;
+            kwargs.assert_all_used()?;
+            Value::from(expand_tabs(text, size.unwrap_or(8))?)
+        }
+        "isidentifier" => {
+            let () = from_args(args)?;
+            let mut chars = text.chars();
+            let begins = chars.next().is_some_and(|c| c.is_alphabetic() || c == '_');
+            Value::from(begins && chars.all(|c| c.is_alphanumeric() || c == '_'))
+        }
         "isdecimal" => {
             let () = from_args(args)?;
             Value::from(!text.is_empty() && text.chars().all(|c| c.is_ascii_digit()))
@@ -218,7 +239,7 @@ fn words_from_behind(text: &str, most: Option<usize>) -> Vec<&str> {
 }
 
 /// The lines of a text by all the ends that Python knows.
-fn lines(text: &str, keep: bool) -> Vec<&str> {
+pub(super) fn lines(text: &str, keep: bool) -> Vec<&str> {
     let is_end = |c: char| {
         matches!(
             c,
@@ -237,6 +258,35 @@ fn lines(text: &str, keep: bool) -> Vec<&str> {
         rest = &rest[end + mark..];
     }
     lines
+}
+
+/// The text with spaces up to the next column of a tab in place of each.
+fn expand_tabs(text: &str, size: i64) -> Result<String, Error> {
+    let size = usize::try_from(size).unwrap_or(0);
+    let tabs = text.matches('\t').count();
+    if size.saturating_mul(tabs) > MAX_WIDTH {
+        return Err(invalid(format!("{tabs} tabs cannot have {size} columns")));
+    }
+    let (mut out, mut column) = (String::with_capacity(text.len()), 0);
+    for c in text.chars() {
+        match c {
+            '\t' if size == 0 => {}
+            '\t' => {
+                let spaces = size - column % size;
+                out.extend(std::iter::repeat_n(' ', spaces));
+                column += spaces;
+            }
+            '\n' | '\r' => {
+                out.push(c);
+                column = 0;
+            }
+            c => {
+                out.push(c);
+                column += 1;
+            }
+        }
+    }
+    Ok(out)
 }
 
 /// The width as a number of characters, and how many the text lacks.
@@ -258,7 +308,61 @@ fn padded(text: &str, fill: char, left: usize, right: usize) -> String {
 /// # Errors
 /// For values that the text has no place for, or not of that kind.
 pub(super) fn format_percent(text: &str, args: Rest<Value>) -> Result<String, Error> {
-    format_filter(FormatStyle::Printf, text, &as_python(&args))
+    let (text, args) = with_reprs(text, as_python(&args));
+    format_filter(FormatStyle::Printf, &text, &args)
+}
+
+/// The text with `%s` in place of each `%r`, which the interpreter does not know, and the values as they are
+/// for it.
+fn with_reprs(text: &str, mut args: Vec<Value>) -> (Cow<'_, str>, Vec<Value>) {
+    static PLACES: LazyLock<Option<Regex>> = LazyLock::new(|| {
+        Regex::new(r"%(?:\(([^)]*)\))?[-#0 +]*(\*|[0-9]*)(?:\.(\*|[0-9]*))?[hlL]?(.)").ok()
+    });
+    let Some(places) = PLACES.as_ref().filter(|_| text.contains('r')) else {
+        return (text.into(), args);
+    };
+    let written = |value: &Value| {
+        let mut out = String::new();
+        repr(&mut out, value, 0);
+        Value::from(out)
+    };
+    let (mut out, mut copied, mut place) = (String::new(), 0, 0);
+    for found in places.captures_iter(text) {
+        let (Some(all), Some(kind)) = (found.get(0), found.get(4)) else { continue };
+        if kind.as_str() == "%" {
+            continue;
+        }
+        let is_star = |group| found.get(group).is_some_and(|number| number.as_str() == "*");
+        place += usize::from(is_star(2)) + usize::from(is_star(3));
+        if kind.as_str() == "r" {
+            match found.get(1) {
+                // A key of its own, for the value may be wanted in another form elsewhere.
+                Some(key) => {
+                    let own = format!("{} as repr", key.as_str());
+                    let values = args.first().cloned().unwrap_or_default();
+                    let value = values.get_item(&Value::from(key.as_str())).unwrap_or_default();
+                    let new = Value::from_iter([(own.clone(), written(&value))]);
+                    if let Some(first) = args.first_mut() {
+                        *first = merge_maps([values, new]);
+                    }
+                    out.push_str(&text[copied..key.start()]);
+                    out.push_str(&own);
+                    out.push_str(&text[key.end()..kind.start()]);
+                }
+                None => {
+                    if let Some(value) = args.get_mut(place) {
+                        *value = written(value);
+                    }
+                    out.push_str(&text[copied..kind.start()]);
+                }
+            }
+            out.push('s');
+            copied = all.end();
+        }
+        place += 1;
+    }
+    out.push_str(&text[copied..]);
+    (out.into(), args)
 }
 
 /// The arguments of a call, so that they print in Python's form.

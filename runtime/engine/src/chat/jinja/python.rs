@@ -37,12 +37,89 @@ impl Object for Container {
     }
 }
 
+/// A list that prints as a tuple; to all else it is a list.
+#[derive(Debug)]
+struct Tuple(Vec<Value>);
+
+impl Object for Tuple {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Seq
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.0.get(key.as_usize()?).cloned().map(python)
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Seq(self.0.len())
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&text(&Value::from_dyn_object(self.clone())))
+    }
+}
+
+/// The tuple of the items of a list.
+///
+/// # Errors
+/// For what has no items.
+pub(super) fn tuple(items: &Value) -> Result<Value, Error> {
+    Ok(Value::from_object(Tuple(items.try_iter()?.collect())))
+}
+
+/// A tuple of a dictionary's key with its value.
+fn pair((key, value): (Value, Value)) -> Value {
+    Value::from_object(Tuple(vec![key, value]))
+}
+
+/// The filter and the method `items`, of an undefined value none.
+///
+/// # Errors
+/// For what is no dictionary.
+pub(super) fn items(value: &Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::Undefined => Ok(Value::from(Vec::<Value>::new())),
+        ValueKind::Map => Ok(Value::make_object_iterable(value.clone(), |value| {
+            let pairs = value.as_object().and_then(DynObject::try_iter_pairs);
+            Box::new(pairs.into_iter().flatten().map(pair))
+        })),
+        kind => Err(invalid(format!("a value of kind {kind} has no items"))),
+    }
+}
+
+/// The filter `dictsort`.
+///
+/// # Errors
+/// For what is no dictionary, and what cannot be compared.
+pub(super) fn dict_sort(
+    value: &Value,
+    case_sensitive: Option<bool>,
+    by: Option<String>,
+    reverse: Option<bool>,
+    kwargs: Kwargs,
+) -> Result<Value, Error> {
+    let mut arguments: Vec<(&str, Value)> = Vec::new();
+    for name in kwargs.args() {
+        arguments.push((name, kwargs.get(name)?));
+    }
+    let given = [
+        ("case_sensitive", case_sensitive.map(Value::from)),
+        ("by", by.map(Value::from)),
+        ("reverse", reverse.map(Value::from)),
+    ];
+    arguments.extend(given.into_iter().filter_map(|(name, value)| Some((name, value?))));
+    let sorted = minijinja::filters::dictsort(value, arguments.into_iter().collect())?;
+    let pairs = sorted.try_iter()?.map(|pair| tuple(&pair)).collect::<Result<Vec<_>, _>>()?;
+    Ok(python(Value::from(pairs)))
+}
+
 /// A value whose lists and dictionaries print in Python's form.
 pub(super) fn python(value: Value) -> Value {
     match value.as_object() {
         Some(object)
             if matches!(value.kind(), ValueKind::Seq | ValueKind::Map)
-                && object.downcast_ref::<Container>().is_none() =>
+                && object.downcast_ref::<Container>().is_none()
+                && object.downcast_ref::<Tuple>().is_none() =>
         {
             Value::from_object(Container(object.clone()))
         }
@@ -88,9 +165,15 @@ pub(super) fn repr(out: &mut String, value: &Value, depth: usize) {
         ValueKind::Seq | ValueKind::Map | ValueKind::Iterable if depth == MAX_DEPTH => {
             out.push_str("...");
         }
-        ValueKind::Seq => items(out, value, depth),
+        ValueKind::Seq => match value.downcast_object_ref::<Tuple>() {
+            Some(tuple) => {
+                let close = if tuple.0.len() == 1 { ",)" } else { ")" };
+                list_items(out, value, depth, ["(", close]);
+            }
+            None => list_items(out, value, depth, ["[", "]"]),
+        },
         // What has no length may be a text that is on its way; it is not read to be printed.
-        ValueKind::Iterable if value.len().is_some() => items(out, value, depth),
+        ValueKind::Iterable if value.len().is_some() => list_items(out, value, depth, ["[", "]"]),
         ValueKind::Map => {
             out.push('{');
             let pairs = value.as_object().and_then(DynObject::try_iter_pairs);
@@ -106,13 +189,13 @@ pub(super) fn repr(out: &mut String, value: &Value, depth: usize) {
     }
 }
 
-fn items(out: &mut String, value: &Value, depth: usize) {
-    out.push('[');
+fn list_items(out: &mut String, value: &Value, depth: usize, [open, close]: [&str; 2]) {
+    out.push_str(open);
     for (i, item) in value.try_iter().into_iter().flatten().enumerate() {
         out.push_str(if i == 0 { "" } else { ", " });
         repr(out, &item, depth + 1);
     }
-    out.push(']');
+    out.push_str(close);
 }
 
 fn number(value: &Value) -> String {
@@ -356,6 +439,16 @@ fn json_key(key: &Value) -> Result<String, Error> {
 /// The test `iterable`: what Python's `iter` takes. Undefined values are, and give nothing.
 pub(super) fn is_iterable(value: &Value) -> bool {
     !value.is_none() && value.try_iter().is_ok()
+}
+
+/// The test `callable`: functions, macros and the like, and in Jinja2 undefined values, which raise when called.
+pub(super) fn is_callable(value: &Value) -> bool {
+    match value.kind() {
+        ValueKind::Plain | ValueKind::Undefined => true,
+        // Macros tell of themselves as dictionaries do, but not how they print.
+        ValueKind::Map => value.to_string().starts_with("<macro "),
+        _ => false,
+    }
 }
 
 /// The test `sequence`: what has a length and items, so texts and dictionaries too.

@@ -3,12 +3,13 @@
 use super::args::Live;
 use super::client::Client;
 use super::tables::{self, pack, packs, say, table};
+use crate::cli::terminal::note;
 use crate::cli::{Failure, setup};
 use ruvllm::host::{
     Excused, Explanation, GenerationReport, GenerationState, InstallReport, KernelSummary, PackId,
     StageReport, Vitals,
 };
-use ruvllm::signing::{PackLimits, UnverifiedPack};
+use ruvllm::signing::{PackLimits, UnverifiedPack, escape_untrusted};
 use ruvllm_manifest::{MANIFEST_FILE, Manifest};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -114,8 +115,9 @@ pub(super) fn stage(live: &Live, path: &Path) -> Result<(), Failure> {
     }
     read.write_archive(&mut archive)?;
     let client = Client::of(live)?;
-    show(&client, live.json, client.post_archive("packs", &archive)?, |staged: StageReport| {
-        let StageReport { id, pack: staged, kernels, skipped, cache, rehearsed, .. } = &staged;
+    show(&client, live.json, client.post_archive("packs", &archive)?, |report: StageReport| {
+        let StageReport { id, pack: staged, kernels, skipped, cache, rehearsed, changed, .. } =
+            &report;
         say(&format!(
             "{} is staged as {id}: {} kernels, {} of them compiled just now, right on {rehearsed} \
              calls of the server's own shapes",
@@ -130,8 +132,20 @@ pub(super) fn stage(live: &Live, path: &Path) -> Result<(), Failure> {
         for (reasons, kernels) in left_out {
             say(&format!("left out there: {} ({reasons})", kernels.join(", ")));
         }
+        if let Some(before) = changed {
+            warn_of_changed(&staged.name, &staged.version, &staged.digest, before);
+        }
         say(&format!("to activate it: ruvllm kernels activate {id}"));
     })
+}
+
+/// Whoever compares versions takes the two for one pack.
+fn warn_of_changed(pack: &str, version: &str, now: &str, before: &str) {
+    let [pack, version] = [pack, version].map(escape_untrusted);
+    note!(
+        "warning: {pack} {version} has other bytes than the {pack} {version} that was active \
+         ({now}, before {before}): whoever changes a pack gives it another version"
+    );
 }
 
 pub(super) fn activate(live: &Live, id: u64, share: Option<f64>) -> Result<(), Failure> {
@@ -139,7 +153,10 @@ pub(super) fn activate(live: &Live, id: u64, share: Option<f64>) -> Result<(), F
     let client = Client::of(live)?;
     let answer = client.post(&format!("packs/{id}/activate"), &body)?;
     show(&client, live.json, answer, |report: InstallReport| {
-        let InstallReport { pack, version, generation, replaced, .. } = report;
+        let InstallReport { pack, version, digest, generation, replaced, changed, .. } = report;
+        if let Some(before) = &changed {
+            warn_of_changed(&pack, &version, &digest, before);
+        }
         match (share, replaced) {
             (Some(share), _) => {
                 let percent = 100.0 * share;
