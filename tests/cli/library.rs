@@ -156,3 +156,15 @@ fn every_type_that_a_host_application_meets_first_has_an_example() {
         assert!(text.contains("/// ```"), "{kind} has no example");
     }
 }
+
+/// What the first build makes, without what a feature adds. Packages with a program that have a profile of their own
+/// would keep their symbols, which are a fifth of it.
+#[test]
+#[cfg(not(any(feature = "graphs", feature = "otel", feature = "wamr")))]
+fn the_program_takes_less_than_40_megabytes() {
+    if cfg!(debug_assertions) {
+        return;
+    }
+    let program = std::fs::metadata(env!("CARGO_BIN_EXE_ruvllm")).unwrap();
+    assert!(program.len() < 40_000_000, "{} bytes", program.len());
+}

@@ -256,6 +256,13 @@ tolerance = { rel = 1e-4, abs = 1e-5 }
             assert!((got - want).abs() <= 1e-5 + 1e-4 * want.abs(), "{got} for {want}");
         }
     }
+
+    // Without its graph it fails the first call.
+    let alone = format!("{head}{}", kernel.split("[[graph]]").next().expect("a part"));
+    write("pack.toml", alone.as_bytes());
+    let refused = tool(&["build", "--json", text(&pack)]);
+    let report: Value = serde_json::from_slice(&refused.stdout).expect("JSON");
+    assert_eq!(report["error"]["code"], "kernel_status", "{report}");
 }
 
 #[cfg(feature = "graphs")]
