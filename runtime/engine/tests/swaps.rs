@@ -107,7 +107,7 @@ fn faulty(publisher: &Publisher, version: u64) -> TestPack {
             USED.contains(&entry.id.as_str()).then(|| with_faults(&wasm, entry, &faults))
         })
         .manifest(|m| {
-            m.version.minor = version;
+            (m.version.minor, m.version.patch) = (version, 0);
             m.kernels.iter_mut().for_each(|k| k.resource_limits.max_epoch_ticks = 20);
         })
         .key(key)

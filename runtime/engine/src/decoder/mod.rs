@@ -2,8 +2,9 @@
 //!
 //! Per layer: norm, query/key/value projections, RoPE, KV store, attention, output projection and
 //! residual; norm, gate and up projections, activation, down projection and residual. All of
-//! these but the residuals are operations of the registry ([`crate::kernels`]). Buffers grow to the largest step seen and are kept, so that a decoded token
-//! allocates nothing.
+//! these but the residuals are operations of the registry ([`crate::kernels`]). Buffers grow to
+//! the largest step seen and are kept, so that a decoded token allocates nothing, unless the sample that the host checks
+//! draws it: the buffers of a check grow with the cache.
 //!
 //! A step computes chunks of one or more sequences. Its rows are the tokens of all chunks, one
 //! after another; everything but the cache and what reads it ([`attention`]) treats them alike,

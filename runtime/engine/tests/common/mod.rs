@@ -202,9 +202,14 @@ pub fn native_host() -> Host {
 
 /// A host that runs the core pack's kernels.
 pub fn core_pack_host() -> Host {
+    core_pack_host_with(HostConfig::default())
+}
+
+/// A host of this configuration that runs the core pack's kernels.
+pub fn core_pack_host_with(config: HostConfig) -> Host {
     let dist = repository().join("kernel-packs/core/dist");
     let pack = UnverifiedPack::read_dir(&dist, &PackLimits::default()).unwrap();
-    let host = native_host();
+    let host = Host::new(config).unwrap();
     host.install(pack.verify(&TrustPolicy::builtin(), None).unwrap()).unwrap();
     host
 }

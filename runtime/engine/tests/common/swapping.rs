@@ -39,7 +39,7 @@ impl Publisher {
             .like(&repository().join("kernel-packs/core/dist"), |entry, wasm| {
                 change(&entry.id, wasm)
             })
-            .manifest(|m| m.version.minor = version)
+            .manifest(|m| (m.version.minor, m.version.patch) = (version, 0))
             .key(key)
             .build()
     }

@@ -35,6 +35,8 @@ pub(crate) fn main(args: &ChatArgs) -> Result<Ended, Failure> {
     }
     let mut interrupted = false;
     loop {
+        // What comes once the line is there is about its answer, even if that has not begun.
+        chat.stop.clear();
         let line = match input.next()? {
             Entry::Line(line) => line,
             Entry::End => break,
@@ -105,7 +107,6 @@ impl<'r> Chat<'r> {
     }
 
     fn answer(&mut self, message: &str) -> Result<(), Failure> {
-        self.stop.clear();
         let stop = &self.stop;
         let emit = |piece: &str| stop.write(piece, setup::emit);
         let answer = self.conversation.send(message, &self.options, emit);
