@@ -5,7 +5,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 
 use ruvllm_abi::export;
 
@@ -148,7 +148,8 @@ impl<'a> Rust<'a> {
         cargo
             .current_dir(directory)
             .env("RUSTC", self.rustc)
-            .env("RUSTC_WRAPPER", "")
+            .env("RUSTC_WRAPPER", wrapper().unwrap_or_default())
+            .env(WRAPS, "1")
             .env("RUSTC_WORKSPACE_WRAPPER", "")
             .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER", self.linker)
             .stdin(Stdio::null())
@@ -240,6 +241,39 @@ impl<'a> Rust<'a> {
             .collect();
         found.sort_by_key(|(_, path)| path.components().count());
         Ok(found)
+    }
+}
+
+/// Says to this program that it is to be a wrapper of the compiler.
+const WRAPS: &str = "RUVLLM_PACK_WRAPS_RUSTC";
+
+/// This program, where it is the tool and not another that uses the library.
+fn wrapper() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    (program.file_stem()? == "ruvllm-pack").then_some(program)
+}
+
+/// Runs the compiler as cargo asks for it, where cargo has started this program for that.
+///
+/// Cargo tells the compiler a hash by which it tells crates apart, and where a crate lies outside of the pack's
+/// directory its path is in it. The hash is in the names of functions, and what the optimiser makes of a function
+/// depends on them. Name and version of the package tell the crates of a pack apart as well.
+pub fn as_compiler() -> Option<ExitCode> {
+    std::env::var_os(WRAPS)?;
+    let mut args = std::env::args_os().skip(1);
+    let rustc = args.next()?;
+    let of = |name| std::env::var(name).unwrap_or_default();
+    let package = [of("CARGO_PKG_NAME"), of("CARGO_PKG_VERSION"), of("CARGO_CRATE_NAME")].join("-");
+    let args = args.map(|arg| match arg.to_str() {
+        Some(text) if text.starts_with("metadata=") => format!("metadata={package}").into(),
+        _ => arg,
+    });
+    match Command::new(&rustc).args(args).status() {
+        Ok(status) => Some(ExitCode::from(status.code().map_or(1, |code| code as u8))),
+        Err(error) => {
+            eprintln!("cannot run {}: {error}", rustc.to_string_lossy());
+            Some(ExitCode::FAILURE)
+        }
     }
 }
 

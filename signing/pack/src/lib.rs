@@ -43,6 +43,7 @@ mod toolchain;
 mod trial;
 pub mod trust;
 
+pub use compile_rust::as_compiler;
 pub use error::ToolError;
 pub use module::{ModuleFacts, normalise};
 pub use numbers::{Number, Numbers};

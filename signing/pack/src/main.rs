@@ -12,8 +12,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use ruvllm_host::DeviceClass;
 use ruvllm_pack::graph::GRAPH_TOML_FIELDS;
 use ruvllm_pack::{
-    Lang, PACK_TOML_FIELDS, ToolError, bench, build, call, diff, explain, graph, inspect,
-    oracle_test, print_error, print_report, reference, scaffold, sign, unknown_op,
+    Lang, PACK_TOML_FIELDS, ToolError, as_compiler, bench, build, call, diff, explain, graph,
+    inspect, oracle_test, print_error, print_report, reference, scaffold, sign, unknown_op,
 };
 
 /// Makes, builds, signs, checks and measures kernel packs.
@@ -256,6 +256,9 @@ fn device_class() -> impl TypedValueParser<Value = DeviceClass> {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = as_compiler() {
+        return code;
+    }
     let cli = Cli::parse();
     let json = cli.json;
     let code = match cli.command {
