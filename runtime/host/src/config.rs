@@ -197,6 +197,10 @@ pub struct HostConfig {
     /// the first of an instance besides. That `n` wrong runs of a kernel go unseen has the probability
     /// `(1 - 1 / every)^n`.
     pub cross_check_every: u32,
+    /// The same for products, embeddings and attention that the host's own code computes, unless
+    /// [`cross_check_every`](Self::cross_check_every) is 0. A check reads rows of the weights from the file, most of
+    /// which is in memory in another layout alone: often, it would bring all of the file back.
+    pub cross_check_own_every: u32,
     /// Whether kernels' results must not depend on the CPU: of variants of a kernel, those without
     /// relaxed SIMD are taken; relaxed instructions of others get their one deterministic meaning,
     /// and NaNs are canonical. Costs speed. The native twins and the engine's own operations keep
@@ -259,6 +263,7 @@ impl HostConfig {
             admission_seed: None,
             quarantine_after: 3,
             cross_check_every: 256,
+            cross_check_own_every: 1 << 16,
             deterministic: false,
             all_variants: false,
             cache_dir: None,

@@ -4,8 +4,8 @@
 //! ([`TeamWorker::product`]). A call then asks the first that is in service, and the next one where that fails; the last
 //! reads the file's bytes in place, so no second copy of the weights has to be kept for it.
 //!
-//! All are held to the f64 definition in service: of one run in [`crate::HostConfig::cross_check_every`] on average,
-//! elements that are drawn by chance; those that are not the host's own also when they have taken a matrix up, every row
+//! All are held to the f64 definition in service: of one run in [`crate::HostConfig::cross_check_every`] on average, and
+//! of the host's own in [`crate::HostConfig::cross_check_own_every`], elements that are drawn by chance; those that are not the host's own also when they have taken a matrix up, every row
 //! of it once. One that is wrong in a share `f` of all elements of its products goes unseen in `n` runs with the probability
 //! `(1 - (1 - (1 - f)^32) / every)^n`: one wrong in a thousand is found within 37,000 products in 99 of 100 cases, which
 //! a model of 22 layers computes for 240 tokens.
@@ -441,6 +441,10 @@ impl TeamWorker {
                 continue;
             }
             let state = state(kernels, kernel);
+            let every = match (every, kernel.is_native()) {
+                (1.., true) => host.config.cross_check_own_every,
+                (every, _) => every,
+            };
             let check = every > 0 && state.until_check == 0;
             state.until_check = match check {
                 true => checks.sampler.until_next(every),

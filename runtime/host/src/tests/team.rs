@@ -460,7 +460,8 @@ fn wrong_native(wrong: usize) -> Native {
 #[test]
 fn one_of_the_hosts_own_that_is_wrong_is_found_too_and_the_next_answers() {
     // As many as with any other.
-    let config = HostConfig { cross_check_every: 4, quarantine_after: 1, ..HostConfig::default() };
+    let config =
+        HostConfig { cross_check_own_every: 4, quarantine_after: 1, ..HostConfig::default() };
     let natives = [wrong_native(1000)].into_iter().chain(natives(&config)).collect();
     let host = Host::with_providers(config, natives).unwrap();
     let mut setup = Setup::of(host, DType::Q8_0, [1000, 32]);
@@ -482,7 +483,7 @@ fn the_last_of_a_chain_is_reported_and_stays() {
     let last = "native:matmul_wrong";
     let pins = [("matmul".to_owned(), last.to_owned())];
     let config = HostConfig {
-        cross_check_every: 1,
+        cross_check_own_every: 1,
         quarantine_after: 1,
         policy: Policy::Pinned(pins.into()),
         ..HostConfig::default()
