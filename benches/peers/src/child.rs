@@ -69,7 +69,12 @@ struct PeerSession<'a> {
 }
 
 impl<'a> PeerSession<'a> {
-    fn new(peer: &'a mut dyn Peer, request: &Request, depth: usize, tests: &[Test]) -> PeerSession<'a> {
+    fn new(
+        peer: &'a mut dyn Peer,
+        request: &Request,
+        depth: usize,
+        tests: &[Test],
+    ) -> PeerSession<'a> {
         let longest = tests.iter().map(|test| match *test {
             Test::Prompt { tokens } => tokens,
             Test::Generate { steps, .. } => steps.max(WARM_UP),
