@@ -449,16 +449,14 @@ static inline void ruvllm_fail(ruvllm_call *call, ruvllm_status status) {
     if (call->status == RUVLLM_OK) call->status = status;
 }
 
-/* Between two calls a processor computes something else and forgets the branches of this one, and one that it guesses
- * wrong costs more than the comparisons of several. */
 static inline int ruvllm_inside(const ruvllm_memory *memory, ruvllm_region region) {
     const uint64_t end = (uint64_t)region.offset + region.size;
-    return (region.size == 0) | ((region.offset >= memory->floor) & (end <= memory->len));
+    return region.size == 0 || (region.offset >= memory->floor && end <= memory->len);
 }
 
 static inline int ruvllm_overlap(ruvllm_region a, ruvllm_region b) {
-    return (a.size != 0) & (b.size != 0) & ((uint64_t)a.offset + a.size > b.offset) &
-           ((uint64_t)b.offset + b.size > a.offset);
+    return a.size != 0 && b.size != 0 && (uint64_t)a.offset + a.size > b.offset &&
+           (uint64_t)b.offset + b.size > a.offset;
 }
 
 /* Reads the descriptor at `at` and checks every region that it names. */
@@ -472,12 +470,12 @@ static inline ruvllm_call ruvllm_call_open(ruvllm_memory memory, uint32_t at) {
     }
     __builtin_memcpy(&call.desc, (const void *)(memory.base + at), sizeof call.desc);
     const ruvllm_descriptor *d = &call.desc;
-    if (ruvllm_overlap(d->output, d->input_a) | ruvllm_overlap(d->output, d->input_b) |
+    if (ruvllm_overlap(d->output, d->input_a) || ruvllm_overlap(d->output, d->input_b) ||
         ruvllm_overlap(d->output, d->params)) {
         ruvllm_fail(&call, RUVLLM_INVALID_OUTPUT);
     }
-    if (ruvllm_overlap(d->scratch, d->input_a) | ruvllm_overlap(d->scratch, d->input_b) |
-        ruvllm_overlap(d->scratch, d->params) | ruvllm_overlap(d->scratch, d->output)) {
+    if (ruvllm_overlap(d->scratch, d->input_a) || ruvllm_overlap(d->scratch, d->input_b) ||
+        ruvllm_overlap(d->scratch, d->params) || ruvllm_overlap(d->scratch, d->output)) {
         ruvllm_fail(&call, RUVLLM_OUT_OF_MEMORY);
     }
     if (!ruvllm_inside(&memory, d->input_a)) ruvllm_fail(&call, RUVLLM_INVALID_INPUT);

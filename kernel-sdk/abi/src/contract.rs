@@ -162,14 +162,14 @@ pub struct OpContract {
     pub gradients: &'static [usize],
 }
 
-const fn sym(name: &'static str) -> Dim {
+pub(crate) const fn sym(name: &'static str) -> Dim {
     Dim::Sym(name)
 }
 
 const ROWS_DIM: &[Dim] = &[sym("rows"), sym("dim")];
 const HEADS: &[Dim] = &[sym("batch"), sym("seq"), sym("heads"), sym("dim")];
 
-const fn tensor(name: &'static str, shape: &'static [Dim]) -> TensorContract {
+pub(crate) const fn tensor(name: &'static str, shape: &'static [Dim]) -> TensorContract {
     TensorContract { name, shape }
 }
 

@@ -18,11 +18,10 @@
 //! Chunks begin at multiples of 64 bytes.
 
 use crate::DType;
-use crate::contract::{Dim, TensorContract};
-use core::fmt;
+use crate::contract::{Dim, TensorContract, sym, tensor};
 
 /// An operation that all threads of a step compute together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TeamOp {
     /// `y = x w^T`. A bias is not part of it.
     Matmul,
@@ -48,30 +47,20 @@ pub struct TeamContract {
     pub dtypes: &'static [Option<DType>],
 }
 
-const fn tensor(name: &'static str, shape: &'static [Dim]) -> TensorContract {
-    TensorContract { name, shape }
-}
-
-const QUERIES: &[Dim] = &[Dim::Sym("queries"), Dim::Sym("heads"), Dim::Sym("head_dim")];
-const KEYS: &[Dim] = &[Dim::Sym("keys"), Dim::Sym("kv_heads"), Dim::Sym("head_dim")];
+const QUERIES: &[Dim] = &[sym("queries"), sym("heads"), sym("head_dim")];
+const KEYS: &[Dim] = &[sym("keys"), sym("kv_heads"), sym("head_dim")];
 
 const MATMUL: TeamContract = TeamContract {
     name: "matmul",
-    inputs: &[
-        tensor("x", &[Dim::Sym("m"), Dim::Sym("k")]),
-        tensor("w", &[Dim::Sym("n"), Dim::Sym("k")]),
-    ],
-    output: tensor("y", &[Dim::Sym("m"), Dim::Sym("n")]),
+    inputs: &[tensor("x", &[sym("m"), sym("k")]), tensor("w", &[sym("n"), sym("k")])],
+    output: tensor("y", &[sym("m"), sym("n")]),
     dtypes: &[Some(DType::F32), None],
 };
 
 const EMBED: TeamContract = TeamContract {
     name: "embed",
-    inputs: &[
-        tensor("tokens", &[Dim::Sym("tokens")]),
-        tensor("table", &[Dim::Sym("vocab"), Dim::Sym("dim")]),
-    ],
-    output: tensor("y", &[Dim::Sym("tokens"), Dim::Sym("dim")]),
+    inputs: &[tensor("tokens", &[sym("tokens")]), tensor("table", &[sym("vocab"), sym("dim")])],
+    output: tensor("y", &[sym("tokens"), sym("dim")]),
     dtypes: &[Some(DType::U32), None],
 };
 
@@ -104,12 +93,6 @@ impl TeamOp {
     /// The operation of that name.
     pub fn from_name(name: &str) -> Option<TeamOp> {
         TeamOp::ALL.into_iter().find(|op| op.name() == name)
-    }
-}
-
-impl fmt::Display for TeamOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -51,10 +51,8 @@ RUVLLM_KERNEL(rope_forward) {
     const float *x = RUVLLM_INPUT(call, float, batch, seq, heads, dim);
     const float *freqs = RUVLLM_INPUT(call, float, seq, dim_half, 2);
     float *y = RUVLLM_OUTPUT(call, float, batch, seq, heads, dim);
-    /* No further apart than they must be: another page of memory costs more than turning a small head does. */
-    const uint32_t room = dim_half < PAIRS ? dim_half : PAIRS;
-    float *cosines = RUVLLM_SCRATCH(call, float, room);
-    float *sines = RUVLLM_SCRATCH(call, float, room);
+    float *cosines = RUVLLM_SCRATCH(call, float, PAIRS);
+    float *sines = RUVLLM_SCRATCH(call, float, PAIRS);
     RUVLLM_READY(call);
     if (dim_half > dim / 2) return RUVLLM_INVALID_PARAMS;
 
@@ -76,20 +74,11 @@ RUVLLM_KERNEL(rope_forward) {
                 /* The cosines and the sines are laid out apart, once for all heads. */
                 for (uint32_t from = 0; from < dim_half; from += PAIRS) {
                     const uint32_t n = dim_half - from < PAIRS ? dim_half - from : PAIRS;
-                    /* The usual heads have a path without inner loops, whose ends a processor has to guess. */
-                    if (n == 32) {
-                        part(angles + 2 * (size_t)from, cosines, sines, 32);
-                    } else {
-                        part(angles + 2 * (size_t)from, cosines, sines, n);
-                    }
+                    part(angles + 2 * (size_t)from, cosines, sines, n);
                     for (uint32_t h = 0; h < heads; h++) {
                         const float *a = x + (size_t)h * dim + from;
                         float *ya = y + (size_t)h * dim + from;
-                        if (n == 32) {
-                            rotate(a, a + dim_half, cosines, sines, ya, ya + dim_half, 32);
-                        } else {
-                            rotate(a, a + dim_half, cosines, sines, ya, ya + dim_half, n);
-                        }
+                        rotate(a, a + dim_half, cosines, sines, ya, ya + dim_half, n);
                     }
                 }
             }

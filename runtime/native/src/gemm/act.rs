@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ruvllm_abi::DType;
-use ruvllm_abi::team::{ActChunk, ActForm, BLOCK, CHUNK, GROUP};
+use ruvllm_abi::team::{self, ActChunk, ActForm, BLOCK, CHUNK, GROUP};
 
 use super::{ActForms, Plan};
 use crate::{Isa, NativeError, ThreadPool};
@@ -230,7 +230,7 @@ impl Activations {
 
     /// Chunks of a row.
     pub(super) fn chunk_stride(&self) -> usize {
-        self.k.div_ceil(CHUNK)
+        team::chunks(self.k)
     }
 
     /// The form [`ActForm::Floats`]: `[m, float_stride]`; beyond `k` a row holds zeros, at least to a multiple

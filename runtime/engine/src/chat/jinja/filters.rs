@@ -4,9 +4,9 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
-use minijinja::{Environment, Error, ErrorKind};
+use minijinja::{Environment, Error};
 
-use super::python::{MAX_WIDTH, text};
+use super::python::{MAX_WIDTH, invalid, named, text};
 
 /// Adds them all.
 pub(super) fn add_to(environment: &mut Environment<'_>) {
@@ -20,10 +20,6 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
     environment.add_filter("wordwrap", word_wrap);
     environment.add_filter("urlencode", url_encode);
     environment.add_filter("random", random);
-}
-
-fn invalid(reason: impl Into<std::borrow::Cow<'static, str>>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, reason)
 }
 
 /// Each word begins with a capital; one ends at a space, a hyphen or an opening bracket.
@@ -59,17 +55,6 @@ fn replace(value: Value, old: Value, new: Value, count: Option<i64>) -> String {
     match count.and_then(|count| usize::try_from(count).ok()) {
         Some(count) => value.replacen(&old, &new, count),
         None => value.replace(&old, &new),
-    }
-}
-
-/// An argument by its place or else its name.
-fn named<T>(given: Option<T>, name: &str, kwargs: &Kwargs) -> Result<Option<T>, Error>
-where
-    Option<T>: for<'a> minijinja::value::ArgType<'a, Output = Option<T>>,
-{
-    match given {
-        Some(value) => Ok(Some(value)),
-        None => kwargs.get::<Option<T>>(name),
     }
 }
 

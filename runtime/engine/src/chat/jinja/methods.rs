@@ -7,11 +7,11 @@ use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args, merge_maps};
-use minijinja::{Error, ErrorKind, FormatStyle, State, format_filter};
+use minijinja::{Error, FormatStyle, State, format_filter};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use regex::Regex;
 
-use super::python::{MAX_WIDTH, items, python, repr, tuple};
+use super::python::{MAX_WIDTH, invalid, items, named, python, repr, tuple};
 
 /// Calls a method.
 ///
@@ -44,10 +44,6 @@ pub(super) fn call(
         Some(value) => Ok(python(value)),
         None => unknown_method_callback(state, value, method, args).map(python),
     }
-}
-
-fn invalid(reason: impl Into<std::borrow::Cow<'static, str>>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, reason)
 }
 
 /// `None` for a method that is not here.
@@ -91,8 +87,7 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
         }
         "splitlines" => {
             let (keep, kwargs): (Option<bool>, Kwargs) = from_args(args)?;
-            let keep =
-                keep.map_or_else(|| kwargs.get::<Option<bool>>("keepends"), |k| Ok(Some(k)))?;
+            let keep = named(keep, "keepends", &kwargs)?;
             kwargs.assert_all_used()?;
             lines(text, keep.unwrap_or(false)).into_iter().map(Value::from).collect()
         }
@@ -167,8 +162,7 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
         }
         "expandtabs" => {
             let (size, kwargs): (Option<i64>, Kwargs) = from_args(args)?;
-            let size =
-                size.map_or_else(|| kwargs.get::<Option<i64>>("tabsize"), |s| Ok(Some(s)))?;
+            let size = named(size, "tabsize", &kwargs)?;
             kwargs.assert_all_used()?;
             Value::from(expand_tabs(text, size.unwrap_or(8))?)
         }
@@ -194,14 +188,8 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
 /// `sep` and `maxsplit` of `split`; a negative number is none.
 fn split_arguments(args: &[Value]) -> Result<(Option<String>, Option<usize>), Error> {
     let (separator, most, kwargs): (Option<String>, Option<i64>, Kwargs) = from_args(args)?;
-    let separator = match separator {
-        Some(separator) => Some(separator),
-        None => kwargs.get::<Option<String>>("sep")?,
-    };
-    let most = match most {
-        Some(most) => Some(most),
-        None => kwargs.get::<Option<i64>>("maxsplit")?,
-    };
+    let separator = named(separator, "sep", &kwargs)?;
+    let most = named(most, "maxsplit", &kwargs)?;
     kwargs.assert_all_used()?;
     Ok((separator, most.and_then(|most| usize::try_from(most).ok())))
 }

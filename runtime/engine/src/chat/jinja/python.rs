@@ -283,15 +283,12 @@ pub(super) fn to_json(value: &Value, args: Rest<Value>) -> Result<String, Error>
         Optional,
         Kwargs,
     ) = from_args(&args)?;
-    let argument = |name: &str, given: Option<Value>| match given {
-        Some(value) => Ok(Some(value)),
-        None => kwargs.get::<Option<Value>>(name),
-    };
     let is_on = |value: Option<Value>| value.is_some_and(|value| value.is_true());
-    let ascii = is_on(argument("ensure_ascii", ensure_ascii)?);
-    let sorted = is_on(argument("sort_keys", sort_keys)?);
-    let indent = argument("indent", indent)?.map(|indent| indentation(&indent)).transpose()?;
-    let separators = argument("separators", separators)?.map(|pair| pair_of_texts(&pair));
+    let ascii = is_on(named(ensure_ascii, "ensure_ascii", &kwargs)?);
+    let sorted = is_on(named(sort_keys, "sort_keys", &kwargs)?);
+    let indent =
+        named(indent, "indent", &kwargs)?.map(|indent| indentation(&indent)).transpose()?;
+    let separators = named(separators, "separators", &kwargs)?.map(|pair| pair_of_texts(&pair));
     kwargs.assert_all_used()?;
     let defaults = || {
         let between_items = if indent.is_none() { ", " } else { "," };
@@ -304,8 +301,19 @@ pub(super) fn to_json(value: &Value, args: Rest<Value>) -> Result<String, Error>
     Ok(out)
 }
 
-fn invalid(reason: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+pub(super) fn invalid(reason: impl Into<std::borrow::Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOperation, reason)
+}
+
+/// An argument by its place or else its name.
+pub(super) fn named<T>(given: Option<T>, name: &str, kwargs: &Kwargs) -> Result<Option<T>, Error>
+where
+    Option<T>: for<'a> minijinja::value::ArgType<'a, Output = Option<T>>,
+{
+    match given {
+        Some(value) => Ok(Some(value)),
+        None => kwargs.get::<Option<T>>(name),
+    }
 }
 
 fn indentation(indent: &Value) -> Result<String, Error> {
@@ -471,14 +479,8 @@ pub(super) fn join(
     attribute: Option<Value>,
     kwargs: Kwargs,
 ) -> Result<String, Error> {
-    let between = match between {
-        Some(between) => Some(between),
-        None => kwargs.get::<Option<Value>>("d")?,
-    };
-    let attribute = match attribute {
-        Some(attribute) => Some(attribute),
-        None => kwargs.get::<Option<Value>>("attribute")?,
-    };
+    let between = named(between, "d", &kwargs)?;
+    let attribute = named(attribute, "attribute", &kwargs)?;
     kwargs.assert_all_used()?;
     let between = between.as_ref().map(text).unwrap_or_default();
     let mut out = String::new();
@@ -527,14 +529,8 @@ pub(super) fn round(
     method: Option<String>,
     kwargs: Kwargs,
 ) -> Result<Value, Error> {
-    let precision = match precision {
-        Some(precision) => precision,
-        None => kwargs.get::<Option<i32>>("precision")?.unwrap_or(0),
-    };
-    let method = match method {
-        Some(method) => Some(method),
-        None => kwargs.get::<Option<String>>("method")?,
-    };
+    let precision = named(precision, "precision", &kwargs)?.unwrap_or(0);
+    let method = named(method, "method", &kwargs)?;
     kwargs.assert_all_used()?;
     let number = f64::try_from(value.clone())?;
     // Beyond, no float has a decimal.
