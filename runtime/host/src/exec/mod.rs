@@ -25,8 +25,6 @@ mod meter;
 mod place;
 #[cfg(any(feature = "wasmtime", feature = "wamr"))]
 mod rewrite;
-#[cfg(feature = "wasmtime")]
-mod threads;
 #[cfg(feature = "wamr")]
 mod wamr;
 #[cfg(feature = "wasmtime")]

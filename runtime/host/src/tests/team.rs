@@ -491,7 +491,7 @@ fn the_last_of_a_chain_is_reported_and_stays() {
     let host = Host::with_providers(config, vec![wrong_native(1)]).unwrap();
     let mut setup = Setup::of(host, DType::Q8_0, [37, 64]);
     let product = setup.product().unwrap();
-    setup.multiply_often(&product, 4);
+    setup.multiply_often(&product, 3);
     let report = stats(&setup.host, last);
     assert!(!report.quarantined && report.failures["kernel_mismatch"] == 3, "{report:?}");
     let (incidents, _) = setup.host.take_incidents();
@@ -521,7 +521,7 @@ fn one_that_is_wrong_when_it_takes_a_matrix_up_never_multiplies() {
     struct Zeros;
     impl MatmulProvider for Zeros {
         fn prepared_bytes(&self, _: &Weights<'_>, _: Isa) -> Option<usize> {
-            Some(0)
+            Some(64)
         }
         fn prepare(&self, _: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedMatmul>, String> {
             Ok(Box::new(Zeros))
@@ -542,11 +542,23 @@ fn one_that_is_wrong_when_it_takes_a_matrix_up_never_multiplies() {
             Ok(())
         }
     }
+    let zeros = || Provider::Matmul(DType::Q8_0, Arc::new(Zeros));
     let mut setup = Setup::new(HostConfig::default(), DType::Q8_0, [37, 64]);
-    setup.activate("zeros", Provider::Matmul(DType::Q8_0, Arc::new(Zeros))).unwrap();
+    setup.activate("zeros", zeros()).unwrap();
     let product = setup.product().unwrap();
     assert_eq!(product.refused().unwrap().1.code(), "kernel_mismatch");
     assert!(product.kernel().starts_with("native:"));
+
+    // The host's own likewise, although not every row of it is looked at.
+    let config = HostConfig::default();
+    let id = "matmul_zeros".to_owned();
+    let own = Native { id, provider: zeros(), about: "wrong on purpose".to_owned() };
+    let natives = [own].into_iter().chain(natives(&config)).collect();
+    let mut setup =
+        Setup::of(Host::with_providers(config, natives).unwrap(), DType::Q8_0, [37, 64]);
+    let product = setup.product().unwrap();
+    assert_ne!(product.kernel(), "native:matmul_zeros");
+    assert_eq!(stats(&setup.host, "native:matmul_zeros").failures["kernel_mismatch"], 1);
 }
 
 #[test]

@@ -7,10 +7,12 @@
 use super::Wrong;
 use crate::attention::{AttnSequence, AttnShape, KvLayout, KvSegment};
 use crate::gemm::{ActForm, Activations, Weights};
+use crate::pool::{ThreadPool, split};
 use crate::quant::dequantize_row;
 use crate::{NativeError, oracle};
 use half::bf16;
 use ruvllm_abi::{DType, TeamOp};
+use std::sync::{Mutex, PoisonError};
 
 /// What an element of a team operation may be off by.
 pub const fn error_of(op: TeamOp) -> f64 {
@@ -44,17 +46,62 @@ pub fn check_product(
     weights: &Weights<'_>,
     x: &Activations,
     form: ActForm,
-    [row, col]: [usize; 2],
+    at: [usize; 2],
     got: f32,
     buffers: &mut TeamBuffers,
 ) -> Result<(), Wrong> {
     let TeamBuffers { weights: w, row: a, .. } = buffers;
+    a.resize(weights.cols(), 0.0);
+    x.read_row(form, at[0], a)?;
+    check_element(weights, a, form, at, got, w)
+}
+
+/// Holds the product `got[n]` of row `row` of the activations with all rows of the weights against its definition
+/// in some columns, on all threads of a pool.
+///
+/// # Errors
+/// As [`check_product`], for the first of the columns that is wrong.
+pub fn check_columns(
+    pool: &ThreadPool,
+    weights: &Weights<'_>,
+    x: &Activations,
+    form: ActForm,
+    row: usize,
+    columns: &[usize],
+    got: &[f32],
+) -> Result<(), Wrong> {
+    let mut a = vec![0.0; weights.cols()];
+    x.read_row(form, row, &mut a)?;
+    let first: Mutex<Option<(usize, Wrong)>> = Mutex::new(None);
+    pool.run(&|tid| {
+        let mut w = Vec::new();
+        for i in split(columns.len(), pool.threads(), tid) {
+            let at = [row, columns[i]];
+            let checked = check_element(weights, &a, form, at, got[columns[i]], &mut w);
+            let Err(wrong) = checked else { continue };
+            let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
+            if first.as_ref().is_none_or(|(found, _)| i < *found) {
+                *first = Some((i, wrong));
+            }
+            return;
+        }
+    });
+    let first = first.into_inner().unwrap_or_else(PoisonError::into_inner);
+    first.map_or(Ok(()), |(_, wrong)| Err(wrong))
+}
+
+/// Holds the product of the activations `a` with row `col` of the weights against its definition.
+fn check_element(
+    weights: &Weights<'_>,
+    a: &[f32],
+    form: ActForm,
+    [row, col]: [usize; 2],
+    got: f32,
+    w: &mut Vec<f32>,
+) -> Result<(), Wrong> {
     w.resize(weights.cols(), 0.0);
     dequantize_row(weights.dtype(), weights.row(col), w)?;
-    a.resize(weights.cols(), 0.0);
-    x.read_row(form, row, a)?;
-    let terms = w.iter().zip(&*a).map(|(w, a)| f64::from(*w) * f64::from(*a));
-    let (want, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+    let (want, size) = dot(w, a);
     if !want.is_finite() || want.abs() > f64::from(f32::MAX) {
         return Ok(());
     }
@@ -73,6 +120,20 @@ pub fn check_product(
     }
     let detail = format!("row {row}, column {col} is {got:e}, off by {off:.1e} of {allowed:.1e}");
     Err(Wrong::Mismatch { detail })
+}
+
+/// `Σ w[i] a[i]` and `Σ |w[i] a[i]|`, in f64. Several sums, so that none waits for the one before.
+fn dot(w: &[f32], a: &[f32]) -> (f64, f64) {
+    const SUMS: usize = 8;
+    let (mut sum, mut size) = ([0.0; SUMS], [0.0; SUMS]);
+    for (w, a) in w.chunks(SUMS).zip(a.chunks(SUMS)) {
+        for (i, (w, a)) in w.iter().zip(a).enumerate() {
+            let term = f64::from(*w) * f64::from(*a);
+            sum[i] += term;
+            size[i] += term.abs();
+        }
+    }
+    (sum.iter().sum(), size.iter().sum())
 }
 
 /// Holds a row that was gathered from a table against the table's.

@@ -1,7 +1,6 @@
 //! The call that runs on this thread, and what the host does when the module asks it for fuel.
 #![allow(unsafe_code)]
 
-use super::library::{Instance, Library};
 use crate::deadline::{Spent, thread_time};
 use crate::exec::meter::FUEL;
 use std::cell::Cell;
@@ -14,32 +13,26 @@ const LATE: &CStr = c"the deadline is over";
 
 thread_local! {
     /// Of the call that runs, if one does.
-    static CURRENT: Cell<*const Call> = const { Cell::new(ptr::null()) };
+    static CURRENT: Cell<*const Call<'static>> = const { Cell::new(ptr::null()) };
 }
 
 /// A call of a function of an instance.
-pub(super) struct Call {
-    library: &'static Library,
-    instance: Instance,
+pub(super) struct Call<'a> {
+    /// Ends it, as soon as the host's function that the module has called returns.
+    end: &'a dyn Fn(&CStr),
     tick: Duration,
     until: Cell<Instant>,
     spent: Cell<Spent>,
     late: Cell<bool>,
 }
 
-impl Call {
-    /// A call that may take so many ticks of this length.
-    pub(super) fn new(
-        library: &'static Library,
-        instance: Instance,
-        ticks: u64,
-        tick: Duration,
-    ) -> Self {
+impl<'a> Call<'a> {
+    /// A call that may take so many ticks of this length. `end` is called on its thread while it runs.
+    pub(super) fn new(end: &'a dyn Fn(&CStr), ticks: u64, tick: Duration) -> Self {
         let mut spent = Spent::default();
         spent.begin(ticks, tick);
         Self {
-            library,
-            instance,
+            end,
             tick,
             until: Cell::new(Instant::now() + times(tick, ticks)),
             spent: Cell::new(spent),
@@ -49,7 +42,7 @@ impl Call {
 
     /// Runs what is this call on this thread.
     pub(super) fn run<T>(&self, run: impl FnOnce() -> T) -> T {
-        CURRENT.set(self);
+        CURRENT.set(ptr::from_ref(self).cast());
         let result = run();
         CURRENT.set(ptr::null());
         result
@@ -71,9 +64,7 @@ impl Call {
             Some(ticks) => self.until.set(now + times(self.tick, ticks)),
             None => {
                 self.late.set(true);
-                // SAFETY: the call runs on this thread, where the module has just called the host, so its
-                // instance lives.
-                unsafe { self.library.end_call(self.instance, LATE) };
+                (self.end)(LATE);
             }
         }
         self.spent.set(spent);

@@ -33,7 +33,7 @@ use calls::Call;
 use library::{Environment, Function, Instance, Library, Module};
 use ruvllm_abi::export;
 use ruvllm_manifest::{ExecutorGate, ExecutorKind, escape_untrusted};
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -325,7 +325,10 @@ impl WamrInstance {
         library.enter_thread().map_err(other)?;
         let mut words = [0; 3];
         words[..N].copy_from_slice(&args);
-        let call = Call::new(library, self.instance, ticks, self.tick);
+        // SAFETY: it is called while the call runs, on its thread, where the module has just called the host,
+        // so the instance lives.
+        let end = |why: &CStr| unsafe { library.end_call(self.instance, why) };
+        let call = Call::new(&end, ticks, self.tick);
         // SAFETY: the function is one of this instance, which is borrowed exclusively; it takes `N`
         // arguments of 32 bits and gives at most one, as the gate found, or as the function was added.
         let returned =

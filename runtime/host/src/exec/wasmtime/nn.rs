@@ -16,7 +16,6 @@
 //!
 //! What this does not bound is what a graph takes while it computes: its provider does, by a process.
 
-use super::Limits;
 use crate::exec::fence::page_size;
 use crate::graph::{GraphError, GraphValue, PackGraphs};
 use ruvllm_manifest::GraphType;
@@ -76,44 +75,49 @@ impl From<Errno> for Stop {
     }
 }
 
+/// What the store of an instance keeps.
+pub(super) trait Guest: 'static {
+    /// The graphs that it computes, where its module imports anything.
+    fn nn(&mut self) -> Option<&mut Nn>;
+}
+
 /// Bytes that contexts of a module's instance may hold.
 pub(super) fn holds(module: &Module) -> usize {
     if module.imports().len() == 0 { 0 } else { TENSOR_BYTES }
 }
 
 /// What a module imports, in its order; the gate has let nothing else through.
-pub(super) fn imports(store: &mut Store<Limits>, module: &Module) -> Vec<Extern> {
+pub(super) fn imports<T: Guest>(store: &mut Store<T>, module: &Module) -> Vec<Extern> {
     let names = module.imports().filter_map(|import| function(store, import.name()));
     names.map(Extern::from).collect()
 }
 
-fn function(store: &mut Store<Limits>, name: &str) -> Option<Func> {
-    type Guest<'a> = Caller<'a, Limits>;
+fn function<T: Guest>(store: &mut Store<T>, name: &str) -> Option<Func> {
     Some(match name {
         "load" => Func::wrap(store, |_: u32, _: u32, _: u32, _: u32, _: u32| {
             Errno::UnsupportedOperation as i32
         }),
         "load_by_name" => {
-            Func::wrap(store, |mut guest: Guest<'_>, name: u32, len: u32, graph: u32| {
+            Func::wrap(store, |mut guest: Caller<'_, T>, name: u32, len: u32, graph: u32| {
                 answer(&mut guest, |nn, memory| nn.load_by_name(memory, name, len, graph))
             })
         }
         "init_execution_context" => {
-            Func::wrap(store, |mut guest: Guest<'_>, graph: u32, context: u32| {
+            Func::wrap(store, |mut guest: Caller<'_, T>, graph: u32, context: u32| {
                 answer(&mut guest, |nn, memory| nn.begin_context(memory, graph, context))
             })
         }
         "set_input" => {
-            Func::wrap(store, |mut guest: Guest<'_>, context: u32, index: u32, tensor: u32| {
+            Func::wrap(store, |mut guest: Caller<'_, T>, context: u32, index: u32, tensor: u32| {
                 answer(&mut guest, |nn, memory| nn.set_input(memory, context, index, tensor))
             })
         }
-        "compute" => Func::wrap(store, |mut guest: Guest<'_>, context: u32| {
+        "compute" => Func::wrap(store, |mut guest: Caller<'_, T>, context: u32| {
             answer(&mut guest, |nn, _| nn.compute(context))
         }),
         "get_output" => Func::wrap(
             store,
-            |mut guest: Guest<'_>, context: u32, index: u32, to: u32, room: u32, len: u32| {
+            |mut guest: Caller<'_, T>, context: u32, index: u32, to: u32, room: u32, len: u32| {
                 answer(&mut guest, |nn, memory| nn.output(memory, context, index, (to, room), len))
             },
         ),
@@ -122,16 +126,16 @@ fn function(store: &mut Store<Limits>, name: &str) -> Option<Func> {
 }
 
 /// The status of a function for the kernel, or the trap that its call ends with.
-fn answer(
-    guest: &mut Caller<'_, Limits>,
+fn answer<T: Guest>(
+    guest: &mut Caller<'_, T>,
     work: impl FnOnce(&mut Nn, &mut [u8]) -> Result<(), Stop>,
 ) -> wasmtime::Result<i32> {
-    let memory = guest.data().nn.as_ref().and_then(|nn| nn.memory);
+    let memory = guest.data_mut().nn().and_then(|nn| nn.memory);
     let done = match memory {
         None => Err(Errno::RuntimeError.into()),
         Some(memory) => {
-            let (memory, limits) = memory.data_and_store_mut(guest);
-            match &mut limits.nn {
+            let (memory, data) = memory.data_and_store_mut(guest);
+            match data.nn() {
                 None => Err(Errno::RuntimeError.into()),
                 Some(nn) => work(nn, memory),
             }

@@ -10,16 +10,15 @@
 //! earlier versions for (tier 2), so it is off unless the device class asks for it.
 #![allow(unsafe_code)]
 
-use super::executor::EngineInstance;
-use super::fence;
-use super::wasmtime::{Entry, Prepared, WasmtimeInstance, missing, run};
-use crate::threads::lock;
+use super::instance::{LoadedModule, WasmtimeInstance, missing};
+use super::member::{End, Member};
+use crate::exec::executor::EngineInstance;
+use crate::exec::fence;
 use crate::trap::{Trap, TrapKind};
 use ruvllm_abi::export;
 use std::cell::UnsafeCell;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use wasmtime::{ExternType, SharedMemory, Val};
 
@@ -28,62 +27,6 @@ const HOST_STACK: usize = 512 << 10;
 
 /// The bytes that the end of a stack is a multiple of.
 const STACK_ALIGN: i32 = 16;
-
-/// How the call of a group ends before all of its threads have left with `OK`.
-#[derive(Default)]
-struct End {
-    has_come: AtomicBool,
-    /// What the first of them ended by.
-    first: Mutex<Option<Result<i32, Trap>>>,
-}
-
-impl End {
-    /// One of the threads ended the call.
-    fn by(&self, outcome: Result<i32, Trap>) {
-        lock(&self.first).get_or_insert(outcome);
-        self.has_come.store(true, Ordering::Release);
-    }
-
-    /// What the call ended by, if all have left; a new one begins.
-    fn take(&self) -> Option<Result<i32, Trap>> {
-        self.has_come.store(false, Ordering::Relaxed);
-        lock(&self.first).take()
-    }
-}
-
-/// What the store of a member knows of its call.
-pub(super) struct Member {
-    end: Arc<End>,
-    /// Ticks until it has used its own.
-    left: u64,
-}
-
-/// What a member sees when a tick has passed.
-pub(super) enum Look {
-    /// Its call has ended.
-    Ended,
-    /// It goes on.
-    InTime,
-    /// Its ticks are over.
-    Late,
-}
-
-impl Member {
-    /// It may run for so many ticks. Gives after how many it looks: every one.
-    pub(super) fn begin(&mut self, ticks: u64) -> u64 {
-        self.left = ticks;
-        1
-    }
-
-    pub(super) fn look(&mut self) -> Look {
-        self.left = self.left.saturating_sub(1);
-        match (self.end.has_come.load(Ordering::Acquire), self.left) {
-            (true, _) => Look::Ended,
-            (false, 0) => Look::Late,
-            (false, _) => Look::InTime,
-        }
-    }
-}
 
 /// The instances of a kernel with threads.
 pub(super) struct Group {
@@ -104,18 +47,18 @@ impl Group {
     ///
     /// # Errors
     /// What the engine says.
-    pub(super) fn new(prepared: &Prepared) -> Result<Self, Trap> {
+    pub(super) fn new(module: &LoadedModule) -> Result<Self, Trap> {
         let failed = |error: wasmtime::Error| Trap::new(TrapKind::Other, format!("{error:#}"));
-        let ty = match prepared.module.get_export(export::MEMORY) {
+        let ty = match module.module.get_export(export::MEMORY) {
             Some(ExternType::Memory(ty)) if ty.is_shared() => ty,
             _ => return Err(missing(export::MEMORY)),
         };
-        let memory = SharedMemory::new(prepared.module.engine(), ty).map_err(failed)?;
+        let memory = SharedMemory::new(module.module.engine(), ty).map_err(failed)?;
         let end = Arc::new(End::default());
-        let member = |_| prepared.running(Some((&memory, Member { end: end.clone(), left: 0 })));
-        let members = (0..prepared.spec.threads).map(member).collect::<Result<_, Trap>>()?;
-        let count = prepared.threads as usize;
-        let stack = prepared.stack.saturating_add(HOST_STACK);
+        let member = |_| module.instance(Some((&memory, Member::new(&end))));
+        let members = (0..module.spec.threads).map(member).collect::<Result<_, Trap>>()?;
+        let count = module.threads as usize;
+        let stack = module.stack.saturating_add(HOST_STACK);
         let mut group = Self { members, memory, end, count, stack, lost: false };
         group.divide_the_stack().map_err(failed)?;
         Ok(group)
@@ -140,20 +83,6 @@ impl Group {
     }
 }
 
-impl WasmtimeInstance {
-    /// Enters the kernel as one of `count` threads, and says in `end` what it ended by, where that ends them all.
-    fn enter(&mut self, descriptor: u32, [index, count]: [u32; 2], ticks: u64, end: &End) {
-        let Entry::Together(entry) = &self.entry else {
-            return end.by(Err(missing(&self.entry_point)));
-        };
-        match run(&mut self.store, entry, (descriptor, index, count), (ticks, self.tick)) {
-            Ok(0) => {}
-            Ok(status) => end.by(Ok(status)),
-            Err(error) => end.by(Err(self.trap(&error, &self.entry_point))),
-        }
-    }
-}
-
 impl EngineInstance for Group {
     fn heap_base(&self) -> u32 {
         self.members[0].heap_base()
@@ -166,7 +95,7 @@ impl EngineInstance for Group {
         // the memory lives, which is at least as long as `self`. Whoever can reach them holds a handle of
         // the memory: `self`, which is borrowed exclusively for as long as the slice lives, and the stores of its
         // members, whose code runs in methods of `self` that borrow it exclusively and join every thread before
-        // they return. No handle leaves this module and [`Prepared::running`], which keeps its own in the member.
+        // they return. No handle leaves this module and [`LoadedModule::instance`], which keeps its own in the member.
         unsafe { std::slice::from_raw_parts_mut(bytes, cells.len()) }
     }
 

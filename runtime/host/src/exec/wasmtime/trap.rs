@@ -1,0 +1,79 @@
+//! What the engine says of a call that failed, as the host tells it.
+
+use crate::exec::isolate;
+use crate::exec::place::{Instruction, instruction};
+use crate::trap::{MemoryAccess, Place, Trap, TrapKind};
+use wasmtime::{FrameInfo, WasmBacktrace};
+
+/// What a trap is to the host, in a call of the function that is exported under a name, of an instance of the
+/// pack's module `own` whose memory has so many bytes.
+#[cold]
+pub(super) fn trap(error: &wasmtime::Error, own: &[u8], called: &str, memory: u64) -> Trap {
+    use wasmtime::Trap as T;
+    let found = place(error, own, called);
+    let is_call = matches!(&found, Some((_, Some(instruction))) if instruction.is_indirect_call);
+    let kind = match error.downcast_ref::<T>() {
+        Some(T::Interrupt) => TrapKind::Deadline,
+        Some(T::MemoryOutOfBounds) => TrapKind::OutOfBounds,
+        Some(T::HeapMisaligned) => TrapKind::Misaligned,
+        Some(T::TableOutOfBounds) if is_call => TrapKind::IndirectCallOutOfBounds,
+        Some(T::TableOutOfBounds) => TrapKind::TableOutOfBounds,
+        Some(T::UnreachableCodeReached) => TrapKind::Unreachable,
+        Some(T::StackOverflow) => TrapKind::StackOverflow,
+        Some(T::IntegerOverflow) => TrapKind::IntegerOverflow,
+        Some(T::IntegerDivisionByZero) => TrapKind::DivisionByZero,
+        Some(T::BadConversionToInteger) => TrapKind::BadConversion,
+        Some(T::IndirectCallToNull) => TrapKind::IndirectCallNull,
+        Some(T::BadSignature) => TrapKind::IndirectCallSignature,
+        _ => TrapKind::Other,
+    };
+    let detail = match error.downcast_ref::<T>() {
+        Some(trap) => trap.to_string(),
+        None => format!("{error:#}"),
+    };
+    let mut trap = Trap::new(kind, detail);
+    let (place, instruction) = found.unzip();
+    trap.place = place.map(Box::new);
+    if let (TrapKind::OutOfBounds, Some(Instruction { access: Some((size, write)), .. })) =
+        (kind, instruction.flatten())
+    {
+        // Of bounds that are checked by instructions of their own, no address is kept.
+        trap.access = Some(MemoryAccess { offset: fault(error), size, write, memory });
+    }
+    trap
+}
+
+/// The function and the instruction that trapped, in the pack's own module.
+fn place(
+    error: &wasmtime::Error,
+    own: &[u8],
+    called: &str,
+) -> Option<(Place, Option<Instruction>)> {
+    let frames = error.downcast_ref::<WasmBacktrace>()?.frames();
+    let compiled = isolate::isolated(own).ok();
+    let find = |frame: &FrameInfo| instruction(own, compiled.as_deref()?, frame.module_offset()?);
+    // What copies and fills memory in the pack's place is none of its functions: their caller is.
+    let first = frames.iter().position(|frame| find(frame).is_some());
+    let frames = &frames[first.unwrap_or(0)..];
+    let function = match frames {
+        // The end of the stack: this is the function that was called.
+        [_] => called.to_owned(),
+        _ => match frames.first()?.func_name() {
+            Some(name) => name.chars().take(128).collect(),
+            None => format!("function {}", frames[0].func_index()),
+        },
+    };
+    let found: Vec<Instruction> = frames.iter().map_while(find).take(Place::MAX_FRAMES).collect();
+    let offsets = found.iter().map(|instruction| instruction.offset).collect();
+    let place = Place { function, called: called.to_owned(), frames: offsets, source: None };
+    Some((place, found.first().copied()))
+}
+
+/// The address that a kernel could not reach. The engine's type for this is its own; its text is not.
+fn fault(error: &wasmtime::Error) -> Option<u64> {
+    error.chain().find_map(|cause| {
+        let text = cause.to_string();
+        let (address, _) = text.strip_prefix("memory fault at wasm address 0x")?.split_once(' ')?;
+        u64::from_str_radix(address, 16).ok()
+    })
+}
