@@ -1,38 +1,41 @@
 //! The layers of a crate: its modules in an order in which each uses those before it and none behind, so that
-//! no two use each other.
+//! no two use each other; and in the directory of a module none that use each other in a circle.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// A file of a crate's sources.
+struct Source {
+    /// Its name below `src`, without its ending.
+    file: PathBuf,
+    /// The path of its module in the crate.
+    module: Vec<String>,
+    /// The paths in the crate that its code names, from the root on.
+    named: Vec<Vec<String>>,
+}
+
 /// What a crate's sources, in `src`, have against its modules lying in the order of `layers`: a module that uses
-/// one behind it, one that is not in the list, and one of the list that there is not. Tests may use everything.
+/// one behind it, one that is not in the list, one of the list that there is not, and modules further down that
+/// use each other in a circle. Tests may use everything.
 ///
 /// # Errors
 /// What the system says about reading the sources.
 pub fn violations(src: &Path, layers: &[&str]) -> io::Result<Vec<String>> {
-    let root = fs::read_to_string(src.join("lib.rs"))?;
-    let origins = origins(&root);
+    let origins = origins(&fs::read_to_string(src.join("lib.rs"))?);
     let place = |module: &str| layers.iter().position(|layer| *layer == module);
-    let mut files = Vec::new();
-    sources(src, &mut files)?;
-    files.sort_unstable();
+    let sources = sources(src)?;
     let mut found = Vec::new();
     let mut there = vec![false; layers.len()];
-    for path in files {
-        let file = path.strip_prefix(src).unwrap_or(&path).with_extension("");
-        let mut names = file.iter().filter_map(|name| name.to_str());
-        if names.clone().any(|name| name == "tests") || file == Path::new("lib") {
-            continue;
-        }
-        let Some(mine) = names.next().and_then(place) else {
+    for Source { file, module, named } in &sources {
+        let Some(mine) = module.first().and_then(|name| place(name)) else {
             found.push(format!("{}: not in the list of layers", file.display()));
             continue;
         };
         there[mine] = true;
-        for word in words(&fs::read_to_string(&path)?) {
-            let module = origins.get(&word).unwrap_or(&word);
+        for word in named.iter().filter_map(|path| path.first()) {
+            let module = origins.get(word).unwrap_or(word);
             if place(module).is_some_and(|uses| uses > mine) {
                 found.push(format!("{} uses {module} ({word})", file.display()));
             }
@@ -40,14 +43,71 @@ pub fn violations(src: &Path, layers: &[&str]) -> io::Result<Vec<String>> {
     }
     let absent = layers.iter().zip(there).filter(|(_, there)| !there);
     found.extend(absent.map(|(layer, _)| format!("{layer}: there is no such module")));
+    found.extend(circles(&sources));
     Ok(found)
 }
 
-fn sources(directory: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
+/// The modules of one parent, the root aside, that use each other in a circle, or lie between two circles.
+fn circles(sources: &[Source]) -> Vec<String> {
+    let modules: BTreeSet<&[String]> = sources.iter().map(|source| &source.module[..]).collect();
+    let mut uses: BTreeMap<&[String], BTreeSet<[&str; 2]>> = BTreeMap::new();
+    for Source { module, named, .. } in sources {
+        for path in named {
+            let used =
+                (0..=path.len()).rev().map(|n| &path[..n]).find(|path| modules.contains(path));
+            let used = used.unwrap_or_default();
+            let same = module.iter().zip(used).take_while(|(mine, other)| mine == other).count();
+            if let (1.., Some(mine), Some(other)) = (same, module.get(same), used.get(same)) {
+                uses.entry(&module[..same]).or_default().insert([mine, other]);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    for (parent, mut uses) in uses {
+        // What nobody uses, and what uses nobody, is in no circle.
+        loop {
+            let ends = |i: usize| uses.iter().map(|pair| pair[i]).collect::<BTreeSet<_>>();
+            let (users, used) = (ends(0), ends(1));
+            let before = uses.len();
+            uses.retain(|[mine, other]| used.contains(mine) && users.contains(other));
+            if uses.len() == before {
+                break;
+            }
+        }
+        let pairs: Vec<_> =
+            uses.iter().map(|[mine, other]| format!("{mine} uses {other}")).collect();
+        if !pairs.is_empty() {
+            found.push(format!("{}: a circle: {}", parent.join("::"), pairs.join(", ")));
+        }
+    }
+    found
+}
+
+/// The files below a directory that are no tests, the crate's root aside.
+fn sources(src: &Path) -> io::Result<Vec<Source>> {
+    let mut files = Vec::new();
+    find(src, &mut files)?;
+    files.sort_unstable();
+    let mut sources = Vec::new();
+    for path in files {
+        let file = path.strip_prefix(src).unwrap_or(&path).with_extension("");
+        let mut module: Vec<String> =
+            file.iter().map(|name| name.to_string_lossy().into_owned()).collect();
+        module.pop_if(|name| *name == "mod");
+        if module.iter().any(|name| name == "tests") || module == ["lib"] {
+            continue;
+        }
+        let named = named(&fs::read_to_string(&path)?, &module);
+        sources.push(Source { file, module, named });
+    }
+    Ok(sources)
+}
+
+fn find(directory: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?.path();
         match entry.is_dir() {
-            true => sources(&entry, found)?,
+            true => find(&entry, found)?,
             false => found.push(entry),
         }
     }
@@ -70,32 +130,63 @@ fn origins(root: &str) -> BTreeMap<String, String> {
     origins
 }
 
-/// What a file's code names of its crate, without its comments and unit tests.
-fn words(text: &str) -> Vec<String> {
+/// The paths in its crate that the code of a module names, without its comments and unit tests.
+fn named(text: &str, module: &[String]) -> Vec<Vec<String>> {
     let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
     let lines = code.lines().map(|line| line.split("//").next().unwrap_or_default());
     let code = lines.collect::<Vec<_>>().join("\n");
-    let mut words = Vec::new();
-    for path in code.split("crate::").skip(1) {
-        let Some(list) = path.strip_prefix('{') else {
-            words.extend(path.split(no_word).next().map(str::to_owned));
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("::") {
+        let before = code[..at].rsplit(no_word).next().unwrap_or_default();
+        // In the middle of a path it was read with the path's beginning.
+        if code[..at - before.len()].ends_with("::") {
             continue;
+        }
+        let base = match before {
+            "crate" => &[],
+            "self" => module,
+            "super" => &module[..module.len().saturating_sub(1)],
+            _ => continue,
         };
-        // `crate::{a::{B, C}, D}` names a and D.
-        let (mut depth, mut begins) = (1, true);
-        for part in list.split_inclusive(['{', '}', ',']) {
-            let word = part.trim_start().split(no_word).next().unwrap_or_default();
-            if begins && !word.is_empty() {
-                words.push(word.to_owned());
-            }
-            depth += i32::from(part.ends_with('{')) - i32::from(part.ends_with('}'));
-            begins = depth == 1 && part.ends_with(',');
-            if depth == 0 {
-                break;
+        follow(base.to_vec(), &code[at + 2..], &mut found);
+    }
+    found
+}
+
+/// Follows the rest of a path behind `base`, or of each path of a list.
+fn follow(mut base: Vec<String>, rest: &str, found: &mut Vec<Vec<String>>) {
+    if let Some(list) = rest.strip_prefix('{') {
+        // `{a::{B, C}, D}` has two.
+        let (mut depth, mut begin) = (0, 0);
+        for (at, c) in list.char_indices() {
+            match c {
+                '{' => depth += 1,
+                ',' | '}' if depth == 0 => {
+                    follow(base.clone(), list[begin..at].trim_start(), found);
+                    begin = at + 1;
+                    if c == '}' {
+                        return;
+                    }
+                }
+                '}' => depth -= 1,
+                _ => {}
             }
         }
+        return;
     }
-    words
+    let (word, rest) = rest.split_at(rest.find(no_word).unwrap_or(rest.len()));
+    match word {
+        "" => return,
+        "self" => {}
+        "super" => {
+            base.pop();
+        }
+        _ => base.push(word.to_owned()),
+    }
+    match rest.strip_prefix("::") {
+        Some(rest) => follow(base, rest, found),
+        None => found.push(base),
+    }
 }
 
 #[cfg(test)]
@@ -103,16 +194,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_what_a_path_begins_with() {
-        let named = |code: &str| words(code).join(" ");
-        assert_eq!(named("use crate::op::call::{Words, Plan};\nuse std::fmt;"), "op");
+    fn paths_are_found_in_lists_and_from_where_they_stand() {
+        let paths = |code: &str| {
+            let module = ["op".to_owned(), "call".to_owned()];
+            let named = named(code, &module).into_iter();
+            named.map(|path| path.join(".")).collect::<Vec<_>>().join(" ")
+        };
         assert_eq!(
-            named("use crate::{\n    Host, exec::{Spec, Offer}, gate::Gated,\n};"),
-            "Host exec gate"
+            paths("use crate::op::call::{Words, Plan};\nuse std::fmt;"),
+            "op.call.Words op.call.Plan"
         );
-        assert_eq!(named("fn f(x: crate::a::B, y: crate::C<crate::d::E>) {}"), "a C d");
         assert_eq!(
-            named("use crate::a; // crate::b\n#[cfg(test)]\nmod tests { use crate::c; }"),
+            paths("use crate::{\n    Host, exec::{Spec, Offer}, gate::Gated,\n};"),
+            "Host exec.Spec exec.Offer gate.Gated"
+        );
+        assert_eq!(paths("fn f(x: crate::a::B, y: crate::C<crate::d::E>) {}"), "a.B C d.E");
+        assert_eq!(
+            paths("use super::{self, key::Key}; use self::part::Part; use super::super::a::B;"),
+            "op op.key.Key op.call.part.Part a.B"
+        );
+        assert_eq!(
+            paths("use crate::a; // crate::b\n#[cfg(test)]\nmod tests { use crate::c; }"),
             "a"
         );
     }
@@ -133,5 +235,21 @@ mod tests {
         assert_eq!(check(&["low", "high", "top"]), ["top: there is no such module"]);
         put("low/part.rs", "use crate::{Tall, low::Low};\n");
         assert_eq!(check(&["low", "high"]), ["low/part uses high (Tall)"]);
+    }
+    #[test]
+    fn modules_of_a_directory_that_use_each_other_are_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |file: &str, code: &str| fs::write(dir.path().join(file), code).unwrap();
+        fs::create_dir_all(dir.path().join("all/b")).unwrap();
+        put("lib.rs", "mod all;\n");
+        put("all.rs", "mod a;\nmod b;\nmod c;\nuse a::A;\n");
+        put("all/a.rs", "use super::b::B;\n");
+        put("all/b.rs", "mod part;\n");
+        put("all/b/part.rs", "use super::super::c::C;\n");
+        put("all/c.rs", "");
+        let check = || violations(dir.path(), &["all"]).unwrap();
+        assert_eq!(check(), [""; 0]);
+        put("all/c.rs", "use crate::all::a::{A, Other};\n");
+        assert_eq!(check(), ["all: a circle: a uses b, b uses c, c uses a"]);
     }
 }

@@ -7,7 +7,7 @@
 use ruvllm_abi::{DType, REGION_ALIGN};
 use ruvllm_host::{CallError, Failure, ParamValue, RegistrySnapshot, Tensor, TrapKind, Worker};
 use ruvllm_manifest::{Dim, KernelEntry, TensorSpec};
-use ruvllm_native::judge::{self, Case, Kind, encode, fill};
+use ruvllm_native::judge::{self, Case, Kind};
 use ruvllm_native::random::Random;
 
 use crate::lines::Lines;
@@ -129,7 +129,7 @@ fn first(holds: impl Fn(u32) -> bool) -> Option<u32> {
 fn attempt(target: &mut Target<'_>, n: u32) -> Result<Result<Tensor, CallError>, String> {
     let extents = extents(target.entry, n).ok_or("it has no extents")?;
     let inputs =
-        tensors(target.entry, &extents, |_, dtype, n| dtype.bytes_for(n).map(|size| vec![0; size]));
+        tensors(target.entry, &extents, |dtype, n| dtype.bytes_for(n).map(|size| vec![0; size]));
     let inputs = inputs.ok_or("its inputs have no size")?;
     Ok(call(target, &inputs, &extents))
 }
@@ -206,12 +206,12 @@ fn aligned_bytes(entry: &KernelEntry, extents: &[u32]) -> Option<u64> {
 fn tensors(
     entry: &KernelEntry,
     extents: &[u32],
-    mut fill: impl FnMut(usize, DType, usize) -> Option<Vec<u8>>,
+    mut operand: impl FnMut(DType, usize) -> Option<Vec<u8>>,
 ) -> Option<Vec<Tensor>> {
-    let inputs = entry.inputs.iter().enumerate().map(|(i, spec)| {
+    let inputs = entry.inputs.iter().map(|spec| {
         let shape = shape(entry, spec, extents);
         let elems = shape.iter().try_fold(1usize, |n, extent| n.checked_mul(*extent))?;
-        Tensor::new(spec.dtype, shape, fill(i, spec.dtype, elems)?)
+        Tensor::new(spec.dtype, shape, operand(spec.dtype, elems)?)
     });
     inputs.collect()
 }
@@ -240,10 +240,8 @@ pub(crate) fn manners(target: &mut Target<'_>) -> Manners {
     for pattern in EXTENTS {
         let extents: Vec<u32> = (0..symbols).map(|i| pattern[i % 5] * unit).collect();
         for kind in [Kind::Normal, Kind::Zeros, Kind::Huge, Kind::Subnormal, Kind::NonFinite] {
-            let inputs = tensors(target.entry, &extents, |_, dtype, n| {
-                let bytes = encode(dtype, &fill(&mut random, n, kind, dtype, 1e4)).ok();
-                // Formats that nothing here writes: zeros are blocks too.
-                bytes.or_else(|| Some(vec![0; dtype.bytes_for(n)?]))
+            let inputs = tensors(target.entry, &extents, |dtype, n| {
+                judge::custom_operand(&mut random, n, kind, dtype)
             });
             let Some(inputs) = inputs else { continue };
             found.calls += 1;
@@ -272,10 +270,8 @@ pub(crate) fn manners(target: &mut Target<'_>) -> Manners {
 pub(crate) fn custom_case(entry: &KernelEntry, n: u32) -> Option<Case> {
     let extents = extents(entry, n)?;
     let mut random = Random::new(0xbe4c);
-    let inputs = tensors(entry, &extents, |_, dtype, n| {
-        let bytes = encode(dtype, &fill(&mut random, n, Kind::Normal, dtype, 1.0)).ok();
-        bytes.or_else(|| Some(vec![0; dtype.bytes_for(n)?]))
-    })?;
+    let operand = |dtype, n| judge::custom_operand(&mut random, n, Kind::Normal, dtype);
+    let inputs = tensors(entry, &extents, operand)?;
     let symbols = entry.symbols();
     let named: Vec<String> =
         symbols.iter().zip(&extents).map(|(name, n)| format!("{name} {n}")).collect();

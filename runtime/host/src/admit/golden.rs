@@ -4,10 +4,10 @@
 use crate::op::call::{OpCall, Operand, Resident, Words};
 use crate::op::plan::CallPlan;
 use crate::random::Random;
+use ruvllm_abi::Op;
 use ruvllm_abi::contract::Variant;
-use ruvllm_abi::{DType, Op};
 use ruvllm_native::NativeError;
-use ruvllm_native::judge::{self, Kind, encode, fill};
+use ruvllm_native::judge::{self, Kind};
 
 /// One call with owned operands.
 #[derive(Clone)]
@@ -103,20 +103,12 @@ pub(crate) fn custom_cases(plan: &CallPlan, random: &mut Random) -> Vec<Case> {
         if bytes.total() == 0 || bytes.total() > 4 << 20 {
             continue;
         }
-        let mut operand = |i: usize, size: usize| {
-            let Some(dtype) = plan.inputs.get(i).map(|tensor| tensor.dtype) else {
-                return Some(Vec::new());
-            };
-            let layout = dtype.layout();
-            let n = size / layout.bytes * layout.elems;
-            match dtype {
-                DType::F32 | DType::F16 | DType::Q8_0 | DType::Q4_0 => {
-                    encode(dtype, &fill(random, n, Kind::Normal, dtype, 1.0)).ok()
-                }
-                // Small integers in any width, and blocks with small scales.
-                _ => Some(
-                    (0..size).map(|j| if j % 4 == 0 { (j / 4 % 7) as u8 } else { 0 }).collect(),
-                ),
+        let mut operand = |i: usize, size: usize| match plan.inputs.get(i) {
+            None => Some(Vec::new()),
+            Some(tensor) => {
+                let layout = tensor.dtype.layout();
+                let n = size / layout.bytes * layout.elems;
+                judge::custom_operand(random, n, Kind::Normal, tensor.dtype)
             }
         };
         if let (Some(a), Some(b)) = (operand(0, bytes.a), operand(1, bytes.b)) {

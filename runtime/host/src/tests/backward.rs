@@ -1,8 +1,10 @@
-//! Gradients of a call: who gives them, and that they are the native twin's.
+//! Gradients of a call: who gives them, and that they are right.
 
 use super::*;
+use crate::compare::called;
 use crate::{Failure, Gradients, LoraDims, Policy, Resident, Tensor};
 use ruvllm_manifest::ParamValue;
+use ruvllm_native::judge::{Judge, Verdict};
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
 use ruvllm_tests::wat::rmsnorm_backward;
 use std::path::Path;
@@ -37,22 +39,22 @@ fn gradients(
     [a, b]
 }
 
-fn close(got: &[Vec<f32>; 2], want: &[Vec<f32>; 2]) {
-    for (got, want) in got.iter().zip(want) {
-        assert_eq!(got.len(), want.len());
-        let largest = want.iter().fold(0f32, |most, x| most.max(x.abs()));
-        for (i, (got, want)) in got.iter().zip(want).enumerate() {
-            assert!((got - want).abs() <= 2e-5 * largest, "{i}: {got} instead of {want}");
-        }
-    }
+/// Holds gradients against the judge's.
+fn check(key: &OpKey, call: &OpCall<'_>, dy: &[f32], got: &[Vec<f32>; 2]) {
+    let (op, variant) = key.known().unwrap();
+    let [a, b] = got.each_ref().map(|gradient| bytemuck::cast_slice(gradient));
+    let judged =
+        Judge::new(op, variant).check_gradients(called(call), bytemuck::cast_slice(dy), [a, b]);
+    assert!(matches!(judged, Ok(Verdict::Right(_))), "{key}: {judged:?}");
 }
 
 #[test]
-fn the_core_pack_and_the_twins_agree_on_calls_of_one_row_and_on_large_ones() {
+fn gradients_of_the_core_pack_and_of_the_twins_are_right_for_one_row_and_for_many() {
     let (core, native) = (core(config()), Host::new(config()).unwrap());
     let both = |key: &OpKey, call: &OpCall<'_>, dy: &[f32], lens| {
         let got = gradients(&core, key, call, dy, lens);
-        close(&got, &gradients(&native, key, call, dy, lens));
+        check(key, call, dy, &got);
+        check(key, call, dy, &gradients(&native, key, call, dy, lens));
         assert_eq!(got, gradients(&core, key, call, dy, lens), "the same call gives the same bits");
     };
     for (rows, dim) in [(1, 64), (3, 100), (150, 2048)] {

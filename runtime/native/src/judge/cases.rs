@@ -111,6 +111,15 @@ pub fn encode(dtype: DType, values: &[f32]) -> Result<Vec<u8>, NativeError> {
     Ok(bytes)
 }
 
+/// `n` numbers of a kind, up to 1e4, as an operand of an operation that is not in the catalogue. Where nothing writes the
+/// format: small integers in any width, and blocks with small scales. `None` where they do not fill blocks.
+pub fn custom_operand(random: &mut Random, n: usize, kind: Kind, dtype: DType) -> Option<Vec<u8>> {
+    let size = dtype.bytes_for(n)?;
+    let small = |i: usize| if i.is_multiple_of(4) { (i / 4 % 7) as u8 } else { 0 };
+    let numbers = fill(random, n, kind, dtype, 1e4);
+    Some(encode(dtype, &numbers).unwrap_or_else(|_| (0..size).map(small).collect()))
+}
+
 /// The cases of a kernel of this variant, in an order that is drawn. Those whose shapes are drawn too
 /// move `room` bytes at most.
 ///

@@ -24,8 +24,8 @@ mod gradients;
 pub mod team;
 
 pub use cases::{
-    Case, Kind, backward_cases, bench_cases, cases, differentiable_case, encode, fill, live_case,
-    long_case, long_extents,
+    Case, Kind, backward_cases, bench_cases, cases, custom_operand, differentiable_case, encode,
+    fill, live_case, long_case, long_extents,
 };
 #[cfg(test)]
 pub(crate) use compare::close;
