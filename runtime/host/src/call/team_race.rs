@@ -57,12 +57,16 @@ impl TeamWorker {
 
     /// As [`TeamWorker::race_matmul`], for rows of a table.
     pub fn race_embed(&mut self, snap: &RegistrySnapshot, table: &Weights<'_>, team: Team<'_>) {
+        let key = OpKey::embed(table.dtype());
+        if !is_open(snap, &key, 0) {
+            return;
+        }
         let tokens = TEAM_ROWS.map(|rows| match table.rows() {
             0 => Vec::new(),
             vocab => (0..rows).map(|_| self.checks.below(vocab) as u32).collect(),
         });
         let mut y = vec![0.0; TEAM_ROWS[1] * table.cols()];
-        self.race(snap, &OpKey::embed(table.dtype()), 0, |_, kernel| {
+        self.race(snap, &key, 0, |_, kernel| {
             let Some(Provider::Embed(_, provider)) = kernel.team() else { return None };
             let times = tokens.each_ref().map(|tokens: &Vec<u32>| {
                 let y = &mut y[..tokens.len() * table.cols()];
@@ -74,6 +78,10 @@ impl TeamWorker {
 
     /// As [`TeamWorker::race_matmul`], for attention over a cache of f16.
     pub fn race_attention(&mut self, snap: &RegistrySnapshot, shape: &AttnShape, team: Team<'_>) {
+        let key = OpKey::attention();
+        if !is_open(snap, &key, 0) {
+            return;
+        }
         let mut noise = |n: usize| -> Vec<f32> {
             (0..n).map(|_| self.checks.sampler.random.normal()).collect()
         };
@@ -95,7 +103,7 @@ impl TeamWorker {
         let row = shape.heads * shape.head_dim;
         let q = noise(TEAM_ROWS[1] * row);
         let mut y = vec![0.0; q.len()];
-        self.race(snap, &OpKey::attention(), 0, |_, kernel| {
+        self.race(snap, &key, 0, |_, kernel| {
             let Some(Provider::Attention(provider)) = kernel.team() else { return None };
             let mut session = provider.open();
             let times = TEAM_ROWS.map(|rows| {
@@ -119,10 +127,7 @@ impl TeamWorker {
         mut time: impl FnMut(&mut Self, &Arc<PublishedKernel>) -> Option<Timed>,
     ) {
         let Some((slot, records)) = snap.slot_of(key).zip(snap.races()) else { return };
-        let Some(race) = &slot.race else { return };
-        if race.winner(class, TEAM_ROWS[0]).is_some() {
-            return;
-        }
+        let Some(race) = slot.race.as_ref().filter(|_| is_open(snap, key, class)) else { return };
         let chain = &slot.choice.chain;
         let mut timed = |kernel: &Arc<PublishedKernel>| match kernel.stats().quarantined() {
             true => None,
@@ -139,6 +144,12 @@ impl TeamWorker {
         let times: Vec<Times> = timed.into_iter().map(|timed| timed.times).collect();
         records.finish(key, chain, race, class, &times);
     }
+}
+
+/// Whether the policy asks for the fastest, and no earlier result holds.
+fn is_open(snap: &RegistrySnapshot, key: &OpKey, class: usize) -> bool {
+    let race = snap.slot_of(key).and_then(|slot| slot.race.as_ref());
+    race.is_some_and(|race| race.winner(class, TEAM_ROWS[0]).is_none())
 }
 
 /// What a candidate took.

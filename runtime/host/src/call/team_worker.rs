@@ -32,6 +32,7 @@ use ruvllm_native::judge::Wrong;
 use ruvllm_native::judge::team::{
     TeamBuffers, check_attention, check_columns, check_gathered, check_product,
 };
+use smallvec::SmallVec;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
@@ -57,7 +58,7 @@ pub struct PreparedWeights {
 
 /// Weights that a provider has prepared, and what they count for.
 pub(super) struct Held {
-    pub(super) prepared: Box<dyn PreparedMatmul>,
+    pub(super) prepared: Arc<dyn PreparedMatmul>,
     bytes: usize,
     _memory: Option<Taken>,
 }
@@ -82,19 +83,21 @@ impl Drop for Taken {
 
 /// Who computes the products of one matrix, in the order in which they are asked.
 pub struct Product {
-    /// In the order for one row.
-    chain: Vec<Candidate>,
+    /// In the order for one row. In place, and with what a call needs: between two products of a matrix a whole model
+    /// passes through the caches, so each pointer that is followed costs as much as reading memory does.
+    chain: SmallVec<[Candidate; 2]>,
     /// Where in it that one is who is asked first for more rows.
     first_of_many: usize,
     /// The first that is not the host's own and could not take the matrix up, and why.
-    refused: Option<(String, Failure)>,
+    refused: Option<Box<(String, Failure)>>,
     made: bool,
 }
 
 struct Candidate {
     kernel: Arc<PublishedKernel>,
     provider: Arc<dyn MatmulProvider>,
-    held: Arc<Held>,
+    prepared: Arc<dyn PreparedMatmul>,
+    _held: Arc<Held>,
 }
 
 /// How matrices are prepared.
@@ -150,7 +153,7 @@ impl Product {
 
     /// The first provider that is not the host's own and could not take the matrix up, and why.
     pub fn refused(&self) -> Option<(&str, &Failure)> {
-        self.refused.as_ref().map(|(kernel, failure)| (kernel.as_str(), failure))
+        self.refused.as_deref().map(|(kernel, failure)| (kernel.as_str(), failure))
     }
 
     /// Whether the weights were brought into another layout just now.
@@ -208,7 +211,7 @@ impl TeamWorker {
         let class = class(weights.rows() * weights.cols());
         let [one, many] = TEAM_ROWS.map(|rows| slot.winner(class, rows));
         let mut product =
-            Product { chain: Vec::new(), first_of_many: 0, refused: None, made: false };
+            Product { chain: SmallVec::new(), first_of_many: 0, refused: None, made: false };
         let mut last = None;
         // Most text is written a token at a time, so that decides who may hold the weights.
         let mut order = with_first(&slot.choice.chain, one);
@@ -224,7 +227,8 @@ impl TeamWorker {
                 Ok((held, new)) => {
                     product.made |= new && bytes > 0;
                     let (kernel, provider) = (kernel.clone(), provider.clone());
-                    product.chain.push(Candidate { kernel, provider, held });
+                    let prepared = held.prepared.clone();
+                    product.chain.push(Candidate { kernel, provider, prepared, _held: held });
                 }
                 Err(failure) => {
                     match is_last {
@@ -233,7 +237,7 @@ impl TeamWorker {
                     }
                     let failed = (kernel.id().to_owned(), failure);
                     if !kernel.is_native() && product.refused.is_none() {
-                        product.refused = Some(failed.clone());
+                        product.refused = Some(Box::new(failed.clone()));
                     }
                     last = Some(failed);
                 }
@@ -273,7 +277,8 @@ impl TeamWorker {
                 Some(Taken::new(how.budget, bytes).ok_or(Failure::WeightMemory { needed: bytes })?)
             }
         };
-        let prepared = provider.prepare(weights, how.team).map_err(failure)?;
+        let prepared: Arc<dyn PreparedMatmul> =
+            provider.prepare(weights, how.team).map_err(failure)?.into();
         // What is multiplied in place was not taken up: there is nothing that could have come out wrong.
         match (kernel.is_native(), bytes) {
             (true, 0) => {}
@@ -317,7 +322,7 @@ impl TeamWorker {
         let mut x = Activations::like(how.settings);
         let form = provider.reads(&x, rows, isa);
         let numbers: Vec<f32> =
-            (0..rows * weights.cols()).map(|_| self.checks.sampler.random.normal()).collect();
+            (0..rows * weights.cols()).map(|_| self.checks.sampler.random.uniform()).collect();
         x.prepare(pool, isa, &numbers, rows, weights.cols(), form.into())
             .map_err(|e| Failure::Native { detail: e.to_string() })?;
         Ok((x, form))
@@ -343,7 +348,7 @@ impl TeamWorker {
         let chain = with_first(&product.chain, Some(first)).map(|one| (&one.kernel, one));
         let asked = self.ask(snap, chain, bytes, |one, _, checks| {
             let out = MatMut { data: &mut *data, stride };
-            one.held.prepared.run(weights, x, out, team).map_err(failure)?;
+            one.prepared.run(weights, x, out, team).map_err(failure)?;
             if let Some(checks) = checks {
                 let form = one.provider.reads(x, x.rows(), team.isa);
                 for _ in 0..CHECKED.min(x.rows() * weights.rows()) {

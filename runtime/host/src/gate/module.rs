@@ -175,17 +175,23 @@ pub(crate) fn check(wasm: &[u8], declared: &Declared<'_>, limits: &HostLimits) -
         return gate.found;
     }
     let allowed = if declared.threads { allowed() } else { allowed() - WasmFeatures::THREADS };
-    let types = match Validator::new_with_features(allowed).validate_all(wasm) {
+    let is_declared = |name: &str| declared.features.iter().any(|declared| declared == name);
+    let others = FEATURES.iter().filter(|(name, _)| !is_declared(name));
+    let declared_only = others.fold(allowed, |sum, (_, feature)| sum - *feature);
+    let valid = |features| Validator::new_with_features(features).validate_all(wasm);
+    // A module that is valid without what is not declared uses nothing of it.
+    let declared_types = valid(declared_only);
+    let uses_declared = declared_types.is_ok() && !imports(wasm).any(|i| i.module == NN_MODULE);
+    let types = match declared_types.or_else(|_| valid(allowed)) {
         Ok(types) => types,
         Err(error) => return vec![describe_invalid(wasm, &error)],
     };
     gate.imports(wasm, &types);
     gate.exports(wasm, &types, declared);
     gate.memory(wasm, declared);
-    match module_features(wasm) {
+    match if uses_declared { Ok(Vec::new()) } else { module_features(wasm) } {
         Ok(used) => {
-            for name in used.into_iter().filter(|name| !declared.features.iter().any(|f| f == name))
-            {
+            for name in used.into_iter().filter(|name| !is_declared(name)) {
                 let what = format!(
                     "the module uses `{name}`, which platforms.wasmtime.features does not declare"
                 );
