@@ -47,7 +47,8 @@ pub fn violations(src: &Path, layers: &[&str]) -> io::Result<Vec<String>> {
     Ok(found)
 }
 
-/// The modules of one parent, the root aside, that use each other in a circle, or lie between two circles.
+/// The modules of one parent, the root aside, that use each other in a circle, or lie between two circles. What is
+/// named through a `use` of the parent's own is not seen.
 fn circles(sources: &[Source]) -> Vec<String> {
     let modules: BTreeSet<&[String]> = sources.iter().map(|source| &source.module[..]).collect();
     let mut uses: BTreeMap<&[String], BTreeSet<[&str; 2]>> = BTreeMap::new();
@@ -86,7 +87,7 @@ fn circles(sources: &[Source]) -> Vec<String> {
 /// The files below a directory that are no tests, the crate's root aside.
 fn sources(src: &Path) -> io::Result<Vec<Source>> {
     let mut files = Vec::new();
-    find(src, &mut files)?;
+    list_files(src, &mut files)?;
     files.sort_unstable();
     let mut sources = Vec::new();
     for path in files {
@@ -103,11 +104,11 @@ fn sources(src: &Path) -> io::Result<Vec<Source>> {
     Ok(sources)
 }
 
-fn find(directory: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
+fn list_files(directory: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?.path();
         match entry.is_dir() {
-            true => find(&entry, found)?,
+            true => list_files(&entry, found)?,
             false => found.push(entry),
         }
     }
@@ -132,13 +133,13 @@ fn origins(root: &str) -> BTreeMap<String, String> {
 
 /// The paths in its crate that the code of a module names, without its comments and unit tests.
 fn named(text: &str, module: &[String]) -> Vec<Vec<String>> {
-    let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let lines = code.lines().map(|line| line.split("//").next().unwrap_or_default());
     let code = lines.collect::<Vec<_>>().join("\n");
     let mut found = Vec::new();
     for (at, _) in code.match_indices("::") {
         let before = code[..at].rsplit(no_word).next().unwrap_or_default();
-        // In the middle of a path it was read with the path's beginning.
+        // This one is inside a path that was read from its start.
         if code[..at - before.len()].ends_with("::") {
             continue;
         }
@@ -176,8 +177,9 @@ fn follow(mut base: Vec<String>, rest: &str, found: &mut Vec<Vec<String>>) {
     }
     let (word, rest) = rest.split_at(rest.find(no_word).unwrap_or(rest.len()));
     match word {
-        "" => return,
-        "self" => {}
+        // Behind the last comma of a list.
+        "" if !rest.starts_with(['*', '<']) => return,
+        "" | "self" => {}
         "super" => {
             base.pop();
         }
@@ -208,6 +210,10 @@ mod tests {
             paths("use crate::{\n    Host, exec::{Spec, Offer}, gate::Gated,\n};"),
             "Host exec.Spec exec.Offer gate.Gated"
         );
+        assert_eq!(
+            paths("use crate::a::*; use super::{b::*, c}; crate::d::<E>();"),
+            "a op.b op.c d"
+        );
         assert_eq!(paths("fn f(x: crate::a::B, y: crate::C<crate::d::E>) {}"), "a.B C d.E");
         assert_eq!(
             paths("use super::{self, key::Key}; use self::part::Part; use super::super::a::B;"),
@@ -217,6 +223,7 @@ mod tests {
             paths("use crate::a; // crate::b\n#[cfg(test)]\nmod tests { use crate::c; }"),
             "a"
         );
+        assert_eq!(paths("#[cfg(test)]\nmod tests;\nuse crate::a;"), "a");
     }
 
     #[test]
@@ -236,6 +243,7 @@ mod tests {
         put("low/part.rs", "use crate::{Tall, low::Low};\n");
         assert_eq!(check(&["low", "high"]), ["low/part uses high (Tall)"]);
     }
+
     #[test]
     fn modules_of_a_directory_that_use_each_other_are_told() {
         let dir = tempfile::tempdir().unwrap();

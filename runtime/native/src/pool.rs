@@ -315,7 +315,7 @@ fn spin_until(limit: Duration, ready: impl Fn() -> bool) -> bool {
 }
 
 /// Locks, ignoring poison: the data behind these locks is valid after any panic.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

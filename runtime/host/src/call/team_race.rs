@@ -13,10 +13,9 @@ use crate::registry::RegistrySnapshot;
 use crate::registry::kernel::PublishedKernel;
 use crate::registry::race::{TEAM_ROWS, Times, class};
 use crate::team::{Provider, Team};
-use ruvllm_abi::DType;
+use ruvllm_abi::{DType, f32_to_f16};
 use ruvllm_native::attention::{AttnSequence, AttnShape, KvLayout, KvSegment};
 use ruvllm_native::gemm::{MatMut, Weights};
-use ruvllm_native::quant::quantize_row;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -57,17 +56,17 @@ impl TeamWorker {
 
     /// As [`TeamWorker::race_matmul`], for rows of a table.
     pub fn race_embed(&mut self, snap: &RegistrySnapshot, table: &Weights<'_>, team: Team<'_>) {
-        let key = OpKey::embed(table.dtype());
-        if !is_open(snap, &key, 0) {
-            return;
-        }
-        let tokens = TEAM_ROWS.map(|rows| match table.rows() {
-            0 => Vec::new(),
-            vocab => (0..rows).map(|_| self.checks.below(vocab) as u32).collect(),
-        });
-        let mut y = vec![0.0; TEAM_ROWS[1] * table.cols()];
-        self.race(snap, &key, 0, |_, kernel| {
+        let mut tokens = None;
+        let mut y = Vec::new();
+        self.race(snap, &OpKey::embed(table.dtype()), 0, |worker, kernel| {
             let Some(Provider::Embed(_, provider)) = kernel.team() else { return None };
+            let tokens = tokens.get_or_insert_with(|| {
+                TEAM_ROWS.map(|rows| match table.rows() {
+                    0 => Vec::new(),
+                    vocab => (0..rows).map(|_| worker.checks.below(vocab) as u32).collect(),
+                })
+            });
+            y.resize(TEAM_ROWS[1] * table.cols(), 0.0);
             let times = tokens.each_ref().map(|tokens: &Vec<u32>| {
                 let y = &mut y[..tokens.len() * table.cols()];
                 least(|| provider.run(table, tokens, y, team))
@@ -78,33 +77,29 @@ impl TeamWorker {
 
     /// As [`TeamWorker::race_matmul`], for attention over a cache of f16.
     pub fn race_attention(&mut self, snap: &RegistrySnapshot, shape: &AttnShape, team: Team<'_>) {
-        let key = OpKey::attention();
-        if !is_open(snap, &key, 0) {
-            return;
-        }
-        let mut noise = |n: usize| -> Vec<f32> {
-            (0..n).map(|_| self.checks.sampler.random.normal()).collect()
-        };
-        let numbers = noise(RACE_POSITIONS * shape.kv_heads * shape.head_dim);
-        let mut cache = vec![0; size_of::<u16>() * numbers.len()];
-        if quantize_row(DType::F16, &numbers, &mut cache).is_err() {
-            return;
-        }
-        let kv = [KvSegment {
-            start: 0,
-            len: RACE_POSITIONS,
-            k_dtype: DType::F16,
-            v_dtype: DType::F16,
-            k_layout: KvLayout::Tokens,
-            v_layout: KvLayout::Tokens,
-            k: &cache,
-            v: &cache,
-        }];
         let row = shape.heads * shape.head_dim;
-        let q = noise(TEAM_ROWS[1] * row);
-        let mut y = vec![0.0; q.len()];
-        self.race(snap, &key, 0, |_, kernel| {
+        let mut operands = None;
+        self.race(snap, &OpKey::attention(), 0, |worker, kernel| {
             let Some(Provider::Attention(provider)) = kernel.team() else { return None };
+            let (cache, q, y) = operands.get_or_insert_with(|| {
+                let mut noise = |n: usize| -> Vec<f32> {
+                    (0..n).map(|_| worker.checks.sampler.random.normal()).collect()
+                };
+                let numbers = noise(RACE_POSITIONS * shape.kv_heads * shape.head_dim);
+                let cache: Vec<u8> =
+                    numbers.iter().flat_map(|x| f32_to_f16(*x).to_le_bytes()).collect();
+                (cache, noise(TEAM_ROWS[1] * row), vec![0.0; TEAM_ROWS[1] * row])
+            });
+            let kv = [KvSegment {
+                start: 0,
+                len: RACE_POSITIONS,
+                k_dtype: DType::F16,
+                v_dtype: DType::F16,
+                k_layout: KvLayout::Tokens,
+                v_layout: KvLayout::Tokens,
+                k: cache,
+                v: cache,
+            }];
             let mut session = provider.open();
             let times = TEAM_ROWS.map(|rows| {
                 least(|| {
@@ -127,7 +122,10 @@ impl TeamWorker {
         mut time: impl FnMut(&mut Self, &Arc<PublishedKernel>) -> Option<Timed>,
     ) {
         let Some((slot, records)) = snap.slot_of(key).zip(snap.races()) else { return };
-        let Some(race) = slot.race.as_ref().filter(|_| is_open(snap, key, class)) else { return };
+        let Some(race) = &slot.race else { return };
+        if race.winner(class, TEAM_ROWS[0]).is_some() {
+            return;
+        }
         let chain = &slot.choice.chain;
         let mut timed = |kernel: &Arc<PublishedKernel>| match kernel.stats().quarantined() {
             true => None,
@@ -144,12 +142,6 @@ impl TeamWorker {
         let times: Vec<Times> = timed.into_iter().map(|timed| timed.times).collect();
         records.finish(key, chain, race, class, &times);
     }
-}
-
-/// Whether the policy asks for the fastest, and no earlier result holds.
-fn is_open(snap: &RegistrySnapshot, key: &OpKey, class: usize) -> bool {
-    let race = snap.slot_of(key).and_then(|slot| slot.race.as_ref());
-    race.is_some_and(|race| race.winner(class, TEAM_ROWS[0]).is_none())
 }
 
 /// What a candidate took.

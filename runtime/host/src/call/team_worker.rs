@@ -4,14 +4,16 @@
 //! ([`TeamWorker::product`]). A call then asks the first that is in service, and the next one where that fails; the last
 //! reads the file's bytes in place, so no second copy of the weights has to be kept for it.
 //!
-//! All are held to the f64 definition in service: of one run in [`crate::HostConfig::cross_check_every`] on average, and
-//! of the host's own in [`crate::HostConfig::cross_check_own_every`], elements that are drawn by chance. When one has taken a
-//! matrix up, every row of it is checked once, of the host's own one in [`OWN_ROWS`]. One that is wrong in a share `f` of all elements of its products goes unseen in `n` runs with the probability
-//! `(1 - (1 - (1 - f)^32) / every)^n`: one wrong in a thousand is found within 37,000 products in 99 of 100 cases, which
-//! a model of 22 layers computes for 240 tokens.
+//! All are held to the f64 definition. In service elements that are drawn by chance are checked, in one run in
+//! [`crate::HostConfig::cross_check_every`] on average, of the host's own in one in
+//! [`crate::HostConfig::cross_check_own_every`]. When a provider has prepared a matrix, every row is checked once; of a
+//! matrix that the host's own code has prepared, one row in [`OWN_ROWS`]; and nothing where the host's own code reads
+//! the weights in place. One that is wrong in a share `f` of all elements of its products goes unseen in `n` runs with
+//! the probability `(1 - (1 - (1 - f)^32) / every)^n`: one wrong in a thousand is found within 37,000 products in 99 of
+//! 100 cases, which a model of 22 layers computes for 240 tokens.
 //!
-//! One that fails too often is quarantined as long as another stands behind it. The last of a chain stays, and what it has
-//! computed stands, although it is reported as wrong: there is nothing better to answer with.
+//! One that fails too often is quarantined as long as another stands behind it. In a call the last of a chain stays, and
+//! what it has computed stands, although it is reported as wrong: there is nothing better to answer with.
 
 use super::check::Sampler;
 use super::context::WorkerContext;
@@ -39,8 +41,8 @@ use std::time::Instant;
 /// Elements of a product that a check looks at.
 const CHECKED: usize = 32;
 
-/// Of so many rows of a matrix that the host's own code has taken up one is checked: all of them would take about as long
-/// as taking them up.
+/// One in so many rows of a matrix that the host's own code has prepared is checked: checking all would take about as
+/// long as preparing them.
 const OWN_ROWS: usize = 16;
 
 /// Bytes of a call, weights included, below which it is small: reading the clock twice would take up to a hundredth of
@@ -83,8 +85,8 @@ impl Drop for Taken {
 
 /// Who computes the products of one matrix, in the order in which they are asked.
 pub struct Product {
-    /// In the order for one row. In place, and with what a call needs: between two products of a matrix a whole model
-    /// passes through the caches, so each pointer that is followed costs as much as reading memory does.
+    /// In the order for one row. Stored inline: until the next product with this matrix the rest of the model goes
+    /// through the caches, so every pointer that is followed is a cache miss.
     chain: SmallVec<[Candidate; 2]>,
     /// Where in it that one is who is asked first for more rows.
     first_of_many: usize,
@@ -97,6 +99,7 @@ struct Candidate {
     kernel: Arc<PublishedKernel>,
     provider: Arc<dyn MatmulProvider>,
     prepared: Arc<dyn PreparedMatmul>,
+    /// Keeps the prepared weights counted, and others can find them here.
     _held: Arc<Held>,
 }
 
@@ -279,11 +282,14 @@ impl TeamWorker {
         };
         let prepared: Arc<dyn PreparedMatmul> =
             provider.prepare(weights, how.team).map_err(failure)?.into();
-        // What is multiplied in place was not taken up: there is nothing that could have come out wrong.
-        match (kernel.is_native(), bytes) {
-            (true, 0) => {}
-            (true, _) => self.check_rows(&**provider, &*prepared, weights, OWN_ROWS, how)?,
-            (false, _) => self.check_rows(&**provider, &*prepared, weights, 1, how)?,
+        let checked = match (kernel.is_native(), bytes) {
+            // The host's own code for weights in place has rearranged nothing.
+            (true, 0) => None,
+            (true, _) => Some(OWN_ROWS),
+            (false, _) => Some(1),
+        };
+        if let Some(every) = checked {
+            self.check_rows(&**provider, &*prepared, weights, every, how)?;
         }
         let held = Arc::new(Held { prepared, bytes, _memory: memory });
         made.push((kernel.hash().to_owned(), isa, Arc::downgrade(&held)));

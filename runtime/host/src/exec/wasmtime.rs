@@ -183,7 +183,7 @@ impl CompiledModule for LoadedModule {
 
     fn instantiate(&self) -> Result<Box<dyn EngineInstance>, Trap> {
         match self.spec.threads {
-            1 => Ok(Box::new(self.instance(None)?)),
+            1 => Ok(Box::new(self.new_instance(None)?)),
             _ => Ok(Box::new(Group::new(self)?)),
         }
     }

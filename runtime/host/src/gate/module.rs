@@ -1,7 +1,7 @@
 //! What a module may look like, checked before any compiler sees it.
 //!
 //! A kernel computes, and keeps nothing: what could change between calls beside memory and globals,
-//! which the host sets back ([`crate::exec::window`]), is refused here by name.
+//! which the host sets back ([`crate::instance`]), is refused here by name.
 //!
 //! The module is hostile until shown otherwise, so everything here is linear in its size, and its
 //! size is capped first. Passing the gate bounds what compilation can cost and guarantees that an
@@ -65,22 +65,30 @@ fn allowed() -> WasmFeatures {
 /// # Errors
 /// A sentence: the module is not valid, or uses a feature that this host never runs.
 pub fn module_features(wasm: &[u8]) -> Result<Vec<&'static str>, String> {
-    let valid = |features| Validator::new_with_features(features).validate_all(wasm);
-    valid(allowed()).map_err(|e| describe_invalid(wasm, &e).1)?;
-    let used = FEATURES.iter().filter(|(_, feature)| {
-        let without = match *feature {
-            // Relaxed SIMD presupposes SIMD: a module that uses it falls with either.
-            f if f == WasmFeatures::SIMD => allowed() - f - WasmFeatures::RELAXED_SIMD,
-            // Compilers pad the table index of indirect calls; that alone uses no references.
-            f if f == WasmFeatures::REFERENCE_TYPES => {
-                (allowed() - f) | WasmFeatures::CALL_INDIRECT_OVERLONG
-            }
-            f => allowed() - f,
-        };
-        valid(without).is_err()
-    });
+    validated(wasm, allowed()).map_err(|e| describe_invalid(wasm, &e).1)?;
+    let used = FEATURES
+        .iter()
+        .filter(|(_, feature)| validated(wasm, without(allowed(), *feature)).is_err());
     let graphs = imports(wasm).any(|import| import.module == NN_MODULE).then_some(WASI_NN);
     Ok(used.map(|(name, _)| *name).chain(graphs).collect())
+}
+
+/// Validates a module that may use these features.
+fn validated(wasm: &[u8], features: WasmFeatures) -> Result<Types, BinaryReaderError> {
+    Validator::new_with_features(features).validate_all(wasm)
+}
+
+/// Takes a feature out.
+fn without(features: WasmFeatures, feature: WasmFeatures) -> WasmFeatures {
+    match feature {
+        // Relaxed SIMD presupposes SIMD: a module that uses it falls with either.
+        WasmFeatures::SIMD => features - feature - WasmFeatures::RELAXED_SIMD,
+        // Compilers pad the table index of indirect calls; that alone uses no references.
+        WasmFeatures::REFERENCE_TYPES => {
+            (features - feature) | WasmFeatures::CALL_INDIRECT_OVERLONG
+        }
+        _ => features - feature,
+    }
 }
 
 /// As [`module_features`], of a module that nobody has looked at; none where it is not worth validating, or
@@ -96,7 +104,7 @@ pub(crate) fn used_features(wasm: &[u8], limits: &HostLimits) -> Vec<&'static st
 
 /// Whether the error goes away with features that this host keeps off.
 fn describe_invalid(wasm: &[u8], error: &BinaryReaderError) -> Objection {
-    if Validator::new_with_features(allowed()).validate_all(wasm).is_ok() {
+    if validated(wasm, allowed()).is_ok() {
         let what = format!(
             "the module has atomics or a shared memory, which are for kernels that ask for `threads` in their \
              manifest entry: {error}"
@@ -176,20 +184,20 @@ pub(crate) fn check(wasm: &[u8], declared: &Declared<'_>, limits: &HostLimits) -
     }
     let allowed = if declared.threads { allowed() } else { allowed() - WasmFeatures::THREADS };
     let is_declared = |name: &str| declared.features.iter().any(|declared| declared == name);
-    let others = FEATURES.iter().filter(|(name, _)| !is_declared(name));
-    let declared_only = others.fold(allowed, |sum, (_, feature)| sum - *feature);
-    let valid = |features| Validator::new_with_features(features).validate_all(wasm);
-    // A module that is valid without what is not declared uses nothing of it.
-    let declared_types = valid(declared_only);
-    let uses_declared = declared_types.is_ok() && !imports(wasm).any(|i| i.module == NN_MODULE);
-    let types = match declared_types.or_else(|_| valid(allowed)) {
+    let undeclared = FEATURES.iter().filter(|(name, _)| !is_declared(name));
+    let declared_only = undeclared.fold(allowed, |rest, (_, feature)| without(rest, *feature));
+    // A module that is valid without what is not declared uses nothing of it. Of imports validation says nothing.
+    let types = validated(wasm, declared_only);
+    let uses_declared_only = types.is_ok() && !imports(wasm).any(|i| i.module == NN_MODULE);
+    let types = match types.or_else(|_| validated(wasm, allowed)) {
         Ok(types) => types,
         Err(error) => return vec![describe_invalid(wasm, &error)],
     };
     gate.imports(wasm, &types);
     gate.exports(wasm, &types, declared);
     gate.memory(wasm, declared);
-    match if uses_declared { Ok(Vec::new()) } else { module_features(wasm) } {
+    let used = if uses_declared_only { Ok(Vec::new()) } else { module_features(wasm) };
+    match used {
         Ok(used) => {
             for name in used.into_iter().filter(|name| !is_declared(name)) {
                 let what = format!(
@@ -765,6 +773,12 @@ mod tests {
             (f32x4.relaxed_madd (local.get 0) (local.get 0) (local.get 0)))";
         let wasm = wat::parse_str(format!("(module {PLAIN} {relaxed})")).unwrap();
         assert_eq!(module_features(&wasm).unwrap(), ["simd", "relaxed-simd"]);
+        // In code that cannot be reached, no vector is needed for it.
+        let dead = format!("{PLAIN} (func unreachable f32x4.relaxed_madd drop)");
+        let of = |features: &[&'static str]| codes_with(&dead, &limits, features);
+        assert_eq!(of(&["simd"]), ["feature_undeclared"]);
+        assert_eq!(of(&["relaxed-simd"]), ["feature_undeclared"]);
+        assert!(of(&["simd", "relaxed-simd"]).is_empty());
         let plain = wat::parse_str(format!("(module {PLAIN})")).unwrap();
         assert!(module_features(&plain).unwrap().is_empty());
     }

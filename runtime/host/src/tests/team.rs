@@ -518,13 +518,14 @@ fn the_last_of_a_chain_is_reported_and_stays() {
 
 #[test]
 fn one_that_is_wrong_when_it_takes_a_matrix_up_never_multiplies() {
-    struct Zeros;
+    /// Says that it holds so many bytes.
+    struct Zeros(usize);
     impl MatmulProvider for Zeros {
         fn prepared_bytes(&self, _: &Weights<'_>, _: Isa) -> Option<usize> {
-            Some(64)
+            Some(self.0)
         }
         fn prepare(&self, _: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedMatmul>, String> {
-            Ok(Box::new(Zeros))
+            Ok(Box::new(Zeros(0)))
         }
         fn reads(&self, _: &Activations, _: usize, _: Isa) -> ActForm {
             ActForm::Floats
@@ -542,17 +543,19 @@ fn one_that_is_wrong_when_it_takes_a_matrix_up_never_multiplies() {
             Ok(())
         }
     }
-    let zeros = || Provider::Matmul(DType::Q8_0, Arc::new(Zeros));
-    let mut setup = Setup::new(HostConfig::default(), DType::Q8_0, [37, 64]);
-    setup.activate("zeros", zeros()).unwrap();
-    let product = setup.product().unwrap();
-    assert_eq!(product.refused().unwrap().1.code(), "kernel_mismatch");
-    assert!(product.kernel().starts_with("native:"));
+    let zeros = |bytes| Provider::Matmul(DType::Q8_0, Arc::new(Zeros(bytes)));
+    for bytes in [0, 64] {
+        let mut setup = Setup::new(HostConfig::default(), DType::Q8_0, [37, 64]);
+        setup.activate("zeros", zeros(bytes)).unwrap();
+        let product = setup.product().unwrap();
+        assert_eq!(product.refused().unwrap().1.code(), "kernel_mismatch");
+        assert!(product.kernel().starts_with("native:"));
+    }
 
     // The host's own likewise, although not every row of it is looked at.
     let config = HostConfig::default();
     let id = "matmul_zeros".to_owned();
-    let own = Native { id, provider: zeros(), about: "wrong on purpose".to_owned() };
+    let own = Native { id, provider: zeros(64), about: "wrong on purpose".to_owned() };
     let natives = [own].into_iter().chain(natives(&config)).collect();
     let mut setup =
         Setup::of(Host::with_providers(config, natives).unwrap(), DType::Q8_0, [37, 64]);

@@ -111,8 +111,9 @@ pub fn encode(dtype: DType, values: &[f32]) -> Result<Vec<u8>, NativeError> {
     Ok(bytes)
 }
 
-/// `n` numbers of a kind, up to 1e4, as an operand of an operation that is not in the catalogue. Where nothing writes the
-/// format: small integers in any width, and blocks with small scales. `None` where they do not fill blocks.
+/// `n` numbers of a kind as an operand of an operation that is not in the catalogue; huge ones are up to 1e4. Where
+/// nothing here writes the format of its blocks, blocks of small scales and elements. `None` where the numbers do not
+/// fill blocks.
 pub fn custom_operand(random: &mut Random, n: usize, kind: Kind, dtype: DType) -> Option<Vec<u8>> {
     let size = dtype.bytes_for(n)?;
     let small = |i: usize| if i.is_multiple_of(4) { (i / 4 % 7) as u8 } else { 0 };

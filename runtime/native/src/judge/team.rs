@@ -7,7 +7,7 @@
 use super::Wrong;
 use crate::attention::{AttnSequence, AttnShape, KvLayout, KvSegment};
 use crate::gemm::{ActForm, Activations, Weights};
-use crate::pool::{ThreadPool, split};
+use crate::pool::{ThreadPool, lock, split};
 use crate::quant::dequantize_row;
 use crate::{NativeError, oracle};
 use half::bf16;
@@ -57,10 +57,10 @@ pub fn check_product(
 }
 
 /// Holds the product `got[n]` of row `row` of the activations with all rows of the weights against its definition
-/// in some columns, on all threads of a pool.
+/// in some columns, all in range, on all threads of a pool.
 ///
 /// # Errors
-/// As [`check_product`], for the first of the columns that is wrong.
+/// As [`check_product`], for the first of the columns that is wrong or refused.
 pub fn check_columns(
     pool: &ThreadPool,
     weights: &Weights<'_>,
@@ -79,7 +79,7 @@ pub fn check_columns(
             let at = [row, columns[i]];
             let checked = check_element(weights, &a, form, at, got[columns[i]], &mut w);
             let Err(wrong) = checked else { continue };
-            let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut first = lock(&first);
             if first.as_ref().is_none_or(|(found, _)| i < *found) {
                 *first = Some((i, wrong));
             }
@@ -240,4 +240,42 @@ fn read_head(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+    use crate::gemm::{MatMut, matmul};
+    use crate::judge::{Kind, encode, fill};
+    use crate::random::Random;
+
+    #[test]
+    fn the_first_of_the_columns_that_are_wrong_is_told() {
+        let (rows, cols, random) = (40, 64, &mut Random::new(1));
+        let numbers = fill(random, rows * cols, Kind::Normal, DType::Q8_0, 1.0);
+        let bytes = encode(DType::Q8_0, &numbers).unwrap();
+        let weights = Weights::new(DType::Q8_0, rows, cols, &bytes).unwrap();
+        let x = fill(random, cols, Kind::Normal, DType::F32, 1.0);
+        let isa = Isa::detect();
+        for threads in [1, 3] {
+            let pool = ThreadPool::new(threads);
+            let mut act = Activations::new();
+            let form = act.form(isa, 1, DType::Q8_0);
+            act.prepare(&pool, isa, &x, 1, cols, form.into()).unwrap();
+            let mut y = vec![0.0; rows];
+            let out = MatMut { data: &mut y, stride: rows };
+            matmul(&pool, isa, &weights, &act, out).unwrap();
+            let all: Vec<usize> = (0..rows).collect();
+            let check =
+                |y: &[f32], of: &[usize]| check_columns(&pool, &weights, &act, form, 0, of, y);
+            check(&y, &all).unwrap();
+            y[30] = f32::NAN;
+            y[7] += 1.0;
+            let wrong = check(&y, &all).unwrap_err().to_string();
+            assert!(wrong.contains("column 7 "), "{wrong}");
+            assert!(matches!(check(&y, &[29, 30, 31]), Err(Wrong::NonFinite { index: 30 })));
+            check(&y, &[0, 8, 39]).unwrap();
+        }
+    }
 }

@@ -18,7 +18,7 @@ thread_local! {
 
 /// A call of a function of an instance.
 pub(super) struct Call<'a> {
-    /// Ends it, as soon as the host's function that the module has called returns.
+    /// Has the call end as soon as the function of the host that the module has called returns.
     end: &'a dyn Fn(&CStr),
     tick: Duration,
     until: Cell<Instant>,
@@ -27,7 +27,8 @@ pub(super) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// A call that may take so many ticks of this length. `end` is called on its thread while it runs.
+    /// A call that may take so many ticks of this length. `end` is called on the call's
+    /// thread, while the call runs, to end it.
     pub(super) fn new(end: &'a dyn Fn(&CStr), ticks: u64, tick: Duration) -> Self {
         let mut spent = Spent::default();
         spent.begin(ticks, tick);
@@ -42,6 +43,7 @@ impl<'a> Call<'a> {
 
     /// Runs what is this call on this thread.
     pub(super) fn run<T>(&self, run: impl FnOnce() -> T) -> T {
+        // `'static` stands for the time of this function: nothing of the call is used after it.
         CURRENT.set(ptr::from_ref(self).cast());
         let result = run();
         CURRENT.set(ptr::null());
@@ -78,7 +80,8 @@ fn times(tick: Duration, ticks: u64) -> Duration {
 
 /// What the module imports: called where its fuel is used up, it gives more.
 pub(super) extern "C" fn tick(_environment: *mut c_void) -> i32 {
-    // SAFETY: the pointer is that of a call that `Call::run` borrows on this thread, or null.
+    // SAFETY: the pointer is that of a call that `Call::run` borrows on this thread, or null. `'static` stands for the
+    // time of that borrow: nothing of the call is kept after `look`.
     if let Some(call) = unsafe { CURRENT.get().as_ref() } {
         call.look();
     }

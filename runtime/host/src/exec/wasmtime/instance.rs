@@ -35,7 +35,7 @@ pub(super) struct LoadedModule {
 
 impl LoadedModule {
     /// An instance with a memory of its own, or one of those that share a memory.
-    pub(super) fn instance(
+    pub(super) fn new_instance(
         &self,
         shared: Option<(&SharedMemory, Member)>,
     ) -> Result<WasmtimeInstance, Trap> {
@@ -403,7 +403,7 @@ impl EngineInstance for WasmtimeInstance {
 }
 
 #[cfg(feature = "wasi-nn")]
-impl nn::Guest for Limits {
+impl nn::StoreData for Limits {
     fn nn(&mut self) -> Option<&mut Nn> {
         self.nn.as_deref_mut()
     }

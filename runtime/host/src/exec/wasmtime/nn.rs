@@ -76,7 +76,7 @@ impl From<Errno> for Stop {
 }
 
 /// What the store of an instance keeps.
-pub(super) trait Guest: 'static {
+pub(super) trait StoreData: 'static {
     /// The graphs that it computes, where its module imports anything.
     fn nn(&mut self) -> Option<&mut Nn>;
 }
@@ -87,12 +87,12 @@ pub(super) fn holds(module: &Module) -> usize {
 }
 
 /// What a module imports, in its order; the gate has let nothing else through.
-pub(super) fn imports<T: Guest>(store: &mut Store<T>, module: &Module) -> Vec<Extern> {
+pub(super) fn imports<T: StoreData>(store: &mut Store<T>, module: &Module) -> Vec<Extern> {
     let names = module.imports().filter_map(|import| function(store, import.name()));
     names.map(Extern::from).collect()
 }
 
-fn function<T: Guest>(store: &mut Store<T>, name: &str) -> Option<Func> {
+fn function<T: StoreData>(store: &mut Store<T>, name: &str) -> Option<Func> {
     Some(match name {
         "load" => Func::wrap(store, |_: u32, _: u32, _: u32, _: u32, _: u32| {
             Errno::UnsupportedOperation as i32
@@ -126,7 +126,7 @@ fn function<T: Guest>(store: &mut Store<T>, name: &str) -> Option<Func> {
 }
 
 /// The status of a function for the kernel, or the trap that its call ends with.
-fn answer<T: Guest>(
+fn answer<T: StoreData>(
     guest: &mut Caller<'_, T>,
     work: impl FnOnce(&mut Nn, &mut [u8]) -> Result<(), Stop>,
 ) -> wasmtime::Result<i32> {

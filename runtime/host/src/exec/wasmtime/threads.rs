@@ -47,18 +47,18 @@ impl Group {
     ///
     /// # Errors
     /// What the engine says.
-    pub(super) fn new(module: &LoadedModule) -> Result<Self, Trap> {
+    pub(super) fn new(loaded: &LoadedModule) -> Result<Self, Trap> {
         let failed = |error: wasmtime::Error| Trap::new(TrapKind::Other, format!("{error:#}"));
-        let ty = match module.module.get_export(export::MEMORY) {
+        let ty = match loaded.module.get_export(export::MEMORY) {
             Some(ExternType::Memory(ty)) if ty.is_shared() => ty,
             _ => return Err(missing(export::MEMORY)),
         };
-        let memory = SharedMemory::new(module.module.engine(), ty).map_err(failed)?;
+        let memory = SharedMemory::new(loaded.module.engine(), ty).map_err(failed)?;
         let end = Arc::new(End::default());
-        let member = |_| module.instance(Some((&memory, Member::new(&end))));
-        let members = (0..module.spec.threads).map(member).collect::<Result<_, Trap>>()?;
-        let count = module.threads as usize;
-        let stack = module.stack.saturating_add(HOST_STACK);
+        let member = |_| loaded.new_instance(Some((&memory, Member::new(&end))));
+        let members = (0..loaded.spec.threads).map(member).collect::<Result<_, Trap>>()?;
+        let count = loaded.threads as usize;
+        let stack = loaded.stack.saturating_add(HOST_STACK);
         let mut group = Self { members, memory, end, count, stack, lost: false };
         group.divide_the_stack().map_err(failed)?;
         Ok(group)
@@ -95,7 +95,7 @@ impl EngineInstance for Group {
         // the memory lives, which is at least as long as `self`. Whoever can reach them holds a handle of
         // the memory: `self`, which is borrowed exclusively for as long as the slice lives, and the stores of its
         // members, whose code runs in methods of `self` that borrow it exclusively and join every thread before
-        // they return. No handle leaves this module and [`LoadedModule::instance`], which keeps its own in the member.
+        // they return. No handle leaves this module and [`LoadedModule::new_instance`], which keeps its own in the member.
         unsafe { std::slice::from_raw_parts_mut(bytes, cells.len()) }
     }
 
