@@ -11,6 +11,8 @@ use std::fmt::Arguments;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Instant;
 
 use output::{Outcome, Reader};
@@ -113,20 +115,54 @@ fn say(line: Arguments<'_>) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
-/// Runs one program of tests, or what else prints as one does, and shows what it prints.
-fn run(command: &mut Command, outcome: &mut Outcome) -> Result<(), String> {
-    let failed_before = outcome.failed.len();
-    let mut reader = Reader::new(outcome);
+/// Runs one program of tests, or what else prints as one does, and shows what it has printed when it is done.
+fn run(title: Arguments<'_>, command: &mut Command) -> Result<Outcome, String> {
+    let mut outcome = Outcome::default();
+    let mut shown = title.to_string();
+    let mut reader = Reader::new(&mut outcome);
     let status = read(command, |line| {
         if reader.shown(line) {
-            say(format_args!("{line}"));
+            shown.push('\n');
+            shown.push_str(line);
         }
     })?;
+    say(format_args!("\n{shown}"));
     // One that ends with a failure and names no failed test, as after a crash.
-    if !status.success() && outcome.failed.len() == failed_before {
+    if !status.success() && outcome.failed.is_empty() {
         outcome.failed.push(format!("{}: {status}", command.get_program().display()));
     }
-    Ok(())
+    Ok(outcome)
+}
+
+/// Runs programs, as many at a time as there are processors and each on one thread: many tests wait, for a clock or for
+/// other processes, and many a program has one that takes far longer than its others.
+fn run_all(programs: Vec<Program>, filter: Option<&String>) -> Result<Outcome, String> {
+    let programs = Mutex::new(programs.into_iter());
+    let next = || programs.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let worker = || {
+        let mut outcome = Outcome::default();
+        while let Some(Program { executable, directory }) = next() {
+            let mut command = Command::new(&executable);
+            command.current_dir(&directory).env("CARGO_MANIFEST_DIR", &directory);
+            command.args(filter).args(["--show-output", "--test-threads=1"]);
+            // Times of tests are unstable in the harness of the standard library, which takes this variable
+            // for leave to print them.
+            command.args(["-Zunstable-options", "--report-time"]).env("RUSTC_BOOTSTRAP", "1");
+            outcome.add(run(format_args!("{}", executable.display()), &mut command)?);
+        }
+        Ok::<_, String>(outcome)
+    };
+    let mut outcome = Outcome::default();
+    thread::scope(|scope| {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let workers: Vec<_> = (0..processors).map(|_| scope.spawn(worker)).collect();
+        for worker in workers {
+            outcome.add(
+                worker.join().map_err(|_| "a thread that runs tests has panicked".to_owned())??,
+            );
+        }
+        Ok(outcome)
+    })
 }
 
 fn all(options: &Options) -> Result<bool, String> {
@@ -134,19 +170,10 @@ fn all(options: &Options) -> Result<bool, String> {
     let programs = build()?;
     say(format_args!("built in {} s", start.elapsed().as_secs()));
     let start = Instant::now();
-    let mut outcome = Outcome::default();
-    for Program { executable, directory } in programs {
-        say(format_args!("\n{}", executable.display()));
-        let mut command = Command::new(&executable);
-        command.current_dir(&directory).env("CARGO_MANIFEST_DIR", &directory);
-        command.args(&options.filter).arg("--show-output");
-        // Times of tests are unstable in the harness of the standard library, which takes this variable
-        // for leave to print them.
-        command.args(["-Zunstable-options", "--report-time"]).env("RUSTC_BOOTSTRAP", "1");
-        run(&mut command, &mut outcome)?;
-    }
-    say(format_args!("\nexamples in documentation"));
-    run(cargo().arg("--doc").arg("--").args(&options.filter), &mut outcome)?;
+    let mut outcome = run_all(programs, options.filter.as_ref())?;
+    let mut examples = cargo();
+    examples.arg("--doc").arg("--").args(&options.filter);
+    outcome.add(run(format_args!("examples in documentation"), &mut examples)?);
     say(format_args!("\n{}", outcome.summary(SLOWEST, start.elapsed())));
     let complaints = outcome.complaints(&options.never_skip);
     complaints.iter().for_each(|complaint| say(format_args!("failed: {complaint}")));

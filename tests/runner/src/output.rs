@@ -16,6 +16,16 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
+    /// What others came to is part of it, too.
+    pub(crate) fn add(&mut self, other: Outcome) {
+        let Outcome { passed, ignored, failed, skipped, times } = other;
+        self.passed += passed;
+        self.ignored += ignored;
+        self.failed.extend(failed);
+        self.skipped.extend(skipped);
+        self.times.extend(times);
+    }
+
     /// Counts, skipped tests and the slowest ones, as text.
     pub(crate) fn summary(&self, slowest: usize, elapsed: Duration) -> String {
         let mut lines = vec![format!(
