@@ -335,8 +335,8 @@ pub(crate) struct RunArgs {
     /// common with it instead of computing that again.
     #[arg(long, value_name = "FILE", requires = "session_key")]
     pub(crate) session: Option<PathBuf>,
-    /// The key of --session: a file with 64 hexadecimal digits that only you can read, as
-    /// `openssl rand -hex 32` makes them.
+    /// The key of --session: a file that only you can read, with 32 random bytes or 64 hexadecimal
+    /// digits, as `openssl rand -hex 32` prints them.
     #[arg(long, value_name = "FILE", requires = "session")]
     pub(crate) session_key: Option<PathBuf>,
     /// Print what the run did and what it cost. Times of kernels whose calls are brief are estimates.
