@@ -195,6 +195,13 @@ fn follow(mut base: Vec<String>, rest: &str, found: &mut Vec<Vec<String>>) {
 mod tests {
     use super::*;
 
+    /// Writes a file of a crate's sources.
+    fn put(src: &Path, file: &str, code: &str) {
+        let path = src.join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, code).unwrap();
+    }
+
     #[test]
     fn paths_are_found_in_lists_and_from_where_they_stand() {
         let paths = |code: &str| {
@@ -229,8 +236,7 @@ mod tests {
     #[test]
     fn a_module_that_uses_one_behind_it_is_told() {
         let dir = tempfile::tempdir().unwrap();
-        let put = |file: &str, code: &str| fs::write(dir.path().join(file), code).unwrap();
-        fs::create_dir(dir.path().join("low")).unwrap();
+        let put = |file: &str, code: &str| put(dir.path(), file, code);
         put("lib.rs", "mod high;\nmod low;\npub use high::{High, Tall};\n");
         put("high.rs", "use crate::low::Low;\n");
         put("low.rs", "mod part;\npub struct Low;\n");
@@ -247,8 +253,7 @@ mod tests {
     #[test]
     fn modules_of_a_directory_that_use_each_other_are_told() {
         let dir = tempfile::tempdir().unwrap();
-        let put = |file: &str, code: &str| fs::write(dir.path().join(file), code).unwrap();
-        fs::create_dir_all(dir.path().join("all/b")).unwrap();
+        let put = |file: &str, code: &str| put(dir.path(), file, code);
         put("lib.rs", "mod all;\n");
         put("all.rs", "mod a;\nmod b;\nmod c;\nuse a::A;\n");
         put("all/a.rs", "use super::b::B;\n");

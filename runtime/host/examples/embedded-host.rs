@@ -7,8 +7,7 @@
 //! ```
 //!
 //! With the feature `wamr-bundled` it needs no library, and `--profile small` in place of `--release` makes it a third
-//! smaller. It prints what it has of memory after each step,
-//! where the system tells.
+//! smaller. It prints what it has of memory after each step, where the system tells.
 #![forbid(unsafe_code)]
 
 use ruvllm_host::{

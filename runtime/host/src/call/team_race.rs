@@ -13,9 +13,10 @@ use crate::registry::RegistrySnapshot;
 use crate::registry::kernel::PublishedKernel;
 use crate::registry::race::{TEAM_ROWS, Times, class};
 use crate::team::{Provider, Team};
-use ruvllm_abi::{DType, f32_to_f16};
+use ruvllm_abi::DType;
 use ruvllm_native::attention::{AttnSequence, AttnShape, KvLayout, KvSegment};
 use ruvllm_native::gemm::{MatMut, Weights};
+use ruvllm_native::judge::encode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -81,15 +82,18 @@ impl TeamWorker {
         let mut operands = None;
         self.race(snap, &OpKey::attention(), 0, |worker, kernel| {
             let Some(Provider::Attention(provider)) = kernel.team() else { return None };
-            let (cache, q, y) = operands.get_or_insert_with(|| {
-                let mut noise = |n: usize| -> Vec<f32> {
-                    (0..n).map(|_| worker.checks.sampler.random.normal()).collect()
-                };
-                let numbers = noise(RACE_POSITIONS * shape.kv_heads * shape.head_dim);
-                let cache: Vec<u8> =
-                    numbers.iter().flat_map(|x| f32_to_f16(*x).to_le_bytes()).collect();
-                (cache, noise(TEAM_ROWS[1] * row), vec![0.0; TEAM_ROWS[1] * row])
-            });
+            let mut noise = |n: usize| -> Vec<f32> {
+                (0..n).map(|_| worker.checks.sampler.random.normal()).collect()
+            };
+            let (cache, q, y) = match &mut operands {
+                Some(operands) => operands,
+                None => {
+                    let numbers = noise(RACE_POSITIONS * shape.kv_heads * shape.head_dim);
+                    let cache = encode(DType::F16, &numbers).ok()?;
+                    let q = noise(TEAM_ROWS[1] * row);
+                    operands.insert((cache, q, vec![0.0; TEAM_ROWS[1] * row]))
+                }
+            };
             let kv = [KvSegment {
                 start: 0,
                 len: RACE_POSITIONS,

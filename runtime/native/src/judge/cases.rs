@@ -111,13 +111,18 @@ pub fn encode(dtype: DType, values: &[f32]) -> Result<Vec<u8>, NativeError> {
     Ok(bytes)
 }
 
-/// `n` numbers of a kind as an operand of an operation that is not in the catalogue; huge ones are up to 1e4. Where
-/// nothing here writes the format of its blocks, blocks of small scales and elements. `None` where the numbers do not
-/// fill blocks.
+/// `n` numbers of a kind as an operand of an operation that is not in the catalogue. Normal integers, which may be
+/// indices, are 0 to 6, huge numbers are up to 1e4. Where nothing here writes the format of its blocks, blocks of small
+/// scales and elements. `None` where the numbers do not fill blocks.
 pub fn custom_operand(random: &mut Random, n: usize, kind: Kind, dtype: DType) -> Option<Vec<u8>> {
     let size = dtype.bytes_for(n)?;
     let small = |i: usize| if i.is_multiple_of(4) { (i / 4 % 7) as u8 } else { 0 };
-    let numbers = fill(random, n, kind, dtype, 1e4);
+    let numbers = match (kind, dtype) {
+        (Kind::Normal, DType::U32 | DType::I32 | DType::U8) => {
+            (0..n).map(|i| (i % 7) as f32).collect()
+        }
+        _ => fill(random, n, kind, dtype, 1e4),
+    };
     Some(encode(dtype, &numbers).unwrap_or_else(|_| (0..size).map(small).collect()))
 }
 
