@@ -181,7 +181,8 @@ pub struct HostConfig {
     /// [`HostConfig::kernel_memory`] at most, which leaves room for another pack to prove itself. A
     /// pack whose kernels begin with more, one instance of each, is refused.
     pub pack_memory: usize,
-    /// The unit of `max_epoch_ticks`: how often running kernels look at the clock.
+    /// The unit of `max_epoch_ticks`. Running kernels look at the clock every tick, and no oftener than every 5 ms,
+    /// the least that a call may take.
     pub tick: Duration,
     /// How long the kernels of one pack may compute, all together, to prove themselves at admission.
     pub admission_time: Duration,

@@ -20,7 +20,7 @@
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -52,26 +52,42 @@ type Job = *const (dyn Fn(usize) + Sync);
 #[repr(align(128))]
 struct Padded<T>(T);
 
+/// What threads share, by who writes it when: a line that moves between processors takes a tenth of a microsecond,
+/// and several would be a good part of a region.
 struct PoolState {
+    start: Padded<Start>,
+    /// How often workers have left a region, modulo 2^32.
+    left: Padded<AtomicU32>,
+    rest: Padded<Rest>,
+    /// One flag per worker: it has parked, or is about to, and wants to be unparked.
+    parked: Box<[Padded<AtomicBool>]>,
+}
+
+/// What the caller writes to start a region.
+struct Start {
     /// Number of regions started, modulo 2^32; a change is the signal to read `job`.
-    generation: Padded<AtomicU32>,
-    /// Workers that have not left the current region.
-    pending: Padded<AtomicUsize>,
-    /// The region's function. Written by the caller while `pending` is 0, read by workers only
-    /// between a change of `generation` and their decrement of `pending`.
+    generation: AtomicU32,
+    /// What `left` is once every worker has left the region.
+    end: AtomicU32,
+    /// The region's function. Written by the caller while `left` is `end`, read by workers only
+    /// between a change of `generation` and their increment of `left`.
     job: UnsafeCell<Option<Job>>,
+}
+
+/// What is seldom written.
+struct Rest {
     stop: AtomicBool,
     /// Whether the caller has parked, or is about to, and wants `waiter` unparked.
     caller_waits: AtomicBool,
     waiter: Mutex<Option<Thread>>,
+    /// Whether `panic` holds one.
+    panicked: AtomicBool,
     /// The first panic of a worker in the current region.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    /// One flag per worker: it has parked, or is about to, and wants to be unparked.
-    parked: Box<[Padded<AtomicBool>]>,
     spin: Duration,
 }
 
-// SAFETY: every field but `job` is Send + Sync by itself. `job` is written by one caller at a time
+// SAFETY: every field but `start.job` is Send + Sync by itself. `job` is written by one caller at a time
 // (it holds `ThreadPool::region`) while no worker reads it, and is read after an acquire load of
 // `generation` that saw the caller's store; the function behind it is `Sync`.
 unsafe impl Send for PoolState {}
@@ -94,16 +110,22 @@ impl ThreadPool {
         let wanted = threads.clamp(1, MAX_THREADS);
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let shared = Arc::new(PoolState {
-            generation: Padded(AtomicU32::new(0)),
-            pending: Padded(AtomicUsize::new(0)),
-            job: UnsafeCell::new(None),
-            stop: AtomicBool::new(false),
-            caller_waits: AtomicBool::new(false),
-            waiter: Mutex::new(None),
-            panic: Mutex::new(None),
+            start: Padded(Start {
+                generation: AtomicU32::new(0),
+                end: AtomicU32::new(0),
+                job: UnsafeCell::new(None),
+            }),
+            left: Padded(AtomicU32::new(0)),
+            rest: Padded(Rest {
+                stop: AtomicBool::new(false),
+                caller_waits: AtomicBool::new(false),
+                waiter: Mutex::new(None),
+                panicked: AtomicBool::new(false),
+                panic: Mutex::new(None),
+                // With more threads than cores, one that spins takes the core another needs.
+                spin: if wanted > cores { Duration::ZERO } else { SPIN },
+            }),
             parked: (1..wanted).map(|_| Padded(AtomicBool::new(false))).collect(),
-            // With more threads than cores, one that spins takes the core another needs.
-            spin: if wanted > cores { Duration::ZERO } else { SPIN },
         });
         let mut workers = Vec::with_capacity(wanted - 1);
         for tid in 1..wanted {
@@ -135,20 +157,23 @@ impl ThreadPool {
             return;
         }
         let _region = lock(&self.region);
-        let shared = &*self.shared;
+        let PoolState { start, rest, parked, .. } = &*self.shared;
+        let Start { generation, end, job: next } = &start.0;
         // SAFETY: only the lifetime changes. Workers use the pointer between the store to
-        // `generation` and their decrement of `pending`, and this function neither returns nor
-        // unwinds before `pending` is 0 again, so `f` outlives every use.
+        // `generation` and their increment of `left`, and this function neither returns nor
+        // unwinds before all have left, so `f` outlives every use.
         let job: Job = unsafe {
             std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Job>(std::ptr::from_ref(f))
         };
-        // SAFETY: `region` is held and `pending` is 0, so no other thread touches `job`.
-        unsafe { *shared.job.get() = Some(job) };
-        shared.pending.0.store(self.workers.len(), Ordering::Relaxed);
+        // SAFETY: `region` is held and all workers have left, so no other thread touches `job`.
+        unsafe { *next.get() = Some(job) };
+        let workers = self.workers.len() as u32;
+        let all = end.load(Ordering::Relaxed).wrapping_add(workers);
+        end.store(all, Ordering::Relaxed);
         // SeqCst pairs with the worker's: it sets `parked` and then loads `generation`, we store
         // `generation` and then load `parked`, so one of the two sees the other.
-        shared.generation.0.fetch_add(1, Ordering::SeqCst);
-        for (parked, worker) in shared.parked.iter().zip(&self.workers) {
+        generation.fetch_add(1, Ordering::SeqCst);
+        for (parked, worker) in parked.iter().zip(&self.workers) {
             if parked.0.load(Ordering::SeqCst) {
                 worker.thread().unpark();
             }
@@ -156,8 +181,9 @@ impl ThreadPool {
         IN_REGION.set(true);
         let own = catch_unwind(AssertUnwindSafe(|| f(0)));
         IN_REGION.set(false);
-        shared.wait_for_workers();
-        let theirs = lock(&shared.panic).take();
+        self.shared.wait_for_workers(all);
+        let panicked = rest.0.panicked.load(Ordering::Relaxed);
+        let theirs = panicked.then(|| rest.0.take_panic()).flatten();
         if let Some(payload) = own.err().or(theirs) {
             drop(_region);
             resume_unwind(payload);
@@ -220,8 +246,8 @@ pub fn split(items: usize, threads: usize, tid: usize) -> std::ops::Range<usize>
 
 impl Drop for ThreadPool {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.generation.0.fetch_add(1, Ordering::SeqCst);
+        self.shared.rest.0.stop.store(true, Ordering::SeqCst);
+        self.shared.start.0.generation.fetch_add(1, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
             // A worker catches the panics of regions, so this one can only be its own bug, and
@@ -238,29 +264,30 @@ impl std::fmt::Debug for ThreadPool {
 }
 
 impl PoolState {
-    /// Returns when `pending` is 0, having acquired all that the workers wrote.
-    fn wait_for_workers(&self) {
-        let done = || self.pending.0.load(Ordering::Acquire) == 0;
-        if spin_until(self.spin, done) {
+    /// Returns when `left` is `end`, having acquired all that the workers wrote.
+    fn wait_for_workers(&self, end: u32) {
+        let Rest { caller_waits, waiter, spin, .. } = &self.rest.0;
+        if spin_until(*spin, || self.left.0.load(Ordering::Acquire) == end) {
             return;
         }
-        *lock(&self.waiter) = Some(thread::current());
-        // SeqCst pairs with the last worker's decrement and load, as in `run`. A swap, since emulated
+        *lock(waiter) = Some(thread::current());
+        // SeqCst pairs with the last worker's increment and load, as in `run`. A swap, since emulated
         // processors may let a load overtake a plain store, whatever its ordering.
-        self.caller_waits.swap(true, Ordering::SeqCst);
-        while self.pending.0.load(Ordering::SeqCst) != 0 {
+        caller_waits.swap(true, Ordering::SeqCst);
+        while self.left.0.load(Ordering::SeqCst) != end {
             thread::park();
         }
-        self.caller_waits.store(false, Ordering::Relaxed);
+        caller_waits.store(false, Ordering::Relaxed);
     }
 
     /// Returns the generation that follows `seen`.
     fn wait_for_region(&self, seen: u32, parked: &AtomicBool) -> u32 {
-        let next = || self.generation.0.load(Ordering::Acquire);
-        if !spin_until(self.spin, || next() != seen) {
+        let generation = &self.start.0.generation;
+        let next = || generation.load(Ordering::Acquire);
+        if !spin_until(self.rest.0.spin, || next() != seen) {
             // A swap for the reason that `wait_for_workers` has.
             parked.swap(true, Ordering::SeqCst);
-            while self.generation.0.load(Ordering::SeqCst) == seen {
+            while generation.load(Ordering::SeqCst) == seen {
                 thread::park();
             }
             parked.store(false, Ordering::Relaxed);
@@ -269,28 +296,45 @@ impl PoolState {
     }
 }
 
+impl Rest {
+    #[cold]
+    fn take_panic(&self) -> Option<Box<dyn Any + Send>> {
+        self.panicked.store(false, Ordering::Relaxed);
+        lock(&self.panic).take()
+    }
+
+    #[cold]
+    fn panicked(&self, payload: Box<dyn Any + Send>) {
+        lock(&self.panic).get_or_insert(payload);
+        self.panicked.store(true, Ordering::Relaxed);
+    }
+}
+
 fn worker(shared: &PoolState, tid: usize) {
+    let PoolState { start, left, rest, .. } = shared;
     IN_REGION.set(true);
     let parked = &shared.parked[tid - 1].0;
     let mut seen = 0;
     loop {
         seen = shared.wait_for_region(seen, parked);
-        if shared.stop.load(Ordering::SeqCst) {
+        if rest.0.stop.load(Ordering::SeqCst) {
             return;
         }
         // SAFETY: `generation` changed and `stop` is unset, so a caller wrote `job` before it and
-        // waits for our decrement of `pending` below before it writes or drops anything.
-        let job = unsafe { (*shared.job.get()).map(|job| &*job) };
+        // waits for our increment of `left` below before it writes or drops anything.
+        let job = unsafe { (*start.0.job.get()).map(|job| &*job) };
+        // Of this region: the next begins when we have left.
+        let end = start.0.end.load(Ordering::Relaxed);
         if let Some(job) = job
             && let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(tid)))
         {
-            lock(&shared.panic).get_or_insert(payload);
+            rest.0.panicked(payload);
         }
-        if shared.pending.0.fetch_sub(1, Ordering::SeqCst) == 1
-            && shared.caller_waits.load(Ordering::SeqCst)
+        if left.0.fetch_add(1, Ordering::SeqCst).wrapping_add(1) == end
+            && rest.0.caller_waits.load(Ordering::SeqCst)
             // Not taken out: a worker late here may already see the next region's waiter, and the
             // region's last worker must still find it. An unpark too many is harmless.
-            && let Some(caller) = lock(&shared.waiter).as_ref()
+            && let Some(caller) = lock(&rest.0.waiter).as_ref()
         {
             caller.unpark();
         }
@@ -334,6 +378,7 @@ unsafe impl<T: Send> Sync for SendPtr<T> {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicUsize;
 
     #[test]
     fn every_thread_runs_once_per_region() {

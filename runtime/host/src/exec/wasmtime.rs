@@ -14,7 +14,7 @@ use super::executor::{
 use super::{aot, child, features, isolate};
 use crate::HostConfig;
 use crate::config::Compiler;
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, clock};
 use crate::ticker::Ticker;
 use crate::trap::Trap;
 use instance::LoadedModule;
@@ -68,7 +68,7 @@ impl WasmtimeExecutor {
             engine,
             threads,
             stack: config.stack,
-            ticker: Arc::new(Ticker::new("ruvllm-ticker", config.tick)),
+            ticker: Arc::new(Ticker::new("ruvllm-ticker", clock(config.tick))),
             code,
             gate: ExecutorGate {
                 kind: ExecutorKind::Wasmtime,
@@ -166,7 +166,7 @@ impl Executor for WasmtimeExecutor {
             threads,
             stack,
             footprint,
-            deadline,
+            deadline: deadline.by_clock(),
             ticker,
         }))
     }
