@@ -173,7 +173,7 @@ impl Kernels {
         let workers = (0..threads).map(|_| host.worker()).collect::<Result<_, _>>()?;
         let mut worker = host.team_worker();
         let pinned = Arc::new(matrices.pin(host.snapshot(), &mut worker, true, each)?);
-        let team = Some(TeamCaller { matrices, worker });
+        let team = Some(TeamCaller::new(matrices, worker));
         Ok(Kernels { workers, pinned, resting: None, deltas: vec![Vec::new(); threads], team })
     }
 
@@ -202,6 +202,15 @@ impl Kernels {
             let pinned = std::mem::replace(&mut self.pinned, next);
             self.resting.replace(pinned).into_iter().for_each(|older| host.let_go(older));
         }
+        if let Some(team) = &mut self.team
+            && team.misses_some()
+        {
+            for pinned in std::iter::once(&mut self.pinned).chain(&mut self.resting) {
+                if let Some(next) = team.replaced(pinned) {
+                    host.let_go(std::mem::replace(pinned, next));
+                }
+            }
+        }
         // What gets no more steps is let go, so that it can drain.
         let rests = |resting: &mut Arc<Pinned>| !host.serves(resting.snapshot.generation());
         self.resting.take_if(rests).into_iter().for_each(|resting| host.let_go(resting));
@@ -209,7 +218,7 @@ impl Kernels {
     }
 
     fn pin_new(&mut self, chosen: Arc<RegistrySnapshot>) -> Result<Arc<Pinned>, EngineError> {
-        let Some(TeamCaller { matrices, worker }) = &mut self.team else {
+        let Some(TeamCaller { matrices, worker, .. }) = &mut self.team else {
             return Ok(Arc::new(Pinned::new(chosen, self.pinned.keys.clone())?));
         };
         match matrices.take_ready(chosen.generation()) {

@@ -4,6 +4,7 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -20,15 +21,19 @@ use ruvllm_native::gemm::{ActForm, Activations, MatMut, Weights, matmul};
 use ruvllm_native::quant::dequantize_row;
 
 /// Multiplies by a copy of the file's bytes, to the same bits as in place.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Copying {
+    /// The weights' type; f32 when absent.
+    dtype: Option<DType>,
     /// How many threads it was given, each time.
     threads: Arc<Mutex<BTreeSet<usize>>>,
+    /// Whether its products are wrong.
+    wrong: Arc<AtomicBool>,
 }
 
 struct Copy {
     bytes: Vec<u8>,
-    threads: Arc<Mutex<BTreeSet<usize>>>,
+    by: Copying,
 }
 
 impl MatmulProvider for Copying {
@@ -39,11 +44,11 @@ impl MatmulProvider for Copying {
     fn prepare(&self, w: &Weights<'_>, team: Team<'_>) -> Result<Box<dyn PreparedMatmul>, String> {
         self.threads.lock().unwrap().insert(team.pool.threads());
         let bytes = (0..w.rows()).flat_map(|row| w.row(row)).copied().collect();
-        Ok(Box::new(Copy { bytes, threads: self.threads.clone() }))
+        Ok(Box::new(Copy { bytes, by: self.clone() }))
     }
 
     fn reads(&self, x: &Activations, rows: usize, isa: Isa) -> ActForm {
-        x.form(isa, rows, DType::F32)
+        x.form(isa, rows, self.dtype.unwrap_or(DType::F32))
     }
 }
 
@@ -55,11 +60,16 @@ impl PreparedMatmul for Copy {
         y: MatMut<'_>,
         team: Team<'_>,
     ) -> Result<(), String> {
-        self.threads.lock().unwrap().insert(team.pool.threads());
+        self.by.threads.lock().unwrap().insert(team.pool.threads());
         let (dtype, rows, cols) = (weights.dtype(), weights.rows(), weights.cols());
+        let out = MatMut { data: &mut *y.data, stride: y.stride };
         Weights::new(dtype, rows, cols, &self.bytes)
-            .and_then(|copy| matmul(team.pool, team.isa, &copy, x, y))
-            .map_err(|error| error.to_string())
+            .and_then(|copy| matmul(team.pool, team.isa, &copy, x, out))
+            .map_err(|error| error.to_string())?;
+        if self.by.wrong.load(Relaxed) {
+            y.data.iter_mut().for_each(|y| *y += 1.0);
+        }
+        Ok(())
     }
 }
 
@@ -161,13 +171,42 @@ fn a_provider_is_tried_activated_and_taken_back_and_no_text_changes() {
     text.extend(continued(&mut session, 4));
     assert!(calls(&host, native) > others);
     assert_eq!(text, want);
-    // What is let go of is dropped by another thread.
+    drained(&engine, &mut session, none);
+}
+
+/// Waits until kernels hold no more than `bytes`: what is let go of is dropped by another thread.
+fn drained(engine: &Engine, session: &mut Session, bytes: usize) {
     let waiting = Instant::now();
-    while held(&engine) > none {
+    while held(engine) > bytes {
         assert!(waiting.elapsed() < Duration::from_secs(20), "it went with its last step");
         session.decode(3).unwrap();
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+#[test]
+fn what_one_that_goes_out_of_service_has_made_of_the_weights_is_let_go_and_others_take_them_up() {
+    let host = Host::new(HostConfig { cross_check_every: 1, ..HostConfig::default() }).unwrap();
+    let model = Fixture::new(&LLAMA, DType::Q8_0).model();
+    let engine = Engine::new(model, host.clone(), two_threads()).unwrap();
+    let mut session = engine.session();
+    session.prefill(&some_tokens(4)).unwrap();
+    let none = held(&engine);
+    let copying = Copying { dtype: Some(DType::Q8_0), ..Copying::default() };
+    let provider = Provider::Matmul(DType::Q8_0, Arc::new(copying.clone()));
+    host.activate(stage_provider(&host, provider)).unwrap();
+    session.decode(1).unwrap();
+    assert!(calls(&host, "copy") > 0 && held(&engine) > none);
+    let first = |host: &Host| host.explain(&OpKey::matmul(DType::Q8_0)).selected.unwrap();
+    assert_eq!(first(&host), "copy");
+    copying.wrong.store(true, Relaxed);
+    session.decode(2).unwrap();
+    let native = first(&host);
+    assert_ne!(native, "copy");
+    drained(&engine, &mut session, none);
+    let before = calls(&host, &native);
+    session.decode(3).unwrap();
+    assert!(calls(&host, &native) > before, "{native} is said to be asked, so it is");
 }
 
 #[test]

@@ -173,6 +173,31 @@ impl ruvllm_host::Preparer for Matrices {
 pub(super) struct TeamCaller {
     pub(super) matrices: Arc<Matrices>,
     pub(super) worker: TeamWorker,
+    /// What [`TeamWorker::retired`] said when it was looked whether others have to take matrices up.
+    retired: u64,
+}
+
+impl TeamCaller {
+    pub(super) fn new(matrices: Arc<Matrices>, worker: TeamWorker) -> TeamCaller {
+        TeamCaller { retired: worker.retired(), matrices, worker }
+    }
+
+    /// Whether a kernel has gone out of service since this was asked last.
+    pub(super) fn misses_some(&mut self) -> bool {
+        let now = self.worker.retired();
+        std::mem::replace(&mut self.retired, now) != now
+    }
+
+    /// The same snapshot with its matrices taken up anew, where one is to be multiplied by a kernel that is out of
+    /// service. What that has made of the weights goes with the pinned one.
+    pub(super) fn replaced(&mut self, pinned: &Pinned) -> Option<Arc<Pinned>> {
+        if !pinned.products.iter().flatten().any(Product::is_out_of_service) {
+            return None;
+        }
+        let snapshot = pinned.snapshot.clone();
+        // Where that fails those that stand behind go on answering.
+        self.matrices.pin(snapshot, &mut self.worker, false, &mut |_| ()).ok().map(Arc::new)
+    }
 }
 
 impl Pinned {

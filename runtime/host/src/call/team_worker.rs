@@ -164,6 +164,13 @@ impl Product {
         self.made
     }
 
+    /// Whether one that is asked first has gone out of service: who stands behind it reads the file's bytes, while
+    /// [`TeamWorker::product`] finds who else would take the matrix up.
+    pub fn is_out_of_service(&self) -> bool {
+        let firsts = [0, self.first_of_many].into_iter().filter_map(|at| self.chain.get(at));
+        firsts.into_iter().any(|first| first.kernel.stats().quarantined())
+    }
+
     /// The kernel that is asked first.
     pub fn kernel(&self) -> &str {
         self.chain.first().map_or("", |one| one.kernel.id())
@@ -182,6 +189,11 @@ impl TeamWorker {
     pub(crate) fn new(host: Arc<WorkerContext>) -> Self {
         let checks = Checks { sampler: Sampler::new(), buffers: TeamBuffers::default() };
         Self { host, kernels: Vec::new(), checks }
+    }
+
+    /// Changes whenever a kernel has gone out of service.
+    pub fn retired(&self) -> u64 {
+        self.host.retired()
     }
 
     /// Has every one of the next runs checked: something has computed what it should not.
