@@ -13,7 +13,7 @@ use ruvllm_abi::DType;
 use ruvllm_engine::{Engine, EngineConfig, Session, Use};
 use ruvllm_host::{
     AttentionProvider, AttentionSession, EmbedProvider, Host, HostConfig, MatmulProvider, OpKey,
-    Policy, PreparedMatmul, Provider, ProviderPack, Team,
+    Policy, PreparedMatmul, Provider, ProviderPack, Team, Version,
 };
 use ruvllm_native::Isa;
 use ruvllm_native::attention::{AttnScratch, AttnSequence, AttnShape, attention_batch};
@@ -29,6 +29,8 @@ struct Copying {
     threads: Arc<Mutex<BTreeSet<usize>>>,
     /// Whether its products are wrong.
     wrong: Arc<AtomicBool>,
+    /// How long it waits in each product.
+    delay: Duration,
 }
 
 struct Copy {
@@ -66,6 +68,7 @@ impl PreparedMatmul for Copy {
         Weights::new(dtype, rows, cols, &self.bytes)
             .and_then(|copy| matmul(team.pool, team.isa, &copy, x, out))
             .map_err(|error| error.to_string())?;
+        std::thread::sleep(self.by.delay);
         if self.by.wrong.load(Relaxed) {
             y.data.iter_mut().for_each(|y| *y += 1.0);
         }
@@ -207,6 +210,38 @@ fn what_one_that_goes_out_of_service_has_made_of_the_weights_is_let_go_and_other
     let before = calls(&host, &native);
     session.decode(3).unwrap();
     assert!(calls(&host, &native) > before, "{native} is said to be asked, so it is");
+}
+
+/// Live calls of two generations differ in their rows, so what they took proves nothing.
+#[test]
+fn a_provider_that_seems_slower_is_compared_on_the_same_calls_of_the_model() {
+    let host = native_host();
+    let model = Fixture::new(&LLAMA, DType::F32).model();
+    let activate = |version: u64, delay: Duration| {
+        let copying = Copying { delay, ..Copying::default() };
+        let providers = [
+            Provider::Matmul(DType::F32, Arc::new(copying)),
+            Provider::Embed(DType::F32, Arc::new(Same)),
+            Provider::Attention(Arc::new(Same)),
+        ];
+        let pack = ProviderPack::new("copying", Version::new(version, 0, 0));
+        let ids = ["copy", "gather", "attend"].into_iter().zip(providers);
+        let pack = ids.fold(pack, |pack, (id, provider)| pack.with(id, provider));
+        host.activate(host.stage_providers(&pack).unwrap().id).unwrap();
+        host.snapshot()
+    };
+    let first = activate(1, Duration::ZERO);
+    let second = activate(2, Duration::ZERO);
+    let slow = activate(3, Duration::from_millis(20));
+    let ops = [OpKey::matmul(DType::F32), OpKey::embed(DType::F32), OpKey::attention()];
+    let slower = |old, new, ratio| {
+        let comparison = host.compare(old, new);
+        ops.each_ref().map(|op| comparison.is_slower(&host, op, ratio))
+    };
+    assert_eq!(slower(&first, &second, 5.0), [true; 3], "no model has calls to compare on");
+    let _engine = Engine::new(model, host.clone(), two_threads()).unwrap();
+    assert_eq!(slower(&first, &second, 5.0), [false; 3]);
+    assert_eq!(slower(&second, &slow, 5.0), [true, false, false]);
 }
 
 #[test]

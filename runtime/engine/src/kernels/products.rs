@@ -5,11 +5,12 @@
 //! layouts of a matrix are there only while a generation is on trial that brings another.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use ruvllm_abi::DType;
 use ruvllm_host::{
-    Host, HostError, KernelBudget, OpKey, OpSlot, Preparation, Product, RegistrySnapshot, Team,
-    TeamWorker,
+    Host, HostError, KernelBudget, OpKey, OpSlot, Preparation, Product, Provider, RegistrySnapshot,
+    Team, TeamWorker,
 };
 use ruvllm_native::attention::{AttnSequence, AttnShape};
 use ruvllm_native::gemm::{ActForms, Activations, MatMut, ReadPattern};
@@ -166,6 +167,31 @@ impl ruvllm_host::Preparer for Matrices {
             *self.ready() = Some(Arc::new(pinned));
         }
         Ok(())
+    }
+
+    fn compare(&self, two: [&Provider; 2]) -> Vec<[Duration; 2]> {
+        let (mut worker, team) = (self.host.team_worker(), self.team());
+        let (weights, config) = (self.model.weights(), self.model.config());
+        match two[0] {
+            Provider::Matmul(dtype, _) => {
+                let how = Preparation { team, budget: &self.budget, settings: &self.settings };
+                // What takes most of a token.
+                let of_type = weights.multiplied().filter(|linear| linear.dtype() == *dtype);
+                let largest = of_type.max_by_key(|linear| linear.size()).map(Linear::matrix);
+                let largest = largest.and_then(Result::ok);
+                largest.map(|largest| worker.compare_matmul(two, &largest, &how))
+            }
+            Provider::Embed(dtype, _) => {
+                let table = weights.embedding.matrix().ok().filter(|t| t.dtype() == *dtype);
+                table.map(|table| worker.compare_embed(two, &table, team))
+            }
+            Provider::Attention(_) => config.layers.first().map(|layer| {
+                let deterministic = self.settings.is_deterministic();
+                let shape = config.attention_shape(&layer.attention, deterministic);
+                worker.compare_attention(two, &shape, team)
+            }),
+        }
+        .unwrap_or_default()
     }
 }
 

@@ -6,13 +6,18 @@
 //!
 //! A matrix is prepared once, by the winner with one row. With many rows those race who could then be asked: that one,
 //! and all who read the file's bytes.
+//!
+//! In the same way two providers are compared of which the newer one seems slower: live calls of an old and a new
+//! generation differ in their rows, which a product's time depends on far more than on its bytes.
 
-use super::team_worker::{Preparation, PreparedWeights, TeamWorker};
+use super::team_worker::{Preparation, PreparedWeights, Taken, TeamWorker};
 use crate::OpKey;
 use crate::registry::RegistrySnapshot;
 use crate::registry::kernel::PublishedKernel;
 use crate::registry::race::{TEAM_ROWS, Times, class};
-use crate::team::{Provider, Team};
+use crate::team::{
+    AttentionProvider, EmbedProvider, MatmulProvider, PreparedMatmul, Provider, Team,
+};
 use ruvllm_abi::DType;
 use ruvllm_native::attention::{AttnSequence, AttnShape, KvLayout, KvSegment};
 use ruvllm_native::gemm::{MatMut, Weights};
@@ -22,6 +27,9 @@ use std::time::{Duration, Instant};
 
 /// How often each runs.
 const RACE_TURNS: usize = 5;
+
+/// How often each of two is timed.
+const COMPARE_TURNS: usize = 3;
 
 /// Positions of the cache that attention races over.
 const RACE_POSITIONS: usize = 512;
@@ -36,84 +44,143 @@ impl TeamWorker {
         how: &Preparation<'_>,
     ) {
         let class = class(weights.rows() * weights.cols());
-        let mut y = Vec::new();
         self.race(snap, &OpKey::matmul(weights.dtype()), class, |worker, kernel| {
             let Some(Provider::Matmul(_, provider)) = kernel.team() else { return None };
             let bytes = provider.prepared_bytes(weights, how.team.isa)?;
             let made = PreparedWeights::default();
             let prepared = worker.prepare(kernel, provider, weights, &made, bytes, how);
             let (held, _) = prepared.ok()?;
-            y.resize(TEAM_ROWS[1] * weights.rows(), 0.0);
-            let times = TEAM_ROWS.map(|rows| {
-                let (x, _) = worker.input(&**provider, weights, rows, how).ok()?;
-                least(|| {
-                    let y = MatMut { data: &mut y, stride: weights.rows() };
-                    held.prepared.run(weights, &x, y, how.team)
-                })
-            });
+            let times = worker.time_matmul(&**provider, &*held.prepared, weights, how);
             Some(Timed { times, holds: bytes > 0 })
         });
     }
 
+    fn time_matmul(
+        &mut self,
+        provider: &dyn MatmulProvider,
+        prepared: &dyn PreparedMatmul,
+        weights: &Weights<'_>,
+        how: &Preparation<'_>,
+    ) -> Times {
+        let mut y = vec![0.0; TEAM_ROWS[1] * weights.rows()];
+        TEAM_ROWS.map(|rows| {
+            let (x, _) = self.input(provider, weights, rows, how).ok()?;
+            least(|| {
+                let y = MatMut { data: &mut y, stride: weights.rows() };
+                prepared.run(weights, &x, y, how.team)
+            })
+        })
+    }
+
     /// As [`TeamWorker::race_matmul`], for rows of a table.
     pub fn race_embed(&mut self, snap: &RegistrySnapshot, table: &Weights<'_>, team: Team<'_>) {
-        let mut tokens = None;
-        let mut y = Vec::new();
         self.race(snap, &OpKey::embed(table.dtype()), 0, |worker, kernel| {
             let Some(Provider::Embed(_, provider)) = kernel.team() else { return None };
-            let tokens = tokens.get_or_insert_with(|| {
-                TEAM_ROWS.map(|rows| match table.rows() {
-                    0 => Vec::new(),
-                    vocab => (0..rows).map(|_| worker.checks.below(vocab) as u32).collect(),
-                })
-            });
-            y.resize(TEAM_ROWS[1] * table.cols(), 0.0);
-            let times = tokens.each_ref().map(|tokens: &Vec<u32>| {
-                let y = &mut y[..tokens.len() * table.cols()];
-                least(|| provider.run(table, tokens, y, team))
-            });
+            let times = worker.time_embed(&**provider, table, team);
             Some(Timed { times, holds: false })
         });
     }
 
+    fn time_embed(
+        &mut self,
+        provider: &dyn EmbedProvider,
+        table: &Weights<'_>,
+        team: Team<'_>,
+    ) -> Times {
+        let mut y = vec![0.0; TEAM_ROWS[1] * table.cols()];
+        TEAM_ROWS.map(|rows| {
+            let tokens: Vec<u32> = match table.rows() {
+                0 => Vec::new(),
+                vocab => (0..rows).map(|_| self.checks.below(vocab) as u32).collect(),
+            };
+            let y = &mut y[..tokens.len() * table.cols()];
+            least(|| provider.run(table, &tokens, y, team))
+        })
+    }
+
     /// As [`TeamWorker::race_matmul`], for attention over a cache of f16.
     pub fn race_attention(&mut self, snap: &RegistrySnapshot, shape: &AttnShape, team: Team<'_>) {
-        let row = shape.heads * shape.head_dim;
-        let mut operands = None;
         self.race(snap, &OpKey::attention(), 0, |worker, kernel| {
             let Some(Provider::Attention(provider)) = kernel.team() else { return None };
-            let mut noise = |n: usize| -> Vec<f32> {
-                (0..n).map(|_| worker.checks.sampler.random.normal()).collect()
-            };
-            let (cache, q, y) = match &mut operands {
-                Some(operands) => operands,
-                None => {
-                    let numbers = noise(RACE_POSITIONS * shape.kv_heads * shape.head_dim);
-                    let cache = encode(DType::F16, &numbers).ok()?;
-                    let q = noise(TEAM_ROWS[1] * row);
-                    operands.insert((cache, q, vec![0.0; TEAM_ROWS[1] * row]))
-                }
-            };
-            let kv = [KvSegment {
-                start: 0,
-                len: RACE_POSITIONS,
-                k_dtype: DType::F16,
-                v_dtype: DType::F16,
-                k_layout: KvLayout::Tokens,
-                v_layout: KvLayout::Tokens,
-                k: cache,
-                v: cache,
-            }];
-            let mut session = provider.open();
-            let times = TEAM_ROWS.map(|rows| {
-                least(|| {
-                    let (q, y) = (&q[..rows * row], &mut y[..rows * row]);
-                    let mut calls = [AttnSequence { q, q_pos: RACE_POSITIONS - rows, kv: &kv, y }];
-                    session.run(shape, &mut calls, team)
-                })
-            });
+            let times = worker.time_attention(&**provider, shape, team)?;
             Some(Timed { times, holds: false })
         });
+    }
+
+    fn time_attention(
+        &mut self,
+        provider: &dyn AttentionProvider,
+        shape: &AttnShape,
+        team: Team<'_>,
+    ) -> Option<Times> {
+        let mut noise = |n: usize| -> Vec<f32> {
+            (0..n).map(|_| self.checks.sampler.random.normal()).collect()
+        };
+        let row = shape.heads * shape.head_dim;
+        let cache = noise(RACE_POSITIONS * shape.kv_heads * shape.head_dim);
+        let cache = encode(DType::F16, &cache).ok()?;
+        let (q, mut y) = (noise(TEAM_ROWS[1] * row), vec![0.0; TEAM_ROWS[1] * row]);
+        let kv = [KvSegment {
+            start: 0,
+            len: RACE_POSITIONS,
+            k_dtype: DType::F16,
+            v_dtype: DType::F16,
+            k_layout: KvLayout::Tokens,
+            v_layout: KvLayout::Tokens,
+            k: &cache,
+            v: &cache,
+        }];
+        let mut session = provider.open();
+        Some(TEAM_ROWS.map(|rows| {
+            least(|| {
+                let (q, y) = (&q[..rows * row], &mut y[..rows * row]);
+                let mut calls = [AttnSequence { q, q_pos: RACE_POSITIONS - rows, kv: &kv, y }];
+                session.run(shape, &mut calls, team)
+            })
+        }))
+    }
+
+    /// How long two providers of products take for a matrix, in turns: the least time of each with one row and with as
+    /// many as a prompt has. Empty where that cannot be found out.
+    pub fn compare_matmul(
+        &mut self,
+        two: [&Provider; 2],
+        weights: &Weights<'_>,
+        how: &Preparation<'_>,
+    ) -> Vec<[Duration; 2]> {
+        compare(two, |one| {
+            let Provider::Matmul(_, provider) = one else { return None };
+            let bytes = provider.prepared_bytes(weights, how.team.isa)?;
+            let _memory = Taken::new(how.budget, bytes)?;
+            let prepared = provider.prepare(weights, how.team).ok()?;
+            Some(self.time_matmul(&**provider, &*prepared, weights, how))
+        })
+    }
+
+    /// As [`TeamWorker::compare_matmul`], for rows of a table.
+    pub fn compare_embed(
+        &mut self,
+        two: [&Provider; 2],
+        table: &Weights<'_>,
+        team: Team<'_>,
+    ) -> Vec<[Duration; 2]> {
+        compare(two, |one| match one {
+            Provider::Embed(_, provider) => Some(self.time_embed(&**provider, table, team)),
+            _ => None,
+        })
+    }
+
+    /// As [`TeamWorker::compare_matmul`], for attention over a cache of f16.
+    pub fn compare_attention(
+        &mut self,
+        two: [&Provider; 2],
+        shape: &AttnShape,
+        team: Team<'_>,
+    ) -> Vec<[Duration; 2]> {
+        compare(two, |one| match one {
+            Provider::Attention(provider) => self.time_attention(&**provider, shape, team),
+            _ => None,
+        })
     }
 
     /// Times everybody who is in service, and books the times, where the policy asks for the fastest and no
@@ -146,6 +213,24 @@ impl TeamWorker {
         let times: Vec<Times> = timed.into_iter().map(|timed| timed.times).collect();
         records.finish(key, chain, race, class, &times);
     }
+}
+
+/// The least times of two providers, timed in turns. Empty where one of them failed.
+fn compare(
+    two: [&Provider; 2],
+    mut time: impl FnMut(&Provider) -> Option<Times>,
+) -> Vec<[Duration; 2]> {
+    let mut least = [[Duration::MAX; 2]; TEAM_ROWS.len()];
+    for _ in 0..COMPARE_TURNS {
+        for (i, one) in two.into_iter().enumerate() {
+            let Some(times) = time(one) else { return Vec::new() };
+            for (least, time) in least.iter_mut().zip(times) {
+                let Some(time) = time else { return Vec::new() };
+                least[i] = least[i].min(time);
+            }
+        }
+    }
+    least.to_vec()
 }
 
 /// What a candidate took.

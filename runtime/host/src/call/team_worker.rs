@@ -66,13 +66,13 @@ pub(super) struct Held {
 }
 
 /// Bytes of a budget, given back when this is dropped.
-struct Taken {
+pub(super) struct Taken {
     budget: Arc<dyn KernelBudget>,
     bytes: usize,
 }
 
 impl Taken {
-    fn new(budget: &Arc<dyn KernelBudget>, bytes: usize) -> Option<Self> {
+    pub(super) fn new(budget: &Arc<dyn KernelBudget>, bytes: usize) -> Option<Self> {
         budget.take(bytes).then(|| Self { budget: budget.clone(), bytes })
     }
 }

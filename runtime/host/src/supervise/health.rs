@@ -423,6 +423,11 @@ impl ComparedKernels {
     /// As [`Comparison::is_slower`].
     pub(super) fn is_slower(&self, host: &Host, ratio: f64) -> bool {
         let Self([old, new]) = self;
+        if let [Some(old), Some(new)] = [old.team(), new.team()] {
+            let preparers = host.state.preparers().into_iter();
+            let times: Vec<_> = preparers.flat_map(|models| models.compare([old, new])).collect();
+            return paired::is_longer(&times, ratio);
+        }
         let workers = &host.state.workers;
         let shapes = workers.profiles.of(new.key()).shapes;
         paired::is_slower(old, new, workers.config.isa.usable(), &shapes, ratio)

@@ -85,6 +85,13 @@ pub(super) fn is_slower(
     !fought
 }
 
+/// Whether the second of two takes more than `ratio` times as long as the first for any call that both computed. Also
+/// where they computed none.
+pub(super) fn is_longer(times: &[[Duration; 2]], ratio: f64) -> bool {
+    let longer = |[old, new]: &[Duration; 2]| new.as_secs_f64() > old.as_secs_f64() * ratio;
+    times.is_empty() || times.iter().any(longer)
+}
+
 /// A kernel with an instance of its own.
 struct Contender<'a> {
     code: &'a PreparedKernel,

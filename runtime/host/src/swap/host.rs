@@ -18,6 +18,7 @@ use crate::registry::select::{Candidate, Explanation};
 use crate::registry::{Fastest, RegistrySnapshot};
 use crate::stats::incidents::LOG;
 use crate::stats::{KernelStats, OpStats};
+use crate::team::Provider;
 use crate::threads::lock;
 #[cfg(any(feature = "wasmtime", feature = "wamr"))]
 use crate::threads::lower_priority;
@@ -31,7 +32,6 @@ use ruvllm_signing::escape_untrusted;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-#[cfg(any(feature = "wasmtime", feature = "wamr"))]
 use std::time::Duration;
 
 /// Figures of kernels that were swapped out, kept for their figures; the oldest go first.
@@ -77,6 +77,10 @@ pub trait Preparer: Send + Sync {
     /// # Errors
     /// [`HostError::NotPrepared`]: who activates a pack is told, and nothing is published.
     fn prepare(&self, next: &Arc<RegistrySnapshot>) -> Result<(), HostError>;
+
+    /// How long two providers of one team operation take for the same calls, computed in turns: the least times of both
+    /// for each call. Empty where there are no such calls, or one of them fails.
+    fn compare(&self, two: [&Provider; 2]) -> Vec<[Duration; 2]>;
 }
 
 /// One kernel of the newest generation.
@@ -295,9 +299,14 @@ impl HostState {
 
     /// Shows a generation to whoever makes ready for it, and gives the first objection. All are shown it.
     pub(super) fn make_ready(&self, next: &Arc<RegistrySnapshot>) -> Result<(), HostError> {
-        let preparers: Vec<_> = lock(&self.preparers).iter().filter_map(Weak::upgrade).collect();
+        let preparers = self.preparers();
         let prepared: Vec<_> = preparers.iter().map(|preparer| preparer.prepare(next)).collect();
         prepared.into_iter().collect()
+    }
+
+    /// Whoever makes ready for generations.
+    pub(crate) fn preparers(&self) -> Vec<Arc<dyn Preparer>> {
+        lock(&self.preparers).iter().filter_map(Weak::upgrade).collect()
     }
 
     pub(super) fn executors(&self) -> Result<&Executors, HostError> {

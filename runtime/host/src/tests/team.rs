@@ -20,6 +20,7 @@ use ruvllm_tests::custom_entry;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// A budget of so many bytes.
 struct Bytes(AtomicUsize);
@@ -423,6 +424,10 @@ fn one_for_which_there_is_no_memory_is_passed_over_and_who_activates_it_is_told(
         fn prepare(&self, _: &Arc<RegistrySnapshot>) -> Result<(), HostError> {
             let (kernel, failure) = ("plugin".to_owned(), Failure::WeightMemory { needed: 1 });
             Err(HostError::NotPrepared { kernel, failure })
+        }
+
+        fn compare(&self, _: [&Provider; 2]) -> Vec<[Duration; 2]> {
+            Vec::new()
         }
     }
     let setup = Setup::new(HostConfig::default(), DType::Q8_0, [37, 64]);
