@@ -85,7 +85,7 @@ pub use supervise::acceptance::Acceptance;
 #[cfg(feature = "supervisor")]
 pub use supervise::delivery::Delivery;
 pub use supervise::health::{
-    Comparison, Health, HealthLimits, HealthWindow, Latency, Losses, Sickness, Vitals,
+    Comparison, Health, HealthFailure, HealthLimits, HealthWindow, Latency, Losses, Vitals,
 };
 #[cfg(feature = "supervisor")]
 pub use supervise::history::{HistoryEntry, HistoryError, HistoryEvent};

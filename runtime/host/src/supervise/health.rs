@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// What a generation is allowed before it counts as sick.
+/// What a generation is allowed before it counts as failed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HealthLimits {
     /// How long it is watched.
@@ -125,25 +125,26 @@ pub enum Health {
     /// on: taken back where it does harm, and healthy once enough was seen.
     Unproven,
     /// It is to be taken back.
-    Sick(Sickness),
+    #[serde(rename = "sick")]
+    Failed(HealthFailure),
 }
 
 /// Why a generation is taken back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Sickness {
-    /// One of [`Sickness::CODES`], which are stable.
+pub struct HealthFailure {
+    /// One of [`HealthFailure::CODES`], which are stable.
     pub code: &'static str,
     /// What was seen.
     pub detail: String,
 }
 
-impl Sickness {
+impl HealthFailure {
     /// Every code.
     pub const CODES: [&str; 6] =
         ["traps", "deadlines", "wrong_numbers", "quarantine", "latency", "quality"];
 }
 
-impl fmt::Display for Sickness {
+impl fmt::Display for HealthFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.detail)
     }
@@ -172,7 +173,7 @@ impl HealthWindow {
         &self.health
     }
 
-    /// Judges figures as of this time. Once healthy or sick it stays so.
+    /// Judges figures as of this time. Once healthy or failed it stays so.
     pub fn observe(&mut self, now: Duration, vitals: &Vitals) -> &Health {
         if let Health::Watching { .. } | Health::Unproven = self.health {
             let passed = now.saturating_sub(self.opened);
@@ -180,7 +181,7 @@ impl HealthWindow {
             let left = window.saturating_sub(passed);
             let longest = window.saturating_mul(Self::EXTENDED);
             self.health = match self.limits.objection(vitals) {
-                Some(sickness) => Health::Sick(sickness),
+                Some(failure) => Health::Failed(failure),
                 None if !left.is_zero() => Health::Watching { left },
                 None if vitals.lacking.is_empty() => Health::Healthy,
                 None if passed >= longest => Health::Unproven,
@@ -203,7 +204,7 @@ impl HealthLimits {
     }
 
     /// The first limit that the figures exceed.
-    fn objection(&self, vitals: &Vitals) -> Option<Sickness> {
+    fn objection(&self, vitals: &Vitals) -> Option<HealthFailure> {
         let counts = [
             ("wrong_numbers", vitals.wrong_numbers, self.wrong_numbers, "calls gave wrong numbers"),
             ("deadlines", vitals.deadlines, self.deadlines, "calls ran into their deadline"),
@@ -212,7 +213,7 @@ impl HealthLimits {
         ];
         let exceeded = counts.into_iter().find(|(_, seen, allowed, _)| seen > allowed);
         if let Some((code, seen, allowed, what)) = exceeded {
-            return Some(Sickness { code, detail: format!("{seen} {what}; {allowed} may") });
+            return Some(HealthFailure { code, detail: format!("{seen} {what}; {allowed} may") });
         }
         let slow = vitals.latencies.iter().find(|latency| self.excess(latency) > 1.0);
         if let Some(latency) = slow {
@@ -228,12 +229,12 @@ impl HealthLimits {
                  {what} of {calls} calls; {} times as long is allowed",
                 self.latency_ratio
             );
-            return Some(Sickness { code: "latency", detail });
+            return Some(HealthFailure { code: "latency", detail });
         }
         let Losses { old, new } = vitals.losses?;
         // A loss that is not a number is never within the margin.
         let fine = new <= old + self.loss_margin;
-        (!fine).then(|| Sickness {
+        (!fine).then(|| HealthFailure {
             code: "quality",
             detail: format!(
                 "the loss on the probe text is {new:.4} nats a token instead of {old:.4}; {} more \
@@ -466,7 +467,7 @@ mod tests {
     fn judged(vitals: Vitals) -> Option<&'static str> {
         let mut window = window();
         match window.observe(1001 * SECOND, &vitals) {
-            Health::Sick(sickness) => Some(sickness.code),
+            Health::Failed(failure) => Some(failure.code),
             health => {
                 assert_eq!(*health, Health::Watching { left: 299 * SECOND });
                 None
@@ -502,11 +503,11 @@ mod tests {
         assert_eq!(*window.observe(2199 * SECOND, &lacking), Health::Watching { left: SECOND });
         assert_eq!(*window.observe(2200 * SECOND, &lacking), Health::Unproven);
         // It is watched on.
-        let mut sick = window.clone();
+        let mut failed = window.clone();
         assert_eq!(*window.observe(9999 * SECOND, &lacking), Health::Unproven);
         assert_eq!(*window.observe(9999 * SECOND, &Vitals::default()), Health::Healthy);
         let traps = Vitals { traps: 1, ..lacking };
-        assert!(matches!(sick.observe(9999 * SECOND, &traps), Health::Sick(_)));
+        assert!(matches!(failed.observe(9999 * SECOND, &traps), Health::Failed(_)));
     }
 
     #[test]
@@ -533,10 +534,10 @@ mod tests {
     }
 
     #[test]
-    fn a_sickness_at_the_last_moment_counts_and_stays() {
+    fn a_failure_at_the_last_moment_counts_and_stays() {
         let mut window = window();
-        let sick = Vitals { deadlines: 1, ..Vitals::default() };
-        assert!(matches!(window.observe(1300 * SECOND, &sick), Health::Sick(_)));
-        assert!(matches!(window.observe(9999 * SECOND, &Vitals::default()), Health::Sick(_)));
+        let failed = Vitals { deadlines: 1, ..Vitals::default() };
+        assert!(matches!(window.observe(1300 * SECOND, &failed), Health::Failed(_)));
+        assert!(matches!(window.observe(9999 * SECOND, &Vitals::default()), Health::Failed(_)));
     }
 }

@@ -38,13 +38,13 @@ pub(super) fn is_slower(
     shapes: &[Words],
     ratio: f64,
 ) -> bool {
-    let (Some(mut old), Some(mut new)) = (Contender::new(old, isa), Contender::new(new, isa))
+    let (Some(mut old), Some(mut new)) = (PairedKernel::new(old, isa), PairedKernel::new(new, isa))
     else {
         return true;
     };
     let room = old.room().min(new.room()).min(TILE_BYTES);
     let mut random = Random::new(random::seed());
-    let (begun, mut fought) = (Instant::now(), false);
+    let (begun, mut compared) = (Instant::now(), false);
     for &words in shapes {
         // Longer calls are cut into such runs of rows.
         let Some(words) = new.code.plan().within(words, room) else { continue };
@@ -53,12 +53,12 @@ pub(super) fn is_slower(
         let mut computed = [Duration::ZERO; 2];
         for turn in 0..TURNS {
             if begun.elapsed() > LIMIT {
-                return !fought;
+                return !compared;
             }
-            for (i, contender) in [&mut old, &mut new].into_iter().enumerate() {
+            for (i, kernel) in [&mut old, &mut new].into_iter().enumerate() {
                 let before = thread_time();
                 for time in &mut times[i][turn * RUN..][..RUN] {
-                    match contender.call(&case) {
+                    match kernel.call(&case) {
                         Some(took) => *time = took,
                         None => return true,
                     }
@@ -80,9 +80,9 @@ pub(super) fn is_slower(
         if new > old * ratio {
             return true;
         }
-        fought = true;
+        compared = true;
     }
-    !fought
+    !compared
 }
 
 /// Whether the second of two takes more than `ratio` times as long as the first for any call that both computed. Also
@@ -93,7 +93,7 @@ pub(super) fn is_longer(times: &[[Duration; 2]], ratio: f64) -> bool {
 }
 
 /// A kernel with an instance of its own.
-struct Contender<'a> {
+struct PairedKernel<'a> {
     code: &'a PreparedKernel,
     op: Op,
     /// `None` for the host's own code.
@@ -103,7 +103,7 @@ struct Contender<'a> {
     out: Vec<u8>,
 }
 
-impl<'a> Contender<'a> {
+impl<'a> PairedKernel<'a> {
     /// `None` for a custom operation, whose calls cannot be made up, and where there is no instance.
     fn new(code: &'a PreparedKernel, isa: Isa) -> Option<Self> {
         let (op, _) = code.key().known()?;

@@ -138,7 +138,7 @@ pub struct SwapCounters {
     pub activated: u64,
     /// Times that an operator went back to an earlier generation.
     pub rolled_back: u64,
-    /// Times that a generation was taken back by itself, by [`crate::Sickness::code`].
+    /// Times that a generation was taken back by itself, by [`crate::HealthFailure::code`].
     pub taken_back: BTreeMap<&'static str, u64>,
 }
 

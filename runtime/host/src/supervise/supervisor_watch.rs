@@ -1,11 +1,11 @@
 //! What a supervisor does with packs that are being watched: they are booked as healthy when their windows
 //! are over, and taken back where they do harm.
 
-use super::health::{Health, HealthWindow, Latency, Sickness, Vitals};
+use super::health::{Health, HealthFailure, HealthWindow, Latency, Vitals};
 use super::history::{HistoryEvent, Record};
 use super::spans::{self, LOG};
 use super::supervisor::{Supervisor, SupervisorState};
-use super::watched::{Excused, HealthReport, Question, Watched, suspect};
+use super::watched::{Excused, HealthReport, Question, Watched, op_size};
 use crate::pack::PackId;
 use crate::registry::RegistrySnapshot;
 use crate::threads::lock;
@@ -80,7 +80,7 @@ impl Supervisor {
             }
             let watched = state.watched.iter_mut().find(|watched| watched.generation == generation);
             if let Some(watched) = watched {
-                watched.hear(question, answer);
+                watched.note(question, answer);
             }
         }
     }
@@ -106,7 +106,7 @@ impl Supervisor {
                     state.watched.push(watched);
                 }
                 Health::Healthy => self.confirm(state, watched),
-                Health::Sick(sickness) => self.take_back(state, &watched, &sickness),
+                Health::Failed(failure) => self.take_back(state, &watched, &failure),
             }
         }
     }
@@ -147,15 +147,15 @@ impl Supervisor {
         let loss = loss.filter(|_| self.config.probe.is_some()).map(Question::Loss);
         let vitals = watched.comparison.vitals();
         let suspects = vitals.latencies.into_iter().filter(|latency| {
-            let acquitted = watched.acquitted.get(&suspect(latency)).copied().unwrap_or_default();
+            let cleared = watched.cleared.get(&op_size(latency)).copied().unwrap_or_default();
             self.is_suspect(watched, latency)
                 && !self.is_slow(watched, latency)
-                // Who was acquitted is not asked again before twice as many calls were timed.
-                && latency.calls >= 2 * acquitted
+                // Who was cleared is not asked again before twice as many calls were timed.
+                && latency.calls >= 2 * cleared
         });
         let slower = suspects.map(|latency| {
             let compared = watched.comparison.compared_kernels(&latency.op);
-            Question::Slower(suspect(&latency), latency.calls, compared.map(Box::new))
+            Question::Slower(op_size(&latency), latency.calls, compared.map(Box::new))
         });
         loss.into_iter().chain(slower).collect()
     }
@@ -182,7 +182,7 @@ impl Supervisor {
             }
             let reason = if watched.comparison.is_same(&latency.op) {
                 "the same code as before"
-            } else if watched.acquitted.contains_key(&suspect(latency)) {
+            } else if watched.cleared.contains_key(&op_size(latency)) {
                 "not slower in the same calls"
             } else {
                 continue;
@@ -201,7 +201,7 @@ impl Supervisor {
     fn is_slow(&self, watched: &Watched, latency: &Latency) -> bool {
         self.is_suspect(watched, latency)
             && (self.config.limits.excess(latency) > SUSPICION
-                || watched.convicted.contains(&suspect(latency)))
+                || watched.confirmed.contains(&op_size(latency)))
     }
 
     /// Books that a window ended without evidence.
@@ -272,8 +272,8 @@ impl Supervisor {
             window: HealthWindow::open(self.config.limits.clone(), (self.config.clock)()),
             loss,
             losses: None,
-            acquitted: BTreeMap::new(),
-            convicted: BTreeSet::new(),
+            cleared: BTreeMap::new(),
+            confirmed: BTreeSet::new(),
         }
     }
 
@@ -318,20 +318,20 @@ impl Supervisor {
     }
 
     /// Bars packs that do harm, and goes back to the last healthy generation, or ends their trial.
-    fn take_back(&self, state: &mut SupervisorState, watched: &Watched, sickness: &Sickness) {
-        *lock(&self.counters).taken_back.entry(sickness.code).or_default() += 1;
-        let reason = sickness.to_string();
+    fn take_back(&self, state: &mut SupervisorState, watched: &Watched, failure: &HealthFailure) {
+        *lock(&self.counters).taken_back.entry(failure.code).or_default() += 1;
+        let reason = failure.to_string();
         let span = spans::change("take back", "");
-        span.record("ruvllm.reason", sickness.code);
+        span.record("ruvllm.reason", failure.code);
         watched.packs.first().inspect(|pack| spans::note_pack(&span, pack));
         tracing::error!(
             target: LOG,
             generation = watched.generation,
-            code = sickness.code,
+            code = failure.code,
             "taken back: {}",
             escape_untrusted(&reason)
         );
-        // A history that cannot be written must not keep a sick generation active.
+        // A history that cannot be written must not keep a failed generation active.
         let write = |record: Record<'_>| {
             if let Err(error) = self.history.write(Record { reason: &reason, ..record }) {
                 tracing::error!(target: LOG, "{error}");

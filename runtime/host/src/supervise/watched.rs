@@ -41,7 +41,7 @@ pub struct Excused {
 pub(super) struct Watched {
     pub(super) generation: u64,
     pub(super) canary: bool,
-    /// What was new in that generation, and is barred if it is sick.
+    /// What was new in that generation, and is barred if it fails.
     pub(super) packs: Vec<PackId>,
     pub(super) comparison: Comparison,
     pub(super) window: HealthWindow,
@@ -50,25 +50,25 @@ pub(super) struct Watched {
     pub(super) losses: Option<Losses>,
     /// How many calls of an operation and a class of sizes had been timed when it was found not to be
     /// slow after all.
-    pub(super) acquitted: BTreeMap<Suspect, u64>,
+    pub(super) cleared: BTreeMap<OpSize, u64>,
     /// Those that were found to be slow.
-    pub(super) convicted: BTreeSet<Suspect>,
+    pub(super) confirmed: BTreeSet<OpSize>,
 }
 
 /// An operation and a class of sizes.
-pub(super) type Suspect = (OpKey, Option<u64>);
+pub(super) type OpSize = (OpKey, Option<u64>);
 
 /// What only computing can tell of a pack that is watched.
 pub(super) enum Question {
     /// The loss on the probe text, and what it was before.
     Loss(f64),
     /// Whether an operation is slower than before; over so many timed calls it seemed so.
-    Slower(Suspect, u64, Option<Box<ComparedKernels>>),
+    Slower(OpSize, u64, Option<Box<ComparedKernels>>),
 }
 
 impl Watched {
     /// Goes on for an earlier window, none of whose kernels serves any more though its packs do: with what
-    /// they are held against, and with what is barred if they are sick.
+    /// they are held against, and with what is barred if they fail.
     pub(super) fn succeed(&mut self, earlier: Watched) {
         let packs = earlier.packs.into_iter().filter(|pack| !self.packs.contains(pack));
         self.packs.extend(packs.collect::<Vec<_>>());
@@ -78,19 +78,19 @@ impl Watched {
 
     /// Takes the answer to a question: a loss, or 1 for an operation that is slower and 0 for one
     /// that is not.
-    pub(super) fn hear(&mut self, question: Question, answer: f64) {
+    pub(super) fn note(&mut self, question: Question, answer: f64) {
         match question {
             Question::Loss(old) => self.losses = Some(Losses { old, new: answer }),
-            Question::Slower(suspect, ..) if answer > 0.0 => {
-                self.convicted.insert(suspect);
+            Question::Slower(op_size, ..) if answer > 0.0 => {
+                self.confirmed.insert(op_size);
             }
-            Question::Slower(suspect, calls, _) => {
-                self.acquitted.insert(suspect, calls);
+            Question::Slower(op_size, calls, _) => {
+                self.cleared.insert(op_size, calls);
             }
         }
     }
 }
 
-pub(super) fn suspect(latency: &Latency) -> Suspect {
+pub(super) fn op_size(latency: &Latency) -> OpSize {
     (latency.op.clone(), latency.below)
 }

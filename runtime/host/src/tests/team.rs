@@ -456,6 +456,39 @@ fn one_element_wrong_in_a_thousand_is_found_within_the_stated_number_of_products
     assert!(explained.selected.unwrap().starts_with("native:"));
 }
 
+/// Says of the next calls that it reads numbers, and of all after them that it reads pairs.
+struct Denying {
+    honest: AtomicUsize,
+}
+
+impl MatmulProvider for Denying {
+    fn prepared_bytes(&self, weights: &Weights<'_>, isa: Isa) -> Option<usize> {
+        Plugin { wrong: None }.prepared_bytes(weights, isa)
+    }
+
+    fn prepare(&self, w: &Weights<'_>, team: Team<'_>) -> Result<Box<dyn PreparedMatmul>, String> {
+        Plugin { wrong: Some(1) }.prepare(w, team)
+    }
+
+    fn reads(&self, _: &Activations, _: usize, _: Isa) -> ActForm {
+        let left = self.honest.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+        if left.is_ok() { ActForm::Floats } else { ActForm::Pairs }
+    }
+}
+
+#[test]
+fn one_that_says_when_it_is_checked_that_it_reads_what_there_is_not_is_found() {
+    let config = HostConfig { cross_check_every: 1, quarantine_after: 1, ..HostConfig::default() };
+    let mut setup = Setup::new(config, DType::Q8_0, [37, 64]);
+    // When the matrix is taken up, and when the activations are.
+    let denying = Denying { honest: AtomicUsize::new(2) };
+    setup.activate("denying", Provider::Matmul(DType::Q8_0, Arc::new(denying))).unwrap();
+    let product = setup.product().unwrap();
+    setup.multiply(&product, 1).unwrap();
+    let report = stats(&setup.host, "denying");
+    assert!(report.quarantined && report.calls == 0, "{report:?}");
+}
+
 /// The host's own provider, which is wrong.
 fn wrong_native(wrong: usize) -> Native {
     let id = "matmul_wrong".to_owned();

@@ -63,6 +63,13 @@ pub struct AttnShape {
     pub deterministic: bool,
 }
 
+impl AttnShape {
+    /// Whether a query at one position sees the key at another.
+    pub(crate) fn sees(&self, query: usize, key: usize) -> bool {
+        key <= query && self.window.is_none_or(|window| query - key < window)
+    }
+}
+
 /// Working memory of [`attention`] and [`attention_batch`], reused from call to call; it grows to what
 /// the largest needs.
 #[derive(Debug, Default)]

@@ -218,14 +218,14 @@ pub fn attention(
     v: &[f32],
     positions: &[usize],
 ) -> Vec<f64> {
-    let AttnShape { heads, kv_heads, head_dim, scale, window, .. } = *shape;
+    let AttnShape { heads, kv_heads, head_dim, scale, .. } = *shape;
     let row = |x: usize, head: usize| {
         (x * kv_heads + head) * head_dim..(x * kv_heads + head + 1) * head_dim
     };
     let mut y = Vec::with_capacity(q.len());
     for (i, q) in q.chunks_exact((heads * head_dim).max(1)).enumerate() {
-        let sees = |p: usize| p <= q_pos + i && window.is_none_or(|w| q_pos + i - p < w);
-        let visible: Vec<usize> = (0..positions.len()).filter(|&j| sees(positions[j])).collect();
+        let sees = |&j: &usize| shape.sees(q_pos + i, positions[j]);
+        let visible: Vec<usize> = (0..positions.len()).filter(sees).collect();
         for (head, q) in q.chunks_exact(head_dim).enumerate() {
             let kv_head = head / (heads / kv_heads);
             let score = |&j: &usize| dot(q, &k[row(j, kv_head)]) * f64::from(scale);

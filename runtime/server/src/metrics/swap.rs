@@ -1,6 +1,6 @@
 //! What becomes of generations of kernels.
 
-use ruvllm_host::{GenerationState, Health, Sickness, Supervisor};
+use ruvllm_host::{GenerationState, Health, HealthFailure, Supervisor};
 
 use super::text::{Kind, Text};
 
@@ -62,7 +62,7 @@ pub(super) fn write(supervisor: &Supervisor, text: &mut Text) {
     let help =
         "Packs staged, refused and activated, and returns to earlier generations by operators.";
     text.metric("ruvllm_kernel_swaps_total", Kind::Counter, help, events);
-    let reasons = Sickness::CODES.map(|code| {
+    let reasons = HealthFailure::CODES.map(|code| {
         let count = counters.taken_back.get(code).copied().unwrap_or_default();
         ([("reason", code.to_owned())], count as f64)
     });
