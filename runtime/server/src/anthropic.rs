@@ -258,7 +258,7 @@ fn take_tools(fields: &mut Fields, app: &App) -> Result<Option<Tools>, ApiError>
         single = given.take("disable_parallel_tool_use")?.unwrap_or(false);
         given.finish()?;
     }
-    Tools::new(tools?, choice, single, app.tool_format)
+    Tools::new(tools?, choice, single, &app.teaching)
 }
 
 /// A message without content.

@@ -23,7 +23,7 @@ use crate::options::{Limits, ServerOptions};
 use crate::reload::{Access, Reloader};
 use crate::server::{CLIENT_HELPERS, Served};
 use crate::tls::Tls;
-use crate::tools::Format;
+use crate::tools::Teaching;
 use crate::{
     anthropic, chat, completions, dashboard, embeddings, http, metrics, models, responses, status,
     tokens,
@@ -45,10 +45,8 @@ pub(crate) struct App {
     pub(crate) template: Option<ChatTemplate>,
     /// The source of the template, for clients that render conversations themselves.
     pub(crate) template_source: Option<String>,
-    /// How the model writes calls of tools.
-    pub(crate) tool_format: Format,
-    /// Control tokens that calls are told by, with their texts.
-    pub(crate) tool_marks: Vec<(u32, &'static str)>,
+    /// What the template knows of tools.
+    pub(crate) teaching: Teaching,
     /// What compiles the grammars of requests, if anything does.
     pub(crate) grammars: Option<Arc<Grammars>>,
     /// The model's id in answers.
@@ -95,7 +93,8 @@ impl App {
         let model = ids.first().cloned().unwrap_or_default();
         let template_source = options.template_source(engine.model())?;
         let template = options.chat_template(engine.model(), &renderer)?;
-        let tool_format = template_source.as_deref().map_or(Format::Generic, Format::of);
+        let source = template_source.as_deref().unwrap_or_default();
+        let teaching = Teaching::new(source, engine.model().tokenizer());
         let Limits { parallel: running, queue, prompt_chunk: chunk, max_bodies, .. } =
             options.limits;
         let config = SchedulerConfig { running, queue, chunk };
@@ -103,8 +102,7 @@ impl App {
             scheduler: Scheduler::start(engine.clone(), config)?,
             template,
             template_source,
-            tool_marks: tool_format.marks(engine.model().tokenizer()),
-            tool_format,
+            teaching,
             grammars: Grammars::new(grammars, options.limits.grammar_memory),
             engine,
             supervised: supervisor.map(Supervised::new),

@@ -30,7 +30,7 @@ pub(crate) async fn completions(
         let params = Params::take(fields, app, None)?;
         let logprobs = logprobs(fields)?;
         let messages = messages::take(fields)?;
-        let tools = Tools::take(fields, app.tool_format)?;
+        let tools = Tools::take(fields, &app.teaching)?;
         let wanted = wanted(fields, tools.as_ref())?;
         let begun = String::new();
         Ok((Conversation { messages, begun, params, logprobs, tools, wanted }, ()))

@@ -116,7 +116,7 @@ async fn read<T: Send + 'static>(
         };
         let messages = std::mem::take(&mut conversation.messages);
         let tools = conversation.tools.as_ref();
-        let mut text = tools::render(template, app.tool_format, messages, tools, &waited_for)?;
+        let mut text = tools::render(template, &app.teaching, messages, tools, &waited_for)?;
         text += &conversation.begun;
         asks.log_prompt(&app, &text);
         let prompt = app.engine.model().tokenizer().encode_chat(&text)?;
@@ -168,7 +168,7 @@ impl Message {
     /// Adds a token; gives the text that is certain to be none of a call.
     pub(crate) fn push(&mut self, token: &Token) -> String {
         let Some(tools) = &mut self.tools else { return token.text.clone() };
-        let mark = self.app.tool_marks.iter().find(|(mark, _)| *mark == token.token);
+        let mark = self.app.teaching.marks.iter().find(|(mark, _)| *mark == token.token);
         let mut text = mark.map_or_else(String::new, |(_, text)| tools.push(text));
         text += &tools.push(&token.text);
         text
@@ -197,7 +197,7 @@ impl Message {
 
     /// How the model writes calls.
     pub(crate) fn format(&self) -> Format {
-        self.app.tool_format
+        self.app.teaching.format
     }
 }
 

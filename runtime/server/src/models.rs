@@ -180,7 +180,7 @@ fn describe(app: &App, id: &str, choice: &Choice) -> Value {
         "created": app.created,
         "owned_by": "ruvllm",
         "context_length": app.engine.context(),
-        "tool_format": app.template.as_ref().map(|_| app.tool_format.name()),
+        "tool_format": app.template.as_ref().map(|_| app.teaching.format.name()),
     });
     // As vLLM says it.
     if *choice.name != *app.model {

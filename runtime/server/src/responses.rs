@@ -224,7 +224,7 @@ fn take_tools(fields: &mut Fields, app: &App) -> Result<Option<Tools>, ApiError>
     let tools: Result<Vec<Value>, ApiError> = tools.into_iter().enumerate().map(tool).collect();
     let choice = Choice::take(fields, "/name")?;
     let single = !fields.take("parallel_tool_calls")?.unwrap_or(true);
-    Tools::new(tools?, choice, single, app.tool_format)
+    Tools::new(tools?, choice, single, &app.teaching)
 }
 
 /// `status` of a response, and of its last item.

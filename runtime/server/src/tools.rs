@@ -1,13 +1,17 @@
 //! Tool calls: what a request says of tools, and the calls in an answer's text.
 //!
 //! How calls are written is the template's affair ([`Format`]); a model whose template has no place for
-//! tools gets a format of the server's own ([`generic`]). A text that was cut off in a call is that call, as
-//! far as it goes.
+//! tools gets a format of the server's own ([`generic`]). What a template leaves out of tools and calls is
+//! told in the messages' texts ([`Teaching`]). A text that was cut off in a call is that call, as far as it
+//! goes.
 
 mod format;
 mod generic;
 
+use std::sync::Arc;
+
 use ruvllm_engine::chat::{ChatError, ChatTemplate};
+use ruvllm_engine::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -16,6 +20,49 @@ use crate::fields::{Fields, parse};
 use crate::keys::{hex, random_hex};
 
 pub(crate) use format::{Call, Format};
+use format::{Function, Marks};
+
+/// What a model's template knows of tools.
+pub(crate) struct Teaching {
+    pub(crate) format: Format,
+    /// The control tokens that calls are told by.
+    pub(crate) marks: Marks,
+    place: Place,
+    /// Whether it shows calls in messages.
+    calls: bool,
+    /// Whether it joins arguments to texts, and so wants them as one.
+    joins_arguments: bool,
+}
+
+/// Where a template takes tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Variable,
+    /// A text in the system message.
+    SystemField,
+    Nowhere,
+}
+
+impl Teaching {
+    pub(crate) fn new(template: &str, tokenizer: &Tokenizer) -> Teaching {
+        let format = Format::of(template);
+        Teaching { marks: format.marks(tokenizer), ..Teaching::of(template, format) }
+    }
+
+    fn of(template: &str, format: Format) -> Teaching {
+        let has = |text: &str| template.contains(text);
+        let place = if format::takes_tools(template) {
+            Place::Variable
+        } else if format == Format::Phi {
+            Place::SystemField
+        } else {
+            Place::Nowhere
+        };
+        let calls = has("tool_calls");
+        let joins_arguments = has("['arguments'] +") || has(".arguments +");
+        Teaching { format, marks: Marks::new(), place, calls, joins_arguments }
+    }
+}
 
 /// What a request says of tools.
 pub(crate) struct Tools {
@@ -27,11 +74,11 @@ pub(crate) struct Tools {
     /// Whether there must be a call.
     required: bool,
     /// The functions that may be called.
-    names: Vec<String>,
+    functions: Arc<[Function]>,
     /// What the model is told of them where its template does not.
     description: String,
-    /// The grammar (Lark) of the answer, where it is not free.
-    pub(crate) grammar: Option<String>,
+    /// The grammar (Lark) of the answer, where it is not free, and the same for any vocabulary.
+    pub(crate) grammar: Option<[String; 2]>,
 }
 
 /// Which tools are to be called, in any API.
@@ -74,7 +121,10 @@ impl Tools {
     ///
     /// # Errors
     /// What is malformed.
-    pub(crate) fn take(fields: &mut Fields, format: Format) -> Result<Option<Tools>, ApiError> {
+    pub(crate) fn take(
+        fields: &mut Fields,
+        teaching: &Teaching,
+    ) -> Result<Option<Tools>, ApiError> {
         let tools = fields.take::<Vec<Value>>("tools")?.unwrap_or_default();
         let choice = Choice::take(fields, "/function/name")?;
         let single = !fields.take("parallel_tool_calls")?.unwrap_or(true);
@@ -88,7 +138,7 @@ impl Tools {
                 return Err(ApiError::invalid(format!("tools[{i}].function.name"), message));
             }
         }
-        Tools::new(tools, choice, single, format)
+        Tools::new(tools, choice, single, teaching)
     }
 
     /// What tools in the form of chat completions, each with a name, become; `None` where none may be called.
@@ -99,7 +149,7 @@ impl Tools {
         tools: Vec<Value>,
         choice: Option<Choice>,
         single: bool,
-        format: Format,
+        teaching: &Teaching,
     ) -> Result<Option<Tools>, ApiError> {
         let choice = choice.unwrap_or(Choice::Auto);
         if choice == Choice::None || (tools.is_empty() && choice == Choice::Auto) {
@@ -114,6 +164,11 @@ impl Tools {
             return Err(Choice::unknown());
         }
         let required = choice != Choice::Auto;
+        // What an unknown template teaches has no grammar.
+        let format = match teaching.format {
+            Format::Template if required => Format::Generic,
+            format => format,
+        };
         let constrained = required || format == Format::Generic;
         if !constrained
             && chosen.iter().any(|function| function.get("strict") == Some(&json!(true)))
@@ -122,14 +177,16 @@ impl Tools {
             return Err(ApiError::bad_request("unsupported_parameter", message).of("tools"));
         }
         let single = single || matches!(choice, Choice::Named(_));
-        let names = chosen.iter().filter_map(|f| f["name"].as_str()).map(str::to_owned).collect();
-        let description = match format {
-            Format::Generic => generic::describe(&chosen, single, required),
-            _ => String::new(),
+        let function = |function: &&Map<String, Value>| {
+            let parameters = function.get("parameters").cloned().unwrap_or_default();
+            Some(Function { name: function["name"].as_str()?.to_owned(), parameters })
         };
-        let grammar = constrained.then(|| format.grammar(&chosen, single, required));
+        let functions = chosen.iter().filter_map(function).collect();
+        let description = generic::describe(&chosen, single, required, format);
+        let grammar = |marks: &Marks| format.grammar(&chosen, single, required, marks);
+        let grammar = constrained.then(|| [grammar(&teaching.marks), grammar(&Marks::new())]);
         let tools = tools.into();
-        Ok(Some(Tools { tools, format, single, required, names, description, grammar }))
+        Ok(Some(Tools { tools, format, single, required, functions, description, grammar }))
     }
 
     /// Whether the answer must be a call.
@@ -144,31 +201,74 @@ impl Tools {
 /// Those of the template.
 pub(crate) fn render(
     template: &ChatTemplate,
-    format: Format,
+    teaching: &Teaching,
     messages: Vec<Value>,
     tools: Option<&Tools>,
     waited_for: &dyn Fn() -> bool,
 ) -> Result<String, ChatError> {
     let render =
         |messages: &[Value], tools| template.render_while(messages, tools, true, waited_for);
-    if format != Format::Generic {
-        let messages = if format.is_mistral() { with_short_ids(messages) } else { messages };
-        let mut text = render(&messages, tools.map(|tools| &tools.tools))?;
-        if tools.is_some_and(Tools::required) {
-            text += format.prefix();
+    let format = tools.map_or(teaching.format, |tools| tools.format);
+    let mut messages = match format {
+        Format::Generic => generic::plain(messages),
+        _ => teaching.as_shown(messages),
+    };
+    let Some(Tools { tools, description, required, .. }) = tools else {
+        return render(&messages, None);
+    };
+    let place = if format == Format::Generic { Place::Nowhere } else { teaching.place };
+    let text = match place {
+        Place::Variable => render(&messages, Some(tools)),
+        Place::SystemField => {
+            generic::with_field(&mut messages, tools);
+            render(&messages, None)
         }
-        return Ok(text);
-    }
-    let messages = generic::plain(messages);
-    let Some(Tools { description, .. }) = tools else { return render(&messages, None) };
-    // Some templates refuse system messages, others leave them out.
-    let text = render(&generic::with_text(messages.clone(), description, "system"), None);
-    match text {
-        Ok(text) if text.contains(description.as_str()) => Ok(text),
-        Ok(_) | Err(ChatError::Refused { .. }) => {
-            render(&generic::with_text(messages, description, "user"), None)
+        // Some templates refuse system messages, others leave them out.
+        Place::Nowhere => {
+            let system = generic::with_text(messages.clone(), description, "system");
+            match render(&system, None) {
+                Ok(text) if text.contains(description.as_str()) => Ok(text),
+                Ok(_) | Err(ChatError::Refused { .. }) => {
+                    render(&generic::with_text(messages, description, "user"), None)
+                }
+                Err(error) => Err(error),
+            }
         }
-        Err(error) => Err(error),
+    };
+    Ok(text? + if *required { format.prefix() } else { "" })
+}
+
+impl Teaching {
+    /// Messages with their calls as the template shows them.
+    fn as_shown(&self, messages: Vec<Value>) -> Vec<Value> {
+        let mut messages =
+            if self.format.is_mistral() { with_short_ids(messages) } else { messages };
+        for message in &mut messages {
+            let Some(calls) = message.get_mut("tool_calls").and_then(Value::as_array_mut) else {
+                continue;
+            };
+            if !self.calls {
+                let function = |call: &'_ Value| {
+                    (call["function"]["name"].clone(), call["function"]["arguments"].clone())
+                };
+                let calls: Vec<(Value, Value)> = calls.iter().map(function).collect();
+                let calls: Vec<(&Value, &Value)> = calls.iter().map(|(a, b)| (a, b)).collect();
+                let said = generic::content(message);
+                message["content"] = (said + &self.format.write(&calls)).into();
+                continue;
+            }
+            if self.joins_arguments {
+                for call in calls {
+                    let arguments = &mut call["function"]["arguments"];
+                    *arguments = arguments.to_string().into();
+                }
+            }
+            // These tell calls with a text and without by it.
+            if self.format.is_deepseek() && message["content"] == "" {
+                message["content"] = Value::Null;
+            }
+        }
+        messages
     }
 }
 
@@ -198,7 +298,7 @@ pub(crate) struct ToolText {
     format: Format,
     single: bool,
     required: bool,
-    names: Vec<String>,
+    functions: Arc<[Function]>,
     /// What is, or may become, a call.
     held: String,
     /// Whether some of the text was none.
@@ -219,7 +319,8 @@ impl ToolText {
         let Tools { format, single, required, .. } = *tools;
         // The prompt ends with it.
         let held = if required { format.prefix() } else { "" }.to_owned();
-        ToolText { format, single, required, names: tools.names.clone(), held, begun: false }
+        let functions = Arc::clone(&tools.functions);
+        ToolText { format, single, required, functions, held, begun: false }
     }
 
     /// Adds a piece; gives the text that is certain to be none of a call.
@@ -233,10 +334,14 @@ impl ToolText {
 
     /// The rest of the text, and the calls; `cut` says whether the text might have gone on.
     pub(crate) fn finish(&mut self, cut: bool) -> Calls {
-        let held = std::mem::take(&mut self.held);
-        let mut found = match self.format.calls(&held) {
+        let mut held = std::mem::take(&mut self.held);
+        if cut {
+            // A character whose bytes are not all there.
+            held.truncate(held.trim_end_matches('\u{fffd}').len());
+        }
+        let mut found = match self.format.calls(&held, &self.functions) {
             Some(calls) => Calls { text: String::new(), calls, cut: false },
-            None => match self.format.calls_so_far(&held, &self.names, self.required) {
+            None => match self.format.calls_so_far(&held, &self.functions, self.required) {
                 Some(calls) if cut => Calls { text: String::new(), calls, cut },
                 // What must become a call is no text, even where it is not known yet which call.
                 None if cut && self.required => {
@@ -269,6 +374,8 @@ impl Call {
 
 #[cfg(test)]
 mod tests {
+    use ruvllm_engine::chat::Renderer;
+
     use super::*;
 
     fn tool(name: &str) -> Value {
@@ -278,7 +385,8 @@ mod tests {
     fn text(format: Format, required: bool) -> ToolText {
         let choice = if required { Choice::Required } else { Choice::Auto };
         let tools = vec![tool("f"), tool("g")];
-        ToolText::new(&Tools::new(tools, Some(choice), false, format).unwrap().unwrap())
+        let teaching = Teaching::of("", format);
+        ToolText::new(&Tools::new(tools, Some(choice), false, &teaching).unwrap().unwrap())
     }
 
     /// The text, the calls and whether it was cut off in one.
@@ -348,6 +456,10 @@ mod tests {
             (Format::Generic, true, begun),
             (Format::Mistral, true, "[{\"name\": \"g\", \"arguments\": {\"a\": \"b"),
             (Format::MistralArgs, true, "g[ARGS]{\"a\": \"b"),
+            (Format::DeepSeek31, true, "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{\"a\": \"b"),
+            (Format::Granite, true, "[{\"name\": \"g\", \"arguments\": {\"a\": \"b"),
+            (Format::Qwen3Coder, true, hermes.as_str()),
+            (Format::Template, false, hermes.as_str()),
         ] {
             let found = read(text(format, required), &[piece], true);
             assert_eq!(found, (String::new(), vec![call("g", "{\"a\": \"b")], true), "{piece}");
@@ -358,6 +470,80 @@ mod tests {
         // The same, had it ended by itself.
         let found = read(text(Format::Hermes, false), &[&hermes], false);
         assert_eq!(found, (hermes.clone(), Vec::new(), false));
+    }
+
+    #[test]
+    fn calls_between_marks_are_found_behind_text_and_over_pieces() {
+        let call = "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": \"日本\"}<｜tool▁call▁end｜>";
+        let deepseek = format!("<｜tool▁calls▁begin｜>{call}{call}<｜tool▁calls▁end｜>");
+        let phi = "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"a\": \"日本\"}}, {\"name\": \"f\", \"arguments\": {\"a\": \"日本\"}}]<|/tool_call|>";
+        let xml = "<tool_call>\n<function=f>\n<parameter=a>\n日本\n</parameter>\n</function>\n</tool_call>\n";
+        for (format, calls) in [
+            (Format::DeepSeek31, deepseek.as_str()),
+            (Format::Phi, phi),
+            (Format::Qwen3Coder, &xml.repeat(2)),
+            (Format::Template, phi),
+        ] {
+            let whole = format!("So <b>｜: {calls}");
+            let pieces: Vec<String> = whole.chars().map(String::from).collect();
+            let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+            let found = read(text(format, false), &pieces, false);
+            let f = || self::tests::call("f", "{\"a\":\"日本\"}");
+            assert_eq!(found, ("So <b>｜: ".to_owned(), vec![f(), f()], false), "{format:?}");
+        }
+        // What an unknown template taught is what the model said.
+        let other = "<tool_call>f\n<arg_key>a</arg_key>\n</tool_call>";
+        let found = read(text(Format::Template, false), &["{} ", other], false);
+        assert_eq!(found, (format!("{{}} {other}"), Vec::new(), false));
+    }
+
+    /// What a conversation with a call is rendered as.
+    fn rendered(source: &str, choice: Option<Choice>) -> String {
+        let teaching = Teaching::of(source, Format::of(source));
+        let template = ChatTemplate::new(source, "", "", &Renderer::InProcess).unwrap();
+        let call = json!({"name": "f", "arguments": {"a": "ü"}});
+        let messages = vec![
+            json!({"role": "user", "content": "Go."}),
+            json!({"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": call}]}),
+            json!({"role": "tool", "tool_call_id": "1", "content": "There."}),
+        ];
+        let tools = choice.and_then(|choice| {
+            Tools::new(vec![tool("f")], Some(choice), false, &teaching).unwrap()
+        });
+        render(&template, &teaching, messages, tools.as_ref(), &|| true).unwrap()
+    }
+
+    #[test]
+    fn templates_are_shown_tools_and_calls_as_they_want_them() {
+        let f = "{\"name\":\"f\",\"description\":\"Goes.\"}";
+        // Calls, whose arguments it joins to texts, but no tools.
+        let deepseek = "{% for m in messages %}{% if m['tool_calls'] %}{% if m['content'] is not none %}{{ '!' }}{% endif %}{% for tool in m['tool_calls'] %}{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['function']['name'] + '<｜tool▁sep｜>' + tool['function']['arguments'] + '<｜tool▁call▁end｜><｜tool▁calls▁end｜>' }}{% endfor %}{% else %}<{{ m['role'] }}>{{ m['content'] }}{% endif %}{% endfor %}";
+        let called = "<user>Go.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\":\"ü\"}<｜tool▁call▁end｜><｜tool▁calls▁end｜><tool>There.";
+        assert_eq!(rendered(deepseek, None), called);
+        let auto = rendered(deepseek, Some(Choice::Auto));
+        assert!(auto.starts_with("<system>") && auto.ends_with(called), "{auto}");
+        let taught = "in this form: <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>the function's name<｜tool▁sep｜>{";
+        assert!(auto.contains(f) && auto.contains(taught), "{auto}");
+        let required = rendered(deepseek, Some(Choice::Required));
+        assert!(required.ends_with(&format!("{called}<｜tool▁calls▁begin｜>")), "{required}");
+        // Tools in the system message, but no calls.
+        let phi = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if 'tools' in m and m['tools'] is not none %}{{ '<|tool|>' + m['tools'] + '<|/tool|>' }}{% endif %}{% endfor %}";
+        let called = "<user>Go.<assistant><|tool_call|>[{\"name\":\"f\",\"arguments\":{\"a\":\"ü\"}}]<|/tool_call|><tool>There.";
+        let auto = rendered(phi, Some(Choice::Auto));
+        assert!(auto.ends_with(&format!("<|tool|>[{f}]<|/tool|>{called}")), "{auto}");
+        assert_eq!(rendered(phi, None), called);
+        // Tools, but no calls.
+        let granite = "{% if tools %}{{ tools | length }}<|tool_call|>{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+        let called = "<user>Go.<assistant><|tool_call|>[{\"name\":\"f\",\"arguments\":{\"a\":\"ü\"}}]<tool>There.";
+        assert_eq!(rendered(granite, Some(Choice::Auto)), format!("1<|tool_call|>{called}"));
+        // Tools and calls in a way of its own, which is left to it unless a call must be made.
+        let other = "{% for tool in tools or [] %}<{{ tool.function.name }}>{% endfor %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function.name }}({{ call.function.arguments.a }}){% endfor %}{% endfor %}";
+        let called = "<user>Go.<assistant>f(ü)<tool>There.";
+        assert_eq!(rendered(other, Some(Choice::Auto)), format!("<f>{called}"));
+        assert_eq!(rendered(other, None), called);
+        let required = rendered(other, Some(Choice::Required));
+        assert!(required.starts_with("<system>You can call functions."), "{required}");
+        assert!(required.contains("<assistant>{\"name\":\"f\""), "{required}");
     }
 
     #[test]

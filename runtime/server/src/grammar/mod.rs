@@ -41,6 +41,8 @@ pub(crate) const FULL: &str = "the grammars of all requests take as much memory 
 /// What a request wants its answers to be like.
 pub(crate) struct Wanted {
     grammar: TopLevelGrammar,
+    /// The same without tokens of the vocabulary, which trials do not have.
+    on_trial: TopLevelGrammar,
     /// The parameter that asks for it.
     param: &'static str,
 }
@@ -49,12 +51,15 @@ impl Wanted {
     /// The texts that are JSON of this schema.
     pub(crate) fn schema(mut schema: Value, param: &'static str) -> Wanted {
         one_layout(&mut schema);
-        Wanted { grammar: TopLevelGrammar::from_json_schema(schema), param }
+        let grammar = TopLevelGrammar::from_json_schema(schema);
+        Wanted { on_trial: grammar.clone(), grammar, param }
     }
 
-    /// The texts of a grammar in llguidance's dialect of Lark.
-    pub(crate) fn lark(lark: String, param: &'static str) -> Wanted {
-        Wanted { grammar: TopLevelGrammar::from_lark(lark), param }
+    /// The texts of a grammar in llguidance's dialect of Lark, which may name tokens of the vocabulary, and
+    /// the same grammar with their texts.
+    pub(crate) fn lark([lark, on_trial]: [String; 2], param: &'static str) -> Wanted {
+        let [grammar, on_trial] = [lark, on_trial].map(TopLevelGrammar::from_lark);
+        Wanted { grammar, on_trial, param }
     }
 }
 
@@ -120,10 +125,10 @@ impl Grammars {
             let app = shared;
             let _turn = turn;
             let Grammars { trial, memory, .. } = &*grammars;
-            let Wanted { grammar, param } = wanted;
+            let Wanted { grammar, on_trial, param } = wanted;
             let refuse = |refusal: Refusal| refusal.to_api(param);
             if let Some(trial) = trial {
-                let size = trial.size(&grammar, param, patience, &waited_for)?;
+                let size = trial.size(&on_trial, param, patience, &waited_for)?;
                 fits(size, texts, memory).map_err(refuse)?;
             }
             let vocabulary = grammars.vocabulary.get_or_init(|| vocabulary(app.engine.model()));

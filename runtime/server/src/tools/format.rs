@@ -1,13 +1,17 @@
 //! Ways of writing calls: what a model's template teaches, the grammar of it, and back from text to calls.
 //!
-//! Of *Hermes* (also Qwen) calls are `<tool_call>` and JSON with `name` and `arguments` and `</tool_call>`, any
-//! number of them, behind text or alone. Of *Llama 3* the whole text is JSON with `name` and `parameters`,
-//! several of them separated by `;`. Of *Mistral* `[TOOL_CALLS]` comes before a JSON array of calls, or, in
-//! its later models, before each name, with `[ARGS]` before the arguments. What looks like a call and is none
-//! stays text.
+//! Each way is a row of [`Format::layout`]. Of *Hermes* (also Qwen) calls are `<tool_call>` and JSON with `name`
+//! and `arguments` and `</tool_call>`, any number of them, behind text or alone. Of *Llama 3* the whole text is
+//! JSON with `name` and `parameters`, several of them separated by `;`. Of *Mistral* `[TOOL_CALLS]` comes before
+//! a JSON array of calls, or, in its later models, before each name, with `[ARGS]` before the arguments. *Phi*,
+//! *Granite* and *Nemotron* have arrays behind marks of their own, *DeepSeek* names and arguments within marks.
+//! *Qwen3-Coder* has XML: its arguments have no types, which follow from the schemas, and where a call must
+//! keep to a schema it is written as JSON between the same marks. What looks like a call and is none stays
+//! text.
 //!
-//! A template that has no place for tools, or teaches an unknown way, gets the *generic* one (`generic`): the
-//! whole text is JSON with `name` and `arguments`, one call on a line.
+//! A template that takes tools and teaches an unknown way is shown them as it wants, and calls are read in
+//! whatever known way they are written (`Template`). A template that has no place for tools gets the *generic*
+//! way (`generic`): the whole text is JSON with `name` and `arguments`, one call on a line.
 
 use ruvllm_engine::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -19,6 +23,17 @@ const CLOSE: &str = "</tool_call>";
 const CALLS: &str = "[TOOL_CALLS]";
 const CALL_ID: &str = "[CALL_ID]";
 const ARGS: &str = "[ARGS]";
+const BEGIN: &str = "<|tool_call|>";
+const FUNCTION: &str = "<function=";
+const PARAMETER: &str = "<parameter=";
+const DEEPSEEK: &str = "<｜tool▁calls▁begin｜>";
+const DEEPSEEK_MARKS: &[&str] = &[
+    DEEPSEEK,
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+];
 
 /// A way of writing calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +44,74 @@ pub(crate) enum Format {
     Mistral,
     /// Names and arguments, each behind a mark of its own.
     MistralArgs,
+    /// V3 and R1.
+    DeepSeek,
+    /// V3.1.
+    DeepSeek31,
+    Phi,
+    Granite,
+    Nemotron,
+    Qwen3Coder,
+    /// Whatever an unknown template teaches.
+    Template,
     Generic,
 }
+
+/// The ways that a call of an unknown template may be written in.
+const KNOWN: [Format; 8] = [
+    Format::Hermes,
+    Format::Qwen3Coder,
+    Format::MistralArgs,
+    Format::DeepSeek,
+    Format::DeepSeek31,
+    Format::Phi,
+    Format::Nemotron,
+    Format::Llama3,
+];
+
+/// What calls consist of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Body {
+    /// A JSON object with `name` and, as this, the arguments.
+    Object(&'static str),
+    /// A JSON array of such objects.
+    List,
+    /// The name, this mark, and the arguments as JSON.
+    Named(&'static str),
+    /// The name and each argument in XML, or such an object.
+    Xml,
+}
+
+/// A way of writing calls, as data. Blanks around marks are written, but not needed to read a call.
+struct Layout {
+    /// The name that clients see.
+    name: &'static str,
+    /// What comes before the first call.
+    begin: &'static str,
+    /// What comes before each call.
+    open: &'static str,
+    body: Body,
+    close: &'static str,
+    between: &'static str,
+    /// What comes behind the last call.
+    end: &'static str,
+    /// What may be a control token of a vocabulary.
+    marks: &'static [&'static str],
+}
+
+const GENERIC: Layout = Layout {
+    name: "generic",
+    begin: "",
+    open: "",
+    body: Body::Object("arguments"),
+    close: "",
+    between: "\n",
+    end: "",
+    marks: &[],
+};
+
+/// The control tokens of a vocabulary that calls are told by, with their texts.
+pub(crate) type Marks = Vec<(u32, &'static str)>;
 
 /// A call that a text has.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,75 +123,193 @@ pub(crate) struct Call {
     pub(crate) arguments: String,
 }
 
+/// A function that may be called.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Function {
+    pub(crate) name: String,
+    /// The schema of its arguments.
+    pub(crate) parameters: Value,
+}
+
+/// Whether a template looks at the variable `tools`, and not at another that is called so, or at the word.
+pub(super) fn takes_tools(template: &str) -> bool {
+    let last = |text: &str, marks: [&str; 2]| marks.map(|mark| text.rfind(mark)).into_iter().max();
+    let word = |c: char| c.is_alphanumeric() || "_.'\"▁".contains(c);
+    template.match_indices("tools").any(|(at, tools)| {
+        let (before, after) = (&template[..at], &template[at + tools.len()..]);
+        let in_tag = last(before, ["{%", "{{"]) > last(before, ["%}", "}}"]);
+        in_tag && !before.ends_with(word) && !after.starts_with(word)
+    })
+}
+
 impl Format {
-    /// The way that a template teaches, if it has a place for tools and the way is known.
+    /// The way that a template teaches.
     pub(crate) fn of(template: &str) -> Format {
         let has = |text: &str| template.contains(text);
-        // Others write names and arguments in XML between these marks.
-        let xml = has("<function=") || has("<arg_key>");
-        if !has("tools") {
+        // These know calls, but most of them have no place for tools.
+        if has(DEEPSEEK) {
+            return if has("```json") { Format::DeepSeek } else { Format::DeepSeek31 };
+        }
+        // What one of Phi's has is no variable.
+        if has("<|tool|>") && has("tools") {
+            return Format::Phi;
+        }
+        if !takes_tools(template) {
             Format::Generic
-        } else if has(OPEN) && !xml {
+        } else if has(BEGIN) {
+            if has("<|/tool_call|>") { Format::Phi } else { Format::Granite }
+        } else if has("<TOOLCALL>") {
+            Format::Nemotron
+        } else if has(OPEN) && has(FUNCTION) {
+            Format::Qwen3Coder
+        // Others write names and arguments in another XML between these marks.
+        } else if has(OPEN) && !has("<arg_key>") {
             Format::Hermes
         } else if has(CALLS) {
             if has(ARGS) { Format::MistralArgs } else { Format::Mistral }
         } else if has("\"parameters\"") && has("ipython") {
             Format::Llama3
         } else {
-            Format::Generic
+            Format::Template
+        }
+    }
+
+    fn layout(self) -> Layout {
+        match self {
+            Format::Hermes | Format::Qwen3Coder => Layout {
+                name: if self == Format::Hermes { "hermes" } else { "qwen3-coder" },
+                open: "<tool_call>\n",
+                body: if self == Format::Hermes { Body::Object("arguments") } else { Body::Xml },
+                close: "\n</tool_call>",
+                marks: &[OPEN, CLOSE],
+                ..GENERIC
+            },
+            Format::Llama3 => Layout {
+                name: "llama3",
+                body: Body::Object("parameters"),
+                between: "; ",
+                ..GENERIC
+            },
+            Format::Mistral | Format::MistralArgs => Layout {
+                name: "mistral",
+                begin: CALLS,
+                body: if self == Format::Mistral { Body::List } else { Body::Named(ARGS) },
+                between: CALLS,
+                marks: &[CALLS, CALL_ID, ARGS],
+                ..GENERIC
+            },
+            Format::DeepSeek => Layout {
+                name: "deepseek",
+                begin: DEEPSEEK,
+                open: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+                body: Body::Named("\n```json\n"),
+                close: "\n```<｜tool▁call▁end｜>",
+                between: "\n",
+                end: "<｜tool▁calls▁end｜>",
+                marks: DEEPSEEK_MARKS,
+            },
+            Format::DeepSeek31 => Layout {
+                open: "<｜tool▁call▁begin｜>",
+                body: Body::Named("<｜tool▁sep｜>"),
+                close: "<｜tool▁call▁end｜>",
+                between: "",
+                ..Format::DeepSeek.layout()
+            },
+            Format::Phi => Layout {
+                name: "phi",
+                begin: BEGIN,
+                body: Body::List,
+                end: "<|/tool_call|>",
+                marks: &[BEGIN, "<|/tool_call|>"],
+                ..GENERIC
+            },
+            Format::Granite => Layout {
+                name: "granite",
+                begin: BEGIN,
+                body: Body::List,
+                marks: &[BEGIN],
+                ..GENERIC
+            },
+            Format::Nemotron => Layout {
+                name: "nemotron",
+                begin: "<TOOLCALL>",
+                body: Body::List,
+                end: "</TOOLCALL>",
+                marks: &["<TOOLCALL>", "</TOOLCALL>"],
+                ..GENERIC
+            },
+            Format::Template => Layout { name: "template", ..GENERIC },
+            Format::Generic => GENERIC,
         }
     }
 
     /// The name that clients see.
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Format::Hermes => "hermes",
-            Format::Llama3 => "llama3",
-            Format::Mistral | Format::MistralArgs => "mistral",
-            Format::Generic => "generic",
-        }
+        self.layout().name
     }
 
     pub(crate) fn is_mistral(self) -> bool {
         matches!(self, Format::Mistral | Format::MistralArgs)
     }
 
-    fn arguments(self) -> &'static str {
-        match self {
-            Format::Llama3 => "parameters",
-            _ => "arguments",
-        }
+    pub(crate) fn is_deepseek(self) -> bool {
+        matches!(self, Format::DeepSeek | Format::DeepSeek31)
+    }
+
+    /// The ways that a text is read in.
+    fn read_as(&self) -> &[Format] {
+        if *self == Format::Template { &KNOWN } else { std::slice::from_ref(self) }
     }
 
     /// The control tokens of a vocabulary that calls are told by; the text of others is in the model's.
-    pub(crate) fn marks(self, tokenizer: &Tokenizer) -> Vec<(u32, &'static str)> {
-        let marks: &[&'static str] = match self {
-            Format::Hermes => &[OPEN, CLOSE],
-            Format::Mistral | Format::MistralArgs => &[CALLS, CALL_ID, ARGS],
-            Format::Llama3 | Format::Generic => &[],
-        };
-        let marks = marks.iter().filter_map(|mark| Some((tokenizer.token_id(mark)?, *mark)));
+    pub(crate) fn marks(self, tokenizer: &Tokenizer) -> Marks {
+        let marks = self.read_as().iter().flat_map(|format| format.layout().marks);
+        let marks = marks.filter_map(|mark| Some((tokenizer.token_id(mark)?, *mark)));
         marks.filter(|&(token, _)| tokenizer.is_special(token)).collect()
     }
 
-    /// What a prompt ends with behind which a call must come. A grammar has texts alone, and this is a
-    /// token where the model knows it.
+    /// What a prompt ends with behind which a call must come.
     pub(crate) fn prefix(self) -> &'static str {
-        if self.is_mistral() { CALLS } else { "" }
+        self.layout().begin
+    }
+
+    /// The text of calls, each with its name and arguments.
+    pub(super) fn write(self, calls: &[(&Value, &Value)]) -> String {
+        let Layout { begin, open, body, close, between, end, .. } = self.layout();
+        let object = |&(name, arguments): &(&Value, &Value)| match body {
+            Body::Object(key) => json!({"name": name, key: arguments}),
+            _ => json!({"name": name, "arguments": arguments}),
+        };
+        let call = |call: &(&Value, &Value)| match body {
+            Body::Named(mark) => {
+                let name = call.0.as_str().unwrap_or_default();
+                format!("{open}{name}{mark}{}{close}", call.1)
+            }
+            _ => format!("{open}{}{close}", object(call)),
+        };
+        let calls = match body {
+            Body::List => Value::from_iter(calls.iter().map(object)).to_string(),
+            _ => calls.iter().map(call).collect::<Vec<_>>().join(between),
+        };
+        format!("{begin}{calls}{end}")
     }
 
     /// The grammar (Lark) of texts that call one of the functions, behind [`Format::prefix`], or, unless
-    /// `single`, some of them; and of any other text, where they need not.
+    /// `single`, some of them; and of any other text, where they need not. Of the marks, those given are
+    /// tokens in it, and others text.
     pub(crate) fn grammar(
         self,
         functions: &[&Map<String, Value>],
         single: bool,
         required: bool,
+        marks: &[(u32, &str)],
     ) -> String {
+        let Layout { open, body, close, between, end, .. } = self.layout();
+        let (open, close) = (literal(open, marks), literal(close, marks));
         let schema = |function: &Map<String, Value>| {
             function.get("parameters").cloned().unwrap_or_else(|| json!({"type": "object"}))
         };
-        let arguments = self.arguments();
+        let arguments = if let Body::Object(key) = body { key } else { "arguments" };
         let call = |function: &&Map<String, Value>| {
             json!({
                 "type": "object",
@@ -120,41 +319,38 @@ impl Format {
             })
         };
         let mut calls = json!({"anyOf": functions.iter().map(call).collect::<Vec<_>>()});
-        let more = |between: &str| match single {
-            true => String::new(),
-            false => format!(" ({between} call)*"),
-        };
-        let (start, rules) = match self {
-            Format::Hermes => {
+        let rules = match body {
+            Body::Object(_) | Body::Xml => {
                 one_layout(&mut calls);
-                let call = format!("call: \"{OPEN}\\n\" json \"\\n{CLOSE}\"");
-                (format!("call{}", more("\"\\n\"")), format!("{call}\njson: %json {calls}\n"))
+                format!("call:{open} json{close}\njson: %json {calls}\n")
             }
-            Format::Llama3 | Format::Generic => {
-                one_layout(&mut calls);
-                let between = if self == Format::Generic { "\"\\n\"" } else { "\"; \"" };
-                (format!("call{}", more(between)), format!("call: %json {calls}\n"))
-            }
-            Format::Mistral => {
-                let mut list = json!({"type": "array", "items": calls, "minItems": 1});
+            Body::List => {
+                calls = json!({"type": "array", "items": calls, "minItems": 1});
                 if single {
-                    list["maxItems"] = 1.into();
+                    calls["maxItems"] = 1.into();
                 }
-                one_layout(&mut list);
-                ("list".to_owned(), format!("list: %json {list}\n"))
+                one_layout(&mut calls);
+                format!("call: %json {calls}\n")
             }
-            Format::MistralArgs => {
+            Body::Named(mark) => {
                 let one = |(i, function): (usize, &&Map<String, Value>)| {
                     let mut schema = schema(function);
                     one_layout(&mut schema);
-                    let named = format!("{} \"{ARGS}\" args{i}", function["name"]);
-                    (named, format!("args{i}: %json {schema}\n"))
+                    let (name, mark) = (&function["name"], literal(mark, marks));
+                    (
+                        format!("{open} {name}{mark} args{i}{close}"),
+                        format!("args{i}: %json {schema}\n"),
+                    )
                 };
                 let (named, args): (Vec<_>, String) = functions.iter().enumerate().map(one).unzip();
-                let rules = format!("call: {}\n{args}", named.join(" | "));
-                (format!("call{}", more(&format!("\"{CALLS}\""))), rules)
+                format!("call:{}\n{args}", named.join(" |"))
             }
         };
+        let more = match single || body == Body::List {
+            true => String::new(),
+            false => format!(" ({} call)*", literal(between, marks)),
+        };
+        let start = format!("call{more}{}", literal(end, marks));
         match required {
             true => format!("start: {start}\n{rules}"),
             // Any text that does not begin as a call does.
@@ -165,59 +361,66 @@ impl Format {
         }
     }
 
+    /// What a call, or an array of them, may begin with.
+    fn starts(self) -> impl Iterator<Item = &'static str> {
+        let Layout { begin, open, body, .. } = self.layout();
+        let bare = if body == Body::Xml { FUNCTION } else { "" };
+        [begin, open.trim_end(), bare].into_iter().filter(|mark| !mark.is_empty())
+    }
+
     /// The bytes at the end of a text that are, or may become, a call; `begun` says whether text that is
     /// none came before.
     pub(crate) fn held(self, text: &str, begun: bool) -> usize {
         let behind = |mark: &str| match text.find(mark) {
             Some(at) => text.len() - at,
-            None => (1..mark.len()).rev().find(|&n| text.ends_with(&mark[..n])).unwrap_or(0),
+            None => begun_at_end(text, mark),
         };
-        match self {
-            Format::Hermes => behind(OPEN),
-            Format::Mistral | Format::MistralArgs => behind(CALLS),
-            Format::Llama3 | Format::Generic => {
-                let start = text.trim_start();
-                let may_call = !begun && (start.is_empty() || start.starts_with('{'));
-                if may_call { text.len() } else { 0 }
-            }
-        }
+        let marked = self.read_as().iter().flat_map(|format| format.starts());
+        let marked = marked.map(behind).max().unwrap_or(0);
+        let start = text.trim_start();
+        let may_call = !begun && (start.is_empty() || start.starts_with('{'));
+        if may_call && self.is_whole_text() { text.len() } else { marked }
     }
 
-    /// Whether a text may be the beginning of a call.
+    /// Whether a call without marks may be the whole text.
+    fn is_whole_text(self) -> bool {
+        self.read_as().iter().any(|format| format.starts().next().is_none())
+    }
+
+    /// Whether a text may be the beginning of a call, or the end of the last.
     fn begins(self, text: &str) -> bool {
-        let mark = match self {
-            Format::Hermes => OPEN,
-            Format::Mistral | Format::MistralArgs => CALLS,
-            Format::Llama3 | Format::Generic => "{",
-        };
-        mark.starts_with(text) || text.starts_with(mark)
+        let mut marks = self.read_as().iter().flat_map(|format| format.starts());
+        let brace = self.is_whole_text() && (text.is_empty() || text.starts_with('{'));
+        brace || marks.any(|mark| mark.starts_with(text) || text.starts_with(mark))
     }
 
     /// The calls that a text consists of; `None` where it is something else, or more.
-    pub(crate) fn calls(self, text: &str) -> Option<Vec<Call>> {
-        let read = Reader { format: self, names: &[], certain: false }.read(text);
-        (!read.calls.is_empty() && read.rest.is_empty()).then_some(read.calls)
+    pub(crate) fn calls(self, text: &str, functions: &[Function]) -> Option<Vec<Call>> {
+        let mut readers = self.readers(functions, false);
+        readers.find_map(|reader| {
+            let read = reader.read(text);
+            (!read.calls.is_empty() && read.rest.is_empty()).then_some(read.calls)
+        })
     }
 
-    /// The calls of a text that was cut off, one of `names` each, the last of them perhaps not whole;
-    /// `None` where it is something else. Where it is `certain` that there is a call, its name may follow
-    /// from the names that there are.
+    fn readers(self, functions: &[Function], certain: bool) -> impl Iterator<Item = Reader<'_>> {
+        let ways: &'static [Format] = if self == Format::Template { &KNOWN } else { &[] };
+        let own = ways.is_empty().then_some(self);
+        let guess = !ways.is_empty();
+        let formats = own.into_iter().chain(ways.iter().copied());
+        formats.map(move |format| Reader { format, functions, certain, guess })
+    }
+
+    /// The calls of a text that was cut off, each of one of the functions, the last of them perhaps not
+    /// whole; `None` where it is something else. Where it is `certain` that there is a call, its name may
+    /// follow from the functions that there are.
     pub(crate) fn calls_so_far(
         self,
         text: &str,
-        names: &[String],
+        functions: &[Function],
         certain: bool,
     ) -> Option<Vec<Call>> {
-        let reader = Reader { format: self, names, certain };
-        let Read { mut calls, rest } = reader.read(text);
-        let more = if rest.is_empty() && !calls.is_empty() { None } else { reader.partial(rest) };
-        match more {
-            Some(more) => calls.extend(more),
-            // Nothing is known of the next.
-            None if rest.is_empty() || certain || self.begins(rest) => {}
-            None => return None,
-        }
-        (!calls.is_empty()).then_some(calls)
+        self.readers(functions, certain).find_map(|reader| reader.read_so_far(text))
     }
 }
 
@@ -225,8 +428,10 @@ impl Format {
 #[derive(Clone, Copy)]
 struct Reader<'a> {
     format: Format,
-    names: &'a [String],
+    functions: &'a [Function],
     certain: bool,
+    /// Whether the format is a guess, by which only calls of the functions are any.
+    guess: bool,
 }
 
 /// What was read of a text.
@@ -242,83 +447,167 @@ impl Reader<'_> {
         let mut read = Read { calls: Vec::new(), rest: text.trim_start() };
         while !read.rest.is_empty() {
             let Some((calls, rest)) = self.next(read.rest) else { break };
+            if self.guess && calls.iter().any(|call| self.known(&call.name).is_none()) {
+                break;
+            }
             read.calls.extend(calls);
             read.rest = rest.trim_start();
         }
         read
     }
 
+    fn read_so_far(&self, text: &str) -> Option<Vec<Call>> {
+        let Read { mut calls, rest } = self.read(text);
+        // It may end behind a call.
+        let ended = !calls.is_empty() && self.format.layout().end.starts_with(rest);
+        match if ended { None } else { self.partial(rest) } {
+            Some(more) => calls.extend(more),
+            // Nothing is known of the next.
+            None if ended || rest.is_empty() || self.certain || self.format.begins(rest) => {}
+            None => return None,
+        }
+        (!calls.is_empty()).then_some(calls)
+    }
+
     /// The next call, or array of calls, and what follows.
     fn next<'t>(&self, text: &'t str) -> Option<(Vec<Call>, &'t str)> {
-        match self.format {
-            Format::Hermes => {
-                let (call, rest) = self.object(text.strip_prefix(OPEN)?)?;
-                // A model may end its turn in place of the last mark.
-                let rest = if rest.is_empty() { rest } else { rest.strip_prefix(CLOSE)? };
-                Some((vec![call], rest))
-            }
-            Format::Llama3 => {
-                let (call, rest) = self.object(text)?;
-                Some((vec![call], rest.strip_prefix(';').unwrap_or(rest)))
-            }
-            Format::Generic => self.object(text).map(|(call, rest)| (vec![call], rest)),
-            Format::Mistral | Format::MistralArgs => {
-                let text = text.strip_prefix(CALLS)?.trim_start();
-                if !text.starts_with('[') {
-                    let (name, id, text) = named(text)?;
-                    let (arguments, rest) = json_value::<Value>(text)?;
-                    let arguments = arguments.to_string();
-                    return Some((vec![Call { id, name: name.to_owned(), arguments }], rest));
-                }
+        let Layout { begin, open, body, close, between, end, .. } = self.format.layout();
+        let text = match strip(text, begin) {
+            Some(behind) => behind,
+            // Of several calls, which have marks of their own.
+            None if !open.is_empty() => text,
+            None => return None,
+        };
+        let (calls, rest) = match body {
+            _ if text.starts_with('[') && self.has_lists() => {
                 let (calls, rest) = json_value::<Vec<Map<String, Value>>>(text)?;
                 let calls: Option<Vec<Call>> =
                     calls.into_iter().map(|call| self.call(call)).collect();
-                Some((calls.filter(|calls| !calls.is_empty())?, rest))
+                (calls.filter(|calls| !calls.is_empty())?, rest)
             }
-        }
+            Body::List | Body::Named(_) if self.format.is_mistral() => self.named(text, ARGS)?,
+            Body::Named(mark) => self.named(strip(text, open)?, mark)?,
+            Body::Xml => match strip(text, open).unwrap_or(text) {
+                text if text.starts_with('{') => self.object(text)?,
+                text => match self.xml(text)? {
+                    (call, Some(rest)) => (vec![call], rest),
+                    (_, None) => return None,
+                },
+            },
+            Body::Object(_) | Body::List => self.object(strip(text, open)?)?,
+        };
+        // A model may end its turn in place of the last mark.
+        let rest = rest.trim_start();
+        let rest = if rest.is_empty() { rest } else { strip(rest, close)? };
+        let more = if begin.is_empty() { between } else { end };
+        Some((calls, strip(rest, more).unwrap_or(rest)))
     }
 
     /// A call at the beginning of a text, and what follows.
-    fn object<'t>(&self, text: &'t str) -> Option<(Call, &'t str)> {
+    fn object<'t>(&self, text: &'t str) -> Option<(Vec<Call>, &'t str)> {
         let (call, rest) = json_value(text)?;
-        Some((self.call(call)?, rest.trim_start()))
+        Some((vec![self.call(call)?], rest.trim_start()))
+    }
+
+    /// A call whose arguments come behind a mark.
+    fn named<'t>(&self, text: &'t str, mark: &str) -> Option<(Vec<Call>, &'t str)> {
+        let (name, id, text) = named(text, mark)?;
+        let (arguments, rest) = json_value::<Value>(text)?;
+        let arguments = arguments.to_string();
+        Some((vec![Call { id, name: name.to_owned(), arguments }], rest))
+    }
+
+    /// A call whose arguments are elements, and what follows, unless it ends in the call.
+    fn xml<'t>(&self, text: &'t str) -> Option<(Call, Option<&'t str>)> {
+        let (name, mut rest) = text.strip_prefix(FUNCTION)?.split_once('>')?;
+        let function = self.functions.iter().find(|function| function.name == name);
+        let schema = |key: &str| function.map(|f| &f.parameters["properties"][key]);
+        let call = |arguments| Call { id: None, name: name.to_owned(), arguments };
+        let mut arguments = Map::new();
+        loop {
+            rest = rest.trim_start();
+            if let Some(rest) = rest.strip_prefix("</function>") {
+                return Some((call(Value::from(arguments).to_string()), Some(rest)));
+            }
+            let next = rest.strip_prefix(PARAMETER).and_then(|rest| rest.split_once('>'));
+            let value = next.map(|(key, value)| (key, value.split_once("</parameter>"), value));
+            if let Some((key, Some((value, behind)), _)) = value {
+                arguments.insert(key.to_owned(), typed(value, schema(key)));
+                rest = behind;
+                continue;
+            }
+            let mut so_far = match arguments.is_empty() && next.is_none() {
+                true => String::new(),
+                false => Value::from(arguments).to_string(),
+            };
+            so_far.pop();
+            // The beginning of any other value than a text is none of that type.
+            let is_text =
+                |key: &str| schema(key).is_none_or(|s| s.is_null() || s["type"] == "string");
+            if let Some((key, value)) = next.filter(|(key, _)| is_text(key)) {
+                let value = value.strip_prefix('\n').unwrap_or(value);
+                let value = &value[..value.len() - begun_at_end(value, "\n</parameter>")];
+                let comma = if so_far.len() > 1 { "," } else { "" };
+                so_far += &format!("{comma}{}:{}", Value::from(key), Value::from(value));
+                so_far.pop();
+            }
+            return Some((call(so_far), None));
+        }
     }
 
     fn call(&self, mut call: Map<String, Value>) -> Option<Call> {
         let Some(Value::String(name)) = call.remove("name") else { return None };
-        let arguments = call.remove(self.format.arguments()).unwrap_or_else(|| json!({}));
+        let arguments = ["arguments", "parameters"].into_iter().find_map(|key| call.remove(key));
+        let arguments = arguments.unwrap_or_else(|| json!({}));
         let id = call.get("id").and_then(Value::as_str).filter(|id| is_mistral_id(id));
         let id = id.filter(|_| self.format.is_mistral()).map(str::to_owned);
         Some(Call { id, name, arguments: arguments.to_string() })
     }
 
+    /// Whether calls may come in an array.
+    fn has_lists(&self) -> bool {
+        self.format.layout().body == Body::List || self.format.is_mistral()
+    }
+
     /// The calls that a text which was cut off ends in: one, or those of an array.
     fn partial(&self, text: &str) -> Option<Vec<Call>> {
-        let text = match self.format {
-            Format::Hermes => self.behind(text, OPEN)?,
-            Format::Mistral | Format::MistralArgs => {
-                let text = self.behind(text, CALLS)?.trim_start();
-                match text.strip_prefix('[') {
-                    Some(list) => return self.partial_list(list),
-                    None if self.format == Format::Mistral && !text.is_empty() => return None,
-                    None => {}
-                }
-                let call = match (named(text), text.split_once('[')) {
-                    (Some((name, _, arguments)), _) => cut(self.known(name)?, arguments),
-                    (None, Some((name, _))) if self.certain => cut(self.known(name)?, ""),
-                    (None, _) => cut(self.likely(text)?, ""),
-                };
-                return Some(vec![call]);
-            }
-            Format::Llama3 | Format::Generic => text,
+        let Layout { begin, open, body, .. } = self.format.layout();
+        let text = match self.behind(text, begin) {
+            Some(behind) => behind,
+            None if !open.is_empty() => text,
+            None => return None,
         };
-        Some(vec![self.partial_object(text)?])
+        if body == Body::Xml {
+            let text = strip(text, open).unwrap_or(text);
+            if text.starts_with(FUNCTION) {
+                let (call, _) = self.xml(text)?;
+                return self.known(&call.name).is_some().then(|| vec![call]);
+            }
+        }
+        let text = self.behind(text, open)?;
+        match (body, text.strip_prefix('[')) {
+            (_, Some(list)) if self.has_lists() => self.partial_list(list),
+            (Body::List, None) if self.format.is_mistral() && !text.is_empty() => None,
+            (Body::Named(mark), _) => Some(vec![self.partial_named(text, mark)?]),
+            _ => Some(vec![self.partial_object(text)?]),
+        }
+    }
+
+    fn partial_named(&self, text: &str, mark: &str) -> Option<Call> {
+        if let Some((name, _, arguments)) = named(text, mark) {
+            return Some(cut(self.known(name)?, arguments));
+        }
+        let name = match text.split_once(mark.trim().chars().next()?) {
+            Some((name, _)) if self.certain => self.known(name.trim()),
+            _ => self.likely(text.trim()),
+        };
+        Some(cut(name?, ""))
     }
 
     fn partial_list(&self, text: &str) -> Option<Vec<Call>> {
         let (mut calls, mut rest) = (Vec::new(), text.trim_start());
         while let Some((call, behind)) = self.object(rest) {
-            calls.push(call);
+            calls.extend(call);
             let Some(next) = behind.strip_prefix(',') else { return Some(calls) };
             rest = next.trim_start();
         }
@@ -344,33 +633,86 @@ impl Reader<'_> {
             return Some(cut(self.likely(begun)?, ""));
         };
         let name = self.known(&name)?;
-        let key = format!("\"{}\"", self.format.arguments());
-        let mut rest = behind.trim_start();
-        for piece in [",", &key, ":"] {
-            match rest.strip_prefix(piece) {
-                Some(behind) => rest = behind.trim_start(),
-                None => return Some(cut(name, "")),
-            }
-        }
-        Some(cut(name, rest))
+        let keys = ["\"arguments\"", "\"parameters\""];
+        let arguments = strip(behind, ",").and_then(|rest| {
+            let rest = keys.into_iter().find_map(|key| strip(rest, key))?;
+            strip(rest, ":")
+        });
+        Some(cut(name, arguments.unwrap_or_default()))
     }
 
     /// What is behind a mark, which the text may have been cut off in.
     fn behind<'t>(&self, text: &'t str, mark: &str) -> Option<&'t str> {
-        let cut = if self.certain && mark.starts_with(text) { Some("") } else { None };
-        text.strip_prefix(mark).or(cut)
+        let cut = if self.certain && mark.trim().starts_with(text) { Some("") } else { None };
+        strip(text, mark).or(cut)
     }
 
     fn known(&self, name: &str) -> Option<&str> {
-        self.names.iter().map(String::as_str).find(|known| *known == name)
+        self.names().find(|known| *known == name)
     }
 
     /// The only name that begins so.
     fn likely(&self, begun: &str) -> Option<&str> {
-        let mut likely = self.names.iter().filter(|name| self.certain && name.starts_with(begun));
+        let mut likely = self.names().filter(|name| self.certain && name.starts_with(begun));
         let only = likely.next()?;
         likely.next().is_none().then_some(only)
     }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.functions.iter().map(|function| function.name.as_str())
+    }
+}
+
+/// What is behind a mark, with or without the blanks around it.
+fn strip<'t>(text: &'t str, mark: &str) -> Option<&'t str> {
+    Some(text.trim_start().strip_prefix(mark.trim())?.trim_start())
+}
+
+/// The bytes at the end of a text that a mark may begin with.
+fn begun_at_end(text: &str, mark: &str) -> usize {
+    let begins = |n: &usize| mark.is_char_boundary(*n) && text.ends_with(&mark[..*n]);
+    (1..mark.len()).rev().find(begins).unwrap_or(0)
+}
+
+/// A part of a grammar, behind a blank: a text, or the tokens in it.
+fn literal(text: &str, marks: &[(u32, &str)]) -> String {
+    if text.is_empty() {
+        return String::new();
+    }
+    let found = marks.iter().filter_map(|mark| Some((text.find(mark.1)?, mark)));
+    let Some((at, (token, mark))) = found.min() else { return format!(" {}", Value::from(text)) };
+    let (before, behind) = (literal(&text[..at], &[]), literal(&text[at + mark.len()..], marks));
+    format!("{before} <[{token}]>{behind}")
+}
+
+/// The value that a text without a type is by its schema.
+fn typed(text: &str, schema: Option<&Value>) -> Value {
+    let text = text.strip_prefix('\n').unwrap_or(text);
+    let text = text.strip_suffix('\n').unwrap_or(text);
+    let json = match text.trim() {
+        // As templates write what was called before.
+        "True" => "true",
+        "False" => "false",
+        "None" => "null",
+        json => json,
+    };
+    let value = serde_json::from_str::<Value>(json).unwrap_or_default();
+    let schema = schema.unwrap_or(&Value::Null);
+    let types: &[&str] = match &value {
+        Value::Null if json == "null" => &["null"],
+        Value::Null | Value::String(_) => &[],
+        Value::Bool(_) => &["boolean"],
+        Value::Number(_) => &["number", "integer"],
+        Value::Array(_) => &["array"],
+        Value::Object(_) => &["object"],
+    };
+    let fits = match (&schema["type"], &schema["enum"]) {
+        (Value::String(only), _) => types.contains(&only.as_str()),
+        (Value::Array(any), _) => any.iter().any(|t| types.iter().any(|own| t == own)),
+        (_, Value::Array(values)) => values.contains(&value),
+        _ => schema.is_object() && !types.is_empty(),
+    };
+    if fits { value } else { text.into() }
 }
 
 /// A call with as much of its arguments as there is.
@@ -388,18 +730,20 @@ fn json_value<T: serde::de::DeserializeOwned>(text: &str) -> Option<(T, &str)> {
     Some((value, &text[at..]))
 }
 
-/// The name, the id and what follows of a call of Mistral's later models.
-fn named(text: &str) -> Option<(&str, Option<String>, &str)> {
-    let (head, arguments) = match text.split_once(ARGS) {
+/// The name, the id and what follows of a call whose arguments come behind a mark, which some of Mistral's
+/// models leave out.
+fn named<'t>(text: &'t str, mark: &str) -> Option<(&'t str, Option<String>, &'t str)> {
+    let (head, arguments) = match text.split_once(mark.trim()) {
         Some(split) => split,
-        None => text.split_at(text.find('{')?),
+        None if mark == ARGS => text.split_at(text.find('{')?),
+        None => return None,
     };
     let (name, id) = match head.split_once(CALL_ID) {
         Some((name, id)) => (name, Some(id.trim())),
         None => (head, None),
     };
     let id = id.filter(|id| is_mistral_id(id)).map(str::to_owned);
-    Some((name.trim(), id, arguments))
+    Some((name.trim(), id, arguments.trim_start()))
 }
 
 /// Whether Mistral's templates take an id.
@@ -410,6 +754,10 @@ pub(crate) fn is_mistral_id(id: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn function(name: &str) -> Function {
+        Function { name: name.to_owned(), parameters: Value::Null }
+    }
 
     fn call(name: &str, arguments: &str) -> Call {
         Call { id: None, name: name.to_owned(), arguments: arguments.to_owned() }
@@ -422,8 +770,16 @@ mod tests {
             ("{% if tools %}\"parameters\": ... ipython", Format::Llama3),
             ("{% if tools %}[AVAILABLE_TOOLS][TOOL_CALLS]", Format::Mistral),
             ("{% if tools %}[TOOL_CALLS]name[ARGS]", Format::MistralArgs),
-            ("{% if tools %}<tool_call>\n<function=name>", Format::Generic),
-            ("{% if tools %}something else", Format::Generic),
+            ("{% if tools %}<tool_call>\n<function=name>", Format::Qwen3Coder),
+            ("{% if tools %}<tool_call>name\n<arg_key>", Format::Template),
+            ("{{ tools | tojson }}<|tool_call|><|/tool_call|>", Format::Phi),
+            ("{% if 'tools' in m and m['tools'] %}<|tool|>{{ m['tools'] }}<|/tool|>", Format::Phi),
+            ("{% set available_tools = tools %}<|tool_call|>", Format::Granite),
+            ("{%- if tools -%}<TOOLCALL>[]</TOOLCALL>", Format::Nemotron),
+            ("{{ '<｜tool▁calls▁begin｜>' + x + '```json' }}", Format::DeepSeek),
+            ("{{ '<｜tool▁calls▁begin｜>' + x }}", Format::DeepSeek31),
+            ("{% for tool in tools %}something else", Format::Template),
+            ("{% if m['tools'] %}{% endif %}tools {{ 'tools' }}{{ m.tools }}", Format::Generic),
             ("{{ messages[0].content }}", Format::Generic),
         ] {
             assert_eq!(Format::of(template), format, "{template}");
@@ -444,12 +800,47 @@ mod tests {
                 "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"g\"}]",
             ),
             (Format::Mistral, "[TOOL_CALLS]f[ARGS]{\"a\": 1}[TOOL_CALLS]g[CALL_ID]none[ARGS]{}"),
+            (
+                Format::DeepSeek,
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": 1}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            ),
+            (
+                Format::DeepSeek31,
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            ),
+            (
+                Format::Phi,
+                "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"g\"}]<|/tool_call|>",
+            ),
+            (
+                Format::Phi,
+                "<|tool_call|>{\"name\": \"f\", \"arguments\": {\"a\": 1}}<|/tool_call|><|tool_call|>{\"name\": \"g\"}<|/tool_call|>",
+            ),
+            (
+                Format::Granite,
+                "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"g\"}]",
+            ),
+            (
+                Format::Nemotron,
+                "<TOOLCALL>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"g\"}]</TOOLCALL>",
+            ),
+            (
+                Format::Qwen3Coder,
+                "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call>",
+            ),
         ] {
-            let calls = format.calls(text).unwrap_or_else(|| panic!("{text}"));
+            // What is written of them is read, too.
+            let (f, g, a, none) = (json!("f"), json!("g"), json!({"a": 1}), json!({}));
+            let written = format.write(&[(&f, &a), (&g, &none)]);
+            assert_eq!(format.calls(&written, &[]), format.calls(text, &[]), "{written}");
+            let known = ["f", "g"].map(function);
+            assert_eq!(Format::Template.calls(&written, &known), format.calls(text, &[]));
+            assert_eq!(Format::Template.calls(&written, &known[..1]), None, "{written}");
+            let calls = format.calls(text, &[]).unwrap_or_else(|| panic!("{text}"));
             assert_eq!(calls, [call("f", "{\"a\":1}"), call("g", "{}")], "{text}");
         }
         let text = "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}, \"id\": \"abcDEF123\"}]";
-        let calls = Format::Mistral.calls(text).unwrap();
+        let calls = Format::Mistral.calls(text, &[]).unwrap();
         assert_eq!(calls[0].id.as_deref(), Some("abcDEF123"));
     }
 
@@ -463,14 +854,26 @@ mod tests {
             (Format::Generic, "{\"name\": \"f\"} and more"),
             (Format::Mistral, "[TOOL_CALLS] []"),
             (Format::Mistral, "[TOOL_CALLS] [42]"),
+            (
+                Format::DeepSeek,
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n{}",
+            ),
+            (
+                Format::DeepSeek31,
+                "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜> and more",
+            ),
+            (Format::Granite, "<|tool_call|>[]"),
+            (Format::Qwen3Coder, "<tool_call>\n<function=f>\n<parameter=a>\n1\n</tool_call>"),
+            (Format::Template, "{\"name\": \"f\", \"arguments\": {}}"),
+            (Format::Template, "<tool_call>f\n<arg_key>a</arg_key>\n</tool_call>"),
         ] {
-            assert_eq!(format.calls(text), None, "{text}");
+            assert_eq!(format.calls(text, &[]), None, "{text}");
         }
     }
 
     #[test]
     fn a_text_that_is_cut_off_anywhere_has_the_calls_so_far() {
-        let names = ["walk".to_owned(), "fly".to_owned()];
+        let names = [function("walk"), function("fly")];
         for (format, text) in [
             (
                 Format::Hermes,
@@ -483,10 +886,26 @@ mod tests {
                 "[TOOL_CALLS][{\"name\": \"walk\", \"arguments\": {\"to\": \"hill\"}}]",
             ),
             (Format::MistralArgs, "[TOOL_CALLS]walk[ARGS]{\"to\": \"hill\"}"),
+            (
+                Format::DeepSeek,
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>walk\n```json\n{\"to\": \"hill\"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            ),
+            (
+                Format::DeepSeek31,
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>walk<｜tool▁sep｜>{\"to\": \"hill\"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            ),
+            (
+                Format::Phi,
+                "<|tool_call|>[{\"name\": \"walk\", \"arguments\": {\"to\": \"hill\"}}]<|/tool_call|>",
+            ),
+            (
+                Format::Qwen3Coder,
+                "<tool_call>\n{\"name\": \"walk\", \"arguments\": {\"to\": \"hill\"}}\n</tool_call>",
+            ),
         ] {
             let whole = "{\"to\": \"hill\"}";
             let from = text.find(whole).unwrap();
-            for end in 0..=text.len() {
+            for end in (0..=text.len()).filter(|&end| text.is_char_boundary(end)) {
                 let only = &names[..1];
                 let calls = format.calls_so_far(&text[..end], only, true);
                 let calls = calls.unwrap_or_else(|| panic!("{format:?}: {}", &text[..end]));
@@ -500,9 +919,11 @@ mod tests {
                 assert_eq!(of_two.is_some(), end > text.find("walk").unwrap(), "{}", &text[..end]);
                 // Where it is not certain that there is a call, one has to be seen.
                 let seen = format.calls_so_far(&text[..end], &names, false);
-                let named =
-                    text.find("walk").unwrap() + 4 + usize::from(format != Format::MistralArgs);
-                let marked = if format == Format::MistralArgs { named + 6 } else { named };
+                let mark = match format.layout().body {
+                    Body::Named(mark) => mark.trim_end(),
+                    _ => "\"",
+                };
+                let marked = text.find("walk").unwrap() + 4 + mark.len();
                 assert_eq!(seen.is_some(), end >= marked, "{format:?}: {}", &text[..end]);
             }
         }
@@ -513,8 +934,70 @@ mod tests {
             let calls = format.calls_so_far(text, &names, false);
             assert_eq!(calls, Some(vec![call("walk", "{}")]), "{text}");
         }
+        let deepseek = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>walk<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁call▁be";
+        for certain in [false, true] {
+            let calls = Format::DeepSeek31.calls_so_far(deepseek, &names, certain);
+            assert_eq!(calls, Some(vec![call("walk", "{}")]), "{certain}");
+        }
         let other = "{\"name\": \"swim\", \"arguments\": {";
         assert_eq!(Format::Generic.calls_so_far(other, &names, false), None);
         assert_eq!(Format::Generic.calls_so_far("Well, ", &names, false), None);
+    }
+
+    #[test]
+    fn arguments_in_xml_are_what_the_schema_says() {
+        let schema = json!({"properties": {
+            "text": {"type": "string"}, "number": {"type": "integer"}, "flag": {"type": "boolean"},
+            "list": {"type": "array"}, "maybe": {"type": ["string", "null"]},
+            "choice": {"enum": ["1", "2"]}, "any": {"anyOf": [{"type": "number"}]},
+        }});
+        let functions = [Function { name: "f".to_owned(), parameters: schema }];
+        let parameters = [
+            ("text", "Grüße,\n\"日本\" </p>"),
+            ("number", "7"),
+            ("flag", "True"),
+            ("list", "[1, {\"a\": \"b\"}]"),
+            ("maybe", "null"),
+            ("choice", "1"),
+            ("any", "1.5"),
+            ("unknown", "42"),
+        ];
+        let parameters = parameters
+            .map(|(key, value)| format!("<parameter={key}>\n{value}\n</parameter>\n"))
+            .concat();
+        let text = format!("<tool_call>\n<function=f>\n{parameters}</function>\n</tool_call>");
+        let whole = json!({
+            "text": "Grüße,\n\"日本\" </p>", "number": 7, "flag": true, "list": [1, {"a": "b"}],
+            "maybe": null, "choice": "1", "any": 1.5, "unknown": "42",
+        });
+        let calls = Format::Qwen3Coder.calls(&text, &functions).unwrap();
+        assert_eq!(calls, [call("f", &whole.to_string())]);
+        // Some models leave out the first mark.
+        let bare = text.strip_prefix("<tool_call>\n").unwrap();
+        assert_eq!(Format::Qwen3Coder.calls(bare, &functions), Some(calls));
+        // Cut off anywhere behind the name, the arguments are the beginning of the whole.
+        let named = text.find(">\n<parameter").unwrap() + 1;
+        let whole = whole.to_string();
+        let mut lengths = Vec::new();
+        for end in (named..=text.len()).filter(|&end| text.is_char_boundary(end)) {
+            let read = Format::Qwen3Coder.calls_so_far(&text[..end], &functions, false);
+            let arguments = read.unwrap_or_else(|| panic!("{}", &text[..end]))[0].arguments.clone();
+            assert!(whole.starts_with(&arguments), "{}: {arguments}", &text[..end]);
+            lengths.push(arguments.len());
+        }
+        lengths.dedup();
+        assert!(lengths.len() > 25, "{lengths:?}");
+    }
+
+    #[test]
+    fn control_tokens_are_tokens_in_a_grammar() {
+        let function = json!({"name": "f", "parameters": {"type": "object"}});
+        let functions = [function.as_object().unwrap()];
+        let marks = [(8, "<｜tool▁call▁begin｜>"), (9, "<｜tool▁sep｜>")];
+        let grammar = Format::DeepSeek.grammar(&functions, true, true, &marks);
+        let rule = "call: <[8]> \"function\" <[9]> \"f\" \"\\n```json\\n\" args0 \"\\n```<｜tool▁call▁end｜>\"\n";
+        assert!(grammar.contains(rule), "{grammar}");
+        let texts = Format::DeepSeek.grammar(&functions, true, true, &[]);
+        assert!(texts.contains("call: \"<｜tool▁call▁begin｜>function<｜tool▁sep｜>\" \"f\""));
     }
 }

@@ -3,8 +3,15 @@
 
 use serde_json::{Map, Value, json};
 
+use super::Format;
+
 /// What a model is told of its tools, and of how it calls them.
-pub(super) fn describe(functions: &[&Map<String, Value>], single: bool, required: bool) -> String {
+pub(super) fn describe(
+    functions: &[&Map<String, Value>],
+    single: bool,
+    required: bool,
+    format: Format,
+) -> String {
     let mut text =
         "You can call functions. Each is described by a JSON object on a line:\n".to_owned();
     for function in functions {
@@ -13,11 +20,21 @@ pub(super) fn describe(functions: &[&Map<String, Value>], single: bool, required
         function.remove("strict");
         text += &format!("{}\n", Value::from(function));
     }
-    text += "To call one, answer with nothing but a JSON object of this form: ";
-    text += r#"{"name": "the function's name", "arguments": {"an argument": "its value"}}"#;
-    text += match single {
-        true => "\nMake one call at most.",
-        false => "\nTo make several calls, write one such object on each line.",
+    let (name, arguments) = (json!("the function's name"), json!({"an argument": "its value"}));
+    let calls = [(&name, &arguments); 2];
+    text += &match (format, single) {
+        (Format::Generic, _) => {
+            let form =
+                r#"{"name": "the function's name", "arguments": {"an argument": "its value"}}"#;
+            format!("To call one, answer with nothing but a JSON object of this form: {form}")
+        }
+        (_, true) => format!("To call one, answer in this form: {}", format.write(&calls[..1])),
+        (_, false) => format!("To call two, answer in this form: {}", format.write(&calls)),
+    };
+    text += match (single, format) {
+        (true, _) => "\nMake one call at most.",
+        (false, Format::Generic) => "\nTo make several calls, write one such object on each line.",
+        (false, _) => "\nYou can make any number of calls.",
     };
     text += match required {
         true => " You must make a call now.",
@@ -68,7 +85,7 @@ pub(super) fn plain(messages: Vec<Value>) -> Vec<Value> {
     out
 }
 
-fn content(message: &Value) -> String {
+pub(super) fn content(message: &Value) -> String {
     message["content"].as_str().unwrap_or_default().to_owned()
 }
 
@@ -84,6 +101,19 @@ pub(super) fn with_text(mut messages: Vec<Value>, text: &str, role: &str) -> Vec
         None => messages.insert(0, json!({"role": role, "content": text})),
     }
     messages
+}
+
+/// Gives the system message a field `tools`: a text of what the functions are.
+pub(super) fn with_field(messages: &mut Vec<Value>, tools: &Value) {
+    if !messages.iter().any(|message| message["role"] == "system") {
+        let text = "You are a helpful assistant with some tools.";
+        messages.insert(0, json!({"role": "system", "content": text}));
+    }
+    let functions = tools.as_array().into_iter().flatten().map(|tool| tool["function"].clone());
+    let functions = Value::from_iter(functions).to_string();
+    if let Some(system) = messages.iter_mut().find(|message| message["role"] == "system") {
+        system["tools"] = functions.into();
+    }
 }
 
 #[cfg(test)]

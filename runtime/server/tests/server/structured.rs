@@ -108,9 +108,22 @@ const MISTRAL: &str = r#"{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AV
 
 const MISTRAL_ARGS: &str = r#"{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for m in messages %}{% for call in m.tool_calls or [] %}[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}{% endfor %}[INST]{{ m.content }}[/INST]{% endfor %}"#;
 
+/// No place for tools, but for calls, whose arguments it takes as texts.
+const DEEPSEEK: &str = r#"{% for m in messages %}<{{ m.role }}>{{ m.content or "" }}{% for call in m.tool_calls or [] %}{{ "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>" + call.function.name + "<｜tool▁sep｜>" + call.function.arguments + "<｜tool▁call▁end｜><｜tool▁calls▁end｜>" }}{% endfor %}{% endfor %}"#;
+
+const PHI: &str = r#"{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m["tools"] %}<|tool|>{{ m["tools"] }}<|/tool|>{% endif %}{% endfor %}"#;
+
+const QWEN3_CODER: &str = r#"{% if tools %}{{ tools | tojson }}<tool_call><function=name><parameter=key>value</parameter></function></tool_call>{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}{% for call in m.tool_calls or [] %}{% for key, value in call.function.arguments | items %}<parameter={{ key }}>{{ value }}</parameter>{% endfor %}{% endfor %}{% endfor %}"#;
+
+/// Tools and calls, in a way that is not known.
+const UNKNOWN: &str = r#"{% for tool in tools or [] %}<{{ tool.function.name }}>{% endfor %}{% for m in messages %}{{ m.role }}: {{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function.name }}({{ call.function.arguments.place }}){% endfor %}{% endfor %}"#;
+
 /// No place for tools, and roles that have to take turns.
 const STRICT: &str = r#"{% for m in messages %}{% if (m.role == "user") != (loop.index0 % 2 == 0) %}{{ raise_exception("roles must take turns") }}{% endif %}{{ m.role }}: {{ m.content }}
 {% endfor %}assistant: "#;
+
+const TEMPLATES: [&str; 9] =
+    [HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, DEEPSEEK, PHI, QWEN3_CODER, UNKNOWN, STRICT];
 
 /// A server whose template knows tools.
 fn with_template(template: &str) -> Service {
@@ -153,7 +166,7 @@ fn check_call(call: &Value, names: &[&str], template: &str) {
 
 #[test]
 fn tools_that_must_be_called_are_called_in_each_templates_format() {
-    for template in [HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, STRICT] {
+    for template in TEMPLATES {
         let service = with_template(template);
         let named = json!({"type": "function", "function": {"name": "fly"}});
         let body = chat(json!({"tools": tools(), "tool_choice": named, "n": 2}));
@@ -165,7 +178,9 @@ fn tools_that_must_be_called_are_called_in_each_templates_format() {
             assert_eq!(message["tool_calls"].as_array().unwrap().len(), 1);
             check_call(&message["tool_calls"][0], &["fly"], template);
         }
-        let mut body = chat(json!({"tools": tools(), "tool_choice": "required", "stream": true}));
+        // Marks that are no tokens of the model's take most of its context.
+        let tools = if template == DEEPSEEK { json!([tools()[1]]) } else { tools() };
+        let mut body = chat(json!({"tools": tools, "tool_choice": "required", "stream": true}));
         body["parallel_tool_calls"] = false.into();
         let events = events(&service.post("/v1/chat/completions", &body).text);
         let calls: Vec<&Value> = events
@@ -217,7 +232,7 @@ fn calls_and_what_tools_answered_are_shown_to_the_model() {
 
 #[test]
 fn a_forced_call_that_is_cut_off_is_a_call_as_far_as_it_goes() {
-    for template in [HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, STRICT] {
+    for template in TEMPLATES {
         let service = with_template(template);
         let named = json!({"type": "function", "function": {"name": "fly"}});
         let mut lengths = Vec::new();
@@ -312,6 +327,31 @@ fn a_model_whose_template_has_no_place_for_tools_gets_a_generic_format() {
         let body = chat(json!({"messages": messages, "tools": tools(), "max_tokens": 1}));
         service.ok("/v1/chat/completions", &body);
     }
+}
+
+#[test]
+fn a_template_with_an_unknown_way_of_calls_is_left_to_it() {
+    let service = with_template(UNKNOWN);
+    assert_eq!(service.get("/v1/models").json()["data"][0]["tool_format"], "template");
+    let tokens = |extra: Value| {
+        let answer = service.ok("/v1/chat/completions", &chat(extra));
+        answer["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    let plain = tokens(json!({"max_tokens": 1}));
+    let auto = tokens(json!({"max_tokens": 1, "tools": tools()}));
+    // Their names are all that it shows of them.
+    assert!(auto > plain && auto < plain + 20, "{plain} {auto}");
+    // A text is what the model says; nothing in it is held to a schema.
+    let brace = service.ok("/tokenize", &json!({"content": "{"}))["tokens"][0].clone();
+    let extra = json!({"tools": tools(), "logit_bias": {brace.to_string(): 100}, "max_tokens": 9});
+    let choice = service.ok("/v1/chat/completions", &chat(extra))["choices"][0].clone();
+    let text = choice["message"]["content"].as_str().unwrap();
+    assert!(text.starts_with("{{") && choice["message"]["tool_calls"].is_null(), "{choice}");
+    assert_eq!(choice["finish_reason"], "length");
+    let mut strict = tools()[0].clone();
+    strict["function"]["strict"] = true.into();
+    let answer = service.post("/v1/chat/completions", &chat(json!({"tools": [strict]})));
+    answer.refused(400, Some("tools"), "unsupported_parameter");
 }
 
 #[test]
