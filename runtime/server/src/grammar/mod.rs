@@ -304,3 +304,28 @@ impl TokenConstraint for GrammarConstraint {
         self.parser.stop_reason().is_ok() && self.parser.stop_reason() != StopReason::NotStopped
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grammar_may_name_a_control_token() {
+        let special = |text: &str| [&[TokTrie::SPECIAL_TOKEN_MARKER], text.as_bytes()].concat();
+        let words = [special("<end>"), special("<｜tool▁sep｜>"), b"f".to_vec(), b"{}".to_vec()];
+        let trie = TokTrie::from(&TokRxInfo::new(4, 0), &words);
+        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let mut factory = ParserFactory::new_simple(&environment).unwrap();
+        factory.quiet();
+        let lark = "start: \"f\" <[1]> args\nargs: %json {\"type\": \"object\"}".to_owned();
+        let grammar = TopLevelGrammar::from_lark(lark);
+        let mut parser = trial::compile(&factory, grammar).unwrap();
+        for token in [2, 1, 3] {
+            let mask = parser.compute_mask().unwrap();
+            let allowed: Vec<u32> = (0..4).filter(|&token| mask.is_allowed(token)).collect();
+            assert_eq!(allowed, [token]);
+            parser.consume_token(token).unwrap();
+        }
+        assert!(parser.check_stop().unwrap());
+    }
+}
