@@ -248,13 +248,9 @@ impl Teaching {
                 continue;
             };
             if !self.calls {
-                let function = |call: &'_ Value| {
-                    (call["function"]["name"].clone(), call["function"]["arguments"].clone())
-                };
-                let calls: Vec<(Value, Value)> = calls.iter().map(function).collect();
-                let calls: Vec<(&Value, &Value)> = calls.iter().map(|(a, b)| (a, b)).collect();
-                let said = generic::content(message);
-                message["content"] = (said + &self.format.write(&calls)).into();
+                let calls: Vec<Value> = calls.iter().map(|call| call["function"].clone()).collect();
+                let text = generic::content(message) + &self.format.write(&calls);
+                message["content"] = text.into();
                 continue;
             }
             if self.joins_arguments {

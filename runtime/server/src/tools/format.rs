@@ -273,22 +273,22 @@ impl Format {
         self.layout().begin
     }
 
-    /// The text of calls, each with its name and arguments.
-    pub(super) fn write(self, calls: &[(&Value, &Value)]) -> String {
+    /// The text of calls, each an object with `name` and `arguments`.
+    pub(super) fn write(self, calls: &[Value]) -> String {
         let Layout { begin, open, body, close, between, end, .. } = self.layout();
-        let object = |&(name, arguments): &(&Value, &Value)| match body {
-            Body::Object(key) => json!({"name": name, key: arguments}),
-            _ => json!({"name": name, "arguments": arguments}),
-        };
-        let call = |call: &(&Value, &Value)| match body {
+        let call = |call: &Value| match body {
             Body::Named(mark) => {
-                let name = call.0.as_str().unwrap_or_default();
-                format!("{open}{name}{mark}{}{close}", call.1)
+                let name = call["name"].as_str().unwrap_or_default();
+                format!("{open}{name}{mark}{}{close}", call["arguments"])
             }
-            _ => format!("{open}{}{close}", object(call)),
+            Body::Object(key) => {
+                let call = json!({"name": call["name"], key: call["arguments"]});
+                format!("{open}{call}{close}")
+            }
+            Body::List | Body::Xml => format!("{open}{call}{close}"),
         };
         let calls = match body {
-            Body::List => Value::from_iter(calls.iter().map(object)).to_string(),
+            Body::List => Value::from(calls).to_string(),
             _ => calls.iter().map(call).collect::<Vec<_>>().join(between),
         };
         format!("{begin}{calls}{end}")
@@ -830,8 +830,8 @@ mod tests {
             ),
         ] {
             // What is written of them is read, too.
-            let (f, g, a, none) = (json!("f"), json!("g"), json!({"a": 1}), json!({}));
-            let written = format.write(&[(&f, &a), (&g, &none)]);
+            let f = json!({"name": "f", "arguments": {"a": 1}});
+            let written = format.write(&[f, json!({"name": "g", "arguments": {}})]);
             assert_eq!(format.calls(&written, &[]), format.calls(text, &[]), "{written}");
             let known = ["f", "g"].map(function);
             assert_eq!(Format::Template.calls(&written, &known), format.calls(text, &[]));

@@ -20,16 +20,17 @@ pub(super) fn describe(
         function.remove("strict");
         text += &format!("{}\n", Value::from(function));
     }
-    let (name, arguments) = (json!("the function's name"), json!({"an argument": "its value"}));
-    let calls = [(&name, &arguments); 2];
+    let call = json!({"name": "the function's name", "arguments": {"an argument": "its value"}});
     text += &match (format, single) {
         (Format::Generic, _) => {
             let form =
                 r#"{"name": "the function's name", "arguments": {"an argument": "its value"}}"#;
             format!("To call one, answer with nothing but a JSON object of this form: {form}")
         }
-        (_, true) => format!("To call one, answer in this form: {}", format.write(&calls[..1])),
-        (_, false) => format!("To call two, answer in this form: {}", format.write(&calls)),
+        (_, true) => format!("To call one, answer in this form: {}", format.write(&[call])),
+        (_, false) => {
+            format!("To call two, answer in this form: {}", format.write(&[call.clone(), call]))
+        }
     };
     text += match (single, format) {
         (true, _) => "\nMake one call at most.",
