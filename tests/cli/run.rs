@@ -271,3 +271,70 @@ fn the_doctor_names_the_machine_and_what_runs_on_it() {
     let f16 = run.text().lines().find(|line| line.starts_with("  f16 ")).expect("f16");
     assert!(f16.ends_with(&format!("{arithmetic}, panels")), "{f16}");
 }
+
+#[test]
+fn the_doctor_shows_each_value_of_the_device_class() {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = cores.min(4).to_string();
+    let wasmtime = [
+        ("executors", "wasmtime, then wamr"),
+        ("compilation", "parallel, on all cores"),
+        ("threads", "all cores"),
+        ("threads of a kernel", "1"),
+        ("stack", "512 KiB"),
+        ("instance memory", "as the kernel asks, 256 MiB at most"),
+        ("reserved addresses", "4 GiB"),
+        ("guarded addresses", "64 KiB"),
+        ("longest call", "10s, of a known operation as long as its size takes"),
+    ];
+    let embedded = [
+        ("executors", "wamr, then wasmtime"),
+        ("compilation", "one kernel after the other"),
+        ("threads", "1"),
+        ("threads of a kernel", "1"),
+        ("stack", "32 KiB"),
+        ("instance memory", "128 KiB"),
+        ("reserved addresses", "4 GiB, on wasmtime"),
+        ("guarded addresses", "64 KiB, on wasmtime"),
+        ("longest call", "100ms, of a known operation as long as its size takes"),
+    ];
+    for (class, values, has, has_not) in [
+        ("server", wasmtime, "simd relaxed-simd bulk-memory multi-value", "threads"),
+        ("embedded", embedded, "bulk-memory multi-value", "simd relaxed-simd threads"),
+        ("threads", wasmtime, "simd relaxed-simd bulk-memory multi-value threads", ""),
+    ] {
+        let args = ["doctor", "--threads", "1", "--device-class", class];
+        let run = ruvllm(&[&args[..], &["--json"]].concat());
+        let report: serde_json::Value = serde_json::from_str(run.text()).expect("JSON");
+        assert_eq!(report["device_class"], class);
+        let shown: Vec<(&str, &str)> = report["class_values"]
+            .as_array()
+            .expect("values")
+            .iter()
+            .map(|row| (row["name"].as_str().unwrap(), row["value"].as_str().unwrap()))
+            .collect();
+        for expected in values {
+            let expected = match (class, expected.0) {
+                ("threads", "executors") => (expected.0, "wasmtime"),
+                ("threads", "threads of a kernel") => (expected.0, &*threads),
+                _ => expected,
+            };
+            assert!(shown.contains(&expected), "{class}: no {expected:?} in {shown:?}");
+        }
+        for expected in [("code", "optimised for speed"), ("tick", "1ms")] {
+            assert!(shown.contains(&expected), "{class}: no {expected:?} in {shown:?}");
+        }
+        let features = shown.iter().find(|(name, _)| *name == "features").expect("features").1;
+        let named: Vec<&str> = features.split([' ', ',']).collect();
+        assert!(has.split(' ').all(|feature| named.contains(&feature)), "{class}: {features}");
+        assert!(!has_not.split(' ').any(|feature| named.contains(&feature) && !feature.is_empty()));
+        if class == "embedded" {
+            let text = ruvllm(&args);
+            assert!(text.text().contains("\ndevice class  embedded\n"), "{}", text.stdout);
+            for (name, value) in shown {
+                let line = format!("\n  {name:<19} {value}\n");
+                assert!(text.stdout.contains(&line), "no {line:?} in {}", text.stdout);
+            }
+        }
+    }
+}

@@ -15,10 +15,36 @@ fn the_reference_of_the_configuration_is_what_the_program_prints() {
     assert_eq!(traces.contains("# otlp-endpoint = "), cfg!(feature = "otel"));
     let (printed, graphs) = printed.split_once("\n[graphs]\n").unwrap_or((printed, ""));
     assert_eq!(graphs.contains("# embedding-model = "), cfg!(feature = "graphs"));
+    let printed = printed.replace(" wasi-nn\n", "\n");
     assert_eq!(
         written, printed,
         "stale: run `ruvllm serve --print-config > runtime/server/ruvllm.toml`"
     );
+}
+
+#[test]
+fn a_printed_configuration_has_the_values_of_the_device_class() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("server.toml");
+    for (class, values) in [
+        ("server", ["  stack               512 KiB", "  instance memory     as the kernel asks"]),
+        ("embedded", ["  stack               32 KiB", "  instance memory     128 KiB"]),
+        ("threads", ["  stack               512 KiB", "  threads of a kernel "]),
+    ] {
+        let run = ruvllm(&["serve", "--print-config", "--device-class", class]);
+        let set = format!("\ndevice-class = \"{class}\"\n");
+        assert_eq!(run.text().contains(&set), class != "server", "{}", run.stdout);
+        for value in [&format!("# Values of {class}:\n"), values[0], values[1]] {
+            assert!(run.stdout.contains(value), "{class}: no {value:?} in {}", run.stdout);
+        }
+        std::fs::write(&path, &run.stdout).unwrap();
+        let file = path.to_str().unwrap();
+        let check = ["serve", "--config", file, "--check", "--no-cache", "--kernels", "native"];
+        ruvllm(&check).text();
+    }
+    let run = ruvllm(&["serve", "--print-config", "--strict"]);
+    assert_eq!(run.code, Some(2));
+    assert!(run.stderr.contains("--print-config cannot be used with --strict"), "{}", run.stderr);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! How a host is configured: policy, limits, failure handling.
 
 use crate::class::DeviceClass;
+use crate::exec::features::{kernel_features, wamr_features};
 use crate::graph::GraphAdmission;
 use ruvllm_manifest::ExecutorKind;
 use ruvllm_native::Isa;
@@ -289,21 +290,52 @@ impl HostConfig {
             None => format!("as the kernel asks, {} MiB at most", self.limits.memory_pages >> 4),
         };
         let threads = self.threads.map_or("all cores".to_owned(), |threads| threads.to_string());
-        vec![
+        let compilation = match self.threads {
+            None => "parallel, on all cores".to_owned(),
+            Some(0 | 1) => "one kernel after the other".to_owned(),
+            Some(threads) => format!("parallel, on {threads} threads"),
+        };
+        let joined = |mut names: Vec<&str>| {
+            names.sort_unstable();
+            names.join(" ")
+        };
+        let of_wasmtime = joined(kernel_features(self.device_class).collect());
+        let of_wamr = joined(wamr_features().collect());
+        // What holds on Wasmtime alone says so where WAMR may run kernels before it.
+        let (features, then) = match self.executors() {
+            [ExecutorKind::Wasmtime, ..] => (of_wasmtime, Some("")),
+            [_, others @ ..] if others.contains(&ExecutorKind::Wasmtime) => {
+                (format!("{of_wamr}, on wasmtime as for a server"), Some(", on wasmtime"))
+            }
+            _ => (of_wamr, None),
+        };
+        let mut values = vec![
             ("executors", executors.collect::<Vec<_>>().join(", then ")),
             ("code", "optimised for speed".to_owned()),
+            ("compilation", compilation),
+            ("features", features),
             ("threads", threads),
-            ("threads of a kernel", self.device_class.kernel_threads().to_string()),
+            ("threads of a kernel", self.kernel_threads().to_string()),
             ("stack", size(self.stack as u64)),
             ("instance memory", memory),
-            ("reserved addresses", size(self.memory_reservation)),
-            ("guarded addresses", size(self.memory_guard)),
-            ("tick", format!("{:?}", self.tick)),
-            (
-                "longest call",
-                format!("{:?}, of a known operation as long as its size takes", self.call_time),
-            ),
-        ]
+        ];
+        if let Some(then) = then {
+            values.push(("reserved addresses", size(self.memory_reservation) + then));
+            values.push(("guarded addresses", size(self.memory_guard) + then));
+        }
+        values.push(("tick", format!("{:?}", self.tick)));
+        let longest =
+            format!("{:?}, of a known operation as long as its size takes", self.call_time);
+        values.push(("longest call", longest));
+        values
+    }
+
+    /// How many threads compute a call of one kernel together at most: as many as the class gives, and no more
+    /// than [`threads`](Self::threads) or the cores that there are.
+    pub(crate) fn kernel_threads(&self) -> u32 {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = u32::try_from(self.threads.unwrap_or_else(cores)).unwrap_or(u32::MAX);
+        threads.clamp(1, self.device_class.kernel_threads())
     }
 
     /// The executors that may run kernels, in the order in which they are preferred.
@@ -358,8 +390,16 @@ mod tests {
         assert_eq!(HostConfig::default().device_class, DeviceClass::Server);
         assert_eq!(DeviceClass::ALL.map(DeviceClass::kernel_threads), [1, 1, 4]);
         for class in DeviceClass::ALL {
-            let values = class.config().class_values();
+            let config = HostConfig { threads: Some(3), ..class.config() };
+            let values = config.class_values();
             assert!(values.iter().all(|(_, value)| !value.is_empty()));
+            // A kernel has no more threads than the host.
+            let threads = values.iter().find(|(name, _)| *name == "threads of a kernel");
+            assert_eq!(threads.unwrap().1, if class == DeviceClass::Threads { "3" } else { "1" });
         }
+        // No addresses are reserved on WAMR, and it has no vectors.
+        let wamr = HostConfig { executor: Some(ExecutorKind::Wamr), ..HostConfig::default() };
+        let told = format!("{:?}", wamr.class_values());
+        assert!(!told.contains("addresses") && !told.contains("simd"), "{told}");
     }
 }

@@ -47,3 +47,8 @@ pub fn kernel_features(class: DeviceClass) -> impl Iterator<Item = &'static str>
     let all = names(FEATURES.iter().map(|(name, _)| *name)).chain(graphs);
     all.filter(move |name| *name != THREADS || class.kernel_threads() > 1)
 }
+
+/// Names of the features that kernels have on any WAMR: copying and filling are rewritten, whatever the library has.
+pub(crate) fn wamr_features() -> impl Iterator<Item = &'static str> {
+    names([BULK_MEMORY])
+}

@@ -18,7 +18,7 @@ use crate::deadline::{Deadline, clock};
 use crate::ticker::Ticker;
 use crate::trap::Trap;
 use instance::LoadedModule;
-use ruvllm_abi::{MAX_THREADS, export};
+use ruvllm_abi::export;
 use ruvllm_manifest::{ExecutorGate, ExecutorKind};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -62,11 +62,9 @@ impl WasmtimeExecutor {
         VERSION.hash(&mut fingerprint);
         isolate::REVISION.hash(&mut fingerprint);
         engine.precompile_compatibility_hash().hash(&mut fingerprint);
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = config.threads.unwrap_or_else(cores).clamp(1, MAX_THREADS as usize) as u32;
         Ok(Self {
             engine,
-            threads,
+            threads: config.kernel_threads(),
             stack: config.stack,
             ticker: Arc::new(Ticker::new("ruvllm-ticker", clock(config.tick))),
             code,

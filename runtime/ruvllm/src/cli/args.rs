@@ -443,8 +443,9 @@ pub(crate) struct ServeArgs {
     /// Check options, files, kernels, model and adapters, and do not serve.
     #[arg(long)]
     pub(crate) check: bool,
-    /// Print a configuration file with every option, what it does and its default.
-    #[arg(long, exclusive = true)]
+    /// Print a configuration file with every option, what it does and its default, and the values of the
+    /// device class; of the other options only --device-class may be given.
+    #[arg(long)]
     pub(crate) print_config: bool,
     /// Make an API key: print the secret for the client, and the entry for --api-key.
     #[arg(long, value_name = "NAME", exclusive = true)]

@@ -3,7 +3,7 @@
 use super::args::{DoctorArgs, KernelOptions};
 use super::terminal::{self, say};
 use super::{Ended, Failure, setup};
-use ruvllm::host::{DeviceClass, Host, InstallReport, kernel_features};
+use ruvllm::host::{DeviceClass, Host, InstallReport};
 use ruvllm_abi::DType;
 use ruvllm_native::gemm::{self, Method, ReadPattern, ReadRates};
 use ruvllm_native::{Isa, ThreadPool, pool, probe};
@@ -97,8 +97,6 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
     let config = set.host().config();
     let threads = args.threads.map(usize::from).or(config.threads);
     let threads = threads.unwrap_or_else(pool::default_threads);
-    let features = kernel_features(config.device_class).collect::<Vec<_>>().join(" ");
-    let class_values = config.class_values().into_iter().chain([("features", features)]);
     let isa = args.kernels.isa.unwrap_or_else(Isa::detect);
     let diagnosis = Diagnosis {
         processor: probe::processor(),
@@ -106,7 +104,11 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<Ended, Failure> {
         logical_processors: std::thread::available_parallelism().map_or(1, usize::from),
         threads,
         device_class: config.device_class,
-        class_values: class_values.map(|(name, value)| ClassValue { name, value }).collect(),
+        class_values: config
+            .class_values()
+            .into_iter()
+            .map(|(name, value)| ClassValue { name, value })
+            .collect(),
         instructions: isa.name(),
         available: Isa::available().iter().map(|isa| isa.name()).collect(),
         features: Isa::features()

@@ -17,7 +17,7 @@ const MARGIN: Duration = Duration::from_secs(5);
 
 pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     if args.print_config {
-        say!("{}", config_file::template().trim_end());
+        say!("{}", config_file::template(args.model.kernels.device_class).trim_end());
         return Ok(Ended::Done);
     }
     if let Some(name) = &args.new_key {

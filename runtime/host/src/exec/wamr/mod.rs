@@ -93,8 +93,7 @@ impl WamrExecutor {
             gate: ExecutorGate {
                 kind: ExecutorKind::Wamr,
                 version: library.version().clone(),
-                // Copying and filling are rewritten, whatever the library has.
-                features: features::names([features::BULK_MEMORY]).map(str::to_owned).collect(),
+                features: features::wamr_features().map(str::to_owned).collect(),
                 compiles,
             },
             fingerprint: id.finalize().into(),
