@@ -3,11 +3,13 @@ that manifests have them. `python3 tests/scripts/graph_reference.py`, with onnxr
 are written by `cargo test -p ruvllm-graph -- --ignored write_the_graphs`.
 
 With a model of embeddings it prints the checks of that: `graph_reference.py MODEL.onnx TOKENIZER.json TEXT...`,
-with the package tokenizers beside.
+with the package tokenizers beside. With `--server URL NAME` before the texts it prints cosines instead: of the
+vectors that the server gives by the model of that name with onnxruntime's, and of those of the texts.
 """
 
 import json
 import sys
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -61,19 +63,21 @@ def open_session(path):
 def fixtures():
     for name, inputs in INPUTS.items():
         session = open_session(GRAPHS / f"{name}.onnx")
+        source = f"onnxruntime {onnxruntime.__version__}, tests/scripts/graph_reference.py"
         checks = [check(session, one) for one in inputs]
-        text = json.dumps(checks, indent=None, separators=(",", ":"))
+        text = json.dumps({"source": source, "checks": checks}, separators=(",", ":"))
         (GRAPHS / f"{name}.json").write_text(text + "\n")
 
 
-def encoder(model, tokenizer, texts):
+def encode(model, tokenizer, texts):
+    """The inputs of each text, and what it is computed with."""
     from tokenizers import Tokenizer
 
     session = open_session(model)
     tokenizer = Tokenizer.from_file(tokenizer)
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    checks = []
+    inputs = []
     for text in texts:
         ids = tokenizer.encode(text).ids
         given = {
@@ -81,12 +85,40 @@ def encoder(model, tokenizer, texts):
             "attention_mask": np.ones((1, len(ids)), dtype=np.int64),
             "token_type_ids": np.zeros((1, len(ids)), dtype=np.int64),
         }
-        inputs = {one.name: given[one.name] for one in session.get_inputs()}
-        checks.append(check(session, inputs, [session.get_outputs()[0].name]))
+        inputs.append({one.name: given[one.name] for one in session.get_inputs()})
+    return session, inputs
+
+
+def encoder(model, tokenizer, texts):
+    session, inputs = encode(model, tokenizer, texts)
+    hidden = session.get_outputs()[0].name
+    checks = [check(session, one, [hidden]) for one in inputs]
     print(json.dumps(checks, separators=(",", ":")))
 
 
-if len(sys.argv) > 1:
+def compare(model, tokenizer, server, name, texts):
+    session, inputs = encode(model, tokenizer, texts)
+    # The mean of all tokens, since there is no padding.
+    reference = [session.run(None, one)[0][0].mean(axis=0) for one in inputs]
+    body = json.dumps({"model": name, "input": texts}).encode()
+    asked = urllib.request.Request(
+        f"{server}/v1/embeddings", body, {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(asked) as answer:
+        vectors = [np.array(one["embedding"]) for one in json.load(answer)["data"]]
+
+    def cosine(a, b):
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+    for text, ours, theirs in zip(texts, vectors, reference):
+        print(f"{cosine(ours, theirs):.6f} with onnxruntime: {text}")
+    for text, ours in zip(texts[1:], vectors[1:]):
+        print(f"{cosine(vectors[0], ours):.3f} with the first text: {text}")
+
+
+if len(sys.argv) > 3 and sys.argv[3] == "--server":
+    compare(*sys.argv[1:3], *sys.argv[4:6], sys.argv[6:])
+elif len(sys.argv) > 1:
     encoder(sys.argv[1], sys.argv[2], sys.argv[3:])
 else:
     fixtures()

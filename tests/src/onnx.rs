@@ -178,6 +178,20 @@ pub fn mlp() -> Graph {
     }
 }
 
+/// The sum of the numbers below `n`, which has as many of them in memory as its input says, and nothing before that.
+pub fn sum_below() -> Graph {
+    Graph {
+        nodes: vec![
+            node("Range", &["zero", "n", "one"], &["i"], &[]),
+            node("Cast", &["i"], &["x"], &[int("to", FLOAT)]),
+            node("ReduceSum", &["x"], &["y"], &[int("keepdims", 0)]),
+        ],
+        weights: vec![integers("zero", &[], &[0]), integers("one", &[], &[1])],
+        inputs: vec![port("n", INT64, &[])],
+        outputs: vec![port("y", FLOAT, &[])],
+    }
+}
+
 /// Convolutions over an image: `x` `[1, 3, 16, 16]` to `y` `[1, 5]`.
 pub fn convolution() -> Graph {
     Graph {
