@@ -34,7 +34,7 @@ fn failing(failure: &str) -> TestPack {
     builder.manifest(|manifest| manifest.kernels[0].resource_limits.max_memory_pages = 64).build()
 }
 
-fn the_text_survives(failure: &str, code: &str) {
+fn the_text_survives(failure: &str, code: &str, told: &str) {
     let expected = greedy(None);
     let run = greedy(Some(&failing(failure)));
     assert_eq!(run.text(), expected.text(), "{failure}");
@@ -49,32 +49,45 @@ fn the_text_survives(failure: &str, code: &str) {
     let fallbacks = ours["fallbacks"].as_u64().unwrap();
     assert!(fallbacks > 0, "{ours}");
     assert_eq!(ours["failures"][code], fallbacks, "{ours}");
-    assert!(run.stderr.contains("warning: "), "the failure is reported: {}", run.stderr);
+    let reported = run.stderr.lines().find(|line| line.starts_with("warning: kernel rmsnorm_f32"));
+    assert!(reported.is_some_and(|line| line.contains(told)), "no {told:?} in: {}", run.stderr);
 }
 
 #[test]
 fn a_kernel_that_traps() {
-    the_text_survives("unreachable", "kernel_trap");
+    the_text_survives("unreachable", "kernel_trap", "trapped: `unreachable` reached");
 }
 
 #[test]
 fn a_kernel_that_loops_for_ever() {
-    the_text_survives("(loop $forever (br $forever))", "kernel_deadline");
+    the_text_survives(
+        "(loop $forever (br $forever))",
+        "kernel_deadline",
+        "ran longer than its deadline",
+    );
 }
 
 #[test]
 fn a_kernel_that_returns_a_status() {
-    the_text_survives("(return (i32.const 6))", "kernel_status");
+    the_text_survives("(return (i32.const 6))", "kernel_status", "returned status 6");
 }
 
 #[test]
 fn a_kernel_that_reads_outside_of_its_memory() {
-    the_text_survives("(drop (i32.load (i32.const -4)))", "kernel_trap");
+    the_text_survives(
+        "(drop (i32.load (i32.const -4)))",
+        "kernel_trap",
+        "trapped: read 4 bytes at 0xfffffffc, beyond",
+    );
 }
 
 #[test]
 fn a_kernel_that_writes_where_it_has_no_business() {
-    the_text_survives("(i32.store (i32.const 900000) (i32.const 1))", "kernel_trap");
+    the_text_survives(
+        "(i32.store (i32.const 900000) (i32.const 1))",
+        "kernel_trap",
+        "trapped: wrote 4 bytes at 0xdbba0",
+    );
 }
 
 #[test]

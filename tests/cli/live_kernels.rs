@@ -3,7 +3,7 @@
 use crate::program::{Run, caches, ruvllm};
 use crate::serving::Serving;
 use ruvllm::signing::SecretKey;
-use ruvllm_tests::wat::{Module, rmsnorm_f32};
+use ruvllm_tests::wat::{Module, but_for, rmsnorm_f32};
 use ruvllm_tests::{PackBuilder, TestPack};
 use serde_json::Value;
 use std::fs::{self, File};
@@ -56,9 +56,13 @@ impl Operator {
 
     /// A good pack of this version.
     fn pack(&self, version: u64) -> TestPack {
+        self.pack_of(version, &Module::default())
+    }
+
+    fn pack_of(&self, version: u64, module: &Module) -> TestPack {
         let key = SecretKey::parse(self.publisher.to_pem().unwrap().as_bytes()).unwrap();
         PackBuilder::new()
-            .kernel("rmsnorm_f32", rmsnorm_f32(&Module::default()))
+            .kernel("rmsnorm_f32", rmsnorm_f32(module))
             .manifest(|manifest| manifest.version = format!("{version}.0.0").parse().unwrap())
             .key(key)
             .build()
@@ -137,6 +141,28 @@ fn soon(what: &str, mut happened: impl FnMut() -> bool) {
     while !happened() {
         assert!(start.elapsed() < Duration::from_secs(60), "{what}");
         thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn what_a_trap_was_is_in_the_log_and_in_the_explanation_of_a_live_server() {
+    let operator = Operator::new();
+    // As many as the demo model's hidden states have.
+    let beyond = but_for(256, "(drop (i64.load (i32.const 0x7fffffff)))");
+    let pack = operator.pack_of(1, &beyond);
+    let live = operator.serve("300", &["--pack", pack.path().to_str().unwrap()]);
+    live.serving.complete(r#"{"prompt": "Once", "max_tokens": 8}"#);
+    let told = "trapped: read 8 bytes at 0x7fffffff, beyond its memory of 0x";
+    let explained = live.kernels(&["explain", "rmsnorm"]);
+    for part in [told, " out_of_bounds", "in rmsnorm_forward at 0x"] {
+        assert!(explained.text().contains(part), "no {part:?} in {}", explained.stdout);
+    }
+    let logged = live.serving.log.iter().find(|line| line.contains("kernel rmsnorm_f32 of"));
+    let event: Value = serde_json::from_str(&logged.unwrap()).unwrap();
+    assert_eq!(event["level"], "WARN", "{event}");
+    let message = event["message"].as_str().unwrap();
+    for part in [told, "rmsnorm(f32,f32)->f32 (generation ", "in rmsnorm_forward at 0x"] {
+        assert!(message.contains(part), "no {part:?} in {message}");
     }
 }
 

@@ -6,8 +6,11 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
+use ruvllm_tests::PackBuilder;
+use ruvllm_tests::wat::{but_for, rmsnorm_f32};
+
 use crate::admin::Place;
-use crate::common::{Service, repository, soon};
+use crate::common::{Service, demo, engine, repository, served, soon};
 
 fn ask(service: &Service) {
     let body = json!({"prompt": "Once upon a time", "max_tokens": 20, "ignore_eos": true});
@@ -48,6 +51,37 @@ fn what_happened_is_counted() {
         text.lines().find(|line| line.starts_with("ruvllm_kernel_calls_total{op=\"rmsnorm"));
     let calls = calls.expect("a line for each kernel");
     assert!(!calls.ends_with(" 0") && calls.contains("kernel=\"native:"), "{calls}");
+}
+
+#[test]
+fn traps_are_counted_by_kind_and_team_operations_by_who_computes_them() {
+    let engine = engine();
+    let beyond = but_for(demo().config().dim as u32, "(drop (i64.load (i32.const 0x7fffffff)))");
+    let pack = PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&beyond)).build();
+    engine.host().install(pack.verify().unwrap()).unwrap();
+    let service = Service::of(served(engine), &[]);
+    ask(&service);
+    let labels = "op=\"rmsnorm(f32,f32)->f32\",kernel=\"rmsnorm_f32\",pack=\"test-kernels\",\
+                  pack_version=\"1.0.0\",generation=\"2\"";
+    let figure = |name: &str, more: &str| {
+        service.metric(&format!("ruvllm_kernel_{name}_total{{{labels}{more}}}"))
+    };
+    let text = service.get("/metrics").text;
+    check(&text);
+    let trapped = figure("traps_by_kind", ",kind=\"out_of_bounds\"");
+    // Until it was out of service.
+    assert_eq!((trapped, figure("traps", ""), figure("fallbacks", "")), (3.0, 3.0, 3.0), "{text}");
+    let kinds = text.lines().filter(|line| line.starts_with("ruvllm_kernel_traps_by_kind_total{"));
+    assert_eq!(kinds.count(), 1, "{text}");
+    for op in ["matmul", "attention", "embed"] {
+        let begin = format!("ruvllm_kernel_calls_total{{op=\"{op}(");
+        let mut counted = text.lines().filter(|line| line.starts_with(&begin));
+        let by = "kernel=\"native:";
+        let by = |line: &str| {
+            line.contains(by) && line.contains("generation=\"1\"} ") && !line.ends_with(" 0")
+        };
+        assert!(counted.any(by), "{op}: {text}");
+    }
 }
 
 #[test]
