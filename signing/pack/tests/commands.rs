@@ -72,6 +72,38 @@ fn the_committed_core_pack_is_trusted_and_holds_the_catalogue() {
 }
 
 #[test]
+fn the_core_pack_has_gradients_and_measurements_of_what_models_call() {
+    let text = fs::read(core_pack().join("dist/kernels.json")).expect("a manifest");
+    let manifest: Value = serde_json::from_slice(&text).expect("JSON");
+    let kernels = manifest["kernels"].as_array().expect("kernels");
+    let base = |id: &str| id.trim_end_matches("_plain").trim_end_matches("_scalar").to_owned();
+    for kernel in kernels {
+        let id = base(kernel["id"].as_str().expect("an id"));
+        let differentiable =
+            ["rope", "rmsnorm", "layernorm", "swiglu", "geglu", "gelu", "lora_apply"]
+                .map(|op| format!("{op}_f32"));
+        assert_eq!(kernel["backward"] == true, differentiable.contains(&id), "{id}");
+        let measured = kernel["benchmarks"].as_object().expect("benchmarks");
+        let shapes: &[&str] = match id.rsplit_once('_').expect("a type").0 {
+            "rope" => &["seq_1_heads_32_dim_128", "seq_512_heads_1_dim_128"],
+            "rmsnorm" | "layernorm" | "kv_pack" | "kv_unpack" => &["rows_1_dim_4096"],
+            "swiglu" | "geglu" => &["rows_1_dim_11008"],
+            "gelu" => &["rows_1_dim_8192"],
+            "lora_apply" => &["rank_4_", "rank_8_", "rank_16_"],
+            op => panic!("{op} is not known here"),
+        };
+        for shape in shapes {
+            assert!(measured.keys().any(|name| name.contains(shape)), "{id} has no {shape}");
+        }
+        assert!(measured.values().all(|of| of["latency_us"].as_f64() > Some(0.0)), "{id}");
+    }
+    let ids: Vec<String> = kernels.iter().map(|k| base(k["id"].as_str().expect("an id"))).collect();
+    for op in ["rope", "rmsnorm", "layernorm", "swiglu", "geglu", "lora_apply"] {
+        assert!(ids.contains(&format!("{op}_f32")), "{op}");
+    }
+}
+
+#[test]
 fn inspecting_the_core_pack_shows_modules_without_imports_and_without_trap_sites() {
     let output = tool(&[&"inspect", &"--json", &core_pack()]);
     assert_eq!(output.status.code(), Some(0));

@@ -14,9 +14,6 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use wasmparser::{Parser, Payload};
 
-/// Mutants of each kernel.
-const MUTANTS: usize = 150;
-
 fn core() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel-packs/core/dist")
 }
@@ -110,14 +107,20 @@ fn mutant(wasm: &[u8], random: &mut Random) -> Vec<u8> {
 #[test]
 fn a_pack_that_passes_the_test_is_admitted_and_one_that_fails_is_refused() {
     let mut random = Random::new(34);
-    let (mut admitted, mut wrong) = (0, 0);
-    for (id, path) in [
-        ("rmsnorm_f32_plain", "normalization"),
-        ("swiglu_f16_plain", "activation"),
-        ("kv_pack_q8_plain", "kv_cache"),
+    let (mut admitted, mut wrong, mut wrong_gradients) = (0, 0, 0);
+    for (id, path, mutants) in [
+        ("rmsnorm_f32_plain", "normalization", 150),
+        ("swiglu_f16_plain", "activation", 150),
+        ("kv_pack_q8_plain", "kv_cache", 150),
+        ("kv_unpack_q4", "kv_cache", 20),
+        ("rope_f32_plain", "positional_encoding", 20),
+        ("lora_apply_f32_plain", "adapter", 20),
+        ("gelu_f32_plain", "activation", 20),
+        ("geglu_f32_plain", "activation", 20),
+        ("layernorm_f32", "normalization", 20),
     ] {
         let wasm = fs::read(core().join(format!("{path}/{id}.wasm"))).expect("a module");
-        for i in 0..MUTANTS {
+        for i in 0..mutants {
             let module = if i == 0 { wasm.clone() } else { mutant(&wasm, &mut random) };
             let (files, seed) = (pack(id, &module, |_| {}), u64::from(random.next()));
             let host = host_says(&files, seed);
@@ -126,10 +129,14 @@ fn a_pack_that_passes_the_test_is_admitted_and_one_that_fails_is_refused() {
             assert!(i > 0 || host.is_ok(), "{id}: {host:?}");
             admitted += usize::from(host.is_ok());
             wrong += usize::from(matches!(host, Err("kernel_mismatch" | "kernel_non_finite")));
+            wrong_gradients += usize::from(tool.is_err_and(|why| why.contains("the gradient by ")));
         }
     }
-    // Of both there are enough to mean something.
-    assert!(admitted >= 10 && wrong >= 30, "{admitted} were admitted, {wrong} were wrong");
+    // Of each there are enough to mean something.
+    assert!(
+        admitted >= 10 && wrong >= 30 && wrong_gradients >= 5,
+        "{admitted} were admitted, {wrong} were wrong, {wrong_gradients} in gradients"
+    );
 }
 
 #[test]
