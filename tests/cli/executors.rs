@@ -36,8 +36,10 @@ fn the_demo_models_story_on_wamr_is_that_of_deterministic_kernels() {
     if let Some(library) = &library {
         options.extend(["--wamr-lib", library.to_str().expect("a path of UTF-8")]);
     }
-    assert_eq!(story(&options), story(&["--deterministic"]));
+    let expected = story(&["--deterministic"]);
+    assert_eq!(story(&options), expected);
     options.extend(["--device-class", "embedded"]);
+    assert_eq!(story(&options), expected);
     let explained =
         ruvllm(&[&["kernels", "explain", "rmsnorm(f32,f32)->f32"], &options[..]].concat());
     let told = "runs on wamr, which the configuration names";

@@ -79,7 +79,7 @@ pub fn is_there(build: Build, mode: Mode) -> bool {
 /// more on WAMR. Says that they are skipped where there is none.
 ///
 /// # Panics
-/// Where one fails.
+/// Where one fails, or a filter matches none.
 pub fn run_again(build: Build, mode: Mode, filters: &[&str], except: &[&str]) {
     if !is_there(build, mode) {
         return;
@@ -89,6 +89,9 @@ pub fn run_again(build: Build, mode: Mode, filters: &[&str], except: &[&str]) {
     let output = again.env(STARTED, mode.name()).output().unwrap();
     let printed = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));
-    let ran = printed.lines().filter(|line| line.ends_with("... ok")).count();
-    assert!(ran > 0, "no test has run: {printed}");
+    let ran: Vec<&str> = printed.lines().filter(|line| line.ends_with("... ok")).collect();
+    for filter in filters {
+        let name = format!("test {filter}");
+        assert!(ran.iter().any(|line| line.starts_with(&name)), "no {filter} has run: {printed}");
+    }
 }

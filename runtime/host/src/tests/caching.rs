@@ -11,7 +11,7 @@ fn place(directory: &Path) -> PathBuf {
 }
 
 fn with_cache(directory: &Path) -> HostConfig {
-    HostConfig { cache_dir: Some(place(directory)), ..HostConfig::default() }
+    HostConfig { cache_dir: Some(place(directory)), ..config() }
 }
 
 fn install(config: HostConfig, pack: &TestPack) -> (Host, InstallReport) {
@@ -137,7 +137,7 @@ fn variants() -> TestPack {
 #[test]
 fn deterministic_mode_takes_the_variant_without_relaxed_simd() {
     let selected = |deterministic| {
-        let config = HostConfig { deterministic, ..HostConfig::default() };
+        let config = HostConfig { deterministic, ..config() };
         let host = host(config, &variants());
         let explanation = host.explain(&OpKey::rmsnorm_f32());
         let left_out = explanation.candidates.iter().any(|candidate| {
@@ -148,7 +148,7 @@ fn deterministic_mode_takes_the_variant_without_relaxed_simd() {
     };
     assert_eq!(selected(false), "rmsnorm_f32");
     assert_eq!(selected(true), "rmsnorm_f32_plain");
-    let config = HostConfig { all_variants: true, ..HostConfig::default() };
+    let config = HostConfig { all_variants: true, ..config() };
     let both = host(config, &variants()).explain(&OpKey::rmsnorm_f32());
     assert!(both.candidates.iter().all(|candidate| candidate.verdict != crate::Verdict::Rejected));
 }

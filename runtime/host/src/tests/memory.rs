@@ -21,11 +21,7 @@ fn large(name: &str, mib: usize, module: &Module) -> TestPack {
 }
 
 fn limited(kernel_mib: usize, pack_mib: usize) -> HostConfig {
-    HostConfig {
-        kernel_memory: kernel_mib * MIB,
-        pack_memory: pack_mib * MIB,
-        ..HostConfig::default()
-    }
+    HostConfig { kernel_memory: kernel_mib * MIB, pack_memory: pack_mib * MIB, ..config() }
 }
 
 fn used(host: &Host) -> usize {
@@ -39,7 +35,7 @@ fn call(host: &Host, worker: &mut Worker) {
 #[test]
 fn the_count_is_what_instances_have_and_zero_when_they_are_gone() {
     let pack = large("large", 2, &Module::default());
-    let host = host(HostConfig::default(), &pack);
+    let host = host(config(), &pack);
     assert_eq!(used(&host), 0, "admission has left something");
     let mut workers = [host.worker().unwrap(), host.worker().unwrap()];
     for (n, worker) in workers.iter_mut().enumerate() {
@@ -69,7 +65,7 @@ fn the_count_is_what_instances_have_and_zero_when_they_are_gone() {
 
 #[test]
 fn a_generation_that_drains_counts_until_its_instances_are_gone() {
-    let host = host(HostConfig::default(), &large("large", 2, &Module::default()));
+    let host = host(config(), &large("large", 2, &Module::default()));
     let mut worker = host.worker().unwrap();
     call(&host, &mut worker);
     let old = host.snapshot();
@@ -144,7 +140,7 @@ fn a_pack_that_begins_with_more_than_its_share_is_refused() {
 
 #[test]
 fn instances_of_a_kernel_that_is_out_of_service_are_let_go_by_every_worker() {
-    let config = HostConfig { quarantine_after: 1, ..HostConfig::default() };
+    let config = HostConfig { quarantine_after: 1, ..config() };
     let host = host(config, &large("large", 2, &but_for(100, "unreachable")));
     let (mut one, mut other) = (host.worker().unwrap(), host.worker().unwrap());
     call(&host, &mut one);
