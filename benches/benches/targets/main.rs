@@ -36,6 +36,7 @@ const HEADS: usize = 32;
 const HEAD: usize = DIM / HEADS;
 /// Tokens of a block.
 const BLOCK: usize = 32;
+const LAYERS: usize = 32;
 /// Tokens of a prompt before the first token that is written.
 const PROMPT: usize = 16;
 const ROUNDS: usize = 41;
@@ -230,26 +231,37 @@ fn operations() -> Vec<Row> {
         caller.call(&OpKey::kv_pack(dtype), call, y);
     };
     let bytes = |dtype: DType, rows: usize| dtype.bytes_for(rows * DIM).expect("whole blocks");
-    let mut packed = vec![0; bytes(DType::Q8_0, 1)];
-    let took = time(|| {
-        (0..2).for_each(|_| pack(&mut caller, &x, 1, DType::Q8_0, &mut packed));
-    });
-    let what = "a token's key and value of a layer, 4096 numbers each, to q8_0";
-    rows.push(Row::time("KV append", tenth, took, what));
+    // A block has the keys and values of all layers, each of which has its own place in memory.
+    let all = [(1, "a layer"), (LAYERS, "all 32 layers")];
+    let mut packed = vec![0; 2 * LAYERS * bytes(DType::Q8_0, 1)];
+    for (layers, of) in all {
+        let took = time(|| {
+            let places = packed.chunks_mut(bytes(DType::Q8_0, 1)).take(2 * layers);
+            places.for_each(|to| pack(&mut caller, &x, 1, DType::Q8_0, to));
+        });
+        let what = format!("a token's keys and values of {of}, 4096 numbers each, to q8_0");
+        rows.push(Row::time("KV append", tenth, took, &what));
+    }
     let mut old = vec![0; bytes(DType::Q8_0, BLOCK)];
     pack(&mut caller, &noise(BLOCK * DIM), BLOCK, DType::Q8_0, &mut old);
+    let old = old.repeat(2 * LAYERS);
     let mut numbers = vec![0f32; BLOCK * DIM];
-    let mut new = vec![0; bytes(DType::Q4_0, BLOCK)];
-    let took = time(|| {
-        for _ in 0..2 {
-            let call = OpCall::kv_unpack(Operand::Bytes(&old), BLOCK as u32, DIM as u32);
-            let out = bytemuck::cast_slice_mut(&mut numbers);
-            caller.call(&OpKey::kv_unpack(DType::Q8_0), call, out);
-            pack(&mut caller, &numbers, BLOCK, DType::Q4_0, &mut new);
-        }
-    });
-    let what = "keys and values of 32 tokens in a layer, 4096 numbers each, from q8_0 to q4_0";
-    rows.push(Row::time("migration of a block", once, took, what));
+    let mut new = vec![0; 2 * LAYERS * bytes(DType::Q4_0, BLOCK)];
+    for (layers, of) in all {
+        let took = time(|| {
+            let old = old.chunks(bytes(DType::Q8_0, BLOCK));
+            let new = new.chunks_mut(bytes(DType::Q4_0, BLOCK));
+            for (old, new) in old.zip(new).take(2 * layers) {
+                let call = OpCall::kv_unpack(Operand::Bytes(old), BLOCK as u32, DIM as u32);
+                let out = bytemuck::cast_slice_mut(&mut numbers);
+                caller.call(&OpKey::kv_unpack(DType::Q8_0), call, out);
+                pack(&mut caller, &numbers, BLOCK, DType::Q4_0, new);
+            }
+        });
+        let what =
+            format!("keys and values of 32 tokens in {of}, 4096 numbers each, from q8_0 to q4_0");
+        rows.push(Row::time("migration of a block", once, took, &what));
+    }
     rows
 }
 
