@@ -8,9 +8,6 @@
 //! Time is counted in ticks of the clock that running kernels are held against, and a kernel that
 //! has used them up is stopped only when the processor time of its thread shows that it computed
 //! meanwhile: one that was not given a processor is not to blame.
-//!
-//! The clock does not go finer than the least that a call may take. Each of its ticks takes a processor from a
-//! thread that computes, for 50 us on a virtual machine: at one in a millisecond a model of 135M generated 4 % slower.
 
 use crate::OpKey;
 use crate::op::call::Words;
@@ -30,9 +27,6 @@ const BACKWARD: u64 = 4;
 
 /// What any call may take: pages that are touched for the first time cost more than brief calls.
 const LEAST: Duration = Duration::from_millis(5);
-
-/// How often the clock ticks at most.
-const CLOCK: Duration = LEAST;
 
 /// What `kernel_init`, `kernel_info` and `kernel_cleanup` may take each, beside what their memory costs.
 const ASIDE: Duration = Duration::from_millis(20);
@@ -83,11 +77,11 @@ impl Deadline {
         Self { rate: (self.rate as f64 * times) as u64, ..self }
     }
 
-    /// The same in ticks that are as long as the clock's, of which `tick` is a part: see [`clock`].
-    pub(crate) fn by_clock(self) -> Self {
-        let times = clock_ticks(self.tick);
+    /// The same for ticks that are as long as a clock's, which are several of these.
+    pub(crate) fn by_clock(self, clock: Duration) -> Self {
+        let times = (clock.as_nanos() / self.tick.as_nanos().max(1)).max(1) as u64;
         Self {
-            tick: clock(self.tick),
+            tick: clock,
             aside: self.aside.div_ceil(times),
             most: self.most.div_ceil(times),
             least: self.least.div_ceil(times),
@@ -102,15 +96,6 @@ impl Deadline {
         let work = work(self.repeats, bytes, words);
         (self.least + (work.saturating_mul(self.rate) >> FRACTION)).min(self.most)
     }
-}
-
-/// The period of the clock where deadlines are told in ticks of this length: whole ticks, and one at least.
-pub(crate) fn clock(tick: Duration) -> Duration {
-    tick.saturating_mul(u32::try_from(clock_ticks(tick)).unwrap_or(u32::MAX))
-}
-
-fn clock_ticks(tick: Duration) -> u64 {
-    (CLOCK.as_nanos() / tick.as_nanos().max(1)).max(1) as u64
 }
 
 /// What a call costs, in bytes that are gone through.
@@ -204,6 +189,7 @@ pub(crate) fn thread_time() -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::HostConfig;
     use crate::op::call::{LoraDims, OpCall, Operand};
 
     const TICK: Duration = Duration::from_millis(1);
@@ -255,13 +241,14 @@ mod tests {
         for (tick, period) in [(100, 5_000), (1_000, 5_000), (2_000, 4_000), (10_000, 10_000)] {
             let tick = Duration::from_micros(tick);
             let fine = Deadline::new(&key, u64::MAX, 4, tick);
-            let coarse = fine.by_clock();
-            assert_eq!(coarse.tick, Duration::from_micros(period));
+            let clock = HostConfig { tick, ..HostConfig::default() }.clock();
+            assert_eq!(clock, Duration::from_micros(period));
+            let coarse = fine.by_clock(clock);
             let took = |of: Deadline, ticks: u64| of.tick.as_secs_f64() * ticks as f64;
             let all = |of: Deadline| [of.ticks(&bytes, &words), of.aside].map(|n| took(of, n));
             for (fine, coarse) in all(fine).into_iter().zip(all(coarse)) {
                 let off = coarse - fine;
-                assert!(off.abs() <= coarse * 0.01 + clock(tick).as_secs_f64(), "{fine} {coarse}");
+                assert!(off.abs() <= coarse * 0.01 + clock.as_secs_f64(), "{fine} {coarse}");
             }
         }
     }

@@ -14,7 +14,7 @@ use super::executor::{
 use super::{aot, child, features, isolate};
 use crate::HostConfig;
 use crate::config::Compiler;
-use crate::deadline::{Deadline, clock};
+use crate::deadline::Deadline;
 use crate::ticker::Ticker;
 use crate::trap::Trap;
 use instance::LoadedModule;
@@ -22,6 +22,7 @@ use ruvllm_abi::export;
 use ruvllm_manifest::{ExecutorGate, ExecutorKind};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
+use std::time::Duration;
 use threads::Group;
 use wasmtime::{Engine, ExternType, MemoryType};
 
@@ -39,6 +40,8 @@ const VERSION: semver::Version = semver::Version::new(48, 0, 8);
 pub(crate) struct WasmtimeExecutor {
     engine: Engine,
     ticker: Arc<Ticker>,
+    /// How often it ticks.
+    clock: Duration,
     code: CodeSettings,
     gate: ExecutorGate,
     /// Threads that a kernel is entered by at once, at most.
@@ -66,7 +69,8 @@ impl WasmtimeExecutor {
             engine,
             threads: config.kernel_threads(),
             stack: config.stack,
-            ticker: Arc::new(Ticker::new("ruvllm-ticker", clock(config.tick))),
+            clock: config.clock(),
+            ticker: Arc::new(Ticker::new("ruvllm-ticker", config.clock())),
             code,
             gate: ExecutorGate {
                 kind: ExecutorKind::Wasmtime,
@@ -164,7 +168,7 @@ impl Executor for WasmtimeExecutor {
             threads,
             stack,
             footprint,
-            deadline: deadline.by_clock(),
+            deadline: deadline.by_clock(self.clock),
             ticker,
         }))
     }
