@@ -61,95 +61,8 @@ fn an_unknown_command_is_no_message() {
 #[cfg(unix)]
 mod terminal {
     use super::{CHAT, saved};
-    use crate::program::caches;
-    use nix::pty::{Winsize, openpty};
-    use nix::sys::signal::{Signal, kill};
-    use nix::unistd::Pid;
+    use crate::pty::{PROMPT, Terminal};
     use serde_json::json;
-    use std::fs::File;
-    use std::io::{Read as _, Write as _};
-    use std::process::{Child, Command};
-    use std::sync::mpsc::{Receiver, channel};
-    use std::time::{Duration, Instant};
-
-    /// What the line editor writes when it begins to read.
-    const PROMPT: &str = "\u{1b}[?2004h";
-
-    /// The program at a terminal.
-    struct Terminal {
-        child: Child,
-        keyboard: File,
-        screen: Receiver<Vec<u8>>,
-        /// What was shown since it was last waited for something.
-        shown: String,
-    }
-
-    impl Terminal {
-        fn start(args: &[&str]) -> Self {
-            let size = Winsize { ws_row: 24, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
-            let pty = openpty(&size, None).expect("a terminal");
-            let end = || pty.slave.try_clone().expect("a handle");
-            let child = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
-                .args(args)
-                .env("TERM", "xterm")
-                .env("XDG_CACHE_HOME", caches())
-                .stdin(end())
-                .stdout(end())
-                .stderr(end())
-                .spawn()
-                .expect("the program starts");
-            let mut master = File::from(pty.master);
-            let keyboard = master.try_clone().expect("a handle");
-            let (sender, screen) = channel();
-            std::thread::spawn(move || {
-                let mut bytes = [0; 4096];
-                // It ends with an error when nobody has the other end any more.
-                while let Ok(n @ 1..) = master.read(&mut bytes) {
-                    if sender.send(bytes[..n].to_vec()).is_err() {
-                        break;
-                    }
-                }
-            });
-            Self { child, keyboard, screen, shown: String::new() }
-        }
-
-        /// Waits until this text is shown behind what was waited for before; gives what came until then.
-        fn wait_for(&mut self, text: &str) -> String {
-            let end = Instant::now() + Duration::from_secs(60);
-            loop {
-                if let Some(at) = self.shown.find(text) {
-                    let rest = self.shown.split_off(at + text.len());
-                    return std::mem::replace(&mut self.shown, rest);
-                }
-                let left = end.saturating_duration_since(Instant::now());
-                match self.screen.recv_timeout(left) {
-                    Ok(bytes) => self.shown.push_str(&String::from_utf8_lossy(&bytes)),
-                    Err(_) => panic!("no {text:?} in: {:?}", self.shown),
-                }
-            }
-        }
-
-        /// Presses keys, and waits for the next prompt; gives what came until then.
-        fn enter(&mut self, keys: &str) -> String {
-            self.press(keys);
-            self.wait_for(PROMPT)
-        }
-
-        fn press(&mut self, keys: &str) {
-            self.keyboard.write_all(keys.as_bytes()).expect("a terminal");
-        }
-
-        fn ended(mut self) -> Option<i32> {
-            self.child.wait().expect("an end").code()
-        }
-    }
-
-    impl Drop for Terminal {
-        fn drop(&mut self) {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
-    }
 
     #[test]
     fn lines_are_edited_repeated_and_continued() {
@@ -165,7 +78,8 @@ mod terminal {
         terminal.enter("\u{1b}[A\r");
         terminal.press("one\\\r");
         terminal.enter("two\r");
-        terminal.press("\"\"\"three\r");
+        // In quotes it is a message even with a slash in front.
+        terminal.press("\"\"\"/three\r");
         terminal.enter("four\"\"\"\r");
         // An empty line is nothing, and what is no command is an error.
         terminal.enter("\r");
@@ -183,7 +97,7 @@ mod terminal {
         let said: Vec<_> = said.iter().map(|message| &message["content"]).collect();
         assert_eq!(
             json!(said),
-            json!(["Once upon a time", "Once upon a time", "one\ntwo", "three\nfour"])
+            json!(["Once upon a time", "Once upon a time", "one\ntwo", "/three\nfour"])
         );
 
         // The next conversation has the lines of this one.
@@ -225,7 +139,7 @@ mod terminal {
         terminal.wait_for(PROMPT);
         terminal.press("Once upon a time\r");
         terminal.wait_for("\u{1b}[?2004l");
-        kill(Pid::from_raw(terminal.child.id() as i32), Signal::SIGINT).expect("a process");
+        terminal.interrupt();
         let shown = terminal.wait_for(PROMPT);
         let (_, behind) = shown.split_once("Ctrl-C again ends the program at once").unwrap();
         // But for what switches the terminal.
@@ -239,5 +153,21 @@ mod terminal {
         assert!(text.trim().is_empty(), "text came behind it: {shown:?}");
         terminal.press("/quit\r");
         assert_eq!(terminal.ended(), Some(0));
+    }
+
+    #[test]
+    fn a_second_ctrl_c_during_an_answer_ends_the_program() {
+        // Its model reads for a while before it says anything, so that both are heard within the answer.
+        let system = "Tell of a little cat in a big house. ".repeat(40);
+        let slow = ["--isa", "scalar", "--no-repack", "-t", "1", "--no-history"];
+        let args = [&["chat", "-n", "8", "--system", &system], &slow[..]].concat();
+        let mut terminal = Terminal::start(&args);
+        terminal.wait_for(PROMPT);
+        terminal.press("Once upon a time\r");
+        terminal.wait_for("\u{1b}[?2004l");
+        terminal.interrupt();
+        terminal.wait_for("Ctrl-C again ends the program at once");
+        terminal.interrupt();
+        assert_eq!(terminal.ended(), Some(130));
     }
 }

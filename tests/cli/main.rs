@@ -20,6 +20,8 @@ mod packs;
 mod pages;
 mod parity;
 mod program;
+#[cfg(unix)]
+mod pty;
 mod refusals;
 mod rope_scaling;
 mod run;

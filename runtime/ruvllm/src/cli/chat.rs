@@ -37,8 +37,9 @@ pub(crate) fn main(args: &ChatArgs) -> Result<Ended, Failure> {
     loop {
         // What comes once the line is there is about its answer, even if that has not begun.
         chat.stop.clear();
-        let line = match input.next()? {
-            Entry::Line(line) => line,
+        let taken = match input.next()? {
+            Entry::Line(line) => chat.take(&line),
+            Entry::Message(text) => chat.answer(&text).map(ControlFlow::Continue),
             Entry::End => break,
             Entry::Interrupted if interrupted => return Ok(Ended::Interrupted),
             Entry::Interrupted => {
@@ -48,7 +49,7 @@ pub(crate) fn main(args: &ChatArgs) -> Result<Ended, Failure> {
             }
         };
         interrupted = false;
-        match chat.take(&line) {
+        match taken {
             Ok(ControlFlow::Continue(())) => {}
             Ok(ControlFlow::Break(())) => break,
             // Somebody who reads it can do something about it.

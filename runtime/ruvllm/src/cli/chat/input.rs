@@ -23,8 +23,12 @@ const HISTORY: usize = 1000;
 const QUOTES: &str = "\"\"\"";
 
 /// What somebody entered.
+#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Entry {
+    /// A command, if it begins with a slash.
     Line(String),
+    /// What stood in quotes: a message, whatever it begins with.
+    Message(String),
     /// Ctrl-C at the prompt.
     Interrupted,
     /// Nothing more will come.
@@ -121,7 +125,7 @@ impl LineEditor {
                 note!("warning: what you enter is not kept: {}: {error}", path.display());
                 self.history = None;
             }
-            return Ok(Entry::Line(message(&entry)));
+            return Ok(parse(&entry));
         }
     }
 }
@@ -142,12 +146,12 @@ fn goes_on(entry: &str) -> bool {
     }
 }
 
-/// An entry without what holds its lines together.
-fn message(entry: &str) -> String {
+/// What was entered, without what holds its lines together.
+fn parse(entry: &str) -> Entry {
     let quoted = entry.trim().strip_prefix(QUOTES).and_then(|rest| rest.strip_suffix(QUOTES));
     match quoted {
-        Some(text) => text.trim_matches('\n').to_owned(),
-        None => entry.replace("\\\n", "\n"),
+        Some(text) => Entry::Message(text.trim_matches('\n').to_owned()),
+        None => Entry::Line(entry.replace("\\\n", "\n")),
     }
 }
 
@@ -189,15 +193,17 @@ mod tests {
 
     #[test]
     fn a_message_may_have_several_lines() {
-        for (entry, text) in [
-            ("one", "one"),
-            ("one\\\ntwo", "one\ntwo"),
-            ("\"\"\"one\n\ntwo\"\"\"", "one\n\ntwo"),
-            ("\"\"\"\none\\\ntwo\n\"\"\" ", "one\\\ntwo"),
-            ("\"\"\"\"\"\"", ""),
+        let (line, message): (fn(String) -> Entry, _) = (Entry::Line, Entry::Message);
+        for (entry, kind, text) in [
+            ("one", line, "one"),
+            ("one\\\ntwo", line, "one\ntwo"),
+            ("\"\"\"one\n\ntwo\"\"\"", message, "one\n\ntwo"),
+            ("\"\"\"\none\\\ntwo\n\"\"\" ", message, "one\\\ntwo"),
+            ("\"\"\"/quit\"\"\"", message, "/quit"),
+            ("\"\"\"\"\"\"", message, ""),
         ] {
             assert!(!goes_on(entry), "{entry:?}");
-            assert_eq!(message(entry), text, "{entry:?}");
+            assert_eq!(parse(entry), kind(text.to_owned()), "{entry:?}");
         }
         for begun in ["one\\", "\"\"\"", "\"\"\"one\ntwo", " \"\"\"one\\"] {
             assert!(goes_on(begun), "{begun:?}");
