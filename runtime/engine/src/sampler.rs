@@ -399,6 +399,20 @@ mod tests {
     }
 
     #[test]
+    fn filters_see_the_probabilities_before_temperature() {
+        let kept = |options| counts(options, &logits()).iter().map(|&n| n > 0).collect::<Vec<_>>();
+        for (filter, expected) in [
+            (SamplingOptions { top_p: 0.8, ..all() }, [true, true, false, true]),
+            (SamplingOptions { min_p: 0.45, ..all() }, [false, true, false, true]),
+        ] {
+            for temperature in [0.5, 3.0] {
+                let options = SamplingOptions { temperature, ..filter.clone() };
+                assert_eq!(kept(options), expected, "{filter:?} at {temperature}");
+            }
+        }
+    }
+
+    #[test]
     fn top_p_over_a_large_vocabulary_matches_a_full_sort() {
         let logits: Vec<f32> = (0..5000).map(|i| ((i * 7919) % 5000) as f32 / 900.0).collect();
         let mut sampler = Sampler::new(SamplingOptions { top_p: 0.7, ..all() }).unwrap();

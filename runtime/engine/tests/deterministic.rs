@@ -6,9 +6,15 @@ mod common;
 
 use std::sync::Arc;
 
+use common::lora::Lora;
+use common::requests::{Answer, ask, greedy};
 use common::{Fixture, LLAMA, QWEN2, Sizes, repository, some_tokens};
 use ruvllm_abi::DType;
-use ruvllm_engine::{Engine, EngineConfig, Isa, KvPolicy, Model, Part, Session};
+use ruvllm_engine::scheduler::{Request, Scheduler, SchedulerConfig};
+use ruvllm_engine::{
+    Engine, EngineConfig, GenerateOptions, Isa, KvPolicy, Model, Part, SamplingOptions, Session,
+    SessionOptions,
+};
 use ruvllm_host::{Host, HostConfig};
 use ruvllm_native::gemm::weight_types;
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
@@ -115,11 +121,15 @@ fn every_cache() {
         "f32",
         "f16",
         "q8_0",
+        "q8_0c",
         "q4_0",
+        "f32,rotate",
+        "f16,rotate",
         "q8_0,rotate",
         "q4_0c",
         "f16:1+q4_0",
         "f16:32+q8_0:32+q4_0",
+        "k=f16:32+q8_0c:64+q4_0c,v=f16:32+q8_0",
         "f16:40+q8_0:90+q4_0,rotate",
         "k=f16:64+q4_0c,v=q8_0:32+q4_0",
     ] {
@@ -150,4 +160,35 @@ fn sandboxed_kernels_too() {
     let pack = UnverifiedPack::read_dir(&dist, &PackLimits::default()).unwrap();
     host.install(pack.verify(&TrustPolicy::builtin(), None).unwrap()).unwrap();
     check(&model(&LLAMA, DType::Q4_0), &host, isa, "q8_0", &some_tokens(83), "sandboxed");
+}
+
+/// Seeded texts of a scheduler, some with an adapter, one by one and all at once.
+#[test]
+fn seeded_requests_do_not_depend_on_those_beside_them() {
+    let isa = Isa::detect();
+    let engine = engine(&model(&LLAMA, DType::Q4_0), &host(isa), isa, 2, "q8_0");
+    let adapter = Lora::new(&LLAMA, 4, 1, &["attn_q", "ffn_down"]).open(&engine, 1.0);
+    let start = || Scheduler::start(engine.clone(), SchedulerConfig::default()).unwrap();
+    let request = |number: usize| {
+        let sampling = SamplingOptions {
+            temperature: 1.0,
+            seed: Some(number as u64),
+            ..SamplingOptions::default()
+        };
+        let prompt = some_tokens(20 + 7 * number)[number..].to_vec();
+        let request = Request::new(prompt, GenerateOptions { sampling, ..greedy(64) });
+        // Of a scope of its own, so that no prompt is found computed.
+        let adapter = number.is_multiple_of(3).then(|| adapter.clone());
+        Request { session: SessionOptions { scope: None, adapter, ..request.session }, ..request }
+    };
+    let one_by_one: Vec<Vec<u32>> = {
+        let scheduler = start();
+        (0..12).map(|number| ask(&scheduler, request(number)).tokens()).collect()
+    };
+    let scheduler = start();
+    let answers: Vec<Answer> = (0..12).map(|number| ask(&scheduler, request(number))).collect();
+    for (number, (answer, alone)) in answers.into_iter().zip(&one_by_one).enumerate() {
+        assert_eq!(alone.len(), 64);
+        assert!(answer.tokens() == *alone, "request {number} has another text beside others");
+    }
 }

@@ -4,11 +4,12 @@
 mod common;
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
-use common::{Fixture, QWEN2, engine, some_tokens, two_threads};
+use common::{Fixture, QWEN2, engine, repository, some_tokens, two_threads};
 use ruvllm_abi::DType;
 use ruvllm_engine::{
-    BenchOptions, Engine, EngineConfig, Event, Finish, FinishReason, GenerateOptions,
+    BenchOptions, Engine, EngineConfig, Event, Finish, FinishReason, GenerateOptions, Model,
     SamplingOptions, bench, perplexity,
 };
 
@@ -60,6 +61,31 @@ fn greedy_generation_takes_the_likeliest_token_each_time() {
         assert_eq!(token as usize, best);
         logits = session.decode(token).unwrap().to_vec();
     }
+}
+
+#[test]
+fn an_end_of_sequence_that_only_the_configuration_names_ends_the_text() {
+    let family = repository().join("tests/fixtures/models/llama2");
+    let ending_with = |end: serde_json::Value| {
+        let dir = tempfile::tempdir().unwrap();
+        for file in ["model.safetensors", "tokenizer.json"] {
+            std::fs::copy(family.join(file), dir.path().join(file)).unwrap();
+        }
+        let config = std::fs::read(family.join("config.json")).unwrap();
+        let mut config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+        config["eos_token_id"] = end;
+        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        let model = Arc::new(Model::open(dir.path()).unwrap());
+        let options = GenerateOptions { ignore_eos: false, ..greedy(40) };
+        generate(&engine(&model, two_threads()), &options)
+    };
+    let (whole, _, finish) = ending_with(serde_json::Value::Null);
+    assert_eq!((whole.len(), finish.reason), (40, FinishReason::MaxTokens));
+    let is_new = |&at: &usize| !whole[..at].contains(&whole[at]);
+    let end = (0..whole.len()).rfind(is_new).unwrap();
+    assert!(end > 0, "{whole:?}");
+    let (tokens, _, finish) = ending_with(whole[end].into());
+    assert_eq!((&tokens[..], finish.reason), (&whole[..end], FinishReason::EndOfGeneration));
 }
 
 #[test]

@@ -348,6 +348,7 @@ mod tests {
                 "num_hidden_layers":30,"num_attention_heads":32{extra}}}"#
             );
             let config = from_hf(&text, "config.json").unwrap();
+            assert_eq!((config.output_norm.eps, config.rope.theta), (1e-6, 10_000.0), "{family}");
             let windows = config.layers.iter().map(|layer| layer.attention.window);
             (config.kv_heads, config.context, windows.collect::<Vec<_>>())
         };
