@@ -4,6 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
+use ruvllm_engine::{Engine, EngineConfig};
+use ruvllm_host::{Host, HostConfig};
 use serde_json::{Value, json};
 
 use ruvllm_tests::PackBuilder;
@@ -106,6 +108,27 @@ fn memory_is_told_by_owner_and_by_tier() {
         assert!(text.contains(&format!("\nruvllm_kv_{name} ")), "{name}");
     }
     assert!(metric("ruvllm_kv_blocks{state=\"cached\"}") > 0.0, "{text}");
+}
+
+#[test]
+fn blocks_that_are_packed_early_to_make_room_are_counted() {
+    let kv = "f16:500+q8_0".parse().unwrap();
+    let config = EngineConfig { threads: 1, kv, memory: Some(32 << 20), ..EngineConfig::default() };
+    let engine = Engine::new(demo(), Host::new(HostConfig::default()).unwrap(), config).unwrap();
+    let service = Service::of(served(engine.clone()), &[]);
+    let packed = "ruvllm_kv_packed_early_total";
+    assert_eq!(service.metric(packed), 0.0);
+    // What is kept of texts that have nothing in common gives way to the next.
+    let mut texts = 0;
+    while engine.memory().kv.packed_early == 0 {
+        assert!(texts < 50, "there is room for all: {:?}", engine.memory());
+        let prompt = format!("{texts} cats and dogs ").repeat(40);
+        service.ok("/v1/completions", &json!({"prompt": prompt, "max_tokens": 1}));
+        texts += 1;
+    }
+    let counted = || service.metric(packed) == engine.memory().kv.packed_early as f64;
+    soon("they are counted", counted);
+    assert!(service.metric("ruvllm_kv_migrations_total") >= service.metric(packed));
 }
 
 #[test]
