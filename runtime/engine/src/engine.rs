@@ -82,6 +82,13 @@ impl Default for EngineConfig {
 }
 
 /// How far a model's weights are prepared for computing, in bytes as the file has them.
+///
+/// ```
+/// use ruvllm_engine::LoadProgress;
+///
+/// let percent = |LoadProgress { done, total }| 100 * done / total.max(1);
+/// assert_eq!(percent(LoadProgress { done: 1 << 20, total: 4 << 20 }), 25);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadProgress {
     /// Bytes that are prepared.

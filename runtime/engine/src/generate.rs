@@ -75,6 +75,14 @@ pub struct Token {
 }
 
 /// Why generation ended.
+///
+/// ```
+/// use ruvllm_engine::FinishReason;
+///
+/// let is_whole = |reason| matches!(reason, FinishReason::EndOfGeneration | FinishReason::StopString);
+/// assert!(!is_whole(FinishReason::MaxTokens));
+/// assert_eq!(FinishReason::MaxTokens.name(), "max_tokens");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
@@ -104,6 +112,13 @@ impl FinishReason {
 }
 
 /// Token counts of a generation.
+///
+/// ```
+/// use ruvllm_engine::Usage;
+///
+/// let Usage { prompt_tokens, completion_tokens } = Usage { prompt_tokens: 5, completion_tokens: 12 };
+/// println!("{prompt_tokens} tokens were read and {completion_tokens} written");
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// Tokens of the prompt that were computed.
@@ -113,6 +128,13 @@ pub struct Usage {
 }
 
 /// How long the parts of a generation took, in seconds, and the rates that follow.
+///
+/// ```
+/// use ruvllm_engine::Timings;
+///
+/// let slow = |timings: Timings| timings.time_to_first_token_seconds > 1.0;
+/// assert!(!slow(Timings::default()));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Timings {
     /// Opening the model.

@@ -31,6 +31,16 @@ pub struct KernelSet {
 }
 
 /// A pack whose bytes are not those that its version had before.
+///
+/// ```
+/// # fn main() -> Result<(), ruvllm::Error> {
+/// let set = ruvllm::KernelSet::builder().build()?;
+/// for changed in set.changed() {
+///     eprintln!("warning: {changed}");
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChangedPack {
     /// Its name.

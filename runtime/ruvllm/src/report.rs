@@ -94,6 +94,20 @@ impl AdapterReport {
 }
 
 /// One run in figures: what `ruvllm run --stats json` prints.
+///
+/// ```
+/// use ruvllm::{GenerateOptions, Prompt, Runtime};
+///
+/// # fn main() -> Result<(), ruvllm::Error> {
+/// let runtime = Runtime::builder().build()?;
+/// let options = GenerateOptions { max_tokens: 8, ..GenerateOptions::default() };
+/// let done = runtime.stream(Prompt::Raw("Once upon a time"), &options)?.wait()?;
+/// let report = runtime.report(&done);
+/// assert_eq!(report.generated_tokens, 8);
+/// println!("loaded in {:.0} ms, {:.0} tokens/s", report.load_ms, report.decode_tokens_per_second);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Serialize)]
 pub struct RunReport {
     /// The model file, or the name of the built-in model.
