@@ -139,8 +139,15 @@ fn a_pin_that_names_nothing_is_refused_with_the_nearest_name() {
         // Of another operation.
         ("rmsnorm=swiglu_f32", "rmsnorm_f32"),
     ] {
-        ruvllm(&["run", "-n", "1", "--pin", pin]).refused(&[pin, nearest]);
-        ruvllm(&["kernels", "list", "--pin", pin]).refused(&[pin, nearest]);
+        for command in [
+            &["run", "-n", "1"][..],
+            &["run", "-n", "1", "--strict"],
+            &["kernels", "list"],
+            &["serve", "--check"],
+            &["bench"],
+        ] {
+            ruvllm(&[command, &["--pin", pin]].concat()).refused(&[pin, nearest]);
+        }
     }
 }
 

@@ -1,11 +1,17 @@
 //! Texts of model files that try to steer the terminal of who reads about them, and readers who go away.
 
 use crate::program::{Run, demo_with, ruvllm, ruvllm_with_input};
+#[cfg(unix)]
+use crate::pty::Terminal;
 use ruvllm_abi::DType;
 use ruvllm_engine::gguf::TensorView;
+use ruvllm_tests::PackBuilder;
+use ruvllm_tests::wat::{Module, rmsnorm_f32};
 use serde_json::{Value, json};
+use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// A title, a cleared screen, a colour by a C1 control, text that reads backwards, a line begun anew.
 const EVIL: &str = "\u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m\u{202e}\r";
@@ -139,4 +145,77 @@ fn figures_stay_json_and_lines_stay_lines() {
     assert!(run.stats()["model"].is_string());
     let run = ruvllm_with_input(&["tokenize"], "a\nb");
     assert_eq!(run.text().lines().count(), 1);
+}
+
+/// A load waits for the lock on the versions of packs, which the test holds.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_load_of_more_than_a_second_shows_a_bar() {
+    let (pack, state) = (PackBuilder::new(), tempfile::tempdir().unwrap());
+    let pack = pack.kernel("rmsnorm_f32", rmsnorm_f32(&Module::default())).build();
+    let (path, trust) = (pack.path(), pack.policy_file());
+    let pack = ["--pack", path.to_str().unwrap(), "--trust", trust.to_str().unwrap()];
+    let state_dir = ["--state-dir", state.path().to_str().unwrap()];
+    let args = [&["run", "Once", "-n", "1"], &pack[..], &state_dir].concat();
+    let quick = ruvllm(&args);
+    assert!(quick.code == Some(0) && !quick.stderr.contains("loading ["), "{}", quick.stderr);
+    let lock = state.path().join("floors/.lock").canonicalize().unwrap();
+    let held = File::open(&lock).unwrap();
+    held.lock().unwrap();
+    let mut terminal = Terminal::start(&args);
+    let files = format!("/proc/{}/fd", terminal.child.id());
+    let waits = || {
+        let mut files = std::fs::read_dir(&files).unwrap().flatten();
+        files.any(|file| std::fs::read_link(file.path()).is_ok_and(|path| path == lock))
+    };
+    let start = Instant::now();
+    while !waits() {
+        assert!(start.elapsed() < Duration::from_secs(60), "it does not load");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(Duration::from_millis(1100));
+    held.unlock().unwrap();
+    let bar = "\r\u{1b}[Kloading [........................] 0/";
+    assert_eq!(terminal.wait_for(bar), bar, "something came before it");
+    // The last thing that is done with it is to clear its line.
+    terminal.wait_for(" MiB\r\u{1b}[K");
+    assert_eq!(terminal.ended(), Some(0));
+}
+
+#[cfg(unix)]
+#[test]
+fn perplexity_draws_its_progress_at_a_terminal_alone_and_its_table_goes_to_standard_output() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().join("text");
+    let tales = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/parity/tales.txt");
+    let tales = std::fs::read_to_string(tales).unwrap();
+    std::fs::write(&text, &tales[..tales.floor_char_boundary(4000)]).unwrap();
+    let caches = ["--kv", "f16", "--kv", "q8_0"];
+    let args = ["perplexity", "-c", "128", "-f", text.to_str().unwrap()];
+    let args = [&args[..], &caches].concat();
+    let run = ruvllm(&args);
+    let table = |out: &str| {
+        let lines: Vec<&str> = out.lines().collect();
+        let begins = ["| KV |", "|---|", "| f16 |", "| q8_0 |"];
+        begins
+            .iter()
+            .zip(&lines)
+            .for_each(|(begin, line)| assert!(line.starts_with(begin), "{out}"));
+        assert!(!out.contains('\u{1b}') && !out.contains('['), "{out}");
+    };
+    table(run.text());
+    let said: Vec<&str> = run.stderr.lines().collect();
+    assert!(said.len() == 2 && !run.stderr.contains(['[', '\r']), "{}", run.stderr);
+    assert!(said[0].starts_with("f16: ") && said[1].starts_with("q8_0: "), "{}", run.stderr);
+
+    let out = dir.path().join("out");
+    let mut terminal = Terminal::writing(&args, Some(File::create(&out).unwrap()));
+    for kv in ["f16", "q8_0"] {
+        let drawn = terminal.wait_for("] 1/");
+        assert!(drawn.contains(&format!("\r\u{1b}[K{kv} [#")), "{drawn:?}");
+        // Cleared before the figure of the whole.
+        terminal.wait_for(&format!("\r\u{1b}[K{kv}: "));
+    }
+    assert_eq!(terminal.ended(), Some(0));
+    table(&std::fs::read_to_string(out).unwrap());
 }
