@@ -103,28 +103,6 @@ fn mistakes_are_named() {
 }
 
 #[test]
-fn the_help_names_every_field() {
-    // The reader lists the fields that it knows where it meets another.
-    let sections =
-        ["[pack]", "[limits]", "[wasmtime]", "[wamr]", "[[kernel]]", "[c]", "inputs = [{"];
-    let with_author = MINIMAL.replace("author = {", "author = { zzz = 1,");
-    let wamr = "[wamr]\nmin_version = \"0.0.0\"\naot_available = true\n";
-    let text = format!("{MINIMAL}\n[c]\n{wamr}");
-    let spoilt = sections.map(|section| {
-        let end = if section.ends_with('{') { " zzz = 1," } else { "\nzzz = 1\n" };
-        text.replacen(section, &format!("{section}{end}"), 1)
-    });
-    let top = format!("zzz = 1\n{MINIMAL}");
-    for text in spoilt.into_iter().chain([with_author, top]) {
-        let error = toml::from_str::<PackSpec>(&text).unwrap_err().to_string();
-        let (_, expected) = error.split_once("expected ").unwrap_or_else(|| panic!("{error}"));
-        for field in expected.split('`').skip(1).step_by(2) {
-            assert!(PACK_TOML_FIELDS.contains(field), "{field} is missing");
-        }
-    }
-}
-
-#[test]
 fn a_misspelt_operation_is_an_error_with_the_right_name_and_not_a_custom_one() {
     let with = |op: &str, custom: &str| {
         let text = MINIMAL.replace("\"my_op\"", &format!("\"{op}\""));
@@ -141,4 +119,62 @@ fn a_misspelt_operation_is_an_error_with_the_right_name_and_not_a_custom_one() {
     assert!(with("rmsnorm", "custom = true").unwrap_err().contains("leave `custom` out"));
     assert_eq!(with("rmsnorm", ""), Ok(()));
     assert_eq!(with("rmsnrom", "custom = true"), Ok(()));
+}
+
+/// The fields that a place of `pack.toml` takes, by what is said of another one.
+fn fields_at(place: &str) -> Vec<String> {
+    let none = format!("{place}no_such_field = 1");
+    let said = toml::from_str::<PackSpec>(&none).unwrap_err().to_string();
+    let (_, expected) = said.split_once("unknown field `no_such_field`, expected ").expect(&said);
+    expected.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_list_of_fields_has_those_that_are_read_and_no_others() {
+    let known = |name: &str| name.trim_end_matches(" ?").to_owned();
+    // Of sections by their lines, and of tables in braces behind the names of their fields.
+    let mut listed: IndexMap<String, Vec<String>> = IndexMap::new();
+    let mut sections = Vec::new();
+    for line in PACK_TOML_FIELDS.lines().skip(2) {
+        if let Some(section) = line.strip_prefix("  [") {
+            let section = section.split(']').next().unwrap().trim_start_matches('[');
+            sections.push(section.to_owned());
+            continue;
+        }
+        let section = sections.last().unwrap().clone();
+        let (names, meaning) = line.split_at(line.len().min(4 + 20));
+        let names: Vec<String> = names.trim().split(", ").map(known).collect();
+        if let Some((_, braces)) = meaning.split_once("{ ") {
+            let braces = braces.split(" }").next().unwrap().split(", ").map(known).collect();
+            listed.insert(format!("{section}.{}", names[0]), braces);
+        }
+        listed.entry(section).or_default().extend(names);
+    }
+    // Two kinds of tools, of which a spec names one.
+    let tools = listed.shift_remove("toolchain").unwrap();
+    assert_eq!(tools, ["rustc", "std", "linker", "clang", "linker"]);
+    listed["pack"].push("author".to_owned());
+    let places = [
+        ("pack", "[pack]\n"),
+        ("pack.author", "[pack.author]\n"),
+        ("limits", "[limits]\n"),
+        ("wasmtime", "[wasmtime]\n"),
+        ("wamr", "[wamr]\n"),
+        ("c", "[c]\n"),
+        ("kernel", "[[kernel]]\n"),
+        ("kernel.inputs", "[[kernel]]\n[[kernel.inputs]]\n"),
+        ("kernel.output", "[[kernel]]\n[kernel.output]\n"),
+        ("kernel.params", "[[kernel]]\n[[kernel.params]]\n"),
+        ("kernel.tolerance", "[[kernel]]\n[kernel.tolerance]\n"),
+    ];
+    for (place, text) in places {
+        let fields = fields_at(text);
+        assert_eq!(listed.shift_remove(place).as_ref(), Some(&fields), "{place}");
+    }
+    assert!(listed.is_empty(), "{listed:?}");
+    let mut all = fields_at("");
+    let sections: Vec<&str> =
+        sections.iter().map(String::as_str).filter(|name| !name.contains('.')).collect();
+    all.sort_by_key(|name| sections.iter().position(|section| section == name));
+    assert_eq!(all, sections);
 }
