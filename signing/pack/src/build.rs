@@ -145,10 +145,14 @@ pub fn build(options: &Options) -> Result<BuildReport, ToolError> {
         Lang::C => Vec::new(),
     };
     // As they are now: what changes while the compiler runs may not be part of what it makes.
-    let sources = Sources::read(&directory, &packages)?;
+    let mut sources = Sources::read(&directory, &packages)?;
     match spec.lang() {
         Lang::Rust => compile_rust::compile(&job)?,
         Lang::C => compile_c::compile(&job)?,
+    }
+    for source in spec.sources() {
+        let list = compiled_file(&spec, target_dir, source).with_extension("d");
+        sources.add(&directory, &sources::dependencies(&list)?, target_dir)?;
     }
     let modules = spec.sources().map(|source| job.module(source)).collect::<Result<_, _>>()?;
     let pack = assemble(&spec, &directory, target_dir, modules)?;

@@ -82,6 +82,8 @@ pub(crate) fn compile(job: &Job<'_>) -> Result<(), ToolError> {
         remap.push("=");
         remap.push(CRATE_ROOT.trim_end_matches('/'));
         command.arg(remap).arg("-c").arg(&source).arg("-o").arg(&object);
+        // What it reads besides the compiler's own headers.
+        command.arg("-MMD").arg("-MF").arg(object.with_extension("d"));
         run(command, clang, "clang", job.directory)?;
 
         let mut command = Command::new(&job.toolchain.linker);

@@ -67,6 +67,17 @@ pub enum ToolError {
         /// The sources that have changed since, from the crate on.
         changed: Vec<String>,
     },
+    /// Nothing says what the build in a pack crate was made from.
+    #[error(
+        "nothing says which sources {0} was built from: run `ruvllm-pack build {1}` first, or name {0} to take it as \
+         it is",
+        escape_untrusted(&.directory.join(crate::build::DIST).to_string_lossy()),
+        escape_untrusted(&.directory.to_string_lossy())
+    )]
+    Unrecorded {
+        /// The pack crate.
+        directory: PathBuf,
+    },
     /// A pack cannot be begun like that.
     #[error("{message}")]
     New {
@@ -137,6 +148,7 @@ impl ToolError {
             ToolError::ToolchainMismatch { .. } => "toolchain_mismatch",
             ToolError::Compile { .. } => "compile_failed",
             ToolError::Stale { .. } => "build_stale",
+            ToolError::Unrecorded { .. } => "build_unrecorded",
             ToolError::New { .. } => "new_refused",
             ToolError::Call { .. } => "call_invalid",
             ToolError::Kernel(error) => error.code(),

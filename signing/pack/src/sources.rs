@@ -1,18 +1,19 @@
 //! Whether a build is that of the sources that lie beside it.
 //!
 //! `build` writes `sources.sha256` into the pack crate, in the format that `sha256sum --check` reads: the
-//! digest of the manifest that it made, and of every file that it was made from. A build that failed
-//! writes nothing, so what lies in `dist/` then does not pass for it. Times are not looked at: a checkout
-//! or a copy gives files any.
+//! digest of the manifest that it made, and of every file that it was made from: those in the places where
+//! sources lie, and whatever else the compiler says that it has read. A file that is added in such a place
+//! later is a change, too. A build that failed writes nothing, so what lies in `dist/` then does not pass for
+//! it. Times are not looked at: a checkout or a copy gives files any.
 //!
-//! Where the record is of another build than lies there, or there is none, nothing is known: so it is with
-//! a pack that was built elsewhere and came with its sources.
+//! Where the record is of another build than lies there, or there is none, nothing is known. That is refused,
+//! unless somebody has signed the pack: one may come with its sources and without a record.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use ruvllm_manifest::MANIFEST_FILE;
+use ruvllm_manifest::{MANIFEST_FILE, SIGNATURE_FILE};
 use ruvllm_signing::escape_untrusted;
 use sha2::{Digest, Sha256};
 
@@ -26,7 +27,7 @@ const FILES: [&str; 4] = [crate::spec::SPEC_FILE, "Cargo.toml", "Cargo.lock", "b
 /// Where the sources of a package lie.
 const DIRECTORIES: [&str; 3] = ["src", "kernels", "include"];
 
-/// The sources of a build as they were before it began: hexadecimal digests by path from the crate.
+/// The sources of a build: hexadecimal digests by path from the crate.
 pub(crate) struct Sources(BTreeMap<String, String>);
 
 impl Sources {
@@ -36,22 +37,33 @@ impl Sources {
     /// # Errors
     /// [`ToolError::Io`].
     pub(crate) fn read(directory: &Path, packages: &[PathBuf]) -> Result<Sources, ToolError> {
-        let mut found = BTreeMap::new();
-        let own = directory.to_owned();
-        for package in packages.iter().chain([&own]) {
-            let mut pending: Vec<PathBuf> = FILES.iter().map(|name| package.join(name)).collect();
-            pending.extend(DIRECTORIES.iter().map(|name| package.join(name)));
-            while let Some(path) = pending.pop() {
-                // Not through links: they may lead around in a circle.
-                if path.is_dir() && !path.is_symlink() {
-                    let listed = fs::read_dir(&path).map_err(ToolError::io("list", &path))?;
-                    pending.extend(listed.flatten().map(|entry| entry.path()));
-                } else if let Some(name) = relative(directory, &path).filter(|_| path.is_file()) {
-                    found.insert(name, digest(&path)?);
-                }
+        let mut sources = Sources(BTreeMap::new());
+        for path in places(directory, packages) {
+            sources.0.insert(path.0, digest(&path.1)?);
+        }
+        Ok(sources)
+    }
+
+    /// Adds what the compiler has read besides, but for what lies in `made`, where compilers leave files.
+    ///
+    /// # Errors
+    /// [`ToolError::Io`].
+    pub(crate) fn add(
+        &mut self,
+        directory: &Path,
+        read: &[PathBuf],
+        made: &Path,
+    ) -> Result<(), ToolError> {
+        let made = fs::canonicalize(made).map_err(ToolError::io("open", made))?;
+        for path in read {
+            let path = directory.join(path);
+            let path = fs::canonicalize(&path).map_err(ToolError::io("open", &path))?;
+            let name = relative(directory, &path).filter(|name| !self.0.contains_key(name));
+            if let Some(name) = name.filter(|_| path.is_file() && !path.starts_with(&made)) {
+                self.0.insert(name, digest(&path)?);
             }
         }
-        Ok(Sources(found))
+        Ok(())
     }
 
     /// Records that the pack in `dist/` was made from them.
@@ -93,20 +105,89 @@ pub(crate) fn keep_through<T>(
     Ok(changed)
 }
 
-/// Refuses the build of a pack crate where its sources have changed since.
+/// Refuses the build of a pack crate where its sources have changed since, or nothing says what they were
+/// and nobody has signed it.
 ///
 /// # Errors
-/// [`ToolError::Stale`].
-pub(crate) fn check(directory: &Path) -> Result<(), ToolError> {
-    let Some(Sources(recorded)) = Sources::recorded(directory) else { return Ok(()) };
-    let changed = recorded
-        .into_iter()
-        .filter(|(path, before)| digest(&directory.join(path)).ok().as_ref() != Some(before));
-    let changed: Vec<String> = changed.map(|(path, _)| escape_untrusted(&path)).collect();
+/// [`ToolError::Stale`] and [`ToolError::Unrecorded`].
+pub(crate) fn check(given: &Path) -> Result<(), ToolError> {
+    // As the record was made: paths lead from where the crate lies, not from a link to it.
+    let directory = fs::canonicalize(given).map_err(ToolError::io("open", given))?;
+    let dist = directory.join(DIST);
+    let Some(Sources(recorded)) = Sources::recorded(&directory) else {
+        if !dist.join(MANIFEST_FILE).is_file() || dist.join(SIGNATURE_FILE).is_file() {
+            return Ok(());
+        }
+        return Err(ToolError::Unrecorded { directory: given.to_owned() });
+    };
+    let packages = recorded.keys().filter_map(|path| path.strip_suffix("/Cargo.toml"));
+    let packages: Vec<PathBuf> =
+        packages.filter_map(|path| fs::canonicalize(directory.join(path)).ok()).collect();
+    let mut changed: BTreeSet<String> = places(&directory, &packages)
+        .into_keys()
+        .filter(|path| !recorded.contains_key(path))
+        .collect();
+    let differs = |(path, before): &(String, String)| {
+        digest(&directory.join(path)).ok().as_ref() != Some(before)
+    };
+    changed.extend(recorded.into_iter().filter(differs).map(|(path, _)| path));
     if changed.is_empty() {
         return Ok(());
     }
-    Err(ToolError::Stale { directory: directory.to_owned(), changed })
+    let changed = changed.iter().map(|path| escape_untrusted(path)).collect();
+    Err(ToolError::Stale { directory: given.to_owned(), changed })
+}
+
+/// The files in the places where the sources of a pack crate and of packages beside it lie, by their paths
+/// from the crate. All are given by absolute paths.
+fn places(directory: &Path, packages: &[PathBuf]) -> BTreeMap<String, PathBuf> {
+    let mut found = BTreeMap::new();
+    for package in packages.iter().map(PathBuf::as_path).chain([directory]) {
+        let mut pending: Vec<PathBuf> =
+            FILES.iter().chain(&DIRECTORIES).map(|name| package.join(name)).collect();
+        while let Some(path) = pending.pop() {
+            // Not through links: they may lead around in a circle.
+            if path.is_dir() && !path.is_symlink() {
+                let listed = fs::read_dir(&path).into_iter().flatten();
+                pending.extend(listed.flatten().map(|entry| entry.path()));
+            } else if let Some(name) = relative(directory, &path).filter(|_| path.is_file()) {
+                found.insert(name, path);
+            }
+        }
+    }
+    found
+}
+
+/// The files that a compiler's list of dependencies, a rule for `make`, says are read.
+///
+/// # Errors
+/// [`ToolError::Io`].
+pub(crate) fn dependencies(list: &Path) -> Result<Vec<PathBuf>, ToolError> {
+    let text = fs::read_to_string(list).map_err(ToolError::io("read", list))?;
+    Ok(prerequisites(&text))
+}
+
+/// The prerequisites of the first rule of a makefile. A backslash keeps a space or a hash sign together with its
+/// word, and goes on in the next line; elsewhere it is one, as in paths of Windows.
+fn prerequisites(text: &str) -> Vec<PathBuf> {
+    let joined = text.replace("\\\r\n", " ").replace("\\\n", " ");
+    let rule = joined.lines().next().unwrap_or_default();
+    // Behind the colon that a space follows: drives have one, too.
+    let Some((_, rest)) = rule.split_once(": ") else { return Vec::new() };
+    let (mut words, mut word) = (Vec::new(), String::new());
+    let mut rest = rest.chars().peekable();
+    while let Some(c) = rest.next() {
+        match (c, rest.peek()) {
+            ('\\', Some(&next @ (' ' | '#'))) | ('$', Some(&next @ '$')) => {
+                word.push(next);
+                rest.next();
+            }
+            (' ', _) => words.push(std::mem::take(&mut word)),
+            _ => word.push(c),
+        }
+    }
+    words.push(word);
+    words.into_iter().filter(|word| !word.is_empty()).map(PathBuf::from).collect()
 }
 
 fn manifest_name() -> String {
@@ -157,25 +238,32 @@ mod tests {
             (&pack, "kernels/k.rs"),
             (&pack, "src/deep/er.rs"),
             (&pack, "README.md"),
+            (&pack, "target/made.rs"),
+            (&root, "table"),
             (&pack, "dist/kernels.json"),
             (&sdk, "Cargo.toml"),
             (&sdk, "src/lib.rs"),
         ] {
             put(at, path, "first");
         }
-        check(&pack).unwrap();
+        let unrecorded = || check(&pack).unwrap_err().code() == "build_unrecorded";
+        assert!(unrecorded());
         let build = || {
-            let sources = Sources::read(&pack, std::slice::from_ref(&sdk)).unwrap();
+            let mut sources = Sources::read(&pack, std::slice::from_ref(&sdk)).unwrap();
+            let read = ["kernels/k.rs", "../../table", "target/made.rs"].map(PathBuf::from);
+            sources.add(&pack, &read, &pack.join("target")).unwrap();
             sources.record(&pack).unwrap();
         };
         build();
         check(&pack).unwrap();
         put(&pack, "README.md", "second");
+        put(&pack, "target/made.rs", "second");
         check(&pack).unwrap();
         for (at, path, name) in [
             (&pack, "kernels/k.rs", "kernels/k.rs"),
             (&pack, "src/deep/er.rs", "src/deep/er.rs"),
             (&sdk, "src/lib.rs", "../../sdk/src/lib.rs"),
+            (&root, "table", "../../table"),
         ] {
             put(at, path, "second");
             let Err(ToolError::Stale { changed, .. }) = check(&pack) else { panic!("{path}") };
@@ -183,11 +271,25 @@ mod tests {
             put(at, path, "first");
             check(&pack).unwrap();
         }
+        for (at, path, name) in
+            [(&pack, "build.rs", "build.rs"), (&sdk, "src/new.rs", "../../sdk/src/new.rs")]
+        {
+            put(at, path, "added");
+            let Err(ToolError::Stale { changed, .. }) = check(&pack) else { panic!("{path}") };
+            assert_eq!(changed, [name]);
+            fs::remove_file(at.join(path)).unwrap();
+            check(&pack).unwrap();
+        }
         fs::remove_file(sdk.join("Cargo.toml")).unwrap();
         assert_eq!(check(&pack).unwrap_err().code(), "build_stale");
         // A record of another build says nothing of this one, and a new build makes a new one.
         put(&pack, "dist/kernels.json", "from elsewhere");
+        assert!(unrecorded());
+        // One that somebody signed came with its sources.
+        put(&pack, "dist/kernels.json.sig", "signed");
         check(&pack).unwrap();
+        fs::remove_file(pack.join("dist/kernels.json.sig")).unwrap();
+        put(&sdk, "Cargo.toml", "first");
         build();
         check(&pack).unwrap();
         // Figures that are put into the manifest change no source.
@@ -198,5 +300,20 @@ mod tests {
         .unwrap();
         put(&pack, "pack.toml", "second");
         assert_eq!(check(&pack).unwrap_err().code(), "build_stale");
+    }
+    #[test]
+    fn what_compilers_have_read_is_taken_from_their_lists() {
+        for (list, read) in [
+            (
+                "k.o: kernels/k.c \\\n  include/a\\ b.h ../c$$.h\n",
+                &["kernels/k.c", "include/a b.h", "../c$.h"][..],
+            ),
+            ("/t/k.wasm: /p/src/k.rs /p/data/x\n\n/t/other: /p/y\n", &["/p/src/k.rs", "/p/data/x"]),
+            ("C:\\t\\k.wasm: C:\\p\\k.rs D:\\a\\ b\n", &["C:\\p\\k.rs", "D:\\a b"]),
+            ("k.o:\n", &[]),
+        ] {
+            let read: Vec<PathBuf> = read.iter().map(PathBuf::from).collect();
+            assert_eq!(prerequisites(list), read, "{list}");
+        }
     }
 }

@@ -441,6 +441,49 @@ fn what_an_earlier_build_left_does_not_pass_for_sources_that_have_changed() {
     ok(&tool(&["test", "--json", path]));
 }
 
+/// A kernel that includes a file which lies where no sources are looked for.
+fn what_a_source_includes_is_a_source(lang: &'static str, file: &str, include: &str) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let Some((pack, _)) = built(dir.path(), "pack", &["--lang", lang]) else { return };
+    let path = pack.to_str().expect("a path");
+    let (kernel, table) = (pack.join(file), dir.path().join("table"));
+    let source = fs::read_to_string(&kernel).expect("a source");
+    fs::write(&kernel, format!("{source}\n{include}\n")).expect("written");
+    fs::write(&table, "// 1\n").expect("written");
+    ok(&tool(&["build", "--json", path]));
+    ok(&tool(&["test", "--json", path]));
+    let refused = |code: &str, what: &str| {
+        let output = tool(&["test", "--json", path]);
+        assert_eq!(output.status.code(), Some(2));
+        let error = &json(&output)["error"];
+        assert_eq!(error["code"], code, "{error}");
+        assert!(error["message"].as_str().expect("text").contains(what), "{error}");
+    };
+    fs::write(&table, "// 2\n").expect("written");
+    refused("build_stale", "../table has changed");
+    fs::write(&table, "// 1\n").expect("written");
+    ok(&tool(&["test", "--json", path]));
+    let added = pack.join("include/added.h");
+    fs::create_dir_all(pack.join("include")).expect("made");
+    fs::write(&added, "").expect("written");
+    refused("build_stale", "include/added.h has changed");
+    fs::remove_file(added).expect("removed");
+    fs::remove_file(pack.join("sources.sha256")).expect("removed");
+    refused("build_unrecorded", "run `ruvllm-pack build ");
+    ok(&tool(&["test", "--json", pack.join("dist").to_str().expect("a path")]));
+}
+
+#[test]
+fn what_a_source_in_c_includes_is_a_source() {
+    what_a_source_includes_is_a_source("c", "kernels/rmsnorm_f32.c", "#include \"../../table\"");
+}
+
+#[test]
+fn what_a_source_in_rust_includes_is_a_source() {
+    let include = "const _: &[u8] = include_bytes!(\"../../table\");";
+    what_a_source_includes_is_a_source("rust", "kernels/rmsnorm_f32.rs", include);
+}
+
 #[test]
 fn a_kernel_that_can_panic_is_built_with_a_warning() {
     let dir = tempfile::tempdir().expect("a temporary directory");
