@@ -1,8 +1,10 @@
-//! The path of a new kernel author: from nothing to a signed kernel that answers in `ruvllm run`.
+//! The path of a new kernel author: from nothing to a signed kernel that answers in `ruvllm run`, and that a live
+//! server finds healthy.
 //!
 //! Nothing but commands, as somebody types them who has read the README. Where there is no compiler
 //! for wasm32, or `ruvllm-pack` has not been built beside `ruvllm`, this says so and passes.
 
+use crate::live_kernels::is_found_healthy;
 use crate::program::{pack_tool, ruvllm};
 use std::path::Path;
 use std::process::Command;
@@ -58,6 +60,7 @@ fn from_nothing_to_a_kernel_that_answers(lang: &str, op: &str, kernel: &str) {
     let ours = list.as_array().expect("kernels").iter().find(|k| k["pack"] == "my-kernels");
     let ours = ours.unwrap_or_else(|| panic!("the pack is in {list:#}"));
     assert_eq!((&ours["id"], &ours["selected"]), (&kernel.into(), &true.into()), "{ours}");
+    is_found_healthy(&crate_dir, &trust, op);
 }
 
 #[test]

@@ -68,13 +68,18 @@ impl Operator {
             .build()
     }
 
-    /// A server whose health windows last so long, with further options.
+    /// A server whose health windows last so long, with further options. How often kernels are called is not
+    /// what its tests are about.
     fn serve(&self, window: &str, options: &[&str]) -> Live<'_> {
+        self.judging(window, &[&["--health-calls", "0"], options].concat())
+    }
+
+    /// As [`Operator::serve`], with a server that wants to see as many calls as it does by default.
+    fn judging(&self, window: &str, options: &[&str]) -> Live<'_> {
         let (state, trust) = (self.path("state"), self.path("trust.toml"));
         let mut args = vec!["--admin-listen", "127.0.0.1:0", "--admin-key", &self.entry];
         args.extend(["--state-dir", state.to_str().unwrap(), "--trust", trust.to_str().unwrap()]);
-        // How often kernels are called is not what these tests are about.
-        args.extend(["--health-window", window, "--health-calls", "0"]);
+        args.extend(["--health-window", window]);
         args.extend(options);
         Live { operator: self, serving: Serving::start(&args) }
     }
@@ -207,7 +212,13 @@ fn packs_are_staged_activated_explained_and_gone_back_from() {
     live.kernels(&["activate", "4", "--share", "1"]).text();
     live.kernels(&["promote"]).text();
     assert_eq!(live.active(), ["2.0.0"]);
-    live.kernels(&[Path::new("stage"), &operator.pack(3).path()]).text();
+    // A pack crate stands for its build.
+    let my_kernels = operator.path("my-kernels");
+    fs::create_dir(&my_kernels).unwrap();
+    operator.pack(3).read().unwrap().write_dir(&my_kernels.join("dist")).unwrap();
+    fs::write(my_kernels.join("pack.toml"), "").unwrap();
+    let staged = live.kernels(&[Path::new("stage"), &my_kernels]);
+    assert!(staged.text().contains("test-kernels 3.0.0 is staged as 5"), "{}", staged.stdout);
     assert_eq!(live.kernels(&["discard", "5"]).text(), "5 is staged no longer");
 }
 
@@ -329,6 +340,37 @@ fn a_pack_that_does_harm_is_taken_back_barred_and_cleared() {
     live.kernels(&["clear", "0000"]).refused(&["[not_barred]"]);
     assert!(live.kernels(&["clear", &digest[7..19]]).text().contains("may be staged again"));
     live.kernels(&[Path::new("stage"), &bad.path()]).text();
+}
+
+/// Puts a pack into a live server that is used meanwhile, and asserts that it stays and answers `op`.
+pub(crate) fn is_found_healthy(my_kernels: &str, trust: &str, op: &str) {
+    let operator = Operator::new();
+    fs::copy(trust, operator.path("trust.toml")).unwrap();
+    let live = operator.judging("2", &[]);
+    // Of each prompt every call is timed, which one of a single token seldom is.
+    let mut prompts = 0;
+    let mut use_it = || {
+        for _ in 0..10 {
+            let prompt = format!("{prompts} little cats went to the big house by the sea");
+            live.serving.complete(&format!(r#"{{"prompt": "{prompt}", "max_tokens": 2}}"#));
+            prompts += 1;
+        }
+    };
+    // Medians are compared where there are enough calls on both sides.
+    (0..6).for_each(|_| use_it());
+    live.kernels(&["stage", my_kernels]).text();
+    live.kernels(&["activate", "1"]).text();
+    soon("it is found healthy", || {
+        use_it();
+        let history = live.json(&["history"]);
+        let entries = history["entries"].as_array().unwrap();
+        let taken_back = |entry: &&Value| entry["event"] == "rolled_back";
+        assert_eq!(entries.iter().find(taken_back), None);
+        entries[0]["event"] == "healthy"
+    });
+    let explained = live.kernels(&["explain", op]);
+    let selected = explained.text().lines().find(|line| line.contains("selected")).unwrap();
+    assert!(selected.contains("my-kernels 0.1.0, wasmtime"), "{selected}");
 }
 
 #[cfg(unix)]
