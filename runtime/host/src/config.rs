@@ -1,7 +1,7 @@
 //! How a host is configured: policy, limits, failure handling.
 
 use crate::class::DeviceClass;
-use crate::exec::features::{kernel_features, wamr_features};
+use crate::features::{kernel_features, wamr_features};
 use crate::graph::GraphAdmission;
 use ruvllm_manifest::ExecutorKind;
 use ruvllm_native::Isa;

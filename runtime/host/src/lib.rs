@@ -28,6 +28,7 @@ mod config;
 mod deadline;
 mod error;
 mod exec;
+mod features;
 mod files;
 mod gate;
 pub mod graph;
@@ -62,7 +63,7 @@ pub use config::{Compiler, CompilerProcess, HostConfig, HostLimits, Policy, Wamr
 pub use error::{CallError, Failure, HostError, Incident, MemoryBound, Refusal};
 #[cfg(feature = "wasmtime")]
 pub use exec::compiler_process;
-pub use exec::features::kernel_features;
+pub use features::kernel_features;
 pub use gate::module::{check_module, module_features};
 pub use memory::{KernelBudget, KernelMemory};
 pub use op::call::{

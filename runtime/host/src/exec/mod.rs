@@ -15,7 +15,6 @@ mod child;
 #[cfg(feature = "wasmtime")]
 mod compile;
 mod executor;
-pub(crate) mod features;
 pub(crate) mod fence;
 #[cfg(feature = "wasmtime")]
 mod isolate;

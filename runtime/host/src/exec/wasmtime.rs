@@ -11,10 +11,11 @@ use super::executor::{
     Artifact, CompileError, CompiledModule, EngineInstance, Executor, Footprint, KernelSpec,
     WASM_PAGE,
 };
-use super::{aot, child, features, isolate};
+use super::{aot, child, isolate};
 use crate::HostConfig;
 use crate::config::Compiler;
 use crate::deadline::Deadline;
+use crate::features;
 use crate::ticker::Ticker;
 use crate::trap::Trap;
 use instance::LoadedModule;

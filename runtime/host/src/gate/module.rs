@@ -8,7 +8,7 @@
 //! instance has no way out of its own memory; it says nothing about what the kernel computes.
 
 use crate::error::Refusal;
-use crate::exec::features::{BASELINE, FEATURES, kernel_features};
+use crate::features::{BASELINE, FEATURES, kernel_features};
 use crate::{DeviceClass, HostLimits};
 use ruvllm_abi::export;
 use ruvllm_manifest::{WASI_NN, escape_untrusted};
@@ -590,7 +590,7 @@ fn payloads(wasm: &[u8]) -> impl Iterator<Item = Payload<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exec::features::THREADS;
+    use crate::features::THREADS;
 
     const PLAIN: &str = r#"
         (memory (export "memory") 1 4)

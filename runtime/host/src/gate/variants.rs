@@ -1,7 +1,7 @@
 //! Which of the kernels of one operation a host takes of a pack that has variants of them.
 
 use super::executor::Decision;
-use crate::exec::features::{RELAXED_SIMD, SIMD};
+use crate::features::{RELAXED_SIMD, SIMD};
 use crate::{HostConfig, OpKey};
 use ruvllm_manifest::{KernelEntry, Manifest, Violation};
 

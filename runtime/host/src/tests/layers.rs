@@ -3,7 +3,7 @@
 use ruvllm_tests::layers::violations;
 use std::path::Path;
 
-const LAYERS: [&str; 28] = [
+const LAYERS: [&str; 29] = [
     // What all may use.
     "threads",
     "random",
@@ -13,6 +13,7 @@ const LAYERS: [&str; 28] = [
     "ticker",
     "reaper",
     "class",
+    "features",
     "op",
     "error",
     "compare",

@@ -19,12 +19,12 @@ mod compile;
 mod library;
 mod signals;
 
+use super::Absence;
 use super::executor::{
     Artifact, CompileError, CompiledModule, EngineInstance, Executor, Footprint, KernelSpec,
     WASM_PAGE,
 };
 use super::meter::{self, GROW, HEAP_BASE, PAGES, PREFIX};
-use super::{Absence, features};
 use crate::HostConfig;
 use crate::config::Compiler;
 use crate::deadline::Deadline;
@@ -93,13 +93,13 @@ impl WamrExecutor {
             gate: ExecutorGate {
                 kind: ExecutorKind::Wamr,
                 version: library.version().clone(),
-                features: features::wamr_features().map(str::to_owned).collect(),
+                features: crate::features::wamr_features().map(str::to_owned).collect(),
                 compiles,
             },
             fingerprint: id.finalize().into(),
         };
         if executor.has_simd(&config.compiler).map_err(failed)? {
-            executor.gate.features.push(features::SIMD.to_owned());
+            executor.gate.features.push(crate::features::SIMD.to_owned());
         }
         Ok(executor)
     }
