@@ -201,8 +201,6 @@ async function swaps(page) {
   await page.click("#kernels-all");
   await text(page, "#kernel-rows", new RegExp(`${packName}[^]*retired`));
   await text(page, "#history", /rolled back[^]*activated[^]*trial ended[^]*on trial[^]*staged/);
-  await text(page, "#history li.begins", /process started/);
-  assert.ok(await page.$("#timeline-chart .begin"));
   const marks = await page.$$eval("#timeline-chart .mark title", (titles) => titles.map((title) => title.textContent));
   assert.ok(marks.some((mark) => mark.includes("activated") && mark.includes(packName)), marks.join("\n"));
 }

@@ -383,6 +383,17 @@ impl History {
         lock(&self.contents).known().rev().take(limit).cloned().collect()
     }
 
+    /// The highest number of a generation that was published, as far back as entries are kept; 0 where there
+    /// is none. What was only asked for may be any number.
+    pub(crate) fn last_generation(&self) -> u64 {
+        use HistoryEvent::{Activated, OnTrial, RolledBack, Started};
+        let contents = lock(&self.contents);
+        let published = contents
+            .known()
+            .filter(|entry| matches!(entry.event, Started | Activated | OnTrial | RolledBack));
+        published.filter_map(|entry| entry.generation).max().unwrap_or(0)
+    }
+
     /// What became of a pack that is neither active nor on trial, as far back as entries are kept.
     pub(crate) fn past(&self, pack: &PackId) -> Past {
         let past = Past::Unpublished;

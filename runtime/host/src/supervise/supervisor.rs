@@ -185,7 +185,6 @@ impl Supervisor {
     /// [`SupervisorError::History`], where another process has the history open or it is damaged above all.
     /// A pack that cannot be brought back is left out, and the history says why.
     pub fn open(host: Host, config: SupervisorConfig) -> Result<Self, SupervisorError> {
-        let first = host.generation();
         let not_private = |what| HistoryError::NotPrivate { what };
         crate::files::private_directory(&config.directory).map_err(not_private)?;
         let (history, damaged) = History::open(&config.directory, config.reset_history)?;
@@ -195,6 +194,8 @@ impl Supervisor {
             what
         });
         let store = PackStore::open(config.directory.join("packs")).map_err(not_private)?;
+        host.number_from(history.last_generation());
+        let first = host.generation();
         for (digest, reason) in history.barred() {
             host.bar(&digest, &reason);
         }

@@ -160,6 +160,18 @@ impl Host {
         report.ok_or(HostError::NotKept { generation: number })
     }
 
+    /// Publishes the active packs under a number above `past`, where theirs is not, and forgets the generations
+    /// before: in the history those numbers are of an earlier process.
+    #[cfg(feature = "supervisor")]
+    pub(crate) fn number_from(&self, past: u64) {
+        let mut book = lock(&self.state.generations);
+        if self.generation() <= past {
+            book.last = book.last.max(past);
+            self.state.publish(&mut book, self.state.active_packs(), None);
+            book.kept.retain(|kept| kept.number > past);
+        }
+    }
+
     /// The generation that was active before the active one; where that was published by going back,
     /// before the one that was gone back to.
     pub fn previous_generation(&self) -> Option<u64> {

@@ -1,7 +1,9 @@
 //! Activations that are watched, taken back, written down and brought back by a restart.
 
 use super::*;
-use crate::{Health, HealthLimits, HistoryEvent, Supervisor, SupervisorConfig, SupervisorError};
+use crate::{
+    Health, HealthLimits, HistoryEntry, HistoryEvent, Supervisor, SupervisorConfig, SupervisorError,
+};
 use ruvllm_signing::{PackLock, SecretKey, VersionFloor};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -630,12 +632,37 @@ fn an_operators_way_back_outlives_a_restart() {
     let report = supervisor.roll_back(None, "me").unwrap();
     assert_eq!(report.packs[0].version, "1.0.0");
     assert!(supervisor.health().is_empty(), "it was found healthy before");
-    assert_eq!(supervisor.roll_back(Some(77), "me").unwrap_err().code(), "generation_not_kept");
+    for none in [77, u64::MAX] {
+        let error = supervisor.roll_back(Some(none), "me").unwrap_err();
+        assert_eq!(error.code(), "generation_not_kept");
+    }
     drop(supervisor);
     let supervisor = place.open(&one);
     assert_eq!(active(&supervisor), ["1.0.0"]);
-    assert_eq!(supervisor.roll_back(None, "me").unwrap().packs.len(), 0, "the program's own");
+    // Numbers go on, and those of the earlier process are its own.
+    let earlier = report.generation;
+    assert!(supervisor.host().generations().iter().all(|report| report.generation > earlier));
+    let error = supervisor.roll_back(Some(earlier), "me").unwrap_err();
+    assert_eq!(error.code(), "generation_not_kept");
+    let own = supervisor.roll_back(None, "me").unwrap();
+    assert_eq!(own.packs.len(), 0, "the program's own");
     assert_eq!(supervisor.roll_back(None, "me").unwrap_err().code(), "no_earlier_generation");
+    place.end_window(&supervisor);
+    drop(supervisor);
+    // Also where nothing is brought back.
+    let supervisor = place.open(&one);
+    assert!(supervisor.host().generation() > own.generation);
+    assert_eq!(supervisor.previous_generation(), None);
+    activate(&supervisor, &two).unwrap();
+    let published = |entry: &&HistoryEntry| {
+        use HistoryEvent::{Activated, RolledBack, Started};
+        matches!(entry.event, Started | Activated | RolledBack)
+    };
+    let history = supervisor.history(100);
+    let mut numbers: Vec<u64> =
+        history.iter().filter(published).filter_map(|entry| entry.generation).collect();
+    numbers.dedup();
+    assert!(numbers.is_sorted_by(|newer, older| newer > older), "{numbers:?}");
 }
 
 #[test]

@@ -29,9 +29,6 @@ export function eventOf({ event, operator }) {
 /** Entries that are shown, newest first. */
 export const shown = (history) => history.filter((entry) => entry.event in EVENTS);
 
-/** When processes began, oldest first. Each numbers its generations from the beginning. */
-export const begins = (history) => history.filter(({ event }) => event === "started").map(({ time }) => time).reverse();
-
 /** What an entry is about. */
 export function subject({ pack, generation }) {
   return [pack && packName(pack), generation !== null && `generation ${generation}`].filter(Boolean).join(" · ");

@@ -2,7 +2,7 @@
 
 import { byId, element, setText, shape, sync } from "./dom.js";
 import { clock, date, span } from "./format.js";
-import { begins, eventOf, inSeconds, reigns, shown, subject, windows } from "./past.js";
+import { eventOf, inSeconds, reigns, shown, subject, windows } from "./past.js";
 
 const HEIGHT = 118;
 /** Left of the axis, for the names of the lanes. */
@@ -44,14 +44,9 @@ function draw() {
   const active = reigns(history).filter(inside).map((reign) => stretch(reign, reign.to === null ? "reign current" : "reign", LANES.active));
   const watched = ends.filter(inside).map((window) => stretch(window, `window ${window.outcome}`, LANES.watched));
   const marks = shown(history).filter(({ time }) => time > from).reverse().map((entry) => mark(entry, x(entry.time)));
-  // Numbers of generations begin again there.
-  const starts = begins(history).filter((time) => time > from).map((time) =>
-    shape("g", { class: "begin", transform: `translate(${x(time).toFixed(1)} 0)` },
-      shape("title", {}, `${date(time)}: a process started, whose generations are numbered anew`),
-      shape("line", { y1: 8, y2: HEIGHT - 18 })));
   const present = shape("line", { class: "now", x1: x(now), x2: x(now), y1: 8, y2: HEIGHT - 18 });
   chart.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
-  chart.replaceChildren(...axis, ...starts, ...lanes, ...active, ...watched, present, ...marks);
+  chart.replaceChildren(...axis, ...lanes, ...active, ...watched, present, ...marks);
   setText(byId("timeline-summary"), summary(ends));
 
   function stretch({ generation, from: begin, to: end, outcome }, name, y) {
@@ -110,8 +105,7 @@ function historyLine(entry) {
   const [name, kind] = eventOf(entry);
   const node = element(
     "li",
-    // What is above it, up to the next, is of this process.
-    { class: entry.event === "started" ? "begins" : null },
+    {},
     element("time", { datetime: new Date(entry.time).toISOString(), title: date(entry.time) }, clock(entry.time)),
     element("span", { class: `event ${kind}` }, name),
     element("span", { class: "subject" }, subject(entry)),
