@@ -157,10 +157,11 @@ mod terminal {
 
     #[test]
     fn a_second_ctrl_c_during_an_answer_ends_the_program() {
-        // Its model reads for a while before it says anything, so that both are heard within the answer.
-        let system = "Tell of a little cat in a big house. ".repeat(40);
-        let slow = ["--isa", "scalar", "--no-repack", "-t", "1", "--no-history"];
-        let args = [&["chat", "-n", "8", "--system", &system], &slow[..]].concat();
+        // Its model reads for seconds before it says anything, so that both are heard within the answer.
+        let system = "Tell of a little cat in a big house. ".repeat(250);
+        let slow =
+            ["--isa", "scalar", "--no-repack", "-t", "1", "-c", "4096", "--rope-scaling", "linear"];
+        let args = [&["chat", "-n", "8", "--no-history", "--system", &system], &slow[..]].concat();
         let mut terminal = Terminal::start(&args);
         terminal.wait_for(PROMPT);
         terminal.press("Once upon a time\r");
