@@ -28,8 +28,10 @@ use std::time::{Duration, Instant};
 /// How often each runs.
 const RACE_TURNS: usize = 5;
 
-/// How often each of two is timed.
-const COMPARE_TURNS: usize = 3;
+/// How often each of two is timed at least, and at most; and how long it goes on in between: brief calls need many turns
+/// on a machine that is busy.
+const COMPARE_TURNS: [usize; 2] = [3, 32];
+const COMPARE_TIME: Duration = Duration::from_millis(200);
 
 /// Positions of the cache that attention races over.
 const RACE_POSITIONS: usize = 512;
@@ -221,7 +223,11 @@ fn compare(
     mut time: impl FnMut(&Provider) -> Option<Times>,
 ) -> Vec<[Duration; 2]> {
     let mut least = [[Duration::MAX; 2]; TEAM_ROWS.len()];
-    for _ in 0..COMPARE_TURNS {
+    let (begun, [fewest, most]) = (Instant::now(), COMPARE_TURNS);
+    for turn in 0..most {
+        if turn >= fewest && begun.elapsed() > COMPARE_TIME {
+            break;
+        }
         for (i, one) in two.into_iter().enumerate() {
             let Some(times) = time(one) else { return Vec::new() };
             for (least, time) in least.iter_mut().zip(times) {
