@@ -93,7 +93,7 @@ impl Cli {
                 for &isa in Isa::available().iter().filter(wanted) {
                     for &m in &self.rows {
                         // Else it is the product of another instruction set.
-                        if method(dtype, isa, m, false)
+                        if method(dtype, isa, m, false, true)
                             .is_some_and(|of| of.instructions == isa.name())
                         {
                             let instructions = count(&mut matrix.product(isa, m))?;
