@@ -130,16 +130,7 @@ fn attend(c: &mut Criterion) {
         ops::kv_pack_q8(Isa::detect(), &rows, &mut q8).unwrap();
         let (q, mut y) = (noise(m * row), vec![0.0; m * row]);
         for (dtype, bytes) in [(DType::F16, &half), (DType::Q8_0, &q8)] {
-            let kv = [KvSegment {
-                start: 0,
-                len: context,
-                k_dtype: dtype,
-                v_dtype: dtype,
-                k_layout: KvLayout::Tokens,
-                v_layout: KvLayout::Tokens,
-                k: bytes,
-                v: bytes,
-            }];
+            let kv = [KvSegment::tokens(dtype, context, bytes, bytes)];
             for threads in [1, 2] {
                 let pool = ThreadPool::new(threads);
                 let mut scratch = AttnScratch::new();

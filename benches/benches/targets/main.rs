@@ -20,7 +20,7 @@ use ruvllm_host::{
     Host, HostConfig, OpCall, OpKey, Operand, RegistrySnapshot, Resident, RopeDims, Scope, Words,
     Worker,
 };
-use ruvllm_native::attention::{AttnScratch, AttnShape, KvLayout, KvSegment, attention};
+use ruvllm_native::attention::{AttnScratch, AttnShape, KvSegment, attention};
 use ruvllm_native::{Isa, ThreadPool, probe};
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
 use ruvllm_tests::{PackBuilder, custom_entry, wat};
@@ -277,16 +277,7 @@ fn attend() -> Row {
     };
     let cache: Vec<u8> =
         noise(POSITIONS * DIM).into_iter().flat_map(|x| f16::from_f32(x).to_le_bytes()).collect();
-    let kv = [KvSegment {
-        start: 0,
-        len: POSITIONS,
-        k_dtype: DType::F16,
-        v_dtype: DType::F16,
-        k_layout: KvLayout::Tokens,
-        v_layout: KvLayout::Tokens,
-        k: &cache,
-        v: &cache,
-    }];
+    let kv = [KvSegment::tokens(DType::F16, POSITIONS, &cache, &cache)];
     let (pool, mut scratch) = (ThreadPool::new(1), AttnScratch::new());
     let (q, mut y) = (noise(DIM), vec![0.0; DIM]);
     let took = time(|| {

@@ -5,7 +5,7 @@ use half::f16;
 use ruvllm_abi::DType;
 #[cfg(feature = "host")]
 use ruvllm_host::{Host, HostConfig, OpCall, OpKey, Operand, Policy, Resident};
-use ruvllm_native::attention::{AttnScratch, AttnShape, KvLayout, KvSegment, attention};
+use ruvllm_native::attention::{AttnScratch, AttnShape, KvSegment, attention};
 use ruvllm_native::gemm::{Activations, MatMut, PackedWeights, Weights, matmul};
 use ruvllm_native::ops::{self, LoraShape, RopeShape};
 use ruvllm_native::{Isa, ThreadPool};
@@ -105,16 +105,7 @@ pub fn attend(isa: Isa, depth: usize) -> Ready {
     let (pool, mut scratch) = (ThreadPool::new(1), AttnScratch::new());
     let (q, mut y) = (noise(row), vec![0.0; row]);
     Ready::new(move || {
-        let kv = [KvSegment {
-            start: 0,
-            len: depth,
-            k_dtype: DType::F16,
-            v_dtype: DType::F16,
-            k_layout: KvLayout::Tokens,
-            v_layout: KvLayout::Tokens,
-            k: &stored,
-            v: &stored,
-        }];
+        let kv = [KvSegment::tokens(DType::F16, depth, &stored, &stored)];
         let y = black_box(&mut y);
         attention(&pool, isa, &shape, &q, row, depth - 1, &kv, y, &mut scratch)
             .expect("sizes agree");

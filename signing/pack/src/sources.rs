@@ -38,8 +38,8 @@ impl Sources {
     /// [`ToolError::Io`].
     pub(crate) fn read(directory: &Path, packages: &[PathBuf]) -> Result<Sources, ToolError> {
         let mut sources = Sources(BTreeMap::new());
-        for path in places(directory, packages) {
-            sources.0.insert(path.0, digest(&path.1)?);
+        for (name, path) in places(directory, packages)? {
+            sources.0.insert(name, digest(&path)?);
         }
         Ok(sources)
     }
@@ -109,7 +109,7 @@ pub(crate) fn keep_through<T>(
 /// and nobody has signed it.
 ///
 /// # Errors
-/// [`ToolError::Stale`] and [`ToolError::Unrecorded`].
+/// [`ToolError::Stale`], [`ToolError::Unrecorded`] and [`ToolError::Io`].
 pub(crate) fn check(given: &Path) -> Result<(), ToolError> {
     // As the record was made: paths lead from where the crate lies, not from a link to it.
     let directory = fs::canonicalize(given).map_err(ToolError::io("open", given))?;
@@ -123,7 +123,7 @@ pub(crate) fn check(given: &Path) -> Result<(), ToolError> {
     let packages = recorded.keys().filter_map(|path| path.strip_suffix("/Cargo.toml"));
     let packages: Vec<PathBuf> =
         packages.filter_map(|path| fs::canonicalize(directory.join(path)).ok()).collect();
-    let mut changed: BTreeSet<String> = places(&directory, &packages)
+    let mut changed: BTreeSet<String> = places(&directory, &packages)?
         .into_keys()
         .filter(|path| !recorded.contains_key(path))
         .collect();
@@ -140,7 +140,7 @@ pub(crate) fn check(given: &Path) -> Result<(), ToolError> {
 
 /// The files in the places where the sources of a pack crate and of packages beside it lie, by their paths
 /// from the crate. All are given by absolute paths.
-fn places(directory: &Path, packages: &[PathBuf]) -> BTreeMap<String, PathBuf> {
+fn places(directory: &Path, packages: &[PathBuf]) -> Result<BTreeMap<String, PathBuf>, ToolError> {
     let mut found = BTreeMap::new();
     for package in packages.iter().map(PathBuf::as_path).chain([directory]) {
         let mut pending: Vec<PathBuf> =
@@ -148,14 +148,14 @@ fn places(directory: &Path, packages: &[PathBuf]) -> BTreeMap<String, PathBuf> {
         while let Some(path) = pending.pop() {
             // Not through links: they may lead around in a circle.
             if path.is_dir() && !path.is_symlink() {
-                let listed = fs::read_dir(&path).into_iter().flatten();
+                let listed = fs::read_dir(&path).map_err(ToolError::io("list", &path))?;
                 pending.extend(listed.flatten().map(|entry| entry.path()));
             } else if let Some(name) = relative(directory, &path).filter(|_| path.is_file()) {
                 found.insert(name, path);
             }
         }
     }
-    found
+    Ok(found)
 }
 
 /// The files that a compiler's list of dependencies, a rule for `make`, says are read.
@@ -301,6 +301,7 @@ mod tests {
         put(&pack, "pack.toml", "second");
         assert_eq!(check(&pack).unwrap_err().code(), "build_stale");
     }
+
     #[test]
     fn what_compilers_have_read_is_taken_from_their_lists() {
         for (list, read) in [

@@ -19,7 +19,7 @@ use crate::team::{
     AttentionProvider, EmbedProvider, MatmulProvider, PreparedMatmul, Provider, Team,
 };
 use ruvllm_abi::DType;
-use ruvllm_native::attention::{AttnSequence, AttnShape, KvLayout, KvSegment};
+use ruvllm_native::attention::{AttnSequence, AttnShape, KvSegment};
 use ruvllm_native::gemm::{MatMut, Weights};
 use ruvllm_native::judge::encode;
 use std::sync::Arc;
@@ -122,16 +122,7 @@ impl TeamWorker {
         let cache = noise(RACE_POSITIONS * shape.kv_heads * shape.head_dim);
         let cache = encode(DType::F16, &cache).ok()?;
         let (q, mut y) = (noise(TEAM_ROWS[1] * row), vec![0.0; TEAM_ROWS[1] * row]);
-        let kv = [KvSegment {
-            start: 0,
-            len: RACE_POSITIONS,
-            k_dtype: DType::F16,
-            v_dtype: DType::F16,
-            k_layout: KvLayout::Tokens,
-            v_layout: KvLayout::Tokens,
-            k: &cache,
-            v: &cache,
-        }];
+        let kv = [KvSegment::tokens(DType::F16, RACE_POSITIONS, &cache, &cache)];
         let mut session = provider.open();
         Some(TEAM_ROWS.map(|rows| {
             least(|| {

@@ -42,6 +42,23 @@ pub struct KvSegment<'a> {
     pub v: &'a [u8],
 }
 
+impl<'a> KvSegment<'a> {
+    /// Keys and values `[len, kv_heads, head_dim]` of one type, of the positions from 0 on.
+    pub fn tokens(dtype: DType, len: usize, k: &'a [u8], v: &'a [u8]) -> KvSegment<'a> {
+        let layout = KvLayout::Tokens;
+        KvSegment {
+            start: 0,
+            len,
+            k_dtype: dtype,
+            v_dtype: dtype,
+            k_layout: layout,
+            v_layout: layout,
+            k,
+            v,
+        }
+    }
+}
+
 /// Bytes of a cache line.
 const LINE: usize = 64;
 

@@ -429,16 +429,12 @@ fn scores_far_apart_saturate_and_huge_ones_do_not_overflow_the_weights() {
             let k: Vec<f32> =
                 (0..100).flat_map(|i| [if i == 70 { 1e15 } else { -1e15 }; 8]).collect();
             let v: Vec<f32> = (0..100).flat_map(|i| [i as f32; 8]).collect();
-            let kv = [KvSegment {
-                start: 0,
-                len: 100,
-                k_dtype: DType::F32,
-                v_dtype: DType::F32,
-                k_layout: KvLayout::Tokens,
-                v_layout: KvLayout::Tokens,
-                k: bytemuck::cast_slice(&k),
-                v: bytemuck::cast_slice(&v),
-            }];
+            let kv = [KvSegment::tokens(
+                DType::F32,
+                100,
+                bytemuck::cast_slice(&k),
+                bytemuck::cast_slice(&v),
+            )];
             let mut y = vec![f32::NAN; m * heads * 8];
             attention(&pool, isa, &shape, &q, heads * 8, 99, &kv, &mut y, &mut AttnScratch::new())
                 .unwrap();

@@ -28,8 +28,9 @@ const WIDTH: usize = 98;
 /// Options outside of the file's tables that have a variable all the same.
 const UNTABLED: [&str; 2] = ["config", "log"];
 
-/// What may stand beside `--print-config`, which nothing from elsewhere changes.
-const PRINTED: [&str; 3] = ["print-config", "device-class", "log"];
+/// The option that prints a configuration, which nothing from elsewhere changes, and what may stand beside it.
+const PRINT: &str = "print-config";
+const BESIDE_PRINT: [&str; 2] = ["device-class", "log"];
 
 /// In front of the names of variables.
 const PREFIX: &str = "RUVLLM_";
@@ -180,12 +181,12 @@ fn given(line: &[OsString]) -> Result<Option<ArgMatches>, clap::Error> {
 fn check_printed(given: &ArgMatches) -> Result<(), clap::Error> {
     let command = command();
     let options = command.get_arguments().filter(|arg| !is_help(arg) && from_line(given, arg));
-    let (printing, others): (Vec<_>, Vec<_>) =
-        options.map(name).partition(|name| PRINTED.contains(name));
-    match others.first().filter(|_| printing.contains(&PRINTED[0])) {
+    let (printing, others): (Vec<_>, Vec<_>) = options.map(name).partition(|name| *name == PRINT);
+    let other = others.iter().find(|name| !BESIDE_PRINT.contains(name));
+    match other.filter(|_| !printing.is_empty()) {
         None => Ok(()),
         Some(other) => {
-            let why = format!("--{} cannot be used with --{other}", PRINTED[0]);
+            let why = format!("--{PRINT} cannot be used with --{other}");
             Err(Cli::command().error(ErrorKind::ArgumentConflict, why))
         }
     }
@@ -201,7 +202,7 @@ fn merge(
     let command = command();
     let options = command.get_arguments().filter(|arg| !is_help(arg));
     let mut above: Vec<&Arg> = options.filter(|arg| from_line(given, arg)).collect();
-    if above.iter().any(|arg| arg.is_exclusive_set() || name(arg) == PRINTED[0]) {
+    if above.iter().any(|arg| arg.is_exclusive_set() || name(arg) == PRINT) {
         return Ok(None);
     }
     let with = |options: &[OsString]| {
