@@ -123,6 +123,8 @@ async function showsFigures(page) {
   await text(page, "#kernel-rows", /rmsnorm/);
   // As the other listener calls it.
   await text(page, "#kernel-rows", /selected/);
+  // Variants that are not chosen are nothing that failed.
+  assert.doesNotMatch(await page.$eval("main", (node) => node.innerText), /cannot run/);
   await text(page, "#memory-legend", /KV in f16/);
   await text(page, "#kv-migrations", /^\d/);
   // Whether a screen reader can tell what each control is.
@@ -203,6 +205,17 @@ async function swaps(page) {
   await text(page, "#history", /rolled back[^]*activated[^]*trial ended[^]*on trial[^]*staged/);
   const marks = await page.$$eval("#timeline-chart .mark title", (titles) => titles.map((title) => title.textContent));
   assert.ok(marks.some((mark) => mark.includes("activated") && mark.includes(packName)), marks.join("\n"));
+  // A latency stands with its limit, or with the word that there is none.
+  const latency = (limit) => page.evaluate(async (latency_ratio) => {
+    const { showWatch } = await import("/dashboard/timeline.js");
+    const latencies = [{ op: "rmsnorm", calls: 600, old_nanos: 100, new_nanos: 264 }];
+    const vitals = { traps: 0, deadlines: 0, wrong_numbers: 0, quarantines: 0, lacking: [], latencies, losses: null };
+    const report = { generation: 99, canary: true, packs: [], health: "unproven", vitals, latency_ratio, loss_margin: 0.1, excused: [] };
+    showWatch({ admin: { health: [report], window_seconds: 300 }, history: [] });
+    return document.getElementById("watch").textContent;
+  }, limit);
+  assert.match(await latency(1.5), /2\.64 × \(limit 1\.5 ×\)/);
+  assert.match(await latency(null), /2\.64 × \(no limit\)/);
 }
 
 /** A page that is not held to its policy would pass all of the above. */
