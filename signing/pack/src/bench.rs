@@ -32,8 +32,10 @@ use crate::oracle_test::{Trial, key_of};
 use crate::scaffold::is_pack_crate;
 use crate::{Report, ToolError, stress};
 
-/// Rounds in which the sides take turns, so that all see the same machine.
-const ROUNDS: u32 = 15;
+/// Rounds in which the sides take turns, so that all see the same machine. They are so many that a turn takes about
+/// a millisecond: another process that takes the processor away for some of them is in few of the turns, and not
+/// in their median, as it is not in a live server's, which is one over single calls.
+const ROUNDS: u32 = 201;
 
 /// Figures of every kernel.
 #[derive(Clone, Debug, Serialize)]
@@ -374,5 +376,50 @@ impl Side {
             self.worker.call(&self.snapshot, slot, black_box(call), black_box(&mut *out))?;
         }
         Ok(started.elapsed().as_secs_f64() / f64::from(calls))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_say_whether_a_live_server_would_take_the_pack_back() {
+        let said = |ratios: &[f64]| {
+            let line = |ratio: &f64| BenchLine {
+                kernel: "rmsnorm_f32".to_owned(),
+                shape: "rows 1, dim 192".to_owned(),
+                wasm_us: *ratio,
+                in_use: Some("rmsnorm_f32".to_owned()),
+                in_use_us: Some(1.0),
+                ratio_in_use: Some(*ratio),
+                native_us: None,
+                native_128_us: None,
+                ratio: None,
+                ratio_128: None,
+            };
+            let report = BenchReport {
+                pack: "mine 0.1.0".to_owned(),
+                isa: "scalar".to_owned(),
+                isa_128: None,
+                lines: ratios.iter().map(line).collect(),
+                latency_limit: HealthLimits::default().latency_ratio,
+                written: false,
+                signature_removed: false,
+            };
+            report.to_string()
+        };
+        let kept = said(&[0.7, 1.5]);
+        assert!(kept.contains("would not take it back") && !kept.contains("TAKE"), "{kept}");
+        let taken = said(&[0.7, 1.51]);
+        assert!(taken.contains("would TAKE IT BACK for its speed, 1.5 times"), "{taken}");
+        assert!(
+            taken.contains(
+                "  rmsnorm_f32 takes 1.51 times as long as rmsnorm_f32 (rows 1, dim 192)"
+            ),
+            "{taken}"
+        );
+        // Of an operation of its own nothing is in use.
+        assert!(!said(&[]).contains("live server"));
     }
 }
