@@ -109,12 +109,14 @@ pub fn dequantize_row_with(
     check_row("dequantize_row", dtype, dst.len(), src.len())?;
     match isa.usable().widest().plain() {
         #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 | Isa::Avx512 if dtype == DType::F16 => x86::dequantize_f16(src, dst),
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => x86::dequantize_avx2(dtype, src, dst),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => x86::dequantize_avx512(dtype, src, dst),
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => neon::dequantize_neon(dtype, src, dst),
-        _ => dequantize(dtype, src, dst, |chunk, out| unpack(dtype, chunk, out)),
+        _ => dequantize_scalar(dtype, src, dst),
     }
     Ok(())
 }
@@ -137,14 +139,23 @@ pub(crate) fn check_row(
     NativeError::check(what, expected, bytes)
 }
 
+/// [`dequantize`] for any processor; sizes are checked by the caller.
+pub(crate) fn dequantize_scalar(dtype: DType, src: &[u8], dst: &mut [f32]) {
+    dequantize(dtype, src, dst, |chunk, y| {
+        let mut unpacked = Unpacked::ZERO;
+        unpack(dtype, chunk, &mut unpacked);
+        expand(&unpacked, y);
+    });
+}
+
 /// The body of every dequantisation, inlined into functions that enable instructions so that the
-/// loops are vectorised with them. Sizes are checked by the caller.
+/// loops are vectorised with them; `expand_chunk` makes numbers of a chunk. Sizes are checked by the caller.
 #[inline(always)]
 pub(crate) fn dequantize(
     dtype: DType,
     src: &[u8],
     dst: &mut [f32],
-    unpack: impl Fn(&[u8], &mut Unpacked),
+    expand_chunk: impl Fn(&[u8], &mut [f32; CHUNK]),
 ) {
     match dtype {
         DType::F32 => {
@@ -164,20 +175,17 @@ pub(crate) fn dequantize(
         }
         _ => {
             let bytes = chunk_bytes(dtype);
-            let mut unpacked = Unpacked::ZERO;
             let mut chunks = src.chunks_exact(bytes);
             let (head, tail) = dst.as_chunks_mut::<CHUNK>();
             for (y, x) in head.iter_mut().zip(&mut chunks) {
-                unpack(x, &mut unpacked);
-                expand(&unpacked, y);
+                expand_chunk(x, y);
             }
             let rest = chunks.remainder();
             if !rest.is_empty() {
                 let mut padded = [0; MAX_CHUNK_BYTES];
                 padded[..rest.len()].copy_from_slice(rest);
-                unpack(&padded[..bytes], &mut unpacked);
                 let mut y = [0.0; CHUNK];
-                expand(&unpacked, &mut y);
+                expand_chunk(&padded[..bytes], &mut y);
                 let len = tail.len();
                 tail.copy_from_slice(&y[..len]);
             }

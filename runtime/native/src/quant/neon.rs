@@ -9,7 +9,7 @@ use core::arch::asm;
 
 use ruvllm_abi::DType;
 
-use super::{Unpacked, chunk_bytes, dequantize, tag};
+use super::{Unpacked, chunk_bytes, dequantize, expand, tag};
 
 /// An unpacked chunk in registers, as [`Unpacked`].
 #[derive(Clone, Copy)]
@@ -207,10 +207,12 @@ pub(crate) fn spill_neon(chunk: &ChunkNeon, out: &mut Unpacked) {
 /// [`dequantize`] with NEON; sizes are checked by the caller.
 pub(crate) fn dequantize_neon(dtype: DType, src: &[u8], dst: &mut [f32]) {
     fn run<const T: u8>(dtype: DType, src: &[u8], dst: &mut [f32]) {
-        dequantize(dtype, src, dst, |chunk, out| {
+        dequantize(dtype, src, dst, |chunk, y| {
             debug_assert_eq!(chunk.len(), chunk_bytes(dtype));
+            let mut unpacked = Unpacked::ZERO;
             // SAFETY: `chunk` is one chunk of the format.
-            spill_neon(&unsafe { unpack_neon::<T>(chunk.as_ptr()) }, out);
+            spill_neon(&unsafe { unpack_neon::<T>(chunk.as_ptr()) }, &mut unpacked);
+            expand(&unpacked, y);
         });
     }
     match dtype {

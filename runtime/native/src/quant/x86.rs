@@ -8,7 +8,7 @@ use core::arch::x86_64::*;
 
 use ruvllm_abi::DType;
 
-use super::{CHUNK, Unpacked, chunk_bytes, dequantize, tag, unpack};
+use super::{CHUNK, GROUP, chunk_bytes, dequantize, dequantize_scalar, tag};
 
 /// An unpacked chunk in AVX2 registers, as [`Unpacked`].
 #[derive(Clone, Copy)]
@@ -337,37 +337,57 @@ pub(crate) unsafe fn unpack_512<const T: u8>(p: *const u8) -> Chunk512 {
     }
 }
 
-/// Stores an unpacked chunk.
+/// The numbers of an unpacked chunk.
 ///
 /// # Safety
 /// As [`unpack_256`].
 #[inline(always)]
-pub(crate) unsafe fn spill_256(chunk: &Chunk256, out: &mut Unpacked) {
-    // SAFETY: the arrays of `out` have the size of those of `chunk`.
+unsafe fn expand_256(chunk: &Chunk256, y: &mut [f32; CHUNK]) {
+    let groups = y.as_chunks_mut::<GROUP>().0.iter_mut().enumerate();
+    // SAFETY: the caller has AVX2; a group is two vectors of numbers.
     unsafe {
-        for (i, q) in chunk.q.iter().enumerate() {
-            _mm256_storeu_si256(out.q.as_mut_ptr().add(32 * i).cast(), *q);
-        }
-        for i in 0..2 {
-            _mm256_storeu_ps(out.scale.as_mut_ptr().add(8 * i), chunk.scale[i]);
-            _mm256_storeu_ps(out.offset.as_mut_ptr().add(8 * i), chunk.offset[i]);
+        for (group, y) in groups {
+            let q = chunk.q[group / 2];
+            let q = match group % 2 {
+                0 => _mm256_castsi256_si128(q),
+                _ => _mm256_extracti128_si256(q, 1),
+            };
+            let lane = _mm256_set1_epi32((group % 8) as i32);
+            let scale = _mm256_permutevar8x32_ps(chunk.scale[group / 8], lane);
+            let offset = _mm256_permutevar8x32_ps(chunk.offset[group / 8], lane);
+            for (half, q) in [q, _mm_unpackhi_epi64(q, q)].into_iter().enumerate() {
+                let x = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q));
+                let x = _mm256_sub_ps(_mm256_mul_ps(scale, x), offset);
+                _mm256_storeu_ps(y.as_mut_ptr().add(8 * half), x);
+            }
         }
     }
 }
 
-/// Stores an unpacked chunk.
+/// [`expand_256`] of a chunk in wider registers.
 ///
 /// # Safety
 /// As [`unpack_512`].
 #[inline(always)]
-pub(crate) unsafe fn spill_512(chunk: &Chunk512, out: &mut Unpacked) {
-    // SAFETY: the arrays of `out` have the size of those of `chunk`.
+unsafe fn expand_512(chunk: &Chunk512, y: &mut [f32; CHUNK]) {
+    let groups = y.as_chunks_mut::<GROUP>().0.iter_mut().enumerate();
+    // SAFETY: the caller has AVX-512 F; a group is one vector of numbers.
     unsafe {
-        for (i, q) in chunk.q.iter().enumerate() {
-            _mm512_storeu_si512(out.q.as_mut_ptr().add(64 * i).cast(), *q);
+        for (group, y) in groups {
+            let q = chunk.q[group / 4];
+            let q = match group % 4 {
+                0 => _mm512_castsi512_si128(q),
+                1 => _mm512_extracti32x4_epi32(q, 1),
+                2 => _mm512_extracti32x4_epi32(q, 2),
+                _ => _mm512_extracti32x4_epi32(q, 3),
+            };
+            let lane = _mm512_set1_epi32(group as i32);
+            let scale = _mm512_permutexvar_ps(lane, chunk.scale);
+            let offset = _mm512_permutexvar_ps(lane, chunk.offset);
+            let x = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q));
+            let x = _mm512_sub_ps(_mm512_mul_ps(scale, x), offset);
+            _mm512_storeu_ps(y.as_mut_ptr(), x);
         }
-        _mm512_storeu_ps(out.scale.as_mut_ptr(), chunk.scale);
-        _mm512_storeu_ps(out.offset.as_mut_ptr(), chunk.offset);
     }
 }
 
@@ -387,18 +407,42 @@ macro_rules! by_format {
     };
 }
 
+/// [`dequantize`] of `F16` with F16C; sizes are checked by the caller, who passes an available `Isa`.
+pub(crate) fn dequantize_f16(src: &[u8], dst: &mut [f32]) {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn run(src: &[u8], dst: &mut [f32]) {
+        let (vectors, rest) = dst.as_chunks_mut::<8>();
+        let (halves, last) = src.as_chunks::<16>();
+        for (y, x) in vectors.iter_mut().zip(halves) {
+            // SAFETY: `x` is eight numbers of 16 bits, `y` eight of 32.
+            unsafe {
+                _mm256_storeu_ps(
+                    y.as_mut_ptr(),
+                    _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast())),
+                );
+            }
+        }
+        dequantize_scalar(DType::F16, last, rest);
+    }
+    if !crate::Isa::Avx2.is_available() {
+        return dequantize_scalar(DType::F16, src, dst);
+    }
+    // SAFETY: AVX2, FMA and F16C were just found.
+    unsafe { run(src, dst) }
+}
+
 /// [`dequantize`] with AVX2; sizes are checked by the caller, who passes an available `Isa`.
 pub(crate) fn dequantize_avx2(dtype: DType, src: &[u8], dst: &mut [f32]) {
     #[target_feature(enable = "avx2,fma,f16c")]
     fn run<const T: u8>(dtype: DType, src: &[u8], dst: &mut [f32]) {
-        dequantize(dtype, src, dst, |chunk, out| {
+        dequantize(dtype, src, dst, |chunk, y| {
             debug_assert_eq!(chunk.len(), chunk_bytes(dtype));
             // SAFETY: this function has the instructions; `chunk` is one chunk of the format.
-            unsafe { spill_256(&unpack_256::<T>(chunk.as_ptr()), out) };
+            unsafe { expand_256(&unpack_256::<T>(chunk.as_ptr()), y) };
         });
     }
     if !crate::Isa::Avx2.is_available() {
-        return dequantize(dtype, src, dst, |chunk, out| unpack(dtype, chunk, out));
+        return dequantize_scalar(dtype, src, dst);
     }
     // SAFETY: AVX2, FMA and F16C were just found.
     unsafe { by_format!(dtype, run(dtype, src, dst)) }
@@ -408,14 +452,14 @@ pub(crate) fn dequantize_avx2(dtype: DType, src: &[u8], dst: &mut [f32]) {
 pub(crate) fn dequantize_avx512(dtype: DType, src: &[u8], dst: &mut [f32]) {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
     fn run<const T: u8>(dtype: DType, src: &[u8], dst: &mut [f32]) {
-        dequantize(dtype, src, dst, |chunk, out| {
+        dequantize(dtype, src, dst, |chunk, y| {
             debug_assert_eq!(chunk.len(), chunk_bytes(dtype));
             // SAFETY: this function has the instructions; `chunk` is one chunk of the format.
-            unsafe { spill_512(&unpack_512::<T>(chunk.as_ptr()), out) };
+            unsafe { expand_512(&unpack_512::<T>(chunk.as_ptr()), y) };
         });
     }
     if !crate::Isa::Avx512.is_available() {
-        return dequantize(dtype, src, dst, |chunk, out| unpack(dtype, chunk, out));
+        return dequantize_scalar(dtype, src, dst);
     }
     // SAFETY: AVX-512 F, BW, VL, DQ and the AVX2 set were just found.
     unsafe { by_format!(dtype, run(dtype, src, dst)) }
