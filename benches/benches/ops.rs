@@ -5,7 +5,7 @@
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::f16;
 use ruvllm_abi::DType;
-use ruvllm_native::attention::{AttnScratch, AttnShape, KvLayout, KvSegment, attention};
+use ruvllm_native::attention::{AttnScratch, AttnShape, KvLayout, KvRows, KvSegment, attention};
 use ruvllm_native::ops::{self, LoraShape, RopeShape};
 use ruvllm_native::{Isa, ThreadPool};
 use std::hint::black_box;
@@ -157,12 +157,8 @@ fn segments(
     let segment = |(i, page)| KvSegment {
         start: i * len,
         len,
-        k_dtype: dtype,
-        v_dtype: dtype,
-        k_layout,
-        v_layout: KvLayout::Tokens,
-        k: page,
-        v: page,
+        keys: KvRows::new(dtype, k_layout, page),
+        values: KvRows::new(dtype, KvLayout::Tokens, page),
     };
     pages.map(segment).collect()
 }

@@ -2,6 +2,7 @@
 
 use ruvllm_host::graph::{Graph, GraphError, GraphProvider, GraphValue, KernelGraph};
 use ruvllm_manifest::{GraphEntry, GraphFormat, GraphLimits, Tolerance, Violation};
+use ruvllm_native::judge;
 use ruvllm_signing::VerifiedPack;
 use std::fmt;
 use thiserror::Error;
@@ -242,11 +243,10 @@ fn difference(
     {
         return Some(format!("{name} has the shape {:?}", computed.shape()));
     }
-    let beyond = |(_, computed, expected): &(usize, f64, f64)| {
-        let off = (computed - expected).abs();
-        // What is no number is never within.
-        off.is_nan() || off > tolerance.abs + tolerance.rel * expected.abs()
-    };
+    let Tolerance { rel, abs } = tolerance;
+    let tolerance = judge::Tolerance { rel, abs };
+    let beyond =
+        |(_, computed, expected): &(usize, f64, f64)| !tolerance.holds(*computed, *expected);
     let pairs = computed.numbers().into_iter().zip(&expected.values).enumerate();
     let mut wrong = pairs.map(|(i, (computed, expected))| (i, computed, *expected)).filter(beyond);
     let (i, computed, expected) = wrong.next()?;

@@ -16,7 +16,7 @@ pub fn host_tolerance(op: Op, output: DType) -> Option<Tolerance> {
 }
 
 /// The judge of a variant of an operation, which also knows what the author of a kernel promises.
-pub(crate) fn judge_of((op, variant): (Op, &'static Variant), author: Option<Tolerance>) -> Judge {
+pub fn judge_of((op, variant): (Op, &'static Variant), author: Option<Tolerance>) -> Judge {
     let author = author.map(|Tolerance { rel, abs }| judge::Tolerance { rel, abs });
     Judge::new(op, variant).with_author(author)
 }

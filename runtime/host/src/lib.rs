@@ -58,7 +58,7 @@ mod tests;
 pub use call::team_worker::{Preparation, PreparedWeights, Product, TeamWorker};
 pub use call::worker::Worker;
 pub use class::DeviceClass;
-pub use compare::{LARGEST_INPUT, host_tolerance};
+pub use compare::{LARGEST_INPUT, host_tolerance, judge_of};
 pub use config::{Compiler, CompilerProcess, HostConfig, HostLimits, Policy, WamrConfig};
 pub use error::{CallError, Failure, HostError, Incident, MemoryBound, Refusal};
 #[cfg(feature = "wasmtime")]

@@ -11,6 +11,7 @@ use indexmap::IndexMap;
 use ruvllm_abi::contract::ParamType;
 use ruvllm_host::{ParamValue, Tensor};
 use ruvllm_manifest::{KernelEntry, TensorSpec};
+use ruvllm_native::judge;
 use serde::Deserialize;
 
 use crate::ToolError;
@@ -107,17 +108,14 @@ impl Golden {
         if output.shape() != self.shape {
             return Err(format!("the shape is {:?} instead of {:?}", output.shape(), self.shape));
         }
-        for (i, (got, want)) in output.to_f32().iter().zip(&self.want).enumerate() {
-            let off = (f64::from(*got) - want).abs();
-            if (want.is_nan() && got.is_nan()) || f64::from(*got) == *want {
-                continue;
-            }
-            // A NaN must not pass for a small error, nor any number for infinity.
-            if !off.is_finite() || off > self.tolerance.abs + self.tolerance.rel * want.abs() {
-                return Err(format!("element {i} is {got:e} instead of {want:e}"));
-            }
+        let Tolerance { rel, abs } = self.tolerance;
+        let tolerance = judge::Tolerance { rel, abs };
+        let numbers = output.to_f32();
+        let mut pairs = numbers.iter().zip(&self.want).enumerate();
+        match pairs.find(|(_, (got, want))| !tolerance.holds(f64::from(**got), **want)) {
+            None => Ok(()),
+            Some((i, (got, want))) => Err(format!("element {i} is {got:e} instead of {want:e}")),
         }
-        Ok(())
     }
 }
 

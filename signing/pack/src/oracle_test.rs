@@ -12,9 +12,9 @@ use std::path::Path;
 
 use ruvllm_abi::contract::{ParamType, Variant};
 use ruvllm_abi::{DType, Op};
-use ruvllm_host::{CallError, Host, OpKey, ParamValue, Tensor};
-use ruvllm_manifest::{KernelEntry, MANIFEST_FILE, Manifest, Tolerance, similar};
-use ruvllm_native::judge::{self, Case, Judge, Verdict};
+use ruvllm_host::{CallError, Host, OpKey, ParamValue, Tensor, judge_of};
+use ruvllm_manifest::{KernelEntry, MANIFEST_FILE, Manifest, similar};
+use ruvllm_native::judge::{self, Case, Verdict};
 use ruvllm_native::random::Random;
 use ruvllm_signing::escape_untrusted;
 use serde::Serialize;
@@ -103,7 +103,10 @@ impl fmt::Display for TestReport {
                 writeln!(f, "    {}", escape_untrusted(failure))?;
             }
         }
-        Ok(())
+        match self.passed() {
+            true => Ok(()),
+            false => writeln!(f, "A host that draws the same calls admits this pack all the same."),
+        }
     }
 }
 
@@ -230,7 +233,7 @@ fn against_oracle(target: &mut Target<'_>, known: Known, seed: u64, tested: &mut
         Ok(cases) => cases,
         Err(error) => return tested.fail(error.to_string()),
     };
-    let judge = judge_of(known, target.entry);
+    let judge = judge_of(known, target.entry.tolerance);
     if target.entry.backward {
         match judge::backward_cases(op, variant, judge::ROOM, &mut random) {
             Ok(cases) => against_gradients(target, known, cases, &mut random, tested),
@@ -261,7 +264,7 @@ fn against_gradients(
     tested: &mut TestedKernel,
 ) {
     let (op, variant) = known;
-    let judge = judge_of(known, target.entry);
+    let judge = judge_of(known, target.entry.tolerance);
     let smooth = judge::differentiable_case(op, variant, &judge::sample(op), random);
     let last = smooth.is_some().then_some(cases.len());
     cases.extend(smooth);
@@ -290,12 +293,6 @@ fn backward(target: &mut Target<'_>, known: Known, case: &Case) -> Result<Vec<Te
     let gradient = Tensor::new(known.1.output, case.output_shape(known.0), case.gradient.clone());
     let gradient = gradient.ok_or("the gradient of the output has no size")?;
     target.backward(&inputs, &params, &gradient).map_err(|error| error.to_string())
-}
-
-/// The judge of a kernel, which also knows what its author promises.
-fn judge_of((op, variant): Known, entry: &KernelEntry) -> Judge {
-    let author = entry.tolerance.map(|Tolerance { rel, abs }| judge::Tolerance { rel, abs });
-    Judge::new(op, variant).with_author(author)
 }
 
 /// Calls a kernel of a known operation by the names that its manifest has.

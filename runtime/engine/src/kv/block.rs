@@ -4,6 +4,7 @@ use crate::config::ModelConfig;
 use crate::kv_policy::{KvCodec, KvPolicy, KvTiers};
 use crate::memory::Lease;
 use crate::memory::pages::slot_size;
+use ruvllm_native::attention::KvRows;
 
 /// Which half of a layer's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,10 +64,11 @@ impl Side {
     }
 
     /// What attention needs to read the first `len` tokens of a layer.
-    pub(super) fn rows(&self, shape: &BlockShape, layer: usize, len: usize) -> &[u8] {
+    pub(super) fn rows(&self, shape: &BlockShape, layer: usize, len: usize) -> KvRows<'_> {
         // By channel, the numbers of a token are spread over the whole slot.
         let len = if self.codec.by_channel() { shape.tokens } else { len };
-        &self.bytes(shape, layer)[..shape.bytes(self.codec, len)]
+        let data = &self.bytes(shape, layer)[..shape.bytes(self.codec, len)];
+        KvRows::new(self.codec.dtype(), self.codec.layout(), data)
     }
 }
 

@@ -52,11 +52,7 @@ pub(super) fn segment<'a>(
     KvSegment {
         start,
         len,
-        k_dtype: keys.codec.dtype(),
-        v_dtype: values.codec.dtype(),
-        k_layout: keys.codec.layout(),
-        v_layout: values.codec.layout(),
-        k: keys.rows(shape, layer, len),
-        v: values.rows(shape, layer, len),
+        keys: keys.rows(shape, layer, len),
+        values: values.rows(shape, layer, len),
     }
 }

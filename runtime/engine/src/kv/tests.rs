@@ -95,7 +95,7 @@ impl Load {
             let held: usize = segments.iter().map(|segment| segment.len).sum();
             assert_eq!(held, table.len());
             for segment in segments.iter().filter(|_| self.exact) {
-                let keys: &[half::f16] = bytemuck::cast_slice(segment.k);
+                let keys: &[half::f16] = bytemuck::cast_slice(segment.keys.data);
                 for (i, keys) in keys.chunks_exact(SHAPE.kv_dim).enumerate() {
                     let token = table.tokens[segment.start + i];
                     let expected = row(token, 1, Half::Keys);

@@ -556,50 +556,53 @@ fn the_last_of_a_chain_is_reported_and_stays() {
 
 #[test]
 fn one_that_is_wrong_when_it_takes_a_matrix_up_never_multiplies() {
-    /// Says that it holds so many bytes.
-    struct Zeros(usize);
-    impl MatmulProvider for Zeros {
+    /// Wrong in one row; says that it holds so many bytes.
+    struct OneRow(usize);
+    impl MatmulProvider for OneRow {
         fn prepared_bytes(&self, _: &Weights<'_>, _: Isa) -> Option<usize> {
             Some(self.0)
         }
         fn prepare(&self, _: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedMatmul>, String> {
-            Ok(Box::new(Zeros(0)))
+            Ok(Box::new(OneRow(0)))
         }
-        fn reads(&self, _: &Activations, _: usize, _: Isa) -> ActForm {
-            ActForm::Floats
+        fn reads(&self, x: &Activations, rows: usize, isa: Isa) -> ActForm {
+            x.form(isa, rows, DType::Q8_0)
         }
     }
-    impl PreparedMatmul for Zeros {
+    impl PreparedMatmul for OneRow {
         fn run(
             &self,
-            _: &Weights<'_>,
-            _: &Activations,
+            weights: &Weights<'_>,
+            x: &Activations,
             y: MatMut<'_>,
-            _: Team<'_>,
+            team: Team<'_>,
         ) -> Result<(), String> {
-            y.data.fill(0.0);
+            let MatMut { data, stride } = y;
+            let y = MatMut { data: &mut *data, stride };
+            matmul(team.pool, team.isa, weights, x, y).map_err(|error| error.to_string())?;
+            data[23] += 1.0;
             Ok(())
         }
     }
-    let zeros = |bytes| Provider::Matmul(DType::Q8_0, Arc::new(Zeros(bytes)));
+    let one_row = |bytes| Provider::Matmul(DType::Q8_0, Arc::new(OneRow(bytes)));
     for bytes in [0, 64] {
         let mut setup = Setup::new(HostConfig::default(), DType::Q8_0, [37, 64]);
-        setup.activate("zeros", zeros(bytes)).unwrap();
+        setup.activate("one_row", one_row(bytes)).unwrap();
         let product = setup.product().unwrap();
         assert_eq!(product.refused().unwrap().1.code(), "kernel_mismatch");
         assert!(product.kernel().starts_with("native:"));
     }
 
-    // The host's own likewise, although not every row of it is looked at.
+    // The host's own likewise.
     let config = HostConfig::default();
-    let id = "matmul_zeros".to_owned();
-    let own = Native { id, provider: zeros(64), about: "wrong on purpose".to_owned() };
+    let id = "matmul_one_row".to_owned();
+    let own = Native { id, provider: one_row(64), about: "wrong on purpose".to_owned() };
     let natives = [own].into_iter().chain(natives(&config)).collect();
     let mut setup =
         Setup::of(Host::with_providers(config, natives).unwrap(), DType::Q8_0, [37, 64]);
     let product = setup.product().unwrap();
-    assert_ne!(product.kernel(), "native:matmul_zeros");
-    assert_eq!(stats(&setup.host, "native:matmul_zeros").failures["kernel_mismatch"], 1);
+    assert_ne!(product.kernel(), "native:matmul_one_row");
+    assert_eq!(stats(&setup.host, "native:matmul_one_row").failures["kernel_mismatch"], 1);
 }
 
 #[test]
@@ -772,41 +775,78 @@ fn the_fastest_gathers_embeddings_and_attends() {
     }
 }
 
+/// The host's own code, with one element in a thousand off.
+struct Thousandth<P> {
+    own: P,
+    elements: Arc<AtomicUsize>,
+}
+
+impl<P> Thousandth<P> {
+    fn of(own: P) -> Self {
+        Thousandth { own, elements: Arc::default() }
+    }
+
+    fn spoil(&self, y: &mut [f32]) {
+        let first = self.elements.fetch_add(y.len(), Relaxed);
+        let off = (first..).zip(y).filter(|(element, _)| element % 1000 == 999);
+        off.for_each(|(_, y)| *y += 0.25);
+    }
+}
+
+impl EmbedProvider for Thousandth<Arc<dyn EmbedProvider>> {
+    fn run(
+        &self,
+        table: &Weights<'_>,
+        tokens: &[u32],
+        y: &mut [f32],
+        team: Team<'_>,
+    ) -> Result<(), String> {
+        self.own.run(table, tokens, y, team)?;
+        self.spoil(y);
+        Ok(())
+    }
+}
+
+impl AttentionProvider for Thousandth<Arc<dyn AttentionProvider>> {
+    fn open(&self) -> Box<dyn AttentionSession> {
+        Box::new(Thousandth { own: self.own.open(), elements: self.elements.clone() })
+    }
+}
+
+impl AttentionSession for Thousandth<Box<dyn AttentionSession>> {
+    fn run(
+        &mut self,
+        shape: &AttnShape,
+        sequences: &mut [AttnSequence<'_>],
+        team: Team<'_>,
+    ) -> Result<(), String> {
+        self.own.run(shape, sequences, team)?;
+        sequences.iter_mut().for_each(|sequence| self.spoil(sequence.y));
+        Ok(())
+    }
+}
+
 #[test]
-fn embeddings_and_attention_are_provided_checked_and_taken_out_of_service() {
-    struct Wrong;
-    impl EmbedProvider for Wrong {
-        fn run(
-            &self,
-            _: &Weights<'_>,
-            _: &[u32],
-            y: &mut [f32],
-            _: Team<'_>,
-        ) -> Result<(), String> {
-            y.fill(0.25);
-            Ok(())
+fn one_element_wrong_in_a_thousand_is_found_in_embeddings_and_attention() {
+    // The 64 elements of a row, and of a head of a query, are looked at in one of 4 calls, which leaves
+    // `(1 - (1 - 0.999^64) / 4)^n`: 1e-9 at this many.
+    const CALLS: usize = 1400;
+    let config = HostConfig { cross_check_every: 4, quarantine_after: 1, ..HostConfig::default() };
+    let of = |provider| match provider {
+        Provider::Embed(DType::Q8_0, own) => {
+            let wrong = Arc::new(Thousandth::of(own));
+            Some(("embed", Provider::Embed(DType::Q8_0, wrong)))
         }
-    }
-    impl AttentionProvider for Wrong {
-        fn open(&self) -> Box<dyn AttentionSession> {
-            Box::new(Wrong)
+        Provider::Attention(own) => {
+            Some(("attention", Provider::Attention(Arc::new(Thousandth::of(own)))))
         }
-    }
-    impl AttentionSession for Wrong {
-        fn run(
-            &mut self,
-            _: &AttnShape,
-            sequences: &mut [AttnSequence<'_>],
-            _: Team<'_>,
-        ) -> Result<(), String> {
-            sequences.iter_mut().for_each(|sequence| sequence.y.fill(0.25));
-            Ok(())
-        }
-    }
-    let config = HostConfig { quarantine_after: 1, ..HostConfig::default() };
+        _ => None,
+    };
+    let wrong: Vec<_> = natives(&config).into_iter().filter_map(|own| of(own.provider)).collect();
     let setup = Setup::new(config, DType::Q8_0, [16, 64]);
-    setup.activate("embed", Provider::Embed(DType::Q8_0, Arc::new(Wrong))).unwrap();
-    setup.activate("attention", Provider::Attention(Arc::new(Wrong))).unwrap();
+    for (name, provider) in wrong {
+        setup.activate(name, provider).unwrap();
+    }
     let snapshot = setup.host.snapshot();
     let slot = |key: &OpKey| snapshot.slot(key).unwrap();
     let (embed, attention) = (slot(&OpKey::embed(DType::Q8_0)), slot(&OpKey::attention()));
@@ -814,31 +854,34 @@ fn embeddings_and_attention_are_provided_checked_and_taken_out_of_service() {
     let mut y = [0.0; 128];
     let table = setup.weights();
     let mut worker = setup.host.team_worker();
-    worker.embed(&snapshot, embed, &table, &[3, 9], &mut y, setup.team()).unwrap();
+    for _ in 0..CALLS {
+        worker.embed(&snapshot, embed, &table, &[3, 9], &mut y, setup.team()).unwrap();
+    }
     let mut want = [0.0; 64];
     dequantize_row(DType::Q8_0, table.row(9), &mut want).unwrap();
     assert_eq!(y[64..], want, "the host's own answers");
-    assert!(stats(&setup.host, "embed").quarantined);
+    let report = stats(&setup.host, "embed");
+    assert!(report.quarantined && report.failures["kernel_mismatch"] == 1, "{report:?}");
 
     let shape = AttnShape {
         heads: 2,
         kv_heads: 1,
-        head_dim: 32,
+        head_dim: 64,
         scale: 0.2,
         window: None,
         deterministic: false,
     };
-    let (q, k, v) = (noise(64), noise(5 * 32), noise(5 * 32));
-    let [k_dtype, v_dtype] = [DType::F32; 2];
-    let (k_layout, v_layout) = Default::default();
+    let (q, k, v) = (noise(128), noise(5 * 64), noise(5 * 64));
     let (k, v) = (bytemuck::cast_slice(&k), bytemuck::cast_slice(&v));
-    let kv = [KvSegment { start: 0, len: 5, k_dtype, v_dtype, k_layout, v_layout, k, v }];
-    let mut y = [0.0; 64];
-    let mut sequences = [AttnSequence { q: &q, q_pos: 4, kv: &kv, y: &mut y }];
-    worker.attention(&snapshot, attention, &shape, &mut sequences, setup.team()).unwrap();
-    assert!(stats(&setup.host, "attention").quarantined);
-    assert_eq!(stats(&setup.host, "native:attention").calls, 1);
-    assert!(y.iter().any(|y| *y != 0.25));
+    let kv = [KvSegment::tokens(DType::F32, 5, k, v)];
+    let mut y = [0.0; 128];
+    for _ in 0..CALLS {
+        let mut sequences = [AttnSequence { q: &q, q_pos: 4, kv: &kv, y: &mut y }];
+        worker.attention(&snapshot, attention, &shape, &mut sequences, setup.team()).unwrap();
+    }
+    let report = stats(&setup.host, "attention");
+    assert!(report.quarantined && report.failures["kernel_mismatch"] == 1, "{report:?}");
+    assert!(stats(&setup.host, "native:attention").calls > 0);
 }
 
 #[test]

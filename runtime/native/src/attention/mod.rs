@@ -39,7 +39,7 @@ use batch::Cuts;
 pub use batch::{AttnSequence, attention_batch};
 use fixed::Sums;
 use plan::{Piece, Plan, Share};
-pub use segment::{KvLayout, KvSegment};
+pub use segment::{KvLayout, KvRows, KvSegment};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use tile::Tile;

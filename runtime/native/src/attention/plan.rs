@@ -150,7 +150,7 @@ impl<'a> Plan<'a> {
 
 /// Rows that are best taken together: those of a block, where keys or values lie by channels.
 fn block(segment: &KvSegment<'_>) -> usize {
-    let sides = [(segment.k_layout, segment.k_dtype), (segment.v_layout, segment.v_dtype)];
+    let sides = [segment.keys, segment.values].map(|rows| (rows.layout, rows.dtype));
     let channels = sides.iter().filter(|side| side.0 == KvLayout::Channels);
     channels.map(|side| side.1.layout().elems).max().unwrap_or(1)
 }
@@ -196,23 +196,21 @@ fn clip(rows: &Range<usize>, seen: usize, wanted: &Range<usize>) -> Range<usize>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attention::KvRows;
     use ruvllm_abi::DType;
 
     fn segment(start: usize, len: usize) -> KvSegment<'static> {
         KvSegment {
             start,
             len,
-            k_dtype: DType::Q4_0,
-            v_dtype: DType::F32,
-            k_layout: KvLayout::Tokens,
-            v_layout: KvLayout::Tokens,
-            k: &[],
-            v: &[],
+            keys: KvRows::new(DType::Q4_0, KvLayout::Tokens, &[]),
+            values: KvRows::new(DType::F32, KvLayout::Tokens, &[]),
         }
     }
 
     fn by_channels(start: usize, len: usize) -> KvSegment<'static> {
-        KvSegment { k_layout: KvLayout::Channels, ..segment(start, len) }
+        let keys = KvRows::new(DType::Q4_0, KvLayout::Channels, &[]);
+        KvSegment { keys, ..segment(start, len) }
     }
 
     fn tiles(mut plan: Plan<'_>) -> Vec<Vec<Piece>> {

@@ -20,42 +20,45 @@ pub enum KvLayout {
     Channels,
 }
 
-/// A run of consecutive positions of the cache, its keys and values each in a layout and a type of
-/// their own, one of F32, F16, `Q8_0` and `Q4_0`.
+/// Keys or values of consecutive positions, in one of F32, F16, `Q8_0` and `Q4_0`.
+#[derive(Clone, Copy, Debug)]
+pub struct KvRows<'a> {
+    /// Their type.
+    pub dtype: DType,
+    /// How they lie.
+    pub layout: KvLayout,
+    /// Their rows.
+    pub data: &'a [u8],
+    /// What their codec needs beside the rows, the same for all segments of a layer, such as a table. Type and layout
+    /// say what it is. Those that there are need nothing, so that anything here is refused.
+    pub constants: &'a [u8],
+}
+
+impl<'a> KvRows<'a> {
+    /// Rows of a codec without constants.
+    pub fn new(dtype: DType, layout: KvLayout, data: &'a [u8]) -> KvRows<'a> {
+        KvRows { dtype, layout, data, constants: &[] }
+    }
+}
+
+/// A run of consecutive positions of the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct KvSegment<'a> {
     /// Position of the first row.
     pub start: usize,
     /// Rows.
     pub len: usize,
-    /// Type of the keys.
-    pub k_dtype: DType,
-    /// Type of the values.
-    pub v_dtype: DType,
-    /// How the keys lie.
-    pub k_layout: KvLayout,
-    /// How the values lie.
-    pub v_layout: KvLayout,
-    /// Keys.
-    pub k: &'a [u8],
-    /// Values.
-    pub v: &'a [u8],
+    /// Keys `[len, kv_heads, head_dim]`.
+    pub keys: KvRows<'a>,
+    /// Values `[len, kv_heads, head_dim]`.
+    pub values: KvRows<'a>,
 }
 
 impl<'a> KvSegment<'a> {
-    /// Keys and values `[len, kv_heads, head_dim]` of one type, of the positions from 0 on.
-    pub fn tokens(dtype: DType, len: usize, k: &'a [u8], v: &'a [u8]) -> KvSegment<'a> {
-        let layout = KvLayout::Tokens;
-        KvSegment {
-            start: 0,
-            len,
-            k_dtype: dtype,
-            v_dtype: dtype,
-            k_layout: layout,
-            v_layout: layout,
-            k,
-            v,
-        }
+    /// Keys and values of one type, token by token, of the positions from 0 on.
+    pub fn tokens(dtype: DType, len: usize, keys: &'a [u8], values: &'a [u8]) -> KvSegment<'a> {
+        let [keys, values] = [keys, values].map(|data| KvRows::new(dtype, KvLayout::Tokens, data));
+        KvSegment { start: 0, len, keys, values }
     }
 }
 
@@ -67,7 +70,7 @@ impl KvSegment<'_> {
     /// many bytes, which is right where they are all.
     #[inline(always)]
     pub(super) fn prefetch(&self, rows: Range<usize>, part: usize, parts: usize) {
-        for data in [self.k, self.v] {
+        for KvRows { data, .. } in [self.keys, self.values] {
             let row = data.len() / self.len.max(1);
             let (start, bytes) = (rows.start * row, rows.len() * row);
             let part = start + bytes * part / parts..start + bytes * (part + 1) / parts;
@@ -86,15 +89,16 @@ pub(super) fn check(
 ) -> Result<(), NativeError> {
     let mut grains: [Option<Grain>; 2] = [None; 2];
     for segment in kv {
-        let KvSegment { start, len, k_dtype, v_dtype, k_layout, v_layout, k, v } = *segment;
-        let sides = [(k_dtype, k_layout, k), (v_dtype, v_layout, v)];
-        for (grain, (dtype, layout, data)) in grains.iter_mut().zip(sides) {
+        let KvSegment { start, len, keys, values } = *segment;
+        for (grain, rows) in grains.iter_mut().zip([keys, values]) {
+            let KvRows { dtype, layout, data, constants } = rows;
             // Most segments are as the one before, and a paged cache has hundreds.
             let grain = match grain {
                 Some(grain) if grain.dtype == dtype && grain.layout == layout => *grain,
                 _ => *grain.insert(Grain::new(dtype, layout, kv_heads, head_dim)?),
             };
             grain.check(len, data.len())?;
+            NativeError::check("attention: constants of a codec", 0, constants.len())?;
         }
         if start.checked_add(len).is_none_or(|end| end > LAST_POSITION) {
             let what = "attention: last position of a segment";

@@ -86,8 +86,8 @@ impl Cache {
     fn segments(&self) -> Vec<KvSegment<'_>> {
         let segment = |part| {
             let &Stored { start, len, k_kind, v_kind, ref k, ref v } = part;
-            let ((k_dtype, k_layout), (v_dtype, v_layout)) = (k_kind, v_kind);
-            KvSegment { start, len, k_dtype, v_dtype, k_layout, v_layout, k, v }
+            let rows = |(dtype, layout), data| KvRows::new(dtype, layout, data);
+            KvSegment { start, len, keys: rows(k_kind, k), values: rows(v_kind, v) }
         };
         self.segments.iter().map(segment).collect()
     }
@@ -450,12 +450,8 @@ fn calls_that_do_not_fit_are_refused() {
     let segment = |(k_dtype, k_layout): Kind, len: usize, bytes: usize| KvSegment {
         start: 0,
         len,
-        k_dtype,
-        v_dtype: DType::F16,
-        k_layout,
-        v_layout: KvLayout::Tokens,
-        k: &data[..bytes],
-        v: &data[..len * 2 * 32 * 2],
+        keys: KvRows::new(k_dtype, k_layout, &data[..bytes]),
+        values: KvRows::new(DType::F16, KvLayout::Tokens, &data[..len * 2 * 32 * 2]),
     };
     let run =
         |shape: AttnShape, q: usize, stride: usize, pos: usize, kv: &[KvSegment<'_>], y: usize| {
@@ -488,6 +484,9 @@ fn calls_that_do_not_fit_are_refused() {
     assert_eq!(run(AttnShape { head_dim: 7, ..good }, 28, 28, 2, &kv, 28), unsupported);
     assert_eq!(run(AttnShape { head_dim: 257, ..good }, 1028, 1028, 2, &kv, 1028), unsupported);
     assert_eq!(run(good, 128, 128, 2, &[segment(F16, 3, 383)], 128), bad_shape);
+    let mut with_constants = segment(F16, 3, 384);
+    with_constants.values.constants = &data[..4];
+    assert_eq!(run(good, 128, 128, 2, &[with_constants], 128), bad_shape);
     assert_eq!(
         run(good, 128, 128, 2, &[segment((DType::BF16, KvLayout::Tokens), 3, 384)], 128),
         unsupported

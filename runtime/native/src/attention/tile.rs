@@ -40,7 +40,7 @@ impl Tile {
         let kv = call.kv;
         // Which pieces share a tile depends on what is seen of them.
         self.by_channels = !call.shape.deterministic
-            && pieces.iter().all(|piece| kv[piece.segment].k_layout == KvLayout::Channels);
+            && pieces.iter().all(|piece| kv[piece.segment].keys.layout == KvLayout::Channels);
         self.positions.clear();
         self.positions.reserve(KEYS);
         (self.first, self.last) = (usize::MAX, 0);
@@ -62,13 +62,13 @@ impl Tile {
             let segment = &call.kv[piece.segment];
             let tokens = piece.row..piece.row + piece.len;
             let rows = at * self.stride..(at + piece.len) * self.stride;
-            let keys = Side::keys(segment, heads, head, dim);
+            let keys = Side::new(segment.keys, heads, head, dim);
             if self.by_channels {
                 keys.channels(s, tokens.clone(), self.k.as_chunks_mut().0, at);
             } else {
                 keys.rows(s, tokens.clone(), &mut self.k[rows.clone()], self.stride);
             }
-            let values = Side::values(segment, heads, head, dim);
+            let values = Side::new(segment.values, heads, head, dim);
             values.rows(s, tokens, &mut self.v[rows], self.stride);
             at += piece.len;
         }

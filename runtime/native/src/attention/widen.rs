@@ -1,7 +1,7 @@
 //! Stored keys or values of one head, widened to f32.
 
 use super::plan::KEYS;
-use super::{KvLayout, KvSegment};
+use super::{KvLayout, KvRows};
 use crate::ops::simd::{MAX_LANES, Simd};
 use crate::ops::{BLOCK, unpack_q4, unpack_q8};
 use ruvllm_abi::DType;
@@ -20,29 +20,8 @@ pub(super) struct Side<'a> {
 
 impl<'a> Side<'a> {
     #[inline(always)]
-    pub(super) fn keys(segment: &KvSegment<'a>, heads: usize, head: usize, dim: usize) -> Side<'a> {
-        Side::new(segment.k_dtype, segment.k_layout, segment.k, heads, head, dim)
-    }
-
-    #[inline(always)]
-    pub(super) fn values(
-        segment: &KvSegment<'a>,
-        heads: usize,
-        head: usize,
-        dim: usize,
-    ) -> Side<'a> {
-        Side::new(segment.v_dtype, segment.v_layout, segment.v, heads, head, dim)
-    }
-
-    #[inline(always)]
-    fn new(
-        dtype: DType,
-        layout: KvLayout,
-        data: &'a [u8],
-        heads: usize,
-        head: usize,
-        dim: usize,
-    ) -> Side<'a> {
+    pub(super) fn new(rows: KvRows<'a>, heads: usize, head: usize, dim: usize) -> Side<'a> {
+        let KvRows { dtype, layout, data, .. } = rows;
         let row = match layout {
             KvLayout::Tokens => bytes(dtype, heads * dim),
             KvLayout::Channels => data.len() / (heads * dim),

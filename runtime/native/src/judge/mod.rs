@@ -46,6 +46,18 @@ pub struct Tolerance {
     pub abs: f64,
 }
 
+impl Tolerance {
+    /// Whether a number is near enough to one that was written down as the truth, as those of golden files and of
+    /// graphs are: what they are small beside is not known, so that `abs` is a distance. A NaN is near to nothing but
+    /// a NaN, and an infinity to nothing but itself.
+    pub fn holds(self, got: f64, want: f64) -> bool {
+        if !want.is_finite() {
+            return got == want || got.is_nan() && want.is_nan();
+        }
+        (got - want).abs() <= self.abs + self.rel * want.abs()
+    }
+}
+
 /// The largest input for which a kernel answers: the sum of a row's squares is then a number of binary32.
 pub const LARGEST_INPUT: f32 = 1e15;
 

@@ -5,11 +5,12 @@
 //! whole, so that some drawn by chance can be checked in service.
 
 use super::Wrong;
-use crate::attention::{AttnSequence, AttnShape, KvLayout, KvSegment};
+use crate::attention::{AttnSequence, AttnShape, KvLayout, KvRows, KvSegment};
 use crate::gemm::{ActForm, Activations, Weights};
+use crate::ops::simd::{Simd, SimdOp, dispatch};
 use crate::pool::{ThreadPool, lock, split};
 use crate::quant::dequantize_row;
-use crate::{NativeError, oracle};
+use crate::{Isa, NativeError, oracle};
 use half::bf16;
 use ruvllm_abi::{DType, TeamOp};
 use std::sync::{Mutex, PoisonError};
@@ -56,32 +57,29 @@ pub fn check_product(
     check_element(weights, a, form, at, got, w)
 }
 
-/// Holds the product `got[n]` of row `row` of the activations with all rows of the weights against its definition
-/// in some columns, all in range, on all threads of a pool.
+/// Holds the product `got[n]` of one row of activations with each row of the weights against its definition, on all
+/// threads of a pool.
 ///
 /// # Errors
-/// As [`check_product`], for the first of the columns that is wrong or refused.
-pub fn check_columns(
+/// As [`check_product`], for the first of the rows that is wrong or refused.
+pub fn check_rows(
     pool: &ThreadPool,
     weights: &Weights<'_>,
     x: &Activations,
     form: ActForm,
-    row: usize,
-    columns: &[usize],
     got: &[f32],
 ) -> Result<(), Wrong> {
     let mut a = vec![0.0; weights.cols()];
-    x.read_row(form, row, &mut a)?;
+    x.read_row(form, 0, &mut a)?;
     let first: Mutex<Option<(usize, Wrong)>> = Mutex::new(None);
     pool.run(&|tid| {
         let mut w = Vec::new();
-        for i in split(columns.len(), pool.threads(), tid) {
-            let at = [row, columns[i]];
-            let checked = check_element(weights, &a, form, at, got[columns[i]], &mut w);
+        for row in split(weights.rows(), pool.threads(), tid) {
+            let checked = check_element(weights, &a, form, [0, row], got[row], &mut w);
             let Err(wrong) = checked else { continue };
             let mut first = lock(&first);
-            if first.as_ref().is_none_or(|(found, _)| i < *found) {
-                *first = Some((i, wrong));
+            if first.as_ref().is_none_or(|(found, _)| row < *found) {
+                *first = Some((row, wrong));
             }
             return;
         }
@@ -101,7 +99,7 @@ fn check_element(
 ) -> Result<(), Wrong> {
     w.resize(weights.cols(), 0.0);
     dequantize_row(weights.dtype(), weights.row(col), w)?;
-    let (want, size) = dot(w, a);
+    let (want, size) = dispatch(Isa::detect(), Dot { w, a });
     if !want.is_finite() || want.abs() > f64::from(f32::MAX) {
         return Ok(());
     }
@@ -122,18 +120,33 @@ fn check_element(
     Err(Wrong::Mismatch { detail })
 }
 
-/// `Σ w[i] a[i]` and `Σ |w[i] a[i]|`, in f64. Several sums, so that none waits for the one before.
-fn dot(w: &[f32], a: &[f32]) -> (f64, f64) {
-    const SUMS: usize = 8;
-    let (mut sum, mut size) = ([0.0; SUMS], [0.0; SUMS]);
-    for (w, a) in w.chunks(SUMS).zip(a.chunks(SUMS)) {
-        for (i, (w, a)) in w.iter().zip(a).enumerate() {
-            let term = f64::from(*w) * f64::from(*a);
+/// `Σ w[i] a[i]` and `Σ |w[i] a[i]|`, in f64.
+struct Dot<'a> {
+    w: &'a [f32],
+    a: &'a [f32],
+}
+
+impl SimdOp for Dot<'_> {
+    type Output = (f64, f64);
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> (f64, f64) {
+        // As many sums as make up for what one waits for the one before, in the widest registers.
+        const SUMS: usize = 32;
+        let (mut sum, mut size) = ([0.0; SUMS], [0.0; SUMS]);
+        let mut add = |i: usize, w: f32, a: f32| {
+            let term = f64::from(w) * f64::from(a);
             sum[i] += term;
             size[i] += term.abs();
+        };
+        let (w, last_w) = self.w.as_chunks::<SUMS>();
+        let (a, last_a) = self.a.as_chunks::<SUMS>();
+        for (w, a) in w.iter().zip(a) {
+            (0..SUMS).for_each(|i| add(i, w[i], a[i]));
         }
+        last_w.iter().zip(last_a).for_each(|(w, a)| add(0, *w, *a));
+        (sum.iter().sum(), size.iter().sum())
     }
-    (sum.iter().sum(), size.iter().sum())
 }
 
 /// Holds a row that was gathered from a table against the table's.
@@ -179,9 +192,9 @@ pub fn check_attention(
     positions.clear();
     for segment in sequence.kv {
         let head = head / (heads / kv_heads);
-        let KvSegment { start, len, k_dtype, v_dtype, k_layout, v_layout, k, v } = *segment;
-        read_head(k_dtype, k_layout, k, len, [kv_heads, head, head_dim], row, keys)?;
-        read_head(v_dtype, v_layout, v, len, [kv_heads, head, head_dim], row, values)?;
+        let KvSegment { start, len, keys: k, values: v } = *segment;
+        read_head(k, len, [kv_heads, head, head_dim], row, keys)?;
+        read_head(v, len, [kv_heads, head, head_dim], row, values)?;
         positions.extend(start..start + len);
     }
     let one = AttnShape { heads: 1, kv_heads: 1, ..*shape };
@@ -212,9 +225,7 @@ pub fn check_attention(
 
 /// Adds the rows `[len, head_dim]` of one head of a segment's keys or values.
 fn read_head(
-    dtype: DType,
-    layout: KvLayout,
-    data: &[u8],
+    KvRows { dtype, layout, data, .. }: KvRows<'_>,
     len: usize,
     [kv_heads, head, head_dim]: [usize; 3],
     row: &mut Vec<f32>,
@@ -249,13 +260,12 @@ fn read_head(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Isa;
     use crate::gemm::{MatMut, matmul};
     use crate::judge::{Kind, encode, fill};
     use crate::random::Random;
 
     #[test]
-    fn the_first_of_the_columns_that_are_wrong_is_told() {
+    fn the_first_of_the_rows_that_are_wrong_is_told() {
         let (rows, cols, random) = (40, 64, &mut Random::new(1));
         let numbers = fill(random, rows * cols, Kind::Normal, DType::Q8_0, 1.0);
         let bytes = encode(DType::Q8_0, &numbers).unwrap();
@@ -270,16 +280,13 @@ mod tests {
             let mut y = vec![0.0; rows];
             let out = MatMut { data: &mut y, stride: rows };
             matmul(&pool, isa, &weights, &act, out).unwrap();
-            let all: Vec<usize> = (0..rows).collect();
-            let check =
-                |y: &[f32], of: &[usize]| check_columns(&pool, &weights, &act, form, 0, of, y);
-            check(&y, &all).unwrap();
+            let check = |y: &[f32]| check_rows(&pool, &weights, &act, form, y);
+            check(&y).unwrap();
             y[30] = f32::NAN;
+            assert!(matches!(check(&y), Err(Wrong::NonFinite { index: 30 })));
             y[7] += 1.0;
-            let wrong = check(&y, &all).unwrap_err().to_string();
+            let wrong = check(&y).unwrap_err().to_string();
             assert!(wrong.contains("column 7 "), "{wrong}");
-            assert!(matches!(check(&y, &[29, 30, 31]), Err(Wrong::NonFinite { index: 30 })));
-            check(&y, &[0, 8, 39]).unwrap();
         }
     }
 }

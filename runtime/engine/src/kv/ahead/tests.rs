@@ -76,8 +76,8 @@ impl Stage {
             let seen = AttendedPositions { first: 0, from: 0, end: usize::MAX };
             self.store.segments(table, layer, seen, &mut segments).unwrap();
             content.extend(segments.iter().map(|s| {
-                let codecs = format!("{:?} {:?} {}", s.k_dtype, s.v_dtype, s.len);
-                (s.start, codecs, [s.k, s.v].concat())
+                let codecs = format!("{:?} {:?} {}", s.keys.dtype, s.values.dtype, s.len);
+                (s.start, codecs, [s.keys.data, s.values.data].concat())
             }));
         }
         content
