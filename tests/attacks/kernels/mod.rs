@@ -131,9 +131,6 @@ fn again_on_wamr(mode: wamr::Mode) {
         "features_in_use_that_are_not_declared",
         "relaxed_simd_drift",
         "remembers_in_wide_globals",
-        // An instance is made anew for each scope, so that one more has to fit than these leave room for.
-        "the_count_stays_below_the_limits",
-        "the_process_takes_no_more",
         "the_same_attacks",
     ];
     wamr::run_again(build, mode, &["kernels::"], &except);

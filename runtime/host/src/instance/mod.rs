@@ -18,11 +18,12 @@
 //! one owner at most. A kernel that writes anywhere else traps.
 //!
 //! Where the system cannot protect pages ([`crate::exec::fence`]), every change of scope makes a new
-//! instance.
+//! instance, after the old one is gone: there need not be memory for both.
 
 pub(crate) mod constants;
 mod declined;
 pub(crate) mod pool;
+mod released;
 mod window;
 
 pub(crate) use window::{TILE_BYTES, WindowSize, wanted};
@@ -38,6 +39,7 @@ use crate::random::Random;
 use crate::stats::incidents::FailureReporter;
 use crate::trap::{Trap, TrapKind};
 use constants::Constants;
+use released::Released;
 use ruvllm_abi::{
     ABI_VERSION, BackwardDescriptor, KernelDescriptor, KernelInfo, REGION_ALIGN, Region,
     SCRATCH_BYTES, message,
@@ -414,6 +416,17 @@ impl Instance {
         }
     }
 
+    /// The same for one that goes in service, where a failure is reported.
+    fn tidy_up(&mut self) {
+        // A kernel that failed to tidy up once is not asked again: instances may go by the dozen.
+        if self.reporter.as_ref().is_some_and(FailureReporter::is_untidy) {
+            return;
+        }
+        if let (Err(failure), Some(reporter)) = (self.cleanup(), &self.reporter) {
+            reporter.report(&failure);
+        }
+    }
+
     /// Takes constants up that every call may see, as far as its limit allows: calls find them there.
     pub(crate) fn warm(&mut self, constants: &[Resident]) {
         for constant in constants.iter().filter(|constant| constant.owner().is_none()) {
@@ -496,7 +509,7 @@ impl Instance {
             return Err(failure);
         }
         self.template.scratch.store(true, Relaxed);
-        // Where there is no memory for a new instance, this one goes on as for another client.
+        // Where there is no memory for a new instance, the next call looks for it, as for another client.
         self.scope = None;
         self.renew(self.window.len())?;
         self.prepare(call, bytes)?;
@@ -627,10 +640,15 @@ impl Instance {
         Err(Failure::TooLarge { needed: placed.end, limit: self.limit })
     }
 
-    /// Makes the instance anew, with a window of so many bytes; constants are uploaded again on use.
+    /// Makes the instance anew, with a window of so many bytes; constants are uploaded again on use. One that no call
+    /// may use any more goes first, so that its memory is there for the new one; without that, too, it is tried again
+    /// before the next call.
     fn renew(&mut self, window: usize) -> Result<(), Failure> {
         let window_size =
             if window > self.window.len() { WindowSize::row([window]) } else { self.window_size };
+        if self.spoiled || matches!(self.isolation, Isolation::Reinstantiated) {
+            self.release();
+        }
         let mut new = Self::bare(&self.template, window_size, self.owner, window)?;
         new.window_size = self.window_size;
         if let Some(count) = self.threads {
@@ -651,6 +669,22 @@ impl Instance {
         }
         *self = new;
         Ok(())
+    }
+
+    /// Ends it and gives its memory back.
+    fn release(&mut self) {
+        self.tidy_up();
+        self.spoiled = true;
+        self.engine = Box::new(Released);
+        match &mut self.isolation {
+            Isolation::Recording { image, .. } => *image = Vec::new(),
+            Isolation::Protected { parts } => *parts = Vec::new(),
+            Isolation::Reinstantiated => {}
+        }
+        self.residents.clear();
+        (self.size, self.limit) = (0, 0);
+        // Less is never refused.
+        let _ = self.charge.resize(0);
     }
 
     /// Runs the kernel on what [`Instance::prepare`] laid out, and gives its output.
@@ -848,13 +882,7 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        // A kernel that failed to tidy up once is not asked again: instances may go by the dozen.
-        if self.reporter.as_ref().is_some_and(FailureReporter::is_untidy) {
-            return;
-        }
-        if let (Err(failure), Some(reporter)) = (self.cleanup(), &self.reporter) {
-            reporter.report(&failure);
-        }
+        self.tidy_up();
     }
 }
 

@@ -76,10 +76,6 @@ fn again_on_wamr(mode: wamr::Mode) {
         // A deterministic host makes no other code there, and chooses among no kernels with vectors.
         "whatever_changes_the_code_or_its_limits",
         "deterministic_mode_takes_the_variant",
-        // An instance is made anew for each scope, so that one more has to fit than these leave room for.
-        "what_does_not_fit_a_packs_share",
-        "one_pack_leaves_another_the_rest",
-        "a_pack_that_begins_with_more_than_its_share",
     ];
     if mode == wamr::Mode::Compiled {
         // Compiled code runs on the stack of its thread, and in less time than it takes to make an instance.
