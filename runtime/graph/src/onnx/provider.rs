@@ -54,6 +54,9 @@ impl ModelDataResolver for NoFiles {
     }
 }
 
+/// What tract panics with where the system gives it no memory begins with this.
+const NO_MEMORY: &str = "failed to allocate";
+
 /// Runs what may panic on an odd graph.
 fn guarded<T>(work: impl FnOnce() -> TractResult<T>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(work)) {
@@ -62,7 +65,10 @@ fn guarded<T>(work: impl FnOnce() -> TractResult<T>) -> Result<T, String> {
             let chain: Vec<String> = error.chain().map(ToString::to_string).collect();
             chain.join(": ").chars().take(1000).collect()
         }),
-        Err(_) => Err("the runtime for ONNX panicked".to_owned()),
+        Err(panic) => match panic.downcast_ref::<String>() {
+            Some(said) if said.starts_with(NO_MEMORY) => Err(said.clone()),
+            _ => Err("the runtime for ONNX panicked".to_owned()),
+        },
     }
 }
 
@@ -212,6 +218,9 @@ impl OnnxGraph {
             Some(Stop::Time) => GraphError::Time { millis: limits.max_millis },
             Some(Stop::Memory) => GraphError::Memory { bytes: limits.max_memory_bytes },
             Some(Stop::Cancelled) => GraphError::Cancelled,
+            None if reason.starts_with(NO_MEMORY) => {
+                GraphError::Memory { bytes: limits.max_memory_bytes }
+            }
             None => GraphError::Failed { reason },
         })?;
         if Instant::now() > until {
