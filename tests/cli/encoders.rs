@@ -1,10 +1,17 @@
 //! Encoders of texts from packs, beside the model.
 
+#[path = "../../runtime/graph/tests/graph/tiny.rs"]
+mod tiny;
+
 use crate::program::ruvllm;
 use crate::serving::Serving;
+use ruvllm_abi::DType;
+use ruvllm_manifest::GraphEmbedding;
 use ruvllm_tests::graphs::{sentences, tokenizer};
 use ruvllm_tests::{PackBuilder, TestPack, onnx};
 use serde_json::Value;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::Path;
 
 fn pack(change: impl FnOnce(&mut Value), graph: onnx::Graph) -> TestPack {
@@ -30,24 +37,75 @@ fn options(pack: &TestPack, state: &Path) -> [String; 8] {
     .map(str::to_owned)
 }
 
+/// The JSON of an answer, which must be a success.
+fn json(answer: &str) -> Value {
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap()
+}
+
+/// The vector of a text.
+fn embedding(server: &Serving, model: &str, text: &str) -> Vec<f64> {
+    let body = format!(r#"{{"model": "{model}", "input": "{text}"}}"#);
+    let body = json(&server.post("/v1/embeddings", &body));
+    let vector = body["data"][0]["embedding"].as_array().unwrap();
+    vector.iter().map(|x| x.as_f64().unwrap()).collect()
+}
+
 #[test]
 fn an_encoder_of_a_pack_answers_under_its_own_name() {
     let state = tempfile::tempdir().unwrap();
     let pack = pack(|_| (), onnx::encoder());
     let options = options(&pack, state.path());
     let server = Serving::start(&options.each_ref().map(String::as_str));
-    let ask = |text: &str| {
-        let body = format!(r#"{{"model": "sentences", "input": "{text}"}}"#);
-        let answer = server.post("/v1/embeddings", &body);
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        let body: Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
-        let vector = body["data"][0]["embedding"].as_array().unwrap();
-        vector.iter().map(|x| x.as_f64().unwrap()).collect::<Vec<f64>>()
-    };
+    let ask = |text: &str| embedding(&server, "sentences", text);
     let (fox, again, sea) = (ask("The fox runs."), ask("the FOX runs."), ask("a ship, the sea"));
     assert_eq!((fox.len(), &fox), (16, &again));
     let cosine: f64 = fox.iter().zip(&sea).map(|(a, b)| a * b).sum();
     assert!(cosine < 0.999, "{cosine}");
+}
+
+#[test]
+fn a_quantised_gguf_model_of_a_pack_is_an_encoder_like_an_onnx_file_beside_it() {
+    let state = tempfile::tempdir().unwrap();
+    let tiny = tiny::Tiny::new(DType::Q8_0);
+    let entry = |json: Value| ruvllm_manifest::GraphEntry::parse(json.to_string().as_bytes());
+    let onnx = entry(sentences("mean")).unwrap();
+    let GraphEmbedding { tokenizer: file, .. } = onnx.embedding.clone().unwrap();
+    let mut gguf = tiny.entry();
+    gguf.embedding = Some(GraphEmbedding {
+        tokenizer: ruvllm_manifest::GraphFile {
+            path: "graphs/words.json".parse().unwrap(),
+            ..file
+        },
+        pooling: "none".parse().unwrap(),
+        normalize: true,
+        max_tokens: 8,
+    });
+    let pack = PackBuilder::new().graph(onnx, onnx::encoder().model(), tokenizer().into_bytes());
+    let pack = pack.graph(gguf, tiny.file(), tokenizer().into_bytes()).build();
+    let path = pack.path().to_str().unwrap().to_owned();
+    let models = ["encoder", "tiny"].map(|graph| format!("my-{graph}={path}#{graph}"));
+    let mut options = options(&pack, state.path()).to_vec();
+    options.truncate(6);
+    options.extend(models.into_iter().flat_map(|model| ["--embedding-model".to_owned(), model]));
+    let server = Serving::start(&options.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut stream = TcpStream::connect(&server.address).unwrap();
+    stream
+        .write_all(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        .unwrap();
+    let mut listed = String::new();
+    stream.read_to_string(&mut listed).unwrap();
+    let listed = json(&listed);
+    let names =
+        listed["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap());
+    assert_eq!(names.collect::<Vec<_>>()[1..], ["my-encoder", "my-tiny"], "{listed}");
+    // [CLS] the fox runs . [SEP]
+    let mean = tiny.mean(&[2, 5, 6, 8, 14, 3]);
+    let length = mean.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let vector = embedding(&server, "my-tiny", "The fox runs.");
+    assert_eq!(vector.len(), tiny::WIDTH);
+    assert!(vector.iter().zip(&mean).all(|(x, y)| (x - y / length).abs() < 1e-5), "{vector:?}");
+    assert_eq!(embedding(&server, "my-encoder", "The fox runs.").len(), 16);
 }
 
 #[test]
