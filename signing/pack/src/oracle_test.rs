@@ -352,7 +352,7 @@ fn at_the_limit(target: &mut Target<'_>, seed: u64, tested: &mut TestedKernel) {
     match outcome {
         Ok(output) => {
             let judged = match &case {
-                Some((known, case)) => judge_of(*known, target.entry)
+                Some((known, case)) => judge_of(*known, target.entry.tolerance)
                     .with_slack(judge::LONG_ROWS)
                     .check(case.called(), output.bytes())
                     .map_or_else(|wrong| Err(wrong.to_string()), |_| Ok(())),

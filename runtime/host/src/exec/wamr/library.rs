@@ -35,6 +35,9 @@ struct NativeSymbol {
     attachment: *mut c_void,
 }
 
+/// What is left of a thread's stack for the library's own functions and the host's, which compiled code calls.
+const RESERVED_STACK: usize = 64 << 10;
+
 /// A loaded module, an instance of one, a function of an instance, and the stack that functions run on.
 pub(super) type Module = *mut c_void;
 pub(super) type Instance = *mut c_void;
@@ -98,6 +101,10 @@ api! {
 struct Newer {
     /// `wasm_runtime_addr_app_to_native` from 2.0 on.
     address: Option<unsafe extern "C" fn(Instance, u64) -> *mut c_void>,
+    /// How far down the stack of its thread compiled code of an environment may go.
+    bound_stack: Option<unsafe extern "C" fn(Environment, *mut u8)>,
+    /// Where the stack of the calling thread ends, guard pages included. Null where that is not known.
+    stack_end: Option<unsafe extern "C" fn() -> *mut u8>,
     init_thread: Option<unsafe extern "C" fn() -> bool>,
     end_thread: Option<unsafe extern "C" fn()>,
 }
@@ -161,6 +168,11 @@ impl Library {
         let newer = unsafe {
             Newer {
                 address: None,
+                bound_stack: library
+                    .get(b"wasm_runtime_set_native_stack_boundary\0")
+                    .ok()
+                    .map(|f| *f),
+                stack_end: library.get(b"os_thread_get_stack_boundary\0").ok().map(|f| *f),
                 init_thread: library.get(b"wasm_runtime_init_thread_env\0").ok().map(|f| *f),
                 end_thread: library.get(b"wasm_runtime_destroy_thread_env\0").ok().map(|f| *f),
             }
@@ -354,6 +366,24 @@ impl Library {
         let function =
             unsafe { (self.api.lookup_function)(instance, name.as_ptr(), std::ptr::null()) };
         (!function.is_null()).then_some(function)
+    }
+
+    /// Gives compiled code so many bytes of this thread's stack from here on, or what is left of it.
+    ///
+    /// # Safety
+    /// The environment lives, and nobody else uses it meanwhile; its next call is on this thread.
+    pub(super) unsafe fn bound_stack(&self, environment: Environment, bytes: u32) {
+        let (Some(bound), Some(end)) = (self.newer.bound_stack, self.newer.stack_end) else {
+            return;
+        };
+        // SAFETY: it takes nothing, and this thread was entered.
+        let end = unsafe { end() };
+        if !end.is_null() {
+            let here = std::ptr::from_ref(&end).addr();
+            let lowest = here.saturating_sub(bytes as usize).max(end.addr() + RESERVED_STACK);
+            // SAFETY: as the caller says; the address is compared with, and never read from.
+            unsafe { bound(environment, std::ptr::without_provenance_mut(lowest)) }
+        }
     }
 
     /// Calls a function with its arguments, in whose place it gives its result. `false` where it trapped.

@@ -173,6 +173,7 @@ impl Executor for WamrExecutor {
 struct Loaded {
     library: &'static Library,
     module: Module,
+    compiled: bool,
     /// What the module refers to, in words because machine code has to be aligned.
     _bytes: Vec<u64>,
 }
@@ -192,7 +193,8 @@ impl Loaded {
         // SAFETY: the bytes lie on the heap, where they stay until the module is unloaded, and nobody else
         // has them.
         let module = unsafe { library.load(bytes) }?;
-        Ok(Self { library, module, _bytes: words })
+        let compiled = artifact.0.starts_with(COMPILED);
+        Ok(Self { library, module, compiled, _bytes: words })
     }
 }
 
@@ -249,6 +251,8 @@ struct WamrInstance {
     loaded: Arc<Loaded>,
     instance: Instance,
     environment: Environment,
+    /// Bytes of its thread's stack that it may use, where it was compiled: others have a stack of their own.
+    native_stack: Option<u32>,
     /// Where its memory is, and how many bytes: as it was after the last growth, which only the host causes.
     memory: *mut u8,
     size: usize,
@@ -276,10 +280,12 @@ impl WamrInstance {
         let library = loaded.library;
         // SAFETY: `loaded` stays with the instance.
         let (instance, environment) = unsafe { library.instantiate(loaded.module, stack) }?;
+        let native_stack = loaded.compiled.then_some(stack);
         let mut running = Self {
             loaded,
             instance,
             environment,
+            native_stack,
             memory: std::ptr::null_mut(),
             size: 0,
             heap_base: 0,
@@ -328,6 +334,10 @@ impl WamrInstance {
         // so the instance lives.
         let end = |why: &CStr| unsafe { library.end_call(self.instance, why) };
         let call = Call::new(&end, ticks, self.tick);
+        if let Some(bytes) = self.native_stack {
+            // SAFETY: the environment is this instance's, which is borrowed exclusively.
+            unsafe { library.bound_stack(self.environment, bytes) };
+        }
         // SAFETY: the function is one of this instance, which is borrowed exclusively; it takes `N`
         // arguments of 32 bits and gives at most one, as the gate found, or as the function was added.
         let returned =
