@@ -6,8 +6,10 @@ use ruvllm::signing::SecretKey;
 use ruvllm_tests::wat::{Module, but_for, rmsnorm_f32};
 use ruvllm_tests::{PackBuilder, TestPack};
 use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -88,6 +90,24 @@ impl Operator {
 impl Live<'_> {
     fn url(&self) -> String {
         format!("http://{}", self.serving.admin.as_deref().expect("an admin listener"))
+    }
+
+    /// What the admin listener answers at a route.
+    fn get(&self, route: &str) -> String {
+        let address = self.serving.admin.as_deref().expect("an admin listener");
+        let key = fs::read_to_string(self.operator.path("admin.key")).unwrap();
+        let mut stream = TcpStream::connect(address).unwrap();
+        let key = key.trim();
+        write!(
+            stream,
+            "GET {route} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\nauthorization: Bearer {key}\r\n\r\n"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200"), "{route}: {head}");
+        body.to_owned()
     }
 
     /// Runs `ruvllm kernels` with these arguments and the administrator's key.
@@ -551,7 +571,28 @@ fn the_same_version_with_other_bytes_is_said_where_it_is_staged_and_activated() 
     assert!(!warns(&[stage, &operator.pack(2).path()]));
 }
 
-/// The state of a server of an earlier build, which had found a pack healthy: `tests/fixtures/upgrade`.
+/// The paths of all fields of a value.
+fn fields(at: &str, value: &Value) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    match value {
+        Value::Object(object) => {
+            for (name, value) in object {
+                let path = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
+                found.extend(fields(&path, value));
+                found.push(path);
+            }
+        }
+        Value::Array(values) => {
+            let path = format!("{at}[]");
+            found.extend(values.iter().flat_map(|value| fields(&path, value)));
+        }
+        _ => {}
+    }
+    found
+}
+
+/// The state of a server of an earlier build, which had found a pack healthy, and the metrics and fields that it
+/// answered with: `tests/fixtures/upgrade`.
 #[test]
 fn a_server_that_is_upgraded_goes_on_with_its_healthy_packs() {
     let operator = Operator::new();
@@ -583,4 +624,20 @@ fn a_server_that_is_upgraded_goes_on_with_its_healthy_packs() {
     let before = ["started", "staged", "activating", "activated", "unproven", "healthy"];
     assert_eq!(events[..6], before, "the history goes on");
     assert!(events.len() > 6, "{events:?}");
+
+    // What programs read of that build they still find.
+    let known = fs::read(earlier.join("answers.json")).unwrap();
+    let known: BTreeMap<String, BTreeSet<String>> = serde_json::from_slice(&known).unwrap();
+    for (route, names) in known {
+        let answer = live.get(&route);
+        let found: BTreeSet<String> = match route.as_str() {
+            "/metrics" => {
+                let types = answer.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+                types.filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect()
+            }
+            _ => fields("", &serde_json::from_str(&answer).unwrap()).into_iter().collect(),
+        };
+        let gone: Vec<&String> = names.difference(&found).collect();
+        assert!(gone.is_empty(), "{route}: {gone:?} of {found:?}");
+    }
 }

@@ -24,6 +24,7 @@ use std::fmt;
 ///     VerifiedPack { manifest, ..pack }
 /// }
 /// ```
+#[deny(clippy::field_scoped_visibility_modifiers)]
 pub struct VerifiedPack {
     manifest: Manifest,
     digest: Sha256Hex,

@@ -158,7 +158,7 @@ impl Judge {
     }
 
     /// One that also holds kernels to what their author promises, `abs + rel * |want|`, where that is
-    /// stricter.
+    /// stricter. Only against the oracle: what an author promises says nothing of the distance to native code.
     #[must_use]
     pub fn with_author(self, author: Option<Tolerance>) -> Self {
         Self { author, ..self }

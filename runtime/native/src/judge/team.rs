@@ -100,6 +100,10 @@ fn check_element(
     w.resize(weights.cols(), 0.0);
     dequantize_row(weights.dtype(), weights.row(col), w)?;
     let (want, size) = dispatch(Isa::detect(), Dot { w, a });
+    if !want.is_finite() && got.is_finite() {
+        let detail = format!("row {row}, column {col} is {got:e} instead of {want}");
+        return Err(Wrong::Mismatch { detail });
+    }
     if !want.is_finite() || want.abs() > f64::from(f32::MAX) {
         return Ok(());
     }
