@@ -153,13 +153,13 @@ impl Renderer {
 
 /// A chat template. Threads share it freely.
 #[derive(Debug)]
-pub struct ChatTemplate(Place);
+pub struct ChatTemplate(TemplateBackend);
 
 #[derive(Debug)]
-enum Place {
-    Nowhere,
-    Here(Box<jinja::Template>),
-    Elsewhere(process::Pool),
+enum TemplateBackend {
+    None,
+    InProcess(Box<jinja::Template>),
+    Process(process::Pool),
 }
 
 impl ChatTemplate {
@@ -192,10 +192,12 @@ impl ChatTemplate {
         renderer: &Renderer,
     ) -> Result<Self, ChatError> {
         Ok(Self(match renderer {
-            Renderer::None => Place::Nowhere,
-            Renderer::InProcess => Place::Here(Box::new(jinja::Template::new(source, tokens)?)),
+            Renderer::None => TemplateBackend::None,
+            Renderer::InProcess => {
+                TemplateBackend::InProcess(Box::new(jinja::Template::new(source, tokens)?))
+            }
             Renderer::Process(process) => {
-                Place::Elsewhere(process::Pool::start(process, source, tokens)?)
+                TemplateBackend::Process(process::Pool::start(process, source, tokens)?)
             }
         }))
     }
@@ -243,9 +245,11 @@ impl ChatTemplate {
         waited_for: &dyn Fn() -> bool,
     ) -> Result<String, ChatError> {
         match &self.0 {
-            Place::Nowhere => Err(ChatError::NoRenderer),
-            Place::Here(template) => template.render(messages, tools, add_generation_prompt),
-            Place::Elsewhere(pool) => {
+            TemplateBackend::None => Err(ChatError::NoRenderer),
+            TemplateBackend::InProcess(template) => {
+                template.render(messages, tools, add_generation_prompt)
+            }
+            TemplateBackend::Process(pool) => {
                 pool.render(messages, tools, add_generation_prompt, waited_for)
             }
         }

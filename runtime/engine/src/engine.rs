@@ -14,7 +14,9 @@ use crate::adapter::Adapter;
 use crate::decoder::{Chunk, Decoder, EachLogits};
 use crate::error::EngineError;
 use crate::kernels::{Kernels, Keys, Matrices};
-use crate::kv::{BlockShape, KvKernels, KvPolicy, KvStats, KvStore, KvTable, SpillDir, Standing};
+use crate::kv::{
+    BlockShape, KvKernels, KvPolicy, KvStats, KvStore, KvTable, SequenceOptions, SpillDir,
+};
 use crate::memory::{
     KernelReservation, MemoryPool, PAGE, PoolUsage, Reservation, Use, kernel_share,
 };
@@ -225,8 +227,8 @@ impl Engine {
     }
 
     /// The table of a new, empty sequence.
-    pub(crate) fn table(&self, standing: Standing) -> KvTable {
-        self.decoder().kv.table(self.context(), standing)
+    pub(crate) fn table(&self, options: SequenceOptions) -> KvTable {
+        self.decoder().kv.table(self.context(), options)
     }
 
     /// The table of a sequence that was saved, with its blocks.
@@ -237,17 +239,17 @@ impl Engine {
         &self,
         path: &Path,
         key: &SessionKey,
-        standing: Standing,
+        options: SequenceOptions,
     ) -> Result<KvTable, EngineError> {
-        if let Some(adapter) = &standing.adapter {
+        if let Some(adapter) = &options.adapter {
             self.check_adapter(adapter)?;
         }
         let limits = (self.context(), self.model().vocab());
-        let (mut decoder, _) = self.pinned(standing.steady)?;
+        let (mut decoder, _) = self.pinned(options.steady)?;
         let Decoder { kernels, kv, .. } = &mut *decoder;
         kv.begin(kernels);
         let mut kv_kernels = KvKernels { kernels, pool: &self.inner.matrices.pool };
-        kv.load(path, key, standing, limits, &mut kv_kernels)
+        kv.load(path, key, options, limits, &mut kv_kernels)
     }
 
     /// Counts `bytes` of memory that its owner keeps, an adapter's weights for example, against the
@@ -312,7 +314,7 @@ impl Engine {
     /// Attaches to a sequence what others have computed of `tokens`, with which it goes on, and gives how
     /// many of them that holds.
     pub(crate) fn adopt(&self, table: &mut KvTable, tokens: &[u32]) -> Result<usize, EngineError> {
-        let (mut decoder, team) = self.pinned(table.standing.steady)?;
+        let (mut decoder, team) = self.pinned(table.options.steady)?;
         Ok(decoder.adopt(team, table, tokens))
     }
 
@@ -418,7 +420,7 @@ impl Engine {
         use_them: impl FnOnce(&KvStore, &KvTable) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let inner = &*self.inner;
-        let (mut decoder, team) = self.pinned(table.standing.steady)?;
+        let (mut decoder, team) = self.pinned(table.options.steady)?;
         decoder.load_sequence(team, &inner.matrices.model, table, inner.config.batch)?;
         use_them(&decoder.kv, table)
     }
@@ -430,7 +432,7 @@ impl Engine {
         each: &mut EachLogits<'_>,
     ) -> Result<(), EngineError> {
         let inner = &*self.inner;
-        let steady = chunks.iter().any(|chunk| chunk.table.standing.steady);
+        let steady = chunks.iter().any(|chunk| chunk.table.options.steady);
         let (mut decoder, team) = self.pinned(steady)?;
         decoder.forward(team, &inner.matrices.model, chunks, inner.config.batch, each)
     }

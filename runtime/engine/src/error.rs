@@ -236,11 +236,11 @@ pub enum EngineError {
     /// A session was handed to an engine that did not make it.
     #[error("the session belongs to another engine; compute it with the engine that made it")]
     ForeignSession,
-    /// A part of a step over several sequences was refused, so nothing of the step was computed.
-    #[error("part {part} of the step: {source}")]
-    StepPart {
-        /// Its index among the parts.
-        part: usize,
+    /// An input of a step over several sequences was refused, so nothing of the step was computed.
+    #[error("input {input} of the step: {source}")]
+    StepInput {
+        /// Its index among the inputs.
+        input: usize,
         /// What is wrong with it.
         source: Box<EngineError>,
     },
@@ -452,7 +452,7 @@ impl EngineError {
             EngineError::AdapterDamaged { .. } => "adapter_damaged",
             EngineError::ForeignAdapter { .. } => "foreign_adapter",
             EngineError::ForeignSession => "foreign_session",
-            EngineError::StepPart { source, .. } => source.code(),
+            EngineError::StepInput { source, .. } => source.code(),
             EngineError::KvHeadDim { .. } => "kv_head_dim",
             EngineError::InvalidOption { .. } => "invalid_option",
             EngineError::ContextOutOfRange { .. } => "context_out_of_range",

@@ -69,7 +69,7 @@ pub use sampler::{Sampler, SamplingOptions};
 pub use scheduler::{Scheduler, SchedulerConfig};
 pub use sealed::SessionKey;
 pub use session::{Session, SessionOptions};
-pub use step::Part;
+pub use step::StepInput;
 
 pub use ruvllm_native::Isa;
 pub use ruvllm_native::gemm::ReadPattern;

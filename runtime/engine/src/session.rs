@@ -11,7 +11,7 @@ use crate::adapter::Adapter;
 use crate::decoder::Chunk;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::kv::{Gap, KvTable, Standing, scope};
+use crate::kv::{EvictedRange, KvTable, SequenceOptions, scope};
 use crate::sealed::SessionKey;
 
 /// Receives the index of a token and its logits `[vocab]`.
@@ -46,9 +46,9 @@ pub struct SessionOptions {
 }
 
 impl SessionOptions {
-    fn standing(&self, context: usize) -> Standing {
+    fn sequence_options(&self, context: usize) -> SequenceOptions {
         let adapter = self.adapter.as_ref().map(Adapter::fingerprint);
-        Standing {
+        SequenceOptions {
             priority: self.priority,
             sinks: self.sinks.map(|sinks| sinks.min(context / 4)),
             scope: self.scope.as_deref().map(|name| scope(name, adapter.as_ref())),
@@ -93,7 +93,7 @@ impl Engine {
 
     /// A new, empty sequence with options of its own.
     pub fn session_with(&self, options: &SessionOptions) -> Session {
-        Session::new(self.clone(), self.table(options.standing(self.context())))
+        Session::new(self.clone(), self.table(options.sequence_options(self.context())))
     }
 
     /// Continues a session that [`Session::save`] wrote, with the key that it was saved with. It needs the
@@ -110,7 +110,7 @@ impl Engine {
         key: &SessionKey,
         options: &SessionOptions,
     ) -> Result<Session, EngineError> {
-        let table = self.restore_table(path, key, options.standing(self.context()))?;
+        let table = self.restore_table(path, key, options.sequence_options(self.context()))?;
         Ok(Session::new(self.clone(), table))
     }
 }
@@ -127,7 +127,7 @@ impl Session {
 
     /// What the sequence adds to the model's projections.
     pub fn adapter(&self) -> Option<&Adapter> {
-        self.table.standing.adapter.as_ref()
+        self.table.options.adapter.as_ref()
     }
 
     /// Number of tokens in the sequence.
@@ -258,7 +258,7 @@ impl Session {
 
     /// Whether the sequence forgets tokens rather than end.
     pub fn is_endless(&self) -> bool {
-        self.table.standing.sinks.is_some()
+        self.table.options.sinks.is_some()
     }
 
     /// Whether no token can follow.
@@ -267,8 +267,8 @@ impl Session {
     }
 
     /// What an endless sequence has forgotten since it last began anew.
-    pub fn gap(&self) -> Gap {
-        self.table.gap
+    pub fn evicted_range(&self) -> EvictedRange {
+        self.table.evicted
     }
 
     /// As [`Session::adopt`], where no token has to be computed again or forgotten before. Looked for as a whole, since

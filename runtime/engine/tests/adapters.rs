@@ -13,8 +13,8 @@ use common::{
 use ruvllm_abi::DType;
 use ruvllm_engine::memory::PAGE;
 use ruvllm_engine::{
-    Adapter, Engine, EngineConfig, EngineError, KvCodec, Part, Session, SessionKey, SessionOptions,
-    Use,
+    Adapter, Engine, EngineConfig, EngineError, KvCodec, Session, SessionKey, SessionOptions,
+    StepInput, Use,
 };
 use ruvllm_host::{Host, HostConfig};
 use ruvllm_tests::PackBuilder;
@@ -82,8 +82,8 @@ fn sessions_of_different_adapters_and_none_share_steps() {
         };
         // Prompts, of which the last layer computes one row, several, or none.
         let from = |i: usize, len: usize| [len - 1, 0, len - 3, len][i % 4];
-        let mut parts: Vec<Part<'_>> = (sessions.iter_mut().zip(&prompts).enumerate())
-            .map(|(i, (session, tokens))| Part {
+        let mut inputs: Vec<StepInput<'_>> = (sessions.iter_mut().zip(&prompts).enumerate())
+            .map(|(i, (session, tokens))| StepInput {
                 session,
                 tokens,
                 from: from(i, tokens.len()),
@@ -92,7 +92,7 @@ fn sessions_of_different_adapters_and_none_share_steps() {
             .collect();
         let mut rows = vec![Vec::new(); prompts.len()];
         engine
-            .step_with(&mut parts, &mut |part, _, row| rows[part].extend_from_slice(row))
+            .step_with(&mut inputs, &mut |input, _, row| rows[input].extend_from_slice(row))
             .unwrap();
         for (i, (session, tokens)) in alone.iter_mut().zip(&prompts).enumerate() {
             let mut expected = Vec::new();
@@ -235,9 +235,10 @@ fn an_adapter_of_another_model_is_refused_before_any_work() {
     let adapter = Lora::all(&LLAMA, 4, 1).open(&other, 1.0);
     let (mut good, mut bad) = (engine.session(), engine.session_with(&with(&adapter)));
     assert_eq!(bad.prefill(&[1, 2]).unwrap_err().code(), "foreign_adapter");
-    let error =
-        engine.step(&mut [Part::new(&mut good, &[1]), Part::new(&mut bad, &[1])]).unwrap_err();
-    assert!(matches!(error, EngineError::StepPart { part: 1, .. }), "{error}");
+    let error = engine
+        .step(&mut [StepInput::new(&mut good, &[1]), StepInput::new(&mut bad, &[1])])
+        .unwrap_err();
+    assert!(matches!(error, EngineError::StepInput { input: 1, .. }), "{error}");
     assert!(good.is_empty() && bad.is_empty());
     // Engines that share the model share its adapters.
     let twin = other.with_kv(KvCodec::F32.into()).unwrap();

@@ -12,8 +12,8 @@ use common::{Fixture, LLAMA, QWEN2, Sizes, repository, some_tokens};
 use ruvllm_abi::DType;
 use ruvllm_engine::scheduler::{Request, Scheduler, SchedulerConfig};
 use ruvllm_engine::{
-    Engine, EngineConfig, GenerateOptions, Isa, KvPolicy, Model, Part, SamplingOptions, Session,
-    SessionOptions,
+    Engine, EngineConfig, GenerateOptions, Isa, KvPolicy, Model, SamplingOptions, Session,
+    SessionOptions, StepInput,
 };
 use ruvllm_host::{Host, HostConfig};
 use ruvllm_native::gemm::weight_types;
@@ -40,7 +40,7 @@ fn bits(logits: &[f32]) -> Vec<u32> {
 fn at_once(engine: &Engine, tokens: &[u32]) -> Bits {
     let mut rows = Vec::new();
     let mut session = engine.session();
-    let mut parts = [Part { from: 0, ..Part::new(&mut session, tokens) }];
+    let mut parts = [StepInput { from: 0, ..StepInput::new(&mut session, tokens) }];
     engine.step_with(&mut parts, &mut |_, _, logits| rows.push(bits(logits))).unwrap();
     rows
 }
@@ -52,9 +52,9 @@ fn in_chunks(engine: &Engine, tokens: &[u32], size: usize, others: usize) -> Bit
     let mut beside: Vec<Session> = (0..others).map(|_| engine.session()).collect();
     for (step, chunk) in tokens.chunks(size).enumerate() {
         let other = [5 + step as u32 % 50, 9, 11];
-        let mut parts = vec![Part { from: 0, ..Part::new(&mut session, chunk) }];
+        let mut parts = vec![StepInput { from: 0, ..StepInput::new(&mut session, chunk) }];
         for (i, session) in beside.iter_mut().enumerate() {
-            parts.push(Part::new(session, &other[..1 + (step + i) % 3]));
+            parts.push(StepInput::new(session, &other[..1 + (step + i) % 3]));
         }
         parts.rotate_right(others / 2);
         let own = others / 2;

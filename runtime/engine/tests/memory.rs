@@ -13,8 +13,8 @@ use common::{
 use ruvllm_abi::DType;
 use ruvllm_engine::memory::PAGE;
 use ruvllm_engine::{
-    Engine, EngineConfig, EngineError, KvCodec, KvPolicy, MemoryReport, Model, Part, Session,
-    SessionKey, SessionOptions, Use,
+    Engine, EngineConfig, EngineError, KvCodec, KvPolicy, MemoryReport, Model, Session, SessionKey,
+    SessionOptions, StepInput, Use,
 };
 use ruvllm_host::{Host, HostConfig, Policy};
 use ruvllm_tests::PackBuilder;
@@ -509,7 +509,7 @@ fn a_sequence_that_cannot_fit_is_refused_with_who_holds_what_and_others_go_on() 
     let mut greedy = engine.session_with(&alone());
     let (tokens, other) = (text(1, 1400), [1]);
     // In one step with the other, which therefore cannot be reclaimed.
-    let mut parts = [Part::new(&mut running, &other), Part::new(&mut greedy, &tokens)];
+    let mut parts = [StepInput::new(&mut running, &other), StepInput::new(&mut greedy, &tokens)];
     let error = engine.step(&mut parts).unwrap_err();
     assert!(matches!(&error, EngineError::MemoryExhausted { .. }), "{error}");
     let message = error.to_string();
@@ -733,7 +733,11 @@ fn an_endless_sequence_forgets_the_middle_and_moves_up_what_follows() {
                     assert!(session.len() <= 256);
                 }
                 session.prefill(&text(2, 600)).unwrap();
-                assert!(session.gap().len >= 250 + 700 + 600 - 256, "{:?}", session.gap());
+                assert!(
+                    session.evicted_range().len >= 250 + 700 + 600 - 256,
+                    "{:?}",
+                    session.evicted_range()
+                );
                 assert_eq!(session.tokens()[..32], text(0, 32));
                 assert_eq!(session.tokens()[32..], text(2, 600)[632 - session.len()..]);
                 let mut fresh = engine.session_with(&alone());
@@ -757,7 +761,7 @@ fn what_follows_forgotten_tokens_is_shared_with_nobody() {
     session.prefill(&text(1, 200)).unwrap();
     let left = session.tokens().to_vec();
     engine.session().prefill(&left).unwrap();
-    // The first block is before the gap.
+    // The first block is before the range.
     assert_eq!(report(&engine).kv.prefix_hit_tokens, 32);
     // A fork sees nothing of what the other forgot.
     assert_eq!(fork.tokens()[32..], text(0, 400)[400 + 32 - fork.len()..]);
@@ -768,7 +772,7 @@ fn what_follows_forgotten_tokens_is_shared_with_nobody() {
     let (path, key) = (dir.path().join("session"), SessionKey::generate().unwrap());
     session.save(&path, &key).unwrap();
     let restored = engine.restore_session(&path, &key, &SessionOptions::default()).unwrap();
-    assert_eq!((restored.gap(), restored.tokens()), (session.gap(), &left[..]));
+    assert_eq!((restored.evicted_range(), restored.tokens()), (session.evicted_range(), &left[..]));
     drop(restored);
     engine.session().prefill(&left).unwrap();
     assert_eq!(report(&engine).kv.prefix_hit_tokens - 32, left.len() as u64 / 32 * 32);
@@ -792,6 +796,6 @@ fn a_short_block_by_channel_is_whole_after_being_saved() {
         session.decode(token).unwrap();
         restored.decode(token).unwrap();
     }
-    assert!(restored.gap().len > 0);
+    assert!(restored.evicted_range().len > 0);
     assert_eq!(restored.logits(), session.logits());
 }

@@ -13,7 +13,8 @@ use common::{Fixture, LLAMA, QWEN2, Sizes, engine, relative_error, some_tokens, 
 use ruvllm_abi::DType;
 use ruvllm_engine::memory::PAGE;
 use ruvllm_engine::scheduler::{
-    Finished, Kind, Rejected, Request, Scheduler, SchedulerConfig, SchedulerStats, Ticket, Update,
+    Finished, Kind, Rejected, Request, RequestHandle, Scheduler, SchedulerConfig, SchedulerStats,
+    Update,
 };
 use ruvllm_engine::{
     Engine, EngineConfig, FinishReason, GenerateOptions, Logprobs, Model, SamplingOptions,
@@ -132,7 +133,7 @@ fn requests_that_join_and_leave_at_random_read_as_they_do_alone() {
     for (i, mut answer) in (0..).zip(answers) {
         let (prompt, tokens) = sizes(i);
         if i % 5 == 4 {
-            drop(answer.ticket.take());
+            drop(answer.handle.take());
             let (read, finished) = answer.all();
             assert!(finished.reason == FinishReason::Cancelled || read.len() == tokens);
             continue;
@@ -161,11 +162,11 @@ fn a_cancelled_request_ends_and_its_blocks_are_free() {
     let scheduler = default_scheduler();
     let alone = SessionOptions { scope: None, ..SessionOptions::default() };
     let endless = |i| Request { session: alone.clone(), ..request(i, 100, 3000) };
-    // By its ticket.
+    // By its handle.
     let mut answer = ask(&scheduler, endless(0));
     while !matches!(answer.next(), Update::Token(_)) {}
     assert!(scheduler.engine().memory().kv.blocks > 0);
-    drop(answer.ticket.take());
+    drop(answer.handle.take());
     let (_, finished) = answer.all();
     assert_eq!(finished.reason, FinishReason::Cancelled);
     assert_eq!(scheduler.engine().memory().kv.blocks, 0);
@@ -180,7 +181,7 @@ fn a_cancelled_request_ends_and_its_blocks_are_free() {
             ControlFlow::Continue(())
         }
     });
-    let _ticket = scheduler.submit(endless(1), sink).unwrap();
+    let _handle = scheduler.submit(endless(1), sink).unwrap();
     until(&scheduler, "cancelled", |stats| stats.cancelled == 2);
     assert_eq!((*told.lock().unwrap(), scheduler.engine().memory().kv.blocks), (4, 0));
 }
@@ -313,7 +314,7 @@ fn a_higher_priority_comes_first_and_who_made_way_goes_on() {
 fn submitter(
     scheduler: &Scheduler,
     begun: &Arc<Mutex<Vec<&'static str>>>,
-) -> impl FnMut(&'static str, u32, usize, usize) -> Ticket {
+) -> impl FnMut(&'static str, u32, usize, usize) -> RequestHandle {
     move |client, number, prompt, tokens| {
         let begun = Arc::clone(begun);
         let sink = Box::new(move |update| {
@@ -335,9 +336,9 @@ fn clients_are_served_alike_whatever_they_ask_for() {
     let mut submit = submitter(&scheduler, &begun);
     // One asks for much, the other later and for less at a time.
     let cost = |client: &str| if client == "many" { 60 + 2 * 30 } else { 20 + 2 * 10 };
-    let mut tickets: Vec<Ticket> = (0..20).map(|i| submit("many", i, 60, 30)).collect();
+    let mut handles: Vec<RequestHandle> = (0..20).map(|i| submit("many", i, 60, 30)).collect();
     until(&scheduler, "it runs", |stats| stats.running == 2);
-    tickets.extend((0..30).map(|i| submit("few", 100 + i, 20, 10)));
+    handles.extend((0..30).map(|i| submit("few", 100 + i, 20, 10)));
     assert!(scheduler.drain(LONG));
     let begun = begun.lock().unwrap();
     assert_eq!(begun.len(), 50);
@@ -358,9 +359,9 @@ fn who_was_away_has_saved_nothing_up() {
     let scheduler = start(&engine(&model(), two_threads()), config);
     let begun = Arc::new(Mutex::new(Vec::new()));
     let mut submit = submitter(&scheduler, &begun);
-    let mut tickets: Vec<Ticket> = (0..40).map(|i| submit("here", i, 60, 30)).collect();
+    let mut handles: Vec<RequestHandle> = (0..40).map(|i| submit("here", i, 60, 30)).collect();
     until(&scheduler, "much was served", |stats| stats.finished >= 15);
-    tickets.extend((0..20).map(|i| submit("away", 100 + i, 60, 30)));
+    handles.extend((0..20).map(|i| submit("away", 100 + i, 60, 30)));
     assert!(scheduler.drain(LONG));
     let begun = begun.lock().unwrap();
     let first = begun.iter().position(|client| *client == "away").unwrap();
@@ -603,7 +604,7 @@ fn a_sink_that_panics_ends_its_request_alone() {
     let scheduler = default_scheduler();
     let beside = ask(&scheduler, request(0, 20, 50));
     let sink = Box::new(|_| panic!("a sink of a test panics, as it should"));
-    let _ticket = scheduler.submit(request(1, 20, 50), sink).unwrap();
+    let _handle = scheduler.submit(request(1, 20, 50), sink).unwrap();
     assert_eq!(beside.tokens().len(), 50);
     until(&scheduler, "cancelled", |stats| stats.cancelled == 1);
 }
@@ -618,7 +619,7 @@ fn a_step_that_does_not_end_is_seen_from_outside() {
         let _ = held.lock().unwrap().recv();
         ControlFlow::Break(())
     });
-    let _ticket = scheduler.submit(request(0, 20, 5), sink).unwrap();
+    let _handle = scheduler.submit(request(0, 20, 5), sink).unwrap();
     let start = Instant::now();
     while scheduler.busy_for() < Duration::from_millis(100) {
         assert!(start.elapsed() < LONG);
@@ -646,12 +647,12 @@ fn where_the_thread_ends_nobody_waits_for_what_will_not_come() {
         let _ = &bomb;
         ControlFlow::Continue(())
     });
-    let ticket = scheduler.submit(request(1, 20, 5), sink).unwrap();
+    let handle = scheduler.submit(request(1, 20, 5), sink).unwrap();
     while running.updates.recv_timeout(LONG).is_ok() {}
     assert!(scheduler.drain(LONG));
     assert!(!scheduler.is_alive());
     assert!(matches!(scheduler.submit(request(2, 5, 5), self::sink().0), Err(Rejected::Draining)));
-    drop(ticket);
+    drop(handle);
 }
 
 #[test]

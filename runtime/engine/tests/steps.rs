@@ -13,8 +13,8 @@ use common::{
 use ruvllm_abi::DType;
 use ruvllm_engine::gguf::Value;
 use ruvllm_engine::{
-    Engine, EngineConfig, EngineError, KvCodec, KvPolicy, Model, Part, ProbeText, Session,
-    SessionOptions,
+    Engine, EngineConfig, EngineError, KvCodec, KvPolicy, Model, ProbeText, Session,
+    SessionOptions, StepInput,
 };
 use ruvllm_host::{HealthLimits, Host, HostConfig};
 use ruvllm_tests::PackBuilder;
@@ -78,17 +78,17 @@ fn together(engine: &Engine, requests: &[Request]) -> Vec<Trace> {
                 (vec![best(logits)], true)
             })
             .collect();
-        let mut parts: Vec<Part<'_>> = (sessions.iter_mut().zip(&next))
+        let mut inputs: Vec<StepInput<'_>> = (sessions.iter_mut().zip(&next))
             .filter(|(_, (tokens, _))| !tokens.is_empty())
             .map(|(session, (tokens, wanted))| match wanted {
-                true => Part::new(session, tokens),
-                false => Part { from: tokens.len(), ..Part::new(session, tokens) },
+                true => StepInput::new(session, tokens),
+                false => StepInput { from: tokens.len(), ..StepInput::new(session, tokens) },
             })
             .collect();
-        if parts.is_empty() {
+        if inputs.is_empty() {
             break;
         }
-        engine.step(&mut parts).unwrap();
+        engine.step(&mut inputs).unwrap();
         for ((session, trace), (_, wanted)) in sessions.iter().zip(&mut traces).zip(&next) {
             if *wanted {
                 trace.push(session.logits().to_vec());
@@ -175,32 +175,34 @@ fn every_wanted_row_goes_to_its_part() {
     sessions[1].prefill(&tokens[..3]).unwrap();
     let before = sessions[1].logits().to_vec();
     let [a, b, c, d] = &mut sessions[..] else { unreachable!() };
-    // More rows than are computed at a time, cut within parts.
-    let mut parts = [
-        Part { from: 2, ..Part::new(a, &tokens[..40]) },
-        Part { from: usize::MAX, ..Part::new(b, &tokens[3..10]) },
-        Part { from: 0, ..Part::new(c, &tokens[..1]) },
-        Part { from: 11, ..Part::new(d, &tokens[40..]) },
+    // More rows than are computed at a time, cut within inputs.
+    let mut inputs = [
+        StepInput { from: 2, ..StepInput::new(a, &tokens[..40]) },
+        StepInput { from: usize::MAX, ..StepInput::new(b, &tokens[3..10]) },
+        StepInput { from: 0, ..StepInput::new(c, &tokens[..1]) },
+        StepInput { from: 11, ..StepInput::new(d, &tokens[40..]) },
     ];
     let mut rows = Vec::new();
     engine
-        .step_with(&mut parts, &mut |part, token, logits| rows.push((part, token, logits.to_vec())))
+        .step_with(&mut inputs, &mut |input, token, logits| {
+            rows.push((input, token, logits.to_vec()))
+        })
         .unwrap();
-    let order: Vec<_> = rows.iter().map(|(part, token, _)| (*part, *token)).collect();
+    let order: Vec<_> = rows.iter().map(|(input, token, _)| (*input, *token)).collect();
     let expected: Vec<_> = (2..40)
         .map(|token| (0, token))
         .chain([(2, 0)])
         .chain((11..50).map(|token| (3, token)))
         .collect();
     assert_eq!(order, expected);
-    for (part, tokens) in [(0, &tokens[..40]), (2, &tokens[..1]), (3, &tokens[40..])] {
+    for (input, tokens) in [(0, &tokens[..40]), (2, &tokens[..1]), (3, &tokens[40..])] {
         let all = engine.session().prefill_all(tokens).unwrap();
-        for (_, token, logits) in rows.iter().filter(|row| row.0 == part) {
+        for (_, token, logits) in rows.iter().filter(|row| row.0 == input) {
             let error = relative_error(logits, &all[token * logits.len()..][..logits.len()]);
-            assert!(error < 1e-4, "token {token} of part {part} is off by {error:e}");
+            assert!(error < 1e-4, "token {token} of input {input} is off by {error:e}");
         }
-        let last = &rows.iter().rfind(|row| row.0 == part).unwrap().2;
-        assert_eq!((sessions[part].logits(), sessions[part].tokens()), (&last[..], tokens));
+        let last = &rows.iter().rfind(|row| row.0 == input).unwrap().2;
+        assert_eq!((sessions[input].logits(), sessions[input].tokens()), (&last[..], tokens));
     }
     assert_eq!((sessions[1].logits(), sessions[1].tokens()), (&before[..], &tokens[..10]));
 }
@@ -224,11 +226,12 @@ fn a_part_that_cannot_be_computed_is_named_and_nothing_is_computed() {
     ] {
         let [a, b, c] = &mut sessions[..] else { unreachable!() };
         let b = if code == "foreign_session" { &mut foreign } else { b };
-        let mut parts = [Part::new(a, &[7, 8]), Part::new(b, tokens), Part::new(c, &[9; 9])];
-        let error = engine.step(&mut parts).unwrap_err();
+        let mut inputs =
+            [StepInput::new(a, &[7, 8]), StepInput::new(b, tokens), StepInput::new(c, &[9; 9])];
+        let error = engine.step(&mut inputs).unwrap_err();
         assert_eq!(error.code(), code);
-        assert!(matches!(error, EngineError::StepPart { part: 1, .. }), "{error}");
-        assert!(error.to_string().starts_with("part 1 of the step: "), "{error}");
+        assert!(matches!(error, EngineError::StepInput { input: 1, .. }), "{error}");
+        assert!(error.to_string().starts_with("input 1 of the step: "), "{error}");
         assert!(foreign.is_empty());
         for session in &sessions {
             assert_eq!((session.len(), session.tokens()), (6, &some_tokens(6)[..]));
@@ -236,7 +239,7 @@ fn a_part_that_cannot_be_computed_is_named_and_nothing_is_computed() {
         }
     }
     let error = engine.decode_batch(sessions.iter_mut().zip([1, 2, 99_999])).unwrap_err();
-    assert!(matches!(error, EngineError::StepPart { part: 2, .. }), "{error}");
+    assert!(matches!(error, EngineError::StepInput { input: 2, .. }), "{error}");
     engine.decode_batch(sessions.iter_mut().zip([1, 2, 3])).unwrap();
     assert!(sessions.iter().zip([1, 2, 3]).all(|(s, token)| s.tokens()[6..] == [token]));
     engine.step(&mut []).unwrap();
@@ -411,8 +414,8 @@ fn a_step_whose_numbers_are_not_finite_is_an_error() {
         let mut hidden = vec![0.0; LLAMA.dim];
         let tokens = some_tokens(5);
         let hidden = Some(&mut hidden[..]);
-        let part = Part { session: &mut session, tokens: &tokens, from: 0, hidden };
-        let error = engine.step(&mut [part]).unwrap_err();
+        let input = StepInput { session: &mut session, tokens: &tokens, from: 0, hidden };
+        let error = engine.step(&mut [input]).unwrap_err();
         assert_eq!(error.code(), "non_finite_logits");
         assert_eq!(session.len(), 0, "nothing is left of it");
     }

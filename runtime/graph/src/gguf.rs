@@ -150,8 +150,8 @@ impl GgufGraph {
         let request =
             Request { kind: Kind::Embed, ..Request::new(prompt, GenerateOptions::default()) };
         // Dropped, it is cancelled.
-        let ticket = self.scheduler.submit(request, sink);
-        let _ticket = ticket.map_err(|rejected| failed(rejected.to_string()))?;
+        let handle = self.scheduler.submit(request, sink);
+        let _handle = handle.map_err(|rejected| failed(rejected.to_string()))?;
         loop {
             match answer.recv_timeout(LOOK) {
                 Ok(mean) => return mean.map_err(failed),

@@ -6,7 +6,9 @@ use crate::{
 };
 use ruvllm_engine::chat::{ChatTemplate, Message, Renderer};
 use ruvllm_engine::memory::kernel_share;
-use ruvllm_engine::scheduler::{Kind, Request, Scheduler, SchedulerConfig, Sink, Ticket, Update};
+use ruvllm_engine::scheduler::{
+    Kind, Request, RequestHandle, Scheduler, SchedulerConfig, Sink, Update,
+};
 use ruvllm_engine::{
     Adapter, Engine, EngineConfig, Event, Finish, GenerateOptions, Isa, KvPolicy, LoadProgress,
     Model, ReadPattern, RopeExtension, Session, SessionKey, SessionOptions, unit_length,
@@ -245,8 +247,8 @@ impl Runtime {
             ControlFlow::Continue(())
         });
         let scheduler = self.scheduler()?;
-        let ticket = scheduler.submit(Request { kind: Kind::Embed, ..request }, sink)?;
-        Ok(PendingEmbedding { answer, tokens: count, _ticket: ticket, _scheduler: scheduler })
+        let handle = scheduler.submit(Request { kind: Kind::Embed, ..request }, sink)?;
+        Ok(PendingEmbedding { answer, tokens: count, _handle: handle, _scheduler: scheduler })
     }
 
     fn request(&self, tokens: Vec<u32>, options: GenerateOptions) -> Request {
@@ -399,17 +401,17 @@ impl Runtime {
 /// Takes a session back to what it has in common with `tokens`, and gives those that are left to compute;
 /// at least one, so that there are logits.
 fn rewind<'t>(session: &mut Session, tokens: &'t [u32]) -> &'t [u32] {
-    let (held, gap) = (session.tokens(), session.gap());
+    let (held, evicted) = (session.tokens(), session.evicted_range());
     let most = tokens.len().saturating_sub(1);
     let common =
         |held: &[u32], tokens: &[u32]| held.iter().zip(tokens).take_while(|(a, b)| a == b).count();
     let mut keep = common(held, &tokens[..most]);
     let mut read = keep;
-    if gap.len > 0 && keep >= gap.at {
+    if evicted.len > 0 && keep >= evicted.at {
         // What an endless session forgot, it has read.
-        let behind = tokens[..most].get(gap.at + gap.len..).unwrap_or_default();
-        keep = gap.at + common(&held[gap.at..], behind);
-        read = if keep > gap.at { keep + gap.len } else { gap.at };
+        let behind = tokens[..most].get(evicted.at + evicted.len..).unwrap_or_default();
+        keep = evicted.at + common(&held[evicted.at..], behind);
+        read = if keep > evicted.at { keep + evicted.len } else { evicted.at };
     }
     session.truncate(keep);
     &tokens[read..]
@@ -441,7 +443,7 @@ fn run(
 struct PendingEmbedding {
     answer: mpsc::Receiver<Result<Vec<f32>, Error>>,
     tokens: usize,
-    _ticket: Ticket,
+    _handle: RequestHandle,
     /// Goes on as long as somebody waits.
     _scheduler: Scheduler,
 }

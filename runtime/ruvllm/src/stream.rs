@@ -5,7 +5,7 @@
 //! goes with any.
 
 use crate::{Completion, Error};
-use ruvllm_engine::scheduler::{Request, Scheduler, Ticket, Update};
+use ruvllm_engine::scheduler::{Request, RequestHandle, Scheduler, Update};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -42,7 +42,7 @@ pub struct TextStream {
     completion: Option<Completion>,
     /// Whether there is nothing more to come.
     over: bool,
-    ticket: Ticket,
+    handle: RequestHandle,
     /// Goes on as long as somebody reads.
     _scheduler: Scheduler,
 }
@@ -147,8 +147,8 @@ impl TextStream {
             writer.take(update);
             ControlFlow::Continue(())
         });
-        let ticket = scheduler.submit(request, sink)?;
-        Ok(Self { channel, completion: None, over: false, ticket, _scheduler: scheduler })
+        let handle = scheduler.submit(request, sink)?;
+        Ok(Self { channel, completion: None, over: false, handle, _scheduler: scheduler })
     }
 
     /// The next piece, or `None` at the end, as soon as there is either; for asynchronous code.
@@ -194,7 +194,7 @@ impl TextStream {
 
     /// Ends the generation within a step; what there is until then, and the end, still come.
     pub fn cancel(&self) {
-        self.ticket.cancel();
+        self.handle.cancel();
     }
 
     /// Waits for the end, and gives all of it, what was taken before included.

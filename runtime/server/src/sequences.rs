@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ruvllm_engine::scheduler::{
-    Finished, Kind, PromptLogprobs, Rejected, Request, Ticket, Token, Update,
+    Finished, Kind, PromptLogprobs, Rejected, Request, RequestHandle, Token, Update,
 };
 use ruvllm_engine::{GenerateOptions, SessionOptions, TokenConstraint};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -77,7 +77,7 @@ pub(crate) enum Step {
 /// Sequences that are computed; dropped, they are cancelled.
 pub(crate) struct Sequences {
     updates: UnboundedReceiver<(usize, Update)>,
-    tickets: Vec<Ticket>,
+    handles: Vec<RequestHandle>,
     /// Those that have not ended.
     open: usize,
     begun: Instant,
@@ -114,7 +114,7 @@ impl Sequences {
             return Err(ApiError::invalid(param, message));
         }
         let (sender, updates) = unbounded_channel();
-        let mut tickets = Vec::with_capacity(count);
+        let mut handles = Vec::with_capacity(count);
         for index in 0..count {
             let mut options = options.clone();
             let seed = options.sampling.seed;
@@ -157,12 +157,12 @@ impl Sequences {
                     Rejected::Draining => ApiError::draining(),
                     Rejected::Invalid(error) => ApiError::from(error).of(operation.param()),
                 });
-            tickets.push(submitted.inspect_err(|error| spans::failed(&span, error.code()))?);
+            handles.push(submitted.inspect_err(|error| spans::failed(&span, error.code()))?);
         }
         let usage = Usage { prompt: prompts.iter().map(Vec::len).sum(), ..Usage::default() };
         Ok(Sequences {
             updates,
-            tickets,
+            handles,
             open: count,
             begun: Instant::now(),
             limit: app.options.limits.request_timeout,
@@ -179,7 +179,7 @@ impl Sequences {
 
     /// How many there are, at first.
     pub(crate) fn count(&self) -> usize {
-        self.tickets.len()
+        self.handles.len()
     }
 
     /// Token counts so far.

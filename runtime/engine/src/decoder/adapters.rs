@@ -42,7 +42,7 @@ impl<'a, 'c> LayerAdapters<'a, 'c> {
 
     /// Whether any row has one.
     pub(super) fn any(self) -> bool {
-        self.chunks.iter().any(|chunk| chunk.table.standing.adapter.is_some())
+        self.chunks.iter().any(|chunk| chunk.table.options.adapter.is_some())
     }
 
     /// Adds to projections of `x` `[m, in]`, each `[m, out]`, what the adapters of the rows make of
@@ -77,7 +77,7 @@ impl<'a, 'c> LayerAdapters<'a, 'c> {
         let rows = queries(self.chunks, self.wanted).map(|queries| {
             let rows = queries.to..queries.to + queries.rows.len();
             let table = &*queries.chunk.table;
-            (rows, (table.standing.adapter.as_ref(), table.isolation))
+            (rows, (table.options.adapter.as_ref(), table.isolation))
         });
         let mut rows = rows.peekable();
         let runs = std::iter::from_fn(move || {

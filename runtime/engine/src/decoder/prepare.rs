@@ -105,14 +105,14 @@ impl Decoder {
         table: &mut KvTable,
         extra: usize,
     ) -> Result<(), EngineError> {
-        let Some(forget) = self.kv.to_forget(table, extra) else { return Ok(()) };
+        let Some(range) = self.kv.slide_range(table, extra) else { return Ok(()) };
         let Team { pool, .. } = team;
         let config = model.config();
         let shape = rope_rows(config, config.kv_heads);
-        let angles = self.rope_tables.back(forget.len);
+        let angles = self.rope_tables.back(range.len);
         let rotates = self.kv.rotates();
         let mut turned = Vec::new();
-        let mut turn = |kernels: &mut Kernels, scope: Scope, rows: &mut [f32]| {
+        let mut rerotate = |kernels: &mut Kernels, scope: Scope, rows: &mut [f32]| {
             if rotates {
                 hadamard_heads(team, rows, config.head_dim)?;
             }
@@ -125,7 +125,7 @@ impl Decoder {
             Ok(())
         };
         let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool };
-        self.kv.forget_tokens(table, forget, &mut turn, &mut kv_kernels)
+        self.kv.forget_tokens(table, range, &mut rerotate, &mut kv_kernels)
     }
 
     /// Gives each row of the step its position, and makes room for keys, values and working memory.

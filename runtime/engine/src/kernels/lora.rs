@@ -51,7 +51,7 @@ impl LoraRows<'_> {
 }
 
 /// One thread's share of the rows, and how it went.
-struct Share<'a, 'r> {
+struct LoraThreadRows<'a, 'r> {
     worker: &'a mut Worker,
     delta: &'a mut Vec<f32>,
     pieces: LoraList<'r>,
@@ -87,7 +87,7 @@ impl Kernels {
                 _ => Ok(()),
             };
         }
-        let mut shares: SmallVec<[Share<'_, '_>; FEW]> = SmallVec::new();
+        let mut shares: SmallVec<[LoraThreadRows<'_, '_>; FEW]> = SmallVec::new();
         let mut rest = all.into_iter().peekable();
         let mut done = 0;
         for (i, (worker, delta)) in workers.iter_mut().zip(deltas).enumerate().take(threads) {
@@ -107,10 +107,10 @@ impl Kernels {
                     rest.next();
                 }
             }
-            shares.push(Share { worker, delta, pieces, result: Ok(()) });
+            shares.push(LoraThreadRows { worker, delta, pieces, result: Ok(()) });
         }
-        pool.run_with(&mut shares, &|_, share: &mut Share<'_, '_>| {
-            let Share { worker, delta, pieces, .. } = share;
+        pool.run_with(&mut shares, &|_, share: &mut LoraThreadRows<'_, '_>| {
+            let LoraThreadRows { worker, delta, pieces, .. } = share;
             let mut pieces = pieces.iter_mut();
             share.result = pieces.try_for_each(|rows| kernel.add(worker, delta, rows));
         });

@@ -101,7 +101,7 @@ impl<A: Rows, B: Rows> Rows for (A, B) {
 }
 
 /// One thread's share of the rows, and how it went.
-struct Share<'a, R> {
+struct ThreadRows<'a, R> {
     worker: &'a mut Worker,
     first: usize,
     rows: R,
@@ -130,9 +130,9 @@ pub(super) fn over_rows<R: Rows>(
     let mut shares = Vec::with_capacity(threads);
     for (i, worker) in workers.iter_mut().enumerate().take(threads) {
         let rows = rows.split_off_front(share.min(rows.count()));
-        shares.push(Share { worker, first: i * share, rows, result: Ok(()) });
+        shares.push(ThreadRows { worker, first: i * share, rows, result: Ok(()) });
     }
-    pool.run_with(&mut shares, &|_, share: &mut Share<'_, R>| {
+    pool.run_with(&mut shares, &|_, share: &mut ThreadRows<'_, R>| {
         share.result = work(share.worker, share.first, &mut share.rows);
     });
     shares.into_iter().try_for_each(|share| share.result)

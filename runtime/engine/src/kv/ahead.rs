@@ -7,12 +7,12 @@
 //! since a block is written in less than a millisecond and computing as many tokens takes many.
 //!
 //! - Attention goes on reading the block meanwhile. The copy spares both sides a lock.
-//! - The block holds a [`Claim`] to its job. Whoever may write to its bytes, or drops them, drops the
-//!   claim, and with it the job; so nothing is ever put in place of anything else.
+//! - The block holds a [`JobHandle`] to its job. Whoever may write to its bytes, or drops them, drops the
+//!   handle, and with it the job; so nothing is ever put in place of anything else.
 //! - A job is worth nothing once other kernels are pinned than those it was to be written by, nor when one
 //!   of them fails; the block is then written when it is due, by the kernels of that step, and
 //!   what fails fails there.
-//! - A job's slots are the pool's. The thread never frees them: they go back when the store redeems or
+//! - A job's slots are the pool's. The thread never frees them: they go back when the store joins or
 //!   gives up the job, so that what is in use does not depend on its pace either.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,7 +35,7 @@ mod tests;
 const JOBS: usize = 64;
 
 /// The thread, and the jobs that were handed to it.
-pub(super) struct Ahead {
+pub(super) struct RecodeThread {
     queue: Arc<JobQueue>,
     thread: Option<JoinHandle<()>>,
 }
@@ -61,13 +61,13 @@ struct QueuedJob {
     /// The step that handed it over.
     since: u64,
     /// `None` while the thread has it.
-    job: Option<Job>,
+    job: Option<RecodeJob>,
 }
 
 /// A block to be written anew.
-pub(super) struct Job {
+pub(super) struct RecodeJob {
     /// By half, the sides that change.
-    rewrites: [Option<Rewrite>; 2],
+    recodes: [Option<SideRecode>; 2],
     tokens: usize,
     isolation: Scope,
     codecs: Codecs,
@@ -77,7 +77,7 @@ pub(super) struct Job {
 }
 
 /// A copy of a side, and where it is written anew.
-pub(super) struct Rewrite {
+pub(super) struct SideRecode {
     pub(super) from: Side,
     pub(super) to: Side,
 }
@@ -91,26 +91,26 @@ enum State {
 }
 
 /// The sides of a block that have changed, by half, and how long writing them took.
-pub(super) type Written = ([Option<Side>; 2], Duration);
+pub(super) type RecodedSides = ([Option<Side>; 2], Duration);
 
-/// A block's claim to the job that writes it anew. The job goes with it.
-pub(super) struct Claim {
+/// A block's handle to the job that writes it anew. The job goes with it.
+pub(super) struct JobHandle {
     queue: Arc<JobQueue>,
     number: u64,
 }
 
-impl Claim {
+impl JobHandle {
     /// What was written, once it is; `None` where that is not for these codecs, or not by these kernels, or
     /// was given up or failed.
-    pub(super) fn redeem(self, codecs: Codecs, kernels: &Arc<Pinned>) -> Option<Written> {
+    pub(super) fn join(self, codecs: Codecs, kernels: &Arc<Pinned>) -> Option<RecodedSides> {
         let job = self.queue.take(self.number, |job| job.state != State::Waiting)?;
         let State::Written(took) = job.state else { return None };
         let fits = job.codecs == codecs && Weak::ptr_eq(&job.kernels, &Arc::downgrade(kernels));
-        fits.then(|| (job.rewrites.map(|rewrite| Some(rewrite?.to)), took))
+        fits.then(|| (job.recodes.map(|recode| Some(recode?.to)), took))
     }
 }
 
-impl Drop for Claim {
+impl Drop for JobHandle {
     fn drop(&mut self) {
         self.queue.take(self.number, |_| true);
     }
@@ -126,7 +126,7 @@ impl JobQueue {
     }
 
     /// Takes a job off the list once it is `ready`; one that the thread has is waited for.
-    fn take(&self, number: u64, ready: impl Fn(&Job) -> bool) -> Option<Job> {
+    fn take(&self, number: u64, ready: impl Fn(&RecodeJob) -> bool) -> Option<RecodeJob> {
         let mut jobs = self.lock();
         loop {
             let at = jobs.list.iter().position(|queued| queued.number == number)?;
@@ -138,13 +138,13 @@ impl JobQueue {
     }
 
     /// The next job for the thread; `None` when it is to end.
-    fn next(&self) -> Option<(u64, Job)> {
+    fn next(&self) -> Option<(u64, RecodeJob)> {
         let mut jobs = self.lock();
         loop {
             if jobs.end {
                 return None;
             }
-            let waiting = |job: &mut Job| job.state == State::Waiting;
+            let waiting = |job: &mut RecodeJob| job.state == State::Waiting;
             for queued in &mut jobs.list {
                 if let Some(job) = queued.job.take_if(waiting) {
                     return Some((queued.number, job));
@@ -155,7 +155,7 @@ impl JobQueue {
     }
 
     /// Puts a job back that the thread is through with.
-    fn give_back(&self, number: u64, job: Job) {
+    fn give_back(&self, number: u64, job: RecodeJob) {
         let mut jobs = self.lock();
         // Nobody takes it off the list while the thread has it.
         if let Some(queued) = jobs.list.iter_mut().find(|queued| queued.number == number) {
@@ -187,28 +187,28 @@ impl JobQueue {
     }
 }
 
-impl Job {
+impl RecodeJob {
     /// A block of `tokens` tokens that the kernels of the step write anew.
     pub(super) fn new(
-        rewrites: [Option<Rewrite>; 2],
+        recodes: [Option<SideRecode>; 2],
         tokens: usize,
         isolation: Scope,
         codecs: Codecs,
         kernels: &Arc<Pinned>,
-    ) -> Job {
+    ) -> RecodeJob {
         let kernels = Arc::downgrade(kernels);
-        Job { rewrites, tokens, isolation, codecs, kernels, state: State::Waiting }
+        RecodeJob { recodes, tokens, isolation, codecs, kernels, state: State::Waiting }
     }
 
     fn write(&mut self, shape: &BlockShape, packer: &mut Packer<'_>) -> Result<(), EngineError> {
-        let mut rewrites = self.rewrites.iter_mut().flatten();
-        rewrites.try_for_each(|Rewrite { from, to }| packer.recode(shape, self.tokens, from, to))
+        let mut recodes = self.recodes.iter_mut().flatten();
+        recodes.try_for_each(|SideRecode { from, to }| packer.recode(shape, self.tokens, from, to))
     }
 }
 
-impl Ahead {
+impl RecodeThread {
     /// Starts the thread, if the system lets it.
-    pub(super) fn start(shape: BlockShape, worker: Worker) -> Option<Ahead> {
+    pub(super) fn start(shape: BlockShape, worker: Worker) -> Option<RecodeThread> {
         let jobs = Jobs { list: Vec::with_capacity(JOBS), next: 0, end: false };
         let queue = Arc::new(JobQueue {
             jobs: Mutex::new(jobs),
@@ -219,7 +219,7 @@ impl Ahead {
         let thread = thread::Builder::new()
             .name("ruvllm-kv".into())
             .spawn(move || theirs.work(shape, worker));
-        Some(Ahead { queue, thread: Some(thread.ok()?) })
+        Some(RecodeThread { queue, thread: Some(thread.ok()?) })
     }
 
     /// Jobs that there are.
@@ -236,13 +236,13 @@ impl Ahead {
         self.jobs() < JOBS
     }
 
-    pub(super) fn hand(&self, job: Job, since: u64) -> Claim {
+    pub(super) fn hand(&self, job: RecodeJob, since: u64) -> JobHandle {
         let mut jobs = self.queue.lock();
         let number = jobs.next;
         jobs.next += 1;
         jobs.list.push(QueuedJob { number, since, job: Some(job) });
         self.queue.handed.notify_one();
-        Claim { queue: Arc::clone(&self.queue), number }
+        JobHandle { queue: Arc::clone(&self.queue), number }
     }
 
     /// Gives up the jobs that were handed over before a step; one that the thread has is waited for.
@@ -258,7 +258,7 @@ impl Ahead {
     }
 }
 
-impl Drop for Ahead {
+impl Drop for RecodeThread {
     fn drop(&mut self) {
         self.queue.lock().end = true;
         self.queue.handed.notify_one();

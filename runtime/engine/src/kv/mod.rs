@@ -24,7 +24,6 @@
 
 mod ahead;
 mod block;
-mod forms;
 mod prefix;
 mod reclaim;
 mod recode;
@@ -36,6 +35,7 @@ mod steps;
 mod store;
 mod stored;
 mod table;
+mod versions;
 mod write_ahead;
 
 #[cfg(test)]
@@ -43,10 +43,10 @@ mod tests;
 
 pub use crate::kv_policy::{InvalidKvPolicy, KvCodec, KvPolicy, KvTiers};
 pub(crate) use block::{BlockShape, Half};
-pub(crate) use forms::AttendedPositions;
 pub(crate) use prefix::scope;
 pub(crate) use spill::SpillDir;
 pub use stats::KvStats;
 pub(crate) use store::{KvKernels, KvStore};
-pub use table::Gap;
-pub(crate) use table::{KvTable, Standing};
+pub use table::EvictedRange;
+pub(crate) use table::{KvTable, SequenceOptions};
+pub(crate) use versions::AttendedPositions;

@@ -13,7 +13,7 @@
 //! given up.
 
 use super::block::{Codecs, Half};
-use super::store::{KvKernels, KvStore, Place, copy_block};
+use super::store::{BlockLocation, KvKernels, KvStore, copy_block};
 use super::table::BlockId;
 use crate::kv_policy::KvTiers;
 
@@ -68,8 +68,8 @@ impl KvStore {
             let smallest = Codecs::new(&self.policy, KvTiers::oldest);
             for &id in &idle {
                 let block = &self.blocks[id.0 as usize];
-                let larger = match &block.place {
-                    Place::Memory(stored) => {
+                let larger = match &block.location {
+                    BlockLocation::Memory(stored) => {
                         stored.codecs().bytes(&self.shape) > smallest.bytes(&self.shape)
                     }
                     _ => false,
@@ -108,7 +108,7 @@ impl KvStore {
     /// Blocks in memory that the running step does not need, in the order in which they go.
     fn idle(&self) -> Vec<BlockId> {
         let ids = self.blocks.iter().enumerate().filter(|(_, block)| {
-            block.used < self.clock && matches!(block.place, Place::Memory(_))
+            block.used < self.clock && matches!(block.location, BlockLocation::Memory(_))
         });
         let mut ids: Vec<_> = ids.map(|(index, _)| BlockId(index as u32)).collect();
         ids.sort_by_key(|id| {
@@ -122,12 +122,13 @@ impl KvStore {
     fn spill_block(&mut self, id: BlockId) -> bool {
         let shape = self.shape;
         let block = &mut self.blocks[id.0 as usize];
-        let (Some(spill), Place::Memory(stored)) = (&mut self.spill, &block.place) else {
+        let (Some(spill), BlockLocation::Memory(stored)) = (&mut self.spill, &block.location)
+        else {
             return false;
         };
         match spill.write(stored, &shape) {
-            Ok(ticket) => {
-                block.place = Place::Disk(ticket);
+            Ok(spilled) => {
+                block.location = BlockLocation::Disk(spilled);
                 self.stats.spills += 1;
                 true
             }
@@ -147,7 +148,7 @@ impl KvStore {
     /// Gives a block up.
     fn evict(&mut self, id: BlockId) -> bool {
         let block = &mut self.blocks[id.0 as usize];
-        if !matches!(block.place, Place::Memory(_)) {
+        if !matches!(block.location, BlockLocation::Memory(_)) {
             return false;
         }
         self.stats.evictions += 1;
@@ -172,13 +173,13 @@ impl KvStore {
                 return;
             }
             for index in 0..self.blocks.len() {
-                let Place::Memory(stored) = &self.blocks[index].place else { continue };
+                let BlockLocation::Memory(stored) = &self.blocks[index].location else { continue };
                 if !Half::BOTH.iter().any(|&half| stored.side(half).lease.lies_in(&sparse)) {
                     continue;
                 }
                 let Ok(mut moved) = self.lease(stored.codecs()) else { continue };
                 copy_block(stored, &mut moved);
-                self.blocks[index].place = Place::Memory(moved);
+                self.blocks[index].location = BlockLocation::Memory(moved);
                 self.stats.moves += 1;
             }
         }

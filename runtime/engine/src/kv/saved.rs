@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::block::Codecs;
 use super::spill::{read_block, write_block};
-use super::store::{KvKernels, KvStore, Place};
-use super::table::{Entry, Gap, KvTable, Standing};
+use super::store::{BlockLocation, KvKernels, KvStore};
+use super::table::{BlockRef, EvictedRange, KvTable, SequenceOptions};
 use crate::adapter::Adapter;
 use crate::error::{EngineError, short_hash};
 use crate::kv_policy::{KvCodec, KvTiers};
@@ -37,7 +37,7 @@ struct Header {
     #[serde(default)]
     adapter: Option<[u8; 32]>,
     tokens: usize,
-    gap: Gap,
+    gap: EvictedRange,
     blocks: Vec<SavedBlock>,
 }
 
@@ -61,8 +61,8 @@ impl KvStore {
         key: &SessionKey,
     ) -> Result<(), EngineError> {
         let stored = table.entries.iter().filter_map(|entry| {
-            match &self.blocks[entry.id.0 as usize].place {
-                Place::Memory(stored) => Some((entry, stored)),
+            match &self.blocks[entry.id.0 as usize].location {
+                BlockLocation::Memory(stored) => Some((entry, stored)),
                 _ => None,
             }
         });
@@ -75,9 +75,9 @@ impl KvStore {
             policy: self.policy.to_string(),
             block_tokens: self.shape.tokens,
             kernels: self.kernels(table),
-            adapter: table.standing.adapter.as_ref().map(Adapter::fingerprint),
+            adapter: table.options.adapter.as_ref().map(Adapter::fingerprint),
             tokens: table.len(),
-            gap: table.gap,
+            gap: table.evicted,
             blocks: blocks.collect(),
         };
         let refused = |source: serde_json::Error| EngineError::Sealed {
@@ -108,7 +108,7 @@ impl KvStore {
         &mut self,
         path: &Path,
         key: &SessionKey,
-        standing: Standing,
+        options: SequenceOptions,
         (context, vocab): (usize, usize),
         kv_kernels: &mut KvKernels<'_>,
     ) -> Result<KvTable, EngineError> {
@@ -120,9 +120,9 @@ impl KvStore {
         let mut sealed = sealed.with_threads(kv_kernels.pool.threads());
         let damaged = || unsealed(SealedError::Damaged);
         let header: Header = serde_json::from_slice(&header).map_err(|_| damaged())?;
-        let mut table = self.table(context, standing);
+        let mut table = self.table(context, options);
         self.check(path, &header, &table)?;
-        table.gap = header.gap;
+        table.evicted = header.gap;
         let mut buffer = Vec::new();
         while table.tokens.len() < header.tokens {
             if !sealed.chunk(&mut buffer).map_err(unsealed)? || buffer.is_empty() {
@@ -148,7 +148,7 @@ impl KvStore {
             // A block by channel was full when it was written, however short it was cut since.
             let full = codecs.keys.by_channel();
             self.blocks[id.0 as usize].tokens = if full { shape.tokens } else { tokens };
-            table.entries.push(Entry { id, start: table.computed, len: tokens, key: None });
+            table.entries.push(BlockRef { id, start: table.computed, len: tokens, key: None });
             table.computed += tokens;
         }
         if sealed.chunk(&mut buffer).map_err(unsealed)? {
@@ -158,7 +158,7 @@ impl KvStore {
             self.publish(&mut table);
         } else {
             // No block that follows can have a key either.
-            table.standing.scope = None;
+            table.options.scope = None;
         }
         Ok(table)
     }
@@ -177,7 +177,7 @@ impl KvStore {
         if header.model != self.model {
             return mismatch("model", short(header.model), short(self.model));
         }
-        let adapter = table.standing.adapter.as_ref().map(Adapter::fingerprint);
+        let adapter = table.options.adapter.as_ref().map(Adapter::fingerprint);
         if header.adapter != adapter {
             let short = |adapter: Option<_>| adapter.map_or_else(|| "none".to_owned(), short);
             return mismatch("adapter", short(header.adapter), short(adapter));

@@ -11,21 +11,21 @@ use ruvllm_host::Scope;
 
 use super::block::{BlockShape, Half};
 use super::recode::Packer;
-use super::store::{KvKernels, KvStore, Place};
+use super::store::{BlockLocation, KvKernels, KvStore};
 use super::stored::Stored;
 use super::table::KvTable;
 use crate::error::EngineError;
 use crate::kernels::Kernels;
 
 /// Rotates the keys of `rows` `[tokens, kv_dim]` of a scope in place.
-pub(crate) type TurnKeys<'a> =
+pub(crate) type RerotateKeys<'a> =
     dyn FnMut(&mut Kernels, Scope, &mut [f32]) -> Result<(), EngineError> + 'a;
 
 impl KvStore {
     /// How many tokens of a sequence have to be forgotten, and from which position on, so that it can
     /// go on with `extra` more.
-    pub(crate) fn to_forget(&self, table: &KvTable, extra: usize) -> Option<Forget> {
-        let sinks = table.standing.sinks?;
+    pub(crate) fn slide_range(&self, table: &KvTable, extra: usize) -> Option<SlideRange> {
+        let sinks = table.options.sinks?;
         let len = table.computed;
         if len + extra <= table.context() {
             return None;
@@ -35,10 +35,10 @@ impl KvStore {
         let least = (len - at).div_ceil(2).max(len + extra - table.context());
         let behind = table.entries[first..].partition_point(|entry| entry.start < at + least);
         let end = table.entries.get(first + behind).map_or(len, |entry| entry.start);
-        Some(Forget { entries: first..first + behind, at, len: end - at })
+        Some(SlideRange { entries: first..first + behind, at, len: end - at })
     }
 
-    /// Forgets tokens of a sequence whose blocks are all in memory. `turn` rotates keys back by as many
+    /// Forgets tokens of a sequence whose blocks are all in memory. `rerotate` rotates keys back by as many
     /// positions. Where a kernel fails, the blocks from there on are let go of, and computed again
     /// from their tokens.
     ///
@@ -47,61 +47,61 @@ impl KvStore {
     pub(crate) fn forget_tokens(
         &mut self,
         table: &mut KvTable,
-        forget: Forget,
-        turn: &mut TurnKeys<'_>,
+        range: SlideRange,
+        rerotate: &mut RerotateKeys<'_>,
         kv_kernels: &mut KvKernels<'_>,
     ) -> Result<(), EngineError> {
-        let Forget { entries, at, len } = forget;
+        let SlideRange { entries, at, len } = range;
         table.cut(entries.clone(), at, len);
         for index in entries.start..table.entries.len() {
             let start = table.entries[index].start;
-            let turned = self.turn_block(table, index, turn, kv_kernels);
-            if turned.is_err() {
+            let rerotated = self.rerotate_block(table, index, rerotate, kv_kernels);
+            if rerotated.is_err() {
                 table.uncompute(start);
-                return turned;
+                return rerotated;
             }
         }
         Ok(())
     }
 
     /// Rotates the keys of a sequence's block, or of a copy of it where others see it.
-    fn turn_block(
+    fn rerotate_block(
         &mut self,
         table: &mut KvTable,
         index: usize,
-        turn: &mut TurnKeys<'_>,
+        rerotate: &mut RerotateKeys<'_>,
         kv_kernels: &mut KvKernels<'_>,
     ) -> Result<(), EngineError> {
         let id = table.entries[index].id;
         let block = &self.blocks[id.0 as usize];
         let (tokens, shared) = (block.tokens, block.refs > 1 || block.key.is_some());
-        let mut turned = self.copy(table, index, kv_kernels)?;
+        let mut rerotated = self.copy(table, index, kv_kernels)?;
         let shape = self.shape;
         let KvKernels { kernels, pool } = kv_kernels;
         let (scope, scratch) = (table.isolation, &mut self.scratch);
         let mut packer = Packer { kernels, pool, scope, scratch };
-        turn_keys(&mut packer, &shape, tokens, &mut turned, turn)?;
+        rerotate_keys(&mut packer, &shape, tokens, &mut rerotated, rerotate)?;
         if shared {
-            self.exchange(table, index, turned);
+            self.exchange(table, index, rerotated);
         } else {
-            self.blocks[id.0 as usize].place = Place::Memory(turned);
+            self.blocks[id.0 as usize].location = BlockLocation::Memory(rerotated);
         }
         Ok(())
     }
 }
 
-fn turn_keys(
+fn rerotate_keys(
     packer: &mut Packer<'_>,
     shape: &BlockShape,
     tokens: usize,
     block: &mut Stored,
-    turn: &mut TurnKeys<'_>,
+    rerotate: &mut RerotateKeys<'_>,
 ) -> Result<(), EngineError> {
     let side = block.side_mut(Half::Keys);
     let mut rows = vec![0.0; tokens * shape.kv_dim];
     for layer in 0..shape.layers {
         packer.read(shape, layer, tokens, side, &mut rows)?;
-        turn(packer.kernels, packer.scope, &mut rows)?;
+        rerotate(packer.kernels, packer.scope, &mut rows)?;
         packer.write(shape, side, layer, 0, &rows)?;
     }
     Ok(())
@@ -109,7 +109,7 @@ fn turn_keys(
 
 /// Tokens to be forgotten.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Forget {
+pub(crate) struct SlideRange {
     /// Their entries.
     entries: std::ops::Range<usize>,
     /// The position of the first.

@@ -27,19 +27,19 @@ pub(crate) struct SpillDir {
 }
 
 /// A block on disk; the file goes with it.
-pub(crate) struct Ticket {
+pub(crate) struct SpilledBlock {
     path: PathBuf,
     codecs: Codecs,
 }
 
-impl Ticket {
+impl SpilledBlock {
     /// The codecs of the block.
     pub(super) fn codecs(&self) -> Codecs {
         self.codecs
     }
 }
 
-impl Drop for Ticket {
+impl Drop for SpilledBlock {
     fn drop(&mut self) {
         // The directory is removed as a whole in the end; a file that stays until then does no harm.
         let _ = std::fs::remove_file(&self.path);
@@ -73,16 +73,16 @@ impl SpillDir {
         &mut self,
         stored: &Stored,
         shape: &BlockShape,
-    ) -> Result<Ticket, SealedError> {
+    ) -> Result<SpilledBlock, SealedError> {
         self.count += 1;
         let path = self.dir.path().join(self.count.to_string());
         let file = File::create_new(&path).map_err(|source| SealedError::Write { source })?;
         // From here on the file goes if writing fails.
-        let ticket = Ticket { path, codecs: stored.codecs() };
+        let spilled = SpilledBlock { path, codecs: stored.codecs() };
         let mut sealed = SealedWriter::new(file, &self.key, PURPOSE, &[])?;
         write_block(&mut sealed, stored, shape, &mut self.buffer)?;
         sealed.finish()?;
-        Ok(ticket)
+        Ok(spilled)
     }
 
     /// Reads a block into one of the same codecs.
@@ -91,11 +91,11 @@ impl SpillDir {
     /// A file that is damaged or cannot be read.
     pub(super) fn read(
         &self,
-        ticket: &Ticket,
+        spilled: &SpilledBlock,
         shape: &BlockShape,
         stored: &mut Stored,
     ) -> Result<(), SealedError> {
-        let file = File::open(&ticket.path).map_err(|source| SealedError::Read { source })?;
+        let file = File::open(&spilled.path).map_err(|source| SealedError::Read { source })?;
         let (mut sealed, _) = SealedReader::open(BufReader::new(file), &self.key, PURPOSE)?;
         read_block(&mut sealed, shape, stored, &mut Vec::new())?;
         // Only the end says that nothing is missing.

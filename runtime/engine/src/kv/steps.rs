@@ -13,8 +13,8 @@
 use super::block::{Codecs, Half};
 use super::prefix::{self, PrefixKey};
 use super::recode::Packer;
-use super::store::{KvKernels, KvStore, Place};
-use super::table::{BlockId, Entry, KvTable};
+use super::store::{BlockLocation, KvKernels, KvStore};
+use super::table::{BlockId, BlockRef, KvTable};
 use crate::error::EngineError;
 use crate::kv_policy::KvTiers;
 
@@ -30,7 +30,7 @@ impl KvStore {
         for entry in &table.entries {
             let block = &mut self.blocks[entry.id.0 as usize];
             block.used = self.clock;
-            block.priority = block.priority.max(table.standing.priority);
+            block.priority = block.priority.max(table.options.priority);
         }
     }
 
@@ -45,7 +45,7 @@ impl KvStore {
         kv_kernels: &mut KvKernels<'_>,
     ) -> Result<(), EngineError> {
         for index in 0..table.entries.len() {
-            let Entry { id, start, .. } = table.entries[index];
+            let BlockRef { id, start, .. } = table.entries[index];
             if !self.fetch(id, kv_kernels)? {
                 self.give_up(table, start);
                 break;
@@ -60,16 +60,16 @@ impl KvStore {
     /// Reads a block back if it is on disk; gives whether it is in memory then. What cannot be read is
     /// gone: computing it again is always right.
     fn fetch(&mut self, id: BlockId, kv_kernels: &mut KvKernels<'_>) -> Result<bool, EngineError> {
-        let codecs = match &self.blocks[id.0 as usize].place {
-            Place::Memory(_) => return Ok(true),
-            Place::Disk(ticket) => ticket.codecs(),
-            Place::Vacant | Place::Gone => return Ok(false),
+        let codecs = match &self.blocks[id.0 as usize].location {
+            BlockLocation::Memory(_) => return Ok(true),
+            BlockLocation::Disk(spilled) => spilled.codecs(),
+            BlockLocation::Vacant | BlockLocation::Gone => return Ok(false),
         };
         let mut stored = self.room(codecs, kv_kernels)?;
-        let place = &mut self.blocks[id.0 as usize].place;
-        let read = match (&*place, &self.spill) {
-            (Place::Disk(ticket), Some(spill)) => {
-                spill.read(ticket, &self.shape, &mut stored).is_ok()
+        let location = &mut self.blocks[id.0 as usize].location;
+        let read = match (&*location, &self.spill) {
+            (BlockLocation::Disk(spilled), Some(spill)) => {
+                spill.read(spilled, &self.shape, &mut stored).is_ok()
             }
             _ => false,
         };
@@ -77,7 +77,7 @@ impl KvStore {
             self.lose(id);
             return Ok(false);
         }
-        *place = Place::Memory(stored);
+        *location = BlockLocation::Memory(stored);
         self.stats.restores += 1;
         Ok(true)
     }
@@ -110,7 +110,7 @@ impl KvStore {
         tokens: &[u32],
         kv_kernels: &mut KvKernels<'_>,
     ) -> Option<usize> {
-        let scope = table.standing.scope?;
+        let scope = table.options.scope?;
         if tokens.len() < self.shape.tokens || !table.computed.is_multiple_of(self.shape.tokens) {
             return None;
         }
@@ -132,12 +132,12 @@ impl KvStore {
             let block = &mut self.blocks[id.0 as usize];
             block.refs += 1;
             block.used = self.clock;
-            block.priority = block.priority.max(table.standing.priority);
+            block.priority = block.priority.max(table.options.priority);
             if !matches!(self.fetch(id, kv_kernels), Ok(true)) {
                 self.release(id);
                 break;
             }
-            let entry = Entry { id, start: table.computed, len: run.len(), key: Some(key) };
+            let entry = BlockRef { id, start: table.computed, len: run.len(), key: Some(key) };
             table.entries.push(entry);
             table.commit(run);
             found += run.len();
@@ -150,7 +150,7 @@ impl KvStore {
     /// tokens ahead for a few of them, so that decoding them does not.
     fn stock(&mut self, table: &KvTable) {
         // A block that is begun at either end; and for two that are written ahead, a copy and a new one.
-        let spare = if self.ahead.is_some() { 6 } else { 2 };
+        let spare = if self.recode_thread.is_some() { 6 } else { 2 };
         let each = (table.context() - table.computed).min(AHEAD) / self.shape.tokens + spare;
         let ahead = each * self.tables().min(FEW);
         let sides = [&self.policy.keys, &self.policy.values];
@@ -186,7 +186,7 @@ impl KvStore {
             let len = self.shape.tokens.min(end - at);
             let stored = self.room(appended, kv_kernels)?;
             let id = self.add(stored, table);
-            table.entries.push(Entry { id, start: at, len, key: None });
+            table.entries.push(BlockRef { id, start: at, len, key: None });
             at += len;
         }
         self.form_blocks(table, end, kv_kernels)
@@ -204,7 +204,8 @@ impl KvStore {
         let Some(last) = table.entries.last() else { return Ok(0) };
         let (id, len) = (last.id, last.len);
         let block = &self.blocks[id.0 as usize];
-        let fits = matches!(&block.place, Place::Memory(stored) if stored.codecs() == appended);
+        let fits =
+            matches!(&block.location, BlockLocation::Memory(stored) if stored.codecs() == appended);
         if len == self.shape.tokens || !fits {
             return Ok(0);
         }
@@ -221,7 +222,7 @@ impl KvStore {
         Ok(taken)
     }
 
-    /// Stores rows `[n, kv_dim]` of a layer as those of the tokens that the step adds, in every form that its
+    /// Stores rows `[n, kv_dim]` of a layer as those of the tokens that the step adds, in every version that its
     /// queries read.
     pub(crate) fn write(
         &mut self,
@@ -238,7 +239,7 @@ impl KvStore {
             let (now, rest) = rows.split_at((entry.len - at) * shape.kv_dim);
             rows = rest;
             let block = &mut self.blocks[entry.id.0 as usize];
-            let Place::Memory(stored) = &mut block.place else {
+            let BlockLocation::Memory(stored) = &mut block.location else {
                 return Err(EngineError::KvBlockMissing { position: entry.start });
             };
             let KvKernels { kernels, pool } = &mut *kv_kernels;
@@ -292,20 +293,20 @@ impl KvStore {
 
     /// Gives up what was written ahead of time for a block that is not due when it was to be.
     fn forgo(&mut self, id: BlockId) {
-        if let Place::Memory(stored) = &mut self.blocks[id.0 as usize].place {
-            stored.ahead = None;
+        if let BlockLocation::Memory(stored) = &mut self.blocks[id.0 as usize].location {
+            stored.recode_job = None;
         }
     }
 
     /// Enters a sequence's full blocks in the prefix index.
     pub(super) fn publish(&mut self, table: &mut KvTable) {
-        let Some(mut before) = table.standing.scope else { return };
+        let Some(mut before) = table.options.scope else { return };
         let computed = table.computed;
-        let gap = table.gap;
+        let evicted = table.evicted;
         let origin = self.origin(table);
         for entry in &mut table.entries {
             // What follows forgotten tokens was computed with them, so no key stands for it.
-            let behind = gap.len > 0 && entry.start >= gap.at;
+            let behind = evicted.len > 0 && entry.start >= evicted.at;
             if entry.len < self.shape.tokens || entry.end() > computed || behind {
                 break;
             }
@@ -326,7 +327,7 @@ impl KvStore {
 
 /// The key that the next block's follows: the last block's, or the scope before the first. `None` where
 /// the chain is broken.
-fn chain(entries: &[Entry], scope: PrefixKey) -> Option<PrefixKey> {
+fn chain(entries: &[BlockRef], scope: PrefixKey) -> Option<PrefixKey> {
     match entries.last() {
         Some(last) => last.key,
         None => Some(scope),

@@ -10,14 +10,14 @@ use std::time::Instant;
 use ruvllm_host::{Scope, Worker};
 use ruvllm_native::ThreadPool;
 
-use super::ahead::{Ahead, Written};
+use super::ahead::{RecodeThread, RecodedSides};
 use super::block::{BlockShape, Codecs, Half, Side};
 use super::prefix::{self, PrefixKey};
 use super::recode::{Packer, Scratch};
-use super::spill::{SpillDir, Ticket};
+use super::spill::{SpillDir, SpilledBlock};
 use super::stats::KvStats;
 use super::stored::Stored;
-use super::table::{BlockId, Entry, KvTable, Released, Standing};
+use super::table::{BlockId, BlockRef, KvTable, Released, SequenceOptions};
 use crate::error::EngineError;
 use crate::kernels::{Kernels, Shaping};
 use crate::kv_policy::{KvCodec, KvPolicy, KvTiers};
@@ -31,7 +31,7 @@ pub(crate) struct KvKernels<'a> {
 
 /// A block as the store knows it.
 pub(super) struct Block {
-    pub(super) place: Place,
+    pub(super) location: BlockLocation,
     /// Tables that refer to it.
     pub(super) refs: u32,
     /// The step that used it last.
@@ -55,11 +55,11 @@ pub(super) struct Packed {
 }
 
 /// Where a block is.
-pub(super) enum Place {
+pub(super) enum BlockLocation {
     /// Nowhere: its number is free.
     Vacant,
     Memory(Stored),
-    Disk(Ticket),
+    Disk(SpilledBlock),
     /// Given up; whoever refers to it has to compute it again.
     Gone,
 }
@@ -86,7 +86,7 @@ pub(crate) struct KvStore {
     pub(super) clock: u64,
     pub(super) stats: KvStats,
     pub(super) scratch: Scratch,
-    pub(super) ahead: Option<Ahead>,
+    pub(super) recode_thread: Option<RecodeThread>,
     /// Whether what a query reads may depend on nothing but its sequence's tokens.
     pub(super) deterministic: bool,
 }
@@ -116,7 +116,7 @@ impl KvStore {
             clock: 0,
             stats: KvStats { block_tokens: shape.tokens, ..KvStats::default() },
             scratch: Scratch::default(),
-            ahead: None,
+            recode_thread: None,
             deterministic: false,
         }
     }
@@ -132,14 +132,14 @@ impl KvStore {
     /// are written when they are due; what they hold is the same.
     pub(crate) fn with_ahead(mut self, worker: Worker) -> KvStore {
         if self.policy.has_smaller() {
-            self.ahead = Ahead::start(self.shape, worker);
+            self.recode_thread = RecodeThread::start(self.shape, worker);
         }
         self
     }
 
     /// An empty sequence of up to `context` tokens.
-    pub(crate) fn table(&self, context: usize, standing: Standing) -> KvTable {
-        KvTable::new(Arc::clone(&self.released), context, self.shape.tokens, standing)
+    pub(crate) fn table(&self, context: usize, options: SequenceOptions) -> KvTable {
+        KvTable::new(Arc::clone(&self.released), context, self.shape.tokens, options)
     }
 
     /// Sequences that there are.
@@ -182,12 +182,12 @@ impl KvStore {
 
     /// What the keys of a sequence's blocks follow from at the moment.
     pub(super) fn origin(&self, table: &KvTable) -> PrefixKey {
-        self.origins[usize::from(table.standing.adapter.is_some())]
+        self.origins[usize::from(table.options.adapter.is_some())]
     }
 
     /// Which kernels shape a sequence's blocks at the moment.
     pub(super) fn kernels(&self, table: &KvTable) -> [u8; 32] {
-        self.shaping[usize::from(table.standing.adapter.is_some())]
+        self.shaping[usize::from(table.options.adapter.is_some())]
     }
 
     /// Whether keys, values and queries are rotated.
@@ -207,9 +207,9 @@ impl KvStore {
 
     /// Bytes of a sequence's blocks in memory; of those that it shares a part.
     pub(crate) fn held_bytes(&self, table: &KvTable) -> usize {
-        let held = |entry: &Entry| {
+        let held = |entry: &BlockRef| {
             let block = &self.blocks[entry.id.0 as usize];
-            let Place::Memory(stored) = &block.place else { return 0 };
+            let BlockLocation::Memory(stored) = &block.location else { return 0 };
             let slots = Half::BOTH.map(|half| self.shape.slot(stored.side(half).codec));
             self.shape.layers * slots.iter().sum::<usize>() / block.refs.max(1) as usize
         };
@@ -218,8 +218,11 @@ impl KvStore {
 
     /// Tokens of a sequence before the first block that was given up.
     pub(crate) fn kept(&self, table: &KvTable) -> usize {
-        let lost = |entry: &&Entry| {
-            matches!(self.blocks[entry.id.0 as usize].place, Place::Gone | Place::Vacant)
+        let lost = |entry: &&BlockRef| {
+            matches!(
+                self.blocks[entry.id.0 as usize].location,
+                BlockLocation::Gone | BlockLocation::Vacant
+            )
         };
         table.entries.iter().find(lost).map_or(table.computed, |entry| entry.start)
     }
@@ -228,8 +231,8 @@ impl KvStore {
     pub(crate) fn stats(&self) -> KvStats {
         let mut stats = self.stats;
         for block in &self.blocks {
-            match &block.place {
-                Place::Memory(stored) => {
+            match &block.location {
+                BlockLocation::Memory(stored) => {
                     for half in Half::BOTH {
                         let codec = stored.side(half).codec;
                         let bytes = self.shape.bytes(codec, self.shape.tokens);
@@ -239,11 +242,11 @@ impl KvStore {
                     stats.shared_blocks += usize::from(block.refs > 1);
                     stats.cached_blocks += usize::from(block.refs == 0);
                 }
-                Place::Disk(_) => stats.spilled_blocks += 1,
-                Place::Vacant | Place::Gone => {}
+                BlockLocation::Disk(_) => stats.spilled_blocks += 1,
+                BlockLocation::Vacant | BlockLocation::Gone => {}
             }
         }
-        stats.ahead_blocks = self.ahead.as_ref().map_or(0, Ahead::jobs);
+        stats.ahead_blocks = self.recode_thread.as_ref().map_or(0, RecodeThread::jobs);
         let block = Self::sequence_bytes(&self.shape, &self.policy, self.shape.tokens);
         let usage = self.pool.usage();
         let free = usage.budget - usage.used + usage.kv_lost;
@@ -278,15 +281,15 @@ impl KvStore {
         codecs: Codecs,
         kv_kernels: &mut KvKernels<'_>,
     ) -> Result<Option<Packed>, EngineError> {
-        let Place::Memory(stored) = &mut self.blocks[id.0 as usize].place else {
+        let BlockLocation::Memory(stored) = &mut self.blocks[id.0 as usize].location else {
             return Ok(None);
         };
-        let claim = stored.ahead.take();
-        let written = claim.and_then(|claim| claim.redeem(codecs, kv_kernels.kernels.pinned()));
+        let handle = stored.recode_job.take();
+        let written = handle.and_then(|handle| handle.join(codecs, kv_kernels.kernels.pinned()));
         let ahead = written.is_some();
         let (sides, took) = match written {
             Some(written) => written,
-            None => match self.rewrite(id, codecs, kv_kernels)? {
+            None => match self.recode(id, codecs, kv_kernels)? {
                 Some(written) => written,
                 None => return Ok(None),
             },
@@ -297,7 +300,7 @@ impl KvStore {
 
     /// Puts other sides in the place of a block's.
     pub(super) fn put(&mut self, id: BlockId, fresh: [Option<Side>; 2]) {
-        if let Place::Memory(stored) = &mut self.blocks[id.0 as usize].place {
+        if let BlockLocation::Memory(stored) = &mut self.blocks[id.0 as usize].location {
             for (half, fresh) in Half::BOTH.into_iter().zip(fresh) {
                 if let Some(side) = fresh {
                     *stored.side_mut(half) = side;
@@ -308,16 +311,16 @@ impl KvStore {
 
     /// Writes the sides of a block anew that have another codec, if there is memory for them, and gives
     /// them with the time that it took.
-    fn rewrite(
+    fn recode(
         &mut self,
         id: BlockId,
         codecs: Codecs,
         kv_kernels: &mut KvKernels<'_>,
-    ) -> Result<Option<Written>, EngineError> {
+    ) -> Result<Option<RecodedSides>, EngineError> {
         let start = Instant::now();
         let mut fresh = [None, None];
         let block = &self.blocks[id.0 as usize];
-        let Place::Memory(stored) = &block.place else { return Ok(None) };
+        let BlockLocation::Memory(stored) = &block.location else { return Ok(None) };
         for (half, fresh) in Half::BOTH.into_iter().zip(&mut fresh) {
             let from = stored.side(half);
             if from.codec == codecs.of(half) {
@@ -399,10 +402,10 @@ impl KvStore {
     /// Takes up a block of a sequence.
     pub(super) fn add(&mut self, stored: Stored, table: &KvTable) -> BlockId {
         let block = Block {
-            place: Place::Memory(stored),
+            location: BlockLocation::Memory(stored),
             refs: 1,
             used: self.clock,
-            priority: table.standing.priority,
+            priority: table.options.priority,
             key: None,
             tokens: 0,
             isolation: table.isolation,
@@ -426,14 +429,14 @@ impl KvStore {
         index: usize,
         kv_kernels: &mut KvKernels<'_>,
     ) -> Result<Stored, EngineError> {
-        let Entry { id, start, .. } = table.entries[index];
+        let BlockRef { id, start, .. } = table.entries[index];
         let missing = EngineError::KvBlockMissing { position: start };
-        let Place::Memory(original) = &self.blocks[id.0 as usize].place else {
+        let BlockLocation::Memory(original) = &self.blocks[id.0 as usize].location else {
             return Err(missing);
         };
         let mut copy = self.room(original.codecs(), kv_kernels)?;
         // Making room has not moved away what is pinned.
-        let Place::Memory(original) = &self.blocks[id.0 as usize].place else {
+        let BlockLocation::Memory(original) = &self.blocks[id.0 as usize].location else {
             return Err(missing);
         };
         copy_block(original, &mut copy);
@@ -456,9 +459,9 @@ impl KvStore {
         block.refs -= 1;
         if block.refs == 0 {
             block.priority = 0;
-            match &mut block.place {
+            match &mut block.location {
                 // Kept for others who begin alike. It ages no more.
-                Place::Memory(stored) if block.key.is_some() => stored.ahead = None,
+                BlockLocation::Memory(stored) if block.key.is_some() => stored.recode_job = None,
                 _ => self.forget(id),
             }
         }
@@ -467,7 +470,7 @@ impl KvStore {
     /// Gives up the numbers of a block that tables refer to; nobody finds it any more.
     pub(super) fn lose(&mut self, id: BlockId) {
         let block = &mut self.blocks[id.0 as usize];
-        block.place = Place::Gone;
+        block.location = BlockLocation::Gone;
         if let Some(key) = block.key.take() {
             self.index.remove(&key);
         }
@@ -476,7 +479,7 @@ impl KvStore {
     /// Frees the number of a block that nobody refers to.
     pub(super) fn forget(&mut self, id: BlockId) {
         let block = &mut self.blocks[id.0 as usize];
-        block.place = Place::Vacant;
+        block.location = BlockLocation::Vacant;
         if let Some(key) = block.key.take() {
             self.index.remove(&key);
         }
@@ -485,8 +488,8 @@ impl KvStore {
 
     /// A second reference to each of a sequence's blocks.
     pub(crate) fn fork(&mut self, table: &KvTable) -> KvTable {
-        let mut fork = self.table(table.context(), table.standing.clone());
-        fork.gap = table.gap;
+        let mut fork = self.table(table.context(), table.options.clone());
+        fork.evicted = table.evicted;
         fork.isolation = table.isolation;
         for entry in &table.entries {
             self.blocks[entry.id.0 as usize].refs += 1;

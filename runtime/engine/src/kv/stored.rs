@@ -2,7 +2,7 @@
 
 use ruvllm_native::attention::KvSegment;
 
-use super::ahead::Claim;
+use super::ahead::JobHandle;
 use super::block::{BlockShape, Codecs, Half, Side};
 
 /// A block in memory.
@@ -11,12 +11,12 @@ pub(crate) struct Stored {
     values: Side,
     /// The job that writes these bytes anew ahead of time. It is given up with them: whoever may write to
     /// a side, or puts another block in this one's place, drops it.
-    pub(super) ahead: Option<Claim>,
+    pub(super) recode_job: Option<JobHandle>,
 }
 
 impl Stored {
     pub(super) fn new(keys: Side, values: Side) -> Stored {
-        Stored { keys, values, ahead: None }
+        Stored { keys, values, recode_job: None }
     }
 
     pub(crate) fn side(&self, half: Half) -> &Side {
@@ -27,7 +27,7 @@ impl Stored {
     }
 
     pub(crate) fn side_mut(&mut self, half: Half) -> &mut Side {
-        self.ahead = None;
+        self.recode_job = None;
         match half {
             Half::Keys => &mut self.keys,
             Half::Values => &mut self.values,

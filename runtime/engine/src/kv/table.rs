@@ -31,7 +31,7 @@ impl Released {
 
 /// Some tokens of a sequence and the block that holds them.
 #[derive(Clone, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct BlockRef {
     pub(crate) id: BlockId,
     /// Position of the block's first token.
     pub(crate) start: usize,
@@ -43,7 +43,7 @@ pub(crate) struct Entry {
     pub(crate) key: Option<PrefixKey>,
 }
 
-impl Entry {
+impl BlockRef {
     pub(crate) fn end(&self) -> usize {
         self.start + self.len
     }
@@ -51,7 +51,7 @@ impl Entry {
 
 /// What a sequence is to others that share its engine.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Standing {
+pub(crate) struct SequenceOptions {
     /// Blocks of a higher priority are reclaimed later.
     pub(crate) priority: u8,
     /// How many of its first tokens an endless sequence keeps; others end where the context does.
@@ -67,21 +67,21 @@ pub(crate) struct Standing {
 /// Where an endless sequence has forgotten tokens: `len` of them, before the token that is at position
 /// `at` by now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Gap {
-    /// Tokens before the gap.
+pub struct EvictedRange {
+    /// Tokens before the range.
     pub at: usize,
     /// Tokens that were forgotten.
     pub len: usize,
 }
 
 /// A block of a sequence as later queries of a step read it: in a smaller codec than queries that are nearer to it.
-pub(crate) struct Form {
+pub(crate) struct BlockVersion {
     /// Which of the table's entries.
     pub(crate) entry: usize,
     /// Where the first query is that reads it so.
     pub(crate) from: usize,
     pub(crate) codecs: Codecs,
-    /// By half, the sides that differ from the form before.
+    /// By half, the sides that differ from the version before.
     pub(crate) sides: [Option<Side>; 2],
 }
 
@@ -91,16 +91,16 @@ pub(crate) struct Form {
 /// at the end of what it adds. `computed` is at most the number of tokens, and less only where
 /// blocks were evicted and have not been computed again.
 pub(crate) struct KvTable {
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<BlockRef>,
     pub(crate) tokens: Vec<u32>,
     /// Tokens whose keys and values are in the blocks.
     pub(crate) computed: usize,
-    pub(crate) standing: Standing,
+    pub(crate) options: SequenceOptions,
     /// Whose numbers kernels compute with: those of other scopes must not meet them.
     pub(crate) isolation: Scope,
-    pub(crate) gap: Gap,
+    pub(crate) evicted: EvictedRange,
     /// While a step is computed: by entry, and from the nearest queries on.
-    pub(crate) forms: Vec<Form>,
+    pub(crate) versions: Vec<BlockVersion>,
     released: Arc<Released>,
     context: usize,
 }
@@ -114,17 +114,17 @@ impl KvTable {
         released: Arc<Released>,
         context: usize,
         block: usize,
-        standing: Standing,
+        options: SequenceOptions,
     ) -> KvTable {
         let room = context.min(ROOM);
         KvTable {
             entries: Vec::with_capacity(room / block + 1),
             tokens: Vec::with_capacity(room),
             computed: 0,
-            isolation: standing.scope.as_ref().map_or_else(Scope::unique, Scope::of),
-            standing,
-            gap: Gap::default(),
-            forms: Vec::new(),
+            isolation: options.scope.as_ref().map_or_else(Scope::unique, Scope::of),
+            options,
+            evicted: EvictedRange::default(),
+            versions: Vec::new(),
             released,
             context,
         }
@@ -149,8 +149,8 @@ impl KvTable {
     pub(crate) fn truncate(&mut self, len: usize) {
         self.tokens.truncate(len);
         self.uncompute(len);
-        if len <= self.gap.at {
-            self.gap = Gap::default();
+        if len <= self.evicted.at {
+            self.evicted = EvictedRange::default();
         }
     }
 
@@ -163,12 +163,12 @@ impl KvTable {
             entry.key = None;
         }
         self.computed -= len;
-        self.gap = Gap { at, len: self.gap.len + len };
+        self.evicted = EvictedRange { at, len: self.evicted.len + len };
     }
 
     /// Lets go of the blocks from position `len` on; the tokens stay.
     pub(crate) fn uncompute(&mut self, len: usize) {
-        self.forms.clear();
+        self.versions.clear();
         let keep = self.entries.partition_point(|entry| entry.start < len);
         self.released.push(self.entries.drain(keep..).map(|entry| entry.id));
         if let Some(last) = self.entries.last_mut()
@@ -200,9 +200,9 @@ mod tests {
 
     fn table() -> (Arc<Released>, KvTable) {
         let released = Arc::new(Released::default());
-        let mut table = KvTable::new(Arc::clone(&released), 100, 16, Standing::default());
+        let mut table = KvTable::new(Arc::clone(&released), 100, 16, SequenceOptions::default());
         for i in 0..3 {
-            let entry = Entry { id: BlockId(i), start: 16 * i as usize, len: 16, key: None };
+            let entry = BlockRef { id: BlockId(i), start: 16 * i as usize, len: 16, key: None };
             table.entries.push(entry);
         }
         table.commit(&(0..48).collect::<Vec<_>>());

@@ -113,12 +113,12 @@ impl Load {
             let chosen = rng.random_range(0..16usize);
             match rng.random_range(0..10) {
                 0 => {
-                    let standing = Standing {
+                    let options = SequenceOptions {
                         priority: rng.random_range(0..3),
                         scope: rng.random_bool(0.5).then(|| scope("", None)),
-                        ..Standing::default()
+                        ..SequenceOptions::default()
                     };
-                    tables.push(self.state.lock().unwrap().0.table(2000, standing));
+                    tables.push(self.state.lock().unwrap().0.table(2000, options));
                 }
                 1 if chosen < tables.len() => {
                     let fork = self.state.lock().unwrap().0.fork(&tables[chosen]);

@@ -1,8 +1,8 @@
 //! Which blocks the store has written anew ahead of time ([`super::ahead`]).
 
-use super::ahead::{Job, Rewrite};
+use super::ahead::{RecodeJob, SideRecode};
 use super::block::{Codecs, Half};
-use super::store::{KvStore, Place, copy_side};
+use super::store::{BlockLocation, KvStore, copy_side};
 use super::table::BlockId;
 use crate::kernels::Kernels;
 
@@ -13,39 +13,42 @@ impl KvStore {
         // A sequence that is decoded gets to its next boundary in that many steps.
         let stale = self.clock.saturating_sub(self.shape.tokens as u64);
         let block = &self.blocks[id.0 as usize];
-        let (Some(ahead), Place::Memory(stored)) = (&self.ahead, &block.place) else { return };
-        if !ahead.has_room(stale) {
+        let (Some(thread), BlockLocation::Memory(stored)) = (&self.recode_thread, &block.location)
+        else {
+            return;
+        };
+        if !thread.has_room(stale) {
             return;
         }
-        let mut rewrites = [None, None];
-        for (half, rewrite) in Half::BOTH.into_iter().zip(&mut rewrites) {
+        let mut recodes = [None, None];
+        for (half, recode) in Half::BOTH.into_iter().zip(&mut recodes) {
             let side = stored.side(half);
             if side.codec == codecs.of(half) {
                 continue;
             }
             let leased = (self.lease_side(side.codec), self.lease_side(codecs.of(half)));
             let (Ok(from), Ok(to)) = leased else { return };
-            *rewrite = Some(Rewrite { from, to });
+            *recode = Some(SideRecode { from, to });
         }
         if self.is_crowded() {
             return;
         }
-        for (half, rewrite) in Half::BOTH.into_iter().zip(&mut rewrites) {
-            if let Some(Rewrite { from, .. }) = rewrite {
+        for (half, recode) in Half::BOTH.into_iter().zip(&mut recodes) {
+            if let Some(SideRecode { from, .. }) = recode {
                 copy_side(stored.side(half), from);
             }
         }
-        let job = Job::new(rewrites, block.tokens, block.isolation, codecs, kernels.pinned());
-        let claim = ahead.hand(job, self.clock);
-        if let Place::Memory(stored) = &mut self.blocks[id.0 as usize].place {
-            stored.ahead = Some(claim);
+        let job = RecodeJob::new(recodes, block.tokens, block.isolation, codecs, kernels.pinned());
+        let handle = thread.hand(job, self.clock);
+        if let BlockLocation::Memory(stored) = &mut self.blocks[id.0 as usize].location {
+            stored.recode_job = Some(handle);
         }
     }
 
     /// Gives up what was written ahead of time, and its memory.
     pub(crate) fn give_up_ahead(&self) {
-        if let Some(ahead) = &self.ahead {
-            ahead.give_up(u64::MAX);
+        if let Some(thread) = &self.recode_thread {
+            thread.give_up(u64::MAX);
         }
     }
 }

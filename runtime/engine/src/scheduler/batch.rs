@@ -14,7 +14,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::generate::FinishReason;
 use crate::sampler::Candidates;
-use crate::step::Part;
+use crate::step::StepInput;
 
 /// Sequences that are computed together.
 pub(super) struct Batch<'a> {
@@ -86,7 +86,7 @@ impl<'a> Batch<'a> {
         }
         match computed {
             Ok(()) => self.advance(),
-            Err(EngineError::StepPart { part, source }) => self.fail(part, *source),
+            Err(EngineError::StepInput { input, source }) => self.fail(input, *source),
             Err(EngineError::MemoryExhausted { .. }) if count > 1 => self.rest_for_memory(),
             Err(_) if count > 1 => self.compute_alone(),
             Err(error) => self.fail(0, error),
@@ -95,13 +95,13 @@ impl<'a> Batch<'a> {
 
     /// Computes one step of all that are planned.
     fn try_step(&mut self) -> Result<(), EngineError> {
-        let (mut parts, scored): (Vec<Part<'_>>, Vec<_>) =
-            in_step(&mut self.running).map(Sequence::part).unzip();
+        let (mut inputs, scored): (Vec<StepInput<'_>>, Vec<_>) =
+            in_step(&mut self.running).map(Sequence::input).unzip();
         let (mut scorer, pool) = (Scorer::new(scored), self.engine.pool());
         let computed = match scorer.is_idle() {
-            true => self.engine.step(&mut parts),
-            false => self.engine.step_with(&mut parts, &mut |part, token, logits| {
-                scorer.row(pool, part, token, logits);
+            true => self.engine.step(&mut inputs),
+            false => self.engine.step_with(&mut inputs, &mut |input, token, logits| {
+                scorer.row(pool, input, token, logits);
             }),
         };
         scorer.finish(pool);
@@ -120,7 +120,7 @@ impl<'a> Batch<'a> {
             self.running[index].take = take;
             match self.try_step() {
                 Ok(()) => self.advance(),
-                Err(EngineError::StepPart { source, .. }) => failed.push((index, *source)),
+                Err(EngineError::StepInput { source, .. }) => failed.push((index, *source)),
                 Err(error) => failed.push((index, error)),
             }
             self.running[index].take = 0;
@@ -146,10 +146,10 @@ impl<'a> Batch<'a> {
         self.stats.step_tokens.record(self.stats.batch_tokens);
     }
 
-    /// Ends the sequence of a part of the step with an error.
-    fn fail(&mut self, part: usize, error: EngineError) {
+    /// Ends the sequence of an input of the step with an error.
+    fn fail(&mut self, input: usize, error: EngineError) {
         let mut in_step = self.running.iter().enumerate().filter(|(_, s)| s.take > 0);
-        let Some((index, _)) = in_step.nth(part) else { return };
+        let Some((index, _)) = in_step.nth(input) else { return };
         let sequence = self.running.remove(index);
         self.end(sequence, End::Failed(error));
     }
@@ -196,12 +196,12 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Sequences that are in the planned step, in the order of its parts.
+/// Sequences that are in the planned step, in the order of its inputs.
 fn in_step<'b, 'a>(running: &'b mut [Sequence<'a>]) -> impl Iterator<Item = &'b mut Sequence<'a>> {
     running.iter_mut().filter(|sequence| sequence.take > 0)
 }
 
 /// Whether something can be done about a failed step before it is tried again.
 fn has_remedy(error: &EngineError) -> bool {
-    matches!(error, EngineError::StepPart { .. } | EngineError::MemoryExhausted { .. })
+    matches!(error, EngineError::StepInput { .. } | EngineError::MemoryExhausted { .. })
 }

@@ -24,7 +24,7 @@
 //!   cache. So the choices of one prompt compute it once.
 //! - *Log-probabilities of prompts* (`scores`): those of whole blocks are kept, so that a prompt that
 //!   begins alike takes them over together with the blocks.
-//! - *Failures* (`batch`): a part that the engine names fails alone. Any other failure is tried once
+//! - *Failures* (`batch`): an input that the engine names fails alone. Any other failure is tried once
 //!   more, and then every sequence of the step in a step of its own; those that fail again end with
 //!   their error.
 //!
@@ -32,7 +32,7 @@
 //! in rounding, since products of more rows sum in another order, and texts part where two tokens
 //! are as good as equally likely.
 //!
-//! Invariants: a request whose ticket is held gets exactly one last update, [`Update::Done`],
+//! Invariants: a request whose handle is held gets exactly one last update, [`Update::Done`],
 //! [`Update::Failed`] or [`Update::Embedding`], unless its sink broke off or panicked. Sinks are called on
 //! the scheduler's thread alone and never under its lock. Not protected against: a sink that blocks
 //! holds up every request. A panic outside sinks and constraints ends the scheduler: it lets go of all
@@ -65,7 +65,7 @@ pub use stats::{SchedulerStats, StepSizes};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use queue::Queue;
-use request::Job;
+use request::QueuedRequest;
 use stats::Pace;
 
 /// Configuration of a [`Scheduler`].
@@ -115,7 +115,7 @@ impl SchedulerConfig {
 ///     }
 ///     ControlFlow::Continue(())
 /// });
-/// let _ticket = scheduler.submit(Request::new(vec![1, 450, 6635], Default::default()), sink)?;
+/// let _handle = scheduler.submit(Request::new(vec![1, 450, 6635], Default::default()), sink)?;
 /// scheduler.drain(std::time::Duration::from_secs(60));
 /// # Ok(())
 /// # }
@@ -217,14 +217,14 @@ impl Scheduler {
     }
 
     /// Queues a request. What becomes of it goes to `sink`, on the scheduler's thread, so it must not
-    /// block; breaking off there cancels the request, as dropping the ticket does.
+    /// block; breaking off there cancels the request, as dropping the handle does.
     ///
     /// # Errors
     /// [`Rejected`]; the sink is not called then.
-    pub fn submit(&self, request: Request, sink: Sink) -> Result<Ticket, Rejected> {
+    pub fn submit(&self, request: Request, sink: Sink) -> Result<RequestHandle, Rejected> {
         let inner = &self.handle.inner;
         let cancel = Arc::new(AtomicBool::new(false));
-        let job = Job::new(&inner.engine, request, sink, Arc::clone(&cancel))?;
+        let queued = QueuedRequest::new(&inner.engine, request, sink, Arc::clone(&cancel))?;
         let mut state = inner.state();
         if state.phase != Phase::Open {
             return Err(Rejected::Draining);
@@ -235,10 +235,10 @@ impl Scheduler {
                 retry_after: state.pace.time_for(state.queue.len()),
             });
         }
-        state.queue.push(job);
+        state.queue.push(queued);
         state.busy.get_or_insert_with(Instant::now);
         inner.work.notify_one();
-        Ok(Ticket { cancel })
+        Ok(RequestHandle { cancel })
     }
 
     /// Figures as of the last step.
@@ -288,20 +288,20 @@ impl Drop for Handle {
 
 /// A request that was taken. Dropping it cancels the request: within a step it has ended, and its
 /// blocks are free.
-#[must_use = "dropping the ticket cancels the request"]
+#[must_use = "dropping the handle cancels the request"]
 #[derive(Debug)]
-pub struct Ticket {
+pub struct RequestHandle {
     cancel: Arc<AtomicBool>,
 }
 
-impl Ticket {
+impl RequestHandle {
     /// Cancels the request, unless it has ended.
     pub fn cancel(&self) {
         self.cancel.store(true, Ordering::Relaxed);
     }
 }
 
-impl Drop for Ticket {
+impl Drop for RequestHandle {
     fn drop(&mut self) {
         self.cancel();
     }

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::request::Job;
+use super::request::QueuedRequest;
 
 /// What a computed token of a prompt counts.
 pub(super) const PROMPT_WEIGHT: i64 = 1;
@@ -20,7 +20,7 @@ pub(super) const TEXT_WEIGHT: i64 = 2;
 /// The requests that wait.
 #[derive(Default)]
 pub(super) struct Queue {
-    jobs: Vec<Job>,
+    requests: Vec<QueuedRequest>,
     clients: HashMap<Arc<str>, Client>,
     arrived: u64,
 }
@@ -36,20 +36,20 @@ struct Client {
 impl Queue {
     /// Requests that wait.
     pub(super) fn len(&self) -> usize {
-        self.jobs.len()
+        self.requests.len()
     }
 
     /// Adds a request behind the others of its client.
-    pub(super) fn push(&mut self, mut job: Job) {
+    pub(super) fn push(&mut self, mut request: QueuedRequest) {
         self.arrived += 1;
-        job.order = self.arrived;
+        request.order = self.arrived;
         let least = self.least();
-        let client = self.clients.entry(Arc::clone(&job.client)).or_default();
+        let client = self.clients.entry(Arc::clone(&request.client)).or_default();
         if client.requests == 0 {
             client.served = client.served.max(least);
         }
         client.requests += 1;
-        self.jobs.push(job);
+        self.requests.push(request);
     }
 
     /// The lowest count of the clients that have requests.
@@ -60,20 +60,25 @@ impl Queue {
 
     /// The highest priority of those that wait.
     pub(super) fn priority(&self) -> Option<u8> {
-        self.jobs.iter().map(|job| job.session.priority).max()
+        self.requests.iter().map(|request| request.session.priority).max()
     }
 
     /// Takes out who is next.
-    pub(super) fn take(&mut self) -> Option<Job> {
-        let served = |job: &Job| self.clients.get(&job.client).map_or(0, |client| client.served);
-        let rank = |job: &Job| (Reverse(job.session.priority), served(job), job.order);
-        let (index, _) = self.jobs.iter().enumerate().min_by_key(|(_, job)| rank(job))?;
-        Some(self.jobs.swap_remove(index))
+    pub(super) fn take(&mut self) -> Option<QueuedRequest> {
+        let served = |request: &QueuedRequest| {
+            self.clients.get(&request.client).map_or(0, |client| client.served)
+        };
+        let rank = |request: &QueuedRequest| {
+            (Reverse(request.session.priority), served(request), request.order)
+        };
+        let (index, _) =
+            self.requests.iter().enumerate().min_by_key(|(_, request)| rank(request))?;
+        Some(self.requests.swap_remove(index))
     }
 
     /// Takes out the requests that were cancelled, or all.
-    pub(super) fn remove(&mut self, all: bool) -> Vec<Job> {
-        self.jobs.extract_if(.., |job| all || job.is_cancelled()).collect()
+    pub(super) fn remove(&mut self, all: bool) -> Vec<QueuedRequest> {
+        self.requests.extract_if(.., |request| all || request.is_cancelled()).collect()
     }
 
     /// Counts weighted tokens that a client was served, or was not after all.

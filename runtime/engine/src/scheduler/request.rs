@@ -148,7 +148,7 @@ pub enum Rejected {
 }
 
 /// A request that waits for its turn.
-pub(super) struct Job {
+pub(super) struct QueuedRequest {
     pub(super) prompt: Vec<u32>,
     pub(super) work: Work,
     pub(super) prompt_logprobs: Option<usize>,
@@ -175,7 +175,7 @@ pub(super) struct Embedding {
     pub(super) step: Vec<f32>,
 }
 
-impl Job {
+impl QueuedRequest {
     /// # Errors
     /// What makes the request impossible: [`EngineError::PromptEmpty`], [`EngineError::PromptTooLong`],
     /// [`EngineError::TokenOutOfRange`], [`EngineError::ForeignAdapter`],
@@ -185,7 +185,7 @@ impl Job {
         request: Request,
         sink: Sink,
         cancel: Arc<AtomicBool>,
-    ) -> Result<Job, EngineError> {
+    ) -> Result<QueuedRequest, EngineError> {
         let Request { prompt, kind, options, session, client, .. } = request;
         let Request { logprobs, prompt_logprobs, constraint, .. } = request;
         engine.check_tokens(&prompt, 0, session.sinks.is_some())?;
@@ -212,7 +212,17 @@ impl Job {
         };
         let (client, submitted) = (client.into(), Instant::now());
         let order = 0;
-        Ok(Job { prompt, work, prompt_logprobs, session, client, order, submitted, sink, cancel })
+        Ok(QueuedRequest {
+            prompt,
+            work,
+            prompt_logprobs,
+            session,
+            client,
+            order,
+            submitted,
+            sink,
+            cancel,
+        })
     }
 
     /// Whether nobody waits for it any more.

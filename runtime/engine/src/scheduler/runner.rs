@@ -70,8 +70,8 @@ impl Runner {
     /// Ends the requests that nobody waits for any more, or all.
     fn cancel(&mut self, all: bool) {
         let waiting = self.inner.state().queue.remove(all);
-        for job in waiting {
-            let sequence = Sequence::new(&self.batch.engine, job);
+        for queued in waiting {
+            let sequence = Sequence::new(&self.batch.engine, queued);
             self.batch.end(sequence, End::Done(FinishReason::Cancelled));
         }
         self.batch.cancel(all);
@@ -101,11 +101,11 @@ impl Runner {
     /// until there is.
     fn begin(&mut self) -> bool {
         let mut state = self.inner.state();
-        let Some(job) = state.queue.take() else { return false };
-        state.queue.charge(&job.client, job.prompt.len() as i64 * PROMPT_WEIGHT);
+        let Some(queued) = state.queue.take() else { return false };
+        state.queue.charge(&queued.client, queued.prompt.len() as i64 * PROMPT_WEIGHT);
         state.pace.note(Instant::now());
         drop(state);
-        self.batch.resting.push(Sequence::new(&self.batch.engine, job));
+        self.batch.resting.push(Sequence::new(&self.batch.engine, queued));
         self.batch.resume(self.batch.resting.len() - 1)
     }
 

@@ -209,7 +209,7 @@ impl PromptScores {
     }
 }
 
-/// A part of a step whose logits say something of its prompt.
+/// An input of a step whose logits say something of its prompt.
 pub(super) struct Scored<'s> {
     pub(super) scores: &'s mut PromptScores,
     /// Tokens of its session before the step.
@@ -218,7 +218,7 @@ pub(super) struct Scored<'s> {
 
 /// Computes log-probabilities on all threads, from rows of logits that come one by one.
 pub(super) struct Scorer<'s> {
-    parts: Vec<Option<Scored<'s>>>,
+    inputs: Vec<Option<Scored<'s>>>,
     /// Rows that wait until there is one for each thread.
     rows: Vec<Row>,
     waiting: usize,
@@ -226,7 +226,7 @@ pub(super) struct Scorer<'s> {
 
 #[derive(Default)]
 struct Row {
-    part: usize,
+    input: usize,
     token: u32,
     top: usize,
     logits: Vec<f32>,
@@ -234,26 +234,26 @@ struct Row {
 }
 
 impl<'s> Scorer<'s> {
-    /// For the parts of a step in their order.
-    pub(super) fn new(parts: Vec<Option<Scored<'s>>>) -> Scorer<'s> {
-        Scorer { parts, rows: Vec::new(), waiting: 0 }
+    /// For the inputs of a step in their order.
+    pub(super) fn new(inputs: Vec<Option<Scored<'s>>>) -> Scorer<'s> {
+        Scorer { inputs, rows: Vec::new(), waiting: 0 }
     }
 
     /// Whether there is nothing to compute.
     pub(super) fn is_idle(&self) -> bool {
-        self.parts.iter().all(Option::is_none)
+        self.inputs.iter().all(Option::is_none)
     }
 
-    /// Takes the logits of a part's token; those of a part come in the order of its tokens.
-    pub(super) fn row(&mut self, pool: &ThreadPool, part: usize, token: usize, logits: &[f32]) {
-        let Some(Some(Scored { scores, len })) = self.parts.get(part) else { return };
-        let in_row = self.rows[..self.waiting].iter().filter(|row| row.part == part).count();
+    /// Takes the logits of an input's token; those of an input come in the order of its tokens.
+    pub(super) fn row(&mut self, pool: &ThreadPool, input: usize, token: usize, logits: &[f32]) {
+        let Some(Some(Scored { scores, len })) = self.inputs.get(input) else { return };
+        let in_row = self.rows[..self.waiting].iter().filter(|row| row.input == input).count();
         let Some(next) = scores.next(len + token, in_row) else { return };
         if self.waiting == self.rows.len() {
             self.rows.push(Row::default());
         }
         let row = &mut self.rows[self.waiting];
-        (row.part, row.token, row.top) = (part, next, scores.top);
+        (row.input, row.token, row.top) = (input, next, scores.top);
         logits.clone_into(&mut row.logits);
         self.waiting += 1;
         if self.waiting == pool.threads() {
@@ -270,7 +270,7 @@ impl<'s> Scorer<'s> {
             }
         });
         for row in rows {
-            if let Some(Some(Scored { scores, .. })) = self.parts.get_mut(row.part) {
+            if let Some(Some(Scored { scores, .. })) = self.inputs.get_mut(row.input) {
                 scores.step.push(row.logprobs.take());
             }
         }

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use super::request::{Finished, Job, Latency, Started, Update, Work};
+use super::request::{Finished, Latency, QueuedRequest, Started, Update, Work};
 use super::scores::{KeptScores, PromptScores, Scored};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::generate::{FinishReason, Usage};
 use crate::sampler::Candidates;
 use crate::session::{Session, SessionOptions};
-use crate::step::Part;
+use crate::step::StepInput;
 use crate::text::{Choice, Text};
 
 /// Tokens for which a sequence should have room when it joins.
@@ -94,9 +94,9 @@ pub(super) enum End {
 
 impl<'a> Sequence<'a> {
     /// A sequence for a request that has waited, with a session of its own.
-    pub(super) fn new(engine: &Engine, job: Job) -> Sequence<'a> {
-        let Job { prompt, work, prompt_logprobs, session: options, client, .. } = job;
-        let Job { order, submitted, mut sink, cancel, .. } = job;
+    pub(super) fn new(engine: &Engine, queued: QueuedRequest) -> Sequence<'a> {
+        let QueuedRequest { prompt, work, prompt_logprobs, session: options, client, .. } = queued;
+        let QueuedRequest { order, submitted, mut sink, cancel, .. } = queued;
         // A sink that panics is as good as one that breaks off.
         let told = move |update| {
             catch_unwind(AssertUnwindSafe(|| sink(update))).unwrap_or(ControlFlow::Break(()))
@@ -263,8 +263,8 @@ impl<'a> Sequence<'a> {
         (lost, found)
     }
 
-    /// Its part of the step, and what takes the logits of its prompt, where these are wanted.
-    pub(super) fn part(&mut self) -> (Part<'_>, Option<Scored<'_>>) {
+    /// Its input of the step, and what takes the logits of its prompt, where these are wanted.
+    pub(super) fn input(&mut self) -> (StepInput<'_>, Option<Scored<'_>>) {
         let tokens = &self.feed[self.fed..self.fed + self.take];
         let goes_on = self.fed + self.take < self.feed.len();
         let len = self.session.len();
@@ -273,22 +273,22 @@ impl<'a> Sequence<'a> {
             scores.begin_step();
             Scored { scores, len }
         });
-        let part = Part::new(&mut self.session, tokens);
-        let part = match &mut self.work {
+        let input = StepInput::new(&mut self.session, tokens);
+        let input = match &mut self.work {
             Work::Embedding(embedding) => {
                 embedding.step.fill(0.0);
-                Part { hidden: Some(&mut embedding.step), ..part }
+                StepInput { hidden: Some(&mut embedding.step), ..input }
             }
             Work::Text(_) => {
-                let last = if goes_on { tokens.len() } else { part.from };
+                let last = if goes_on { tokens.len() } else { input.from };
                 let first = scored.as_ref().map_or(usize::MAX, |s| s.scores.first_wanted(len));
-                Part { from: last.min(first), ..part }
+                StepInput { from: last.min(first), ..input }
             }
         };
-        (part, scored)
+        (input, scored)
     }
 
-    /// Goes on after its part was computed.
+    /// Goes on after its input was computed.
     pub(super) fn advance(&mut self, kept: &mut KeptScores) {
         self.fed += self.take;
         if let Some(scores) = &mut self.scores {

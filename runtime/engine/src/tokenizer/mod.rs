@@ -32,7 +32,7 @@ pub use stream::DetokenizerStream;
 use bpe::Bpe;
 use hf::HfTokenizer;
 use metadata::Metadata;
-use special::{Part, SpecialTokens};
+use special::{Segment, SpecialTokens};
 use spm::Spm;
 use vocab::Vocab;
 
@@ -297,14 +297,14 @@ impl GgufTokenizer {
             out.push(self.vocab.bos.ok_or(TokenizerError::NoSpecialToken { token: "bos" })?);
         }
         let mut behind_special = true;
-        for part in self.special.split(&self.vocab, text, parse_special) {
-            let range = match part {
-                Part::Token(token) => {
+        for segment in self.special.split(&self.vocab, text, parse_special) {
+            let range = match segment {
+                Segment::Token(token) => {
                     out.push(token);
                     behind_special = true;
                     continue;
                 }
-                Part::Text(range) => range,
+                Segment::Text(range) => range,
             };
             let prefix = self.add_space_prefix && behind_special;
             behind_special = false;

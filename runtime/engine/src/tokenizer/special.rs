@@ -18,9 +18,9 @@ use super::vocab::Vocab;
 /// Bytes that a special token may have; the longest known ones, runs of white space, have a hundred.
 pub(super) const MAX_SPECIAL_BYTES: usize = 256;
 
-/// A part of a text: bytes to encode, or a token found in it.
+/// A segment of a text: bytes to encode, or a token found in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum Segment {
     Text(Range<usize>),
     Token(u32),
 }
@@ -69,21 +69,21 @@ impl SpecialTokens {
     }
 
     /// Splits `text` at the user-defined tokens, and at control and unknown ones if `parse_special`.
-    pub(super) fn split(&self, vocab: &Vocab, text: &str, parse_special: bool) -> Vec<Part> {
+    pub(super) fn split(&self, vocab: &Vocab, text: &str, parse_special: bool) -> Vec<Segment> {
         let found = self.find(vocab, text.as_bytes(), parse_special);
-        let mut parts = Vec::with_capacity(2 * found.len() + 1);
+        let mut segments = Vec::with_capacity(2 * found.len() + 1);
         let mut start = 0;
         for (range, token) in found {
             if start < range.start {
-                parts.push(Part::Text(start..range.start));
+                segments.push(Segment::Text(start..range.start));
             }
-            parts.push(Part::Token(token));
+            segments.push(Segment::Token(token));
             start = range.end;
         }
         if start < text.len() {
-            parts.push(Part::Text(start..text.len()));
+            segments.push(Segment::Text(start..text.len()));
         }
-        parts
+        segments
     }
 
     /// The tokens in `text` with the bytes that go with them, in the order of the text.
@@ -154,18 +154,18 @@ mod tests {
     use std::collections::{BTreeSet, HashMap};
 
     /// The order of the reference, one pass over the text for each token.
-    fn token_by_token(vocab: &Vocab, text: &str, parse_special: bool) -> Vec<Part> {
+    fn token_by_token(vocab: &Vocab, text: &str, parse_special: bool) -> Vec<Segment> {
         let is_space = |byte: &&u8| super::is_space(**byte);
-        let mut parts = vec![Part::Text(0..text.len())];
+        let mut segments = vec![Segment::Text(0..text.len())];
         for token in vocab.special_tokens() {
             if vocab.is_special(token) && !parse_special {
                 continue;
             }
             let needle = vocab.text(token);
             let mut cut = Vec::new();
-            for part in parts {
-                let Part::Text(Range { mut start, end }) = part else {
-                    cut.push(part);
+            for segment in segments {
+                let Segment::Text(Range { mut start, end }) = segment else {
+                    cut.push(segment);
                     continue;
                 };
                 while let Some(at) = text[start..end].find(needle).map(|at| start + at) {
@@ -173,19 +173,19 @@ mod tests {
                     let strips = |attribute| vocab.has(token, attribute);
                     let left =
                         if strips(attr::LSTRIP) { before.take_while(is_space).count() } else { 0 };
-                    cut.push(Part::Text(start..at - left));
-                    cut.push(Part::Token(token));
+                    cut.push(Segment::Text(start..at - left));
+                    cut.push(Segment::Token(token));
                     start = at + needle.len();
                     if strips(attr::RSTRIP) {
                         start += text.as_bytes()[start..end].iter().take_while(is_space).count();
                     }
                 }
-                cut.push(Part::Text(start..end));
+                cut.push(Segment::Text(start..end));
             }
-            parts = cut;
+            segments = cut;
         }
-        parts.retain(|part| !matches!(part, Part::Text(range) if range.is_empty()));
-        parts
+        segments.retain(|segment| !matches!(segment, Segment::Text(range) if range.is_empty()));
+        segments
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use ruvllm_engine::scheduler::{Finished, Request, Scheduler, Sink, Ticket, Token, Update};
+use ruvllm_engine::scheduler::{Finished, Request, RequestHandle, Scheduler, Sink, Token, Update};
 use ruvllm_engine::{Engine, Event, GenerateOptions, Model, SamplingOptions, SessionOptions};
 
 use super::repository;
@@ -18,7 +18,7 @@ pub fn greedy(max_tokens: usize) -> GenerateOptions {
 /// What a request was told, with the time of each update.
 pub struct Answer {
     pub updates: Receiver<(Instant, Update)>,
-    pub ticket: Option<Ticket>,
+    pub handle: Option<RequestHandle>,
 }
 
 pub fn sink() -> (Sink, Receiver<(Instant, Update)>) {
@@ -32,7 +32,7 @@ pub fn sink() -> (Sink, Receiver<(Instant, Update)>) {
 
 pub fn ask(scheduler: &Scheduler, request: Request) -> Answer {
     let (sink, updates) = sink();
-    Answer { updates, ticket: Some(scheduler.submit(request, sink).unwrap()) }
+    Answer { updates, handle: Some(scheduler.submit(request, sink).unwrap()) }
 }
 
 /// How long anything here may take.

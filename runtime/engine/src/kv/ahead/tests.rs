@@ -12,7 +12,7 @@ use crate::kv::block::Half;
 use crate::kv::prefix::scope;
 use crate::kv::store::{KvKernels, KvStore};
 use crate::kv::table::KvTable;
-use crate::kv::{KvCodec, SpillDir, Standing};
+use crate::kv::{KvCodec, SequenceOptions, SpillDir};
 use crate::memory::{MemoryPool, PAGE, Use};
 
 const SHAPE: BlockShape = BlockShape { layers: 3, kv_dim: 64, tokens: 32 };
@@ -41,7 +41,7 @@ impl Stage {
     }
 
     fn table(&self, scope: Option<[u8; 32]>) -> KvTable {
-        self.store.table(2000, Standing { scope, ..Standing::default() })
+        self.store.table(2000, SequenceOptions { scope, ..SequenceOptions::default() })
     }
 
     fn step<T>(&mut self, work: impl FnOnce(&mut KvStore, &mut KvKernels<'_>) -> T) -> T {
@@ -271,17 +271,17 @@ fn jobs_go_with_their_sequences() {
 #[test]
 fn a_policy_without_ages_has_no_thread() {
     for policy in ["f16", "q8_0", "q4_0c,rotate"] {
-        assert!(Stage::new(policy, true, None).store.ahead.is_none(), "{policy}");
+        assert!(Stage::new(policy, true, None).store.recode_thread.is_none(), "{policy}");
     }
-    assert!(Stage::new("mix", true, None).store.ahead.is_some());
+    assert!(Stage::new("mix", true, None).store.recode_thread.is_some());
 }
 
 /// A job that writes a block of zeros, whose first `tokens` it takes for written.
-fn job(stage: &Stage, tokens: usize) -> Job {
+fn job(stage: &Stage, tokens: usize) -> RecodeJob {
     let side = |codec| stage.store.lease_side(codec).unwrap();
     let codecs = Codecs { keys: KvCodec::Q4_0, values: KvCodec::F16 };
-    Job {
-        rewrites: [Some(Rewrite { from: side(KvCodec::F16), to: side(KvCodec::Q4_0) }), None],
+    RecodeJob {
+        recodes: [Some(SideRecode { from: side(KvCodec::F16), to: side(KvCodec::Q4_0) }), None],
         tokens,
         isolation: Scope::unique(),
         codecs,
@@ -293,39 +293,39 @@ fn job(stage: &Stage, tokens: usize) -> Job {
 #[test]
 fn a_panic_costs_its_job_alone() {
     let stage = Stage::new(TIERS, true, None);
-    let ahead = stage.store.ahead.as_ref().unwrap();
+    let thread = stage.store.recode_thread.as_ref().unwrap();
     let codecs = job(&stage, 0).codecs;
     // More tokens than a block has.
-    let claims = [33, 32].map(|tokens| ahead.hand(job(&stage, tokens), 0));
-    let written = claims.map(|claim| claim.redeem(codecs, stage.kernels.pinned()).is_some());
+    let handles = [33, 32].map(|tokens| thread.hand(job(&stage, tokens), 0));
+    let written = handles.map(|handle| handle.join(codecs, stage.kernels.pinned()).is_some());
     assert_eq!(written, [false, true]);
-    assert_eq!((ahead.jobs(), stage.store.pool.used()), (0, 0));
+    assert_eq!((thread.jobs(), stage.store.pool.used()), (0, 0));
 }
 
 #[test]
 fn only_what_was_asked_for_is_redeemed() {
     let mut stage = Stage::new(TIERS, true, None);
-    let hand = |stage: &Stage| stage.store.ahead.as_ref().unwrap().hand(job(stage, 32), 0);
+    let hand = |stage: &Stage| stage.store.recode_thread.as_ref().unwrap().hand(job(stage, 32), 0);
     let codecs = job(&stage, 0).codecs;
     let other = Codecs { values: KvCodec::Q4_0, ..codecs };
-    assert!(hand(&stage).redeem(other, stage.kernels.pinned()).is_none());
-    let claim = hand(&stage);
+    assert!(hand(&stage).join(other, stage.kernels.pinned()).is_none());
+    let handle = hand(&stage);
     stage.kernels = Kernels::new(&stage.host, 1, &TIERS.parse().unwrap()).unwrap();
-    assert!(claim.redeem(codecs, stage.kernels.pinned()).is_none());
-    assert!(hand(&stage).redeem(codecs, stage.kernels.pinned()).is_some());
+    assert!(handle.join(codecs, stage.kernels.pinned()).is_none());
+    assert!(hand(&stage).join(codecs, stage.kernels.pinned()).is_some());
     assert_eq!(stage.store.pool.used(), 0);
 }
 
 #[test]
 fn sequences_that_rest_make_way() {
     let stage = Stage::new(TIERS, true, None);
-    let ahead = stage.store.ahead.as_ref().unwrap();
-    let hand = |number| ahead.hand(job(&stage, 32), number);
-    let resting: Vec<Claim> = (0..JOBS as u64).map(hand).collect();
-    assert!(!ahead.has_room(0));
-    assert_eq!(ahead.jobs(), JOBS);
-    assert!(ahead.has_room(5));
-    assert_eq!(ahead.jobs(), JOBS - 5);
+    let thread = stage.store.recode_thread.as_ref().unwrap();
+    let hand = |number| thread.hand(job(&stage, 32), number);
+    let resting: Vec<JobHandle> = (0..JOBS as u64).map(hand).collect();
+    assert!(!thread.has_room(0));
+    assert_eq!(thread.jobs(), JOBS);
+    assert!(thread.has_room(5));
+    assert_eq!(thread.jobs(), JOBS - 5);
     drop(resting);
-    assert_eq!((ahead.jobs(), stage.store.pool.used()), (0, 0));
+    assert_eq!((thread.jobs(), stage.store.pool.used()), (0, 0));
 }

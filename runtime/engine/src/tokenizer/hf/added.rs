@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 
 use crate::tokenizer::TokenizerError;
-use crate::tokenizer::special::Part;
+use crate::tokenizer::special::Segment;
 
 /// A token with its own text.
 #[derive(Debug)]
@@ -77,10 +77,10 @@ impl AddedTokens {
     }
 
     /// Splits a text at the tokens that are looked for as it is, or `normalized`; at control tokens only if
-    /// `parse_special`. No part is empty.
-    pub(super) fn split(&self, text: &str, normalized: bool, parse_special: bool) -> Vec<Part> {
+    /// `parse_special`. No segment is empty.
+    pub(super) fn split(&self, text: &str, normalized: bool, parse_special: bool) -> Vec<Segment> {
         let search = if normalized { &self.normalized } else { &self.plain };
-        let (mut parts, mut start) = (Vec::new(), 0);
+        let (mut segments, mut start) = (Vec::new(), 0);
         for found in search.automaton.iter().flat_map(|automaton| automaton.find_iter(text)) {
             let (id, special) = search.patterns[found.pattern().as_usize()];
             // Nothing shorter is looked for in the text of a control token that is not wanted.
@@ -88,15 +88,15 @@ impl AddedTokens {
                 continue;
             }
             if start < found.start() {
-                parts.push(Part::Text(start..found.start()));
+                segments.push(Segment::Text(start..found.start()));
             }
-            parts.push(Part::Token(id));
+            segments.push(Segment::Token(id));
             start = found.end();
         }
         if start < text.len() {
-            parts.push(Part::Text(start..text.len()));
+            segments.push(Segment::Text(start..text.len()));
         }
-        parts
+        segments
     }
 }
 

@@ -71,13 +71,13 @@ pub(super) fn read(bytes: &[u8], prefix: Option<PrefixSpace>) -> Result<HfFile, 
     for (text, id) in &json.model.vocab {
         tokens.add(text, *id)?;
     }
-    let around = Around::new(json.post_processor)?;
+    let template = TemplateProcessing::new(json.post_processor)?;
     let (decoders, spelling) = components::decoders(json.decoder)?;
     let normalizers = components::normalizers(json.normalizer)?;
     let steps = components::steps(json.pre_tokenizer)?;
     let model = model(json.model)?;
     let added = added_tokens(json.added_tokens, &normalizers, &model, &mut tokens)?;
-    if let Some(id) = around.ids().find(|id| !tokens.by_id.contains_key(id)) {
+    if let Some(id) = template.ids().find(|id| !tokens.by_id.contains_key(id)) {
         return refuse(format!("the template has token {id}, which there is not"));
     }
     Ok(HfFile {
@@ -87,8 +87,8 @@ pub(super) fn read(bytes: &[u8], prefix: Option<PrefixSpace>) -> Result<HfFile, 
         decoders,
         added,
         texts: tokens.by_id,
-        before: around.before,
-        behind: around.behind,
+        before: template.before,
+        behind: template.behind,
         spelling,
     })
 }
@@ -167,14 +167,14 @@ fn added_tokens(
     AddedTokens::new(built)
 }
 
-/// The tokens around a text.
+/// The tokens that the template of single texts puts around a text.
 #[derive(Default)]
-struct Around {
+struct TemplateProcessing {
     before: Vec<u32>,
     behind: Vec<u32>,
 }
 
-impl Around {
+impl TemplateProcessing {
     fn new(component: Option<json::PostProcessor>) -> Result<Self, TokenizerError> {
         let parts = components::flat(component, |part| match part {
             json::PostProcessor::Sequence { processors } => Ok(processors),

@@ -31,7 +31,7 @@ use self::normalize::Normalized;
 use self::prefix::PrefixSpace;
 use super::TokenizerError;
 use super::merges::Scratch;
-use super::special::Part;
+use super::special::Segment;
 use super::unicode;
 use super::vocab::END_OF_GENERATION;
 use crate::files::{self, MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES};
@@ -140,21 +140,21 @@ impl HfTokenizer {
         let mut out = Vec::with_capacity(text.len() / 3 + 2);
         out.extend(file.before.iter().filter(|_| add_special));
         let mut scratch = Scratch::default();
-        for part in file.added.split(text, false, parse_special) {
-            let range = match part {
-                Part::Token(token) => {
+        for segment in file.added.split(text, false, parse_special) {
+            let range = match segment {
+                Segment::Token(token) => {
                     out.push(token);
                     continue;
                 }
-                Part::Text(range) => range,
+                Segment::Text(range) => range,
             };
             let is_first = range.start == 0;
             let Normalized { text, first } =
                 Normalized::new(&file.normalizers, &text[range], is_first);
-            for part in file.added.split(&text, true, parse_special) {
-                match part {
-                    Part::Token(token) => out.push(token),
-                    Part::Text(range) => {
+            for segment in file.added.split(&text, true, parse_special) {
+                match segment {
+                    Segment::Token(token) => out.push(token),
+                    Segment::Text(range) => {
                         let first = first.saturating_sub(range.start);
                         for piece in Pieces::new(&file.steps, &text[range], first).iter() {
                             file.model.encode(piece, &mut scratch, &mut out);

@@ -1,9 +1,9 @@
-//! Which form of a block a query reads.
+//! Which version of a block a query reads.
 //!
 //! It follows from two block numbers alone, the query's and the key's: the codec that the policy has for as many
 //! tokens as lie between. So a prompt that is computed at once reads what it would read token by token: until a step
-//! settles, a block that grows old in it exists in every codec that one of its queries wants ([`Form`]). Each form is
-//! packed from the one before it, as blocks are that grow old from step to step.
+//! settles, a block that grows old in it exists in every codec that one of its queries wants ([`BlockVersion`]). Each
+//! version is packed from the one before it, as blocks are that grow old from step to step.
 //!
 //! Three things are left that give a query fewer bits: packing under pressure of memory (`reclaim`), a
 //! sequence that was cut off where its blocks had grown old already, and a hit in the prefix cache, of which the blocks
@@ -14,9 +14,9 @@ use std::time::Instant;
 use super::block::{Codecs, Half, Side};
 use super::prefix;
 use super::recode::Packer;
-use super::store::{KvKernels, KvStore, Place, copy_side};
+use super::store::{BlockLocation, KvKernels, KvStore, copy_side};
 use super::stored::{Stored, segment};
-use super::table::{BlockId, Entry, Form, KvTable};
+use super::table::{BlockId, BlockRef, BlockVersion, KvTable};
 use crate::error::EngineError;
 use crate::kv_policy::KvTiers;
 use ruvllm_native::attention::KvSegment;
@@ -32,9 +32,10 @@ pub(crate) struct AttendedPositions {
 }
 
 impl KvTable {
-    /// How many queries from position `from` on read the same forms of all blocks.
+    /// How many queries from position `from` on read the same versions of all blocks.
     pub(crate) fn run(&self, from: usize) -> usize {
-        let changes = self.forms.iter().map(|form| form.from).filter(|change| *change > from);
+        let changes =
+            self.versions.iter().map(|version| version.from).filter(|change| *change > from);
         changes.min().map_or(usize::MAX, |change| change - from)
     }
 }
@@ -54,19 +55,21 @@ impl KvStore {
 
     /// The codecs of a block in memory or on disk.
     pub(super) fn codecs(&self, id: BlockId) -> Option<Codecs> {
-        match &self.blocks[id.0 as usize].place {
-            Place::Memory(stored) => Some(stored.codecs()),
-            Place::Disk(ticket) => Some(ticket.codecs()),
-            Place::Vacant | Place::Gone => None,
+        match &self.blocks[id.0 as usize].location {
+            BlockLocation::Memory(stored) => Some(stored.codecs()),
+            BlockLocation::Disk(spilled) => Some(spilled.codecs()),
+            BlockLocation::Vacant | BlockLocation::Gone => None,
         }
     }
 
     /// The codecs that a sequence's block has to be put in for queries at position `from`, if it does.
-    pub(super) fn due(&self, entry: &Entry, from: usize) -> Option<Codecs> {
+    pub(super) fn due(&self, entry: &BlockRef, from: usize) -> Option<Codecs> {
         if entry.len < self.shape.tokens || entry.end() > from {
             return None;
         }
-        let Place::Memory(stored) = &self.blocks[entry.id.0 as usize].place else { return None };
+        let BlockLocation::Memory(stored) = &self.blocks[entry.id.0 as usize].location else {
+            return None;
+        };
         let wanted = self.wanted(entry.end(), from);
         // Never to more bits: what was given up under pressure does not come back.
         (wanted.bytes(&self.shape) < stored.codecs().bytes(&self.shape)).then_some(wanted)
@@ -99,7 +102,7 @@ impl KvStore {
     /// of all after them.
     pub(super) fn keep_exact(&self, table: &mut KvTable) {
         // What follows a gap was computed with what is forgotten.
-        if !self.deterministic || !self.policy.migrates() || table.gap.len > 0 {
+        if !self.deterministic || !self.policy.migrates() || table.evicted.len > 0 {
             return;
         }
         let appended = Some(Codecs::new(&self.policy, KvTiers::appended));
@@ -115,7 +118,7 @@ impl KvStore {
         }
     }
 
-    /// Gives a sequence that goes on to `end` the forms in which its queries will read its blocks.
+    /// Gives a sequence that goes on to `end` the versions in which its queries will read its blocks.
     ///
     /// # Errors
     /// [`EngineError::MemoryExhausted`].
@@ -125,7 +128,7 @@ impl KvStore {
         end: usize,
         kv_kernels: &mut KvKernels<'_>,
     ) -> Result<(), EngineError> {
-        table.forms.clear();
+        table.versions.clear();
         if !self.policy.migrates() || end == table.computed {
             return Ok(());
         }
@@ -156,7 +159,7 @@ impl KvStore {
                     }
                 }
                 let from = from.max(first);
-                table.forms.push(Form { entry: index, from, codecs: due, sides });
+                table.versions.push(BlockVersion { entry: index, from, codecs: due, sides });
                 stored = Some(due);
             }
         }
@@ -175,7 +178,7 @@ impl KvStore {
         self.leased(needed, |store| store.lease_side(codec), kv_kernels)
     }
 
-    /// Packs one half of a layer of a sequence's forms.
+    /// Packs one half of a layer of a sequence's versions.
     pub(super) fn pack_forms(
         &mut self,
         table: &mut KvTable,
@@ -183,22 +186,22 @@ impl KvStore {
         half: Half,
         kv_kernels: &mut KvKernels<'_>,
     ) -> Result<(), EngineError> {
-        if table.forms.is_empty() {
+        if table.versions.is_empty() {
             return Ok(());
         }
         let started = Instant::now();
         let shape = self.shape;
-        for index in 0..table.forms.len() {
-            let (before, rest) = table.forms.split_at_mut(index);
-            let Some(Form { entry, sides, .. }) = rest.first_mut() else { break };
+        for index in 0..table.versions.len() {
+            let (before, rest) = table.versions.split_at_mut(index);
+            let Some(BlockVersion { entry, sides, .. }) = rest.first_mut() else { break };
             let Some(to) = &mut sides[half as usize] else { continue };
-            let Entry { id, start, .. } = table.entries[*entry];
+            let BlockRef { id, start, .. } = table.entries[*entry];
             let block = &self.blocks[id.0 as usize];
-            let Place::Memory(stored) = &block.place else {
+            let BlockLocation::Memory(stored) = &block.location else {
                 return Err(EngineError::KvBlockMissing { position: start });
             };
-            let earlier = before.iter().rev().take_while(|form| form.entry == *entry);
-            let mut earlier = earlier.filter_map(|form| form.sides[half as usize].as_ref());
+            let earlier = before.iter().rev().take_while(|version| version.entry == *entry);
+            let mut earlier = earlier.filter_map(|version| version.sides[half as usize].as_ref());
             let from = earlier.next().unwrap_or(stored.side(half));
             let KvKernels { kernels, pool } = &mut *kv_kernels;
             let (scope, scratch) = (table.isolation, &mut self.scratch);
@@ -209,7 +212,7 @@ impl KvStore {
         Ok(())
     }
 
-    /// What attention reads of a sequence in a layer for some queries, which all read the same forms
+    /// What attention reads of a sequence in a layer for some queries, which all read the same versions
     /// ([`KvTable::run`]).
     ///
     /// # Errors
@@ -223,18 +226,20 @@ impl KvStore {
     ) -> Result<(), EngineError> {
         let first = table.entries.partition_point(|entry| entry.end() <= first);
         let until = table.entries.partition_point(|entry| entry.start < end);
-        let mut forms = table.forms.as_slice();
+        let mut versions = table.versions.as_slice();
         for (index, entry) in table.entries.iter().enumerate().take(until).skip(first) {
-            let &Entry { id, start, len, .. } = entry;
-            let Place::Memory(stored) = &self.blocks[id.0 as usize].place else {
+            let &BlockRef { id, start, len, .. } = entry;
+            let BlockLocation::Memory(stored) = &self.blocks[id.0 as usize].location else {
                 return Err(EngineError::KvBlockMissing { position: start });
             };
-            forms = &forms[forms.partition_point(|form| form.entry < index)..];
+            versions = &versions[versions.partition_point(|version| version.entry < index)..];
             let mut sides = Half::BOTH.map(|half| stored.side(half));
-            let own = forms.iter().take_while(|form| form.entry == index && form.from <= from);
-            for form in own {
-                for (side, formed) in sides.iter_mut().zip(&form.sides) {
-                    *side = formed.as_ref().unwrap_or(*side);
+            let own = versions
+                .iter()
+                .take_while(|version| version.entry == index && version.from <= from);
+            for version in own {
+                for (side, changed) in sides.iter_mut().zip(&version.sides) {
+                    *side = changed.as_ref().unwrap_or(*side);
                 }
             }
             segments.push(segment(&self.shape, layer, start, len, sides));
@@ -242,28 +247,28 @@ impl KvStore {
         Ok(())
     }
 
-    /// Puts the last forms of a step in the place of its blocks.
+    /// Puts the last versions of a step in the place of its blocks.
     pub(super) fn adopt_forms(
         &mut self,
         table: &mut KvTable,
         kv_kernels: &mut KvKernels<'_>,
     ) -> Result<(), EngineError> {
-        let mut forms = std::mem::take(&mut table.forms);
-        for entry in forms.chunk_by_mut(|a, b| a.entry == b.entry) {
+        let mut versions = std::mem::take(&mut table.versions);
+        for entry in versions.chunk_by_mut(|a, b| a.entry == b.entry) {
             let mut fresh = [None, None];
-            let Some(&Form { entry: index, codecs, .. }) = entry.last() else {
+            let Some(&BlockVersion { entry: index, codecs, .. }) = entry.last() else {
                 continue;
             };
-            for form in entry {
-                for (fresh, side) in fresh.iter_mut().zip(&mut form.sides) {
+            for version in entry {
+                for (fresh, side) in fresh.iter_mut().zip(&mut version.sides) {
                     *fresh = side.take().or(fresh.take());
                 }
             }
             self.replace(table, index, codecs, fresh, kv_kernels)?;
             self.stats.migrations += 1;
         }
-        forms.clear();
-        table.forms = forms;
+        versions.clear();
+        table.versions = versions;
         Ok(())
     }
 
@@ -287,7 +292,7 @@ impl KvStore {
                 Some(side) => side,
                 None => {
                     let mut side = self.room_for(codecs, half, kv_kernels)?;
-                    if let Place::Memory(stored) = &self.blocks[id.0 as usize].place {
+                    if let BlockLocation::Memory(stored) = &self.blocks[id.0 as usize].location {
                         copy_side(stored.side(half), &mut side);
                     }
                     side
@@ -296,7 +301,7 @@ impl KvStore {
         }
         let (Some(values), Some(keys)) = (sides.pop(), sides.pop()) else { return Ok(()) };
         self.exchange(table, index, Stored::new(keys, values));
-        let Entry { id, key, .. } = table.entries[index];
+        let BlockRef { id, key, .. } = table.entries[index];
         if let Some(key) = key.map(|key| prefix::packed(&key, codecs)) {
             self.index.entry(key).or_insert_with(|| {
                 self.blocks[id.0 as usize].key = Some(key);
@@ -314,14 +319,14 @@ impl KvStore {
         let due = self.due(entry, from).filter(|_| self.blocks[id.0 as usize].refs > 1);
         let packed = due.zip(key).and_then(|(codecs, key)| {
             let packed = *self.index.get(&prefix::packed(&key, codecs))?;
-            let place = &self.blocks[packed.0 as usize].place;
-            matches!(place, Place::Memory(_)).then_some(packed)
+            let location = &self.blocks[packed.0 as usize].location;
+            matches!(location, BlockLocation::Memory(_)).then_some(packed)
         });
         let Some(packed) = packed else { return false };
         let block = &mut self.blocks[packed.0 as usize];
         block.refs += 1;
         block.used = self.clock;
-        block.priority = block.priority.max(table.standing.priority);
+        block.priority = block.priority.max(table.options.priority);
         table.entries[index].id = packed;
         self.release(id);
         true
