@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::SchedulerConfig;
+use super::config::SchedulerConfig;
 use super::queue::TEXT_WEIGHT;
 use super::scores::{KeptScores, Scorer};
 use super::sequence::{End, Sequence};

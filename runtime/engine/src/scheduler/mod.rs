@@ -42,21 +42,24 @@
 
 mod admission;
 mod batch;
+mod config;
+mod generate;
 mod plan;
 mod queue;
 mod request;
 mod runner;
 mod scores;
 mod sequence;
-mod single;
+mod state;
 mod stats;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 pub use crate::generate::Token;
+pub use config::SchedulerConfig;
 pub use request::{
     Finished, Kind, Latency, PromptLogprobs, Rejected, Request, Sink, Started, Update,
 };
@@ -66,39 +69,8 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use queue::Queue;
 use request::QueuedRequest;
+use state::{Phase, SchedulerInner, State};
 use stats::Pace;
-
-/// Configuration of a [`Scheduler`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SchedulerConfig {
-    /// Sequences that are computed together at most.
-    pub running: usize,
-    /// Requests that wait at most; more are rejected.
-    pub queue: usize,
-    /// Tokens of prompts in a step beside running texts. Without a running text a step takes up to
-    /// [`EngineConfig::batch`](crate::EngineConfig::batch).
-    pub chunk: usize,
-}
-
-impl Default for SchedulerConfig {
-    fn default() -> Self {
-        Self { running: 32, queue: 256, chunk: 256 }
-    }
-}
-
-impl SchedulerConfig {
-    fn validate(&self) -> Result<(), EngineError> {
-        let options = [("running", self.running), ("queue", self.queue), ("chunk", self.chunk)];
-        match options.into_iter().find(|(_, value)| !(1..=1 << 20).contains(value)) {
-            Some((option, value)) => Err(EngineError::InvalidOption {
-                option,
-                value: value.to_string(),
-                reason: "it must be at least 1 and not absurdly large",
-            }),
-            None => Ok(()),
-        }
-    }
-}
 
 /// Runs requests on an engine; see the [module](self). Clones are handles to the same scheduler; with
 /// the last of them it ends, and what still runs is cancelled.
@@ -128,41 +100,6 @@ pub struct Scheduler {
 struct Handle {
     inner: Arc<SchedulerInner>,
     thread: Option<JoinHandle<()>>,
-}
-
-/// What the scheduler's thread and its handles have in common.
-struct SchedulerInner {
-    engine: Engine,
-    config: SchedulerConfig,
-    state: Mutex<State>,
-    /// There is something to do.
-    work: Condvar,
-    /// There is nothing to do.
-    idle: Condvar,
-}
-
-struct State {
-    queue: Queue,
-    phase: Phase,
-    /// Since when the thread is at what it does now; `None` where no request waits, runs or rests.
-    busy: Option<Instant>,
-    pace: Pace,
-    stats: SchedulerStats,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Open,
-    /// Takes no requests.
-    Draining,
-    /// Computes nothing any more.
-    Stopped,
-}
-
-impl SchedulerInner {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Scheduler {

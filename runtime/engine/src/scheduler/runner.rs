@@ -6,8 +6,8 @@ use std::time::Instant;
 use super::batch::Batch;
 use super::queue::PROMPT_WEIGHT;
 use super::sequence::{End, Sequence};
+use super::state::{Phase, SchedulerInner};
 use super::stats::SchedulerStats;
-use super::{Phase, SchedulerInner};
 use crate::generate::FinishReason;
 
 /// What the thread has.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::SchedulerConfig;
 use super::batch::Batch;
+use super::config::SchedulerConfig;
 use super::request::{Finished, Latency, Update};
 use super::sequence::Sequence;
 use crate::engine::Engine;
