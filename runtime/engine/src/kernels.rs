@@ -6,6 +6,7 @@
 //! snapshot is pinned for a step, so that every layer of it sees the same kernels.
 
 mod lora;
+mod pinned;
 mod products;
 mod rows;
 mod scopes;
@@ -15,18 +16,22 @@ use std::sync::Arc;
 
 use ruvllm_abi::DType;
 use ruvllm_host::{
-    Host, OpCall, OpKey, OpSlot, Operand, Output, Product, RegistrySnapshot, Resident, RopeDims,
-    Scope, Worker,
+    Host, OpCall, OpKey, OpSlot, Operand, Output, RegistrySnapshot, Resident, RopeDims, Scope,
+    Team, TeamWorker, Worker,
 };
-use ruvllm_native::ThreadPool;
+use ruvllm_native::attention::{AttnSequence, AttnShape};
+use ruvllm_native::gemm::{ActForms, Activations, MatMut};
+use ruvllm_native::{Isa, ThreadPool};
 
 use crate::error::EngineError;
 use crate::kv_policy::KvPolicy;
-use crate::model::Model;
 use crate::rope::RopeTables;
+use crate::weights::Linear;
 pub(crate) use lora::{LoraList, LoraRows};
+use pinned::TeamSlots;
+pub(crate) use pinned::{Keys, Pinned, Shaping};
 pub(crate) use products::Matrices;
-use products::{TeamCaller, TeamKeys, TeamSlots};
+use products::TeamCaller;
 pub(crate) use rows::RowSink;
 use rows::{Outputs, Rows, over_rows};
 pub(crate) use scopes::RowScopes;
@@ -47,100 +52,11 @@ pub(crate) struct Kernels {
     team: Option<TeamCaller>,
 }
 
-/// A snapshot with the slots of the decoder's operations in it.
-pub(crate) struct Pinned {
-    keys: Arc<Keys>,
-    snapshot: Arc<RegistrySnapshot>,
-    rmsnorm: OpSlot,
-    rope: OpSlot,
-    swiglu: OpSlot,
-    /// Pack and unpack, for each type of the cache that needs it.
-    kv: Vec<KvOps>,
-    /// Only sessions with an adapter need it, so it may be absent.
-    lora: Option<OpSlot>,
-    /// `None` where no steps are computed.
-    team: Option<TeamSlots>,
-    /// By [`crate::weights::Linear::index`].
-    products: Vec<Option<Product>>,
-    shaping: Shaping,
-}
-
-/// Which kernels shape keys and values: fingerprints for sequences without and with an adapter.
-pub(crate) type Shaping = [[u8; 32]; 2];
-
-/// Who packs and unpacks a type of the cache.
-struct KvOps {
-    dtype: DType,
-    pack: OpSlot,
-    unpack: OpSlot,
-}
-
-/// Keys of the decoder's operations, made once: a step that crosses an activation looks them all up.
-pub(crate) struct Keys {
-    rmsnorm: OpKey,
-    rope: OpKey,
-    swiglu: OpKey,
-    lora: OpKey,
-    /// Pack and unpack, for each type of the cache that needs it.
-    kv: Vec<(DType, OpKey, OpKey)>,
-    /// `None` where no steps are computed.
-    team: Option<TeamKeys>,
-}
-
 /// Row operations that a model calls whose keys and values are stored by `kv`, an adapter's among them.
 pub fn operations(kv: &KvPolicy) -> Vec<OpKey> {
     let Keys { rmsnorm, rope, swiglu, lora, kv, team: _ } = Keys::new(kv, None);
     let packed = kv.into_iter().flat_map(|(_, pack, unpack)| [pack, unpack]);
     [rmsnorm, rope, swiglu, lora].into_iter().chain(packed).collect()
-}
-
-impl Keys {
-    pub(crate) fn new(kv: &KvPolicy, model: Option<&Model>) -> Keys {
-        let mut packed: Vec<_> = kv.packed().collect();
-        packed.sort_unstable_by_key(|dtype| dtype.name());
-        packed.dedup();
-        let kv = |dtype| (dtype, OpKey::kv_pack(dtype), OpKey::kv_unpack(dtype));
-        Keys {
-            rmsnorm: OpKey::rmsnorm_f32(),
-            rope: OpKey::rope_f32(),
-            swiglu: OpKey::swiglu_f32(),
-            lora: OpKey::lora_f32(),
-            kv: packed.into_iter().map(kv).collect(),
-            team: model.map(TeamKeys::new),
-        }
-    }
-}
-
-impl Pinned {
-    fn new(snapshot: Arc<RegistrySnapshot>, keys: Arc<Keys>) -> Result<Pinned, EngineError> {
-        let slot = |key: &OpKey| {
-            snapshot.slot(key).ok_or_else(|| EngineError::OpUnavailable { op: key.to_string() })
-        };
-        let (rmsnorm, rope, swiglu) =
-            (slot(&keys.rmsnorm)?, slot(&keys.rope)?, slot(&keys.swiglu)?);
-        let lora = snapshot.slot(&keys.lora);
-        let kv = keys.kv.iter().map(|(dtype, pack, unpack)| {
-            Ok(KvOps { dtype: *dtype, pack: slot(pack)?, unpack: slot(unpack)? })
-        });
-        let kv: Vec<KvOps> = kv.collect::<Result<_, EngineError>>()?;
-        let team = keys.team.as_ref().map(|keys| keys.slots(&snapshot)).transpose()?;
-        // Norms shape keys and values as much as the rotation does, and so do products and attention.
-        let shaping = [rmsnorm, rope, swiglu].into_iter().chain(kv.iter().map(|kv| kv.pack));
-        let shaping = shaping.chain(team.iter().flat_map(TeamSlots::all));
-        let plain = snapshot.fingerprint(shaping.clone())?;
-        let adapted = snapshot.fingerprint(shaping.chain(lora))?;
-        let (shaping, products) = ([plain, adapted], Vec::new());
-        Ok(Pinned { keys, rmsnorm, rope, swiglu, kv, lora, team, products, shaping, snapshot })
-    }
-
-    fn lora(&self) -> Result<OpSlot, EngineError> {
-        self.lora.ok_or_else(|| EngineError::OpUnavailable { op: self.keys.lora.to_string() })
-    }
-
-    fn kv(&self, dtype: DType) -> Result<&KvOps, EngineError> {
-        let ops = self.kv.iter().find(|ops| ops.dtype == dtype);
-        ops.ok_or_else(|| EngineError::OpUnavailable { op: OpKey::kv_pack(dtype).to_string() })
-    }
 }
 
 /// Shape of a rotation: every row holds `heads * dim` elements.
@@ -464,4 +380,61 @@ fn call_into(
     };
     worker.call(snapshot, slot, call, Output::Read { len, read: &mut read })?;
     Ok(taken?)
+}
+
+impl Kernels {
+    fn team(&mut self) -> Result<(&mut TeamWorker, &Pinned, &TeamSlots), EngineError> {
+        let absent = || EngineError::OpUnavailable { op: OpKey::attention().to_string() };
+        let caller = self.team.as_mut().ok_or_else(absent)?;
+        let slots = self.pinned.team.as_ref().ok_or_else(absent)?;
+        Ok((&mut caller.worker, &self.pinned, slots))
+    }
+
+    /// The forms that products of `rows` rows with these matrices read.
+    pub(crate) fn reads(&self, isa: Isa, x: &Activations, rows: usize, of: &[&Linear]) -> ActForms {
+        let forms = of
+            .iter()
+            .filter_map(|linear| self.pinned.product(linear))
+            .map(|product| product.reads(x, rows, isa));
+        forms.fold(ActForms::NONE, ActForms::and)
+    }
+
+    /// `y[m, n] = x[m, k] w[n, k]^T`.
+    pub(crate) fn matmul(
+        &mut self,
+        team: Team<'_>,
+        linear: &Linear,
+        x: &Activations,
+        y: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let (worker, pinned, _) = self.team()?;
+        let product = pinned.product(linear).ok_or_else(|| EngineError::OpUnavailable {
+            op: OpKey::matmul(linear.dtype()).to_string(),
+        })?;
+        let y = MatMut { data: y, stride: linear.rows() };
+        Ok(worker.matmul(&pinned.snapshot, product, &linear.matrix()?, x, y, team)?)
+    }
+
+    /// The embeddings of tokens, which are in the vocabulary, `[tokens, dim]`.
+    pub(crate) fn embed(
+        &mut self,
+        team: Team<'_>,
+        table: &Linear,
+        tokens: &[u32],
+        y: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let (worker, pinned, slots) = self.team()?;
+        Ok(worker.embed(&pinned.snapshot, slots.embed, &table.matrix()?, tokens, y, team)?)
+    }
+
+    /// Attention of each sequence's queries over its own cache.
+    pub(crate) fn attention(
+        &mut self,
+        team: Team<'_>,
+        shape: &AttnShape,
+        sequences: &mut [AttnSequence<'_>],
+    ) -> Result<(), EngineError> {
+        let (worker, pinned, slots) = self.team()?;
+        Ok(worker.attention(&pinned.snapshot, slots.attention, shape, sequences, team)?)
+    }
 }

@@ -1,4 +1,4 @@
-//! Team operations: products with the model's matrices, the embedding table, attention.
+//! The matrices of a model: who multiplies by each, taken up anew for every snapshot that is pinned.
 //!
 //! Each matrix has a [`Product`] of its own in a pinned snapshot: who multiplies by it, with the weights as that has
 //! prepared them. These are held by what is pinned, so they go with the last step that reads them, and both
@@ -7,16 +7,14 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ruvllm_abi::DType;
 use ruvllm_host::{
-    Host, HostError, KernelBudget, OpKey, OpSlot, Preparation, Product, Provider, RegistrySnapshot,
-    Team, TeamWorker,
+    Host, HostError, KernelBudget, Preparation, Product, Provider, RegistrySnapshot, Team,
+    TeamWorker,
 };
-use ruvllm_native::attention::{AttnSequence, AttnShape};
-use ruvllm_native::gemm::{ActForms, Activations, MatMut, ReadPattern};
+use ruvllm_native::gemm::{Activations, ReadPattern};
 use ruvllm_native::{Isa, ThreadPool};
 
-use super::{Kernels, Keys, Pinned};
+use super::pinned::{Keys, Pinned};
 use crate::error::EngineError;
 use crate::model::Model;
 use crate::weights::Linear;
@@ -35,52 +33,6 @@ pub(crate) struct Matrices {
     pub(crate) keys: Arc<Keys>,
     /// A generation that was made ready before any step ran on it.
     pub(crate) ready: Mutex<Option<Arc<Pinned>>>,
-}
-
-/// Where team operations lie in a snapshot.
-pub(super) struct TeamSlots {
-    embed: OpSlot,
-    attention: OpSlot,
-    matmul: Vec<OpSlot>,
-}
-
-/// Keys of team operations.
-pub(super) struct TeamKeys {
-    embed: OpKey,
-    attention: OpKey,
-    matmul: Vec<OpKey>,
-}
-
-impl TeamKeys {
-    pub(super) fn new(model: &Model) -> TeamKeys {
-        let weights = model.weights();
-        let mut types: Vec<DType> = weights.multiplied().map(Linear::dtype).collect();
-        types.sort_unstable_by_key(|dtype| dtype.name());
-        types.dedup();
-        TeamKeys {
-            embed: OpKey::embed(weights.embedding.dtype()),
-            attention: OpKey::attention(),
-            matmul: types.into_iter().map(OpKey::matmul).collect(),
-        }
-    }
-
-    /// Where the operations lie in a snapshot.
-    pub(super) fn slots(&self, snapshot: &RegistrySnapshot) -> Result<TeamSlots, EngineError> {
-        let slot = |key: &OpKey| {
-            snapshot.slot(key).ok_or_else(|| EngineError::OpUnavailable { op: key.to_string() })
-        };
-        Ok(TeamSlots {
-            embed: slot(&self.embed)?,
-            attention: slot(&self.attention)?,
-            matmul: self.matmul.iter().map(slot).collect::<Result<_, _>>()?,
-        })
-    }
-}
-
-impl TeamSlots {
-    pub(super) fn all(&self) -> impl Iterator<Item = OpSlot> + Clone {
-        [self.embed, self.attention].into_iter().chain(self.matmul.iter().copied())
-    }
 }
 
 impl Matrices {
@@ -223,69 +175,5 @@ impl TeamCaller {
         let snapshot = pinned.snapshot.clone();
         // Where that fails those that stand behind go on answering.
         self.matrices.pin(snapshot, &mut self.worker, false, &mut |_| ()).ok().map(Arc::new)
-    }
-}
-
-impl Pinned {
-    /// Who multiplies by a matrix.
-    fn product(&self, linear: &Linear) -> Option<&Product> {
-        self.products.get(linear.index())?.as_ref()
-    }
-}
-
-impl Kernels {
-    fn team(&mut self) -> Result<(&mut TeamWorker, &Pinned, &TeamSlots), EngineError> {
-        let absent = || EngineError::OpUnavailable { op: OpKey::attention().to_string() };
-        let caller = self.team.as_mut().ok_or_else(absent)?;
-        let slots = self.pinned.team.as_ref().ok_or_else(absent)?;
-        Ok((&mut caller.worker, &self.pinned, slots))
-    }
-
-    /// The forms that products of `rows` rows with these matrices read.
-    pub(crate) fn reads(&self, isa: Isa, x: &Activations, rows: usize, of: &[&Linear]) -> ActForms {
-        let forms = of
-            .iter()
-            .filter_map(|linear| self.pinned.product(linear))
-            .map(|product| product.reads(x, rows, isa));
-        forms.fold(ActForms::NONE, ActForms::and)
-    }
-
-    /// `y[m, n] = x[m, k] w[n, k]^T`.
-    pub(crate) fn matmul(
-        &mut self,
-        team: Team<'_>,
-        linear: &Linear,
-        x: &Activations,
-        y: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let (worker, pinned, _) = self.team()?;
-        let product = pinned.product(linear).ok_or_else(|| EngineError::OpUnavailable {
-            op: OpKey::matmul(linear.dtype()).to_string(),
-        })?;
-        let y = MatMut { data: y, stride: linear.rows() };
-        Ok(worker.matmul(&pinned.snapshot, product, &linear.matrix()?, x, y, team)?)
-    }
-
-    /// The embeddings of tokens, which are in the vocabulary, `[tokens, dim]`.
-    pub(crate) fn embed(
-        &mut self,
-        team: Team<'_>,
-        table: &Linear,
-        tokens: &[u32],
-        y: &mut [f32],
-    ) -> Result<(), EngineError> {
-        let (worker, pinned, slots) = self.team()?;
-        Ok(worker.embed(&pinned.snapshot, slots.embed, &table.matrix()?, tokens, y, team)?)
-    }
-
-    /// Attention of each sequence's queries over its own cache.
-    pub(crate) fn attention(
-        &mut self,
-        team: Team<'_>,
-        shape: &AttnShape,
-        sequences: &mut [AttnSequence<'_>],
-    ) -> Result<(), EngineError> {
-        let (worker, pinned, slots) = self.team()?;
-        Ok(worker.attention(&pinned.snapshot, slots.attention, shape, sequences, team)?)
     }
 }
