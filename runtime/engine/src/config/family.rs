@@ -4,8 +4,8 @@
 //! [`from_hf`](super::from_hf) turn it and the metadata into a [`LayerSpec`] per layer; nothing after
 //! them knows a family. How tensors are called is in [`crate::tensors`].
 
-use super::RopeLayout;
 use super::layer::{Activation, Attention, Bias, LayerSpec, Norm, NormKind};
+use super::model::RopeLayout;
 use crate::error::EngineError;
 
 /// What the checkpoints of a family have in common.

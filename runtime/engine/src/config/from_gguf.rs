@@ -2,8 +2,9 @@
 
 use ruvllm_native::quant::dequantize_row;
 
-use super::family::architecture_unknown;
-use super::{Family, MAX_LAYERS, ModelConfig, NormKind, RopeConfig, RopeScaling, Yarn};
+use super::family::{Family, architecture_unknown};
+use super::layer::NormKind;
+use super::model::{MAX_LAYERS, ModelConfig, RopeConfig, RopeScaling, Yarn};
 use crate::error::EngineError;
 use crate::gguf::{GgufFile, Metadata, Value};
 use crate::storage::TensorSource;

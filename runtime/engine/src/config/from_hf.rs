@@ -3,11 +3,9 @@
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::family::architecture_unknown;
-use super::{
-    Activation, Bias, Biases, Family, MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling,
-    Windows, Yarn,
-};
+use super::family::{Biases, Family, Windows, architecture_unknown};
+use super::layer::{Activation, Bias};
+use super::model::{MAX_LAYERS, ModelConfig, RopeConfig, RopeLayout, RopeScaling, Yarn};
 use crate::error::EngineError;
 
 #[derive(Deserialize)]

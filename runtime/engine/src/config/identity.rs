@@ -5,10 +5,8 @@
 //! number. A field that is added to a configuration does not compile until it is added here; whoever
 //! changes the encoding gives the hash of [`crate::model::Model::fingerprint`] another version.
 
-use super::{
-    Activation, Attention, Bias, LayerSpec, ModelConfig, Norm, NormKind, RopeConfig, RopeLayout,
-    RopeScaling, Yarn,
-};
+use super::layer::{Activation, Attention, Bias, LayerSpec, Norm, NormKind};
+use super::model::{ModelConfig, RopeConfig, RopeLayout, RopeScaling, Yarn};
 
 /// Collects the bytes.
 #[derive(Default)]
