@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::{AdapterFile, Factor, Scaling};
+use super::file::{AdapterFile, Factor, Scaling};
 use crate::config::Family;
 use crate::error::EngineError;
 use crate::gguf::{GgufFile, TensorView, Value};

@@ -10,10 +10,10 @@
 //! never meets factors that do not fit their projection. Not checked: whether the adapter was trained
 //! on this model, where one of the same shape exists.
 
+mod file;
 mod gguf;
 mod peft;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -28,6 +28,7 @@ use crate::memory::Reservation;
 use crate::model::Model;
 use crate::storage::Tensor;
 use crate::tensors::{Naming, Projection};
+use file::{AdapterFile, FactorPair, Scaling};
 
 /// What an adapter adds to one projection.
 pub(crate) struct LoraUpdate {
@@ -151,49 +152,6 @@ impl fmt::Debug for Adapter {
     }
 }
 
-/// A factor of an update.
-#[derive(Clone, Copy)]
-enum Factor {
-    A,
-    B,
-}
-
-/// The factors of one update, each with the name of its tensor.
-#[derive(Default)]
-struct FactorPair {
-    a: Option<(String, Tensor)>,
-    b: Option<(String, Tensor)>,
-    /// Its own alpha, where the file gives it one.
-    alpha: Option<f32>,
-    /// The rank that the file says it has.
-    rank: Option<usize>,
-}
-
-/// What alpha is divided by.
-#[derive(Clone, Copy)]
-enum Scaling {
-    Rank,
-    /// Rank-stabilised (arXiv 2312.03732).
-    RankRoot,
-    /// Updates are added as they are.
-    None,
-}
-
-/// What a file says, before it meets a model.
-struct AdapterFile {
-    /// What to call the file in messages.
-    origin: String,
-    name: String,
-    /// That of updates without their own.
-    alpha: f32,
-    scaling: Scaling,
-    /// The family that it is for, where the file says so.
-    architecture: Option<String>,
-    /// The order in which the rows of queries and keys are.
-    layout: RopeLayout,
-    pairs: BTreeMap<(usize, Projection), FactorPair>,
-}
-
 /// Both factors of an update, checked against its projection.
 struct Factors<'a> {
     layer: usize,
@@ -206,31 +164,6 @@ struct Factors<'a> {
 }
 
 impl AdapterFile {
-    fn damaged(&self, reason: String) -> EngineError {
-        EngineError::AdapterDamaged { path: self.origin.clone(), reason }
-    }
-
-    fn mismatch(&self, reason: String) -> EngineError {
-        EngineError::AdapterMismatch { path: self.origin.clone(), reason }
-    }
-
-    /// Takes up a factor under the name of its tensor; the update that it belongs to.
-    fn insert(
-        &mut self,
-        layer: usize,
-        target: Projection,
-        factor: Factor,
-        name: String,
-        tensor: Tensor,
-    ) -> &mut FactorPair {
-        let pair = self.pairs.entry((layer, target)).or_default();
-        match factor {
-            Factor::A => pair.a = Some((name, tensor)),
-            Factor::B => pair.b = Some((name, tensor)),
-        }
-        pair
-    }
-
     /// Checks every update against the model, counts the memory, and lays the factors out.
     fn load(
         &self,

@@ -6,7 +6,7 @@ use std::path::Path;
 use regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
 
-use super::{AdapterFile, Factor, Scaling};
+use super::file::{AdapterFile, Factor, Scaling};
 use crate::config::RopeLayout;
 use crate::error::EngineError;
 use crate::files::{self, MAX_CONFIG_BYTES};
