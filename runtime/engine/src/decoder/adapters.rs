@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use ruvllm_host::{Scope, Team};
 
-use super::{Chunk, Layer, queries};
+use super::chunk::{Chunk, Layer, queries};
 use crate::adapter::Adapter;
 use crate::error::EngineError;
 use crate::kernels::{Kernels, LoraList, LoraRows};

@@ -11,7 +11,8 @@ use ruvllm_native::attention::AttnSequence;
 use ruvllm_native::ops::hadamard;
 
 use super::adapters::LayerAdapters;
-use super::{Chunk, Decoder, Layer, Lists, Queries, Run, apply_norm, project, queries, row_sink};
+use super::chunk::{Chunk, Layer, Queries, queries};
+use super::{Decoder, Lists, Run, apply_norm, project, row_sink};
 use crate::config::{LayerSpec, ModelConfig, RopeLayout};
 use crate::error::EngineError;
 use crate::kernels::RopeRows;

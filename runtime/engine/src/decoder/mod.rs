@@ -1,10 +1,11 @@
-//! The decoder: a pre-norm transformer that computes what the model's [`LayerSpec`]s say.
+//! The decoder: a pre-norm transformer that computes what the model's [`LayerSpec`](crate::config::LayerSpec)s say.
 //!
 //! Per layer: norm, query/key/value projections, RoPE, KV store, attention, output projection and
-//! residual; norm, gate and up projections, activation, down projection and residual. All of
-//! these but the residuals are operations of the registry ([`crate::kernels`]). Buffers grow to
-//! the largest step seen and are kept, so that a decoded token allocates nothing, unless the sample that the host checks
-//! draws it: the buffers of a check grow with the cache.
+//! residual; norm, gate and up projections, activation, down projection and residual. These are
+//! operations of the registry ([`crate::kernels`]); residuals, biases and the Hadamard rotation of
+//! heads are computed natively. Buffers grow to the largest step seen and are kept, so that a decoded
+//! token allocates nothing, unless the sample that the host checks draws it: the buffers of a check
+//! grow with the cache.
 //!
 //! A step computes chunks of one or more sequences. Its rows are the tokens of all chunks, one
 //! after another; everything but the cache and what reads it ([`attention`]) treats them alike,
@@ -14,24 +15,27 @@
 
 mod adapters;
 mod attention;
+mod chunk;
 mod prepare;
 
 use adapters::LayerAdapters;
+pub(crate) use chunk::Chunk;
+use chunk::Layer;
 use ruvllm_host::Team;
 use ruvllm_native::attention::{AttnSequence, KvSegment};
 use ruvllm_native::gemm::Activations;
 use ruvllm_native::{ThreadPool, ops};
 use std::ops::Range;
 
-use crate::config::{Activation, LayerSpec, ModelConfig, NormKind};
+use crate::config::{Activation, ModelConfig, NormKind};
 use crate::error::EngineError;
 use crate::kernels::{Kernels, RowScopes, RowSink};
-use crate::kv::{KvStore, KvTable};
+use crate::kv::KvStore;
 use crate::memory::{Reservation, room};
 use crate::model::Model;
 use crate::rope::RopeTables;
 use crate::tensors::Projection;
-use crate::weights::{LayerWeights, Linear, NormWeights};
+use crate::weights::{Linear, NormWeights};
 
 /// Rows of logits that are computed at a time; bounds memory for large vocabularies.
 pub(crate) const LOGIT_ROWS: usize = 32;
@@ -84,7 +88,7 @@ struct Lists {
     tokens: Vec<u32>,
 }
 
-/// Queries of a chunk that read the same forms of all blocks.
+/// Queries of a chunk that read the same versions of all blocks.
 struct Run {
     /// Their rows in the step.
     rows: Range<usize>,
@@ -113,65 +117,6 @@ struct Buffers {
     plain: Vec<f32>,
     logits: Vec<f32>,
     activations: Activations,
-}
-
-/// One sequence's share of a step: the tokens that follow those that are computed.
-pub(crate) struct Chunk<'a> {
-    pub(crate) table: &'a mut KvTable,
-    /// Where the logits of the last token go, if they are wanted.
-    pub(crate) last: &'a mut Vec<f32>,
-    pub(crate) tokens: &'a [u32],
-    /// Logits are wanted of this and all later tokens of the chunk; at most their number.
-    pub(crate) from: usize,
-    /// Tokens before these that the caller asked for and that need not be computed.
-    pub(crate) skipped: usize,
-    /// Where the normed hidden states `[dim]` of all tokens are added up, in place of logits.
-    pub(crate) hidden: Option<&'a mut [f32]>,
-}
-
-impl Chunk<'_> {
-    /// Leaves out the first `count` tokens, which are computed already.
-    fn skip(&mut self, count: usize) {
-        self.tokens = &self.tokens[count..];
-        self.from -= count;
-        self.skipped += count;
-    }
-
-    /// The tokens of which logits or hidden states are wanted.
-    fn wanted(&self) -> Range<usize> {
-        self.from..self.tokens.len()
-    }
-}
-
-/// The queries of a chunk that a layer needs.
-struct Queries<'a, 'c> {
-    chunk: &'a Chunk<'c>,
-    /// Their rows in the step; at least one.
-    rows: Range<usize>,
-    /// The first of their rows among those that the layer needs.
-    to: usize,
-}
-
-/// The queries that a layer needs: all, but in the last layer those whose logits are wanted.
-fn queries<'a, 'c>(chunks: &'a [Chunk<'c>], last: bool) -> impl Iterator<Item = Queries<'a, 'c>> {
-    let (mut end, mut needed) = (0, 0);
-    let queries = chunks.iter().map(move |chunk| {
-        let from = if last { chunk.from } else { 0 };
-        let (rows, to) = (end + from..end + chunk.tokens.len(), needed);
-        (end, needed) = (rows.end, needed + rows.len());
-        Queries { chunk, rows, to }
-    });
-    queries.filter(|queries| !queries.rows.is_empty())
-}
-
-/// A layer of the model: what it computes, and with which weights.
-#[derive(Clone, Copy)]
-struct Layer<'a> {
-    index: usize,
-    /// Whether only the wanted rows matter once keys and values are stored.
-    last: bool,
-    spec: &'a LayerSpec,
-    weights: &'a LayerWeights,
 }
 
 /// Receives the index of a chunk, the index of a token in it, and the token's logits `[vocab]`.

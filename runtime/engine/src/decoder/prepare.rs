@@ -6,8 +6,9 @@
 
 use ruvllm_host::{Scope, Team};
 
+use super::Decoder;
 use super::attention::{hadamard_heads, rope_rows};
-use super::{Chunk, Decoder};
+use super::chunk::Chunk;
 use crate::error::EngineError;
 use crate::kernels::Kernels;
 use crate::kv::{KvKernels, KvTable};
