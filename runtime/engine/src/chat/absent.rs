@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::ChatError;
+use super::error::ChatError;
 
 /// A template that nothing renders.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ use minijinja_contrib::globals::cycler;
 use regex::Regex;
 use serde::Serialize;
 
-use super::ChatError;
+use super::error::ChatError;
 
 /// Steps that rendering may take; a thousand long messages use a tenth.
 const STEPS: u64 = 5_000_000;

@@ -13,8 +13,9 @@ use ruvllm_host::process::{Failure, HelperProcess, answer_requests};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::error::ChatError;
 use super::jinja::Template;
-use super::{ChatError, Message};
+use super::message::Message;
 
 /// The longest template.
 const MAX_SOURCE: usize = 1 << 20;
