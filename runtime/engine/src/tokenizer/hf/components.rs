@@ -4,7 +4,6 @@ use super::cut::{Behavior, GPT2, META_SPACE, Matcher, PrependScheme, Step};
 use super::decode::{DecodeStep, WordPrefix};
 use super::json;
 use super::normalize::{Bert, Normalizer, Replace};
-use super::refuse;
 use crate::tokenizer::TokenizerError;
 
 /// Components of one kind that follow each other; known files have up to seven.
@@ -28,6 +27,11 @@ pub(super) enum Spelling {
     /// There is a space in front of each, or with a prefix of those without it.
     Words(Option<WordPrefix>),
     Plain,
+}
+
+/// An error that names what a `tokenizer.json` has that is not supported, or contradicts itself.
+pub(super) fn refuse<T>(reason: impl Into<String>) -> Result<T, TokenizerError> {
+    Err(TokenizerError::HuggingFace(reason.into()))
 }
 
 /// The components one after the other, without the sequences they came in, whose `parts` are components again.

@@ -11,14 +11,13 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::added::{AddedToken, AddedTokens};
-use super::components::{self, Spelling};
+use super::components::{self, Spelling, refuse};
 use super::cut::Step;
 use super::decode::DecodeStep;
 use super::json;
 use super::model::{Bpe, Parts, Settings, SubwordModel, Words};
 use super::normalize::{Normalized, Normalizer};
 use super::prefix::PrefixSpace;
-use super::refuse;
 use crate::tokenizer::TokenizerError;
 use crate::tokenizer::merges::MergeTable;
 use crate::tokenizer::special::MAX_SPECIAL_BYTES;

@@ -24,7 +24,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use self::components::Spelling;
+use self::components::{Spelling, refuse};
 use self::cut::{META_SPACE, Pieces};
 use self::file::HfFile;
 use self::normalize::Normalized;
@@ -44,11 +44,6 @@ pub(super) struct HfTokenizer {
     pub(super) eog: BTreeSet<u32>,
     /// The texts that `tokenizer_config.json` gives to names such as `unk_token`.
     pub(super) named: BTreeMap<String, String>,
-}
-
-/// An error that names what a `tokenizer.json` has that is not supported, or contradicts itself.
-fn refuse<T>(reason: impl Into<String>) -> Result<T, TokenizerError> {
-    Err(TokenizerError::HuggingFace(reason.into()))
 }
 
 /// A file of at most `max` bytes, if it is there.
