@@ -155,7 +155,6 @@ impl Place {
 
 impl Trap {
     /// A trap of which nothing else is known yet.
-    #[cfg(any(feature = "wasmtime", feature = "wamr", test))]
     pub(crate) fn new(kind: TrapKind, detail: impl Into<String>) -> Self {
         Self { kind, detail: detail.into(), access: None, place: None, message: String::new() }
     }
