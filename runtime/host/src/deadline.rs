@@ -142,7 +142,7 @@ fn measure(op: Op, key: &OpKey) -> Option<f64> {
 
 /// How much of its deadline the call has used that runs in an instance.
 #[derive(Debug, Default)]
-pub(crate) struct Spent {
+pub(crate) struct UsedTime {
     allowed: u64,
     tick: Duration,
     /// The processor time of its thread when that was looked at last, and what came together since
@@ -151,7 +151,7 @@ pub(crate) struct Spent {
     computed: Duration,
 }
 
-impl Spent {
+impl UsedTime {
     /// A call begins that may take so many ticks of this length.
     #[inline]
     pub(crate) fn begin(&mut self, allowed: u64, tick: Duration) {
@@ -267,7 +267,7 @@ mod tests {
 
     /// Looks at a call of 16 ticks until it is stopped, `step` of processor time apart.
     fn looks(step: Duration) -> Option<usize> {
-        let mut spent = Spent::default();
+        let mut spent = UsedTime::default();
         spent.begin(16, TICK);
         let times = (0u32..10_000).map(|n| Duration::from_secs(9) + n * step);
         times.map(Some).position(|now| spent.overrun(now).is_none())
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(looks(Duration::ZERO), None);
         // A machine that stood still for an hour counts that as one look.
         assert_eq!(looks(Duration::from_secs(3600)), Some(4));
-        let mut spent = Spent::default();
+        let mut spent = UsedTime::default();
         spent.begin(16, TICK);
         assert_eq!(spent.overrun(None), None, "ticks alone count where there is no such clock");
     }

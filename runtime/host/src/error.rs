@@ -1,7 +1,7 @@
 //! What can go wrong: with a pack at installation, with a call, with a kernel while it runs.
 
 use crate::OpKey;
-use crate::trap::{Place, Trap, TrapKind, said};
+use crate::trap::{CodeLocation, Trap, TrapKind, said};
 use ruvllm_abi::Status;
 use ruvllm_manifest::escape_untrusted;
 use serde::Serialize;
@@ -19,7 +19,7 @@ pub struct Refusal {
     pub message: String,
     /// Where the kernel trapped, if that is why.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub place: Option<Box<Place>>,
+    pub place: Option<Box<CodeLocation>>,
 }
 
 impl Refusal {
@@ -27,7 +27,7 @@ impl Refusal {
         Self { kernel: kernel.to_owned(), code, message: message.into(), place: None }
     }
 
-    pub(crate) fn at(mut self, place: Option<Box<Place>>) -> Self {
+    pub(crate) fn at(mut self, place: Option<Box<CodeLocation>>) -> Self {
         self.place = place;
         self
     }

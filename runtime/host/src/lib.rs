@@ -86,7 +86,7 @@ pub use supervise::acceptance::Acceptance;
 #[cfg(feature = "supervisor")]
 pub use supervise::delivery::Delivery;
 pub use supervise::health::{
-    Comparison, Health, HealthFailure, HealthLimits, HealthWindow, Latency, Losses, Vitals,
+    Comparison, Health, HealthCounts, HealthFailure, HealthLimits, HealthWindow, Latency, Losses,
 };
 #[cfg(feature = "supervisor")]
 pub use supervise::history::{HistoryEntry, HistoryError, HistoryEvent};
@@ -97,11 +97,11 @@ pub use supervise::supervisor::{
 #[cfg(feature = "supervisor")]
 pub use supervise::supervisor_watch::Watchdog;
 #[cfg(feature = "supervisor")]
-pub use supervise::watched::{Excused, HealthReport};
+pub use supervise::watched::{HealthReport, IgnoredLatency};
 pub use swap::book::{CacheUse, GenerationReport, GenerationState, InstallReport, StageReport};
 pub use swap::host::{Host, KernelSummary, Preparer};
 pub use team::{
     AttentionProvider, AttentionSession, EmbedProvider, MatmulProvider, PreparedMatmul, Provider,
     ProviderPack, Team,
 };
-pub use trap::{MemoryAccess, Place, Trap, TrapKind};
+pub use trap::{CodeLocation, MemoryAccess, Trap, TrapKind};

@@ -18,7 +18,7 @@
 
 use crate::HostConfig;
 use crate::error::{Failure, MemoryBound};
-use crate::reaper::Remains;
+use crate::reaper::DropQueue;
 use crate::threads::lock;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -49,7 +49,7 @@ pub trait KernelBudget: Send + Sync {
 pub(crate) struct HostMemory {
     pack_limit: usize,
     /// Instances among it count until they are dropped.
-    remains: Arc<Remains>,
+    drop_queue: Arc<DropQueue>,
     state: Mutex<MemoryUse>,
 }
 
@@ -75,10 +75,10 @@ pub(crate) struct Charge {
 }
 
 impl HostMemory {
-    pub(crate) fn new(config: &HostConfig, remains: &Arc<Remains>) -> Arc<Self> {
+    pub(crate) fn new(config: &HostConfig, drop_queue: &Arc<DropQueue>) -> Arc<Self> {
         let state = MemoryUse { used: 0, limit: config.kernel_memory, budgets: Vec::new() };
-        let (pack_limit, remains) = (config.pack_memory, remains.clone());
-        Arc::new(Self { pack_limit, remains, state: Mutex::new(state) })
+        let (pack_limit, drop_queue) = (config.pack_memory, drop_queue.clone());
+        Arc::new(Self { pack_limit, drop_queue, state: Mutex::new(state) })
     }
 
     /// Has what is counted come out of a budget, within a limit, as long as the budget lives. What is in use
@@ -148,7 +148,7 @@ impl PackMemory {
     fn take(&self, needed: usize) -> Result<(), Failure> {
         loop {
             match self.try_take(needed) {
-                Err(_) if self.host.remains.drop_one() => {}
+                Err(_) if self.host.drop_queue.drop_one() => {}
                 done => return done,
             }
         }

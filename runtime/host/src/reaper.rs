@@ -19,14 +19,14 @@ const LOOKS_FOR: Duration = Duration::from_secs(1);
 /// call of it.
 #[derive(Default)]
 pub(crate) struct Reaper {
-    remains: Arc<Remains>,
+    drop_queue: Arc<DropQueue>,
     /// Whether there is the thread.
     started: OnceLock<bool>,
 }
 
 /// What waits to be dropped.
 #[derive(Default)]
-pub(crate) struct Remains {
+pub(crate) struct DropQueue {
     waiting: Mutex<Waiting>,
     changed: Condvar,
 }
@@ -47,11 +47,11 @@ impl Reaper {
     pub(crate) fn attend(&self) {
         self.tell(|waiting| waiting.looks_until = Some(Instant::now() + LOOKS_FOR));
         self.started.get_or_init(|| {
-            let remains = self.remains.clone();
+            let drop_queue = self.drop_queue.clone();
             let thread = std::thread::Builder::new().name("ruvllm-reaper".into());
             let work = move || {
                 lower_priority();
-                while let Some(thing) = remains.next() {
+                while let Some(thing) = drop_queue.next() {
                     drop(thing);
                 }
             };
@@ -68,26 +68,26 @@ impl Reaper {
 
     /// Changes what the thread looks at, and wakes it if it sleeps.
     fn tell(&self, change: impl FnOnce(&mut Waiting)) {
-        let mut waiting = lock(&self.remains.waiting);
+        let mut waiting = lock(&self.drop_queue.waiting);
         change(&mut waiting);
         if waiting.asleep {
-            self.remains.changed.notify_one();
+            self.drop_queue.changed.notify_one();
         }
     }
 
     /// Drops what waits, as far as there is time. Publishers do, so that no more than one generation has
     /// left something behind however fast they follow each other.
     pub(crate) fn help(&self, until: Instant) {
-        while Instant::now() < until && self.remains.drop_one() {}
+        while Instant::now() < until && self.drop_queue.drop_one() {}
     }
 
     /// What waits to be dropped.
-    pub(crate) fn remains(&self) -> &Arc<Remains> {
-        &self.remains
+    pub(crate) fn drop_queue(&self) -> &Arc<DropQueue> {
+        &self.drop_queue
     }
 }
 
-impl Remains {
+impl DropQueue {
     /// Drops one thing that waits; `false` where there is none.
     #[cold]
     pub(crate) fn drop_one(&self) -> bool {
@@ -125,8 +125,8 @@ impl Remains {
 
 impl Drop for Reaper {
     fn drop(&mut self) {
-        lock(&self.remains.waiting).over = true;
-        self.remains.changed.notify_one();
+        lock(&self.drop_queue.waiting).over = true;
+        self.drop_queue.changed.notify_one();
     }
 }
 
@@ -138,11 +138,11 @@ mod tests {
 
     #[test]
     fn what_waits_to_be_dropped_keeps_no_instance_from_being_made() {
-        let remains = Arc::new(Remains::default());
+        let drop_queue = Arc::new(DropQueue::default());
         let config = HostConfig { kernel_memory: 100, pack_memory: 70, ..HostConfig::default() };
-        let memory = HostMemory::new(&config, &remains);
+        let memory = HostMemory::new(&config, &drop_queue);
         let (one, other) = (memory.of_pack(), memory.of_pack());
-        let wait = |charge| lock(&remains.waiting).things.push(Box::new(charge));
+        let wait = |charge| lock(&drop_queue.waiting).things.push(Box::new(charge));
         let charge = |pack, bytes| Charge::new(pack, bytes).map_err(|failure| failure.code());
         for _ in 0..3 {
             wait(charge(&one, 20).unwrap());

@@ -112,7 +112,7 @@ pub struct Trap {
     pub access: Option<MemoryAccess>,
     /// Where it happened.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub place: Option<Box<Place>>,
+    pub place: Option<Box<CodeLocation>>,
     /// What the kernel had said before, see [`ruvllm_abi::message`]; empty where it said nothing.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
@@ -134,21 +134,21 @@ pub struct MemoryAccess {
 
 /// Where a kernel trapped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct CodeLocation {
     /// The function, by its name in the module, or else by that of its export or its number; empty where the
     /// executor does not tell.
     pub function: String,
     /// The export that the host called.
     pub called: String,
     /// The instruction in bytes from the beginning of the pack's module, then the calls that led there, from
-    /// the innermost on, [`Place::MAX_FRAMES`] together at most; empty where the executor does not tell.
+    /// the innermost on, [`CodeLocation::MAX_FRAMES`] together at most; empty where the executor does not tell.
     pub frames: Vec<u32>,
     /// File and line, where somebody has looked the instruction up, as `ruvllm-pack` does; a host does not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
 }
 
-impl Place {
+impl CodeLocation {
     /// Instructions that are told at most.
     pub const MAX_FRAMES: usize = 8;
 }
@@ -203,9 +203,9 @@ impl fmt::Display for MemoryAccess {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for CodeLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { function, called, frames, source } = self;
+        let CodeLocation { function, called, frames, source } = self;
         if function.is_empty() {
             return write!(f, "a call of {}", escape_untrusted(called));
         }
@@ -242,7 +242,8 @@ mod tests {
             |offset, size, write| Some(MemoryAccess { offset, size, write, memory: 0x10000 });
         trap.access = access(Some(0x10002), Some(4), true);
         let source = Some("src/lib.rs:42".into());
-        let place = Place { function: "f".into(), called: "go".into(), frames: vec![0x1f], source };
+        let place =
+            CodeLocation { function: "f".into(), called: "go".into(), frames: vec![0x1f], source };
         trap.place = Some(Box::new(place));
         trap.message = "too\nlong".to_owned();
         assert_eq!(
@@ -252,7 +253,7 @@ mod tests {
         );
         trap.access = access(Some(64), None, true);
         assert!(trap.to_string().starts_with("wrote at 0x40, which it may only read, in f"));
-        trap.place = Some(Box::new(Place {
+        trap.place = Some(Box::new(CodeLocation {
             function: String::new(),
             called: "go".into(),
             frames: Vec::new(),

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use addr2line::gimli::{self, EndianSlice, LittleEndian, SectionId};
-use ruvllm_host::{CallError, Failure, HostError, Place};
+use ruvllm_host::{CallError, CodeLocation, Failure, HostError};
 use ruvllm_manifest::Manifest;
 use wasmparser::{Parser, Payload};
 
@@ -86,7 +86,7 @@ impl Lines {
         error
     }
 
-    fn put(&self, kernel: &str, place: Option<&mut Place>) {
+    fn put(&self, kernel: &str, place: Option<&mut CodeLocation>) {
         if let Some(place) = place {
             place.source = self.find(kernel, &place.frames);
         }

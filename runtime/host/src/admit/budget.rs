@@ -17,7 +17,7 @@ pub(crate) struct Budget {
 }
 
 /// Adds to what is spent until it is dropped.
-pub(crate) struct Spending<'a> {
+pub(crate) struct TimeGuard<'a> {
     budget: &'a Budget,
     computed: Option<Duration>,
     begun: Instant,
@@ -32,10 +32,10 @@ impl Budget {
     ///
     /// # Errors
     /// Where nothing is left: a code, and a sentence for the author.
-    pub(crate) fn spend(&self, threads: u32) -> Result<Spending<'_>, (&'static str, String)> {
+    pub(crate) fn spend(&self, threads: u32) -> Result<TimeGuard<'_>, (&'static str, String)> {
         if Duration::from_nanos(self.spent.load(Relaxed)) < self.limit {
             let computed = thread_time().filter(|_| threads == 1);
-            return Ok(Spending { budget: self, computed, begun: Instant::now() });
+            return Ok(TimeGuard { budget: self, computed, begun: Instant::now() });
         }
         let what = format!(
             "the pack's kernels computed for more than {} s to prove themselves: make them faster, \
@@ -46,7 +46,7 @@ impl Budget {
     }
 }
 
-impl Drop for Spending<'_> {
+impl Drop for TimeGuard<'_> {
     fn drop(&mut self) {
         let computed = thread_time().zip(self.computed).map(|(now, then)| now.saturating_sub(then));
         let took = computed.unwrap_or_else(|| self.begun.elapsed());

@@ -92,7 +92,7 @@ fn own(case: judge::Case, name: impl FnOnce(String) -> String) -> Option<Case> {
 }
 
 /// Cases of a custom operation: every symbol at the same extent, params at their defaults or one.
-/// There is no truth to hold the output against, only the kernel's manners.
+/// There is no truth to hold the output against, only whether the kernel keeps the contract.
 pub(crate) fn custom_cases(plan: &CallPlan, random: &mut Random) -> Vec<Case> {
     let mut cases = Vec::new();
     for extent in [1u32, 32, 64, 256] {

@@ -26,7 +26,7 @@ use crate::compare::{called, judge_of};
 use crate::config::Compiler;
 use crate::deadline::Deadline;
 use crate::error::{Failure, Refusal};
-use crate::exec::cache::{AotCache, Entry};
+use crate::exec::cache::{AotCache, CachedCode};
 use crate::exec::{CompiledModule, Executor, Executors, KernelSpec, OWN_PAGES};
 use crate::gate::GatedKernel;
 use crate::graph::PackGraphs;
@@ -34,7 +34,7 @@ use crate::instance::{GUARD_BYTES, Instance, InstanceTemplate, WindowSize, check
 use crate::memory::PackMemory;
 use crate::op::call::{Scope, Words};
 use crate::random::{self, Random};
-use crate::trap::Place;
+use crate::trap::CodeLocation;
 use ruvllm_abi::contract::Variant;
 use ruvllm_abi::{MAX_THREADS, Op, Status};
 use ruvllm_native::judge::{self, Wrong};
@@ -159,7 +159,7 @@ impl<'a> Admission<'a> {
 }
 
 /// A kernel on trial.
-struct Candidate<'a> {
+struct UnprovenKernel<'a> {
     gated: &'a GatedKernel<'a>,
     template: &'a Arc<InstanceTemplate>,
     budget: &'a Budget,
@@ -205,15 +205,15 @@ fn compile<'a>(
         .map_err(|detail| Refusal::new(gated.id(), "kernel_compile", detail))?;
     let seed = admission.seed();
     let mut random = Random::new(seed);
-    let refused = |objection| refusal(gated.id(), seed, objection);
+    let refused = |failure| refusal(gated.id(), seed, failure);
     let budget = &admission.budget;
     let learning = admission.template(&gated, prepared.clone(), Vec::new());
-    let candidate = Candidate { gated: &gated, template: &learning, budget };
+    let candidate = UnprovenKernel { gated: &gated, template: &learning, budget };
     let Proof { verified, own_pages, results } = prove(&candidate, &mut random).map_err(refused)?;
     let template = admission.template(&gated, prepared, own_pages.clone());
-    let candidate = Candidate { template: &template, ..candidate };
+    let candidate = UnprovenKernel { template: &template, ..candidate };
     serve(&candidate, results, &mut random).map_err(refused)?;
-    recall::keep(&gated, executor, admission, Entry { artifact, verified, own_pages });
+    recall::keep(&gated, executor, admission, CachedCode { artifact, verified, own_pages });
     Ok(AdmittedKernel { gated, template, verified })
 }
 
@@ -229,19 +229,19 @@ pub(crate) fn rehearse(
     admission: &Admission<'_>,
 ) -> Result<usize, Refusal> {
     let AdmittedKernel { gated, template, .. } = admitted;
-    let candidate = Candidate { gated, template, budget: &admission.budget };
+    let candidate = UnprovenKernel { gated, template, budget: &admission.budget };
     let Some(known) = gated.key().known() else { return Ok(0) };
     let seed = admission.seed();
     let mut random = Random::new(seed);
-    let refused = |objection| refusal(gated.id(), seed, objection);
-    let failed = |failure| refused(objection(failure));
+    let refused = |failure| refusal(gated.id(), seed, failure);
+    let failed = |failure| refused(admission_failure(failure));
     let mut instance = Instance::new(template, WindowSize::Tile, None).map_err(failed)?;
     let room = room(&instance);
     let mut results = Vec::new();
     for &words in shapes {
         let Some(words) = gated.plan().within(words, room) else { continue };
         let Some(case) = golden::live_case(known, words, &mut random) else { continue };
-        let output = manners(&mut instance, &candidate, &case, false, &mut random)
+        let output = check_contract(&mut instance, &candidate, &case, false, &mut random)
             .map_err(refused)?
             .unwrap_or_default();
         numbers(gated, known, &case, &output).map_err(refused)?;
@@ -253,8 +253,12 @@ pub(crate) fn rehearse(
     Ok(calls)
 }
 
-/// What is told of an objection: with the seed that brings it up again.
-fn refusal(id: &str, seed: u64, Objection { code, what, place }: Objection) -> Refusal {
+/// What is told of a failure: with the seed that brings it up again.
+fn refusal(
+    id: &str,
+    seed: u64,
+    AdmissionFailure { code, what, place }: AdmissionFailure,
+) -> Refusal {
     Refusal::new(id, code, format!("{what} (admission seed {seed})")).at(place)
 }
 
@@ -264,14 +268,14 @@ fn room(instance: &Instance) -> usize {
 }
 
 /// Why a kernel is not admitted.
-struct Objection {
+struct AdmissionFailure {
     code: &'static str,
     what: String,
     /// Where it trapped, if that is why.
-    place: Option<Box<Place>>,
+    place: Option<Box<CodeLocation>>,
 }
 
-impl Objection {
+impl AdmissionFailure {
     /// The same, with the case that brought it up.
     fn on(mut self, case: &Case) -> Self {
         self.what = format!("{}, on {}", self.what, case.what);
@@ -279,15 +283,15 @@ impl Objection {
     }
 }
 
-impl From<(&'static str, String)> for Objection {
+impl From<(&'static str, String)> for AdmissionFailure {
     fn from((code, what): (&'static str, String)) -> Self {
         Self { code, what, place: None }
     }
 }
 
-fn objection(failure: Failure) -> Objection {
+fn admission_failure(failure: Failure) -> AdmissionFailure {
     let place = failure.trap().and_then(|trap| trap.place.clone());
-    Objection { place, ..(failure.code(), format!("the kernel {failure}")).into() }
+    AdmissionFailure { place, ..(failure.code(), format!("the kernel {failure}")).into() }
 }
 
 /// What a kernel showed of itself.
@@ -301,13 +305,13 @@ struct Proof {
 }
 
 /// Lets a kernel compute the golden cases, in a memory that it may write to anywhere.
-fn prove(candidate: &Candidate<'_>, random: &mut Random) -> Result<Proof, Objection> {
-    let Candidate { gated, template, .. } = candidate;
-    let mut instance = Instance::learning(template, WindowSize::Tile).map_err(objection)?;
+fn prove(candidate: &UnprovenKernel<'_>, random: &mut Random) -> Result<Proof, AdmissionFailure> {
+    let UnprovenKernel { gated, template, .. } = candidate;
+    let mut instance = Instance::learning(template, WindowSize::Tile).map_err(admission_failure)?;
     if let Some(info) = instance
         .info()
-        .map_err(objection)
-        .map_err(|o| Objection { what: format!("kernel_info: {}", o.what), ..o })?
+        .map_err(admission_failure)
+        .map_err(|o| AdmissionFailure { what: format!("kernel_info: {}", o.what), ..o })?
     {
         check_info(info).map_err(|what| ("kernel_abi", what))?;
     }
@@ -320,7 +324,7 @@ fn prove(candidate: &Candidate<'_>, random: &mut Random) -> Result<Proof, Object
     let mut results = Vec::with_capacity(cases.len());
     let first = cases.first().cloned();
     for case in cases.into_iter().chain(first) {
-        let output = manners(&mut instance, candidate, &case, known.is_none(), random)?;
+        let output = check_contract(&mut instance, candidate, &case, known.is_none(), random)?;
         if let (Some(known), Some(output)) = (known, &output) {
             numbers(gated, known, &case, output)?;
         }
@@ -329,14 +333,15 @@ fn prove(candidate: &Candidate<'_>, random: &mut Random) -> Result<Proof, Object
     if let Some(known) = known.filter(|_| gated.spec().backward)
         && let Some(case) = golden::differentiable_case(known, random)
     {
-        let output = manners(&mut instance, candidate, &case, false, random)?.unwrap_or_default();
+        let output =
+            check_contract(&mut instance, candidate, &case, false, random)?.unwrap_or_default();
         // First against the operation itself, which knows nothing of the oracle's gradients.
         differences(gated, known, &case, &output, random)?;
         numbers(gated, known, &case, &output)?;
         results.push((case, output));
     }
     let own_pages = instance.own_pages();
-    instance.close().map_err(objection)?;
+    instance.close().map_err(admission_failure)?;
     if own_pages.len() > OWN_PAGES {
         let what = format!(
             "the kernel writes to {} pages of 4 KiB beside its output, each of which is set back \
@@ -354,17 +359,17 @@ const INSTANCES: usize = 8;
 /// Lets a kernel compute the same once more as in service: fenced in, in instances of the sizes that a
 /// worker makes, with constants in place, for two clients in turns.
 fn serve(
-    candidate: &Candidate<'_>,
+    candidate: &UnprovenKernel<'_>,
     mut results: Vec<(Case, Vec<u8>)>,
     random: &mut Random,
-) -> Result<(), Objection> {
-    let Candidate { gated, template, budget } = candidate;
+) -> Result<(), AdmissionFailure> {
+    let UnprovenKernel { gated, template, budget } = candidate;
     let scopes = [Scope::unique(), Scope::unique()];
     let mut instances: Vec<Instance> = Vec::new();
     random.shuffle(&mut results);
     for (case, want) in &results {
-        let failed = |failure| objection(failure).on(case);
-        let _spending = budget.spend(gated.spec().threads)?;
+        let failed = |failure| admission_failure(failure).on(case);
+        let _guard = budget.spend(gated.spec().threads)?;
         let constant = case.constant();
         let call = case.call_with(&constant).within(random.one_of(scopes));
         let bytes = gated.plan().bytes_of(&call).unwrap_or_default();
@@ -391,13 +396,15 @@ fn serve(
         if instances[at].outputs().concat() != *want {
             let what = "the kernel gives other results as in service, where it remembers nothing \
                         and its constants are kept in place";
-            return Err(Objection::from(("kernel_not_deterministic", what.to_owned())).on(case));
+            return Err(
+                AdmissionFailure::from(("kernel_not_deterministic", what.to_owned())).on(case)
+            );
         }
         if !instances[at].inputs_unchanged(&call) {
             return Err(failed(Failure::InputWritten));
         }
     }
-    instances.into_iter().try_for_each(Instance::close).map_err(objection)
+    instances.into_iter().try_for_each(Instance::close).map_err(admission_failure)
 }
 
 /// With how many threads a kernel is tried that asks for so many.
@@ -407,18 +414,18 @@ fn thread_counts(most: u32) -> impl Iterator<Item = u32> {
 
 /// Runs a case twice, with each number of threads, and checks everything but the numbers. `None` where the kernel declined the
 /// inputs, which only a custom operation may.
-fn manners(
+fn check_contract(
     instance: &mut Instance,
-    candidate: &Candidate<'_>,
+    candidate: &UnprovenKernel<'_>,
     case: &Case,
     may_decline: bool,
     random: &mut Random,
-) -> Result<Option<Vec<u8>>, Objection> {
+) -> Result<Option<Vec<u8>>, AdmissionFailure> {
     let plan = candidate.gated.plan();
     let threads = candidate.gated.spec().threads;
-    let _spending = candidate.budget.spend(threads)?;
+    let _guard = candidate.budget.spend(threads)?;
     let constant = case.constant();
-    let on = |objection: Objection| objection.on(case);
+    let on = |failure: AdmissionFailure| failure.on(case);
     let bytes = plan.bytes_of(&case.call()).map_err(|tensor| {
         on(("admission_failed", format!("{} has no size", tensor.name)).into())
     })?;
@@ -435,12 +442,12 @@ fn manners(
             }
             Err(Failure::Status { status, message, .. }) => {
                 let detail = instance.explain_status(plan, &call, status);
-                return Err(on(objection(Failure::Status { status, detail, message })));
+                return Err(on(admission_failure(Failure::Status { status, detail, message })));
             }
-            Err(failure) => return Err(on(objection(failure))),
+            Err(failure) => return Err(on(admission_failure(failure))),
         };
         if !instance.inputs_unchanged(&call) {
-            return Err(on(objection(Failure::InputWritten)));
+            return Err(on(admission_failure(Failure::InputWritten)));
         }
         instance.learn();
         runs.push((count, run));
@@ -481,7 +488,7 @@ fn numbers(
     known: (Op, &'static Variant),
     case: &Case,
     output: &[u8],
-) -> Result<(), Objection> {
+) -> Result<(), AdmissionFailure> {
     let (judge, call) = (judge_of(known, gated.author()), case.call());
     let judged = match call.is_backward() {
         true => judge.check_gradients(called(&call), &case.gradient, gradients(case, output)),
@@ -497,7 +504,7 @@ fn differences(
     case: &Case,
     output: &[u8],
     random: &mut Random,
-) -> Result<(), Objection> {
+) -> Result<(), AdmissionFailure> {
     let judge = judge_of(known, gated.author());
     let (call, gradients) = (case.call(), gradients(case, output));
     judge
@@ -510,10 +517,10 @@ fn gradients<'a>(case: &Case, output: &'a [u8]) -> [&'a [u8]; 2] {
     output.split_at(case.a.len().min(output.len())).into()
 }
 
-fn wrong_on(case: &Case, wrong: Wrong) -> Objection {
-    let objection = match wrong {
+fn wrong_on(case: &Case, wrong: Wrong) -> AdmissionFailure {
+    let failure = match wrong {
         Wrong::Refused(error) => ("admission_failed", error.to_string()).into(),
-        wrong => objection(wrong.into()),
+        wrong => admission_failure(wrong.into()),
     };
-    objection.on(case)
+    failure.on(case)
 }

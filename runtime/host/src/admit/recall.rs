@@ -6,7 +6,7 @@
 
 use super::Admission;
 use crate::HostLimits;
-use crate::exec::cache::{Entry, EntryId, EntryIdBuilder};
+use crate::exec::cache::{CachedCode, EntryId, EntryIdBuilder};
 use crate::exec::{Executor, KernelSpec};
 use crate::gate::GatedKernel;
 use crate::instance::InstanceTemplate;
@@ -25,7 +25,7 @@ pub(super) fn recall(
 ) -> Option<(Arc<InstanceTemplate>, bool)> {
     let cache = admission.cache?;
     let id = entry_id(gated, executor, admission);
-    let Entry { artifact, verified, own_pages } = cache.get(&id)?;
+    let CachedCode { artifact, verified, own_pages } = cache.get(&id)?;
     let (spec, deadline) = (admission.spec(gated), admission.deadline(gated, executor));
     match executor.load(&artifact, gated.module(), spec, deadline) {
         Ok(module) => Some((admission.template(gated, module, own_pages), verified)),
@@ -41,7 +41,7 @@ pub(super) fn keep(
     gated: &GatedKernel<'_>,
     executor: &dyn Executor,
     admission: &Admission<'_>,
-    entry: Entry,
+    entry: CachedCode,
 ) {
     if let Some(cache) = admission.cache {
         // A cache that cannot be written costs the next start its time, and nothing else.

@@ -14,14 +14,14 @@ use ruvllm_native::judge::{Buffers, Judge, Verdict, Wrong};
 const CHECKED_IN_DOUBT: u32 = 1024;
 
 /// Decides which runs of a worker are checked.
-pub(crate) struct Sampler {
+pub(crate) struct CheckSampler {
     /// Draws the calls that are looked at.
     pub(crate) random: Random,
     /// Runs of any kernel that are checked, each of them, before checks are drawn again.
     all: u32,
 }
 
-impl Sampler {
+impl CheckSampler {
     pub(crate) fn new() -> Self {
         Self { random: Random::new(random::seed()), all: 0 }
     }
@@ -46,7 +46,7 @@ impl Sampler {
 
 /// Decides when a worker's results are checked, and checks them.
 pub(crate) struct Checker {
-    pub(crate) sampler: Sampler,
+    pub(crate) sampler: CheckSampler,
     /// Whether a check has met numbers that no kernel could have computed right.
     pub(crate) met_out_of_range: bool,
     buffers: Buffers,
@@ -54,7 +54,7 @@ pub(crate) struct Checker {
 
 impl Checker {
     pub(crate) fn new() -> Self {
-        Self { sampler: Sampler::new(), met_out_of_range: false, buffers: Buffers::default() }
+        Self { sampler: CheckSampler::new(), met_out_of_range: false, buffers: Buffers::default() }
     }
 
     /// Holds the last run of an instance against the inputs, which no kernel may write, and the native twin.

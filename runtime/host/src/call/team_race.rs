@@ -10,7 +10,7 @@
 //! In the same way two providers are compared of which the newer one seems slower: live calls of an old and a new
 //! generation differ in their rows, which a product's time depends on far more than on its bytes.
 
-use super::team_worker::{Preparation, PreparedWeights, Taken, TeamWorker};
+use super::team_worker::{BudgetReservation, Preparation, PreparedWeights, TeamWorker};
 use crate::OpKey;
 use crate::registry::RegistrySnapshot;
 use crate::registry::kernel::PublishedKernel;
@@ -144,7 +144,7 @@ impl TeamWorker {
         compare(two, |one| {
             let Provider::Matmul(_, provider) = one else { return None };
             let bytes = provider.prepared_bytes(weights, how.team.isa)?;
-            let _memory = Taken::new(how.budget, bytes)?;
+            let _memory = BudgetReservation::new(how.budget, bytes)?;
             let prepared = provider.prepare(weights, how.team).ok()?;
             Some(self.time_matmul(&**provider, &*prepared, weights, how))
         })

@@ -16,7 +16,7 @@
 //! One that fails too often is quarantined as long as another stands behind it. In a call the last of a chain stays, and
 //! what it has computed stands, although it is reported as wrong: there is nothing better to answer with.
 
-use super::check::Sampler;
+use super::check::CheckSampler;
 use super::context::WorkerContext;
 use super::open::Open;
 use crate::error::Failure;
@@ -52,29 +52,29 @@ const CLOCK_EVERY: u32 = 16;
 /// What providers have made of a matrix, for as long as somebody multiplies by it.
 #[derive(Default)]
 pub struct PreparedWeights {
-    made: Mutex<Vec<(String, Isa, Weak<Held>)>>,
+    made: Mutex<Vec<(String, Isa, Weak<PreparedLayout>)>>,
 }
 
 /// Weights that a provider has prepared, and what they count for.
-pub(super) struct Held {
+pub(super) struct PreparedLayout {
     pub(super) prepared: Arc<dyn PreparedMatmul>,
     bytes: usize,
-    _memory: Option<Taken>,
+    _memory: Option<BudgetReservation>,
 }
 
 /// Bytes of a budget, given back when this is dropped.
-pub(super) struct Taken {
+pub(super) struct BudgetReservation {
     budget: Arc<dyn KernelBudget>,
     bytes: usize,
 }
 
-impl Taken {
+impl BudgetReservation {
     pub(super) fn new(budget: &Arc<dyn KernelBudget>, bytes: usize) -> Option<Self> {
         budget.take(bytes).then(|| Self { budget: budget.clone(), bytes })
     }
 }
 
-impl Drop for Taken {
+impl Drop for BudgetReservation {
     fn drop(&mut self) {
         self.budget.give(self.bytes);
     }
@@ -84,7 +84,7 @@ impl Drop for Taken {
 pub struct Product {
     /// In the order for one row. Stored inline: until the next product with this matrix the rest of the model goes
     /// through the caches, so every pointer that is followed is a cache miss.
-    chain: SmallVec<[Candidate; 2]>,
+    chain: SmallVec<[PreparedProvider; 2]>,
     /// Where in it that one is who is asked first for more rows.
     first_of_many: usize,
     /// The first that is not the host's own and could not take the matrix up, and why.
@@ -92,12 +92,12 @@ pub struct Product {
     made: bool,
 }
 
-struct Candidate {
+struct PreparedProvider {
     kernel: Arc<PublishedKernel>,
     provider: Arc<dyn MatmulProvider>,
     prepared: Arc<dyn PreparedMatmul>,
     /// Keeps the prepared weights counted, and others can find them here.
-    _held: Arc<Held>,
+    _layout: Arc<PreparedLayout>,
 }
 
 /// How matrices are prepared.
@@ -122,7 +122,7 @@ pub struct TeamWorker {
 
 /// Decides which elements of a result are checked, and holds what that takes.
 pub(super) struct Checks {
-    pub(super) sampler: Sampler,
+    pub(super) sampler: CheckSampler,
     buffers: TeamBuffers,
 }
 
@@ -184,7 +184,7 @@ impl PreparedWeights {
 
 impl TeamWorker {
     pub(crate) fn new(host: Arc<WorkerContext>) -> Self {
-        let checks = Checks { sampler: Sampler::new(), buffers: TeamBuffers::default() };
+        let checks = Checks { sampler: CheckSampler::new(), buffers: TeamBuffers::default() };
         Self { host, kernels: Vec::new(), checks }
     }
 
@@ -240,7 +240,12 @@ impl TeamWorker {
                     product.made |= new && bytes > 0;
                     let (kernel, provider) = (kernel.clone(), provider.clone());
                     let prepared = held.prepared.clone();
-                    product.chain.push(Candidate { kernel, provider, prepared, _held: held });
+                    product.chain.push(PreparedProvider {
+                        kernel,
+                        provider,
+                        prepared,
+                        _layout: held,
+                    });
                 }
                 Err(failure) => {
                     match is_last {
@@ -256,7 +261,8 @@ impl TeamWorker {
             }
         }
         let many = many.and_then(|at| slot.choice.chain.get(at));
-        let is_many = |one: &Candidate| many.is_some_and(|many| Arc::ptr_eq(many, &one.kernel));
+        let is_many =
+            |one: &PreparedProvider| many.is_some_and(|many| Arc::ptr_eq(many, &one.kernel));
         product.first_of_many = product.chain.iter().position(is_many).unwrap_or(0);
         match (product.chain.is_empty(), last) {
             (false, _) => Ok(product),
@@ -273,21 +279,23 @@ impl TeamWorker {
         made: &PreparedWeights,
         bytes: usize,
         how: &Preparation<'_>,
-    ) -> Result<(Arc<Held>, bool), Failure> {
+    ) -> Result<(Arc<PreparedLayout>, bool), Failure> {
         // Held until it is done: what two want is made once.
         let mut made = lock(&made.made);
         made.retain(|(.., held)| held.strong_count() > 0);
         let isa = how.team.isa;
-        let same =
-            |(hash, with, _): &&(String, Isa, Weak<Held>)| hash == kernel.hash() && *with == isa;
+        let same = |(hash, with, _): &&(String, Isa, Weak<PreparedLayout>)| {
+            hash == kernel.hash() && *with == isa
+        };
         if let Some(held) = made.iter().find(same).and_then(|(.., held)| held.upgrade()) {
             return Ok((held, false));
         }
         let memory = match bytes > 0 && !kernel.is_native() {
             false => None,
-            true => {
-                Some(Taken::new(how.budget, bytes).ok_or(Failure::WeightMemory { needed: bytes })?)
-            }
+            true => Some(
+                BudgetReservation::new(how.budget, bytes)
+                    .ok_or(Failure::WeightMemory { needed: bytes })?,
+            ),
         };
         let prepared: Arc<dyn PreparedMatmul> =
             provider.prepare(weights, how.team).map_err(failure)?.into();
@@ -295,7 +303,7 @@ impl TeamWorker {
         if bytes > 0 || !kernel.is_native() {
             self.check_rows(&**provider, &*prepared, weights, how)?;
         }
-        let held = Arc::new(Held { prepared, bytes, _memory: memory });
+        let held = Arc::new(PreparedLayout { prepared, bytes, _memory: memory });
         made.push((kernel.hash().to_owned(), isa, Arc::downgrade(&held)));
         Ok((held, true))
     }

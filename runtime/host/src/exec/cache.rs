@@ -64,7 +64,7 @@ impl EntryIdBuilder {
 }
 
 /// What the cache holds of a kernel.
-pub(crate) struct Entry {
+pub(crate) struct CachedCode {
     pub(crate) artifact: Artifact,
     /// Whether its numbers were held against an oracle when it was admitted.
     pub(crate) verified: bool,
@@ -91,7 +91,7 @@ impl AotCache {
     }
 
     /// The entry of that id, if it is there and is this host's own.
-    pub(crate) fn get(&self, id: &EntryId) -> Option<Entry> {
+    pub(crate) fn get(&self, id: &EntryId) -> Option<CachedCode> {
         let mut bytes = files::read_small(&self.path(id), MAX_ENTRY).ok()?;
         let (header, code) = bytes.split_at_checked(HEADER)?;
         let (magic, rest) = header.split_at_checked(MAGIC.len())?;
@@ -110,14 +110,14 @@ impl AotCache {
         let own_pages = pages.chunks_exact(2).take(count.into());
         let own_pages = own_pages.map(|page| u16::from_le_bytes([page[0], page[1]])).collect();
         let verified = flags == 1;
-        Some(Entry { artifact: Artifact(bytes.split_off(HEADER)), verified, own_pages })
+        Some(CachedCode { artifact: Artifact(bytes.split_off(HEADER)), verified, own_pages })
     }
 
     /// Keeps what was compiled and admitted. Whoever reads meanwhile sees all of it or nothing.
     ///
     /// # Errors
     /// What the system says.
-    pub(crate) fn put(&self, id: &EntryId, entry: &Entry) -> io::Result<()> {
+    pub(crate) fn put(&self, id: &EntryId, entry: &CachedCode) -> io::Result<()> {
         let mut facts = [0; 1 + PAGES_BYTES];
         let count = entry.own_pages.len().min(OWN_PAGES);
         facts[..2].copy_from_slice(&[entry.verified.into(), count as u8]);
@@ -259,8 +259,8 @@ mod tests {
         EntryIdBuilder::new().field([n]).finish()
     }
 
-    fn entry(code: &[u8]) -> Entry {
-        Entry { artifact: Artifact(code.to_vec()), verified: true, own_pages: vec![3, 700] }
+    fn entry(code: &[u8]) -> CachedCode {
+        CachedCode { artifact: Artifact(code.to_vec()), verified: true, own_pages: vec![3, 700] }
     }
 
     #[test]

@@ -18,7 +18,7 @@ use ruvllm_manifest::{
     Tolerance, Violation, WASI_NN, check_compatibility,
 };
 use ruvllm_signing::VerifiedPack;
-use variants::{Entry, stands_back};
+use variants::{Variant, is_superseded};
 
 /// A kernel of a verified pack whose manifest entry and module passed the gates. Only [`pass`] makes
 /// one, and it holds the very bytes that it looked at.
@@ -213,7 +213,7 @@ pub fn pass<'a>(
     if !refusals.is_empty() {
         return Err(refusals);
     }
-    let entries: Vec<Entry<'_, '_>> = manifest
+    let entries: Vec<Variant<'_, '_>> = manifest
         .kernels
         .iter()
         .zip(used)
@@ -227,11 +227,11 @@ pub fn pass<'a>(
                 ExecutorKind::Wamr => used,
             };
             let module = pack.kernel_bytes(&entry.id);
-            Entry { entry, key: key_of(entry), module, decision, violations, features }
+            Variant { entry, key: key_of(entry), module, decision, violations, features }
         })
         .collect();
     let (mut kernels, mut skipped, mut skips) = (Vec::new(), Vec::new(), Vec::new());
-    let skip = |entry: &Entry<'_, '_>, reasons| Skipped {
+    let skip = |entry: &Variant<'_, '_>, reasons| Skipped {
         kernel: entry.entry.id.clone(),
         key: entry.key.clone(),
         executor: entry.decision.executor,
@@ -249,7 +249,7 @@ pub fn pass<'a>(
         let may_stand_back = !config.all_variants && found.is_empty();
         let uncalled = called.is_some_and(|called| !called.contains(&entry.key));
         let uncalled = uncalled.then_some("no model that is loaded here calls this operation");
-        let back = stands_back(entry, &entries, manifest, config);
+        let back = is_superseded(entry, &entries, manifest, config);
         let reason = back.or(uncalled.map(str::to_owned));
         if let Some(reason) = reason.filter(|_| may_stand_back) {
             skipped.push(skip(entry, vec![reason]));
@@ -308,10 +308,10 @@ fn key_of(entry: &KernelEntry) -> OpKey {
 }
 
 fn kernel<'a>(
-    kernel: &Entry<'a, '_>,
+    kernel: &Variant<'a, '_>,
     config: &HostConfig,
 ) -> Result<GatedKernel<'a>, Vec<Refusal>> {
-    let Entry { entry, key, module, decision, features, .. } = kernel;
+    let Variant { entry, key, module, decision, features, .. } = kernel;
     let mut found = Vec::new();
     let mut refuse = |code, what: String| found.push(Refusal::new(&entry.id, code, what));
     let plan = CallPlan::of_entry(entry);

@@ -19,7 +19,7 @@ use wasmparser::{
 };
 
 /// A reason against a module: a stable code and a sentence.
-pub(crate) type Objection = (&'static str, String);
+pub(crate) type ModuleViolation = (&'static str, String);
 
 /// What the manifest says about a module.
 pub(crate) struct Declared<'a> {
@@ -103,7 +103,7 @@ pub(crate) fn used_features(wasm: &[u8], limits: &HostLimits) -> Vec<&'static st
 }
 
 /// Whether the error goes away with features that this host keeps off.
-fn describe_invalid(wasm: &[u8], error: &BinaryReaderError) -> Objection {
+fn describe_invalid(wasm: &[u8], error: &BinaryReaderError) -> ModuleViolation {
     if validated(wasm, allowed()).is_ok() {
         let what = format!(
             "the module has atomics or a shared memory, which are for kernels that ask for `threads` in their \
@@ -167,7 +167,11 @@ pub fn check_module(wasm: &[u8], entry_point: &str, limits: &HostLimits) -> Vec<
 }
 
 /// Checks a module against the host's caps and its manifest. Empty means that it may be compiled.
-pub(crate) fn check(wasm: &[u8], declared: &Declared<'_>, limits: &HostLimits) -> Vec<Objection> {
+pub(crate) fn check(
+    wasm: &[u8],
+    declared: &Declared<'_>,
+    limits: &HostLimits,
+) -> Vec<ModuleViolation> {
     if wasm.len() > limits.module_bytes {
         let what =
             format!("the module has {} bytes; this host takes {}", wasm.len(), limits.module_bytes);
@@ -229,7 +233,7 @@ pub(crate) fn begins_with(wasm: &[u8]) -> usize {
 
 struct Gate<'a> {
     limits: &'a HostLimits,
-    found: Vec<Objection>,
+    found: Vec<ModuleViolation>,
     functions: u32,
     memories: u32,
     tables: u32,

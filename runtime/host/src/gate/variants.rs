@@ -7,7 +7,7 @@ use ruvllm_manifest::{KernelEntry, Manifest, Violation};
 
 /// A kernel of a pack before its module is looked at: what would run it, what speaks against it there, and the
 /// features that decide between it and variants of it.
-pub(super) struct Entry<'a, 'b> {
+pub(super) struct Variant<'a, 'b> {
     pub(super) entry: &'a KernelEntry,
     pub(super) key: OpKey,
     pub(super) module: Option<&'a [u8]>,
@@ -16,7 +16,7 @@ pub(super) struct Entry<'a, 'b> {
     pub(super) features: Vec<String>,
 }
 
-impl Entry<'_, '_> {
+impl Variant<'_, '_> {
     fn has(&self, feature: &str) -> bool {
         self.features.iter().any(|other| other == feature)
     }
@@ -44,9 +44,9 @@ impl Entry<'_, '_> {
 
 /// Why a kernel stands back behind a variant of it in its pack, if it does. One that the pack names as a fallback
 /// stays.
-pub(super) fn stands_back(
-    kernel: &Entry<'_, '_>,
-    kernels: &[Entry<'_, '_>],
+pub(super) fn is_superseded(
+    kernel: &Variant<'_, '_>,
+    kernels: &[Variant<'_, '_>],
     manifest: &Manifest,
     config: &HostConfig,
 ) -> Option<String> {

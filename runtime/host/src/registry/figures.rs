@@ -3,7 +3,7 @@
 
 use crate::OpKey;
 use crate::stats::KernelStats;
-use crate::stats::latency::{Faded, SizeName, Times, below};
+use crate::stats::latency::{DecayedHistogram, SizeName, Times, below};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -110,7 +110,7 @@ pub(super) struct Class {
 pub(super) struct Figures {
     /// Calls that were ever timed.
     pub(super) calls: u64,
-    pub(super) times: Faded,
+    pub(super) times: DecayedHistogram,
 }
 
 /// Who is asked first of some candidates, and why.

@@ -20,7 +20,7 @@ use kernel::{PublishedKernel, Uids};
 use learn::{Learner, Preference};
 use race::{Race, Records};
 use ruvllm_manifest::nearest;
-use select::{Choice, Explanation, Field, Measured, choose, explain};
+use select::{Choice, Contenders, Evidence, Explanation, choose, explain};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -285,8 +285,8 @@ impl RegistrySnapshot {
         let slot = self.slot_of(key);
         let measured = match (slot, &self.fastest) {
             (Some(Slot { choice, .. }), Some(fastest)) => Some(match choice.is_team() {
-                true => Measured::Raced(fastest.races.explain(key, &choice.chain)),
-                false => Measured::Learnt(fastest.learner.explain(key, &choice.chain)),
+                true => Evidence::Raced(fastest.races.explain(key, &choice.chain)),
+                false => Evidence::Learnt(fastest.learner.explain(key, &choice.chain)),
             }),
             _ => None,
         };
@@ -414,7 +414,7 @@ fn field<'a>(
     key: &'a OpKey,
     packs: &'a [Arc<PublishedPack>],
     natives: &'a [Arc<PublishedKernel>],
-) -> Field<'a> {
+) -> Contenders<'a> {
     let kernels = packs.iter().flat_map(|pack| &pack.kernels).chain(natives);
     let skipped = packs
         .iter()
@@ -422,7 +422,7 @@ fn field<'a>(
     let fallbacks = packs.iter().flat_map(|pack| {
         pack.prepared.fallbacks.iter().map(|(id, next)| ((pack.name(), id.as_str()), next.as_str()))
     });
-    Field {
+    Contenders {
         key,
         kernels: kernels.filter(|kernel| kernel.key() == key).collect(),
         skipped: skipped.filter(|(_, skipped)| skipped.key == *key).collect(),

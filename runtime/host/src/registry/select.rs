@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Everything that competes for an operation.
-pub(crate) struct Field<'a> {
+pub(crate) struct Contenders<'a> {
     pub(crate) key: &'a OpKey,
     /// Newest pack first, in the pack's order; native twins last.
     pub(crate) kernels: Vec<&'a Arc<PublishedKernel>>,
@@ -45,8 +45,8 @@ impl Choice {
 }
 
 /// Orders the candidates of an operation by policy.
-pub(crate) fn choose(policy: &Policy, field: &Field<'_>) -> Choice {
-    let mut left_out: Vec<Candidate> = field
+pub(crate) fn choose(policy: &Policy, contenders: &Contenders<'_>) -> Choice {
+    let mut left_out: Vec<Candidate> = contenders
         .skipped
         .iter()
         .map(|(pack, skipped)| Candidate {
@@ -61,7 +61,7 @@ pub(crate) fn choose(policy: &Policy, field: &Field<'_>) -> Choice {
         .collect();
     let mut notes = Vec::new();
     let mut order: Vec<(&Arc<PublishedKernel>, Vec<String>)> = Vec::new();
-    let ranked = by_fallbacks(field);
+    let ranked = by_fallbacks(contenders);
     match policy {
         Policy::NativeOnly => {
             for kernel in ranked {
@@ -79,7 +79,8 @@ pub(crate) fn choose(policy: &Policy, field: &Field<'_>) -> Choice {
         }
         Policy::Pinned(pins) => {
             order.extend(ranked.into_iter().map(|k| (k, vec![reason(k)])));
-            let pin = pins.get(&field.key.to_string()).or_else(|| pins.get(&field.key.op));
+            let pin =
+                pins.get(&contenders.key.to_string()).or_else(|| pins.get(&contenders.key.op));
             if let Some(pin) = pin {
                 match order.iter().position(|(kernel, _)| kernel.is_named(pin)) {
                     Some(at) => {
@@ -133,17 +134,17 @@ fn reason(kernel: &PublishedKernel) -> String {
 
 /// The candidates with each pack's wished-for fallbacks directly after the kernel they stand in
 /// for, and native twins last.
-fn by_fallbacks<'a>(field: &Field<'a>) -> Vec<&'a Arc<PublishedKernel>> {
+fn by_fallbacks<'a>(contenders: &Contenders<'a>) -> Vec<&'a Arc<PublishedKernel>> {
     let next = |kernel: &PublishedKernel| {
-        let wish = field.fallbacks.get(&(kernel.pack(), kernel.id()))?;
-        field.kernels.iter().find(|k| k.pack() == kernel.pack() && k.id() == *wish).copied()
+        let wish = contenders.fallbacks.get(&(kernel.pack(), kernel.id()))?;
+        contenders.kernels.iter().find(|k| k.pack() == kernel.pack() && k.id() == *wish).copied()
     };
     let wished: Vec<usize> =
-        field.kernels.iter().filter_map(|k| next(k)).map(|k| k.uid()).collect();
-    let mut ranked: Vec<&Arc<PublishedKernel>> = Vec::with_capacity(field.kernels.len());
-    let heads = field.kernels.iter().filter(|kernel| !wished.contains(&kernel.uid()));
+        contenders.kernels.iter().filter_map(|k| next(k)).map(|k| k.uid()).collect();
+    let mut ranked: Vec<&Arc<PublishedKernel>> = Vec::with_capacity(contenders.kernels.len());
+    let heads = contenders.kernels.iter().filter(|kernel| !wished.contains(&kernel.uid()));
     // Every chain starts at a head: the manifest admits no circles. The second pass is for safety.
-    for &kernel in heads.chain(&field.kernels) {
+    for &kernel in heads.chain(&contenders.kernels) {
         let mut at = Some(kernel);
         while let Some(kernel) = at {
             if ranked.iter().any(|k| k.uid() == kernel.uid()) {
@@ -236,14 +237,14 @@ impl Candidate {
 }
 
 /// What was measured of the candidates of an operation.
-pub(crate) enum Measured {
+pub(crate) enum Evidence {
     /// Those of a team operation raced.
     Raced(Vec<Raced>),
     /// A sentence for each class of sizes of live calls.
     Learnt(Vec<String>),
 }
 
-impl Measured {
+impl Evidence {
     fn lines(&self, chain: &[Arc<PublishedKernel>]) -> Vec<String> {
         let took = |(nanos, at): &(u64, usize)| {
             Some(format!("{} {:.2} us", chain.get(*at)?.id(), *nanos as f64 / 1e3))
@@ -253,14 +254,14 @@ impl Measured {
             format!("{what}: {}", ranked.join(", "))
         };
         match self {
-            Measured::Raced(races) => races.iter().map(line).collect(),
-            Measured::Learnt(lines) => lines.clone(),
+            Evidence::Raced(races) => races.iter().map(line).collect(),
+            Evidence::Learnt(lines) => lines.clone(),
         }
     }
 
     /// What a candidate won.
     fn won(&self, at: usize) -> Vec<&str> {
-        let Measured::Raced(races) = self else { return Vec::new() };
+        let Evidence::Raced(races) = self else { return Vec::new() };
         let won = |raced: &&Raced| raced.ranked.first().is_some_and(|(_, first)| *first == at);
         races.iter().filter(won).map(|raced| raced.what.as_str()).collect()
     }
@@ -273,7 +274,7 @@ pub(crate) fn explain(
     policy: &Policy,
     generation: u64,
     slot: Option<&Slot>,
-    measured: Option<&Measured>,
+    measured: Option<&Evidence>,
 ) -> Explanation {
     let mut explanation = Explanation {
         op: op.clone(),

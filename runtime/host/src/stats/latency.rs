@@ -56,13 +56,13 @@ impl fmt::Display for SizeName {
 
 /// Counts that one thread writes.
 #[derive(Debug)]
-pub(crate) struct Tally([AtomicU64; BUCKETS]);
+pub(crate) struct Histogram([AtomicU64; BUCKETS]);
 
 /// Counts, summed over threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Times([u64; BUCKETS]);
 
-impl Default for Tally {
+impl Default for Histogram {
     fn default() -> Self {
         Self(std::array::from_fn(|_| AtomicU64::new(0)))
     }
@@ -74,7 +74,7 @@ impl Default for Times {
     }
 }
 
-impl Tally {
+impl Histogram {
     #[inline]
     pub(crate) fn add(&self, nanos: u64) {
         let count = &self.0[bucket(nanos)];
@@ -85,8 +85,8 @@ impl Tally {
 
 impl Times {
     /// Adds what a thread has counted.
-    pub(crate) fn take(&mut self, tally: &Tally) {
-        self.0.iter_mut().zip(&tally.0).for_each(|(sum, count)| *sum += count.load(Relaxed));
+    pub(crate) fn take(&mut self, histogram: &Histogram) {
+        self.0.iter_mut().zip(&histogram.0).for_each(|(sum, count)| *sum += count.load(Relaxed));
     }
 
     pub(crate) fn add(&mut self, other: &Times) {
@@ -124,15 +124,15 @@ impl Times {
 /// Counts in which a call weighs less the longer ago it was.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(into = "Vec<(usize, f64)>", try_from = "Vec<(usize, f64)>")]
-pub(crate) struct Faded([f64; BUCKETS]);
+pub(crate) struct DecayedHistogram([f64; BUCKETS]);
 
-impl Default for Faded {
+impl Default for DecayedHistogram {
     fn default() -> Self {
         Self([0.0; BUCKETS])
     }
 }
 
-impl Faded {
+impl DecayedHistogram {
     /// Lets every call weigh so many times as much.
     pub(crate) fn fade(&mut self, factor: f64) {
         self.0.iter_mut().for_each(|count| *count *= factor);
@@ -153,24 +153,24 @@ impl Faded {
     }
 }
 
-impl From<Faded> for Vec<(usize, f64)> {
+impl From<DecayedHistogram> for Vec<(usize, f64)> {
     /// The buckets that are not empty, to a thousandth of a call.
-    fn from(faded: Faded) -> Self {
-        let rounded = faded.0.into_iter().map(|count| (count * 1e3).round() / 1e3);
+    fn from(decayed: DecayedHistogram) -> Self {
+        let rounded = decayed.0.into_iter().map(|count| (count * 1e3).round() / 1e3);
         rounded.enumerate().filter(|&(_, count)| count > 0.0).collect()
     }
 }
 
-impl TryFrom<Vec<(usize, f64)>> for Faded {
+impl TryFrom<Vec<(usize, f64)>> for DecayedHistogram {
     type Error = &'static str;
 
     fn try_from(buckets: Vec<(usize, f64)>) -> Result<Self, Self::Error> {
-        let mut faded = Self::default();
+        let mut decayed = Self::default();
         for (bucket, count) in buckets {
-            let place = faded.0.get_mut(bucket).ok_or("there is no such bucket")?;
+            let place = decayed.0.get_mut(bucket).ok_or("there is no such bucket")?;
             *place = Some(count).filter(|c| (0.0..1e15).contains(c)).ok_or("a count is none")?;
         }
-        Ok(faded)
+        Ok(decayed)
     }
 }
 
@@ -226,11 +226,11 @@ mod tests {
     #[test]
     fn a_median_is_near_and_outliers_do_not_move_it() {
         for nanos in [20, 100, 999, 12_345, 7_000_000] {
-            let tally = Tally::default();
-            (0..1000).for_each(|_| tally.add(nanos));
-            (0..300).for_each(|_| tally.add(30_000_000));
+            let histogram = Histogram::default();
+            (0..1000).for_each(|_| histogram.add(nanos));
+            (0..300).for_each(|_| histogram.add(30_000_000));
             let mut times = Times::default();
-            times.take(&tally);
+            times.take(&histogram);
             let off = times.median() / nanos as f64;
             assert!((0.8..1.25).contains(&off), "{nanos}: {}", times.median());
             assert_eq!(times.calls(), 1300);
@@ -242,34 +242,34 @@ mod tests {
     #[test]
     fn faded_counts_have_the_median_of_the_newer_ones_and_survive_being_written() {
         let times = |nanos: u64, calls: usize| {
-            let tally = Tally::default();
-            (0..calls).for_each(|_| tally.add(nanos));
+            let histogram = Histogram::default();
+            (0..calls).for_each(|_| histogram.add(nanos));
             let mut times = Times::default();
-            times.take(&tally);
+            times.take(&histogram);
             times
         };
-        let mut faded = Faded::default();
-        faded.add(&times(1000, 100));
-        faded.fade(0.5);
-        faded.add(&times(4000, 51));
-        assert_eq!(faded.weight(), 101.0);
-        assert!((3500.0..5000.0).contains(&faded.median()), "{}", faded.median());
-        let text = serde_json::to_string(&faded).unwrap();
-        assert_eq!(serde_json::from_str::<Faded>(&text).unwrap(), faded, "{text}");
+        let mut decayed = DecayedHistogram::default();
+        decayed.add(&times(1000, 100));
+        decayed.fade(0.5);
+        decayed.add(&times(4000, 51));
+        assert_eq!(decayed.weight(), 101.0);
+        assert!((3500.0..5000.0).contains(&decayed.median()), "{}", decayed.median());
+        let text = serde_json::to_string(&decayed).unwrap();
+        assert_eq!(serde_json::from_str::<DecayedHistogram>(&text).unwrap(), decayed, "{text}");
         for bad in ["[[84,1.0]]", "[[0,-1.0]]", "[[0,1e300]]", "[[-1,1.0]]"] {
-            assert!(serde_json::from_str::<Faded>(bad).is_err(), "{bad}");
+            assert!(serde_json::from_str::<DecayedHistogram>(bad).is_err(), "{bad}");
         }
-        assert_eq!(Faded::default().median(), 0.0);
+        assert_eq!(DecayedHistogram::default().median(), 0.0);
     }
 
     #[test]
     fn a_mean_sees_what_a_median_does_not_but_for_a_few() {
         let times = |slow: u64| {
-            let tally = Tally::default();
-            (0..1000 - slow).for_each(|_| tally.add(600));
-            (0..slow).for_each(|_| tally.add(3_000_000));
+            let histogram = Histogram::default();
+            (0..1000 - slow).for_each(|_| histogram.add(600));
+            (0..slow).for_each(|_| histogram.add(3_000_000));
             let mut times = Times::default();
-            times.take(&tally);
+            times.take(&histogram);
             times
         };
         for (slow, low, high) in [(0, 500.0, 700.0), (8, 500.0, 700.0), (108, 250e3, 350e3)] {

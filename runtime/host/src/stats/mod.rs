@@ -10,7 +10,7 @@ pub(crate) mod latency;
 use crate::OpKey;
 use crate::error::Failure;
 use crate::trap::TrapKind;
-use latency::{SIZES, Tally, Times, scaled};
+use latency::{Histogram, SIZES, Times, scaled};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -28,7 +28,7 @@ pub(crate) struct Counters {
     timed: AtomicU64,
     timed_nanos: AtomicU64,
     /// Every time that was taken, by class of sizes.
-    times: [Tally; SIZES],
+    times: [Histogram; SIZES],
     /// Calls for gradients, which are not among `calls`, and their time: generations are compared by the
     /// others alone.
     backward: AtomicU64,

@@ -70,7 +70,7 @@ pub struct Delivery {
     supervisor: Arc<Supervisor>,
     directory: PathBuf,
     share: Option<f64>,
-    entries: BTreeMap<PathBuf, Entry>,
+    entries: BTreeMap<PathBuf, WatchedPack>,
     /// The generation of a trial that was begun here.
     trial: Option<u64>,
     /// Packs that are left to an operator because processes ended in their windows, by digest, each as it lay
@@ -84,7 +84,7 @@ pub struct Delivery {
 }
 
 /// What may be a pack.
-struct Entry {
+struct WatchedPack {
     trace: Hash,
     /// Whether it was read since it changed last.
     read: bool,
@@ -186,7 +186,7 @@ impl Delivery {
         let shown = shown(&path);
         let entry = match self.entries.entry(path.clone()) {
             Slot::Vacant(slot) => {
-                slot.insert(Entry::new(now));
+                slot.insert(WatchedPack::new(now));
                 return;
             }
             Slot::Occupied(slot) => slot.into_mut(),
@@ -270,10 +270,10 @@ impl Delivery {
             return;
         }
         let (shown, name) = (shown(path), format!("{} {}", pack.id.name, pack.id.version));
-        match supervisor.standing(pack) {
-            Standing::New => {}
-            Standing::Active => return,
-            Standing::Barred(reason) => {
+        match supervisor.state_of(pack) {
+            PackState::New => {}
+            PackState::Active => return,
+            PackState::Barred(reason) => {
                 let digest = &pack.id.digest;
                 let reason = escape_untrusted(&reason);
                 return entry.notice.warn(format!(
@@ -281,13 +281,13 @@ impl Delivery {
                      clear {digest}`, then `ruvllm kernels stage {shown}`"
                 ));
             }
-            Standing::Older(active) => {
+            PackState::Older(active) => {
                 return entry.notice.warn(format!(
                     "{name} in {shown} is older than the active {active} and is not delivered; to \
                      stage it: `ruvllm kernels stage {shown}`"
                 ));
             }
-            Standing::Withdrawn => {
+            PackState::Withdrawn => {
                 pack.settled = true;
                 return entry.notice.warn(format!(
                     "{name} in {shown} was published here before and taken back, and is not \
@@ -295,7 +295,7 @@ impl Delivery {
                      has --admin-listen"
                 ));
             }
-            Standing::Suspected => {
+            PackState::Suspected => {
                 let was = self.suspected.entry(pack.id.digest.clone()).or_insert(entry.trace);
                 if *was == entry.trace {
                     pack.settled = true;
@@ -339,7 +339,7 @@ impl Delivery {
 }
 
 /// How a pack stands to what is and was published.
-enum Standing {
+enum PackState {
     New,
     Active,
     /// Why.
@@ -353,29 +353,29 @@ enum Standing {
 }
 
 impl Supervisor {
-    fn standing(&self, pack: &Delivered) -> Standing {
+    fn state_of(&self, pack: &Delivered) -> PackState {
         let active = self.host.snapshot().pack_ids();
         if active.contains(&pack.id) {
-            return Standing::Active;
+            return PackState::Active;
         }
         let barred = self.host.barred().into_iter().find(|(digest, _)| *digest == pack.id.digest);
         if let Some((_, reason)) = barred {
-            return Standing::Barred(reason);
+            return PackState::Barred(reason);
         }
         let same_name = active.iter().find(|active| active.name == pack.id.name);
         let version = same_name.and_then(|active| active.version.parse::<Version>().ok());
         if let Some(version) = version.filter(|version| *version > pack.version) {
-            return Standing::Older(version);
+            return PackState::Older(version);
         }
         match self.history.past(&pack.id) {
-            Past::Withdrawn => Standing::Withdrawn,
-            Past::CutShort { unproven } if unproven >= ATTEMPTS => Standing::Suspected,
-            Past::CutShort { .. } | Past::Unpublished => Standing::New,
+            Past::Withdrawn => PackState::Withdrawn,
+            Past::CutShort { unproven } if unproven >= ATTEMPTS => PackState::Suspected,
+            Past::CutShort { .. } | Past::Unpublished => PackState::New,
         }
     }
 }
 
-impl Entry {
+impl WatchedPack {
     fn new(trace: Hash) -> Self {
         Self { trace, read: false, content: None, pack: None, notice: Notice::default() }
     }

@@ -63,7 +63,7 @@ impl Default for HealthLimits {
 
 /// Figures of the kernels that are new in a generation, since it was published.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Vitals {
+pub struct HealthCounts {
     /// Calls that trapped, returned a status, or found no instance, and instances that did not end well.
     pub traps: u64,
     /// Calls that ran into their deadline.
@@ -174,16 +174,16 @@ impl HealthWindow {
     }
 
     /// Judges figures as of this time. Once healthy or failed it stays so.
-    pub fn observe(&mut self, now: Duration, vitals: &Vitals) -> &Health {
+    pub fn observe(&mut self, now: Duration, counts: &HealthCounts) -> &Health {
         if let Health::Watching { .. } | Health::Unproven = self.health {
             let passed = now.saturating_sub(self.opened);
             let window = self.limits.window;
             let left = window.saturating_sub(passed);
             let longest = window.saturating_mul(Self::EXTENDED);
-            self.health = match self.limits.objection(vitals) {
+            self.health = match self.limits.objection(counts) {
                 Some(failure) => Health::Failed(failure),
                 None if !left.is_zero() => Health::Watching { left },
-                None if vitals.lacking.is_empty() => Health::Healthy,
+                None if counts.lacking.is_empty() => Health::Healthy,
                 None if passed >= longest => Health::Unproven,
                 None => Health::Watching { left: longest - passed },
             };
@@ -204,18 +204,18 @@ impl HealthLimits {
     }
 
     /// The first limit that the figures exceed.
-    fn objection(&self, vitals: &Vitals) -> Option<HealthFailure> {
-        let counts = [
-            ("wrong_numbers", vitals.wrong_numbers, self.wrong_numbers, "calls gave wrong numbers"),
-            ("deadlines", vitals.deadlines, self.deadlines, "calls ran into their deadline"),
-            ("traps", vitals.traps, self.traps, "calls trapped or returned a status"),
-            ("quarantine", vitals.quarantines, self.quarantines, "kernels went out of service"),
+    fn objection(&self, counts: &HealthCounts) -> Option<HealthFailure> {
+        let limited = [
+            ("wrong_numbers", counts.wrong_numbers, self.wrong_numbers, "calls gave wrong numbers"),
+            ("deadlines", counts.deadlines, self.deadlines, "calls ran into their deadline"),
+            ("traps", counts.traps, self.traps, "calls trapped or returned a status"),
+            ("quarantine", counts.quarantines, self.quarantines, "kernels went out of service"),
         ];
-        let exceeded = counts.into_iter().find(|(_, seen, allowed, _)| seen > allowed);
+        let exceeded = limited.into_iter().find(|(_, seen, allowed, _)| seen > allowed);
         if let Some((code, seen, allowed, what)) = exceeded {
             return Some(HealthFailure { code, detail: format!("{seen} {what}; {allowed} may") });
         }
-        let slow = vitals.latencies.iter().find(|latency| self.excess(latency) > 1.0);
+        let slow = counts.latencies.iter().find(|latency| self.excess(latency) > 1.0);
         if let Some(latency) = slow {
             let Latency { op, below, calls, .. } = latency;
             let (what, old_nanos, new_nanos) = latency.worse();
@@ -231,7 +231,7 @@ impl HealthLimits {
             );
             return Some(HealthFailure { code: "latency", detail });
         }
-        let Losses { old, new } = vitals.losses?;
+        let Losses { old, new } = counts.losses?;
         // A loss that is not a number is never within the margin.
         let fine = new <= old + self.loss_margin;
         (!fine).then(|| HealthFailure {
@@ -265,7 +265,7 @@ impl Latency {
 /// Reads figures of two generations side by side. It holds neither of them, but the code of kernels.
 pub struct Comparison {
     ops: Vec<Compared>,
-    marks: Vec<(Arc<KernelStats>, Vitals)>,
+    marks: Vec<(Arc<KernelStats>, HealthCounts)>,
 }
 
 /// An operation that kernels of the new generation answer.
@@ -284,8 +284,9 @@ impl Host {
         let all_stats = new.kernels().map(|kernel| kernel.stats()).filter(|stats| is_new(stats));
         let is_first = |stats: &KernelStats| stats.generation.load(Relaxed) == new.generation();
         // What was published for the first time counts from its first call, whoever was faster.
-        let mark =
-            |stats: &KernelStats| if is_first(stats) { Vitals::default() } else { count(stats) };
+        let mark = |stats: &KernelStats| {
+            if is_first(stats) { HealthCounts::default() } else { count(stats) }
+        };
         let marks = all_stats.map(|stats| (stats.clone(), mark(stats))).collect();
         let ops = new.slots().iter().filter_map(|slot| {
             let mine = slot.choice.chain.iter().map(|k| k.stats()).filter(|stats| is_new(stats));
@@ -380,14 +381,14 @@ impl Comparison {
     }
 
     /// The figures of the new generation since then, and those of the old one.
-    pub fn vitals(&self) -> Vitals {
-        let mut vitals = Vitals::default();
+    pub fn counts(&self) -> HealthCounts {
+        let mut counts = HealthCounts::default();
         for (stats, mark) in &self.marks {
             let now = count(stats);
-            vitals.traps += now.traps - mark.traps;
-            vitals.deadlines += now.deadlines - mark.deadlines;
-            vitals.wrong_numbers += now.wrong_numbers - mark.wrong_numbers;
-            vitals.quarantines += now.quarantines - mark.quarantines;
+            counts.traps += now.traps - mark.traps;
+            counts.deadlines += now.deadlines - mark.deadlines;
+            counts.wrong_numbers += now.wrong_numbers - mark.wrong_numbers;
+            counts.quarantines += now.quarantines - mark.quarantines;
         }
         for Compared { op, old, new, .. } in &self.ops {
             let (mut before, mut after): ([Times; SIZES], [Times; SIZES]) = Default::default();
@@ -401,7 +402,7 @@ impl Comparison {
             for (size, (before, after)) in before.iter().zip(&after).enumerate() {
                 let calls = before.calls().min(after.calls());
                 if calls > 0 {
-                    vitals.latencies.push(Latency {
+                    counts.latencies.push(Latency {
                         op: op.clone(),
                         below: below(size),
                         calls,
@@ -413,7 +414,7 @@ impl Comparison {
                 }
             }
         }
-        vitals
+        counts
     }
 }
 
@@ -436,22 +437,23 @@ impl ComparedKernels {
 }
 
 /// What a kernel has done wrong so far.
-fn count(stats: &KernelStats) -> Vitals {
-    let mut vitals = Vitals { quarantines: u64::from(stats.quarantined()), ..Vitals::default() };
+fn count(stats: &KernelStats) -> HealthCounts {
+    let mut counts =
+        HealthCounts { quarantines: u64::from(stats.quarantined()), ..HealthCounts::default() };
     for (code, calls) in stats.failures() {
         *match code {
-            "kernel_deadline" => &mut vitals.deadlines,
+            "kernel_deadline" => &mut counts.deadlines,
             "kernel_mismatch" | "kernel_non_finite" | "kernel_wrote_input" => {
-                &mut vitals.wrong_numbers
+                &mut counts.wrong_numbers
             }
             "kernel_trap" | "kernel_status" | "kernel_instantiate" | "kernel_cleanup" => {
-                &mut vitals.traps
+                &mut counts.traps
             }
             // The call's fault, not the kernel's.
             _ => continue,
         } += calls;
     }
-    vitals
+    counts
 }
 
 #[cfg(test)]
@@ -464,9 +466,9 @@ mod tests {
         HealthWindow::open(HealthLimits::default(), 1000 * SECOND)
     }
 
-    fn judged(vitals: Vitals) -> Option<&'static str> {
+    fn judged(counts: HealthCounts) -> Option<&'static str> {
         let mut window = window();
-        match window.observe(1001 * SECOND, &vitals) {
+        match window.observe(1001 * SECOND, &counts) {
             Health::Failed(failure) => Some(failure.code),
             health => {
                 assert_eq!(*health, Health::Watching { left: 299 * SECOND });
@@ -475,29 +477,29 @@ mod tests {
         }
     }
 
-    fn latency(calls: u64, new_nanos: f64) -> Vitals {
+    fn latency(calls: u64, new_nanos: f64) -> HealthCounts {
         let op = OpKey::rmsnorm_f32();
         let (old_nanos, old_mean_nanos, new_mean_nanos) = (100.0, 100.0, 100.0);
         let below = Some(4096);
         let latency =
             Latency { op, below, calls, old_nanos, new_nanos, old_mean_nanos, new_mean_nanos };
-        Vitals { latencies: vec![latency], ..Vitals::default() }
+        HealthCounts { latencies: vec![latency], ..HealthCounts::default() }
     }
 
     #[test]
     fn a_quiet_window_ends_healthy_and_stays_so() {
-        let (mut window, quiet) = (window(), Vitals::default());
+        let (mut window, quiet) = (window(), HealthCounts::default());
         assert_eq!(*window.observe(1299 * SECOND, &quiet), Health::Watching { left: SECOND });
         assert_eq!(*window.observe(900 * SECOND, &quiet), Health::Watching { left: 300 * SECOND });
         assert_eq!(*window.observe(1300 * SECOND, &quiet), Health::Healthy);
-        let late = Vitals { traps: 9, ..Vitals::default() };
+        let late = HealthCounts { traps: 9, ..HealthCounts::default() };
         assert_eq!(*window.observe(1301 * SECOND, &late), Health::Healthy);
     }
 
     #[test]
     fn a_window_without_evidence_is_extended_and_ends_unproven() {
         let mut window = window();
-        let lacking = Vitals { lacking: vec!["calls".to_owned()], ..Vitals::default() };
+        let lacking = HealthCounts { lacking: vec!["calls".to_owned()], ..HealthCounts::default() };
         let left = 900 * SECOND;
         assert_eq!(*window.observe(1300 * SECOND, &lacking), Health::Watching { left });
         assert_eq!(*window.observe(2199 * SECOND, &lacking), Health::Watching { left: SECOND });
@@ -505,29 +507,32 @@ mod tests {
         // It is watched on.
         let mut failed = window.clone();
         assert_eq!(*window.observe(9999 * SECOND, &lacking), Health::Unproven);
-        assert_eq!(*window.observe(9999 * SECOND, &Vitals::default()), Health::Healthy);
-        let traps = Vitals { traps: 1, ..lacking };
+        assert_eq!(*window.observe(9999 * SECOND, &HealthCounts::default()), Health::Healthy);
+        let traps = HealthCounts { traps: 1, ..lacking };
         assert!(matches!(failed.observe(9999 * SECOND, &traps), Health::Failed(_)));
     }
 
     #[test]
     fn each_limit_speaks_for_itself() {
-        let vitals = Vitals::default;
-        assert_eq!(judged(vitals()), None);
-        assert_eq!(judged(Vitals { traps: 1, ..vitals() }), Some("traps"));
-        assert_eq!(judged(Vitals { deadlines: 1, ..vitals() }), Some("deadlines"));
-        assert_eq!(judged(Vitals { wrong_numbers: 1, ..vitals() }), Some("wrong_numbers"));
-        assert_eq!(judged(Vitals { quarantines: 1, ..vitals() }), Some("quarantine"));
+        let counts = HealthCounts::default;
+        assert_eq!(judged(counts()), None);
+        assert_eq!(judged(HealthCounts { traps: 1, ..counts() }), Some("traps"));
+        assert_eq!(judged(HealthCounts { deadlines: 1, ..counts() }), Some("deadlines"));
+        assert_eq!(judged(HealthCounts { wrong_numbers: 1, ..counts() }), Some("wrong_numbers"));
+        assert_eq!(judged(HealthCounts { quarantines: 1, ..counts() }), Some("quarantine"));
         assert_eq!(judged(latency(512, 151.0)), Some("latency"));
         assert_eq!(judged(latency(512, 149.0)), None);
         assert_eq!(judged(latency(511, 1e9)), None, "too few calls");
         let mean = |new_mean_nanos| {
-            let mut vitals = latency(512, 100.0);
-            vitals.latencies[0].new_mean_nanos = new_mean_nanos;
-            judged(vitals)
+            let mut counts = latency(512, 100.0);
+            counts.latencies[0].new_mean_nanos = new_mean_nanos;
+            judged(counts)
         };
         assert_eq!((mean(599.0), mean(601.0)), (None, Some("latency")));
-        let loss = |new| Vitals { losses: Some(Losses { old: 2.0, new }), ..Vitals::default() };
+        let loss = |new| HealthCounts {
+            losses: Some(Losses { old: 2.0, new }),
+            ..HealthCounts::default()
+        };
         assert_eq!(judged(loss(2.019)), None);
         assert_eq!(judged(loss(2.021)), Some("quality"));
         assert_eq!(judged(loss(f64::NAN)), Some("quality"));
@@ -536,8 +541,11 @@ mod tests {
     #[test]
     fn a_failure_at_the_last_moment_counts_and_stays() {
         let mut window = window();
-        let failed = Vitals { deadlines: 1, ..Vitals::default() };
+        let failed = HealthCounts { deadlines: 1, ..HealthCounts::default() };
         assert!(matches!(window.observe(1300 * SECOND, &failed), Health::Failed(_)));
-        assert!(matches!(window.observe(9999 * SECOND, &Vitals::default()), Health::Failed(_)));
+        assert!(matches!(
+            window.observe(9999 * SECOND, &HealthCounts::default()),
+            Health::Failed(_)
+        ));
     }
 }

@@ -19,7 +19,7 @@
 //! write that books a generation as healthy, and a restart publishes that set and no other.
 //! Around it:
 //!
-//! 1. An *intent* is written before anything is published, so nothing ever served without a trace.
+//! 1. An *intent* is written before anything is published, so nothing ever serves without a trace.
 //! 2. Then the pointer changes, which takes no time and cannot fail half-way.
 //! 3. Then the *confirmation* takes the intent away, so nothing is called active that was not.
 //!
@@ -207,43 +207,43 @@ struct Contents {
     /// The set of packs that was last found healthy; `None` before the first.
     healthy: Option<Vec<PackId>>,
     /// What is about to be done.
-    intent: Option<Written>,
+    intent: Option<EntryOnDisk>,
     /// Reasons by digest.
     barred: BTreeMap<String, String>,
     /// Oldest first.
-    entries: VecDeque<Written>,
+    entries: VecDeque<EntryOnDisk>,
 }
 
 /// An entry of the file.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(untagged)]
-enum Written {
+enum EntryOnDisk {
     /// One that this release knows.
     Known(HistoryEntry),
     /// One of a newer release.
     Unknown(Map<String, Value>),
 }
 
-impl Written {
+impl EntryOnDisk {
     fn known(&self) -> Option<&HistoryEntry> {
         match self {
-            Written::Known(entry) => Some(entry),
-            Written::Unknown(_) => None,
+            EntryOnDisk::Known(entry) => Some(entry),
+            EntryOnDisk::Unknown(_) => None,
         }
     }
 
     fn number(&self) -> u64 {
         match self {
-            Written::Known(entry) => entry.number,
-            Written::Unknown(entry) => entry.get("number").and_then(Value::as_u64).unwrap_or(0),
+            EntryOnDisk::Known(entry) => entry.number,
+            EntryOnDisk::Unknown(entry) => entry.get("number").and_then(Value::as_u64).unwrap_or(0),
         }
     }
 
     /// What a newer release calls it.
     fn unknown_event(&self) -> Option<&str> {
         match self {
-            Written::Known(_) => None,
-            Written::Unknown(entry) => {
+            EntryOnDisk::Known(_) => None,
+            EntryOnDisk::Unknown(entry) => {
                 Some(entry.get("event")?.as_str().unwrap_or("without a name"))
             }
         }
@@ -252,12 +252,12 @@ impl Written {
 
 impl Contents {
     fn known(&self) -> impl DoubleEndedIterator<Item = &HistoryEntry> {
-        self.entries.iter().filter_map(Written::known)
+        self.entries.iter().filter_map(EntryOnDisk::known)
     }
 
     /// Which entries are left out, if any are.
     fn note(&self) -> Option<String> {
-        let all = || self.entries.iter().chain(&self.intent).filter_map(Written::unknown_event);
+        let all = || self.entries.iter().chain(&self.intent).filter_map(EntryOnDisk::unknown_event);
         let events: BTreeSet<String> = all().map(escape_untrusted).collect();
         (!events.is_empty()).then(|| {
             let events = events.into_iter().collect::<Vec<_>>().join(", ");
@@ -348,7 +348,7 @@ impl History {
         let mut contents = lock(&self.contents);
         let mut new = contents.clone();
         let entry = HistoryEntry {
-            number: 1 + new.entries.back().map_or(0, Written::number),
+            number: 1 + new.entries.back().map_or(0, EntryOnDisk::number),
             time: now.as_millis() as u64,
             event: record.event,
             operator: record.operator.to_owned(),
@@ -356,11 +356,11 @@ impl History {
             generation: record.generation,
             reason: record.reason.to_owned(),
         };
-        new.entries.push_back(Written::Known(entry.clone()));
+        new.entries.push_back(EntryOnDisk::Known(entry.clone()));
         while new.entries.len() > MAX_ENTRIES {
             new.entries.pop_front();
         }
-        new.intent = entry.event.is_intent().then(|| Written::Known(entry.clone()));
+        new.intent = entry.event.is_intent().then(|| EntryOnDisk::Known(entry.clone()));
         if let Some(healthy) = record.healthy {
             new.healthy = Some(healthy.to_vec());
         }
@@ -397,14 +397,14 @@ impl History {
     /// What became of a pack that is neither active nor on trial, as far back as entries are kept.
     pub(crate) fn past(&self, pack: &PackId) -> Past {
         let past = Past::Unpublished;
-        let mut story = Story { past, served: None, leaving: false, asked_to_end: false };
+        let mut history = PackHistory { past, active: None, leaving: false, asked_to_end: false };
         for entry in lock(&self.contents).known() {
-            story.goes_on(pack, entry);
+            history.apply(pack, entry);
         }
-        match story.served {
+        match history.active {
             // Nothing here says why it does not serve any more, so nobody but an operator brings it back.
             Some(_) => Past::Withdrawn,
-            None => story.past,
+            None => history.past,
         }
     }
 
@@ -415,7 +415,7 @@ impl History {
 
     /// What an earlier process was about to do.
     pub(crate) fn intent(&self) -> Option<HistoryEntry> {
-        lock(&self.contents).intent.as_ref().and_then(Written::known).cloned()
+        lock(&self.contents).intent.as_ref().and_then(EntryOnDisk::known).cloned()
     }
 
     /// Reasons why packs are barred, by digest.
@@ -437,9 +437,9 @@ pub(crate) enum Past {
 }
 
 /// What is known of a pack after some of the entries.
-struct Story {
+struct PackHistory {
     past: Past,
-    served: Option<Served>,
+    active: Option<ActivePack>,
     /// Whether somebody is about to go back to an earlier generation.
     leaving: bool,
     /// Whether the process was asked to end.
@@ -448,31 +448,31 @@ struct Story {
 
 /// A pack that is active or on trial.
 #[derive(Clone, Copy)]
-struct Served {
+struct ActivePack {
     /// The generation of its trial.
     trial: Option<u64>,
     /// Whether its window has ended without harm.
     judged: bool,
 }
 
-impl Story {
-    fn goes_on(&mut self, id: &PackId, entry: &HistoryEntry) {
+impl PackHistory {
+    fn apply(&mut self, id: &PackId, entry: &HistoryEntry) {
         use HistoryEvent::*;
         let about = entry.pack.as_ref().is_some_and(|pack| pack.digest == id.digest);
         let same_name = entry.pack.as_ref().is_some_and(|pack| pack.name == id.name);
         match entry.event {
-            Activated if about => self.serves(None),
-            OnTrial if about => self.serves(entry.generation),
+            Activated if about => self.activate(None),
+            OnTrial if about => self.activate(entry.generation),
             Stopped => self.asked_to_end = true,
             Healthy | Unproven if about => {
-                if let Some(served) = &mut self.served {
-                    served.judged = true;
+                if let Some(active) = &mut self.active {
+                    active.judged = true;
                 }
             }
             RollingBack => self.leaving = true,
             Refused => self.leaving = false,
             RolledBack => self.withdraw(),
-            TrialEnded if self.served.is_some_and(|s| s.trial == entry.generation) => {
+            TrialEnded if self.active.is_some_and(|s| s.trial == entry.generation) => {
                 self.withdraw();
             }
             Activated if same_name => self.withdraw(),
@@ -480,8 +480,8 @@ impl Story {
             Interrupted if about && !self.leaving => self.cut_short(false),
             Started if self.leaving => self.withdraw(),
             Started => {
-                if let Some(served) = self.served {
-                    self.cut_short(served.judged);
+                if let Some(active) = self.active {
+                    self.cut_short(active.judged);
                 }
                 self.asked_to_end = false;
             }
@@ -489,15 +489,15 @@ impl Story {
         }
     }
 
-    fn serves(&mut self, trial: Option<u64>) {
-        self.served = Some(Served { trial, judged: false });
+    fn activate(&mut self, trial: Option<u64>) {
+        self.active = Some(ActivePack { trial, judged: false });
         // What is published by a process that was asked to end may still be what ends it.
         self.asked_to_end = false;
     }
 
     /// Whatever was published before and may serve is gone back from: what a restart brought back, too.
     fn withdraw(&mut self) {
-        if self.served.take().is_some() || self.past != Past::Unpublished {
+        if self.active.take().is_some() || self.past != Past::Unpublished {
             self.past = Past::Withdrawn;
         }
         self.leaving = false;
@@ -508,7 +508,7 @@ impl Story {
             Past::CutShort { unproven } => unproven,
             _ => 0,
         };
-        self.served = None;
+        self.active = None;
         let unproven = match judged {
             true => 0,
             false => before + u32::from(!self.asked_to_end),
@@ -592,7 +592,7 @@ mod tests {
         let history = open(dir.path());
         lock(&history.contents).entries = (1..=MAX_ENTRIES as u64)
             .map(|number| {
-                Written::Known(HistoryEntry {
+                EntryOnDisk::Known(HistoryEntry {
                     number,
                     time: 0,
                     event: HistoryEvent::Started,

@@ -1,11 +1,11 @@
 //! What a supervisor does with packs that are being watched: they are booked as healthy when their windows
 //! are over, and taken back where they do harm.
 
-use super::health::{Health, HealthFailure, HealthWindow, Latency, Vitals};
+use super::health::{Health, HealthCounts, HealthFailure, HealthWindow, Latency};
 use super::history::{HistoryEvent, Record};
 use super::spans::{self, LOG};
 use super::supervisor::{Supervisor, SupervisorState};
-use super::watched::{Excused, HealthReport, Question, Watched, op_size};
+use super::watched::{HealthReport, IgnoredLatency, Question, Watched, op_size};
 use crate::pack::PackId;
 use crate::registry::RegistrySnapshot;
 use crate::threads::lock;
@@ -145,7 +145,7 @@ impl Supervisor {
     fn questions(&self, watched: &Watched) -> Vec<Question> {
         let loss = watched.loss.filter(|_| watched.losses.is_none() && !watched.canary);
         let loss = loss.filter(|_| self.config.probe.is_some()).map(Question::Loss);
-        let vitals = watched.comparison.vitals();
+        let vitals = watched.comparison.counts();
         let suspects = vitals.latencies.into_iter().filter(|latency| {
             let cleared = watched.cleared.get(&op_size(latency)).copied().unwrap_or_default();
             self.is_suspect(watched, latency)
@@ -161,7 +161,7 @@ impl Supervisor {
     }
 
     /// Figures of a pack, and what has not been seen of it.
-    fn vitals(&self, watched: &Watched) -> Vitals {
+    fn vitals(&self, watched: &Watched) -> HealthCounts {
         let mut lacking = watched.comparison.lacking(self.config.limits.evidence_calls);
         for question in self.questions(watched) {
             lacking.push(match question {
@@ -169,12 +169,12 @@ impl Supervisor {
                 Question::Slower((op, _), ..) => format!("{op}: whether it is slower"),
             });
         }
-        Vitals { losses: watched.losses, lacking, ..watched.comparison.vitals() }
+        HealthCounts { losses: watched.losses, lacking, ..watched.comparison.counts() }
     }
 
     /// Operations that exceed the limit and are not too slow.
-    fn excused(&self, watched: &Watched, vitals: &Vitals) -> Vec<Excused> {
-        let mut excused: Vec<Excused> = Vec::new();
+    fn excused(&self, watched: &Watched, vitals: &HealthCounts) -> Vec<IgnoredLatency> {
+        let mut excused: Vec<IgnoredLatency> = Vec::new();
         for latency in &vitals.latencies {
             let known = excused.iter().any(|other| other.op == latency.op);
             if known || self.config.limits.excess(latency) <= 1.0 {
@@ -187,7 +187,7 @@ impl Supervisor {
             } else {
                 continue;
             };
-            excused.push(Excused { op: latency.op.clone(), reason: reason.to_owned() });
+            excused.push(IgnoredLatency { op: latency.op.clone(), reason: reason.to_owned() });
         }
         excused
     }

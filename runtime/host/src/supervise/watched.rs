@@ -1,6 +1,8 @@
 //! Packs in their health window: what is known of them, and what only computing can tell.
 
-use super::health::{ComparedKernels, Comparison, Health, HealthWindow, Latency, Losses, Vitals};
+use super::health::{
+    ComparedKernels, Comparison, Health, HealthCounts, HealthWindow, Latency, Losses,
+};
 use crate::OpKey;
 use crate::pack::PackId;
 use serde::{Deserialize, Serialize};
@@ -19,18 +21,18 @@ pub struct HealthReport {
     /// What was said of them last.
     pub health: Health,
     /// Their figures now.
-    pub vitals: Vitals,
+    pub vitals: HealthCounts,
     /// How many times as long as before the median call of an operation may take.
     pub latency_ratio: f64,
     /// By how much the loss on the probe text may be higher.
     pub loss_margin: f64,
     /// Operations that take longer than that and are not too slow all the same.
-    pub excused: Vec<Excused>,
+    pub excused: Vec<IgnoredLatency>,
 }
 
 /// An operation whose calls take longer than they may, which does not count.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Excused {
+pub struct IgnoredLatency {
     /// The operation.
     pub op: OpKey,
     /// Why it does not count.

@@ -160,7 +160,7 @@ impl Host {
         let first = Arc::new(first);
         let workers = WorkerContext::new(id, config, retired);
         let state = HostState {
-            memory: HostMemory::new(&workers.config, workers.reaper.remains()),
+            memory: HostMemory::new(&workers.config, workers.reaper.drop_queue()),
             workers: Arc::new(workers),
             uids,
             staging: StagingPool::default(),

@@ -1,7 +1,7 @@
 //! The call that runs on this thread, and what the host does when the module asks it for fuel.
 #![allow(unsafe_code)]
 
-use crate::deadline::{Spent, thread_time};
+use crate::deadline::{UsedTime, thread_time};
 use crate::exec::meter::FUEL;
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -22,7 +22,7 @@ pub(super) struct Call<'a> {
     end: &'a dyn Fn(&CStr),
     tick: Duration,
     until: Cell<Instant>,
-    spent: Cell<Spent>,
+    spent: Cell<UsedTime>,
     late: Cell<bool>,
 }
 
@@ -30,7 +30,7 @@ impl<'a> Call<'a> {
     /// A call that may take so many ticks of this length. `end` is called on the call's
     /// thread, while the call runs, to end it.
     pub(super) fn new(end: &'a dyn Fn(&CStr), ticks: u64, tick: Duration) -> Self {
-        let mut spent = Spent::default();
+        let mut spent = UsedTime::default();
         spent.begin(ticks, tick);
         Self {
             end,

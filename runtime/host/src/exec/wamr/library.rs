@@ -96,9 +96,9 @@ api! {
     fn address = wasm_runtime_addr_app_to_native(Instance, u32) -> *mut c_void;
 }
 
-/// What only newer libraries have.
+/// Symbols that only newer libraries have.
 #[derive(Clone, Copy, Default)]
-struct Newer {
+struct OptionalSymbols {
     /// `wasm_runtime_addr_app_to_native` from 2.0 on.
     address: Option<unsafe extern "C" fn(Instance, u64) -> *mut c_void>,
     /// How far down the stack of its thread compiled code of an environment may go.
@@ -112,7 +112,7 @@ struct Newer {
 /// A library that is set up.
 pub(super) struct Library {
     api: Api,
-    newer: Newer,
+    optional: OptionalSymbols,
     /// Zero for those from before versions had numbers.
     version: Version,
     /// Of the library's file; of the version where it is linked.
@@ -165,8 +165,8 @@ impl Library {
         let library = unsafe { libloading::Library::new(path) }.map_err(|e| e.to_string())?;
         let api = Api::of(&library)?;
         // SAFETY: as for `Api::of`; functions that are missing are left out.
-        let newer = unsafe {
-            Newer {
+        let optional = unsafe {
+            OptionalSymbols {
                 address: None,
                 bound_stack: library
                     .get(b"wasm_runtime_set_native_stack_boundary\0")
@@ -192,15 +192,15 @@ impl Library {
         let address = address.ok().map(|f| *f).filter(|_| wide);
         // Its functions are used for as long as the process lives.
         std::mem::forget(library);
-        let newer = Newer { address, ..newer };
-        Ok(Self { api, newer, version, digest, loading: Mutex::default() })
+        let optional = OptionalSymbols { address, ..optional };
+        Ok(Self { api, optional, version, digest, loading: Mutex::default() })
     }
 
     #[cfg(feature = "wamr-bundled")]
     fn linked() -> Result<Self, String> {
         Ok(Self {
             api: Api::linked(),
-            newer: Newer::default(),
+            optional: OptionalSymbols::default(),
             version: Version::new(0, 0, 0),
             digest: blake3::hash(b"wamr-sys 0.1.1").into(),
             loading: Mutex::default(),
@@ -235,7 +235,7 @@ impl Library {
             if done { Ok(()) } else { Err("WAMR does not take the host's function".to_owned()) }
         };
         let thread = thread::Builder::new().name("wamr-setup".to_owned()).stack_size(SETUP_STACK);
-        signals::around_setup(self.newer.init_thread.is_some(), || {
+        signals::around_setup(self.optional.init_thread.is_some(), || {
             let thread = thread.spawn(set_up).map_err(|e| format!("cannot start a thread: {e}"))?;
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
@@ -260,10 +260,10 @@ impl Library {
     /// # Errors
     /// The library refuses the thread.
     pub(super) fn enter_thread(&'static self) -> Result<(), String> {
-        let Some(init) = self.newer.init_thread else { return Ok(()) };
+        let Some(init) = self.optional.init_thread else { return Ok(()) };
         thread_local! {
             static LAST: Cell<*const Library> = const { Cell::new(std::ptr::null()) };
-            static ENTERED: RefCell<Vec<Entered>> = const { RefCell::new(Vec::new()) };
+            static ENTERED: RefCell<Vec<ThreadEnvironment>> = const { RefCell::new(Vec::new()) };
         }
         if LAST.get() == std::ptr::from_ref(self) {
             return Ok(());
@@ -274,7 +274,7 @@ impl Library {
                 if !signals::around_thread(|| unsafe { init() }) {
                     return Err("WAMR could not be initialised on a thread".to_owned());
                 }
-                entered.push(Entered(self));
+                entered.push(ThreadEnvironment(self));
             }
             LAST.set(self);
             Ok(())
@@ -282,7 +282,7 @@ impl Library {
     }
 
     fn end_thread(&self) {
-        if let Some(end) = self.newer.end_thread {
+        if let Some(end) = self.optional.end_thread {
             // SAFETY: the thread was made one that may call modules, by `init` or `enter_thread`.
             unsafe { end() };
         }
@@ -373,7 +373,7 @@ impl Library {
     /// # Safety
     /// The environment lives, and nobody else uses it meanwhile; its next call is on this thread.
     pub(super) unsafe fn bound_stack(&self, environment: Environment, bytes: u32) {
-        let (Some(bound), Some(end)) = (self.newer.bound_stack, self.newer.stack_end) else {
+        let (Some(bound), Some(end)) = (self.optional.bound_stack, self.optional.stack_end) else {
             return;
         };
         // SAFETY: it takes nothing, and this thread was entered.
@@ -436,7 +436,7 @@ impl Library {
     pub(super) unsafe fn memory(&self, instance: Instance) -> *mut u8 {
         // SAFETY: as the caller says; which of the two the library has follows from its version.
         let address = unsafe {
-            match self.newer.address {
+            match self.optional.address {
                 Some(address) => address(instance, 0),
                 None => (self.api.address)(instance, 0),
             }
@@ -446,9 +446,9 @@ impl Library {
 }
 
 /// A thread that may call modules of a library, until it ends.
-struct Entered(&'static Library);
+struct ThreadEnvironment(&'static Library);
 
-impl Drop for Entered {
+impl Drop for ThreadEnvironment {
     fn drop(&mut self) {
         self.0.end_thread();
     }

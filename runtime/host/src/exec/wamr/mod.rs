@@ -28,7 +28,7 @@ use super::meter::{self, GROW, HEAP_BASE, PAGES, PREFIX};
 use crate::HostConfig;
 use crate::config::Compiler;
 use crate::deadline::Deadline;
-use crate::trap::{Place, Trap, TrapKind};
+use crate::trap::{CodeLocation, Trap, TrapKind};
 use calls::Call;
 use library::{Environment, Function, Instance, Library, Module};
 use ruvllm_abi::export;
@@ -453,7 +453,7 @@ fn other(detail: String) -> Trap {
 #[cold]
 fn within(trap: Trap, called: &str) -> Trap {
     let (function, called, frames) = (String::new(), called.to_owned(), Vec::new());
-    Trap { place: Some(Box::new(Place { function, called, frames, source: None })), ..trap }
+    Trap { place: Some(Box::new(CodeLocation { function, called, frames, source: None })), ..trap }
 }
 
 /// What a trap is to the host, by WAMR's message, which is all that it says of one.

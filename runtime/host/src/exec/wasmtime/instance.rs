@@ -4,7 +4,7 @@ use super::member::{End, Look, Member};
 #[cfg(feature = "wasi-nn")]
 use super::nn::{self, Nn};
 use super::trap::trap;
-use crate::deadline::{Deadline, Spent, thread_time};
+use crate::deadline::{Deadline, UsedTime, thread_time};
 use crate::exec::executor::{EngineInstance, Footprint, KernelSpec, WASM_PAGE};
 use crate::exec::{fence, isolate};
 use crate::ticker::Ticker;
@@ -43,7 +43,7 @@ impl LoadedModule {
         let limits = Limits {
             memory: self.spec.memory_pages as usize * WASM_PAGE,
             table: self.spec.table_elements as usize,
-            spent: Spent::default(),
+            spent: UsedTime::default(),
             member,
             #[cfg(feature = "wasi-nn")]
             nn: Nn::of(&self.module, &self.spec.graphs),
@@ -78,8 +78,10 @@ impl LoadedModule {
         let heap_base = heap_base.ok_or_else(|| missing(export::HEAP_BASE))? as u32;
         let name = &self.spec.entry_point;
         let entry = match memory {
-            Linear::Own(_) => instance.get_typed_func(&mut store, name).map(Entry::Alone),
-            Linear::Shared(_) => instance.get_typed_func(&mut store, name).map(Entry::Together),
+            Linear::Own(_) => instance.get_typed_func(&mut store, name).map(EntryPoint::Alone),
+            Linear::Shared(_) => {
+                instance.get_typed_func(&mut store, name).map(EntryPoint::Together)
+            }
         };
         let entry = entry.map_err(|_| missing(name))?;
         let stack = match instance.get_export(&mut store, export::STACK_POINTER) {
@@ -143,7 +145,7 @@ pub(super) fn missing(name: &str) -> Trap {
 pub(super) struct Limits {
     memory: usize,
     table: usize,
-    spent: Spent,
+    spent: UsedTime,
     /// Of one of several threads: what it knows of the others.
     member: Option<Member>,
     #[cfg(feature = "wasi-nn")]
@@ -249,7 +251,7 @@ enum Linear {
 }
 
 /// The two types that an entry point may have.
-enum Entry {
+enum EntryPoint {
     /// Of a descriptor.
     Alone(TypedFunc<u32, i32>),
     /// Of a descriptor, the index of the thread, and how many there are.
@@ -264,7 +266,7 @@ pub(super) struct WasmtimeInstance {
     globals: Vec<(Global, Val)>,
     /// The pointer of its stack.
     pub(super) stack: Option<Global>,
-    entry: Entry,
+    entry: EntryPoint,
     entry_point: Box<str>,
     backward: Option<TypedFunc<u32, i32>>,
     init: Option<TypedFunc<(u32, u32), i32>>,
@@ -291,7 +293,7 @@ impl WasmtimeInstance {
         ticks: u64,
         end: &End,
     ) {
-        let Entry::Together(entry) = &self.entry else {
+        let EntryPoint::Together(entry) = &self.entry else {
             return end.by(Err(missing(&self.entry_point)));
         };
         match run(&mut self.store, entry, (descriptor, index, count), (ticks, self.tick)) {
@@ -361,7 +363,7 @@ impl EngineInstance for WasmtimeInstance {
     }
 
     fn call(&mut self, descriptor: u32, ticks: u64) -> Result<(i32, &[u8]), Trap> {
-        let (Entry::Alone(entry), Linear::Own(memory)) = (&self.entry, &self.memory) else {
+        let (EntryPoint::Alone(entry), Linear::Own(memory)) = (&self.entry, &self.memory) else {
             return Err(missing(&self.entry_point));
         };
         let status = match run(&mut self.store, entry, descriptor, (ticks, self.tick)) {

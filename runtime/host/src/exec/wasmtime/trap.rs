@@ -2,7 +2,7 @@
 
 use crate::exec::isolate;
 use crate::exec::place::{Instruction, instruction};
-use crate::trap::{MemoryAccess, Place, Trap, TrapKind};
+use crate::trap::{CodeLocation, MemoryAccess, Trap, TrapKind};
 use wasmtime::{FrameInfo, WasmBacktrace};
 
 /// What a trap is to the host, in a call of the function that is exported under a name, of an instance of the
@@ -48,7 +48,7 @@ fn place(
     error: &wasmtime::Error,
     own: &[u8],
     called: &str,
-) -> Option<(Place, Option<Instruction>)> {
+) -> Option<(CodeLocation, Option<Instruction>)> {
     let frames = error.downcast_ref::<WasmBacktrace>()?.frames();
     let compiled = isolate::isolated(own).ok();
     let find = |frame: &FrameInfo| instruction(own, compiled.as_deref()?, frame.module_offset()?);
@@ -63,9 +63,10 @@ fn place(
             None => format!("function {}", frames[0].func_index()),
         },
     };
-    let found: Vec<Instruction> = frames.iter().map_while(find).take(Place::MAX_FRAMES).collect();
+    let found: Vec<Instruction> =
+        frames.iter().map_while(find).take(CodeLocation::MAX_FRAMES).collect();
     let offsets = found.iter().map(|instruction| instruction.offset).collect();
-    let place = Place { function, called: called.to_owned(), frames: offsets, source: None };
+    let place = CodeLocation { function, called: called.to_owned(), frames: offsets, source: None };
     Some((place, found.first().copied()))
 }
 

@@ -6,8 +6,8 @@ use super::tables::{self, pack, packs, say, table};
 use crate::cli::terminal::note;
 use crate::cli::{Failure, setup};
 use ruvllm::host::{
-    Excused, Explanation, GenerationReport, GenerationState, InstallReport, KernelSummary, PackId,
-    StageReport, Vitals,
+    Explanation, GenerationReport, GenerationState, HealthCounts, IgnoredLatency, InstallReport,
+    KernelSummary, PackId, StageReport,
 };
 use ruvllm::signing::{PackLimits, UnverifiedPack, escape_untrusted};
 use ruvllm_manifest::{MANIFEST_FILE, Manifest};
@@ -37,10 +37,10 @@ pub(super) struct Window {
     pub(super) canary: bool,
     /// What the window says of them; more than is printed.
     health: Value,
-    pub(super) vitals: Vitals,
+    pub(super) vitals: HealthCounts,
     latency_ratio: f64,
     loss_margin: f64,
-    excused: Vec<Excused>,
+    excused: Vec<IgnoredLatency>,
 }
 
 #[derive(Deserialize)]
@@ -265,8 +265,15 @@ impl Window {
             Some(left) => format!(", {:.0} s left", left.as_secs_f64()),
             None => ", not proven and watched on".to_owned(),
         };
-        let Vitals { traps, deadlines, wrong_numbers, quarantines, latencies, losses, lacking } =
-            &self.vitals;
+        let HealthCounts {
+            traps,
+            deadlines,
+            wrong_numbers,
+            quarantines,
+            latencies,
+            losses,
+            lacking,
+        } = &self.vitals;
         let slowest = latencies
             .iter()
             .filter(|latency| latency.old_nanos > 0.0)
