@@ -12,34 +12,30 @@
 //! same a kernel can be right here and wrong later: that is for the cross-checks of [`crate::Worker`],
 //! which it cannot foresee either.
 
+mod admission;
 mod budget;
 mod golden;
 mod recall;
 
+pub(crate) use admission::{Admission, Pace};
 pub(crate) use budget::Budget;
 #[cfg(test)]
 pub(crate) use golden::cases as golden_cases;
 pub(crate) use golden::{Case, live_case};
 
-use crate::HostConfig;
 use crate::compare::{called, judge_of};
-use crate::config::Compiler;
-use crate::deadline::Deadline;
 use crate::error::{Failure, Refusal};
-use crate::exec::cache::{AotCache, CachedCode};
-use crate::exec::{CompiledModule, Executor, Executors, KernelSpec, OWN_PAGES};
+use crate::exec::cache::CachedCode;
+use crate::exec::{Executor, OWN_PAGES};
 use crate::gate::GatedKernel;
-use crate::graph::PackGraphs;
 use crate::instance::{GUARD_BYTES, Instance, InstanceTemplate, WindowSize, check_info, wanted};
-use crate::memory::PackMemory;
 use crate::op::call::{Scope, Words};
-use crate::random::{self, Random};
+use crate::random::Random;
 use crate::trap::CodeLocation;
 use ruvllm_abi::contract::Variant;
 use ruvllm_abi::{MAX_THREADS, Op, Status};
 use ruvllm_native::judge::{self, Wrong};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32};
 
 /// A kernel that computed the right numbers, now or when the cache took it in. Only this module makes
 /// one, of a [`GatedKernel`].
@@ -75,103 +71,11 @@ impl AdmittedKernel<'_> {
     }
 }
 
-/// What the kernels of one pack are admitted with.
-pub(crate) struct Admission<'a> {
-    executors: &'a Executors,
-    config: &'a HostConfig,
-    compiler: &'a Compiler,
-    cache: Option<&'a AotCache>,
-    pace: Pace,
-    budget: Budget,
-    memory: Arc<PackMemory>,
-    graphs: PackGraphs,
-}
-
-impl<'a> Admission<'a> {
-    /// Instances of the pack count in `memory`; those of its kernels that compute graphs, compute `graphs`.
-    pub(crate) fn new(
-        executors: &'a Executors,
-        config: &'a HostConfig,
-        compiler: &'a Compiler,
-        cache: Option<&'a AotCache>,
-        pace: Pace,
-        memory: Arc<PackMemory>,
-        graphs: PackGraphs,
-    ) -> Self {
-        let budget = Budget::new(config.admission_time);
-        Self { executors, config, compiler, cache, pace, budget, memory, graphs }
-    }
-
-    pub(crate) fn pace(&self) -> Pace {
-        self.pace
-    }
-
-    /// Bytes that instances of the pack may take together.
-    pub(crate) fn memory(&self) -> usize {
-        self.memory.share()
-    }
-
-    fn seed(&self) -> u64 {
-        self.config.admission_seed.unwrap_or_else(random::seed)
-    }
-
-    /// What its instances may use.
-    fn spec(&self, gated: &GatedKernel<'_>) -> KernelSpec {
-        let mut spec = gated.spec().clone();
-        if gated.computes_graphs() {
-            spec.graphs = self.graphs.clone();
-        }
-        spec
-    }
-
-    /// What runs a kernel.
-    ///
-    /// # Errors
-    /// It is gone, which cannot be: the gate took it from what is there.
-    fn executor(&self, gated: &GatedKernel<'_>) -> Result<&'a dyn Executor, Refusal> {
-        let kind = gated.decision().executor;
-        self.executors.get(kind).ok_or_else(|| {
-            Refusal::new(gated.id(), "executor_unavailable", format!("{kind} is not there"))
-        })
-    }
-
-    fn deadline(&self, gated: &GatedKernel<'_>, executor: &dyn Executor) -> Deadline {
-        let spec = gated.spec();
-        let deadline = Deadline::new(gated.key(), spec.ticks, spec.memory_pages, self.config.tick);
-        deadline.on_executor(executor.slowness())
-    }
-
-    fn template(
-        &self,
-        gated: &GatedKernel<'_>,
-        module: Arc<dyn CompiledModule>,
-        own_pages: Vec<u16>,
-    ) -> Arc<InstanceTemplate> {
-        Arc::new(InstanceTemplate {
-            module,
-            memory: self.memory.clone(),
-            defaults: gated.defaults().to_vec(),
-            own_pages,
-            scratch: AtomicBool::new(false),
-            heap_base: AtomicU32::new(0),
-        })
-    }
-}
-
 /// A kernel on trial.
 struct UnprovenKernel<'a> {
     gated: &'a GatedKernel<'a>,
     template: &'a Arc<InstanceTemplate>,
     budget: &'a Budget,
-}
-
-/// How hard to work on a pack.
-#[derive(Clone, Copy)]
-pub(crate) struct Pace {
-    /// How many threads may compile and prove at once.
-    pub(crate) threads: usize,
-    /// How many times as long as a kernel took to compile and prove a thread rests before the next.
-    pub(crate) rest: u32,
 }
 
 /// Admits a gated kernel: takes it from the cache, which vouches for what was admitted before, or else

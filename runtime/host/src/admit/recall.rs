@@ -4,7 +4,7 @@
 //! kernel, the same engine and processor, and the same demands. It is looked up after the gates, which
 //! a module passes anew whatever the cache holds.
 
-use super::Admission;
+use super::admission::Admission;
 use crate::HostLimits;
 use crate::exec::cache::{CachedCode, EntryId, EntryIdBuilder};
 use crate::exec::{Executor, KernelSpec};
