@@ -9,6 +9,7 @@ pub(crate) mod kernel;
 pub(crate) mod learn;
 pub(crate) mod race;
 pub(crate) mod select;
+mod slot;
 
 use crate::code::PreparedKernel;
 use crate::gate::Skipped;
@@ -17,10 +18,12 @@ use crate::pack::PackId;
 use crate::stats::KernelStats;
 use crate::{CallError, HostError, OpKey, Policy};
 use kernel::{PublishedKernel, Uids};
-use learn::{Learner, Preference};
-use race::{Race, Records};
+use learn::Learner;
+use race::Records;
 use ruvllm_manifest::nearest;
-use select::{Choice, Contenders, Evidence, Explanation, choose, explain};
+use select::{Contenders, Evidence, Explanation, choose};
+use slot::explain;
+pub(crate) use slot::{Slot, with_first};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -108,60 +111,6 @@ pub(crate) struct Fastest {
     pub(crate) races: Records,
     /// Those of all others.
     pub(crate) learner: Arc<Learner>,
-}
-
-/// An operation of a snapshot.
-pub(crate) struct Slot {
-    pub(crate) key: OpKey,
-    pub(crate) plan: CallPlan,
-    pub(crate) choice: Choice,
-    /// Of a team operation, where the fastest of several candidates is wanted.
-    pub(crate) race: Option<Race>,
-    /// The same of any other.
-    pub(crate) preference: Option<Arc<Preference>>,
-    /// Of the key and who answers, for [`RegistrySnapshot::fingerprint`].
-    fingerprint: [u8; 32],
-}
-
-impl Slot {
-    /// Where in the chain of a team operation the winner of the race is, with a matrix of this class and so
-    /// many rows.
-    #[inline]
-    pub(crate) fn winner(&self, class: usize, rows: usize) -> Option<usize> {
-        self.race.as_ref().and_then(|race| race.winner(class, rows))
-    }
-
-    /// The chain of a team operation without a matrix, for a call of so many rows: the winner of the race first.
-    pub(crate) fn by_rows(
-        &self,
-        rows: usize,
-    ) -> impl Iterator<Item = &Arc<PublishedKernel>> + Clone {
-        with_first(&self.choice.chain, self.winner(0, rows))
-    }
-
-    /// Where in the chain those are that are asked first for some calls: what is asked first most comes first.
-    pub(crate) fn asked_first(&self) -> Vec<usize> {
-        let chain = &self.choice.chain;
-        let serves = |at: &usize| chain.get(*at).is_some_and(|k| !k.stats().quarantined());
-        let mut first: Vec<usize> = Vec::new();
-        for at in self.race.iter().flat_map(Race::winners).filter(serves) {
-            if !first.contains(&at) {
-                first.push(at);
-            }
-        }
-        if first.is_empty() {
-            // The last of a team operation is asked whatever is known of it.
-            let last = chain.len().checked_sub(1).filter(|_| self.choice.is_team());
-            first.extend((0..chain.len()).find(serves).or(last));
-        }
-        first
-    }
-}
-
-/// A chain with one of its candidates before the others.
-pub(crate) fn with_first<T>(chain: &[T], first: Option<usize>) -> impl Iterator<Item = &T> + Clone {
-    let rest = (0..chain.len()).filter(move |at| Some(*at) != first);
-    first.into_iter().chain(rest).filter_map(|at| chain.get(at))
 }
 
 /// Where an operation lies in the snapshot that gave it out. Valid for that snapshot only.

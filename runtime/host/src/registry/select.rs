@@ -1,6 +1,5 @@
 //! Which kernel answers a call, and why: the order of a chain and its explanation.
 
-use super::Slot;
 use super::kernel::PublishedKernel;
 use super::race::Raced;
 use crate::code::Code;
@@ -245,7 +244,7 @@ pub(crate) enum Evidence {
 }
 
 impl Evidence {
-    fn lines(&self, chain: &[Arc<PublishedKernel>]) -> Vec<String> {
+    pub(super) fn lines(&self, chain: &[Arc<PublishedKernel>]) -> Vec<String> {
         let took = |(nanos, at): &(u64, usize)| {
             Some(format!("{} {:.2} us", chain.get(*at)?.id(), *nanos as f64 / 1e3))
         };
@@ -260,91 +259,11 @@ impl Evidence {
     }
 
     /// What a candidate won.
-    fn won(&self, at: usize) -> Vec<&str> {
+    pub(super) fn won(&self, at: usize) -> Vec<&str> {
         let Evidence::Raced(races) = self else { return Vec::new() };
         let won = |raced: &&Raced| raced.ranked.first().is_some_and(|(_, first)| *first == at);
         races.iter().filter(won).map(|raced| raced.what.as_str()).collect()
     }
-}
-
-/// Explains a chain as it stands now, quarantines included. `measured` says what was measured of its candidates; `None`
-/// where nothing ever is.
-pub(crate) fn explain(
-    op: &OpKey,
-    policy: &Policy,
-    generation: u64,
-    slot: Option<&Slot>,
-    measured: Option<&Evidence>,
-) -> Explanation {
-    let mut explanation = Explanation {
-        op: op.clone(),
-        policy: policy.to_string(),
-        generation,
-        selected: None,
-        candidates: Vec::new(),
-        notes: Vec::new(),
-    };
-    let Some(slot) = slot else {
-        explanation.notes.push("no kernel of this operation with these types is there".to_owned());
-        return explanation;
-    };
-    let (choice, first) = (&slot.choice, slot.asked_first());
-    explanation.selected =
-        first.first().and_then(|at| choice.chain.get(*at)).map(|kernel| kernel.id().to_owned());
-    for (at, (kernel, why)) in choice.chain.iter().zip(&choice.reasons).enumerate() {
-        let mut reasons = why.clone();
-        let won = measured.map(|measured| measured.won(at)).unwrap_or_default();
-        if !won.is_empty() {
-            reasons.insert(0, format!("the fastest in a race: {}", won.join(", ")));
-        }
-        if let Code::Sandboxed { runs, .. } = kernel.code() {
-            reasons.push(runs.to_string());
-        }
-        let verdict = if first.contains(&at) {
-            Verdict::Selected
-        } else if kernel.stats().quarantined() {
-            reasons.push(format!("quarantined after {} failures", kernel.stats().counted()));
-            Verdict::Quarantined
-        } else {
-            Verdict::Fallback
-        };
-        if verdict != Verdict::Quarantined && kernel.stats().counted() > 0 {
-            reasons.push(format!("failed {} times so far", kernel.stats().counted()));
-        }
-        let (traps, last) = kernel.stats().traps_and_last();
-        if !traps.is_empty() {
-            let traps = traps.iter().map(|(kind, count)| format!("{count} {}", kind.name()));
-            reasons.push(format!("traps: {}", traps.collect::<Vec<_>>().join(", ")));
-        }
-        if let Some(last) = last {
-            reasons.push(format!("its last failure: it {last}"));
-        }
-        for (code, count) in kernel.stats().failures() {
-            if matches!(code, "pack_memory_full" | "kernel_memory_full" | "weight_memory_full") {
-                reasons.push(format!("passed {count} calls on for want of memory [{code}]"));
-            }
-        }
-        explanation.candidates.push(Candidate::of(kernel, verdict, reasons));
-    }
-    explanation.candidates.extend(choice.left_out.iter().cloned());
-    explanation.notes.extend(choice.notes.iter().cloned());
-    if *policy == Policy::Fastest && choice.chain.len() > 1 {
-        let note = match (&measured, choice.is_team()) {
-            (None, _) => "this order stands: a deterministic host does not look for the fastest",
-            (_, true) => {
-                "raced when a model is loaded, by sizes of matrices; weights are prepared by the winner with one \
-                 row, so with more rows nobody else races who would hold them too"
-            }
-            (_, false) => {
-                "calls of each class of sizes go first to whoever live calls showed to be the fastest, \
-                 in this order before"
-            }
-        };
-        explanation.notes.push(note.to_owned());
-        let lines = measured.map(|measured| measured.lines(&choice.chain));
-        explanation.notes.extend(lines.unwrap_or_default());
-    }
-    explanation
 }
 
 impl fmt::Display for Explanation {
