@@ -170,3 +170,21 @@ pub(crate) trait EngineInstance: Send {
     /// Calls `kernel_cleanup`; `None` where there is none, or where it has no status.
     fn cleanup(&mut self) -> Result<Option<i32>, Trap>;
 }
+
+/// Why an executor is not there.
+#[derive(Debug)]
+pub(crate) struct Absence {
+    /// The end of a sentence that begins with its name.
+    pub(super) why: String,
+    /// What to do about it, where that is known.
+    pub(super) remedy: &'static str,
+}
+
+impl Absence {
+    /// A sentence for whoever has asked for the executor.
+    pub(super) fn told(&self, kind: ExecutorKind) -> String {
+        let Absence { why, remedy } = self;
+        let colon = if remedy.is_empty() { "" } else { ": " };
+        format!("{kind} {why}{colon}{remedy}")
+    }
+}

@@ -32,6 +32,7 @@ mod wasmtime;
 #[cfg(feature = "wasmtime")]
 pub use child::compiler_process;
 
+use self::executor::Absence;
 pub use self::executor::Offer;
 pub(crate) use self::executor::{
     CompiledModule, EngineInstance, Executor, Footprint, KernelSpec, OWN_PAGES, WASM_PAGE,
@@ -45,24 +46,6 @@ pub(crate) struct Executors(Vec<(ExecutorKind, Made)>);
 
 /// An executor, or why it is not there.
 type Made = Result<Arc<dyn Executor>, Absence>;
-
-/// Why an executor is not there.
-#[derive(Debug)]
-struct Absence {
-    /// The end of a sentence that begins with its name.
-    why: String,
-    /// What to do about it, where that is known.
-    remedy: &'static str,
-}
-
-impl Absence {
-    /// A sentence for whoever has asked for the executor.
-    fn told(&self, kind: ExecutorKind) -> String {
-        let Absence { why, remedy } = self;
-        let colon = if remedy.is_empty() { "" } else { ": " };
-        format!("{kind} {why}{colon}{remedy}")
-    }
-}
 
 impl Executors {
     /// Sets up what the configuration admits, as far as this program and this machine have it.

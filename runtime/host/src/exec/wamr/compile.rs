@@ -7,6 +7,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// What the first bytes of a module are that was compiled ahead of time.
+pub(super) const COMPILED: &[u8] = b"\0aot";
+
 /// Checks of memory and of the stack in code rather than by page faults, which would need signal handlers.
 const OPTIONS: [&str; 2] = ["--bounds-checks=1", "--stack-bounds-checks=1"];
 
@@ -62,7 +65,7 @@ pub(super) fn compile(
         }
     };
     match fs::read(&code) {
-        Ok(bytes) if status.success() && bytes.starts_with(super::COMPILED) => Ok(bytes),
+        Ok(bytes) if status.success() && bytes.starts_with(COMPILED) => Ok(bytes),
         _ => {
             let said = fs::read(&said).unwrap_or_default();
             let said = String::from_utf8_lossy(&said);

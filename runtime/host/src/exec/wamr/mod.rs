@@ -19,10 +19,9 @@ mod compile;
 mod library;
 mod signals;
 
-use super::Absence;
 use super::executor::{
-    Artifact, CompileError, CompiledModule, EngineInstance, Executor, Footprint, KernelSpec,
-    WASM_PAGE,
+    Absence, Artifact, CompileError, CompiledModule, EngineInstance, Executor, Footprint,
+    KernelSpec, WASM_PAGE,
 };
 use super::meter::{self, GROW, HEAP_BASE, PAGES, PREFIX};
 use crate::HostConfig;
@@ -30,6 +29,7 @@ use crate::config::Compiler;
 use crate::deadline::Deadline;
 use crate::trap::{CodeLocation, Trap, TrapKind};
 use calls::Call;
+use compile::COMPILED;
 use library::{Environment, Function, Instance, Library, Module};
 use ruvllm_abi::export;
 use ruvllm_manifest::{ExecutorGate, ExecutorKind, escape_untrusted};
@@ -44,9 +44,6 @@ const INTERPRETED: f64 = 32.0;
 
 /// The most that the probe for SIMD may take.
 const PROBE_TIME: Duration = Duration::from_millis(100);
-
-/// What the first bytes of a module are that was compiled ahead of time.
-const COMPILED: &[u8] = b"\0aot";
 
 /// Prepares and loads kernels for one host.
 pub(crate) struct WamrExecutor {
