@@ -1,7 +1,6 @@
 //! Which executor runs a kernel, and why: decided for each kernel by the configuration, by what this host has, and
 //! by the platforms that the manifest names.
 
-use super::is_platform;
 use crate::HostConfig;
 use ruvllm_manifest::{Compatibility, ExecutorKind, Violation};
 
@@ -56,6 +55,18 @@ pub(super) fn decide<'a>(
     }
     let (executor, violations) = first.unwrap_or((ExecutorKind::Wasmtime, &[]));
     (Decision { executor, reason: passed_over.join("; ") }, violations)
+}
+
+/// Whether a violation means another platform rather than something wrong.
+pub(super) fn is_platform(code: &str) -> bool {
+    matches!(
+        code,
+        "executor_unsupported"
+            | "executor_too_old"
+            | "feature_unsupported"
+            | "aot_unavailable"
+            | "threads_unsupported"
+    )
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::exec::{KernelSpec, Offer};
 use crate::graph::PackGraphs;
 use crate::op::plan::CallPlan;
 use crate::{HostConfig, OpKey, exec};
-use executor::Decision;
+use executor::{Decision, is_platform};
 use module::Declared;
 use ruvllm_abi::ABI_VERSION;
 use ruvllm_manifest::{
@@ -287,18 +287,6 @@ pub fn pass<'a>(
         refusals.push(Refusal::new("", "pack_memory_over_limit", what));
     }
     if refusals.is_empty() { Ok(Gated { kernels, skipped }) } else { Err(refusals) }
-}
-
-/// Whether a violation means another platform rather than something wrong.
-fn is_platform(code: &str) -> bool {
-    matches!(
-        code,
-        "executor_unsupported"
-            | "executor_too_old"
-            | "feature_unsupported"
-            | "aot_unavailable"
-            | "threads_unsupported"
-    )
 }
 
 fn key_of(entry: &KernelEntry) -> OpKey {
