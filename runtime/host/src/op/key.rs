@@ -1,7 +1,7 @@
 //! The name under which kernels of one function compete: an operation and its element types.
 
 use ruvllm_abi::contract::Variant;
-use ruvllm_abi::{DType, Op};
+use ruvllm_abi::{DType, Op, TeamOp};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
 use std::str::FromStr;
@@ -64,6 +64,37 @@ impl OpKey {
         let op = Op::from_name(&self.op)?;
         let fits = |v: &&Variant| v.inputs == self.inputs && v.output == self.output;
         Some((op, op.contract().variants.iter().find(fits)?))
+    }
+
+    /// The operation, if all threads of a step compute it together.
+    pub fn team(&self) -> Option<TeamOp> {
+        TeamOp::from_name(&self.op)
+    }
+
+    /// Whether all threads of a step compute the operation together.
+    pub fn is_team(&self) -> bool {
+        self.team().is_some()
+    }
+
+    /// That of a team operation which reads this type where it reads any.
+    fn of_team(op: TeamOp, any: DType) -> Self {
+        let dtypes = op.contract().dtypes.iter().map(|dtype| dtype.unwrap_or(any));
+        Self::new(op.name(), dtypes.collect::<Vec<_>>(), DType::F32)
+    }
+
+    /// `matmul(f32,weights)->f32`.
+    pub fn matmul(weights: DType) -> Self {
+        Self::of_team(TeamOp::Matmul, weights)
+    }
+
+    /// `embed(u32,table)->f32`.
+    pub fn embed(table: DType) -> Self {
+        Self::of_team(TeamOp::Embed, table)
+    }
+
+    /// `attention(f32)->f32`; keys and values are in any type of the cache.
+    pub fn attention() -> Self {
+        Self::of_team(TeamOp::Attention, DType::F32)
     }
 }
 

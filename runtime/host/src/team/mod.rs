@@ -13,7 +13,7 @@
 mod native;
 
 use crate::OpKey;
-use ruvllm_abi::{DType, TeamOp};
+use ruvllm_abi::DType;
 use ruvllm_native::attention::{AttnSequence, AttnShape};
 use ruvllm_native::gemm::{ActForm, Activations, MatMut, ReadPattern, Weights};
 use ruvllm_native::{Isa, ThreadPool};
@@ -125,39 +125,6 @@ impl Provider {
             Provider::Embed(table, _) => OpKey::embed(*table),
             Provider::Attention(_) => OpKey::attention(),
         }
-    }
-}
-
-impl OpKey {
-    /// The operation, if all threads of a step compute it together.
-    pub fn team(&self) -> Option<TeamOp> {
-        TeamOp::from_name(&self.op)
-    }
-
-    /// Whether all threads of a step compute the operation together.
-    pub fn is_team(&self) -> bool {
-        self.team().is_some()
-    }
-
-    /// That of a team operation which reads this type where it reads any.
-    fn of_team(op: TeamOp, any: DType) -> Self {
-        let dtypes = op.contract().dtypes.iter().map(|dtype| dtype.unwrap_or(any));
-        Self::new(op.name(), dtypes.collect::<Vec<_>>(), DType::F32)
-    }
-
-    /// `matmul(f32,weights)->f32`.
-    pub fn matmul(weights: DType) -> Self {
-        Self::of_team(TeamOp::Matmul, weights)
-    }
-
-    /// `embed(u32,table)->f32`.
-    pub fn embed(table: DType) -> Self {
-        Self::of_team(TeamOp::Embed, table)
-    }
-
-    /// `attention(f32)->f32`; keys and values are in any type of the cache.
-    pub fn attention() -> Self {
-        Self::of_team(TeamOp::Attention, DType::F32)
     }
 }
 
