@@ -13,6 +13,7 @@ use ruvllm_native::attention::{AttnSequence, AttnShape, KvSegment};
 use ruvllm_native::gemm::{
     ActForm, Activations, MatMut, PackedWeights, ReadPattern, Weights, matmul,
 };
+use ruvllm_native::judge::team::{TeamBuffers, check_product};
 use ruvllm_native::pool::split;
 use ruvllm_native::quant::{dequantize_row, quantize_row};
 use ruvllm_native::{Isa, ThreadPool};
@@ -120,14 +121,11 @@ impl Setup {
         let mut y = vec![f32::NAN; m * *rows];
         let out = MatMut { data: &mut y, stride: *rows };
         worker.matmul(&host.snapshot(), product, &weights, &x, out, team)?;
-        let (mut a, mut w) = (vec![0.0; *cols], vec![0.0; *cols]);
+        let form = [ActForm::Floats, ActForm::Ints].into_iter().find(|form| x.has(*form)).unwrap();
+        let mut buffers = TeamBuffers::default();
         for (i, y) in y.chunks(*rows).enumerate() {
-            let form = [ActForm::Floats, ActForm::Ints].into_iter().find(|form| x.has(*form));
-            x.read_row(form.unwrap(), i, &mut a).unwrap();
             for (j, y) in y.iter().enumerate() {
-                dequantize_row(*dtype, weights.row(j), &mut w).unwrap();
-                let dot: f64 = a.iter().zip(&w).map(|(a, w)| f64::from(*a) * f64::from(*w)).sum();
-                assert!((f64::from(*y) - dot).abs() < 0.02, "[{i}, {j}] is {y}, not {dot}");
+                check_product(&weights, &x, form, [i, j], *y, &mut buffers).unwrap();
             }
         }
         Ok(())
