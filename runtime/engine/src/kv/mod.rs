@@ -24,9 +24,11 @@
 
 mod ahead;
 mod block;
+mod packing;
 mod prefix;
 mod reclaim;
 mod recode;
+mod room;
 mod saved;
 mod slide;
 mod spill;

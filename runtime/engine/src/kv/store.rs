@@ -1,19 +1,18 @@
 //! The store: every block of an engine, who refers to it, and where it is.
 //!
 //! The store is only used under the engine's lock. How a step goes through it is in [`super::steps`], how
-//! it makes room in [`super::reclaim`].
+//! it makes room in [`super::reclaim`] and who asks for it in [`super::room`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use ruvllm_host::{Scope, Worker};
 use ruvllm_native::ThreadPool;
 
-use super::ahead::{RecodeThread, RecodedSides};
+use super::ahead::RecodeThread;
 use super::block::{BlockShape, Codecs, Half, Side};
 use super::prefix::{self, PrefixKey};
-use super::recode::{Packer, Scratch};
+use super::recode::Scratch;
 use super::spill::{SpillDir, SpilledBlock};
 use super::stats::KvStats;
 use super::stored::Stored;
@@ -21,7 +20,7 @@ use super::table::{BlockId, BlockRef, KvTable, Released, SequenceOptions};
 use crate::error::EngineError;
 use crate::kernels::{Kernels, Shaping};
 use crate::kv_policy::{KvCodec, KvPolicy, KvTiers};
-use crate::memory::{Exhausted, MemoryPool, Reservation, Use};
+use crate::memory::{Exhausted, MemoryPool};
 
 /// What packs and unpacks blocks: the kernels of the step, and threads for large ones.
 pub(crate) struct KvKernels<'a> {
@@ -44,14 +43,6 @@ pub(super) struct Block {
     pub(super) tokens: usize,
     /// Whose numbers they are.
     pub(super) isolation: Scope,
-}
-
-/// A block in other codecs.
-pub(super) struct Packed {
-    /// By half, the sides that change.
-    pub(super) sides: [Option<Side>; 2],
-    /// Whether they were written ahead of time.
-    ahead: bool,
 }
 
 /// Where a block is.
@@ -254,50 +245,6 @@ impl KvStore {
         stats
     }
 
-    /// Puts a sequence's block in other codecs, or a copy of it where others see it, if there is room for both; gives
-    /// whether there was. What was written ahead of time for these codecs is put in place, else the block is
-    /// written anew here.
-    pub(super) fn migrate(
-        &mut self,
-        table: &mut KvTable,
-        index: usize,
-        codecs: Codecs,
-        kv_kernels: &mut KvKernels<'_>,
-    ) -> Result<bool, EngineError> {
-        let id = table.entries[index].id;
-        let Some(Packed { sides, ahead }) = self.packed(id, codecs, kv_kernels)? else {
-            return Ok(false);
-        };
-        self.replace(table, index, codecs, sides, kv_kernels)?;
-        self.stats.migrations += 1;
-        self.stats.migrations_ahead += u64::from(ahead);
-        Ok(true)
-    }
-
-    /// A block in other codecs, written now if it was not ahead of time; `None` where there is no room for it.
-    pub(super) fn packed(
-        &mut self,
-        id: BlockId,
-        codecs: Codecs,
-        kv_kernels: &mut KvKernels<'_>,
-    ) -> Result<Option<Packed>, EngineError> {
-        let BlockLocation::Memory(stored) = &mut self.blocks[id.0 as usize].location else {
-            return Ok(None);
-        };
-        let handle = stored.recode_job.take();
-        let written = handle.and_then(|handle| handle.join(codecs, kv_kernels.kernels.pinned()));
-        let ahead = written.is_some();
-        let (sides, took) = match written {
-            Some(written) => written,
-            None => match self.recode(id, codecs, kv_kernels)? {
-                Some(written) => written,
-                None => return Ok(None),
-            },
-        };
-        self.stats.migration_ns += took.as_nanos() as u64;
-        Ok(Some(Packed { sides, ahead }))
-    }
-
     /// Puts other sides in the place of a block's.
     pub(super) fn put(&mut self, id: BlockId, fresh: [Option<Side>; 2]) {
         if let BlockLocation::Memory(stored) = &mut self.blocks[id.0 as usize].location {
@@ -309,84 +256,11 @@ impl KvStore {
         }
     }
 
-    /// Writes the sides of a block anew that have another codec, if there is memory for them, and gives
-    /// them with the time that it took.
-    fn recode(
-        &mut self,
-        id: BlockId,
-        codecs: Codecs,
-        kv_kernels: &mut KvKernels<'_>,
-    ) -> Result<Option<RecodedSides>, EngineError> {
-        let start = Instant::now();
-        let mut fresh = [None, None];
-        let block = &self.blocks[id.0 as usize];
-        let BlockLocation::Memory(stored) = &block.location else { return Ok(None) };
-        for (half, fresh) in Half::BOTH.into_iter().zip(&mut fresh) {
-            let from = stored.side(half);
-            if from.codec == codecs.of(half) {
-                continue;
-            }
-            let lease = || self.lease_side(codecs.of(half));
-            let leased = lease().or_else(|Exhausted| {
-                self.give_up_ahead();
-                lease()
-            });
-            let Ok(mut to) = leased else { return Ok(None) };
-            let KvKernels { kernels, pool } = &mut *kv_kernels;
-            let (scope, scratch) = (block.isolation, &mut self.scratch);
-            let mut packer = Packer { kernels, pool, scope, scratch };
-            packer.recode(&self.shape, block.tokens, from, &mut to)?;
-            *fresh = Some(to);
+    /// Gives up what was written ahead of time, and its memory.
+    pub(crate) fn give_up_ahead(&self) {
+        if let Some(thread) = &self.recode_thread {
+            thread.give_up(u64::MAX);
         }
-        Ok(Some((fresh, start.elapsed())))
-    }
-
-    /// Memory for a block, made free if need be.
-    pub(super) fn room(
-        &mut self,
-        codecs: Codecs,
-        kv_kernels: &mut KvKernels<'_>,
-    ) -> Result<Stored, EngineError> {
-        self.relieve(kv_kernels);
-        let slots = self.shape.slot(codecs.keys) + self.shape.slot(codecs.values);
-        self.leased(self.shape.layers * slots, |store| store.lease(codecs), kv_kernels)
-    }
-
-    /// What `lease` gives, of `needed` bytes, made free if need be.
-    pub(super) fn leased<T>(
-        &mut self,
-        needed: usize,
-        lease: impl Fn(&KvStore) -> Result<T, Exhausted>,
-        kv_kernels: &mut KvKernels<'_>,
-    ) -> Result<T, EngineError> {
-        if let Ok(leased) = lease(self) {
-            return Ok(leased);
-        }
-        let fits = |store: &KvStore| lease(store).is_ok();
-        self.make_room(kv_kernels, fits, fits);
-        lease(self).map_err(|Exhausted| self.exhausted(needed))
-    }
-
-    /// Counts memory that lives elsewhere, made free if need be.
-    ///
-    /// # Errors
-    /// [`EngineError::MemoryExhausted`].
-    pub(crate) fn reserve(
-        &mut self,
-        kind: Use,
-        owner: &str,
-        priority: u8,
-        bytes: usize,
-        kv_kernels: &mut KvKernels<'_>,
-    ) -> Result<Reservation, EngineError> {
-        // Between steps, none of which needs anything.
-        self.clock += 1;
-        if bytes > self.pool.free() {
-            let fits = |store: &KvStore| bytes <= store.pool.free();
-            self.make_room(kv_kernels, fits, fits);
-        }
-        let reserved = self.pool.reserve(kind, owner, priority, bytes);
-        reserved.map_err(|Exhausted| self.exhausted(bytes))
     }
 
     /// Memory for a block, if it is free.
@@ -420,27 +294,6 @@ impl KvStore {
                 BlockId((self.blocks.len() - 1) as u32)
             }
         }
-    }
-
-    /// A copy of a sequence's block, which the step has pinned.
-    pub(super) fn copy(
-        &mut self,
-        table: &KvTable,
-        index: usize,
-        kv_kernels: &mut KvKernels<'_>,
-    ) -> Result<Stored, EngineError> {
-        let BlockRef { id, start, .. } = table.entries[index];
-        let missing = EngineError::KvBlockMissing { position: start };
-        let BlockLocation::Memory(original) = &self.blocks[id.0 as usize].location else {
-            return Err(missing);
-        };
-        let mut copy = self.room(original.codecs(), kv_kernels)?;
-        // Making room has not moved away what is pinned.
-        let BlockLocation::Memory(original) = &self.blocks[id.0 as usize].location else {
-            return Err(missing);
-        };
-        copy_block(original, &mut copy);
-        Ok(copy)
     }
 
     /// Gives a sequence a block of its own, `copy`, in place of one that others see.

@@ -12,6 +12,7 @@
 use std::time::Instant;
 
 use super::block::{Codecs, Half, Side};
+use super::packing::Packed;
 use super::prefix;
 use super::recode::Packer;
 use super::store::{BlockLocation, KvKernels, KvStore, copy_side};
@@ -270,6 +271,26 @@ impl KvStore {
         versions.clear();
         table.versions = versions;
         Ok(())
+    }
+
+    /// Puts a sequence's block in other codecs, or a copy of it where others see it, if there is room for both; gives
+    /// whether there was. What was written ahead of time for these codecs is put in place, else the block is
+    /// written anew here.
+    pub(super) fn migrate(
+        &mut self,
+        table: &mut KvTable,
+        index: usize,
+        codecs: Codecs,
+        kv_kernels: &mut KvKernels<'_>,
+    ) -> Result<bool, EngineError> {
+        let id = table.entries[index].id;
+        let Some(Packed { sides, ahead }) = self.packed(id, codecs, kv_kernels)? else {
+            return Ok(false);
+        };
+        self.replace(table, index, codecs, sides, kv_kernels)?;
+        self.stats.migrations += 1;
+        self.stats.migrations_ahead += u64::from(ahead);
+        Ok(true)
     }
 
     /// Puts other sides in the place of a block's, or of a sequence's own copy of it where others see it.

@@ -44,11 +44,4 @@ impl KvStore {
             stored.recode_job = Some(handle);
         }
     }
-
-    /// Gives up what was written ahead of time, and its memory.
-    pub(crate) fn give_up_ahead(&self) {
-        if let Some(thread) = &self.recode_thread {
-            thread.give_up(u64::MAX);
-        }
-    }
 }
