@@ -114,6 +114,7 @@ fn every_type_that_a_host_application_meets_first_has_an_example() {
         "ruvllm/src/stream.rs",
         "engine/src/adapter/mod.rs",
         "engine/src/chat.rs",
+        "engine/src/chat/message.rs",
         "engine/src/engine.rs",
         "engine/src/generate.rs",
         "engine/src/kv_policy.rs",
