@@ -189,7 +189,7 @@ impl KvStore {
             table.entries.push(BlockRef { id, start: at, len, key: None });
             at += len;
         }
-        self.form_blocks(table, end, kv_kernels)
+        self.make_versions(table, end, kv_kernels)
     }
 
     /// Takes up to `extra` tokens into the last block, where it has room and can be appended to; gives
@@ -248,7 +248,7 @@ impl KvStore {
             packer.write(&shape, stored.side_mut(half), layer, at, now)?;
             block.tokens = entry.len;
         }
-        self.pack_forms(table, layer, half, kv_kernels)
+        self.pack_versions(table, layer, half, kv_kernels)
     }
 
     /// Puts a sequence's blocks in order after a step: full ones can be found by others, and those that
@@ -262,7 +262,7 @@ impl KvStore {
         added: usize,
         kv_kernels: &mut KvKernels<'_>,
     ) -> Result<(), EngineError> {
-        self.adopt_forms(table, kv_kernels)?;
+        self.adopt_versions(table, kv_kernels)?;
         // Nothing is full or old that was not before, unless a block was filled.
         if table.computed / self.shape.tokens == (table.computed - added) / self.shape.tokens {
             return Ok(());

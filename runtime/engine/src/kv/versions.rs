@@ -123,7 +123,7 @@ impl KvStore {
     ///
     /// # Errors
     /// [`EngineError::MemoryExhausted`].
-    pub(super) fn form_blocks(
+    pub(super) fn make_versions(
         &mut self,
         table: &mut KvTable,
         end: usize,
@@ -180,7 +180,7 @@ impl KvStore {
     }
 
     /// Packs one half of a layer of a sequence's versions.
-    pub(super) fn pack_forms(
+    pub(super) fn pack_versions(
         &mut self,
         table: &mut KvTable,
         layer: usize,
@@ -249,7 +249,7 @@ impl KvStore {
     }
 
     /// Puts the last versions of a step in the place of its blocks.
-    pub(super) fn adopt_forms(
+    pub(super) fn adopt_versions(
         &mut self,
         table: &mut KvTable,
         kv_kernels: &mut KvKernels<'_>,
