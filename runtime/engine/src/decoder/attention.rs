@@ -12,7 +12,8 @@ use ruvllm_native::ops::hadamard;
 
 use super::adapters::LayerAdapters;
 use super::chunk::{Chunk, Layer, Queries, queries};
-use super::{Decoder, Lists, Run, apply_norm, project, row_sink};
+use super::rows::{apply_norm, project, row_sink};
+use super::state::{Decoder, Lists, Run};
 use crate::config::{LayerSpec, ModelConfig, RopeLayout};
 use crate::error::EngineError;
 use crate::kernels::RopeRows;

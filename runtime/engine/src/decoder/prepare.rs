@@ -1,18 +1,16 @@
 //! What comes before and after the layers of a step: the sequences' blocks.
 //!
-//! Before, blocks that were spilled are read back, tokens whose blocks are lost are computed again,
-//! beginnings that others have computed are attached, and there is made room for the step's own
-//! keys and values. After, blocks that are full are put in order.
+//! Before, blocks that were spilled are read back, tokens whose blocks are lost are computed again, and
+//! beginnings that others have computed are attached. After, blocks that are full are put in order.
 
 use ruvllm_host::{Scope, Team};
 
-use super::Decoder;
 use super::attention::{hadamard_heads, rope_rows};
 use super::chunk::Chunk;
+use super::state::Decoder;
 use crate::error::EngineError;
 use crate::kernels::Kernels;
 use crate::kv::{KvKernels, KvTable};
-use crate::memory::Exhausted;
 use crate::model::Model;
 
 impl Decoder {
@@ -127,31 +125,6 @@ impl Decoder {
         };
         let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool };
         self.kv.forget_tokens(table, range, &mut rerotate, &mut kv_kernels)
-    }
-
-    /// Gives each row of the step its position, and makes room for keys, values and working memory.
-    pub(super) fn allocate(
-        &mut self,
-        team: Team<'_>,
-        model: &Model,
-        chunks: &mut [Chunk<'_>],
-    ) -> Result<(), EngineError> {
-        self.positions.clear();
-        self.lists.segments.reserve(chunks.iter().map(|chunk| chunk.table.room()).sum());
-        let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: team.pool };
-        for chunk in chunks.iter_mut() {
-            self.kv.extend(chunk.table, chunk.tokens.len(), &mut kv_kernels)?;
-            let end = chunk.table.computed + chunk.tokens.len();
-            self.rope_tables.reserve(end);
-            self.positions.extend(chunk.table.computed..end);
-        }
-        self.scopes.set(chunks);
-        let needed = Decoder::scratch_bytes(model.config(), model.vocab(), self.positions.len());
-        if needed > self.scratch.bytes() && self.scratch.resize(needed).is_err() {
-            self.kv.give_up_ahead();
-            self.scratch.resize(needed).map_err(|Exhausted| self.kv.exhausted(needed))?;
-        }
-        Ok(())
     }
 
     /// Puts a sequence's blocks in order. A kernel that fails here has left the block as it was, so the

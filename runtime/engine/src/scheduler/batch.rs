@@ -1,7 +1,7 @@
-//! The loop that generates: sequences that are computed together, one step after another.
+//! Sequences that are computed together: what they become when a step was computed, or was not.
 //!
 //! The scheduler's thread has one batch for the requests of all clients; `Session::generate` makes one of a
-//! single sequence on the caller's thread.
+//! single sequence on the caller's thread. Its steps are those of `batch_step`.
 
 use std::sync::Arc;
 
@@ -67,34 +67,8 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Plans a step, computes it, and tells what it gave.
-    pub(super) fn step(&mut self) {
-        self.plan();
-        self.compute();
-        self.deliver();
-    }
-
-    /// Computes the planned step. What does not succeed is planned again, or ends.
-    fn compute(&mut self) {
-        let count = in_step(&mut self.running).count();
-        if count == 0 {
-            return;
-        }
-        let mut computed = self.try_step();
-        if computed.as_ref().is_err_and(|error| !has_remedy(error)) {
-            computed = self.try_step();
-        }
-        match computed {
-            Ok(()) => self.advance(),
-            Err(EngineError::StepInput { input, source }) => self.fail(input, *source),
-            Err(EngineError::MemoryExhausted { .. }) if count > 1 => self.rest_for_memory(),
-            Err(_) if count > 1 => self.compute_alone(),
-            Err(error) => self.fail(0, error),
-        }
-    }
-
     /// Computes one step of all that are planned.
-    fn try_step(&mut self) -> Result<(), EngineError> {
+    pub(super) fn try_step(&mut self) -> Result<(), EngineError> {
         let (mut inputs, scored): (Vec<StepInput<'_>>, Vec<_>) =
             in_step(&mut self.running).map(Sequence::input).unzip();
         let (mut scorer, pool) = (Scorer::new(scored), self.engine.pool());
@@ -112,7 +86,7 @@ impl<'a> Batch<'a> {
 
     /// Computes the sequences of a step that fails each in a step of its own, so that who fails harms
     /// nobody else.
-    fn compute_alone(&mut self) {
+    pub(super) fn compute_alone(&mut self) {
         let takes: Vec<usize> =
             self.running.iter_mut().map(|s| std::mem::take(&mut s.take)).collect();
         let mut failed = Vec::new();
@@ -132,7 +106,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Counts a step as computed.
-    fn advance(&mut self) {
+    pub(super) fn advance(&mut self) {
         (self.stats.batch_sequences, self.stats.batch_tokens) = (0, 0);
         for sequence in in_step(&mut self.running) {
             self.stats.batch_sequences += 1;
@@ -147,7 +121,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Ends the sequence of an input of the step with an error.
-    fn fail(&mut self, input: usize, error: EngineError) {
+    pub(super) fn fail(&mut self, input: usize, error: EngineError) {
         let mut in_step = self.running.iter().enumerate().filter(|(_, s)| s.take > 0);
         let Some((index, _)) = in_step.nth(input) else { return };
         let sequence = self.running.remove(index);
@@ -155,7 +129,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Chooses the tokens of those whose logits the step gave, and tells them.
-    fn deliver(&mut self) {
+    pub(super) fn deliver(&mut self) {
         let mut ready: Vec<_> = self.running.iter_mut().filter_map(Sequence::chooser).collect();
         // A choice among 32,000 tokens takes 50 to 500 us, so all threads take a share of them.
         let pool = self.engine.pool();
@@ -197,11 +171,8 @@ impl<'a> Batch<'a> {
 }
 
 /// Sequences that are in the planned step, in the order of its inputs.
-fn in_step<'b, 'a>(running: &'b mut [Sequence<'a>]) -> impl Iterator<Item = &'b mut Sequence<'a>> {
+pub(super) fn in_step<'b, 'a>(
+    running: &'b mut [Sequence<'a>],
+) -> impl Iterator<Item = &'b mut Sequence<'a>> {
     running.iter_mut().filter(|sequence| sequence.take > 0)
-}
-
-/// Whether something can be done about a failed step before it is tried again.
-fn has_remedy(error: &EngineError) -> bool {
-    matches!(error, EngineError::StepInput { .. } | EngineError::MemoryExhausted { .. })
 }

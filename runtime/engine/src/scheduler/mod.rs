@@ -3,7 +3,7 @@
 //!
 //! One thread computes steps (`runner`). A step holds one token of every running text and chunks of
 //! prompts up to a budget of tokens, so a long prompt holds up no text for longer than a chunk takes.
-//! Requests join and leave at every step. The loop of steps itself (`batch`) needs neither thread nor queue:
+//! Requests join and leave at every step. The loop of steps itself (`batch_step`) needs neither thread nor queue:
 //! [`Session::generate`] runs it for a single request on the caller's thread (`single`).
 //!
 //! - *Who is next* (`queue`): the highest priority; within it the client that was served least, in
@@ -24,7 +24,7 @@
 //!   cache. So the choices of one prompt compute it once.
 //! - *Log-probabilities of prompts* (`scores`): those of whole blocks are kept, so that a prompt that
 //!   begins alike takes them over together with the blocks.
-//! - *Failures* (`batch`): an input that the engine names fails alone. Any other failure is tried once
+//! - *Failures* (`batch_step`): an input that the engine names fails alone. Any other failure is tried once
 //!   more, and then every sequence of the step in a step of its own; those that fail again end with
 //!   their error.
 //!
@@ -42,6 +42,7 @@
 
 mod admission;
 mod batch;
+mod batch_step;
 mod config;
 mod generate;
 mod plan;
