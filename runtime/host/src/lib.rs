@@ -83,10 +83,11 @@ pub use semver::Version;
 pub use stats::OpStats;
 #[cfg(feature = "supervisor")]
 pub use supervise::acceptance::Acceptance;
+pub use supervise::comparison::Comparison;
 #[cfg(feature = "supervisor")]
 pub use supervise::delivery::Delivery;
 pub use supervise::health::{
-    Comparison, Health, HealthCounts, HealthFailure, HealthLimits, HealthWindow, Latency, Losses,
+    Health, HealthCounts, HealthFailure, HealthLimits, HealthWindow, Latency, Losses,
 };
 #[cfg(feature = "supervisor")]
 pub use supervise::history::{HistoryEntry, HistoryError, HistoryEvent};
@@ -101,7 +102,7 @@ pub use supervise::watched::{HealthReport, IgnoredLatency};
 pub use swap::book::{CacheUse, GenerationReport, GenerationState, InstallReport, StageReport};
 pub use swap::host::{Host, KernelSummary, Preparer};
 pub use team::{
-    AttentionProvider, AttentionSession, EmbedProvider, MatmulProvider, PreparedMatmul, Provider,
-    ProviderPack, Team,
+    AttentionProvider, AttentionSession, ComparedProvider, EmbedProvider, MatmulProvider,
+    PreparedMatmul, Provider, ProviderPack, Team,
 };
 pub use trap::{CodeLocation, MemoryAccess, Trap, TrapKind};

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ruvllm_host::{
-    Host, HostError, KernelBudget, Preparation, Product, Provider, RegistrySnapshot, Team,
-    TeamWorker,
+    ComparedProvider, Host, HostError, KernelBudget, Preparation, Product, Provider,
+    RegistrySnapshot, Team, TeamWorker,
 };
 use ruvllm_native::gemm::{Activations, ReadPattern};
 use ruvllm_native::{Isa, ThreadPool};
@@ -121,10 +121,10 @@ impl ruvllm_host::Preparer for Matrices {
         Ok(())
     }
 
-    fn compare(&self, two: [&Provider; 2]) -> Vec<[Duration; 2]> {
+    fn compare(&self, two: [ComparedProvider<'_>; 2]) -> Vec<[Duration; 2]> {
         let (mut worker, team) = (self.host.team_worker(), self.team());
         let (weights, config) = (self.model.weights(), self.model.config());
-        match two[0] {
+        match two[0].provider {
             Provider::Matmul(dtype, _) => {
                 let how = Preparation { team, budget: &self.budget, settings: &self.settings };
                 // What takes most of a token.

@@ -16,7 +16,8 @@ use crate::registry::RegistrySnapshot;
 use crate::registry::kernel::PublishedKernel;
 use crate::registry::race::{TEAM_ROWS, Times, class};
 use crate::team::{
-    AttentionProvider, EmbedProvider, MatmulProvider, PreparedMatmul, Provider, Team,
+    AttentionProvider, ComparedProvider, EmbedProvider, MatmulProvider, PreparedMatmul, Provider,
+    Team,
 };
 use ruvllm_abi::DType;
 use ruvllm_native::attention::{AttnSequence, AttnShape, KvSegment};
@@ -137,14 +138,17 @@ impl TeamWorker {
     /// many as a prompt has. Empty where that cannot be found out.
     pub fn compare_matmul(
         &mut self,
-        two: [&Provider; 2],
+        two: [ComparedProvider<'_>; 2],
         weights: &Weights<'_>,
         how: &Preparation<'_>,
     ) -> Vec<[Duration; 2]> {
         compare(two, |one| {
-            let Provider::Matmul(_, provider) = one else { return None };
+            let Provider::Matmul(_, provider) = one.provider else { return None };
             let bytes = provider.prepared_bytes(weights, how.team.isa)?;
-            let _memory = BudgetReservation::new(how.budget, bytes)?;
+            let _memory = match one.is_native {
+                false => Some(BudgetReservation::new(how.budget, bytes)?),
+                true => None,
+            };
             let prepared = provider.prepare(weights, how.team).ok()?;
             Some(self.time_matmul(&**provider, &*prepared, weights, how))
         })
@@ -153,11 +157,11 @@ impl TeamWorker {
     /// As [`TeamWorker::compare_matmul`], for rows of a table.
     pub fn compare_embed(
         &mut self,
-        two: [&Provider; 2],
+        two: [ComparedProvider<'_>; 2],
         table: &Weights<'_>,
         team: Team<'_>,
     ) -> Vec<[Duration; 2]> {
-        compare(two, |one| match one {
+        compare(two, |one| match one.provider {
             Provider::Embed(_, provider) => Some(self.time_embed(&**provider, table, team)),
             _ => None,
         })
@@ -166,11 +170,11 @@ impl TeamWorker {
     /// As [`TeamWorker::compare_matmul`], for attention over a cache of f16.
     pub fn compare_attention(
         &mut self,
-        two: [&Provider; 2],
+        two: [ComparedProvider<'_>; 2],
         shape: &AttnShape,
         team: Team<'_>,
     ) -> Vec<[Duration; 2]> {
-        compare(two, |one| match one {
+        compare(two, |one| match one.provider {
             Provider::Attention(provider) => self.time_attention(&**provider, shape, team),
             _ => None,
         })
@@ -210,8 +214,8 @@ impl TeamWorker {
 
 /// The least times of two providers, timed in turns. Empty where one of them failed.
 fn compare(
-    two: [&Provider; 2],
-    mut time: impl FnMut(&Provider) -> Option<Times>,
+    two: [ComparedProvider<'_>; 2],
+    mut time: impl FnMut(ComparedProvider<'_>) -> Option<Times>,
 ) -> Vec<[Duration; 2]> {
     let mut least = [[Duration::MAX; 2]; TEAM_ROWS.len()];
     let (begun, [fewest, most]) = (Instant::now(), COMPARE_TURNS);

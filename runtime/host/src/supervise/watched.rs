@@ -1,8 +1,7 @@
 //! Packs in their health window: what is known of them, and what only computing can tell.
 
-use super::health::{
-    ComparedKernels, Comparison, Health, HealthCounts, HealthWindow, Latency, Losses,
-};
+use super::comparison::{ComparedKernels, Comparison};
+use super::health::{Health, HealthCounts, HealthWindow, Latency, Losses};
 use crate::OpKey;
 use crate::pack::PackId;
 use serde::{Deserialize, Serialize};

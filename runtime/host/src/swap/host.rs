@@ -18,7 +18,7 @@ use crate::registry::select::{Candidate, Explanation};
 use crate::registry::{Fastest, RegistrySnapshot};
 use crate::stats::incidents::LOG;
 use crate::stats::{KernelStats, OpStats};
-use crate::team::Provider;
+use crate::team::ComparedProvider;
 use crate::threads::lock;
 #[cfg(any(feature = "wasmtime", feature = "wamr"))]
 use crate::threads::lower_priority;
@@ -80,7 +80,7 @@ pub trait Preparer: Send + Sync {
 
     /// How long two providers of one team operation take for the same calls, computed in turns: the least times of both
     /// for each call. Empty where there are no such calls, or one of them fails.
-    fn compare(&self, two: [&Provider; 2]) -> Vec<[Duration; 2]>;
+    fn compare(&self, two: [ComparedProvider<'_>; 2]) -> Vec<[Duration; 2]>;
 }
 
 /// One kernel of the newest generation.

@@ -117,6 +117,16 @@ pub enum Provider {
     Attention(Arc<dyn AttentionProvider>),
 }
 
+/// One of two providers of a team operation that are compared.
+#[derive(Clone, Copy)]
+pub struct ComparedProvider<'a> {
+    /// Its code.
+    pub provider: &'a Provider,
+    /// Whether it is the host's own. What that makes of weights takes the place of the file's bytes, and no budget
+    /// counts it.
+    pub is_native: bool,
+}
+
 impl Provider {
     /// The operation that it competes for.
     pub fn key(&self) -> OpKey {

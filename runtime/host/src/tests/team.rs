@@ -4,9 +4,9 @@ use super::*;
 use crate::Failure;
 use crate::team::{Native, natives};
 use crate::{
-    AttentionProvider, AttentionSession, EmbedProvider, HostError, KernelBudget, MatmulProvider,
-    Policy, Preparation, PreparedMatmul, PreparedWeights, Preparer, Product, Provider,
-    ProviderPack, Resident, Team, TeamWorker, Words,
+    AttentionProvider, AttentionSession, ComparedProvider, EmbedProvider, HostError, KernelBudget,
+    MatmulProvider, Policy, Preparation, PreparedMatmul, PreparedWeights, Preparer, Product,
+    Provider, ProviderPack, Resident, Team, TeamWorker, Words,
 };
 use ruvllm_manifest::{Dim, TensorSpec};
 use ruvllm_native::attention::{AttnSequence, AttnShape, KvSegment};
@@ -408,6 +408,24 @@ fn a_plugin_and_a_sandboxed_kernel_multiply_behind_the_same_contract() {
 }
 
 #[test]
+fn the_hosts_own_is_compared_without_a_budget_that_it_does_not_take_from() {
+    let mut setup = Setup::new(HostConfig::default(), DType::F16, [37, 64]);
+    setup.left = Arc::new(Bytes(AtomicUsize::new(0)));
+    let budget: Arc<dyn KernelBudget> = setup.left.clone();
+    let provider = &plugin(None);
+    let mut times = |natives: [bool; 2]| {
+        let Setup { worker, pool, bytes, dtype, shape, settings, .. } = &mut setup;
+        let team = Team { pool, isa: Isa::detect(), read: ReadPattern::default() };
+        let weights = Weights::new(*dtype, shape[0], shape[1], bytes).unwrap();
+        let how = Preparation { team, budget: &budget, settings };
+        let two = natives.map(|is_native| ComparedProvider { provider, is_native });
+        worker.compare_matmul(two, &weights, &how).len()
+    };
+    assert_eq!(times([true, true]), 2);
+    assert_eq!((times([true, false]), times([false, true])), (0, 0));
+}
+
+#[test]
 fn one_for_which_there_is_no_memory_is_passed_over_and_who_activates_it_is_told() {
     let mut setup = Setup::new(HostConfig::default(), DType::Q8_0, [37, 64]);
     setup.left = Arc::new(Bytes(AtomicUsize::new(100)));
@@ -427,7 +445,7 @@ fn one_for_which_there_is_no_memory_is_passed_over_and_who_activates_it_is_told(
             Err(HostError::NotPrepared { kernel, failure })
         }
 
-        fn compare(&self, _: [&Provider; 2]) -> Vec<[Duration; 2]> {
+        fn compare(&self, _: [ComparedProvider<'_>; 2]) -> Vec<[Duration; 2]> {
             Vec::new()
         }
     }
