@@ -99,6 +99,13 @@ pub struct GatedGraph<'a> {
     tokenizer: Option<&'a [u8]>,
 }
 
+/// What the documentation of [`GatedGraph`] tries in vain compiles where its fields are seen.
+#[cfg(test)]
+#[expect(dead_code, reason = "only compiled")]
+fn change_the_file<'a>(gated: GatedGraph<'a>, bytes: &'a [u8]) -> GatedGraph<'a> {
+    GatedGraph { bytes, ..gated }
+}
+
 /// A graph that gave what its pack expects, on this machine. Only [`GatedGraph::admit`] makes one.
 ///
 /// ```compile_fail,E0451
@@ -114,6 +121,13 @@ pub struct AdmittedGraph {
     entry: GraphEntry,
     graph: Box<dyn Graph>,
     tokenizer: Option<Vec<u8>>,
+}
+
+/// What the documentation of [`AdmittedGraph`] tries in vain compiles where its fields are seen.
+#[cfg(test)]
+#[expect(dead_code, reason = "only compiled")]
+fn put_another_in(admitted: AdmittedGraph, graph: Box<dyn Graph>) -> AdmittedGraph {
+    AdmittedGraph { graph, ..admitted }
 }
 
 impl<'a> GatedGraph<'a> {

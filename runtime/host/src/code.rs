@@ -33,6 +33,13 @@ pub struct PreparedKernel {
     stats: Arc<KernelStats>,
 }
 
+/// What the documentation of [`PreparedKernel`] tries in vain compiles where its fields are seen.
+#[cfg(test)]
+#[expect(dead_code, reason = "only compiled")]
+fn exchange_the_code(one: PreparedKernel, other: PreparedKernel) -> PreparedKernel {
+    PreparedKernel { code: one.code, ..other }
+}
+
 /// What computes.
 #[derive(Clone)]
 pub(crate) enum Code {

@@ -2,7 +2,8 @@
 //! [`VerifiedPack`], [`GatedKernel`], [`AdmittedKernel`], [`PreparedKernel`], [`PublishedKernel`].
 //!
 //! Nothing here is for use outside of this crate. The types can be named so that their documentation can hold a
-//! test for each step: code that skips it does not compile. They refuse fields that are open to a part of the crate
+//! test for each step: code that skips it does not compile. That it is refused for that alone is told by the same
+//! code that does compile, where the fields are seen or with the type of the step. They refuse fields that are open to a part of the crate
 //! (`clippy::field_scoped_visibility_modifiers`), so what those tests cannot do, no other module of this
 //! crate can do either.
 #![doc(hidden)]

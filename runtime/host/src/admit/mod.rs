@@ -54,6 +54,13 @@ pub struct AdmittedKernel<'a> {
     verified: bool,
 }
 
+/// What the documentation of [`AdmittedKernel`] tries in vain compiles where its fields are seen.
+#[cfg(test)]
+#[expect(dead_code, reason = "only compiled")]
+fn skip_admission<'a>(gated: GatedKernel<'a>, other: AdmittedKernel<'a>) -> AdmittedKernel<'a> {
+    AdmittedKernel { gated, ..other }
+}
+
 impl AdmittedKernel<'_> {
     /// What passed the gates.
     pub(crate) fn gated(&self) -> &GatedKernel<'_> {

@@ -33,10 +33,18 @@ use variants::{Variant, is_superseded};
 ///
 /// Nor is there one without a pack to take it from: the step before is [`VerifiedPack`].
 ///
+/// ```
+/// use ruvllm_host::{HostConfig, lifecycle::pass_gates};
+///
+/// fn pass(pack: &ruvllm_signing::VerifiedPack, config: &HostConfig) {
+///     let _ = pass_gates(pack, config, &[], 0, None);
+/// }
+/// ```
+///
 /// ```compile_fail,E0308
 /// use ruvllm_host::{HostConfig, lifecycle::pass_gates};
 ///
-/// fn skip_verification(pack: &ruvllm_signing::UnverifiedPack, config: &HostConfig) {
+/// fn pass(pack: &ruvllm_signing::UnverifiedPack, config: &HostConfig) {
 ///     let _ = pass_gates(pack, config, &[], 0, None);
 /// }
 /// ```
@@ -52,6 +60,13 @@ pub struct GatedKernel<'a> {
     author: Option<Tolerance>,
     decision: Decision,
     module: &'a [u8],
+}
+
+/// What the documentation of [`GatedKernel`] tries in vain compiles where its fields are seen.
+#[cfg(test)]
+#[expect(dead_code, reason = "only compiled")]
+fn change_the_module<'a>(gated: GatedKernel<'a>, module: &'a [u8]) -> GatedKernel<'a> {
+    GatedKernel { module, ..gated }
 }
 
 impl GatedKernel<'_> {

@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex};
 /// A kernel of a published generation. It goes with the last snapshot that holds it, and the
 /// instances that workers have of it go then too.
 ///
-/// ```compile_fail,E0451
+/// ```compile_fail,E0616
 /// use ruvllm_host::lifecycle::{PreparedKernel, PublishedKernel};
 ///
-/// fn replace(prepared: PreparedKernel, published: PublishedKernel) -> PublishedKernel {
-///     PublishedKernel { prepared, ..published }
+/// fn replace(published: &mut PublishedKernel, prepared: PreparedKernel) {
+///     published.prepared = prepared;
 /// }
 /// ```
 #[deny(clippy::field_scoped_visibility_modifiers)]
@@ -23,6 +23,13 @@ pub struct PublishedKernel {
     pool: InstancePool,
     prepared: PreparedKernel,
     uids: Arc<Uids>,
+}
+
+/// What the documentation of [`PublishedKernel`] tries in vain compiles where its fields are seen.
+#[cfg(test)]
+#[expect(dead_code, reason = "only compiled")]
+fn replace(published: &mut PublishedKernel, prepared: PreparedKernel) {
+    published.prepared = prepared;
 }
 
 /// Gives numbers to kernels, and takes them back from those that are gone.

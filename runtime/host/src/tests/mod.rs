@@ -16,6 +16,7 @@ mod generic;
 mod isolation;
 mod layers;
 mod learning;
+mod lifecycle;
 mod memory;
 mod model;
 mod running;
