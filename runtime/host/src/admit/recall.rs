@@ -104,3 +104,21 @@ fn entry_id(
         Some(pack) => id.field(pack).finish(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn an_id_is_made_of_no_text_that_is_for_people() {
+        let source = include_str!("recall.rs").split("#[cfg(test)]").next().unwrap();
+        let (_, made) = source.split_once("fn entry_id(").unwrap();
+        for unstable in ["format", "Debug", ":?}", "write!", "dbg!"] {
+            assert!(
+                !made.contains(unstable),
+                "{unstable}: what it gives may change with the compiler or a name"
+            );
+        }
+        // The texts of operations are those that manifests have, and a test of their own states them.
+        assert_eq!(made.matches("to_string()").count(), 1);
+        assert!(made.contains(".field(gated.key().to_string())"));
+    }
+}

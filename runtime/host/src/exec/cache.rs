@@ -298,6 +298,15 @@ mod tests {
     }
 
     #[test]
+    fn an_id_is_of_lengths_and_bytes_alone() {
+        let id = EntryIdBuilder::new().field("ab").number(7u32).finish();
+        let mut bytes = 2u64.to_le_bytes().to_vec();
+        bytes.extend(b"ab");
+        bytes.extend([8, 7].into_iter().flat_map(u64::to_le_bytes));
+        assert_eq!(id.0, *blake3::hash(&bytes).as_bytes());
+    }
+
+    #[test]
     fn fields_do_not_run_together() {
         let two = |a: &str, b: &str| EntryIdBuilder::new().field(a).field(b).finish();
         assert_ne!(two("ab", "c"), two("a", "bc"));
