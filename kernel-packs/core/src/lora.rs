@@ -275,7 +275,7 @@ fn combine_4<T: Lanes>(low: &[f32; 4], b: &[[T; GROUP]; 4]) -> F32x4 {
 mod tests {
     extern crate std;
     use super::*;
-    use crate::testing::{noise, with_scratch};
+    use crate::testing::{assert_close, noise, with_scratch};
     use std::vec;
     use std::vec::Vec;
 
@@ -322,12 +322,8 @@ mod tests {
                         })
                         .collect();
                     let peak = expected.iter().fold(0f64, |m, e| m.max(e.abs()));
-                    for (y, e) in y[row * out_dim..].iter().zip(&expected) {
-                        assert!(
-                            (f64::from(*y) - e).abs() <= 1e-5 * peak + 1e-7,
-                            "{y} {e} {shape:?}"
-                        );
-                    }
+                    let y = &y[row * out_dim..][..out_dim];
+                    assert_close(y, &expected, 0.0, 1e-5 * peak + 1e-7);
                 }
             }
         }
@@ -362,9 +358,8 @@ mod tests {
                 }
             }
             let want = [want_x, interleave(&shape, &want_a, &want_b)].concat();
-            for (got, want) in dx.iter().chain(&dab).zip(want) {
-                assert!((got - want).abs() < 1e-5 * (in_dim + out_dim) as f32, "{shape:?}");
-            }
+            let want: Vec<f64> = want.into_iter().map(f64::from).collect();
+            assert_close(&[dx, dab].concat(), &want, 0.0, 1e-5 * (in_dim + out_dim) as f64);
         }
     }
 

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use ruvllm_native::judge::Tolerance;
 use serde_json::{Value, json};
 
 fn root() -> PathBuf {
@@ -34,8 +35,9 @@ fn printed(output: &Output) -> Value {
 fn near(values: &Value, want: &[f64]) {
     let values: Vec<f64> =
         values.as_array().expect("values").iter().map(|x| x.as_f64().expect("a number")).collect();
-    let off = values.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-    assert!(values.len() == want.len() && off < 1e-5, "{values:?} instead of {want:?}");
+    let near = Tolerance { rel: 0.0, abs: 1e-5 };
+    let holds = values.iter().zip(want).all(|(got, want)| near.holds(*got, *want));
+    assert!(values.len() == want.len() && holds, "{values:?} instead of {want:?}");
 }
 
 #[test]

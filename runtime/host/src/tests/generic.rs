@@ -4,6 +4,7 @@ use super::*;
 use crate::{ParamValue, Tensor};
 use ruvllm_abi::contract::ParamType;
 use ruvllm_manifest::ParamSpec;
+use ruvllm_native::judge::Tolerance;
 use ruvllm_tests::custom_entry;
 
 /// `y = factor * x`, an operation that no host has heard of.
@@ -80,7 +81,10 @@ fn a_known_operation_and_its_twin_can_be_called_by_name() {
     for name in ["rmsnorm", "native:rmsnorm_f32"] {
         let y = worker.call_generic(&snap, name, &inputs, &eps).unwrap()[0].to_f32();
         let root = 12.5f32.sqrt();
-        assert!((y[0] - 3.0 / root).abs() < 1e-6 && (y[1] - 4.0 / root).abs() < 1e-6, "{y:?}");
+        let near = Tolerance { rel: 0.0, abs: 1e-6 };
+        let want = [3.0 / root, 4.0 / root];
+        let holds = |(got, want)| near.holds(f64::from(got), f64::from(want));
+        assert!(y.iter().copied().zip(want).all(holds), "{y:?}");
     }
     let blocks =
         worker.call_generic(&snap, "native:kv_pack_q8", &[f32(&[1, 32], &[1.0; 32])], &[]).unwrap();
