@@ -128,17 +128,17 @@ pub fn bench(
         if !depth.is_empty() {
             session.prefill(depth)?;
         }
-        sequences.push(Sequence { session, prompt, generated });
+        sequences.push(Sequence { depth: session.fork(), session, prompt, generated });
     }
     if warmup {
-        run(engine, &mut sequences, n_depth, n_gen.min(1))?;
+        run(engine, &mut sequences, n_gen.min(1))?;
     }
     let (mut samples_ns, mut kernel_ns) = (Vec::with_capacity(reps), 0);
     let in_kernels = || -> u64 { engine.host().stats().iter().map(|op| op.nanos).sum() };
     for _ in 0..reps {
         let before = in_kernels();
         let start = Instant::now();
-        run(engine, &mut sequences, n_depth, n_gen)?;
+        run(engine, &mut sequences, n_gen)?;
         samples_ns.push(start.elapsed().as_nanos().min(u64::MAX.into()) as u64);
         kernel_ns += in_kernels() - before;
     }
@@ -173,20 +173,17 @@ pub fn bench(
 
 /// A sequence to measure with.
 struct Sequence<'a> {
+    /// What comes before each measurement. Its blocks do not age with what is measured.
+    depth: Session,
     session: Session,
     prompt: &'a [u32],
     generated: &'a [u32],
 }
 
-/// Computes, after the first `depth` tokens, the prompts and then `n_gen` tokens of each sequence.
-fn run(
-    engine: &Engine,
-    sequences: &mut [Sequence<'_>],
-    depth: usize,
-    n_gen: usize,
-) -> Result<(), EngineError> {
-    for Sequence { session, prompt, .. } in sequences.iter_mut() {
-        session.truncate(depth);
+/// Computes, after what comes before, the prompts and then `n_gen` tokens of each sequence.
+fn run(engine: &Engine, sequences: &mut [Sequence<'_>], n_gen: usize) -> Result<(), EngineError> {
+    for Sequence { depth, session, prompt, .. } in sequences.iter_mut() {
+        *session = depth.fork();
         if !prompt.is_empty() {
             session.prefill(prompt)?;
         }

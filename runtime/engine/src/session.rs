@@ -287,12 +287,20 @@ impl Session {
         self.engine.adopt(&mut self.table, tokens)
     }
 
-    /// Forgets the tokens from the first on whose block was given up, and gives them: computed again
-    /// piece by piece they hold up no other sequence.
+    /// Has blocks kept so that other sequences can go on behind the first `len` tokens.
+    pub(crate) fn expect_parting(&mut self, len: usize) {
+        self.table.expect_parting(len);
+    }
+
+    /// Forgets the tokens from the first on whose block was given up or has to be computed again, and gives them:
+    /// computed again piece by piece they hold up no other sequence.
     pub(crate) fn forget_lost(&mut self) -> Vec<u32> {
-        let kept = self.engine.decoder().kv.kept(&self.table);
-        let lost = self.table.tokens[kept..].to_vec();
-        self.table.truncate(kept);
+        let Session { engine, table, .. } = self;
+        let decoder = engine.decoder();
+        table.uncompute(decoder.kv.kept(table));
+        decoder.kv.keep_exact(table);
+        let lost = table.tokens[table.computed..].to_vec();
+        table.truncate(table.computed);
         lost
     }
 

@@ -49,11 +49,15 @@ impl Decoder {
         Ok(())
     }
 
-    /// Attaches to a sequence what others have computed of `tokens`, with which it goes on, and gives how
-    /// many of them that holds. Blocks of the last step's sequences stay where they are.
+    /// Attaches to a sequence what others have computed of `tokens`, a prompt but for its last with which it goes on, and
+    /// gives how many of them that holds. Blocks of the last step's sequences stay where they are.
     pub(crate) fn adopt(&mut self, team: Team<'_>, table: &mut KvTable, tokens: &[u32]) -> usize {
         self.kv.refresh(&self.kernels);
         self.kv.touch(table);
+        // The next turn of a chat may part from this one where the answer begins.
+        if !tokens.is_empty() {
+            table.expect_parting(table.computed + tokens.len() + 1);
+        }
         let mut kv_kernels = KvKernels { kernels: &mut self.kernels, pool: team.pool };
         self.kv.adopt(table, tokens, &mut kv_kernels).unwrap_or(0)
     }

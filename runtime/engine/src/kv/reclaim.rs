@@ -3,7 +3,8 @@
 //! Above [`HIGH`] of the budget, what was written ahead of time is given up, which costs nothing but
 //! the work (`ahead`). If that is not enough, blocks that the running step does not need are reclaimed
 //! until no more than [`LOW`] is used; what follows a means that got below [`HIGH`] is not used before
-//! that is crossed again. First they are quantised, as far as the policy goes; then those that no
+//! that is crossed again. First they are quantised, as far as the policy goes, but for those before checkpoints that
+//! no sequence refers to: packed they would be of no use, so they are given up; then those that no
 //! sequence refers to, kept only because others may begin alike, are given up; then those of
 //! sequences are spilled to disk, where there is a directory for that, and then evicted. Of each
 //! kind those of lower priority go first, then those used longest ago. The gap between the marks
@@ -68,6 +69,12 @@ impl KvStore {
             let smallest = Codecs::new(&self.policy, KvTiers::oldest);
             for &id in &idle {
                 let block = &self.blocks[id.0 as usize];
+                if block.checkpoint && block.refs == 0 {
+                    if self.evict(id) && enough(self) {
+                        return;
+                    }
+                    continue;
+                }
                 let larger = match &block.location {
                     BlockLocation::Memory(stored) => {
                         stored.codecs().bytes(&self.shape) > smallest.bytes(&self.shape)

@@ -44,7 +44,8 @@ pub struct KvStats {
     pub evictions: u64,
     /// Tokens that were computed again because their blocks were given up or damaged.
     pub recomputed_tokens: u64,
-    /// Blocks that were copied because they were appended to, or grew old, while shared.
+    /// Blocks that were copied because they were appended to, or grew old, while shared or before a checkpoint of the prefix
+    /// cache.
     pub copies: u64,
     /// Blocks that were moved so that pages became whole.
     pub moves: u64,

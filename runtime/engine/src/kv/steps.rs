@@ -54,6 +54,7 @@ impl KvStore {
         let computed = table.computed;
         self.keep_exact(table);
         self.stats.recomputed_tokens += (computed - table.computed) as u64;
+        self.drain();
         Ok(())
     }
 
@@ -116,19 +117,24 @@ impl KvStore {
         }
         let mut before = chain(&table.entries, scope)?;
         let origin = self.origin(table);
-        let (mut keys, mut codecs) = (Vec::new(), Vec::new());
+        let (mut keys, mut blocks) = (Vec::new(), Vec::new());
+        let mut end = table.computed;
         for run in tokens.chunks_exact(self.shape.tokens) {
             let key = prefix::extend(&origin, &before, run);
-            let Some(held) = self.index.get(&key).and_then(|&id| self.codecs(id)) else { break };
+            let Some(codecs) = self.find(&key).and_then(|id| self.codecs(id)) else { break };
+            end += run.len();
             keys.push(key);
-            codecs.push(held);
+            blocks.push((end, codecs));
             before = key;
         }
-        let end = table.computed + self.shape.tokens;
-        let count = self.exact(&codecs, end).unwrap_or(keys.len());
+        let count = self.exact(&blocks);
+        if count < blocks.len() {
+            // Others may part here as this one did.
+            table.expect_parting(end);
+        }
         let mut found = 0;
         for (key, run) in keys.into_iter().zip(tokens.chunks_exact(self.shape.tokens)).take(count) {
-            let Some(&id) = self.index.get(&key) else { break };
+            let Some(id) = self.find(&key) else { break };
             let block = &mut self.blocks[id.0 as usize];
             block.refs += 1;
             block.used = self.clock;
@@ -144,6 +150,13 @@ impl KvStore {
         }
         self.stats.prefix_hit_tokens += found as u64;
         Some(found)
+    }
+
+    /// The block of a key, or where that was given up, what has been packed of it.
+    fn find(&self, key: &PrefixKey) -> Option<BlockId> {
+        let oldest = Codecs::new(&self.policy, KvTiers::oldest);
+        let packed = || self.index.get(&prefix::packed(key, oldest));
+        self.index.get(key).or_else(packed).copied()
     }
 
     /// Takes from the heap what the blocks of growing sequences will need of it, up to some thousand
@@ -262,13 +275,15 @@ impl KvStore {
         added: usize,
         kv_kernels: &mut KvKernels<'_>,
     ) -> Result<(), EngineError> {
-        self.adopt_versions(table, kv_kernels)?;
         // Nothing is full or old that was not before, unless a block was filled.
-        if table.computed / self.shape.tokens == (table.computed - added) / self.shape.tokens {
-            return Ok(());
+        let tokens = self.shape.tokens;
+        let filled = table.computed / tokens != (table.computed - added) / tokens;
+        // Before blocks are packed, since those before a checkpoint are not.
+        if filled || !table.versions.is_empty() {
+            self.publish(table);
         }
-        self.publish(table);
-        if !self.policy.migrates() {
+        self.adopt_versions(table, kv_kernels)?;
+        if !filled || !self.policy.migrates() {
             return Ok(());
         }
         let boundary = table.computed / self.shape.tokens * self.shape.tokens;
@@ -298,30 +313,64 @@ impl KvStore {
         }
     }
 
-    /// Enters a sequence's full blocks in the prefix index.
+    /// Whether a block that ends at `end` is among those that queries right behind a checkpoint of the sequence read
+    /// in more bits than later ones do.
+    fn is_before_checkpoint(&self, table: &KvTable, end: usize) -> bool {
+        // A block more, since templates begin an answer in ways that the next turn need not repeat.
+        let young = self.young() + self.shape.tokens;
+        let is_near = |&at: &usize| {
+            let boundary = at / self.shape.tokens * self.shape.tokens;
+            boundary.checked_sub(end).is_some_and(|distance| distance < young)
+        };
+        self.policy.has_smaller() && table.checkpoints.iter().any(is_near)
+    }
+
+    /// Enters a sequence's full blocks in the prefix index, and marks those before its checkpoints.
     pub(super) fn publish(&mut self, table: &mut KvTable) {
         let Some(mut before) = table.options.scope else { return };
         let computed = table.computed;
         let evicted = table.evicted;
         let origin = self.origin(table);
-        for entry in &mut table.entries {
+        for index in 0..table.entries.len() {
+            let entry = &table.entries[index];
             // What follows forgotten tokens was computed with them, so no key stands for it.
             let behind = evicted.len > 0 && entry.start >= evicted.at;
             if entry.len < self.shape.tokens || entry.end() > computed || behind {
                 break;
             }
-            let key = *entry.key.get_or_insert_with(|| {
-                let tokens = &table.tokens[entry.start..entry.start + entry.len];
+            let before_checkpoint = self.is_before_checkpoint(table, entry.end());
+            let key = entry.key.unwrap_or_else(|| {
+                let tokens = &table.tokens[entry.start..entry.end()];
                 let key = prefix::extend(&origin, &before, tokens);
-                // Whoever was first serves all; blocks are not exchanged under a running sequence.
-                if let std::collections::hash_map::Entry::Vacant(vacant) = self.index.entry(key) {
-                    vacant.insert(entry.id);
-                    self.blocks[entry.id.0 as usize].key = Some(key);
-                }
+                self.enter(entry.id, key, before_checkpoint);
                 key
             });
+            if let Some(id) = self.index.get(&key).filter(|_| before_checkpoint) {
+                self.blocks[id.0 as usize].checkpoint = true;
+            }
+            table.entries[index].key = Some(key);
             before = key;
         }
+        table.checkpoints.retain(|&checkpoint| checkpoint > computed);
+    }
+
+    /// Has the prefix index lead to a block, unless it leads to another. Whoever was first serves all, and blocks are
+    /// not exchanged under a running sequence; but a block before a checkpoint takes the place of one of fewer bits.
+    fn enter(&mut self, id: BlockId, key: PrefixKey, before_checkpoint: bool) {
+        if let Some(&other) = self.index.get(&key) {
+            let codecs = self.codecs(other).zip(self.codecs(id));
+            let is_smaller = codecs.is_some_and(|(other, own)| other.has_fewer_bits(own));
+            if !before_checkpoint || !is_smaller {
+                return;
+            }
+            let replaced = &mut self.blocks[other.0 as usize];
+            (replaced.key, replaced.checkpoint) = (None, false);
+            if replaced.refs == 0 {
+                self.forget(other);
+            }
+        }
+        self.index.insert(key, id);
+        self.blocks[id.0 as usize].key = Some(key);
     }
 }
 

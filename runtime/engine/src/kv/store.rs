@@ -39,6 +39,8 @@ pub(super) struct Block {
     pub(super) priority: u8,
     /// Its key, where the prefix index leads to it.
     pub(super) key: Option<PrefixKey>,
+    /// Whether it lies before a checkpoint ([`KvTable::checkpoints`]). Sequences for which it is old get packed copies.
+    pub(super) checkpoint: bool,
     /// Tokens that are written in it.
     pub(super) tokens: usize,
     /// Whose numbers they are.
@@ -281,6 +283,7 @@ impl KvStore {
             used: self.clock,
             priority: table.options.priority,
             key: None,
+            checkpoint: false,
             tokens: 0,
             isolation: table.isolation,
         };

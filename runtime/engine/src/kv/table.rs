@@ -101,6 +101,12 @@ pub(crate) struct KvTable {
     pub(crate) evicted: EvictedRange,
     /// While a step is computed: by entry, and from the nearest queries on.
     pub(crate) versions: Vec<BlockVersion>,
+    /// Positions not yet computed at which other texts are expected to part from this one; the blocks before them are
+    /// kept in the prefix cache as queries right behind read them.
+    pub(crate) checkpoints: Vec<usize>,
+    /// Whether blocks were let go of, so that those before them may be packed further than what is computed next
+    /// wants.
+    pub(crate) shortened: bool,
     released: Arc<Released>,
     context: usize,
 }
@@ -125,6 +131,8 @@ impl KvTable {
             options,
             evicted: EvictedRange::default(),
             versions: Vec::new(),
+            checkpoints: Vec::new(),
+            shortened: false,
             released,
             context,
         }
@@ -149,6 +157,7 @@ impl KvTable {
     pub(crate) fn truncate(&mut self, len: usize) {
         self.tokens.truncate(len);
         self.uncompute(len);
+        self.checkpoints.retain(|&checkpoint| checkpoint <= len);
         if len <= self.evicted.at {
             self.evicted = EvictedRange::default();
         }
@@ -177,7 +186,15 @@ impl KvTable {
             last.len = len - last.start;
             last.key = None;
         }
+        self.shortened |= len < self.computed;
         self.computed = self.computed.min(len);
+    }
+
+    /// Expects other texts to part from this one at a position.
+    pub(crate) fn expect_parting(&mut self, at: usize) {
+        if at > self.computed && !self.checkpoints.contains(&at) {
+            self.checkpoints.push(at);
+        }
     }
 
     /// Counts the tokens of a step as computed, once every layer has their rows.

@@ -5,9 +5,14 @@
 //! settles, a block that grows old in it exists in every codec that one of its queries wants ([`BlockVersion`]). Each
 //! version is packed from the one before it, as blocks are that grow old from step to step.
 //!
-//! Three things are left that give a query fewer bits: packing under pressure of memory (`reclaim`), a
-//! sequence that was cut off where its blocks had grown old already, and a hit in the prefix cache, of which the blocks
-//! with too few bits are computed again but those before them not. Deterministic engines do none of these.
+//! So a hit in the prefix cache ends where a query right behind it has the bits that it wants in all blocks before, and
+//! of a sequence that was cut off, blocks are computed again from such a place on. Were all blocks packed in place as
+//! they grow old, that would be the beginning of the text. So there are *checkpoints* where texts are expected to part:
+//! the end of a prompt, and where one was seen to part from another. The blocks before one stay in the prefix cache as
+//! queries right behind it read them, and sequences that go on get packed copies.
+//!
+//! One thing is left that gives a query fewer bits: packing under pressure of memory (`reclaim`), which
+//! `KvStats::packed_early` counts. Deterministic engines do without.
 
 use std::time::Instant;
 
@@ -76,34 +81,30 @@ impl KvStore {
         (wanted.bytes(&self.shape) < stored.codecs().bytes(&self.shape)).then_some(wanted)
     }
 
-    /// How many of these blocks, of which the first ends at `end`, a query right behind them can read: `None`
-    /// stands for all. Where not all, of an engine that is deterministic none is left that has too few bits for
-    /// what is computed next, and of another the first is the end that has too few for a query behind the last.
-    pub(super) fn exact(&self, codecs: &[Codecs], end: usize) -> Option<usize> {
-        let tokens = self.shape.tokens;
-        let short = |count: usize| {
-            let from = end + (count - 1) * tokens;
-            let has_few = |(i, codecs): (usize, &Codecs)| {
-                codecs.has_fewer_bits(self.wanted(end + i * tokens, from))
-            };
-            codecs[..count].iter().enumerate().position(has_few)
-        };
-        let mut count = codecs.len();
-        while count > 0 {
-            let Some(first) = short(count) else { break };
-            match self.deterministic {
-                true => count -= 1,
-                false => return Some(first),
-            }
-        }
-        (count < codecs.len()).then_some(count)
+    /// How many tokens follow a block that no query reads in fewer bits any more.
+    pub(super) fn young(&self) -> usize {
+        self.policy.keys.young().max(self.policy.values.young())
     }
 
-    /// Lets go of a deterministic sequence's blocks that have fewer bits than what is computed next wants, and
-    /// of all after them.
-    pub(super) fn keep_exact(&self, table: &mut KvTable) {
+    /// How many of these blocks, given by their ends, can stand before what is computed next: a query right behind the
+    /// last has the bits that it wants in all of them.
+    pub(super) fn exact(&self, blocks: &[(usize, Codecs)]) -> usize {
+        let is_exact = |count: &usize| {
+            let blocks = &blocks[..*count];
+            let Some(&(from, _)) = blocks.last() else { return true };
+            // The newest come first: they want the most bits.
+            let mut blocks = blocks.iter().rev();
+            blocks.all(|&(end, codecs)| !codecs.has_fewer_bits(self.wanted(end, from)))
+        };
+        (0..=blocks.len()).rev().find(is_exact).unwrap_or_default()
+    }
+
+    /// Lets go of the end of a sequence that was shortened where what is computed next would read fewer bits than it
+    /// wants. A deterministic sequence is always looked at; another may go on with what was packed under pressure.
+    pub(crate) fn keep_exact(&self, table: &mut KvTable) {
+        let looked_at = self.deterministic || table.shortened;
         // What follows a gap was computed with what is forgotten.
-        if !self.deterministic || !self.policy.migrates() || table.evicted.len > 0 {
+        if !looked_at || !self.policy.migrates() || table.evicted.len > 0 {
             return;
         }
         let appended = Some(Codecs::new(&self.policy, KvTiers::appended));
@@ -112,10 +113,12 @@ impl KvStore {
         {
             table.uncompute(last.start);
         }
-        let full = table.entries.iter().filter(|entry| entry.len == self.shape.tokens);
-        let codecs: Option<Vec<Codecs>> = full.map(|entry| self.codecs(entry.id)).collect();
-        if let Some(count) = codecs.and_then(|codecs| self.exact(&codecs, self.shape.tokens)) {
-            table.uncompute(count * self.shape.tokens);
+        let blocks = table.entries.iter();
+        let blocks = blocks.map(|entry| Some((entry.end(), self.codecs(entry.id)?)));
+        if let Some(blocks) = blocks.collect::<Option<Vec<_>>>() {
+            let exact = &blocks[..self.exact(&blocks)];
+            table.uncompute(exact.last().map_or(0, |&(end, _)| end));
+            table.shortened = false;
         }
     }
 
@@ -139,7 +142,7 @@ impl KvStore {
             // All was put in order when the block was begun.
             return Ok(());
         }
-        let young = self.policy.keys.young().max(self.policy.values.young());
+        let young = self.young();
         let oldest = Codecs::new(&self.policy, KvTiers::oldest);
         for index in 0..table.entries.len() {
             self.take_packed(table, index, first);
@@ -293,7 +296,8 @@ impl KvStore {
         Ok(true)
     }
 
-    /// Puts other sides in the place of a block's, or of a sequence's own copy of it where others see it.
+    /// Puts other sides in the place of a block's, or of a sequence's own copy of it where others see it or may look for
+    /// it at a checkpoint.
     pub(super) fn replace(
         &mut self,
         table: &mut KvTable,
@@ -303,45 +307,54 @@ impl KvStore {
         kv_kernels: &mut KvKernels<'_>,
     ) -> Result<(), EngineError> {
         let id = table.entries[index].id;
-        if self.blocks[id.0 as usize].refs == 1 {
+        let block = &self.blocks[id.0 as usize];
+        let in_place = block.refs == 1 && !block.checkpoint;
+        if in_place {
             self.put(id, fresh);
-            return Ok(());
-        }
-        let mut sides = Vec::with_capacity(2);
-        for (half, fresh) in Half::BOTH.into_iter().zip(fresh) {
-            sides.push(match fresh {
-                Some(side) => side,
-                None => {
-                    let mut side = self.room_for(codecs, half, kv_kernels)?;
+        } else {
+            let mut sides = fresh;
+            for (half, side) in Half::BOTH.into_iter().zip(&mut sides) {
+                if side.is_none() {
+                    let mut copy = self.room_for(codecs, half, kv_kernels)?;
                     if let BlockLocation::Memory(stored) = &self.blocks[id.0 as usize].location {
-                        copy_side(stored.side(half), &mut side);
+                        copy_side(stored.side(half), &mut copy);
                     }
-                    side
+                    *side = Some(copy);
                 }
-            });
+            }
+            let [Some(keys), Some(values)] = sides else { return Ok(()) };
+            self.exchange(table, index, Stored::new(keys, values));
         }
-        let (Some(values), Some(keys)) = (sides.pop(), sides.pop()) else { return Ok(()) };
-        self.exchange(table, index, Stored::new(keys, values));
         let BlockRef { id, key, .. } = table.entries[index];
-        if let Some(key) = key.map(|key| prefix::packed(&key, codecs)) {
+        let block = &mut self.blocks[id.0 as usize];
+        // A block keeps the key of its tokens whatever its codecs. That of a copy names them.
+        if let Some(key) = key.filter(|key| block.key.map_or(!in_place, |own| own != *key)) {
+            if let Some(outdated) = block.key.take() {
+                self.index.remove(&outdated);
+            }
+            let key = prefix::packed(&key, codecs);
             self.index.entry(key).or_insert_with(|| {
-                self.blocks[id.0 as usize].key = Some(key);
+                block.key = Some(key);
                 id
             });
         }
         Ok(())
     }
 
-    /// Has a sequence refer to what another has packed of a block that both see, where it is due for queries at
-    /// position `from`.
+    /// Has a sequence refer to what another has packed of a block, where it is due for queries at position `from` and not
+    /// to be packed in place.
     pub(super) fn take_packed(&mut self, table: &mut KvTable, index: usize, from: usize) -> bool {
         let entry = &table.entries[index];
         let (id, key) = (entry.id, entry.key);
-        let due = self.due(entry, from).filter(|_| self.blocks[id.0 as usize].refs > 1);
+        let block = &self.blocks[id.0 as usize];
+        let in_place = block.refs == 1 && !block.checkpoint && block.key == key;
+        let due = self.due(entry, from).filter(|_| !in_place);
         let packed = due.zip(key).and_then(|(codecs, key)| {
             let packed = *self.index.get(&prefix::packed(&key, codecs))?;
             let location = &self.blocks[packed.0 as usize].location;
-            matches!(location, BlockLocation::Memory(_)).then_some(packed)
+            // Under pressure it may have been packed further.
+            matches!(location, BlockLocation::Memory(stored) if stored.codecs() == codecs)
+                .then_some(packed)
         });
         let Some(packed) = packed else { return false };
         let block = &mut self.blocks[packed.0 as usize];

@@ -23,6 +23,7 @@ impl<'a> Batch<'a> {
         if room {
             sequence.leader = self.leader(&sequence, self.running.len());
             self.running.push(sequence);
+            self.expect_parting(self.running.len() - 1);
         } else {
             self.resting.push(sequence);
         }

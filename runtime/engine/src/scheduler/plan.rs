@@ -78,6 +78,15 @@ impl Batch<'_> {
                 // It left before it came that far; another may go first.
                 None => self.leader(&self.running[index], index),
             };
+            self.expect_parting(index);
+        }
+    }
+
+    /// Tells the leader of a running sequence where that will part from it.
+    pub(super) fn expect_parting(&mut self, index: usize) {
+        let Some((order, shared)) = self.running[index].leader else { return };
+        if let Some(leader) = self.running.iter_mut().find(|other| other.order == order) {
+            leader.expect_parting(shared);
         }
     }
 

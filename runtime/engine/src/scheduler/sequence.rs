@@ -209,6 +209,11 @@ impl<'a> Sequence<'a> {
         matches!(self.work, Work::Text(_)) && scope.is_some() && sinks.is_none()
     }
 
+    /// Has blocks kept so that others can go on behind its first `len` tokens.
+    pub(super) fn expect_parting(&mut self, len: usize) {
+        self.session.expect_parting(len);
+    }
+
     /// Whether it goes on with the token that was chosen last, and nothing else.
     pub(super) fn is_decoding(&self) -> bool {
         self.first_token.is_some() && self.feed.len() == 1

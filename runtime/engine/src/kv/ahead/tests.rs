@@ -50,12 +50,12 @@ impl Stage {
         work(&mut self.store, &mut KvKernels { kernels: &mut self.kernels, pool: &self.threads })
     }
 
-    /// Computes tokens in one step.
+    /// Computes tokens in one step, with those before that have to be computed again.
     fn append(&mut self, table: &mut KvTable, tokens: &[u32]) {
         self.step(|store, kv_kernels| {
             store.touch(table);
             store.restore(table, kv_kernels).unwrap();
-            assert_eq!(table.computed, table.len());
+            let tokens = &[&table.tokens[table.computed..], tokens].concat();
             store.extend(table, tokens.len(), kv_kernels).unwrap();
             for layer in 0..SHAPE.layers {
                 for half in Half::BOTH {
@@ -158,14 +158,15 @@ fn a_block_that_is_cut_and_filled_again_is_written_when_it_is_due() {
     let mut pair = Pair::begun();
     pair.both(|_, table| table.truncate(70));
     pair.append(&[500]);
-    assert_eq!(pair.0[0].0.jobs(), 0);
+    // All blocks were computed again, and the first will be due next.
+    assert_eq!(pair.0.each_ref().map(|(stage, _)| stage.jobs()), [1, 0]);
     pair.decode(501..700);
     // Filled and due in one step, at the boundary for which it was handed over.
     let mut pair = Pair::begun();
     let before = pair.migrations();
     pair.both(|_, table| table.truncate(95));
     pair.append(&(500..565).collect::<Vec<_>>());
-    assert_eq!(pair.migrations(), (before.0 + 1, before.1));
+    assert_eq!(pair.migrations(), (before.0 + 3, before.1));
     pair.decode(600..700);
 }
 
@@ -328,4 +329,56 @@ fn sequences_that_rest_make_way() {
     assert_eq!(thread.jobs(), JOBS - 5);
     drop(resting);
     assert_eq!((thread.jobs(), stage.store.pool.used()), (0, 0));
+}
+
+#[test]
+fn what_one_sequence_packs_further_is_not_taken_for_what_another_is_due() {
+    let policy = "f16:32+q8_0:32+q4_0";
+    let mut stage = Stage::new(policy, false, None);
+    let mut first = stage.table(Some(scope("", None)));
+    let begun: Vec<u32> = (0..64).collect();
+    stage.append(&mut first, &begun);
+    let [mut second, _third] = [0, 1].map(|_| stage.store.fork(&first));
+    (100..200).for_each(|token| stage.append(&mut first, &[token]));
+    let mut alone = Stage::new(policy, false, None);
+    let mut table = alone.table(None);
+    alone.append(&mut table, &begun);
+    for token in 300..400 {
+        stage.append(&mut second, &[token]);
+        alone.append(&mut table, &[token]);
+        assert!(stage.content(&second) == alone.content(&table), "after {} tokens", table.len());
+    }
+}
+
+#[test]
+fn blocks_before_a_checkpoint_stay_for_others_and_what_was_packed_of_them_does_when_they_go() {
+    let mut stage = Stage::new("f16:64+q8_0:32+q4_0", false, None);
+    let options = Some(scope("", None));
+    let tokens: Vec<u32> = (0..480).collect();
+    let mut table = stage.table(options);
+    table.expect_parting(200);
+    stage.append(&mut table, &tokens);
+    let content = stage.content(&table);
+    drop(table);
+    let found = |stage: &mut Stage, count: usize| {
+        let mut other = stage.table(options);
+        let tokens = &tokens[..count];
+        let found = stage.step(|store, kv_kernels| store.attach(&mut other, tokens, kv_kernels));
+        (found, other)
+    };
+    // A place that nobody expected, a block before the checkpoint, the checkpoint, and the end.
+    for (count, expected) in [(128, 0), (160, 160), (192, 192), (480, 480)] {
+        assert_eq!(found(&mut stage, count).0, expected);
+    }
+    let held = stage.step(|store, _| (store.drain(), store.stats()).1);
+    assert_eq!((held.blocks, held.cached_blocks), (19, 19), "{held:?}");
+    let is_enough = |store: &KvStore| store.stats().evictions == 4;
+    stage.step(|store, kv_kernels| store.make_room(kv_kernels, is_enough, is_enough));
+    assert_eq!(stage.store.stats().packed_early, 0);
+    let (count, mut other) = found(&mut stage, 480);
+    assert_eq!(count, 480);
+    assert!(stage.content(&other) == content);
+    assert_eq!(found(&mut stage, 192).0, 0);
+    // It goes on as it would have.
+    stage.append(&mut other, &(900..1000).collect::<Vec<_>>());
 }
