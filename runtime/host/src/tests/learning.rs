@@ -69,12 +69,14 @@ fn a_choice_follows_live_calls_and_is_kept_and_explained() {
     assert_eq!((&*back.from.kernel, &*back.to.kernel), ("native:rmsnorm_f32", "rmsnorm_f32"));
     assert_eq!(answers(&running), "sandbox");
     running.state.workers.native_delay.store(0, Relaxed);
-    call_until_changed(&running, 3);
+    let [.., last] = &call_until_changed(&running, 3)[..] else { panic!("no change") };
     assert_eq!(answers(&running), "native", "and fast again");
     drop(running);
     let restarted = host(fastest(Some(&cache)), &pack);
     assert_eq!(answers(&restarted), "native");
     assert_eq!(restarted.choice_changes(0).1, 0);
+    // The change that another process made, with its evidence.
+    assert!(explained(&restarted).contains(&last.to_string()), "{}", explained(&restarted));
     let another = host(fastest(Some(&cache)), &super::pack(&but_for(12345, "(nop)")));
     assert_eq!(answers(&another), "sandbox", "another kernel");
 }
