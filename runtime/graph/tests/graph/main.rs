@@ -1,7 +1,7 @@
 //! Graphs from outside: what the walk refuses, and what computes against another runtime's outputs.
 #![forbid(unsafe_code)]
 
-#[cfg(feature = "onnx")]
+#[cfg(all(feature = "onnx", feature = "encoder"))]
 mod computing;
 #[cfg(feature = "encoder")]
 mod gguf;
