@@ -98,10 +98,30 @@ fn refused(kernel: &Kernel) -> &'static str {
     kernel.admitted(OnnxProvider).err().expect("it was admitted").code()
 }
 
-/// The error of WASI-NN that these instructions give.
-fn error_of(call: &str) -> i32 {
-    match Kernel::asking(call).later(OnnxProvider).unwrap_err() {
-        Failure::Status { status, .. } => status - 100,
+/// The errors of WASI-NN, in the order of their numbers.
+const ERRORS: [&str; 9] = [
+    "success",
+    "invalid_argument",
+    "invalid_encoding",
+    "missing_memory",
+    "busy",
+    "runtime_error",
+    "unsupported_operation",
+    "too_large",
+    "not_found",
+];
+
+/// Its types of elements, likewise.
+const TENSOR_TYPES: [&str; 6] = ["f16", "f32", "f64", "u8", "i32", "i64"];
+
+/// The error of WASI-NN that these instructions give, by its name.
+fn error_of(call: &str) -> &'static str {
+    error(&Kernel::asking(call).later(OnnxProvider).unwrap_err())
+}
+
+fn error(failure: &Failure) -> &'static str {
+    match failure {
+        Failure::Status { status, .. } => ERRORS[*status as usize - 100],
         failure => panic!("{failure}"),
     }
 }
@@ -135,12 +155,12 @@ fn a_graph_that_is_not_right_here_keeps_its_pack_out() {
 #[test]
 fn a_graph_is_asked_for_by_the_name_that_the_pack_has_for_it() {
     let named = "(call $load_by_name (i32.const 0) (i32.const 2) (i32.const 64))";
-    assert_eq!(error_of(named), 8, "not found");
+    assert_eq!(error_of(named), "not_found");
     let bytes =
         "(call $load (i32.const 96) (i32.const 1) (i32.const 1) (i32.const 0) (i32.const 64))";
-    assert_eq!(error_of(bytes), 6, "unsupported operation");
+    assert_eq!(error_of(bytes), "unsupported_operation");
     let handle = "(call $init (i32.const 1) (i32.const 68))";
-    assert_eq!(error_of(handle), 1, "invalid argument");
+    assert_eq!(error_of(handle), "invalid_argument");
 }
 
 #[test]
@@ -154,9 +174,9 @@ fn contexts_are_bounded_and_end_with_the_call() {
     let kernel =
         Kernel { later: format!("{many} (local.set $e) (br $failed)"), ..Kernel::default() };
     let failure = kernel.later(OnnxProvider).unwrap_err();
-    assert!(matches!(failure, Failure::Status { status: 103, .. }), "{failure}");
+    assert_eq!(error(&failure), "missing_memory");
     // The call before had a context of that number.
-    assert_eq!(error_of("(call $compute (i32.const 0))"), 1);
+    assert_eq!(error_of("(call $compute (i32.const 0))"), "invalid_argument");
     // Sixteen of a call are no burden for the next one.
     let sixteen = many.rsplit_once("(call").unwrap().0.to_owned();
     let kernel = Kernel { later: format!("{sixteen} (return (i32.const 5))"), ..Kernel::default() };
@@ -178,7 +198,7 @@ fn what_contexts_hold_is_bounded() {
     );
     kernel.graph["extents"]["batch"] = json!(1 << 18);
     let failure = kernel.later(OnnxProvider).unwrap_err();
-    assert!(matches!(failure, Failure::Status { status: 103, .. }), "{failure}");
+    assert_eq!(error(&failure), "missing_memory");
 }
 
 #[test]
@@ -196,31 +216,90 @@ fn inputs_and_outputs_are_held_to_the_graph() {
         )
     };
     for wrong in [set(0, 3, 7), set(0, 9, 8), set(1, 3, 8)] {
-        assert_eq!(error_of(&with(&wrong)), 1, "{wrong}");
+        assert_eq!(error_of(&with(&wrong)), "invalid_argument", "{wrong}");
     }
     let f64s = "(i32.store (i32.const 104) (i32.const 2))";
     let typed = format!(
         "(drop (call $tensor (i32.const 3) (i32.const 8) (i32.const 0))) {f64s}
          (call $set_input (i32.load (i32.const 68)) (i32.const 0) (i32.const 96))"
     );
-    assert_eq!(error_of(&with(&typed)), 1, "another type");
-    assert_eq!(error_of(&with("(call $compute (i32.load (i32.const 68)))")), 1, "no input");
+    assert_eq!(error_of(&with(&typed)), "invalid_argument", "another type");
+    assert_eq!(error_of(&with("(call $compute (i32.load (i32.const 68)))")), "invalid_argument");
     let output = |room: u32, to: u32| {
         format!(
             "(call $get_output (i32.load (i32.const 68)) (i32.const 0) (i32.const {to})
               (i32.const {room}) (i32.const 72))"
         )
     };
-    assert_eq!(error_of(&with(&output(64, 128))), 1, "not computed");
+    assert_eq!(error_of(&with(&output(64, 128))), "invalid_argument", "not computed");
     let computed =
         format!("(drop {}) (drop (call $compute (i32.load (i32.const 68))))", set(0, 3, 8));
-    assert_eq!(error_of(&with(&format!("{computed} {}", output(47, 128)))), 7, "too large");
-    assert_eq!(error_of(&with(&format!("{computed} {}", output(48, 128)))), 0);
-    // Where it may only read, and where nothing is.
-    for to in [32 << 10, u32::MAX - 50] {
-        let kernel = Kernel::asking(&with(&format!("{computed} {}", output(48, to))));
-        let failure = kernel.later(OnnxProvider).unwrap_err();
-        assert_eq!(failure.code(), "kernel_trap", "{failure}");
+    assert_eq!(error_of(&with(&format!("{computed} {}", output(47, 128)))), "too_large");
+    assert_eq!(error_of(&with(&format!("{computed} {}", output(48, 128)))), "success");
+}
+
+#[test]
+fn a_place_that_the_kernel_cannot_use_ends_its_call_and_nothing_else() {
+    let tensor = |at: u32, value: u32| {
+        format!(
+            "(drop (call $tensor (i32.const 3) (i32.const 8) (i32.const 0)))
+             (i32.store (i32.const {at}) (i32.const {value}))"
+        )
+    };
+    let set = "(call $set_input (i32.load (i32.const 68)) (i32.const 0) (i32.const 96))";
+    let computed = format!(
+        "(drop (call $init (i32.load (i32.const 64)) (i32.const 68)))
+         (drop (call $set_input (i32.load (i32.const 68)) (i32.const 0)
+           (call $tensor (i32.const 3) (i32.const 8) (i32.const 0))))
+         (drop (call $compute (i32.load (i32.const 68))))"
+    );
+    let output = |to: u32, len: u32| {
+        format!(
+            "(call $get_output (i32.load (i32.const 68)) (i32.const 0) (i32.const {to})
+              (i32.const 48) (i32.const {len}))"
+        )
+    };
+    // Behind the memory, partly too, and where the kernel may only read.
+    let (behind, across, read_only) = (u32::MAX - 50, (128 << 16) - 2, 32 << 10);
+    let mut calls = vec![
+        format!("(call $load_by_name (i32.const {behind}) (i32.const 3) (i32.const 64))"),
+        "(call $load_by_name (i32.const 0) (i32.const -1) (i32.const 64))".to_owned(),
+        format!("(call $set_input (i32.load (i32.const 68)) (i32.const 0) (i32.const {across}))"),
+        // Extents, elements and their bytes.
+        format!("{} {set}", tensor(96, behind)),
+        format!("{} {set}", tensor(108, behind)),
+        format!("{} {set}", tensor(112, u32::MAX)),
+    ];
+    for to in [behind, across, read_only] {
+        calls.push(format!("(call $load_by_name (i32.const 0) (i32.const 3) (i32.const {to}))"));
+        calls.push(format!("(call $init (i32.load (i32.const 64)) (i32.const {to}))"));
+        calls.push(output(to, 72));
+        calls.push(output(128, to));
+    }
+    for call in calls {
+        let kernel = Kernel::asking(&format!("(block (result i32) {computed} {call})"));
+        let host = kernel.admitted(OnnxProvider).unwrap();
+        let failure = classify(&host, LATER).unwrap_err();
+        assert_eq!(failure.code(), "kernel_trap", "{call}: {failure}");
+        assert_eq!(classify(&host, 2), Ok(expected(2)), "{call}");
+    }
+}
+
+#[test]
+fn names_are_text_and_types_those_of_the_graph() {
+    // Neither is text, nor the name of a graph.
+    let bytes = "(i32.store8 (i32.const 64) (i32.const 255))
+        (call $load_by_name (i32.const 64) (i32.const 1) (i32.const 64))";
+    assert_eq!(error_of(&format!("(block (result i32) {bytes})")), "not_found");
+    for (number, ty) in TENSOR_TYPES.into_iter().enumerate() {
+        let set = format!(
+            "(drop (call $init (i32.load (i32.const 64)) (i32.const 68)))
+             (drop (call $tensor (i32.const 3) (i32.const 8) (i32.const 0)))
+             (i32.store (i32.const 104) (i32.const {number}))
+             (call $set_input (i32.load (i32.const 68)) (i32.const 0) (i32.const 96))"
+        );
+        let error = error_of(&format!("(block (result i32) {set})"));
+        assert_eq!(error == "success", ty == "f32", "{ty}: {error}");
     }
 }
 
