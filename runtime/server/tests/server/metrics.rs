@@ -118,12 +118,14 @@ fn blocks_that_are_packed_early_to_make_room_are_counted() {
     let service = Service::of(served(engine.clone()), &[]);
     let packed = "ruvllm_kv_packed_early_total";
     assert_eq!(service.metric(packed), 0.0);
-    // What is kept of texts that have nothing in common gives way to the next.
+    // What is kept of texts that have nothing in common gives way to the next. What was written behind a prompt is
+    // packed; what lies right before its end would be of no use so, and is given up.
     let mut texts = 0;
     while engine.memory().kv.packed_early == 0 {
         assert!(texts < 50, "there is room for all: {:?}", engine.memory());
-        let prompt = format!("{texts} cats and dogs ").repeat(40);
-        service.ok("/v1/completions", &json!({"prompt": prompt, "max_tokens": 1}));
+        let prompt = format!("{texts} cats and dogs ");
+        let body = json!({"prompt": prompt, "max_tokens": 300, "ignore_eos": true});
+        service.ok("/v1/completions", &body);
         texts += 1;
     }
     let counted = || service.metric(packed) == engine.memory().kv.packed_early as f64;
