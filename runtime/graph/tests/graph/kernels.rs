@@ -247,12 +247,10 @@ fn a_place_that_the_kernel_cannot_use_ends_its_call_and_nothing_else() {
         )
     };
     let set = "(call $set_input (i32.load (i32.const 68)) (i32.const 0) (i32.const 96))";
-    let computed = format!(
-        "(drop (call $init (i32.load (i32.const 64)) (i32.const 68)))
+    let computed = "(drop (call $init (i32.load (i32.const 64)) (i32.const 68)))
          (drop (call $set_input (i32.load (i32.const 68)) (i32.const 0)
            (call $tensor (i32.const 3) (i32.const 8) (i32.const 0))))
-         (drop (call $compute (i32.load (i32.const 68))))"
-    );
+         (drop (call $compute (i32.load (i32.const 68))))";
     let output = |to: u32, len: u32| {
         format!(
             "(call $get_output (i32.load (i32.const 68)) (i32.const 0) (i32.const {to})
