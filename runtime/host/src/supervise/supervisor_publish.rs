@@ -13,8 +13,8 @@ impl Supervisor {
     /// Makes a staged pack active, and watches it from then on.
     ///
     /// # Errors
-    /// As for [`Host::activate`], and [`SupervisorError::History`]: where it cannot be written down,
-    /// the earlier generation stays or comes back.
+    /// As for [`Host::activate`](crate::Host::activate), and [`SupervisorError::History`]: where it cannot
+    /// be written down, the earlier generation stays or comes back.
     pub fn activate(&self, id: u64, operator: &str) -> Result<InstallReport, SupervisorError> {
         let act = Act::activate(operator);
         let pack = self.staged_pack(id)?;
@@ -26,7 +26,7 @@ impl Supervisor {
     /// Puts a staged pack on trial with a share of the steps, and watches it from then on.
     ///
     /// # Errors
-    /// As for [`Host::start_canary`], and [`SupervisorError::History`].
+    /// As for [`Host::start_canary`](crate::Host::start_canary), and [`SupervisorError::History`].
     pub fn start_canary(
         &self,
         id: u64,
@@ -42,7 +42,7 @@ impl Supervisor {
     /// Makes the generation on trial the active one, and watches it anew. Gives its number.
     ///
     /// # Errors
-    /// As for [`Host::promote_canary`], and [`SupervisorError::History`].
+    /// As for [`Host::promote_canary`](crate::Host::promote_canary), and [`SupervisorError::History`].
     pub fn promote_canary(&self, operator: &str) -> Result<u64, SupervisorError> {
         let act = Act::activate(operator);
         let pack = self.canary()?.packs.first().cloned().ok_or(HostError::NoCanary)?;
@@ -55,8 +55,9 @@ impl Supervisor {
     /// One that was found healthy is what a restart publishes from then on; any other is watched.
     ///
     /// # Errors
-    /// [`SupervisorError::NoEarlier`]; as for [`Host::roll_back`], and [`SupervisorError::History`]:
-    /// where only the confirmation cannot be written, it was gone back all the same.
+    /// [`SupervisorError::NoEarlier`]; as for [`Host::roll_back`](crate::Host::roll_back), and
+    /// [`SupervisorError::History`]: where only the last record cannot be written, the earlier generation
+    /// is in use all the same.
     pub fn roll_back(
         &self,
         to: Option<u64>,
