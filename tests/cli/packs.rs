@@ -1,7 +1,7 @@
 //! Packs that a user brings: as a directory or one file, pinned, new and old.
 
 use crate::program::{Run, ruvllm};
-use ruvllm::signing::{PackLimits, PackLock, UnverifiedPack};
+use ruvllm::signing::{PackLimits, PackLock, SOURCES_FILE, Sources, UnverifiedPack};
 use ruvllm_tests::wat::{Module, rmsnorm_f32};
 use ruvllm_tests::{PackBuilder, TestPack};
 use std::fs;
@@ -70,6 +70,14 @@ fn a_pack_crate_stands_for_its_build_and_a_text_is_no_archive() {
     let read = UnverifiedPack::read_dir(&pack.path(), &PackLimits::default()).unwrap();
     read.write_dir(&named.join("dist")).unwrap();
     assert!(calls(&run(&named, &pack.policy_file(), &[])) > 0);
+    // As `ruvllm-pack build` leaves it, with what it was made from.
+    let crate_path = fs::canonicalize(&named).unwrap();
+    let record = Sources::read(&crate_path, &[]).unwrap().record(&crate_path).unwrap();
+    fs::write(named.join(SOURCES_FILE), record).unwrap();
+    assert!(calls(&run(&named, &pack.policy_file(), &[])) > 0);
+    fs::write(named.join("pack.toml"), "# A change that was not built").unwrap();
+    refused(&named, "is older than its sources (pack.toml has changed): run `ruvllm-pack build");
+    assert!(calls(&run(&named.join("dist"), &pack.policy_file(), &[])) > 0);
     let text = pack.outside().join("notes.rkp");
     fs::write(&text, "These are my notes.\n".repeat(100)).unwrap();
     refused(&text, "is not a pack archive");

@@ -8,7 +8,7 @@
 
 use crate::pack::{Collector, PackLimits, UnverifiedPack};
 use crate::ustar::{self, BLOCK, BadHeader};
-use crate::{MANIFEST_FILE, PackError, Violation, files};
+use crate::{MANIFEST_FILE, PackError, Violation, files, sources};
 use std::borrow::Cow;
 use std::fs;
 use std::io::{self, Read, Write};
@@ -23,7 +23,7 @@ const FIRST_ROOM: usize = 64 * 1024;
 /// The file that makes a directory a pack crate, from which `ruvllm-pack build` makes a pack.
 pub const CRATE_FILE: &str = "pack.toml";
 /// Where `ruvllm-pack build` puts the pack in its crate.
-const DIST: &str = "dist";
+pub const DIST: &str = "dist";
 
 /// Where the pack lies in a directory that somebody named: there, or in `dist/` where that is what
 /// `ruvllm-pack build` has made of a pack crate.
@@ -40,11 +40,17 @@ impl UnverifiedPack {
     ///
     /// # Errors
     /// As for [`UnverifiedPack::read_dir`] and [`UnverifiedPack::read_archive`];
-    /// [`PackError::NotAPack`] where a directory has no manifest.
+    /// [`PackError::NotAPack`] where a directory has no manifest; [`PackError::Stale`] where the sources of a
+    /// pack crate have changed since it was built, [`PackError::Unrecorded`] where nothing says what they
+    /// were and nobody has signed the build.
     pub fn read(path: &Path, limits: &PackLimits) -> Result<UnverifiedPack, PackError> {
         let io = |e| PackError::io("read", path, e);
         if fs::metadata(path).map_err(io)?.is_dir() {
             let directory = pack_directory(path);
+            // Somebody who names a crate means what its sources say.
+            if *directory != *path {
+                sources::check(path)?;
+            }
             if fs::symlink_metadata(directory.join(MANIFEST_FILE)).is_err() {
                 let message = if path.join(CRATE_FILE).is_file() {
                     "is a pack crate that has not been built: run `ruvllm-pack build` there"

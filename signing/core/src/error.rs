@@ -1,5 +1,6 @@
 //! Why something was refused.
 
+use crate::archive::DIST;
 use ruvllm_manifest::{Violation, escape_untrusted};
 use std::fmt;
 use std::io;
@@ -30,6 +31,30 @@ pub enum PackError {
         path: PathBuf,
         /// What it is, and what to do.
         message: &'static str,
+    },
+    /// The build in a pack crate is not that of its sources.
+    #[error(
+        "{} is older than its sources ({}): run `ruvllm-pack build {}` first, or name {0} to take it as it is",
+        Shown(&.directory.join(DIST)),
+        first(.changed),
+        Shown(.directory)
+    )]
+    Stale {
+        /// The pack crate.
+        directory: PathBuf,
+        /// The sources that have changed since, from the crate on.
+        changed: Vec<String>,
+    },
+    /// Nothing says what the build in a pack crate was made from.
+    #[error(
+        "nothing says which sources {0} was built from: run `ruvllm-pack build {1}` first, or name {0} to take it as \
+         it is",
+        Shown(&.directory.join(DIST)),
+        Shown(.directory)
+    )]
+    Unrecorded {
+        /// The pack crate.
+        directory: PathBuf,
     },
     /// The text or file holds no key that can be used.
     #[error("{message}")]
@@ -112,6 +137,8 @@ impl PackError {
         match self {
             PackError::Io { .. } => "io",
             PackError::Rejected(_) | PackError::NotAPack { .. } => "pack_rejected",
+            PackError::Stale { .. } => "build_stale",
+            PackError::Unrecorded { .. } => "build_unrecorded",
             PackError::Key { .. } => "key_invalid",
             PackError::WeakKey => "key_weak",
             PackError::Entropy { .. } => "entropy",
@@ -139,6 +166,15 @@ impl PackError {
 
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         PackError::Io { action, path: path.to_owned(), source }
+    }
+}
+
+/// The first of some files, and how many more there are.
+fn first(changed: &[String]) -> String {
+    match changed {
+        [] => String::new(),
+        [one] => format!("{one} has changed"),
+        [one, more @ ..] => format!("{one} and {} more have changed", more.len()),
     }
 }
 

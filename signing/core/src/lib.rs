@@ -40,10 +40,11 @@ mod policy_file;
 mod publisher;
 mod rollback;
 mod secret;
+mod sources;
 mod ustar;
 mod verify;
 
-pub use archive::{ARCHIVE_EXTENSION, CRATE_FILE, pack_directory};
+pub use archive::{ARCHIVE_EXTENSION, CRATE_FILE, DIST, pack_directory};
 pub use clock::Clock;
 pub use envelope::{Envelope, MAX_ENVELOPE_BYTES, MAX_SIGNATURES, sign_manifest};
 pub use error::PackError;
@@ -61,4 +62,5 @@ pub use publisher::{PackPattern, Publisher};
 pub use rollback::RollbackEntry;
 pub use ruvllm_manifest::{MANIFEST_FILE, SIGNATURE_FILE, Timestamp, Violation, escape_untrusted};
 pub use secret::{SecretKey, read_secret_file};
+pub use sources::{SOURCES_FILE, Sources};
 pub use verify::{Signer, VerifiedPack};

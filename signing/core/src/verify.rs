@@ -33,6 +33,13 @@ pub struct VerifiedPack {
     files: BTreeMap<PackPath, Cow<'static, [u8]>>,
 }
 
+/// What the documentation of [`VerifiedPack`] tries in vain compiles where its fields are seen.
+#[cfg(test)]
+#[expect(dead_code, reason = "only compiled")]
+fn change_what_was_signed(manifest: Manifest, pack: VerifiedPack) -> VerifiedPack {
+    VerifiedPack { manifest, ..pack }
+}
+
 /// A trusted publisher whose signature counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signer {

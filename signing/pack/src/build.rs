@@ -11,20 +11,19 @@ use std::path::{Path, PathBuf};
 use ruvllm_abi::export;
 use ruvllm_host::module_features;
 use ruvllm_manifest::{MANIFEST_FILE, Manifest, SIGNATURE_FILE, Sha256Hex};
+use ruvllm_signing::{DIST, Sources};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::figures::Figures;
 use crate::lines::Lines;
 use crate::module::normalise;
-use crate::sources::{self, Sources};
+use crate::sources;
 use crate::spec::{Built, SPEC_FILE, Source};
 use crate::toolchain::Toolchain;
 use crate::{Lang, ModuleFacts, PackSpec, Report, ToolError, ToolchainId};
 use crate::{compile_c, compile_rust, graph, trial};
 
-/// Where a build lies in its crate.
-pub const DIST: &str = "dist";
 /// Where compilers leave what they make in a crate, unless it is said otherwise.
 pub(crate) const TARGET_DIR: &str = "target";
 /// Stack of a kernel in bytes; overflowing it runs into the start of memory and traps.
@@ -163,7 +162,7 @@ pub fn build(options: &Options) -> Result<BuildReport, ToolError> {
         false
     } else {
         let removed = write(&dist, &pack.files)?;
-        sources.record(&directory)?;
+        sources::record(&directory, sources)?;
         removed
     };
     Ok(BuildReport {

@@ -54,30 +54,6 @@ pub enum ToolError {
         /// How it ended.
         status: String,
     },
-    /// The build in a pack crate is not that of its sources.
-    #[error(
-        "{} is older than its sources ({}): run `ruvllm-pack build {}` first",
-        escape_untrusted(&.directory.join(crate::build::DIST).to_string_lossy()),
-        first(.changed),
-        escape_untrusted(&.directory.to_string_lossy())
-    )]
-    Stale {
-        /// The pack crate.
-        directory: PathBuf,
-        /// The sources that have changed since, from the crate on.
-        changed: Vec<String>,
-    },
-    /// Nothing says what the build in a pack crate was made from.
-    #[error(
-        "nothing says which sources {0} was built from: run `ruvllm-pack build {1}` first, or name {0} to take it as \
-         it is",
-        escape_untrusted(&.directory.join(crate::build::DIST).to_string_lossy()),
-        escape_untrusted(&.directory.to_string_lossy())
-    )]
-    Unrecorded {
-        /// The pack crate.
-        directory: PathBuf,
-    },
     /// A pack cannot be begun like that.
     #[error("{message}")]
     New {
@@ -127,15 +103,6 @@ pub enum ToolError {
     },
 }
 
-/// The first of some files, and how many more there are.
-fn first(changed: &[String]) -> String {
-    match changed {
-        [] => String::new(),
-        [one] => format!("{one} has changed"),
-        [one, more @ ..] => format!("{one} and {} more have changed", more.len()),
-    }
-}
-
 impl ToolError {
     /// A stable identifier for programs.
     pub fn code(&self) -> &'static str {
@@ -147,8 +114,6 @@ impl ToolError {
             ToolError::Toolchain { .. } => "toolchain_missing",
             ToolError::ToolchainMismatch { .. } => "toolchain_mismatch",
             ToolError::Compile { .. } => "compile_failed",
-            ToolError::Stale { .. } => "build_stale",
-            ToolError::Unrecorded { .. } => "build_unrecorded",
             ToolError::New { .. } => "new_refused",
             ToolError::Call { .. } => "call_invalid",
             ToolError::Kernel(error) => error.code(),

@@ -17,9 +17,9 @@ use ruvllm_manifest::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::build::DIST;
 use crate::spec::PackSection;
 use crate::{Report, ToolError};
+use ruvllm_signing::DIST;
 
 /// What the fields of `graph.toml` mean, for `help graph`.
 pub const GRAPH_TOML_FIELDS: &str = "\

@@ -13,8 +13,7 @@ use ruvllm_signing::{
 };
 use serde::Serialize;
 
-use crate::scaffold::is_pack_crate;
-use crate::{Report, ToolError, atomic, sources, trial};
+use crate::{Report, ToolError, atomic, trial};
 
 /// A key that was made.
 #[derive(Clone, Debug, Serialize)]
@@ -187,15 +186,12 @@ pub(crate) fn public_key(text_or_file: &str) -> Result<PublicKey, ToolError> {
 /// manifest. The files must be those that the manifest lists: every host would refuse others.
 ///
 /// # Errors
-/// [`ToolError::Pack`] for keys and pack, [`ToolError::Manifest`] where the manifest is not valid,
-/// [`ToolError::Stale`] where a pack crate has been changed since it was built, [`ToolError::Io`].
+/// [`ToolError::Pack`] for keys and pack, also where a pack crate has been changed since it was built,
+/// [`ToolError::Manifest`] where the manifest is not valid, [`ToolError::Io`].
 pub fn sign(key_files: &[PathBuf], directory: &Path) -> Result<SignReport, ToolError> {
     let keys = secret_keys(key_files)?;
-    if is_pack_crate(directory) {
-        sources::check(directory)?;
-    }
+    let pack = UnverifiedPack::read(directory, &PackLimits::with_graphs())?;
     let directory = pack_directory(directory);
-    let pack = UnverifiedPack::read(&directory, &PackLimits::with_graphs())?;
     if !directory.is_dir() {
         let message = "is an archive, which is not changed: sign the directory, then run `ruvllm-pack archive`";
         return Err(PackError::NotAPack { path: directory.into_owned(), message }.into());

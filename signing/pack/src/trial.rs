@@ -16,19 +16,14 @@ use ruvllm_signing::{
     sign_manifest,
 };
 
+use crate::ToolError;
 use crate::lines::Lines;
-use crate::scaffold::is_pack_crate;
-use crate::{ToolError, sources};
 
 /// Reads a pack: a directory, an archive, or the build of a pack crate.
 ///
 /// # Errors
-/// [`ToolError::Pack`], also where a pack crate has not been built; [`ToolError::Stale`] where it has been
-/// changed since.
+/// [`ToolError::Pack`], also where a pack crate has not been built or has been changed since.
 pub(crate) fn read(given: &Path) -> Result<UnverifiedPack, ToolError> {
-    if is_pack_crate(given) {
-        sources::check(given)?;
-    }
     Ok(UnverifiedPack::read(given, &PackLimits::with_graphs())?)
 }
 

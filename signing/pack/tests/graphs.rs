@@ -244,6 +244,7 @@ tolerance = { rel = 1e-4, abs = 1e-5 }
     let features = report["kernels"][0]["features"].as_array().expect("features");
     assert!(features.contains(&Value::from("wasi-nn")), "{features:?}");
 
+    let near = ruvllm_native::judge::Tolerance { rel: 1e-4, abs: 1e-5 };
     for check in checks().as_array().expect("checks") {
         let input = directory.path().join("x.json");
         fs::write(&input, check["inputs"][0].to_string()).expect("written");
@@ -258,7 +259,7 @@ tolerance = { rel = 1e-4, abs = 1e-5 }
         let (got, want) = (numbers(y), numbers(&check["outputs"][0]));
         assert_eq!(got.len(), want.len());
         for (got, want) in got.iter().zip(&want) {
-            assert!((got - want).abs() <= 1e-5 + 1e-4 * want.abs(), "{got} for {want}");
+            assert!(near.holds(*got, *want), "{got} for {want}");
         }
     }
 

@@ -3,6 +3,7 @@
 
 use super::{LATER, config};
 use ruvllm_host::{Host, HostConfig, OpCall, OpKey, Operand, Scope, Worker};
+use ruvllm_native::judge::Tolerance;
 use ruvllm_tests::wat::{Module, rmsnorm_f32};
 use ruvllm_tests::{PackBuilder, TestPack};
 
@@ -65,7 +66,7 @@ fn the_count_stays_below_the_limits_and_every_call_is_answered() {
     let native = limited(96 * MIB);
     let mut others: Vec<Worker> = (0..WORKERS).map(|_| native.worker().unwrap()).collect();
     let want = answers(&native, &mut others, &mut || {});
-    let mut most = 0;
+    let (mut most, near) = (0, Tolerance { rel: 1e-5, abs: 1e-6 });
     for _ in 0..3 {
         let got = answers(&host, &mut workers, &mut || most = most.max(host.kernel_memory().used));
         assert_eq!(got.len(), want.len());
@@ -73,7 +74,7 @@ fn the_count_stays_below_the_limits_and_every_call_is_answered() {
             let number = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
             let pairs = got.chunks_exact(4).map(number).zip(want.chunks_exact(4).map(number));
             for (got, want) in pairs {
-                assert!((got - want).abs() <= 1e-5 * want.abs() + 1e-6, "{got} for {want}");
+                assert!(near.holds(got.into(), want.into()), "{got} for {want}");
             }
         }
     }

@@ -82,7 +82,57 @@ impl Adapter {
     ) -> Result<Adapter, EngineError> {
         let kind = std::fs::metadata(path).map_err(|e| EngineError::io(path, e))?;
         let file = if kind.is_dir() { peft::read(path)? } else { gguf::read(path)? };
-        file.load(model, scale, reserve)
+        Adapter::of(&file, model, scale, reserve)
+    }
+
+    /// Checks every update against the model, counts the memory, and lays the factors out.
+    fn of(
+        file: &AdapterFile,
+        model: &Arc<Model>,
+        scale: f32,
+        reserve: impl FnOnce(&str, usize) -> Result<Reservation, EngineError>,
+    ) -> Result<Adapter, EngineError> {
+        let family = &model.config().architecture;
+        if let Some(architecture) = file.architecture.as_ref().filter(|&name| name != family) {
+            return Err(file.mismatch(format!("it is for {architecture}, the model is {family}")));
+        }
+        let all = file
+            .pairs
+            .iter()
+            .map(|(&(layer, target), pair)| Factors::of(file, model, layer, target, pair));
+        let all: Vec<Factors<'_>> = all.collect::<Result<_, _>>()?;
+        if all.is_empty() {
+            return Err(file.damaged("it has no factors".to_owned()));
+        }
+        let bytes = all.iter().map(|f| f.shape.groups() * f.shape.rank * 4 * size_of::<f32>());
+        let reserved = reserve(&file.name, bytes.sum())?;
+
+        // Whoever computes without it must not see it.
+        let owner = Owner::unique();
+        let mut hasher = blake3::Hasher::new_derive_key("ruvllm adapter fingerprint v1");
+        let mut layers: Vec<_> =
+            model.weights().layers.iter().map(|_| Default::default()).collect();
+        for factors in &all {
+            let update = factors.update(file, model, scale, owner)?;
+            hasher.update(&(factors.layer as u64).to_le_bytes());
+            hasher.update(factors.target.name(Naming::Gguf).as_bytes());
+            hasher.update(&update.dims.rank.to_le_bytes());
+            hasher.update(&update.scale.to_le_bytes());
+            hasher.update(update.factors.bytes());
+            let layer: &mut [_; Projection::ALL.len()] = &mut layers[factors.layer];
+            layer[factors.target as usize] = Some(update);
+        }
+        let inner = AdapterInner {
+            name: file.name.clone(),
+            rank: all.iter().map(|f| f.shape.rank).max().unwrap_or(0),
+            alpha: file.alpha,
+            scale,
+            fingerprint: *hasher.finalize().as_bytes(),
+            layers,
+            model: Arc::clone(model),
+            reserved,
+        };
+        Ok(Adapter { inner: Arc::new(inner) })
     }
 
     /// The adapter's own name, or that of its file.
@@ -163,60 +213,10 @@ struct Factors<'a> {
     dims: LoraDims,
 }
 
-impl AdapterFile {
-    /// Checks every update against the model, counts the memory, and lays the factors out.
-    fn load(
-        &self,
-        model: &Arc<Model>,
-        scale: f32,
-        reserve: impl FnOnce(&str, usize) -> Result<Reservation, EngineError>,
-    ) -> Result<Adapter, EngineError> {
-        let family = &model.config().architecture;
-        if let Some(architecture) = self.architecture.as_ref().filter(|&name| name != family) {
-            return Err(self.mismatch(format!("it is for {architecture}, the model is {family}")));
-        }
-        let all = self
-            .pairs
-            .iter()
-            .map(|(&(layer, target), pair)| self.factors(model, layer, target, pair));
-        let all: Vec<Factors<'_>> = all.collect::<Result<_, _>>()?;
-        if all.is_empty() {
-            return Err(self.damaged("it has no factors".to_owned()));
-        }
-        let bytes = all.iter().map(|f| f.shape.groups() * f.shape.rank * 4 * size_of::<f32>());
-        let reserved = reserve(&self.name, bytes.sum())?;
-
-        // Whoever computes without it must not see it.
-        let owner = Owner::unique();
-        let mut hasher = blake3::Hasher::new_derive_key("ruvllm adapter fingerprint v1");
-        let mut layers: Vec<_> =
-            model.weights().layers.iter().map(|_| Default::default()).collect();
-        for factors in &all {
-            let update = self.update(model, factors, scale, owner)?;
-            hasher.update(&(factors.layer as u64).to_le_bytes());
-            hasher.update(factors.target.name(Naming::Gguf).as_bytes());
-            hasher.update(&update.dims.rank.to_le_bytes());
-            hasher.update(&update.scale.to_le_bytes());
-            hasher.update(update.factors.bytes());
-            let layer: &mut [_; Projection::ALL.len()] = &mut layers[factors.layer];
-            layer[factors.target as usize] = Some(update);
-        }
-        let inner = AdapterInner {
-            name: self.name.clone(),
-            rank: all.iter().map(|f| f.shape.rank).max().unwrap_or(0),
-            alpha: self.alpha,
-            scale,
-            fingerprint: *hasher.finalize().as_bytes(),
-            layers,
-            model: Arc::clone(model),
-            reserved,
-        };
-        Ok(Adapter { inner: Arc::new(inner) })
-    }
-
+impl<'a> Factors<'a> {
     /// The factors of an update, if they fit their projection.
-    fn factors<'a>(
-        &self,
+    fn of(
+        file: &AdapterFile,
         model: &Model,
         layer: usize,
         target: Projection,
@@ -224,17 +224,17 @@ impl AdapterFile {
     ) -> Result<Factors<'a>, EngineError> {
         let (Some((a_name, a)), Some((b_name, b))) = (&pair.a, &pair.b) else {
             let name = pair.a.as_ref().or(pair.b.as_ref()).map_or("", |(name, _)| name);
-            return Err(self.damaged(format!("tensor `{name}` lacks its other factor")));
+            return Err(file.damaged(format!("tensor `{name}` lacks its other factor")));
         };
         let layers = &model.weights().layers;
         let Some(weights) = layers.get(layer) else {
             let reason = format!("tensor `{a_name}` is of none of its {} layers", layers.len());
-            return Err(self.mismatch(reason));
+            return Err(file.mismatch(reason));
         };
         let linear = weights.projection(target);
         let (in_dim, out_dim) = (linear.cols(), linear.rows());
         let rank = pair.rank.or(a.shape.first().copied()).unwrap_or(0);
-        let alpha = pair.alpha.unwrap_or(self.alpha);
+        let alpha = pair.alpha.unwrap_or(file.alpha);
         for (name, found, expected) in
             [(a_name, &a.shape, [rank, in_dim]), (b_name, &b.shape, [out_dim, rank])]
         {
@@ -243,7 +243,7 @@ impl AdapterFile {
                     "tensor `{name}` has shape {found:?}, but a projection of shape {:?} takes {expected:?}",
                     [out_dim, in_dim]
                 );
-                return Err(self.mismatch(reason));
+                return Err(file.mismatch(reason));
             }
         }
         let shape = LoraShape { rows: 0, in_dim, rank, out_dim, scale: 1.0 };
@@ -251,7 +251,7 @@ impl AdapterFile {
             [Ok(in_dim), Ok(rank @ 1..), Ok(out_dim)] => {
                 LoraDims { rows: 0, in_dim, rank, out_dim }
             }
-            _ => return Err(self.damaged(format!("tensor `{a_name}` has rank {rank}"))),
+            _ => return Err(file.damaged(format!("tensor `{a_name}` has rank {rank}"))),
         };
         Ok(Factors { layer, target, a, b, alpha, shape, dims })
     }
@@ -259,32 +259,32 @@ impl AdapterFile {
     /// Lays an update out for the kernel, with the rows of heads in the model's order.
     fn update(
         &self,
+        file: &AdapterFile,
         model: &Model,
-        factors: &Factors<'_>,
         scale: f32,
         owner: Owner,
     ) -> Result<LoraUpdate, EngineError> {
-        let Factors { layer, target, a, b, alpha, shape, dims } = factors;
+        let Factors { layer, target, a, b, alpha, shape, dims } = self;
         let (a, mut b) = (values(a)?, values(b)?);
         let config = model.config();
         if matches!(target, Projection::Query | Projection::Key)
-            && self.layout != config.rope.layout
+            && file.layout != config.rope.layout
         {
             b = reordered(&b, shape.rank, config.head_dim, config.rope.layout);
         }
         let rank = shape.rank as f32;
-        let scale = match self.scaling {
+        let scale = match file.scaling {
             Scaling::Rank => scale * alpha / rank,
             Scaling::RankRoot => scale * alpha / rank.sqrt(),
             Scaling::None => scale,
         };
         let part = target.name(Naming::Gguf);
         if !a.iter().chain(&b).chain([&scale]).all(|x| x.is_finite()) {
-            return Err(self.damaged(format!("the update of blk.{layer}.{part} is not finite")));
+            return Err(file.damaged(format!("the update of blk.{layer}.{part} is not finite")));
         }
         let gain = largest_gain(&a, &b, shape, scale);
         if gain > MAX_GAIN {
-            return Err(self.damaged(format!(
+            return Err(file.damaged(format!(
                 "the update of blk.{layer}.{part} makes inputs up to {gain:.1e} times as large, and no model computes with more than {MAX_GAIN:.1e}"
             )));
         }

@@ -1,10 +1,15 @@
 //! Attention against the oracle, over shapes, types, masks, segmentations and threads.
 
 use super::*;
-use crate::judge::team::error_of;
+use crate::judge::{Tolerance, team::error_of};
 use crate::ops::testing::noise;
 use crate::{ops, oracle};
 use ruvllm_abi::{DType, TeamOp};
+
+/// What attention may be off by where the values that it sees are up to `largest`.
+fn near(largest: f32) -> Tolerance {
+    Tolerance { rel: 0.0, abs: error_of(TeamOp::Attention) * f64::from(largest) }
+}
 
 /// Stores rows of a cache in `dtype`; gives the bytes and what they stand for.
 fn store(dtype: DType, x: &[f32]) -> (Vec<u8>, Vec<f32>) {
@@ -128,9 +133,8 @@ fn check(shape: &AttnShape, m: usize, q_pos: usize, start: usize, parts: &[(usiz
                 )
                 .unwrap();
                 for (i, (y, want)) in y.iter().zip(&want).enumerate() {
-                    let error = (f64::from(*y) - want).abs();
                     assert!(
-                        error <= error_of(TeamOp::Attention) * f64::from(largest),
+                        near(largest).holds(f64::from(*y), *want),
                         "{isa} x{threads} {shape:?} m={m} {parts:?}: element {i} is {y}, want {want}"
                     );
                 }
@@ -384,9 +388,8 @@ fn sequences_of_a_batch_agree_with_the_oracle_however_threads_share_them() {
                             let want = &wanted[i];
                             let largest = cache.v.iter().fold(0.0, |max: f32, v| max.max(v.abs()));
                             for (y, want) in y.iter().zip(want) {
-                                let error = (f64::from(*y) - want).abs();
                                 assert!(
-                                    error <= error_of(TeamOp::Attention) * f64::from(largest),
+                                    near(largest).holds(f64::from(*y), *want),
                                     "{isa} x{threads} {contexts:?}: {i} gives {y}, want {want}"
                                 );
                             }

@@ -1,6 +1,8 @@
 use super::packed::{BLOCK, LINE, Layout, PANEL};
 use super::*;
+use crate::judge::{Tolerance, team::error_of};
 use crate::quant::{self, CHUNK, Unpacked, chunk_bytes, dequantize_row_with};
+use ruvllm_abi::TeamOp;
 
 /// A stream of bits, the same on every machine.
 struct Random(u64);
@@ -49,10 +51,12 @@ fn halves(dtype: DType) -> &'static [usize] {
 }
 
 /// What the summation in f32 may cost, relative to the sum of the magnitudes.
-use crate::judge::team::error_of;
-use ruvllm_abi::TeamOp;
-
 const ROUNDING: f64 = error_of(TeamOp::Matmul);
+
+/// What a product may be off by: so much, and what numbers are that are too small for f32.
+fn within(off: f64) -> Tolerance {
+    Tolerance { rel: 0.0, abs: off + 1e-30 }
+}
 
 /// How a product is computed in a test.
 #[derive(Clone, Copy)]
@@ -157,10 +161,10 @@ fn check(pool: &ThreadPool, path: Path, dtype: DType, (m, n, k): (usize, usize, 
             let got = f64::from(y[i * stride + r]);
             let what =
                 || format!("{dtype} {name} m={m} n={n} k={k} row {i} col {r}: {got} {exact}");
-            assert!((got - exact).abs() <= ROUNDING * size + 1e-30, "{}", what());
+            assert!(within(ROUNDING * size).holds(got, exact), "{}", what());
             // `1 +` is for the rounding of the scale and of the quotient.
-            let bound = loss * (1.0 + 1e-5) + 2.0 * ROUNDING * size + 1e-30;
-            assert!((got - original).abs() <= bound, "{} {original}", what());
+            let bound = within(loss * (1.0 + 1e-5) + 2.0 * ROUNDING * size);
+            assert!(bound.holds(got, original), "{} {original}", what());
         }
         let between = y.iter().skip(i * stride + n).take(3);
         assert!(between.into_iter().all(|y| *y == -7.5), "wrote between the rows");
@@ -406,9 +410,8 @@ fn the_largest_sums_of_a_block_are_exact() {
                             matmul(&pool, isa, &w, &act, MatMut { data: &mut y, stride: 1 })
                                 .unwrap();
                             for y in y {
-                                let error = (f64::from(y) - exact).abs();
                                 assert!(
-                                    error <= ROUNDING * size,
+                                    within(ROUNDING * size).holds(f64::from(y), exact),
                                     "{dtype} {isa} {m} {byte:x}: {y} {exact}"
                                 );
                             }
