@@ -106,6 +106,23 @@ CASES = [
     "'foo bar baz qux' | truncate(length=9, end='!')", "'abcdefghijklmnopq' | truncate(5)",
     "joiner is callable", "'a' is callable", "[] is callable", "nothing is callable", "range is callable", "{% macro m() %}{% endmacro %}{{ m is callable }}", "messages[0] is callable",
     "'a\tbc\td'.expandtabs()", "'a\tb\n\tc'.expandtabs(4)", "'a\tb'.expandtabs(0)", "'a\tb'.expandtabs(tabsize=2)", "'a1'.isidentifier()", "'1a'.isidentifier()", "''.isidentifier()", "'_é'.isidentifier()", "'a b'.isidentifier()",
+    # What a loop knows of its end.
+    "{% for k, v in messages[0] | items %}{{ k }}{{ ', ' if not loop.last }}{% endfor %}", "{% for k, v in messages[0].items() %}{{ k }}={{ loop.revindex }}/{{ loop.length }}{{ ';' if not loop.last }}{% endfor %}",
+    "{% for k in messages[0].keys() %}{{ k }}{{ ', ' if not loop.last }}{% endfor %}", "{% for v in messages[0].values() %}{{ v }}{{ ', ' if not loop.last }}{% endfor %}",
+    "{% for k in messages[0] %}{{ k }}{{ loop.revindex0 }}{{ ', ' if not loop.last }}{% endfor %}", "{% for c in 'aé🏔' %}{{ c }}{{ loop.length }}{{ ', ' if not loop.last }}{% endfor %}",
+    "{% for c in messages[0].role -%} {{ c }}{{ loop.last }} {%- endfor %}", "{% for c in messages[0].role[2:] %}{{ c }}{{ loop.last }}{% endfor %}", "{% for c in '' %}x{% else %}nothing{% endfor %}",
+    "{% for k, v in {'a': 1, 'b': 2, 'c': 3} | items if v > 1 %}{{ k }}{{ loop.index }}{{ loop.last }}{% endfor %}", "{% for k, v in {'a': 1, 'b': 2} | dictsort %}{{ k }}{{ loop.last }}{% endfor %}",
+    "{% for r in messages | map(attribute='role') %}{{ r }}{{ loop.last }}{{ loop.length }}{% endfor %}", "{% for m in messages | selectattr('role', 'equalto', 'user') %}{{ loop.last }}{% endfor %}", "{% for k in {'a': 1, 'b': 2}.keys() | reverse %}{{ k }}{{ loop.last }}{% endfor %}",
+    "{% for x in [1, 2] | reverse %}{{ x }}{{ loop.last }}{% endfor %}", "{% for x in [1, 2, 3][1:] %}{{ x }}{{ loop.last }}{% endfor %}", "{% for x in 'a,b'.split(',') %}{{ x }}{{ loop.last }}{% endfor %}", "{% for x in range(3) %}{{ x }}{{ loop.last }}{% endfor %}",
+    "{% for x in [1, 2, 3] | batch(2) %}{{ x }}{{ loop.last }}{% endfor %}", "{% for x in 1, 2 %}{{ x }}{{ loop.last }}{% endfor %}", "{% for x in(1, 2) %}{{ x }}{% endfor %}", "{% for x in [1, [2, [3]]] recursive %}{{ loop(x) if x is iterable else x }}{{ loop.last }}{% endfor %}",
+    "{% for x in (messages if true else none) %}{{ x.role }} {% endfor %}", "{% for x in nothing %}x{% else %}nothing{% endfor %}", "{% for x in messages[0].nothing %}x{% endfor %}", "{% for x in none or [1] %}{{ x }}{% endfor %}",
+    "{% for x in 'a' ~ 'b' %}{{ x }}{{ loop.last }}{% endfor %}", "{% for recursive in [1] %}{{ recursive }}{% endfor %}",
+    # Views of dictionaries.
+    "{'a': 1}.items()", "{'a': [1, 'x']}.keys()", "{'a': [1, 'x']}.values()", "{'a': 1}.items() | length", "{'a': 1}.keys() is sequence", "{'a': 1}.keys() is iterable", "'a' in {'a': 1}.keys()", "2 in {'a': 1}.values()", "{'b': 1, 'a': 2}.keys() | sort", "{'a': 1, 'b': 2}.keys() | last",
+    "{'a': 1, 'b': 2}.values() | sum", "{'a': 1, 'b': 2}.keys() | join(',')", "{'items': 1}.items() | list", "{'a': 1, 'b': 2}.items() | reverse | list",
+    # What has no value.
+    "none.a", "none | string", "none | length if none else 'none'", "nothing | list", "nothing | join(',')", "nothing | length", "nothing | first", "nothing | last", "nothing | min", "nothing | max", "nothing | reverse | list", "nothing | sum", "nothing | sort", "nothing | unique | list", "nothing | batch(2) | list", "nothing | slice(2) | list", "nothing | groupby('x')", "'a' in nothing",
+    "none | map('upper') | list", "none | map(attribute='x') | list", "none | select | list", "none | reject | list", "none | selectattr('x') | list", "none | rejectattr('x') | list", "nothing | map('upper') | list", "none | default('d')", "none | default('d', true)", "none | wordcount", "none | int",
 ]
 
 

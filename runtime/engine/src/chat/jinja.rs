@@ -60,6 +60,7 @@ impl Template {
             .add_function("strftime_now", |format: &str| strftime(format, SystemTime::now()));
         environment.add_function(source::TEXT, |value: Value| python::text(&value));
         environment.add_function(source::TUPLE, |items: Value| python::tuple(&items));
+        environment.add_function(source::EACH, python::each);
         environment.add_filter(source::VALUE, |value: Value| value);
         environment.add_filter("tojson", python::to_json);
         environment.add_filter("string", python::text);

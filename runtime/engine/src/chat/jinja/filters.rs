@@ -4,9 +4,9 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
-use minijinja::{Environment, Error};
+use minijinja::{Environment, Error, State, filters as interpreted};
 
-use super::python::{MAX_WIDTH, invalid, named, text};
+use super::python::{MAX_WIDTH, invalid, iterate, named, text};
 
 /// Adds them all.
 pub(super) fn add_to(environment: &mut Environment<'_>) {
@@ -20,6 +20,35 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
     environment.add_filter("wordwrap", word_wrap);
     environment.add_filter("urlencode", url_encode);
     environment.add_filter("random", random);
+    let of_items = [
+        ("length", Value::from_function(interpreted::length)),
+        ("count", Value::from_function(interpreted::length)),
+        ("first", Value::from_function(interpreted::first)),
+        ("last", Value::from_function(interpreted::last)),
+        ("min", Value::from_function(interpreted::min)),
+        ("max", Value::from_function(interpreted::max)),
+        ("sum", Value::from_function(interpreted::sum)),
+        ("sort", Value::from_function(interpreted::sort)),
+        ("reverse", Value::from_function(interpreted::reverse)),
+        ("unique", Value::from_function(interpreted::unique)),
+        ("batch", Value::from_function(interpreted::batch)),
+        ("slice", Value::from_function(interpreted::slice)),
+        ("groupby", Value::from_function(interpreted::groupby)),
+    ];
+    for (name, filter) in of_items {
+        let filter = move |state: &State<'_, '_>, mut args: Rest<Value>| {
+            if let Some(value) = args.first_mut() {
+                if value.is_none() {
+                    return Err(invalid(format!("none has no items for `{name}`")));
+                }
+                if value.is_undefined() {
+                    *value = Value::from(Vec::<Value>::new());
+                }
+            }
+            filter.call(state, &args)
+        };
+        environment.add_filter(name, filter);
+    }
 }
 
 /// Each word begins with a capital; one ends at a space, a hyphen or an opening bracket.
@@ -225,7 +254,7 @@ fn url_quoted(text: &str, in_query: bool) -> String {
 
 /// One of the items, or nothing of none.
 fn random(value: Value) -> Result<Value, Error> {
-    let items: Vec<Value> = value.try_iter()?.collect();
+    let items: Vec<Value> = iterate(&value)?.collect();
     // The standard library's hash maps have keys from the system's random numbers.
     let number = RandomState::new().hash_one(0_u8);
     let place = usize::try_from(number % (items.len().max(1) as u64)).unwrap_or(0);

@@ -11,7 +11,7 @@ use minijinja::{Error, FormatStyle, State, format_filter};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use regex::Regex;
 
-use super::python::{MAX_WIDTH, invalid, items, named, python, repr, tuple};
+use super::python::{MAX_WIDTH, invalid, items, iterate, keys, named, python, repr, tuple, values};
 
 /// Calls a method.
 ///
@@ -33,6 +33,14 @@ pub(super) fn call(
         ValueKind::Map if method == "items" => {
             let () = from_args(args)?;
             Some(items(value)?)
+        }
+        ValueKind::Map if method == "keys" => {
+            let () = from_args(args)?;
+            Some(keys(value))
+        }
+        ValueKind::Map if method == "values" => {
+            let () = from_args(args)?;
+            Some(values(value))
         }
         ValueKind::Map if method == "copy" => {
             let () = from_args(args)?;
@@ -111,6 +119,11 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
             let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
             let sign = &text[..text.len() - digits.len()];
             Value::from(sign.to_owned() + &padded(digits, '0', missing, 0))
+        }
+        "join" => {
+            let (parts,): (&Value,) = from_args(args)?;
+            let parts = iterate(parts)?.map(|part| part.to_string());
+            Value::from(parts.collect::<Vec<_>>().join(text))
         }
         "removeprefix" => {
             let (prefix,): (&str,) = from_args(args)?;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, LazyLock};
 
 use minijinja::value::{
-    DynObject, Enumerator, Kwargs, Object, ObjectRepr, Rest, Value, ValueKind, from_args,
+    DynObject, Enumerator, Kwargs, Object, ObjectRepr, Rest, Value, ValueIter, ValueKind, from_args,
 };
 use minijinja::{Error, ErrorKind, Output, State, escape_formatter};
 use regex::Regex;
@@ -64,12 +64,81 @@ impl Object for Tuple {
 /// # Errors
 /// For what has no items.
 pub(super) fn tuple(items: &Value) -> Result<Value, Error> {
-    Ok(Value::from_object(Tuple(items.try_iter()?.collect())))
+    Ok(Value::from_object(Tuple(iterate(items)?.collect())))
 }
 
 /// A tuple of a dictionary's key with its value.
 fn pair((key, value): (Value, Value)) -> Value {
     Value::from_object(Tuple(vec![key, value]))
+}
+
+/// Keys, values or pairs of a dictionary: they have a length and no places, and print with the view's name.
+#[derive(Debug)]
+struct View {
+    name: &'static str,
+    items: Vec<Value>,
+}
+
+impl Object for View {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Iterable
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        let view = Arc::clone(self);
+        Enumerator::Iter(Box::new((0..self.items.len()).map(move |i| view.items[i].clone())))
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&text(&Value::from_dyn_object(self.clone())))
+    }
+}
+
+/// The characters of a text, of which a loop knows how many there are.
+#[derive(Debug)]
+struct Letters(String);
+
+impl Object for Letters {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Iterable
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        let (letters, mut at) = (Arc::clone(self), 0);
+        let next = move |_| {
+            let letter = letters.0[at..].chars().next().unwrap_or_default();
+            at += letter.len_utf8();
+            Value::from(letter)
+        };
+        Enumerator::Iter(Box::new((0..self.0.chars().count()).map(next)))
+    }
+}
+
+/// The items of a value as Python's `iter` gives them: undefined values have none.
+///
+/// # Errors
+/// For what has no items, which `none` is too.
+pub(super) fn iterate(value: &Value) -> Result<ValueIter, Error> {
+    match value.is_none() {
+        true => Err(invalid("none is not iterable")),
+        false => value.try_iter(),
+    }
+}
+
+/// What a loop goes through: the value, or several that stand without brackets, so that their number is
+/// known before the first.
+///
+/// # Errors
+/// As [`iterate`].
+pub(super) fn each(values: Rest<Value>) -> Result<Value, Error> {
+    let [value] = &values[..] else { return Ok(Value::from(values.0)) };
+    let items = iterate(value)?;
+    let is_counted = matches!(items.size_hint(), (least, Some(most)) if least == most);
+    Ok(match value.as_str() {
+        Some(text) => Value::from_object(Letters(text.to_owned())),
+        None if is_counted => value.clone(),
+        None => Value::from(items.collect::<Vec<_>>()),
+    })
 }
 
 /// The filter and the method `items`, of an undefined value none.
@@ -79,12 +148,24 @@ fn pair((key, value): (Value, Value)) -> Value {
 pub(super) fn items(value: &Value) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::Undefined => Ok(Value::from(Vec::<Value>::new())),
-        ValueKind::Map => Ok(Value::make_object_iterable(value.clone(), |value| {
-            let pairs = value.as_object().and_then(DynObject::try_iter_pairs);
-            Box::new(pairs.into_iter().flatten().map(pair))
-        })),
+        ValueKind::Map => Ok(view(value, "dict_items", pair)),
         kind => Err(invalid(format!("a value of kind {kind} has no items"))),
     }
+}
+
+/// The method `keys` of a dictionary.
+pub(super) fn keys(value: &Value) -> Value {
+    view(value, "dict_keys", |(key, _)| key)
+}
+
+/// The method `values` of a dictionary.
+pub(super) fn values(value: &Value) -> Value {
+    view(value, "dict_values", |(_, value)| python(value))
+}
+
+fn view(value: &Value, name: &'static str, part: fn((Value, Value)) -> Value) -> Value {
+    let pairs = value.as_object().and_then(DynObject::try_iter_pairs);
+    Value::from_object(View { name, items: pairs.into_iter().flatten().map(part).collect() })
 }
 
 /// The filter `dictsort`.
@@ -173,7 +254,13 @@ pub(super) fn repr(out: &mut String, value: &Value, depth: usize) {
             None => list_items(out, value, depth, ["[", "]"]),
         },
         // What has no length may be a text that is on its way; it is not read to be printed.
-        ValueKind::Iterable if value.len().is_some() => list_items(out, value, depth, ["[", "]"]),
+        ValueKind::Iterable if value.len().is_some() => match value.downcast_object_ref::<View>() {
+            Some(view) => {
+                out.push_str(view.name);
+                list_items(out, value, depth, ["([", "])"]);
+            }
+            None => list_items(out, value, depth, ["[", "]"]),
+        },
         ValueKind::Map => {
             out.push('{');
             let pairs = value.as_object().and_then(DynObject::try_iter_pairs);
@@ -351,6 +438,9 @@ impl JsonStyle {
             ValueKind::Number => out.push_str(&json_number(value)),
             ValueKind::String => self.quote(out, value.as_str().unwrap_or_default()),
             ValueKind::Seq | ValueKind::Iterable => {
+                if let Some(view) = value.downcast_object_ref::<View>() {
+                    return Err(invalid(format!("cannot write {} as JSON", view.name)));
+                }
                 let mut empty = true;
                 out.push('[');
                 for item in value.try_iter()? {
@@ -464,7 +554,9 @@ pub(super) fn is_sequence(value: &Value) -> bool {
     match value.kind() {
         ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined => true,
         // A part of a list, or two lists in one.
-        ValueKind::Iterable => value.len().is_some(),
+        ValueKind::Iterable => {
+            value.len().is_some() && value.downcast_object_ref::<View>().is_none()
+        }
         _ => false,
     }
 }
@@ -484,7 +576,7 @@ pub(super) fn join(
     kwargs.assert_all_used()?;
     let between = between.as_ref().map(text).unwrap_or_default();
     let mut out = String::new();
-    for (i, mut item) in value.try_iter()?.enumerate() {
+    for (i, mut item) in iterate(value)?.enumerate() {
         if i > 0 {
             out.push_str(&between);
         }
@@ -510,7 +602,7 @@ fn member(value: &Value, attribute: &Value) -> Result<Value, Error> {
 /// # Errors
 /// For what has no items.
 pub(super) fn list(value: &Value) -> Result<Value, Error> {
-    Ok(python(Value::from(value.try_iter()?.collect::<Vec<_>>())))
+    Ok(python(Value::from(iterate(value)?.collect::<Vec<_>>())))
 }
 
 /// The filter `wordcount`: the runs of letters, digits and underscores.

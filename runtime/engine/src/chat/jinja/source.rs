@@ -7,6 +7,7 @@
 //! | `a ~ b` | writes lists and dictionaries as JSON | `__text(a) ~ __text(b)`, but for texts in quotes |
 //! | `(a, b)` | has a list | `__tuple((a, b))` |
 //! | `'' and 'b'` | has `False` for a constant that is nothing | `''|__value and 'b'` |
+//! | `for x in a` | takes `none` for nothing, and does not count the letters of a text | `for x in __each(a)` |
 //!
 //! Behind anything but a text in quotes `%` stays a division. Lines stay where they are.
 
@@ -17,6 +18,8 @@ use std::ops::Range;
 pub(super) const TEXT: &str = "__text";
 /// The function that makes a tuple of a list.
 pub(super) const TUPLE: &str = "__tuple";
+/// The function that gives what a loop goes through.
+pub(super) const EACH: &str = "__each";
 /// The filter that gives its value, which is then no constant to the compiler.
 pub(super) const VALUE: &str = "__value";
 
@@ -129,12 +132,16 @@ struct Block<'a> {
     levels: Vec<Level>,
     /// What comes behind the names that a tag sets, which are no tuple in brackets either.
     targets_until: Option<&'static str>,
+    /// The place behind the `in` of a loop up to the end of what it goes through, and how many edits there
+    /// were.
+    each: Option<(usize, usize)>,
 }
 
 impl<'a> Block<'a> {
     fn new(source: &'a str, at: usize, end: &'static str) -> Self {
         let levels = vec![Level::default()];
-        Self { source, at, end, before: Before::Operator, behind: at, levels, targets_until: None }
+        let before = Before::Operator;
+        Self { source, at, end, before, behind: at, levels, targets_until: None, each: None }
     }
 
     /// Reads up to its end, and gives the place behind.
@@ -147,6 +154,9 @@ impl<'a> Block<'a> {
         while let Some(&byte) = bytes.get(self.at) {
             if self.levels.len() == 1 && bytes[self.at..].starts_with(self.end.as_bytes()) {
                 self.end_operand(edits);
+                let inner = &self.source[..self.at];
+                let inner = inner.strip_suffix(['-', '+']).unwrap_or(inner).trim_end();
+                self.end_each(inner.len(), edits);
                 return self.at + self.end.len();
             }
             let start = self.at;
@@ -185,6 +195,12 @@ impl<'a> Block<'a> {
             (_, "is") => return Before::Is,
             _ => {}
         }
+        if self.levels.len() == 1
+            && (name == "if" || (name == "recursive" && self.before.is_value()))
+        {
+            self.end_operand(edits);
+            self.end_each(self.behind, edits);
+        }
         let is_operator = match name {
             "and" | "or" | "not" | "in" | "if" | "elif" | "else" => true,
             "for" | "set" if is_first => {
@@ -197,6 +213,9 @@ impl<'a> Block<'a> {
         if is_operator {
             if name == "and" && matches!(self.before, Before::Text | Before::Constant) {
                 self.insert(self.behind, format!("|{VALUE}"), false, edits);
+            }
+            if name == "in" && self.targets_until == Some("in") {
+                self.each = Some((self.at, edits.len()));
             }
             self.targets_until = self.targets_until.filter(|end| *end != name);
             self.end_operand(edits);
@@ -314,6 +333,19 @@ impl<'a> Block<'a> {
             self.insert(start, format!("{TEXT}("), true, edits);
             self.insert(behind, ")".to_owned(), false, edits);
         }
+    }
+
+    /// Ends what a loop goes through, if that is what is read, at a place.
+    fn end_each(&mut self, at: usize, edits: &mut Vec<Edit>) {
+        let Some((start, before)) = self.each.take() else { return };
+        // Without anything in it, it must stay the error that it is.
+        if self.source[start..at.max(start)].trim().is_empty() {
+            return;
+        }
+        // It holds the calls that begin at the same place, which were noted behind it.
+        let new = format!(" {EACH}(");
+        edits.insert(before, Edit { range: start..start, new, is_outer: true });
+        self.insert(at, ")".to_owned(), false, edits);
     }
 
     fn insert(&self, at: usize, new: String, is_outer: bool, edits: &mut Vec<Edit>) {
@@ -442,6 +474,17 @@ mod tests {
             ("{{ a ~ b is not none ~ c }}", "{{ __text(a) ~ __text(b is not none) ~ __text(c) }}"),
             ("{{ (1, 2) ~ () }}", "{{ __text(__tuple((1, 2))) ~ __text(__tuple(())) }}"),
             ("{{ 'a'.startswith(('b', 'c')) }}", "{{ 'a'.startswith(__tuple(('b', 'c'))) }}"),
+            ("{% for (a, b) in c.items() -%}", "{% for (a, b) in __each( c.items()) -%}"),
+            (
+                "{%- for x in(a, b) if x in c recursive %}",
+                "{%- for x in __each(__tuple((a, b))) if x in c recursive %}",
+            ),
+            (
+                "{% for x in (a if b else c)recursive%}{% for x in recursive %}",
+                "{% for x in __each( (a if b else c))recursive%}{% for x in __each( recursive) %}",
+            ),
+            ("{% for x in a ~ 'b'\n-%}", "{% for x in __each( __text(a) ~ 'b')\n-%}"),
+            ("{% for x in 1, 2 %}", "{% for x in __each( 1, 2) %}"),
             (
                 "{{ '' and (1) and [] and x and y }}",
                 "{{ ''|__value and (1)|__value and []|__value and x and y }}",
@@ -450,8 +493,8 @@ mod tests {
             assert_eq!(as_interpreted(source), expected);
         }
         for same in [
-            "{% for (a, b) in c.items() %}",
             "{% set (a, b) = c %}",
+            "{% for x in %}",
             "{% macro m(a, b=1) %}{% call(x, y) f(1, 2) %}",
             "{{ (a) }}{{ f(a, b) }}{{ a.if(1, 2) }}{{ x is in (a) }}",
             "{{ a and b or 1 }}{# a ~ b #}{% raw %}{{ a ~ b }}{% endraw %}",
