@@ -1,16 +1,12 @@
 //! What `runtime/server/deploy` has to run a server for good: every option in it is one of the program's, and ports,
 //! probes, users and directories fit each other. The image itself is not built here.
 
-use crate::program::{Run, ruvllm};
+use crate::program::{Run, repository, ruvllm};
 use crate::serving::Serving;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 fn read(name: &str) -> String {
     fs::read_to_string(repository().join("runtime/server/deploy").join(name)).unwrap()

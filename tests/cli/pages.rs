@@ -5,8 +5,8 @@
 //! lines. Blocks of one page share a directory, in which the folders of the repository can be seen. In a block of
 //! `sh` commands are not run, since they need something that only the reader has; that their options exist is seen.
 
-use crate::program::{caches, pack_tool};
-use std::path::{Path, PathBuf};
+use crate::program::{caches, pack_tool, repository};
+use std::path::Path;
 use std::process::Command;
 
 /// In front of what a command prints, with its number.
@@ -16,10 +16,6 @@ const MARK: char = '\u{1}';
 struct Step {
     command: String,
     shown: Vec<String>,
-}
-
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 fn program() -> &'static Path {

@@ -91,6 +91,11 @@ pub(crate) fn ruvllm_with_input<S: AsRef<std::ffi::OsStr>>(args: &[S], input: &s
     }
 }
 
+/// The directory of the whole project.
+pub(crate) fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
 /// The demo model with other texts in its metadata, and with more tensors.
 pub(crate) fn demo_with(
     texts: &[(&str, &str)],

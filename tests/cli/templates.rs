@@ -1,10 +1,12 @@
-//! Chat templates that try to end the process, or to take its memory and time.
+//! Chat templates that try to end the process, or to take its memory and time; and those that others
+//! publish.
 
-use crate::program::{demo_with, ruvllm};
+use crate::program::{demo_with, repository, ruvllm};
 use crate::serving::Serving;
 use ruvllm::engine::chat::{ChatError, ChatTemplate};
 use ruvllm::{HelperProcess, Message, Renderer};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 fn process() -> HelperProcess {
@@ -155,4 +157,64 @@ fn a_template_that_renders_nothing_at_all_is_found_by_the_check() {
     let checked = ruvllm(&["serve", "--check", "-m", model.to_str().unwrap()]);
     assert_ne!(checked.code, Some(0));
     assert!(checked.stderr.contains("template"), "{}", checked.stderr);
+}
+
+#[test]
+fn conversations_with_tools_are_rendered_by_the_template_for_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let default = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+    let tool_use = "{% for tool in tools %}<{{ tool.function.name }}>{% endfor %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}{% endfor %}";
+    let texts =
+        [("tokenizer.chat_template", default), ("tokenizer.chat_template.tool_use", tool_use)];
+    let model = demo_with(&texts, &[], directory.path());
+    let server = Serving::start(&["-m", model.to_str().unwrap(), "--log-prompts"]);
+    let prompt = |messages: serde_json::Value, tools: serde_json::Value| {
+        let body = serde_json::json!({"messages": messages, "tools": tools, "max_tokens": 1});
+        let answer = server.post("/v1/chat/completions", &body.to_string());
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let prompt = |line: &String| {
+            let event: serde_json::Value = serde_json::from_str(line).ok()?;
+            event["prompt"].as_str().map(str::to_owned)
+        };
+        server.log.iter().find_map(|line| prompt(&line)).unwrap()
+    };
+    let user = serde_json::json!({"role": "user", "content": "Go."});
+    let tools =
+        serde_json::json!([{"type": "function", "function": {"name": "walk", "parameters": {}}}]);
+    let call = serde_json::json!({"id": "1", "type": "function", "function": {"name": "walk", "arguments": "{}"}});
+    let called = serde_json::json!([user, {"role": "assistant", "content": null, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "There."}]);
+    assert_eq!(prompt(serde_json::json!([user]), serde_json::json!([])), "<user>Go.");
+    assert_eq!(prompt(serde_json::json!([user]), tools.clone()), "<walk><user>Go.");
+    let call = r#"<tool_call>{"name": "walk", "arguments": {}}</tool_call>"#;
+    assert_eq!(
+        prompt(called.clone(), tools),
+        format!("<walk><user>Go.<assistant>{call}<tool>There.")
+    );
+    // The other has no place for calls, so they are told in texts.
+    assert_eq!(
+        prompt(called, serde_json::json!([])),
+        r#"<user>Go.<assistant>{"name":"walk","arguments":{}}<user>{"function":"walk","result":"There."}"#
+    );
+}
+
+#[test]
+fn published_templates_give_the_texts_of_the_reference() {
+    let own = repository().join("target/clients/bin/python");
+    let python = if own.exists() { own } else { "python3".into() };
+    let installed = "import importlib.metadata, jinja2; importlib.metadata.version('axolotl')";
+    let there = Command::new(&python).args(["-c", installed]).output();
+    if !there.is_ok_and(|output| output.status.success()) {
+        // Without a word by which `.ci/run` forbids that other tests are skipped.
+        eprintln!(
+            "skipped: no axolotl package (tests/clients/templates.txt), or no jinja2 beside it (requirements.txt)"
+        );
+        return;
+    }
+    let script = repository().join("tests/scripts/published_templates.py");
+    // No cache of the other script may be written beside it.
+    let mut compare = Command::new(&python);
+    compare.arg("-B").arg(script).arg(env!("CARGO_BIN_EXE_ruvllm"));
+    let Output { status, stdout, stderr } = compare.output().unwrap();
+    let [stdout, stderr] = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(status.success(), "{stdout}\n{stderr}");
 }

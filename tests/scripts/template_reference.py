@@ -6,10 +6,12 @@
 A case holds a template and what it renders from the conversation and the tools below. Needs `pip install jinja2`.
 """
 
+import datetime
 import json
 import pathlib
 
-from jinja2.ext import loopcontrols
+from jinja2.exceptions import TemplateError
+from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 OUT = pathlib.Path(__file__).resolve().parents[2] / "tests/fixtures/templates/reference.json"
@@ -123,15 +125,39 @@ CASES = [
     # What has no value.
     "none.a", "none | string", "none | length if none else 'none'", "nothing | list", "nothing | join(',')", "nothing | length", "nothing | first", "nothing | last", "nothing | min", "nothing | max", "nothing | reverse | list", "nothing | sum", "nothing | sort", "nothing | unique | list", "nothing | batch(2) | list", "nothing | slice(2) | list", "nothing | groupby('x')", "'a' in nothing",
     "none | map('upper') | list", "none | map(attribute='x') | list", "none | select | list", "none | reject | list", "none | selectattr('x') | list", "none | rejectattr('x') | list", "nothing | map('upper') | list", "none | default('d')", "none | default('d', true)", "none | wordcount", "none | int",
+    # Numbers.
+    "'x' | int", "'x' | float", "'x' | int(7)", "'x' | float(1.5)", "'x' | int(default=none)", "'x' | int(none)", "'x' | int(none, 16)", "'x' | float(default='y')", "'' | int", "' 42 ' | int", "'42.9' | int", "'-42.9' | int", "'+7' | int", "'1_000' | int", "'1__0' | int", "'_1' | int", "'1e3' | int", "'0x1A' | int", "'0x1A' | int(base=16)", "'-0x1a' | int(0, 16)", "'1A' | int(base=16)", "'0b101' | int(base=0)",
+    "'0b101' | int(base=2)", "'0o17' | int(base=8)", "'12' | int(base=0)", "'zz' | int(base=36)", "'+-7' | int", "'inf' | int", "'nan' | int", "-3.7 | int", "true | int", "[] | int", "{} | int(5)", "'3.5' | float", "' 1_0.5 ' | float", "'1e3' | float", "'.5' | float", "'inf' | float", "'nan' | float", "true | float", "none | float", "[] | float(2.0)",
+    "'9007199254740993' | int | float", "7 | int(base=16)", "[1, 2] | sum(start=3)", "[1, 2.5] | sum", "[true, 2] | sum", "[] | sum(start=1.5)", "[[1], ['a']] | sum(start=[])", "[{'x': 1}, {'x': {'y': 2}}] | map(attribute='x') | first", "[{'x': 1}, {'x': 2}] | sum(attribute='x')", "[{'x': {'y': 2}}] | sum('x.y', 0.5)", "{'a': 1}.values() | sum",
+    "true is number", "1 is number", "1.5 is number", "'1' is number", "none is number", "true is integer", "true is float", "1.0 is float",
+    # Capitals, and the ends of texts.
+    "'a1b'.title()", "\"it's o'neil\".title()", "'ǆ ßa ﬁ'.title()", "'hELLO-wORLD_x y'.title()", "'Ab Cd'.istitle()", "'Ab cd'.istitle()", "'AB'.istitle()", "'A1B'.istitle()", "'A1b'.istitle()", "''.istitle()", "'12'.istitle()", "\"It's\".istitle()",
+    "'abc'.startswith('b', 1)", "'abc'.startswith('b', 2)", "'abc'.startswith('c', -1)", "'abc'.startswith('ab', 0, 1)", "'éab'.startswith(('x', 'a'), 1)", "'abc'.startswith('', 4)", "'abc'.startswith('', 3)", "'abc'.endswith('b', 0, 2)", "'abc'.endswith(('x', 'bc'))", "'abc'.endswith('abc', 1)", "'abc'.startswith(())", "'abc'.endswith('c', none, -1)",
 ]
 
 
+class Generation(Extension):
+    """The blocks of training templates that mark what the model says."""
+
+    tags = {"generation"}
+
+    def parse(self, parser):
+        next(parser.stream)
+        return parser.parse_statements(["name:endgeneration"], drop_needle=True)
+
+
 def environment():
+    """The renderer of templates; the time is UTC's."""
     def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
         return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
-    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    def raise_exception(message):
+        raise TemplateError(message)
+
+    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     env.filters["tojson"] = tojson
+    env.globals["raise_exception"] = raise_exception
+    env.globals["strftime_now"] = lambda form: datetime.datetime.now(datetime.timezone.utc).strftime(form)
     return env
 
 
@@ -149,4 +175,5 @@ def main():
     OUT.write_text("{\n" + head + ',\n"cases": [\n' + lines + "\n]}\n", encoding="utf-8")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -97,13 +97,27 @@ impl ChatTemplate {
         tokens: &BTreeMap<String, String>,
         renderer: &Renderer,
     ) -> Result<Self, ChatError> {
+        Self::with_tool_template(source, None, tokens, renderer)
+    }
+
+    /// As [`ChatTemplate::with_tokens`], with a template of its own for the conversations that have
+    /// tools.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::new`], for either template.
+    pub fn with_tool_template(
+        source: &str,
+        tool_use: Option<&str>,
+        tokens: &BTreeMap<String, String>,
+        renderer: &Renderer,
+    ) -> Result<Self, ChatError> {
         Ok(Self(match renderer {
             Renderer::None => TemplateBackend::None,
-            Renderer::InProcess => {
-                TemplateBackend::InProcess(Box::new(jinja::Template::new(source, tokens)?))
-            }
+            Renderer::InProcess => TemplateBackend::InProcess(Box::new(jinja::Template::new(
+                source, tool_use, tokens,
+            )?)),
             Renderer::Process(process) => {
-                TemplateBackend::Process(process::Pool::start(process, source, tokens)?)
+                TemplateBackend::Process(process::Pool::start(process, source, tool_use, tokens)?)
             }
         }))
     }

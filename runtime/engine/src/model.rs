@@ -133,13 +133,15 @@ impl Model {
         &self.tokenizer
     }
 
-    /// The model's chat template, where it has one, to be run by `renderer`.
+    /// The model's chat template, where it has one, to be run by `renderer`. Conversations with tools
+    /// are rendered by the one for them, where there are two.
     ///
     /// # Errors
     /// Those of [`ChatTemplate::new`].
     pub fn chat_template(&self, renderer: &Renderer) -> Result<Option<ChatTemplate>, ChatError> {
-        let source = self.tokenizer.chat_template();
-        source.map(|source| self.compile_template(source, renderer)).transpose()
+        let Some(source) = self.tokenizer.chat_template() else { return Ok(None) };
+        let (tool_use, tokens) = (self.tokenizer.tool_template(), self.tokenizer.special_texts());
+        ChatTemplate::with_tool_template(source, tool_use, &tokens, renderer).map(Some)
     }
 
     /// A chat template for this model, to be run by `renderer`.

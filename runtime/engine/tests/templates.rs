@@ -20,7 +20,7 @@ fn templates_give_the_texts_of_the_reference() {
     let file: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let tokens: BTreeMap<String, String> = serde_json::from_value(file["tokens"].clone()).unwrap();
     let cases = file["cases"].as_array().unwrap();
-    assert!(cases.len() >= 390, "{}", cases.len());
+    assert!(cases.len() >= 478, "{}", cases.len());
     let mut wrong = Vec::new();
     for case in cases {
         let (source, expected) =
@@ -83,6 +83,18 @@ fn what_the_reference_refuses_is_refused() {
         "{{ 3 | list }}",
         "{{ 3 | length }}",
         "{{ {'a': 1}.items() | tojson }}",
+        // An undefined value is no number, and others can be none.
+        "{{ nothing | int }}",
+        "{{ nothing | float }}",
+        "{{ ('inf' | float) | int }}",
+        "{{ 'x' | int(1, 10, 2) }}",
+        "{{ 'x' | float(none, 2) }}",
+        "{{ [1, none] | sum }}",
+        "{{ ['a'] | sum }}",
+        "{{ [nothing] | sum }}",
+        "{{ [[1], 2] | sum(start=[]) }}",
+        "{{ 'a'.startswith(1) }}",
+        "{{ 'a'.endswith((1,)) }}",
         // No text needs as many, and they would take all memory.
         "{{ 'a'.zfill(9999999999) }}",
         "{{ 'a' | center(9223372036854775807) }}",
@@ -97,4 +109,20 @@ fn what_the_reference_refuses_is_refused() {
     let deep = "{% set ns = namespace(x=[]) %}{% for i in range(1000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}";
     let text = compile(deep, &BTreeMap::new()).unwrap().render(&[], false).unwrap();
     assert!(text.starts_with("[[[[") && text.contains("[...]"), "{text}");
+}
+
+#[test]
+fn a_template_for_tools_renders_the_conversations_that_have_tools() {
+    let renderer = Renderer::InProcess;
+    let [default, tool_use] = ["{{ bos_token }}plain", "{{ bos_token }}{{ tools | length }} tools"];
+    let tokens = BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())]);
+    let both =
+        ChatTemplate::with_tool_template(default, Some(tool_use), &tokens, &renderer).unwrap();
+    let rendered =
+        |tools: Option<Value>| both.render_with_tools([0; 0], tools.as_ref(), true).unwrap();
+    assert_eq!(rendered(None), "<s>plain");
+    assert_eq!(rendered(Some(Value::Null)), "<s>plain");
+    assert_eq!(rendered(Some(serde_json::json!([{}, {}]))), "<s>2 tools");
+    let broken = ChatTemplate::with_tool_template(default, Some("{% if %}"), &tokens, &renderer);
+    assert_eq!(broken.unwrap_err().code(), "chat_template_syntax");
 }

@@ -60,9 +60,17 @@ fn directory_is_read_with_its_configuration() {
     let pieces: Vec<_> = [8, 2, 3, 4, 5].map(|id| stream.push(&tokenizer, id)).into();
     assert_eq!(pieces, [None, Some(" ".into()), Some("ab".into()), None, Some("é".into())]);
 
-    assert_eq!(tokenizer.chat_template(), Some("D"));
+    let templates = |tokenizer: &Tokenizer| {
+        [tokenizer.chat_template(), tokenizer.tool_template()].map(|text| text.map(str::to_owned))
+    };
+    assert_eq!(templates(&tokenizer), [Some("D".into()), Some("T".into())]);
+    // Files take the place of the configuration's templates, of both.
     std::fs::write(dir.join("chat_template.jinja"), "J").unwrap();
-    assert_eq!(Tokenizer::from_hf_dir(dir).unwrap().chat_template(), Some("J"));
+    assert_eq!(templates(&Tokenizer::from_hf_dir(dir).unwrap()), [Some("J".into()), None]);
+    std::fs::create_dir(dir.join("additional_chat_templates")).unwrap();
+    std::fs::write(dir.join("additional_chat_templates/tool_use.jinja"), "U").unwrap();
+    let tokenizer = Tokenizer::from_hf_dir(dir).unwrap();
+    assert_eq!(templates(&tokenizer), [Some("J".into()), Some("U".into())]);
 }
 
 #[test]

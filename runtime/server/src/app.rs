@@ -45,8 +45,10 @@ pub(crate) struct App {
     pub(crate) template: Option<ChatTemplate>,
     /// The source of the template, for clients that render conversations themselves.
     pub(crate) template_source: Option<String>,
-    /// What the template knows of tools.
+    /// What the template knows of tools, or the one that is for them.
     pub(crate) teaching: Teaching,
+    /// What the template for conversations without tools knows of those that were called before.
+    pub(crate) teaching_without_tools: Teaching,
     /// What compiles the grammars of requests, if anything does.
     pub(crate) grammars: Option<Arc<Grammars>>,
     /// The model's id in answers.
@@ -91,10 +93,12 @@ impl App {
         } = served;
         let ids = options.model_ids(engine.model());
         let model = ids.first().cloned().unwrap_or_default();
-        let template_source = options.template_source(engine.model())?;
+        let (template_source, tool_source) = options.template_sources(engine.model())?;
         let template = options.chat_template(engine.model(), &renderer)?;
         let source = template_source.as_deref().unwrap_or_default();
-        let teaching = Teaching::new(source, engine.model().tokenizer());
+        let tokenizer = engine.model().tokenizer();
+        let teaching = Teaching::new(tool_source.as_deref().unwrap_or(source), tokenizer);
+        let teaching_without_tools = Teaching::new(source, tokenizer);
         let Limits { parallel: running, queue, prompt_chunk: chunk, max_bodies, .. } =
             options.limits;
         let config = SchedulerConfig { running, queue, chunk };
@@ -103,6 +107,7 @@ impl App {
             template,
             template_source,
             teaching,
+            teaching_without_tools,
             grammars: Grammars::new(grammars, options.limits.grammar_memory),
             engine,
             supervised: supervisor.map(Supervised::new),

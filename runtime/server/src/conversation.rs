@@ -116,7 +116,11 @@ async fn read<T: Send + 'static>(
         };
         let messages = std::mem::take(&mut conversation.messages);
         let tools = conversation.tools.as_ref();
-        let mut text = tools::render(template, &app.teaching, messages, tools, &waited_for)?;
+        let teaching = match tools {
+            Some(_) => &app.teaching,
+            None => &app.teaching_without_tools,
+        };
+        let mut text = tools::render(template, teaching, messages, tools, &waited_for)?;
         text += &conversation.begun;
         asks.log_prompt(&app, &text);
         let prompt = app.engine.model().tokenizer().encode_chat(&text)?;

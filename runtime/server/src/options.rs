@@ -172,14 +172,27 @@ impl ServerOptions {
         model: &Model,
         renderer: &Renderer,
     ) -> Result<Option<ChatTemplate>, ServerError> {
-        let source = self.template_source(model)?;
-        Ok(source.map(|source| model.compile_template(&source, renderer)).transpose()?)
+        Ok(match self.template()? {
+            Some(source) => Some(model.compile_template(&source, renderer)?),
+            None => model.chat_template(renderer)?,
+        })
     }
 
-    /// The source of the chat template that is given, or of the model's own.
-    pub(crate) fn template_source(&self, model: &Model) -> Result<Option<String>, ServerError> {
-        let own = || model.tokenizer().chat_template().map(str::to_owned);
-        Ok(self.template()?.or_else(own))
+    /// The source of the chat template that is given, or of the model's own, and of the one that it has
+    /// for tools besides.
+    pub(crate) fn template_sources(
+        &self,
+        model: &Model,
+    ) -> Result<(Option<String>, Option<String>), ServerError> {
+        if let Some(given) = self.template()? {
+            return Ok((Some(given), None));
+        }
+        let tokenizer = model.tokenizer();
+        Ok(match tokenizer.chat_template() {
+            Some(source) => (Some(source.to_owned()), tokenizer.tool_template().map(str::to_owned)),
+            // The one for tools is none for a conversation.
+            None => (None, None),
+        })
     }
 
     /// The ids of a model that is served with these options; the first is the one that answers have.

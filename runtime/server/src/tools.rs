@@ -211,7 +211,7 @@ pub(crate) fn render(
     let format = tools.map_or(teaching.format, |tools| tools.format);
     let mut messages = match format {
         Format::Generic => generic::plain(messages),
-        _ => teaching.as_shown(messages),
+        _ => teaching.as_shown(with_names(messages)),
     };
     let Some(Tools { tools, description, required, .. }) = tools else {
         return render(&messages, None);
@@ -266,6 +266,21 @@ impl Teaching {
         }
         messages
     }
+}
+
+/// Gives what a tool answered the name of its function, which some templates want: clients say the id
+/// of the call alone.
+fn with_names(mut messages: Vec<Value>) -> Vec<Value> {
+    let mut names = generic::Names::default();
+    for message in &mut messages {
+        names.note(&message["tool_calls"]);
+        if generic::is_answer(message)
+            && let Some(name) = names.of(message)
+        {
+            message["name"] = name;
+        }
+    }
+    messages
 }
 
 /// Mistral's templates take ids of nine letters and digits alone: others get one that follows from them.
@@ -540,6 +555,29 @@ mod tests {
         let required = rendered(other, Some(Choice::Required));
         assert!(required.starts_with("<system>You can call functions."), "{required}");
         assert!(required.contains("<assistant>{\"name\":\"f\""), "{required}");
+        // It refuses what a tool answered without the tool's name, which the client did not say.
+        let named = "{% for tool in tools or [] %}<{{ tool.function.name }}>{% endfor %}{% for m in messages %}{% if m.role == 'tool' and not m.name %}{{ raise_exception('no name') }}{% endif %}<{{ m.role }}>{{ m.name }}{{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}{% endfor %}";
+        let called = "<user>Go.<assistant><tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"ü\"}}</tool_call><tool>fThere.";
+        assert_eq!(rendered(named, Some(Choice::Auto)), format!("<f>{called}"));
+        assert_eq!(rendered(named, None), called);
+    }
+
+    #[test]
+    fn what_a_tool_answered_has_the_name_of_its_function() {
+        let call = |id: &str, name: &str| json!({"id": id, "function": {"name": name}});
+        let named = with_names(vec![
+            json!({"role": "tool", "tool_call_id": "1"}),
+            json!({"role": "assistant", "tool_calls": [call("1", "walk"), call("2", "fly")]}),
+            json!({"role": "tool", "tool_call_id": "2"}),
+            json!({"role": "tool", "tool_call_id": "1", "name": "stroll"}),
+            json!({"role": "tool", "tool_call_id": "3"}),
+            json!({"role": "user", "tool_call_id": "1"}),
+            json!({"role": "assistant", "tool_calls": [call("1", "swim")]}),
+            json!({"role": "tool", "tool_call_id": "1"}),
+        ]);
+        let names: Vec<Option<&str>> = named.iter().map(|m| m["name"].as_str()).collect();
+        let fly = [None, None, Some("fly"), Some("stroll"), None, None, None, Some("swim")];
+        assert_eq!(names, fly);
     }
 
     #[test]

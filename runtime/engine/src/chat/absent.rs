@@ -12,7 +12,11 @@ pub(super) struct Template;
 
 impl Template {
     /// Models with a template are used without it, so that only rendering is an error.
-    pub(super) fn new(_: &str, _: &BTreeMap<String, String>) -> Result<Self, ChatError> {
+    pub(super) fn new(
+        _: &str,
+        _: Option<&str>,
+        _: &BTreeMap<String, String>,
+    ) -> Result<Self, ChatError> {
         Ok(Self)
     }
 

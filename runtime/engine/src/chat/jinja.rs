@@ -3,6 +3,17 @@
 //! operators mean what they do in Python (`source`),
 //! and so do `raise_exception`, `strftime_now` and loop controls.
 //!
+//! These differ from Jinja2 still, and no published template is known that has them:
+//! - a power with a negative exponent (`2 ** -1`) is an error, while whole numbers end at 128 bits;
+//! - a tuple equals the list of its items (`[] == ()`);
+//! - `loop(x)` of a recursive loop takes `none` for an empty list, and does not count the letters of a
+//!   text;
+//! - `x | items`, `x | map(...)` and the like have a length and print their items, where Jinja2 has
+//!   generators, which have none, and `unique` takes lists and dictionaries;
+//! - `x | attr('a')` finds the keys of dictionaries, too, and `x.items()[0]` the first pair;
+//! - macros have no `varargs` and `kwargs`, templates no `self`; the filter `urlize` and the method
+//!   `encode` are missing.
+//!
 //! A template sees the messages and nothing else and has a budget of steps. What a step may cost of stack,
 //! memory and time is not bounded here: [`super::process`] does that.
 
@@ -26,11 +37,15 @@ use super::error::ChatError;
 /// Steps that rendering may take; a thousand long messages use a tenth.
 const STEPS: u64 = 5_000_000;
 const NAME: &str = "chat_template";
+/// The template for conversations with tools, where it is another.
+const TOOL_USE: &str = "tool_use";
 
-/// A compiled template.
+/// A compiled template, perhaps with another for tools.
 #[derive(Debug)]
 pub(super) struct Template {
     environment: Environment<'static>,
+    /// The name of the one for tools.
+    tool_use: &'static str,
 }
 
 /// What `raise_exception` throws, told apart from failures of the template itself.
@@ -43,7 +58,11 @@ impl Template {
     ///
     /// # Errors
     /// [`ChatError::Syntax`] when it does not parse.
-    pub(super) fn new(source: &str, tokens: &BTreeMap<String, String>) -> Result<Self, ChatError> {
+    pub(super) fn new(
+        source: &str,
+        tool_use: Option<&str>,
+        tokens: &BTreeMap<String, String>,
+    ) -> Result<Self, ChatError> {
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
@@ -73,16 +92,21 @@ impl Template {
         environment.add_filter("center", methods::center);
         environment.add_filter("format", methods::format_percent);
         filters::add_to(&mut environment);
+        environment.add_test("number", python::is_number);
         environment.add_test("iterable", python::is_iterable);
         environment.add_test("sequence", python::is_sequence);
         environment.add_test("callable", python::is_callable);
         let syntax = |error: minijinja::Error| ChatError::Syntax { reason: describe(&error) };
-        // Jinja2 knows one end of a line, whatever a file has.
-        let source = source.replace("\r\n", "\n").replace('\r', "\n");
-        let source = without_generation_marks(&source);
-        let source = source::as_interpreted(&source).into_owned();
-        environment.add_template_owned(NAME, source).map_err(syntax)?;
-        Ok(Self { environment })
+        let mut add = |name: &'static str, source: &str| {
+            // Jinja2 knows one end of a line, whatever a file has.
+            let source = source.replace("\r\n", "\n").replace('\r', "\n");
+            let source = without_generation_marks(&source);
+            let source = source::as_interpreted(&source).into_owned();
+            environment.add_template_owned(name, source).map_err(syntax).map(|()| name)
+        };
+        let default = add(NAME, source)?;
+        let tool_use = tool_use.map_or(Ok(default), |source| add(TOOL_USE, source))?;
+        Ok(Self { environment, tool_use })
     }
 
     /// Renders a conversation.
@@ -101,7 +125,8 @@ impl Template {
             tools => python::python(Value::from_serialize(tools)),
             documents => Value::from(()),
         };
-        let template = self.environment.get_template(NAME);
+        let name = if tools.is_some_and(|tools| !tools.is_null()) { self.tool_use } else { NAME };
+        let template = self.environment.get_template(name);
         template.and_then(|template| template.render(context)).map_err(|error| {
             let mut cause = std::error::Error::source(&error);
             while let Some(inner) = cause {
@@ -263,7 +288,7 @@ mod tests {
     #[test]
     fn generation_marks_are_transparent() {
         let source = "a {%- generation -%} b {% endgeneration %}c";
-        let template = Template::new(source, &BTreeMap::new()).unwrap();
+        let template = Template::new(source, None, &BTreeMap::new()).unwrap();
         assert_eq!(template.render([0; 0], None, false).unwrap(), "ab c");
     }
 }

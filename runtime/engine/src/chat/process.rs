@@ -17,7 +17,7 @@ use super::error::ChatError;
 use super::jinja::Template;
 use super::message::Message;
 
-/// The longest template.
+/// The longest template, with the one for tools.
 const MAX_SOURCE: usize = 1 << 20;
 /// The longest conversation with its tools, as JSON.
 const MAX_REQUEST: usize = 32 << 20;
@@ -33,6 +33,8 @@ fn max_text(request: usize) -> usize {
 #[derive(Serialize, Deserialize)]
 struct Setup {
     source: String,
+    #[serde(default)]
+    tool_use: Option<String>,
     tokens: BTreeMap<String, String>,
 }
 
@@ -90,14 +92,17 @@ impl Pool {
     pub(super) fn start(
         process: &HelperProcess,
         source: &str,
+        tool_use: Option<&str>,
         tokens: &BTreeMap<String, String>,
     ) -> Result<Self, ChatError> {
-        if source.len() > MAX_SOURCE {
-            let reason = format!("it has {} bytes and may have {MAX_SOURCE}", source.len());
+        let len = source.len() + tool_use.map_or(0, str::len);
+        if len > MAX_SOURCE {
+            let reason = format!("it has {len} bytes and may have {MAX_SOURCE}");
             return Err(ChatError::Limit { reason });
         }
-        let setup = Setup { source: source.to_owned(), tokens: tokens.clone() };
-        let most = max_text(source.len());
+        let (source, tool_use) = (source.to_owned(), tool_use.map(str::to_owned));
+        let setup = Setup { source, tool_use, tokens: tokens.clone() };
+        let most = max_text(len);
         let pool = Self(ruvllm_host::process::Pool::new(process.clone(), to_json(&setup)?, most));
         pool.0.warm().map_err(|failure| pool.error(failure))?;
         match pool.render([Message::new("user", "Hello")], None, true, &|| true) {
@@ -161,8 +166,9 @@ pub fn renderer_process() -> ExitCode {
         })
     };
     answer_requests(|setup| {
-        let Setup { source, tokens } = serde_json::from_slice(setup).map_err(fail)?;
-        let template = Template::new(&source, &tokens).map_err(Refusal::to_bytes)?;
+        let Setup { source, tool_use, tokens } = serde_json::from_slice(setup).map_err(fail)?;
+        let template = Template::new(&source, tool_use.as_deref(), &tokens);
+        let template = template.map_err(Refusal::to_bytes)?;
         Ok(move |request: &[u8]| {
             let Conversation::<Value, Option<Value>> { messages, tools, add_generation_prompt } =
                 serde_json::from_slice(request).map_err(fail)?;

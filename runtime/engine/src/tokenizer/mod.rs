@@ -18,6 +18,7 @@ mod pre_table;
 mod special;
 mod spm;
 mod stream;
+mod templates;
 mod unicode;
 mod unicode_table;
 mod vocab;
@@ -34,6 +35,7 @@ use hf::HfTokenizer;
 use metadata::Metadata;
 use special::{Segment, SpecialTokens};
 use spm::Spm;
+use templates::ChatTemplates;
 use vocab::Vocab;
 
 use crate::gguf::Value;
@@ -42,7 +44,7 @@ use crate::gguf::Value;
 #[derive(Debug)]
 pub struct Tokenizer {
     backend: Backend,
-    chat_template: Option<String>,
+    templates: ChatTemplates,
 }
 
 #[derive(Debug)]
@@ -107,7 +109,12 @@ impl Tokenizer {
                 id.filter(|id| (*id as usize) < vocab.len()).map(|id| ((*name).to_owned(), id)),
             );
         }
-        let chat_template = Some(meta.text("tokenizer.chat_template"));
+        let template =
+            |key: &str| Some(meta.text(key)).filter(|source| !source.is_empty()).map(Into::into);
+        let templates = ChatTemplates {
+            default: template("tokenizer.chat_template"),
+            tool_use: template("tokenizer.chat_template.tool_use"),
+        };
         Ok(Self {
             backend: Backend::Gguf(Box::new(GgufTokenizer {
                 vocab,
@@ -117,18 +124,19 @@ impl Tokenizer {
                 add_space_prefix,
                 named,
             })),
-            chat_template: chat_template.filter(|source| !source.is_empty()).map(Into::into),
+            templates,
         })
     }
 
     /// Loads the `tokenizer.json` of a Hugging Face model directory, with what `tokenizer_config.json`,
-    /// `generation_config.json`, `config.json` and `chat_template.jinja` add to it where they exist.
+    /// `generation_config.json`, `config.json`, `chat_template.jinja` and
+    /// `additional_chat_templates/tool_use.jinja` add to it where they exist.
     ///
     /// # Errors
     /// When `tokenizer.json` is missing or a file cannot be read or parsed.
     pub fn from_hf_dir(dir: &Path) -> Result<Self, TokenizerError> {
-        let (tokenizer, chat_template) = HfTokenizer::load(dir)?;
-        Ok(Self { backend: Backend::Hf(Box::new(tokenizer)), chat_template })
+        let (tokenizer, templates) = HfTokenizer::load(dir)?;
+        Ok(Self { backend: Backend::Hf(Box::new(tokenizer)), templates })
     }
 
     /// Reads a `tokenizer.json` that comes without the files that lie beside it in a model directory.
@@ -137,7 +145,7 @@ impl Tokenizer {
     /// As [`Tokenizer::from_hf_dir`].
     pub fn from_hf_json(bytes: &[u8]) -> Result<Self, TokenizerError> {
         let tokenizer = HfTokenizer::of_json(bytes)?;
-        Ok(Self { backend: Backend::Hf(Box::new(tokenizer)), chat_template: None })
+        Ok(Self { backend: Backend::Hf(Box::new(tokenizer)), templates: ChatTemplates::default() })
     }
 
     /// Encodes a text as data: control tokens written out in it stay text. `add_special` adds BOS and EOS
@@ -279,7 +287,13 @@ impl Tokenizer {
 
     /// The chat template that came with the model, as Jinja source.
     pub fn chat_template(&self) -> Option<&str> {
-        self.chat_template.as_deref()
+        self.templates.default.as_deref()
+    }
+
+    /// The chat template for conversations with tools, as Jinja source, where the model has one of its
+    /// own for them: the one that is called `tool_use`.
+    pub fn tool_template(&self) -> Option<&str> {
+        self.templates.tool_use.as_deref()
     }
 }
 

@@ -47,30 +47,27 @@ pub(super) fn describe(
 /// Messages without calls and tools' answers: a call is what its role said, as [`describe`] asks for it, and
 /// the answer comes from the user.
 pub(super) fn plain(messages: Vec<Value>) -> Vec<Value> {
-    let mut names: Map<String, Value> = Map::new();
+    let mut names = Names::default();
     let mut out: Vec<Value> = Vec::with_capacity(messages.len());
     // Whether the last message has tools' answers, which others of the user's join: many templates want
     // the roles to take turns.
     let mut answers = false;
     for mut message in messages {
         let calls = message.as_object_mut().and_then(|fields| fields.remove("tool_calls"));
+        let calls = calls.unwrap_or_default();
+        names.note(&calls);
         let mut text = content(&message);
-        for call in calls.as_ref().and_then(Value::as_array).into_iter().flatten() {
+        for call in calls.as_array().into_iter().flatten() {
             let function = &call["function"];
-            if let Some(id) = call["id"].as_str() {
-                names.insert(id.to_owned(), function["name"].clone());
-            }
             let call = json!({"name": function["name"], "arguments": function["arguments"]});
             if !text.is_empty() {
                 text.push('\n');
             }
             text += &call.to_string();
         }
-        let is_answer = message["role"] == "tool" || message["role"] == "function";
+        let is_answer = is_answer(&message);
         if is_answer {
-            let by_id = message["tool_call_id"].as_str().and_then(|id| names.get(id)).cloned();
-            let name = Some(message["name"].clone()).filter(Value::is_string).or(by_id);
-            text = json!({"function": name, "result": text}).to_string();
+            text = json!({"function": names.of(&message), "result": text}).to_string();
             message = json!({"role": "user"});
         }
         let joins = answers && message["role"] == "user";
@@ -84,6 +81,33 @@ pub(super) fn plain(messages: Vec<Value>) -> Vec<Value> {
         answers = is_answer || joins;
     }
     out
+}
+
+/// The names of the functions that were called, by the ids of the calls.
+#[derive(Default)]
+pub(super) struct Names(Map<String, Value>);
+
+impl Names {
+    /// Adds the calls of a message.
+    pub(super) fn note(&mut self, calls: &Value) {
+        for call in calls.as_array().into_iter().flatten() {
+            if let Some(id) = call["id"].as_str() {
+                self.0.insert(id.to_owned(), call["function"]["name"].clone());
+            }
+        }
+    }
+
+    /// The name of the function that gave an answer: the one that the message has, or else that of the
+    /// call.
+    pub(super) fn of(&self, answer: &Value) -> Option<Value> {
+        let by_id = || self.0.get(answer["tool_call_id"].as_str()?).cloned();
+        Some(answer["name"].clone()).filter(Value::is_string).or_else(by_id)
+    }
+}
+
+/// Whether a message is what a tool answered.
+pub(super) fn is_answer(message: &Value) -> bool {
+    message["role"] == "tool" || message["role"] == "function"
 }
 
 pub(super) fn content(message: &Value) -> String {

@@ -4,9 +4,9 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
-use minijinja::{Environment, Error, State, filters as interpreted};
+use minijinja::{Environment, Error, ErrorKind, State, filters as interpreted};
 
-use super::python::{MAX_WIDTH, invalid, iterate, named, text};
+use super::python::{MAX_WIDTH, invalid, iterate, member, named, python, text};
 
 /// Adds them all.
 pub(super) fn add_to(environment: &mut Environment<'_>) {
@@ -20,6 +20,9 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
     environment.add_filter("wordwrap", word_wrap);
     environment.add_filter("urlencode", url_encode);
     environment.add_filter("random", random);
+    environment.add_filter("int", int);
+    environment.add_filter("float", float);
+    environment.add_filter("sum", sum);
     let of_items = [
         ("length", Value::from_function(interpreted::length)),
         ("count", Value::from_function(interpreted::length)),
@@ -27,7 +30,6 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
         ("last", Value::from_function(interpreted::last)),
         ("min", Value::from_function(interpreted::min)),
         ("max", Value::from_function(interpreted::max)),
-        ("sum", Value::from_function(interpreted::sum)),
         ("sort", Value::from_function(interpreted::sort)),
         ("reverse", Value::from_function(interpreted::reverse)),
         ("unique", Value::from_function(interpreted::unique)),
@@ -250,6 +252,181 @@ fn url_quoted(text: &str, in_query: bool) -> String {
         }
     }
     out
+}
+
+/// A whole number, of a text in any base, or else the default.
+fn int(value: Value, args: Rest<Value>) -> Result<Value, Error> {
+    let (given, kwargs): (&[Value], Kwargs) = from_args(&args)?;
+    let default = default_or(Value::from(0), given, &kwargs)?;
+    let base = given.get(1).map(|base| u32::try_from(base.clone())).transpose()?;
+    let base = named(base, "base", &kwargs)?.unwrap_or(10);
+    all_used(given, 2, &kwargs)?;
+    let whole = |number: f64| match number.trunc() {
+        number if number.is_nan() => Ok(default.clone()),
+        // What an i128 holds, of which -2^127 is a float.
+        number if (-(2_f64.powi(127))..2_f64.powi(127)).contains(&number) => {
+            Ok(Value::from(number as i128))
+        }
+        _ => Err(invalid(format!("`int` has no whole number for {number}"))),
+    };
+    match value.kind() {
+        ValueKind::Undefined => Err(Error::from(ErrorKind::UndefinedError)),
+        ValueKind::Bool => Ok(Value::from(i64::from(value.is_true()))),
+        ValueKind::Number if value.is_integer() => Ok(value),
+        ValueKind::Number => whole(f64::try_from(value)?),
+        ValueKind::String => {
+            let text = value.as_str().unwrap_or_default();
+            match (whole_number(text, base), python_float(text)) {
+                (Some(number), _) => Ok(Value::from(number)),
+                (None, Some(number)) if number.is_finite() => whole(number),
+                _ => Ok(default),
+            }
+        }
+        _ => Ok(default),
+    }
+}
+
+/// A number with a fraction, or else the default.
+fn float(value: Value, args: Rest<Value>) -> Result<Value, Error> {
+    let (given, kwargs): (&[Value], Kwargs) = from_args(&args)?;
+    let default = default_or(Value::from(0.0), given, &kwargs)?;
+    all_used(given, 1, &kwargs)?;
+    Ok(match value.kind() {
+        ValueKind::Undefined => return Err(Error::from(ErrorKind::UndefinedError)),
+        ValueKind::Bool => Value::from(if value.is_true() { 1.0 } else { 0.0 }),
+        // A whole number beyond 2^53 gets the nearest float, which the interpreter would refuse.
+        ValueKind::Number if value.is_integer() => Value::from(i128::try_from(value)? as f64),
+        ValueKind::Number => value,
+        ValueKind::String => {
+            python_float(value.as_str().unwrap_or_default()).map_or(default, Value::from)
+        }
+        _ => default,
+    })
+}
+
+/// The first argument, which may be none.
+fn default_or(other: Value, given: &[Value], kwargs: &Kwargs) -> Result<Value, Error> {
+    match given.first() {
+        Some(default) => Ok(default.clone()),
+        None if kwargs.has("default") => kwargs.get("default"),
+        None => Ok(other),
+    }
+}
+
+/// Refuses arguments that a filter does not have.
+fn all_used(given: &[Value], most: usize, kwargs: &Kwargs) -> Result<(), Error> {
+    match given.len() > most {
+        true => Err(Error::from(ErrorKind::TooManyArguments)),
+        false => kwargs.assert_all_used(),
+    }
+}
+
+/// Python's `int` of a text; a base of 0 is the one that the number's prefix says.
+fn whole_number(text: &str, base: u32) -> Option<i128> {
+    let text = without_underscores(text.trim())?;
+    let digits = text.strip_prefix(['-', '+']).unwrap_or(&text);
+    let prefixed = [("0x", 16), ("0o", 8), ("0b", 2)].into_iter().find_map(|(prefix, of)| {
+        let (start, digits) = digits.split_at_checked(2)?;
+        (start.eq_ignore_ascii_case(prefix) && [0, of].contains(&base)).then_some((digits, of))
+    });
+    let (digits, base) = match prefixed {
+        Some(prefixed) => prefixed,
+        None if base == 0 => (digits, 10),
+        None => (digits, base),
+    };
+    if !(2..=36).contains(&base) || !digits.starts_with(|c: char| c.is_digit(base)) {
+        return None;
+    }
+    let number = i128::from_str_radix(digits, base).ok()?;
+    Some(if text.starts_with('-') { -number } else { number })
+}
+
+/// Python's `float` of a text.
+fn python_float(text: &str) -> Option<f64> {
+    without_underscores(text.trim())?.parse().ok()
+}
+
+/// A number without the underscores that may stand between its digits, and nowhere else.
+fn without_underscores(text: &str) -> Option<String> {
+    let is_digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    let mut parts = text.split('_').peekable();
+    while let Some(part) = parts.next() {
+        if let Some(next) = parts.peek()
+            && !(is_digit(part.chars().last()) && is_digit(next.chars().next()))
+        {
+            return None;
+        }
+    }
+    Some(text.replace('_', ""))
+}
+
+/// The sum of the items, or of one attribute of each, from `start` on: of numbers, or of lists.
+fn sum(
+    value: &Value,
+    attribute: Option<Value>,
+    start: Option<Value>,
+    kwargs: Kwargs,
+) -> Result<Value, Error> {
+    let attribute = named(attribute, "attribute", &kwargs)?.filter(|value| !value.is_none());
+    let start = named(start, "start", &kwargs)?.unwrap_or_else(|| Value::from(0));
+    kwargs.assert_all_used()?;
+    let items = iterate(value)?.map(|item| match &attribute {
+        Some(attribute) => member(&item, attribute),
+        None => Ok(item),
+    });
+    // Lists are put together once.
+    if start.kind() == ValueKind::Seq {
+        let mut all: Vec<Value> = start.try_iter()?.collect();
+        for item in items {
+            match item? {
+                item if item.kind() == ValueKind::Seq => all.extend(item.try_iter()?),
+                item => return Err(no_sum(&start, &item)),
+            }
+        }
+        return Ok(python(Value::from(all)));
+    }
+    let mut sum = start;
+    for item in items {
+        let item = item?;
+        sum = match (addend(&sum), addend(&item)) {
+            (Some(Addend::Whole(a)), Some(Addend::Whole(b))) => {
+                Value::from(a.checked_add(b).ok_or_else(|| invalid("the `sum` is too large"))?)
+            }
+            (Some(a), Some(b)) => Value::from(a.float() + b.float()),
+            _ => return Err(no_sum(&sum, &item)),
+        };
+    }
+    Ok(sum)
+}
+
+/// A number that `sum` adds.
+enum Addend {
+    Whole(i128),
+    Float(f64),
+}
+
+impl Addend {
+    fn float(self) -> f64 {
+        match self {
+            Self::Whole(number) => number as f64,
+            Self::Float(number) => number,
+        }
+    }
+}
+
+fn addend(value: &Value) -> Option<Addend> {
+    match value.kind() {
+        ValueKind::Bool => Some(Addend::Whole(i128::from(value.is_true()))),
+        ValueKind::Number if value.is_integer() => {
+            i128::try_from(value.clone()).ok().map(Addend::Whole)
+        }
+        ValueKind::Number => f64::try_from(value.clone()).ok().map(Addend::Float),
+        _ => None,
+    }
+}
+
+fn no_sum(sum: &Value, item: &Value) -> Error {
+    invalid(format!("`sum` cannot add values of kinds {} and {}", sum.kind(), item.kind()))
 }
 
 /// One of the items, or nothing of none.

@@ -167,6 +167,46 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
             let (_, part) = part(text, from, to);
             Value::from(part.map_or(0, |part| part.matches(what).count()))
         }
+        "startswith" | "endswith" => {
+            let (what, from, to): (&Value, Option<i64>, Option<i64>) = from_args(args)?;
+            let (_, part) = part(text, from, to);
+            let is_there = |what: &Value| match (what.as_str(), part) {
+                (None, _) => Err(invalid(format!("`{method}` takes a text or a tuple of texts"))),
+                (Some(_), None) => Ok(false),
+                (Some(what), Some(part)) if method == "startswith" => Ok(part.starts_with(what)),
+                (Some(what), Some(part)) => Ok(part.ends_with(what)),
+            };
+            let several = matches!(what.kind(), ValueKind::Seq | ValueKind::Iterable);
+            let mut found = false;
+            for what in if several { what.try_iter()?.collect() } else { vec![what.clone()] } {
+                found = found || is_there(&what)?;
+            }
+            Value::from(found)
+        }
+        "title" => {
+            let () = from_args(args)?;
+            let (mut out, mut in_word) = (String::with_capacity(text.len()), false);
+            for c in text.chars() {
+                match in_word {
+                    true => out.extend(c.to_lowercase()),
+                    false => out += &title_case(c),
+                }
+                in_word = is_cased(c);
+            }
+            Value::from(out)
+        }
+        "istitle" => {
+            let () = from_args(args)?;
+            let (mut in_word, mut has_words) = (false, false);
+            // A capital begins each word, and stands nowhere else.
+            let is_title = text.chars().all(|c| {
+                let fits = !is_cased(c) || c.is_lowercase() == in_word;
+                in_word = is_cased(c);
+                has_words |= in_word;
+                fits
+            });
+            Value::from(is_title && has_words)
+        }
         "islower" | "isupper" => {
             let () = from_args(args)?;
             let (lower, upper) =
@@ -196,6 +236,27 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
         }
         _ => return Ok(None),
     }))
+}
+
+/// Whether there are capitals of a letter, or it is one.
+fn is_cased(c: char) -> bool {
+    c.is_lowercase() || c.is_uppercase() || matches!(c, 'ǅ' | 'ǈ' | 'ǋ' | 'ǲ')
+}
+
+/// A letter as a word begins with it: of those that are two in one, the first alone is a capital.
+fn title_case(c: char) -> String {
+    let pair = match c {
+        'Ǆ' | 'ǅ' | 'ǆ' => 'ǅ',
+        'Ǉ' | 'ǈ' | 'ǉ' => 'ǈ',
+        'Ǌ' | 'ǋ' | 'ǌ' => 'ǋ',
+        'Ǳ' | 'ǲ' | 'ǳ' => 'ǲ',
+        c => {
+            let mut capitals = c.to_uppercase();
+            let first = capitals.next().into_iter();
+            return first.chain(capitals.flat_map(char::to_lowercase)).collect();
+        }
+    };
+    pair.to_string()
 }
 
 /// `sep` and `maxsplit` of `split`; a negative number is none.

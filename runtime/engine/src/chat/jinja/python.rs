@@ -72,7 +72,7 @@ fn pair((key, value): (Value, Value)) -> Value {
     Value::from_object(Tuple(vec![key, value]))
 }
 
-/// Keys, values or pairs of a dictionary: they have a length and no places, and print with the view's name.
+/// Keys, values or pairs of a dictionary: they have a length, and print with the view's name.
 #[derive(Debug)]
 struct View {
     name: &'static str,
@@ -125,8 +125,8 @@ pub(super) fn iterate(value: &Value) -> Result<ValueIter, Error> {
     }
 }
 
-/// What a loop goes through: the value, or several that stand without brackets, so that their number is
-/// known before the first.
+/// What a loop goes through: the value, or several that stand without brackets, so that their number
+/// is known before the first.
 ///
 /// # Errors
 /// As [`iterate`].
@@ -539,6 +539,11 @@ pub(super) fn is_iterable(value: &Value) -> bool {
     !value.is_none() && value.try_iter().is_ok()
 }
 
+/// The test `number`: in Python truth values are numbers, too.
+pub(super) fn is_number(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
+}
+
 /// The test `callable`: functions, macros and the like, and in Jinja2 undefined values, which raise when called.
 pub(super) fn is_callable(value: &Value) -> bool {
     match value.kind() {
@@ -589,7 +594,7 @@ pub(super) fn join(
 }
 
 /// The part of a value that `attribute` names, by keys or numbers with dots between.
-fn member(value: &Value, attribute: &Value) -> Result<Value, Error> {
+pub(super) fn member(value: &Value, attribute: &Value) -> Result<Value, Error> {
     let Some(path) = attribute.as_str() else { return value.get_item(attribute) };
     path.split('.').try_fold(value.clone(), |value, part| match part.parse::<usize>() {
         Ok(index) => value.get_item_by_index(index),

@@ -7,7 +7,7 @@
 //! | `a ~ b` | writes lists and dictionaries as JSON | `__text(a) ~ __text(b)`, but for texts in quotes |
 //! | `(a, b)` | has a list | `__tuple((a, b))` |
 //! | `'' and 'b'` | has `False` for a constant that is nothing | `''|__value and 'b'` |
-//! | `for x in a` | takes `none` for nothing, and does not count the letters of a text | `for x in __each(a)` |
+//! | `for x in a` | takes `none` for nothing, counts no letters of a text | `for x in __each(a)` |
 //!
 //! Behind anything but a text in quotes `%` stays a division. Lines stay where they are.
 
@@ -132,8 +132,8 @@ struct Block<'a> {
     levels: Vec<Level>,
     /// What comes behind the names that a tag sets, which are no tuple in brackets either.
     targets_until: Option<&'static str>,
-    /// The place behind the `in` of a loop up to the end of what it goes through, and how many edits there
-    /// were.
+    /// Up to the end of what a loop goes through: the place behind its `in`, and how many edits there
+    /// were then.
     each: Option<(usize, usize)>,
 }
 

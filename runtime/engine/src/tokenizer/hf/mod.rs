@@ -32,6 +32,7 @@ use self::prefix::PrefixSpace;
 use super::TokenizerError;
 use super::merges::Scratch;
 use super::special::Segment;
+use super::templates::ChatTemplates;
 use super::unicode;
 use super::vocab::END_OF_GENERATION;
 use crate::files::{self, MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES};
@@ -69,19 +70,30 @@ fn token_text(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value["content"].as_str())
 }
 
-/// The default chat template: one text, or a list of named ones.
-fn configured_template(config: &Value) -> Option<String> {
+/// The chat templates of a configuration: one text, or a list of named ones.
+fn configured_templates(config: &Value) -> ChatTemplates {
     let template = &config["chat_template"];
-    let named = || {
-        let default = template.as_array()?.iter().find(|entry| entry["name"] == "default")?;
-        default["template"].as_str()
+    let named = |name: &str| {
+        let entry = template.as_array()?.iter().find(|entry| entry["name"] == name)?;
+        entry["template"].as_str()
     };
-    template.as_str().or_else(named).map(Into::into)
+    let default = template.as_str().or_else(|| named("default")).map(Into::into);
+    ChatTemplates { default, tool_use: named("tool_use").map(Into::into) }
+}
+
+/// A template that is a file of its own.
+fn template_file(path: &Path) -> Result<Option<String>, TokenizerError> {
+    let malformed = |error: std::string::FromUtf8Error| TokenizerError::Malformed {
+        what: path.display().to_string(),
+        reason: error.to_string(),
+    };
+    let bytes = read(path, MAX_CONFIG_BYTES)?;
+    bytes.map(|bytes| String::from_utf8(bytes).map_err(malformed)).transpose()
 }
 
 impl HfTokenizer {
-    /// Loads the tokenizer and the chat template of a directory.
-    pub(super) fn load(dir: &Path) -> Result<(Self, Option<String>), TokenizerError> {
+    /// Loads the tokenizer and the chat templates of a directory.
+    pub(super) fn load(dir: &Path) -> Result<(Self, ChatTemplates), TokenizerError> {
         let path = dir.join("tokenizer.json");
         let bytes = read(&path, MAX_TOKENIZER_BYTES)?.ok_or_else(|| TokenizerError::Missing {
             what: path.display().to_string(),
@@ -103,21 +115,19 @@ impl HfTokenizer {
         eog.extend(eos);
         eog.extend(END_OF_GENERATION.iter().filter_map(|text| file.token_id(text)));
 
-        let template = match read(&dir.join("chat_template.jinja"), MAX_CONFIG_BYTES)? {
-            Some(bytes) => {
-                Some(String::from_utf8(bytes).map_err(|error| TokenizerError::Malformed {
-                    what: "chat_template.jinja".into(),
-                    reason: error.to_string(),
-                })?)
-            }
-            None => configured_template(&config),
+        let templates = match template_file(&dir.join("chat_template.jinja"))? {
+            Some(default) => ChatTemplates {
+                default: Some(default),
+                tool_use: template_file(&dir.join("additional_chat_templates/tool_use.jinja"))?,
+            },
+            None => configured_templates(&config),
         };
         let entries = config.as_object().into_iter().flatten();
         let named = entries.filter(|(name, _)| name.ends_with("_token"));
         let named =
             named.filter_map(|(name, value)| Some((name.clone(), token_text(value)?.into())));
         let named = named.collect();
-        Ok((Self { file, bos, eos, eog, named }, template))
+        Ok((Self { file, bos, eos, eog, named }, templates))
     }
 
     /// The tokenizer of a `tokenizer.json` alone: nothing ends a text.
