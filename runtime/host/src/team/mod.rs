@@ -70,6 +70,10 @@ pub trait PreparedMatmul: Send + Sync {
 }
 
 /// Gathers rows of a table of one type as f32.
+///
+/// Nothing is prepared for it, unlike for products: a call reads the rows of its tokens and no others, so that a table in
+/// another layout would save nothing. A sandboxed kernel is given these rows with the call, which are no more bytes
+/// than what it writes.
 pub trait EmbedProvider: Send + Sync {
     /// Row `tokens[i]` of the table, `[vocab, dim]`, to row `i` of `y`, `[tokens, dim]`. The tokens are in the
     /// table.

@@ -13,7 +13,7 @@ use ruvllm_native::attention::{AttnSequence, AttnShape, KvSegment};
 use ruvllm_native::gemm::{
     ActForm, Activations, MatMut, PackedWeights, ReadPattern, Weights, matmul,
 };
-use ruvllm_native::judge::team::{TeamBuffers, check_product};
+use ruvllm_native::judge::team::{TeamBuffers, check_attention, check_product};
 use ruvllm_native::pool::split;
 use ruvllm_native::quant::{dequantize_row, quantize_row};
 use ruvllm_native::{Isa, ThreadPool};
@@ -901,6 +901,186 @@ fn one_element_wrong_in_a_thousand_is_found_in_embeddings_and_attention() {
     let report = stats(&setup.host, "attention");
     assert!(report.quarantined && report.failures["kernel_mismatch"] == 1, "{report:?}");
     assert!(stats(&setup.host, "native:attention").calls > 0);
+}
+
+/// Fails: where it is told to, when it takes a matrix up, or else in each call for a result. What it was handed it
+/// has changed by then as far as it could.
+struct Failing {
+    prepares: bool,
+}
+
+struct FailingMatrix {
+    plugin: Box<dyn PreparedMatmul>,
+    runs: AtomicUsize,
+}
+
+const FAILURE: &str = "out of order";
+
+impl MatmulProvider for Failing {
+    fn prepared_bytes(&self, weights: &Weights<'_>, isa: Isa) -> Option<usize> {
+        Plugin { wrong: None }.prepared_bytes(weights, isa)
+    }
+
+    fn prepare(&self, w: &Weights<'_>, team: Team<'_>) -> Result<Box<dyn PreparedMatmul>, String> {
+        if !self.prepares {
+            return Err(FAILURE.to_owned());
+        }
+        let plugin = Plugin { wrong: None }.prepare(w, team)?;
+        Ok(Box::new(FailingMatrix { plugin, runs: AtomicUsize::new(0) }))
+    }
+
+    fn reads(&self, _: &Activations, _: usize, _: Isa) -> ActForm {
+        ActForm::Floats
+    }
+}
+
+impl PreparedMatmul for FailingMatrix {
+    fn run(
+        &self,
+        weights: &Weights<'_>,
+        x: &Activations,
+        y: MatMut<'_>,
+        team: Team<'_>,
+    ) -> Result<(), String> {
+        // The rows of a matrix that was taken up are right.
+        if self.runs.fetch_add(1, Relaxed) == 0 {
+            return self.plugin.run(weights, x, y, team);
+        }
+        y.data.fill(f32::NAN);
+        Err(FAILURE.to_owned())
+    }
+}
+
+impl EmbedProvider for Failing {
+    fn run(&self, _: &Weights<'_>, _: &[u32], y: &mut [f32], _: Team<'_>) -> Result<(), String> {
+        y.fill(f32::NAN);
+        Err(FAILURE.to_owned())
+    }
+}
+
+impl AttentionProvider for Failing {
+    fn open(&self) -> Box<dyn AttentionSession> {
+        Box::new(Failing { prepares: true })
+    }
+}
+
+impl AttentionSession for Failing {
+    fn run(
+        &mut self,
+        _: &AttnShape,
+        sequences: &mut [AttnSequence<'_>],
+        _: Team<'_>,
+    ) -> Result<(), String> {
+        for sequence in sequences {
+            std::mem::take(&mut sequence.y).fill(f32::NAN);
+            (sequence.q_pos, sequence.kv) = (0, &[]);
+        }
+        Err(FAILURE.to_owned())
+    }
+}
+
+/// Attends wrongly, and takes away what would show it.
+struct Misleading(Arc<dyn AttentionProvider>);
+
+struct MisleadingSession(Box<dyn AttentionSession>);
+
+impl AttentionProvider for Misleading {
+    fn open(&self) -> Box<dyn AttentionSession> {
+        Box::new(MisleadingSession(self.0.open()))
+    }
+}
+
+impl AttentionSession for MisleadingSession {
+    fn run(
+        &mut self,
+        shape: &AttnShape,
+        sequences: &mut [AttnSequence<'_>],
+        team: Team<'_>,
+    ) -> Result<(), String> {
+        // Right for a query that sees the first position alone.
+        sequences.iter_mut().for_each(|sequence| sequence.q_pos = 0);
+        self.0.run(shape, sequences, team)?;
+        sequences.iter_mut().for_each(|sequence| sequence.y = &mut []);
+        Ok(())
+    }
+}
+
+#[test]
+fn one_that_fails_is_passed_over_whatever_it_has_done_with_what_it_was_handed() {
+    let config = HostConfig { quarantine_after: 1, ..HostConfig::default() };
+    let failed = |host: &Host, id: &str| {
+        let report = stats(host, id);
+        assert!(report.quarantined && report.failures["provider_failed"] == 1, "{report:?}");
+        assert_eq!(report.calls, 0);
+    };
+    let matmul = |prepares| Provider::Matmul(DType::Q8_0, Arc::new(Failing { prepares }));
+    let mut setup = Setup::new(config.clone(), DType::Q8_0, [16, 64]);
+    setup.activate("unready", matmul(false)).unwrap();
+    let product = setup.product().unwrap();
+    let (kernel, failure) = product.refused().unwrap();
+    assert_eq!((kernel, failure.code()), ("unready", "provider_failed"));
+    assert!(failure.to_string().contains(FAILURE), "{failure}");
+    setup.multiply(&product, 3).unwrap();
+    failed(&setup.host, "unready");
+
+    let mut setup = Setup::new(config.clone(), DType::Q8_0, [16, 64]);
+    setup.activate("matmul", matmul(true)).unwrap();
+    let failing = || Arc::new(Failing { prepares: true });
+    setup.activate("embed", Provider::Embed(DType::Q8_0, failing())).unwrap();
+    setup.activate("attention", Provider::Attention(failing())).unwrap();
+    let product = setup.product().unwrap();
+    assert_eq!(product.kernel(), "matmul");
+    setup.multiply(&product, 3).unwrap();
+    failed(&setup.host, "matmul");
+
+    let snapshot = setup.host.snapshot();
+    let slot = |key: &OpKey| snapshot.slot(key).unwrap();
+    let (embed, attention) = (slot(&OpKey::embed(DType::Q8_0)), slot(&OpKey::attention()));
+    let mut worker = setup.host.team_worker();
+    let (mut y, mut want) = ([0.0; 64], [0.0; 64]);
+    worker.embed(&snapshot, embed, &setup.weights(), &[9], &mut y, setup.team()).unwrap();
+    dequantize_row(DType::Q8_0, setup.weights().row(9), &mut want).unwrap();
+    assert_eq!(y, want);
+    failed(&setup.host, "embed");
+
+    let attends = |worker: &mut TeamWorker, snapshot: &RegistrySnapshot, slot, team: Team<'_>| {
+        let shape = AttnShape {
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 64,
+            scale: 0.2,
+            window: None,
+            deterministic: false,
+        };
+        let (q, k, v) = (noise(128), noise(5 * 64), noise(5 * 64));
+        let kv =
+            [KvSegment::tokens(DType::F32, 5, bytemuck::cast_slice(&k), bytemuck::cast_slice(&v))];
+        let mut y = [f32::NAN; 128];
+        let mut sequences = [AttnSequence { q: &q, q_pos: 4, kv: &kv, y: &mut y }];
+        worker.attention(snapshot, slot, &shape, &mut sequences, team).unwrap();
+        let mut buffers = TeamBuffers::default();
+        for head in [0, 1] {
+            check_attention(&shape, &sequences[0], [0, head], &mut buffers).unwrap();
+        }
+    };
+    attends(&mut worker, &snapshot, attention, setup.team());
+    failed(&setup.host, "attention");
+
+    // One that says that it has answered is found out, and the next one's is the answer.
+    let config = HostConfig { cross_check_every: 1, ..config };
+    let setup = Setup::new(config.clone(), DType::Q8_0, [16, 64]);
+    let own = natives(&config).into_iter().find_map(|own| match own.provider {
+        Provider::Attention(own) => Some(own),
+        _ => None,
+    });
+    let misleading = Arc::new(Misleading(own.unwrap()));
+    setup.activate("attention", Provider::Attention(misleading)).unwrap();
+    let snapshot = setup.host.snapshot();
+    let slot = snapshot.slot(&OpKey::attention()).unwrap();
+    let mut worker = setup.host.team_worker();
+    attends(&mut worker, &snapshot, slot, setup.team());
+    let report = stats(&setup.host, "attention");
+    assert!(report.quarantined && report.failures["kernel_mismatch"] == 1, "{report:?}");
 }
 
 #[test]
