@@ -423,8 +423,11 @@ impl Kernels {
         tokens: &[u32],
         y: &mut [f32],
     ) -> Result<(), EngineError> {
-        let (worker, pinned, slots) = self.team()?;
-        Ok(worker.embed(&pinned.snapshot, slots.embed, &table.matrix()?, tokens, y, team)?)
+        let (worker, pinned, _) = self.team()?;
+        let providers = pinned.table.as_ref().ok_or_else(|| EngineError::OpUnavailable {
+            op: OpKey::embed(table.dtype()).to_string(),
+        })?;
+        Ok(worker.embed(&pinned.snapshot, providers, &table.matrix()?, tokens, y, team)?)
     }
 
     /// Attention of each sequence's queries over its own cache.

@@ -115,6 +115,8 @@ impl LayerWeights {
 /// The weights of a model.
 pub(crate) struct ModelWeights {
     pub(crate) embedding: Linear,
+    /// What providers of embeddings have made of the table.
+    pub(crate) embedding_prepared: PreparedWeights,
     pub(crate) layers: Vec<LayerWeights>,
     pub(crate) output_norm: NormWeights,
     /// `None` where the embedding table serves as output projection too.
@@ -142,7 +144,8 @@ impl ModelWeights {
             .collect::<Result<_, _>>()?;
         let output_norm = loader.norm(Module::OutputNorm, config.output_norm, config.dim)?;
         loader.refuse_unused(&config.architecture)?;
-        Ok(ModelWeights { embedding, layers, output_norm, output })
+        let embedding_prepared = PreparedWeights::default();
+        Ok(ModelWeights { embedding, embedding_prepared, layers, output_norm, output })
     }
 
     /// Bytes of the matrices that products would read in another layout than the file's.

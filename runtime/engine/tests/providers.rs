@@ -13,7 +13,7 @@ use ruvllm_abi::DType;
 use ruvllm_engine::{Engine, EngineConfig, Session, Use};
 use ruvllm_host::{
     AttentionProvider, AttentionSession, EmbedProvider, Host, HostConfig, MatmulProvider, OpKey,
-    Policy, PreparedMatmul, Provider, ProviderPack, Team, Version,
+    Policy, PreparedEmbed, PreparedMatmul, Provider, ProviderPack, Team, Version,
 };
 use ruvllm_native::Isa;
 use ruvllm_native::attention::{AttnScratch, AttnSequence, AttnShape, attention_batch};
@@ -80,6 +80,16 @@ impl PreparedMatmul for Copy {
 struct Same;
 
 impl EmbedProvider for Same {
+    fn prepared_bytes(&self, _: &Weights<'_>, _: Isa) -> Option<usize> {
+        Some(0)
+    }
+
+    fn prepare(&self, _: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedEmbed>, String> {
+        Ok(Box::new(Same))
+    }
+}
+
+impl PreparedEmbed for Same {
     fn run(
         &self,
         table: &Weights<'_>,

@@ -55,7 +55,7 @@ mod trap;
 #[cfg(test)]
 mod tests;
 
-pub use call::team_worker::{Preparation, PreparedWeights, Product, TeamWorker};
+pub use call::team_worker::{MatrixProviders, Preparation, PreparedWeights, TeamWorker};
 pub use call::worker::Worker;
 pub use class::DeviceClass;
 pub use compare::{LARGEST_INPUT, host_tolerance, judge_of};
@@ -103,6 +103,6 @@ pub use swap::book::{CacheUse, GenerationReport, GenerationState, InstallReport,
 pub use swap::host::{Host, KernelSummary, Preparer};
 pub use team::{
     AttentionProvider, AttentionSession, ComparedProvider, EmbedProvider, MatmulProvider,
-    PreparedMatmul, Provider, ProviderPack, Team,
+    PreparedEmbed, PreparedMatmul, Provider, ProviderPack, Team,
 };
 pub use trap::{CodeLocation, MemoryAccess, Trap, TrapKind};

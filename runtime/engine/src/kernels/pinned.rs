@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ruvllm_abi::DType;
-use ruvllm_host::{OpKey, OpSlot, Product, RegistrySnapshot};
+use ruvllm_host::{MatrixProviders, OpKey, OpSlot, RegistrySnapshot};
 
 use crate::error::EngineError;
 use crate::kv_policy::KvPolicy;
@@ -24,7 +24,9 @@ pub(crate) struct Pinned {
     /// `None` where no steps are computed.
     pub(super) team: Option<TeamSlots>,
     /// By [`crate::weights::Linear::index`].
-    pub(super) products: Vec<Option<Product>>,
+    pub(super) products: Vec<Option<MatrixProviders>>,
+    /// Who gathers embeddings; `None` where no steps are computed.
+    pub(super) table: Option<MatrixProviders>,
     pub(super) shaping: Shaping,
 }
 
@@ -88,8 +90,20 @@ impl Pinned {
         let shaping = shaping.chain(team.iter().flat_map(TeamSlots::all));
         let plain = snapshot.fingerprint(shaping.clone())?;
         let adapted = snapshot.fingerprint(shaping.chain(lora))?;
-        let (shaping, products) = ([plain, adapted], Vec::new());
-        Ok(Pinned { keys, rmsnorm, rope, swiglu, kv, lora, team, products, shaping, snapshot })
+        let (shaping, products, table) = ([plain, adapted], Vec::new(), None);
+        Ok(Pinned {
+            keys,
+            rmsnorm,
+            rope,
+            swiglu,
+            kv,
+            lora,
+            team,
+            products,
+            table,
+            shaping,
+            snapshot,
+        })
     }
 
     pub(super) fn lora(&self) -> Result<OpSlot, EngineError> {
@@ -103,8 +117,13 @@ impl Pinned {
 }
 
 impl Pinned {
+    /// Who computes with each matrix, and with the table of embeddings.
+    pub(super) fn providers(&self) -> impl Iterator<Item = &MatrixProviders> {
+        self.products.iter().flatten().chain(&self.table)
+    }
+
     /// Who multiplies by a matrix.
-    pub(super) fn product(&self, linear: &Linear) -> Option<&Product> {
+    pub(super) fn product(&self, linear: &Linear) -> Option<&MatrixProviders> {
         self.products.get(linear.index())?.as_ref()
     }
 }

@@ -1,14 +1,14 @@
 //! The matrices of a model: who multiplies by each, taken up anew for every snapshot that is pinned.
 //!
-//! Each matrix has a [`Product`] of its own in a pinned snapshot: who multiplies by it, with the weights as that has
-//! prepared them. These are held by what is pinned, so they go with the last step that reads them, and both
+//! Each matrix, and the table of embeddings, has [`MatrixProviders`] of its own in a pinned snapshot: who computes with
+//! it, with the weights as that has prepared them. These are held by what is pinned, so they go with the last step that reads them, and both
 //! layouts of a matrix are there only while a generation is on trial that brings another.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ruvllm_host::{
-    ComparedProvider, Host, HostError, KernelBudget, Preparation, Product, Provider,
+    ComparedProvider, Host, HostError, KernelBudget, MatrixProviders, Preparation, Provider,
     RegistrySnapshot, Team, TeamWorker,
 };
 use ruvllm_native::gemm::{Activations, ReadPattern};
@@ -58,7 +58,7 @@ impl Matrices {
             for linear in weights.multiplied() {
                 worker.race_matmul(snapshot, &linear.matrix()?, &how);
             }
-            worker.race_embed(snapshot, &weights.embedding.matrix()?, how.team);
+            worker.race_embed(snapshot, &weights.embedding.matrix()?, &how);
             let config = self.model.config();
             if let Some(layer) = config.layers.first() {
                 worker.race_attention(
@@ -68,7 +68,7 @@ impl Matrices {
                 );
             }
         }
-        let mut products: Vec<Option<Product>> = Vec::new();
+        let mut products: Vec<Option<MatrixProviders>> = Vec::new();
         for linear in weights.multiplied() {
             if products.len() <= linear.index() {
                 products.resize_with(linear.index() + 1, || None);
@@ -80,7 +80,16 @@ impl Matrices {
             products[linear.index()] = Some(product);
             each(linear.size());
         }
-        pinned.products = products;
+        let table = worker.table(
+            snapshot,
+            &weights.embedding.matrix()?,
+            &weights.embedding_prepared,
+            &how,
+        )?;
+        if table.made() {
+            weights.embedding.release();
+        }
+        (pinned.products, pinned.table) = (products, Some(table));
         Ok(pinned)
     }
 
@@ -110,12 +119,11 @@ impl ruvllm_host::Preparer for Matrices {
         let Ok(pinned) = self.pin(next.clone(), &mut worker, true, &mut |_| ()) else {
             return Ok(());
         };
-        let products = || pinned.products.iter().flatten();
-        if let Some((kernel, failure)) = products().find_map(Product::refused) {
+        if let Some((kernel, failure)) = pinned.providers().find_map(MatrixProviders::refused) {
             let (kernel, failure) = (kernel.to_owned(), failure.clone());
             return Err(HostError::NotPrepared { kernel, failure });
         }
-        if products().any(Product::made) {
+        if pinned.providers().any(MatrixProviders::made) {
             *self.ready() = Some(Arc::new(pinned));
         }
         Ok(())
@@ -124,18 +132,18 @@ impl ruvllm_host::Preparer for Matrices {
     fn compare(&self, two: [ComparedProvider<'_>; 2]) -> Vec<[Duration; 2]> {
         let (mut worker, team) = (self.host.team_worker(), self.team());
         let (weights, config) = (self.model.weights(), self.model.config());
+        let how = Preparation { team, budget: &self.budget, settings: &self.settings };
         match two[0].provider {
             Provider::Matmul(dtype, _) => {
-                let how = Preparation { team, budget: &self.budget, settings: &self.settings };
                 // What takes most of a token.
                 let of_type = weights.multiplied().filter(|linear| linear.dtype() == *dtype);
                 let largest = of_type.max_by_key(|linear| linear.size()).map(Linear::matrix);
                 let largest = largest.and_then(Result::ok);
-                largest.map(|largest| worker.compare_matmul(two, &largest, &how))
+                largest.map(|largest| worker.compare_with_matrix(two, &largest, &how))
             }
             Provider::Embed(dtype, _) => {
                 let table = weights.embedding.matrix().ok().filter(|t| t.dtype() == *dtype);
-                table.map(|table| worker.compare_embed(two, &table, team))
+                table.map(|table| worker.compare_with_matrix(two, &table, &how))
             }
             Provider::Attention(_) => config.layers.first().map(|layer| {
                 let deterministic = self.settings.is_deterministic();
@@ -169,7 +177,7 @@ impl TeamCaller {
     /// The same snapshot with its matrices taken up anew, where one is to be multiplied by a kernel that is out of
     /// service. What that has made of the weights goes with the pinned one.
     pub(super) fn replaced(&mut self, pinned: &Pinned) -> Option<Arc<Pinned>> {
-        if !pinned.products.iter().flatten().any(Product::is_out_of_service) {
+        if !pinned.providers().any(MatrixProviders::is_out_of_service) {
             return None;
         }
         let snapshot = pinned.snapshot.clone();

@@ -16,8 +16,8 @@ use crate::registry::RegistrySnapshot;
 use crate::registry::kernel::PublishedKernel;
 use crate::registry::race::{TEAM_ROWS, Times, class};
 use crate::team::{
-    AttentionProvider, ComparedProvider, EmbedProvider, MatmulProvider, PreparedMatmul, Provider,
-    Team,
+    AttentionProvider, ComparedProvider, MatmulProvider, Prepared, PreparedEmbed, PreparedMatmul,
+    Provider, Team,
 };
 use ruvllm_abi::DType;
 use ruvllm_native::attention::{AttnSequence, AttnShape, KvSegment};
@@ -48,14 +48,36 @@ impl TeamWorker {
     ) {
         let class = class(weights.rows() * weights.cols());
         self.race(snap, &OpKey::matmul(weights.dtype()), class, |worker, kernel| {
-            let Some(Provider::Matmul(_, provider)) = kernel.team() else { return None };
-            let bytes = provider.prepared_bytes(weights, how.team.isa)?;
-            let made = PreparedWeights::default();
-            let prepared = worker.prepare(kernel, provider, weights, &made, bytes, how);
-            let (held, _) = prepared.ok()?;
-            let times = worker.time_matmul(&**provider, &*held.prepared, weights, how);
-            Some(Timed { times, holds: bytes > 0 })
+            worker.time_taken_up(kernel, weights, how)
         });
+    }
+
+    /// The times of a kernel, which takes the matrix up for as long as it is timed.
+    fn time_taken_up(
+        &mut self,
+        kernel: &Arc<PublishedKernel>,
+        weights: &Weights<'_>,
+        how: &Preparation<'_>,
+    ) -> Option<Timed> {
+        let provider = kernel.team()?;
+        let bytes = provider.prepared_bytes(weights, how.team.isa)?;
+        let made = PreparedWeights::default();
+        let (held, _) = self.prepare(kernel, provider, weights, &made, bytes, how).ok()?;
+        Some(Timed { times: self.time_prepared(&held.prepared, weights, how), holds: bytes > 0 })
+    }
+
+    fn time_prepared(
+        &mut self,
+        prepared: &Prepared,
+        weights: &Weights<'_>,
+        how: &Preparation<'_>,
+    ) -> Times {
+        match prepared {
+            Prepared::Matmul(provider, prepared) => {
+                self.time_matmul(&**provider, &**prepared, weights, how)
+            }
+            Prepared::Embed(prepared) => self.time_embed(&**prepared, weights, how.team),
+        }
     }
 
     fn time_matmul(
@@ -76,17 +98,20 @@ impl TeamWorker {
     }
 
     /// As [`TeamWorker::race_matmul`], for rows of a table.
-    pub fn race_embed(&mut self, snap: &RegistrySnapshot, table: &Weights<'_>, team: Team<'_>) {
+    pub fn race_embed(
+        &mut self,
+        snap: &RegistrySnapshot,
+        table: &Weights<'_>,
+        how: &Preparation<'_>,
+    ) {
         self.race(snap, &OpKey::embed(table.dtype()), 0, |worker, kernel| {
-            let Some(Provider::Embed(_, provider)) = kernel.team() else { return None };
-            let times = worker.time_embed(&**provider, table, team);
-            Some(Timed { times, holds: false })
+            worker.time_taken_up(kernel, table, how)
         });
     }
 
     fn time_embed(
         &mut self,
-        provider: &dyn EmbedProvider,
+        prepared: &dyn PreparedEmbed,
         table: &Weights<'_>,
         team: Team<'_>,
     ) -> Times {
@@ -97,7 +122,7 @@ impl TeamWorker {
                 vocab => (0..rows).map(|_| self.checks.below(vocab) as u32).collect(),
             };
             let y = &mut y[..tokens.len() * table.cols()];
-            least(|| provider.run(table, &tokens, y, team))
+            least(|| prepared.run(table, &tokens, y, team))
         })
     }
 
@@ -134,40 +159,26 @@ impl TeamWorker {
         }))
     }
 
-    /// How long two providers of products take for a matrix, in turns: the least time of each with one row and with as
-    /// many as a prompt has. Empty where that cannot be found out.
-    pub fn compare_matmul(
+    /// How long two providers take for products with a matrix, or for rows of a table, in turns: the least time of each
+    /// with one row and with as many as a prompt has. Empty where that cannot be found out.
+    pub fn compare_with_matrix(
         &mut self,
         two: [ComparedProvider<'_>; 2],
-        weights: &Weights<'_>,
+        matrix: &Weights<'_>,
         how: &Preparation<'_>,
     ) -> Vec<[Duration; 2]> {
         compare(two, |one| {
-            let Provider::Matmul(_, provider) = one.provider else { return None };
-            let bytes = provider.prepared_bytes(weights, how.team.isa)?;
+            let bytes = one.provider.prepared_bytes(matrix, how.team.isa)?;
             let _memory = match one.is_native {
                 false => Some(BudgetReservation::new(how.budget, bytes)?),
                 true => None,
             };
-            let prepared = provider.prepare(weights, how.team).ok()?;
-            Some(self.time_matmul(&**provider, &*prepared, weights, how))
+            let prepared = one.provider.prepare(matrix, how.team).ok()?;
+            Some(self.time_prepared(&prepared, matrix, how))
         })
     }
 
-    /// As [`TeamWorker::compare_matmul`], for rows of a table.
-    pub fn compare_embed(
-        &mut self,
-        two: [ComparedProvider<'_>; 2],
-        table: &Weights<'_>,
-        team: Team<'_>,
-    ) -> Vec<[Duration; 2]> {
-        compare(two, |one| match one.provider {
-            Provider::Embed(_, provider) => Some(self.time_embed(&**provider, table, team)),
-            _ => None,
-        })
-    }
-
-    /// As [`TeamWorker::compare_matmul`], for attention over a cache of f16.
+    /// As [`TeamWorker::compare_with_matrix`], for attention over a cache of f16.
     pub fn compare_attention(
         &mut self,
         two: [ComparedProvider<'_>; 2],

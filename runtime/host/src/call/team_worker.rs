@@ -1,7 +1,7 @@
 //! The call path of team operations: from the thread of a step to all threads.
 //!
-//! Who computes the products of a matrix, and what it has made of the weights, is found when a snapshot is pinned
-//! ([`TeamWorker::product`]). A call then asks the first that is in service, and the next one where that fails; the last
+//! Who computes with a matrix, and what it has made of the weights, is found when a snapshot is pinned
+//! ([`TeamWorker::product`], [`TeamWorker::table`]). A call then asks the first that is in service, and the next one where that fails; the last
 //! reads the file's bytes in place, so no second copy of the weights has to be kept for it.
 //!
 //! All are held to the f64 definition. When a provider has prepared a matrix, every row is checked once, but nothing
@@ -26,7 +26,9 @@ use crate::registry::kernel::PublishedKernel;
 use crate::registry::race::{TEAM_ROWS, class};
 use crate::registry::{OpSlot, RegistrySnapshot, with_first};
 use crate::stats::Timing;
-use crate::team::{AttentionSession, MatmulProvider, PreparedMatmul, Provider, Team};
+use crate::team::{
+    AttentionSession, MatmulProvider, Prepared, PreparedEmbed, PreparedMatmul, Provider, Team,
+};
 use crate::threads::lock;
 use crate::{CallError, OpKey};
 use ruvllm_native::Isa;
@@ -43,6 +45,9 @@ use std::time::Instant;
 /// Elements of a product that a check looks at.
 const CHECKED: usize = 32;
 
+/// Rows of a table that are gathered at a time when all are checked.
+const GATHERED: usize = 256;
+
 /// Bytes of a call, weights included, below which it is small: reading the clock twice would take up to a hundredth of
 /// its time, so about one of [`CLOCK_EVERY`] is timed.
 const SMALL_BYTES: usize = 1 << 20;
@@ -50,7 +55,7 @@ const SMALL_BYTES: usize = 1 << 20;
 /// Of so many small calls one is timed on average, and no kernel can know which.
 const CLOCK_EVERY: u32 = 16;
 
-/// What providers have made of a matrix, for as long as somebody multiplies by it.
+/// What providers of one operation have made of a matrix, for as long as somebody computes with it.
 #[derive(Default)]
 pub struct PreparedWeights {
     made: Mutex<Vec<(String, Isa, Weak<PreparedLayout>)>>,
@@ -58,7 +63,7 @@ pub struct PreparedWeights {
 
 /// Weights that a provider has prepared, and what they count for.
 pub(super) struct PreparedLayout {
-    pub(super) prepared: Arc<dyn PreparedMatmul>,
+    pub(super) prepared: Prepared,
     bytes: usize,
     _memory: Option<BudgetReservation>,
 }
@@ -81,9 +86,9 @@ impl Drop for BudgetReservation {
     }
 }
 
-/// Who computes the products of one matrix, in the order in which they are asked.
-pub struct Product {
-    /// In the order for one row. Stored inline: until the next product with this matrix the rest of the model goes
+/// Who computes with one matrix, products or rows of a table, in the order in which they are asked.
+pub struct MatrixProviders {
+    /// In the order for one row. Stored inline: until the next call with this matrix the rest of the model goes
     /// through the caches, so every pointer that is followed is a cache miss.
     chain: SmallVec<[PreparedProvider; 2]>,
     /// Where in it that one is who is asked first for more rows.
@@ -95,8 +100,7 @@ pub struct Product {
 
 struct PreparedProvider {
     kernel: Arc<PublishedKernel>,
-    provider: Arc<dyn MatmulProvider>,
-    prepared: Arc<dyn PreparedMatmul>,
+    prepared: Prepared,
     /// Keeps the prepared weights counted, and others can find them here.
     _layout: Arc<PreparedLayout>,
 }
@@ -144,11 +148,14 @@ struct State {
     session: Option<Box<dyn AttentionSession>>,
 }
 
-impl Product {
+impl MatrixProviders {
     /// The form that products of `rows` rows read: of all that may be asked, so that another can answer where one
     /// fails.
     pub fn reads(&self, x: &Activations, rows: usize, isa: Isa) -> ActForms {
-        let forms = self.chain.iter().map(|one| one.provider.reads(x, rows, isa).into());
+        let forms = self.chain.iter().filter_map(|one| match &one.prepared {
+            Prepared::Matmul(provider, _) => Some(provider.reads(x, rows, isa).into()),
+            Prepared::Embed(_) => None,
+        });
         forms.fold(ActForms::NONE, ActForms::and)
     }
 
@@ -201,7 +208,7 @@ impl TeamWorker {
         self.kernels.iter_mut().flatten().for_each(|state| state.until_check = 0);
     }
 
-    /// Has a matrix taken up by the provider that the snapshot asks first, or the first that can and for
+    /// Has a matrix taken up for products, by the provider that the snapshot asks first, or the first that can and for
     /// which there is memory; behind it stand those that read the file's bytes. So at most one layout of the weights is
     /// made, and none where the first reads the file's.
     ///
@@ -214,39 +221,62 @@ impl TeamWorker {
         weights: &Weights<'_>,
         made: &PreparedWeights,
         how: &Preparation<'_>,
-    ) -> Result<Product, CallError> {
-        let key = OpKey::matmul(weights.dtype());
+    ) -> Result<MatrixProviders, CallError> {
+        let class = class(weights.rows() * weights.cols());
+        self.take_up(snap, OpKey::matmul(weights.dtype()), class, weights, made, how)
+    }
+
+    /// Has a table taken up for its rows to be gathered, as [`TeamWorker::product`] has a matrix.
+    ///
+    /// # Errors
+    /// As for [`TeamWorker::product`].
+    pub fn table(
+        &mut self,
+        snap: &RegistrySnapshot,
+        table: &Weights<'_>,
+        made: &PreparedWeights,
+        how: &Preparation<'_>,
+    ) -> Result<MatrixProviders, CallError> {
+        self.take_up(snap, OpKey::embed(table.dtype()), 0, table, made, how)
+    }
+
+    fn take_up(
+        &mut self,
+        snap: &RegistrySnapshot,
+        key: OpKey,
+        class: usize,
+        weights: &Weights<'_>,
+        made: &PreparedWeights,
+        how: &Preparation<'_>,
+    ) -> Result<MatrixProviders, CallError> {
         let slot = snap.slot_of(&key);
         let Some(slot) = slot.filter(|slot| !slot.choice.chain.is_empty()) else {
             let (name, detail) = (key.to_string(), "nobody provides it".to_owned());
             return Err(CallError::Unknown { name, detail });
         };
-        let class = class(weights.rows() * weights.cols());
         let [one, many] = TEAM_ROWS.map(|rows| slot.winner(class, rows));
-        let mut product =
-            Product { chain: SmallVec::new(), first_of_many: 0, refused: None, made: false };
+        let mut found = MatrixProviders {
+            chain: SmallVec::new(),
+            first_of_many: 0,
+            refused: None,
+            made: false,
+        };
         let mut last = None;
         // Most text is written a token at a time, so that decides who may hold the weights.
         let mut order = with_first(&slot.choice.chain, one);
         while let Some(kernel) = order.next() {
             let is_last = order.clone().next().is_none();
-            let Some(Provider::Matmul(_, provider)) = kernel.team() else { continue };
+            let Some(provider) = kernel.team() else { continue };
             let Some(bytes) = provider.prepared_bytes(weights, how.team.isa) else { continue };
-            let second = bytes > 0 && !product.chain.is_empty();
+            let second = bytes > 0 && !found.chain.is_empty();
             if second || kernel.stats().quarantined() && !is_last {
                 continue;
             }
             match self.prepare(kernel, provider, weights, made, bytes, how) {
                 Ok((held, new)) => {
-                    product.made |= new && bytes > 0;
-                    let (kernel, provider) = (kernel.clone(), provider.clone());
-                    let prepared = held.prepared.clone();
-                    product.chain.push(PreparedProvider {
-                        kernel,
-                        provider,
-                        prepared,
-                        _layout: held,
-                    });
+                    found.made |= new && bytes > 0;
+                    let (kernel, prepared) = (kernel.clone(), held.prepared.clone());
+                    found.chain.push(PreparedProvider { kernel, prepared, _layout: held });
                 }
                 Err(failure) => {
                     match is_last {
@@ -254,8 +284,8 @@ impl TeamWorker {
                         false => self.host.incidents.report(kernel.stats(), &failure),
                     }
                     let failed = (kernel.id().to_owned(), failure);
-                    if !kernel.is_native() && product.refused.is_none() {
-                        product.refused = Some(Box::new(failed.clone()));
+                    if !kernel.is_native() && found.refused.is_none() {
+                        found.refused = Some(Box::new(failed.clone()));
                     }
                     last = Some(failed);
                 }
@@ -264,9 +294,9 @@ impl TeamWorker {
         let many = many.and_then(|at| slot.choice.chain.get(at));
         let is_many =
             |one: &PreparedProvider| many.is_some_and(|many| Arc::ptr_eq(many, &one.kernel));
-        product.first_of_many = product.chain.iter().position(is_many).unwrap_or(0);
-        match (product.chain.is_empty(), last) {
-            (false, _) => Ok(product),
+        found.first_of_many = found.chain.iter().position(is_many).unwrap_or(0);
+        match (found.chain.is_empty(), last) {
+            (false, _) => Ok(found),
             (true, last) => Err(Unanswered::Exhausted(last).of(&key)),
         }
     }
@@ -275,7 +305,7 @@ impl TeamWorker {
     pub(super) fn prepare(
         &mut self,
         kernel: &Arc<PublishedKernel>,
-        provider: &Arc<dyn MatmulProvider>,
+        provider: &Provider,
         weights: &Weights<'_>,
         made: &PreparedWeights,
         bytes: usize,
@@ -298,11 +328,15 @@ impl TeamWorker {
                     .ok_or(Failure::WeightMemory { needed: bytes })?,
             ),
         };
-        let prepared: Arc<dyn PreparedMatmul> =
-            provider.prepare(weights, how.team).map_err(failure)?.into();
+        let prepared = provider.prepare(weights, how.team).map_err(failure)?;
         // The host's own code for weights in place has rearranged nothing.
         if bytes > 0 || !kernel.is_native() {
-            self.check_rows(&**provider, &*prepared, weights, how)?;
+            match &prepared {
+                Prepared::Matmul(provider, prepared) => {
+                    self.check_rows(&**provider, &**prepared, weights, how)?;
+                }
+                Prepared::Embed(prepared) => self.check_table(&**prepared, weights, how)?,
+            }
         }
         let held = Arc::new(PreparedLayout { prepared, bytes, _memory: memory });
         made.push((kernel.hash().to_owned(), isa, Arc::downgrade(&held)));
@@ -323,6 +357,25 @@ impl TeamWorker {
         let out = MatMut { data: &mut y, stride };
         prepared.run(weights, &x, out, how.team).map_err(failure)?;
         wrong(check_rows(how.team.pool, weights, &x, form, &y))
+    }
+
+    /// Holds each row of a table that was taken up against the table's.
+    fn check_table(
+        &mut self,
+        prepared: &dyn PreparedEmbed,
+        table: &Weights<'_>,
+        how: &Preparation<'_>,
+    ) -> Result<(), Failure> {
+        let mut y = vec![f32::NAN; table.rows().min(GATHERED) * table.cols()];
+        let vocab: Vec<u32> = (0..table.rows() as u32).collect();
+        for tokens in vocab.chunks(GATHERED) {
+            let y = &mut y[..tokens.len() * table.cols()];
+            prepared.run(table, tokens, y, how.team).map_err(failure)?;
+            for (token, got) in tokens.iter().zip(y.chunks_exact(table.cols())) {
+                wrong(check_gathered(table, *token as usize, got, &mut self.checks.buffers))?;
+            }
+        }
+        Ok(())
     }
 
     /// Random activations `[rows, k]` in the form that a provider reads.
@@ -351,7 +404,7 @@ impl TeamWorker {
     pub fn matmul(
         &mut self,
         snap: &RegistrySnapshot,
-        product: &Product,
+        product: &MatrixProviders,
         weights: &Weights<'_>,
         x: &Activations,
         y: MatMut<'_>,
@@ -360,12 +413,16 @@ impl TeamWorker {
         let MatMut { data, stride } = y;
         let bytes = weights.size() + size_of::<f32>() * x.rows() * (weights.rows() + x.cols());
         let first = if x.rows() > 1 { product.first_of_many } else { 0 };
-        let chain = with_first(&product.chain, Some(first)).map(|one| (&one.kernel, one));
-        let asked = self.ask(snap, chain, bytes, |one, _, checks| {
+        let chain = with_first(&product.chain, Some(first));
+        let chain = chain.filter_map(|one| match &one.prepared {
+            Prepared::Matmul(provider, prepared) => Some((&one.kernel, (one, provider, prepared))),
+            Prepared::Embed(_) => None,
+        });
+        let asked = self.ask(snap, chain, bytes, |(one, provider, prepared), _, checks| {
             let out = MatMut { data: &mut *data, stride };
-            one.prepared.run(weights, x, out, team).map_err(failure)?;
+            prepared.run(weights, x, out, team).map_err(failure)?;
             if let Some(checks) = checks {
-                let form = one.provider.reads(x, x.rows(), team.isa);
+                let form = provider.reads(x, x.rows(), team.isa);
                 for _ in 0..CHECKED.min(x.rows() * weights.rows()) {
                     let row = checks.below(x.rows());
                     let col = checks.below(weights.rows());
@@ -384,26 +441,28 @@ impl TeamWorker {
         asked.map_err(|error| error.of(&OpKey::matmul(weights.dtype())))
     }
 
-    /// Rows of a table: row `tokens[i]` of `[vocab, dim]` to row `i` of `y`. The tokens are in the table.
+    /// Rows of a table: row `tokens[i]` of `[vocab, dim]` to row `i` of `y`, by the providers of this table. The
+    /// tokens are in it.
     ///
     /// # Errors
-    /// As for [`TeamWorker::matmul`], and [`CallError::StaleSlot`].
+    /// As for [`TeamWorker::matmul`].
     pub fn embed(
         &mut self,
         snap: &RegistrySnapshot,
-        slot: OpSlot,
+        providers: &MatrixProviders,
         table: &Weights<'_>,
         tokens: &[u32],
         y: &mut [f32],
         team: Team<'_>,
     ) -> Result<(), CallError> {
-        let slot = snap.entry(slot)?;
-        let chain = slot.by_rows(tokens.len()).filter_map(|kernel| match kernel.team() {
-            Some(Provider::Embed(_, provider)) => Some((kernel, provider)),
-            _ => None,
+        let first = if tokens.len() > 1 { providers.first_of_many } else { 0 };
+        let chain = with_first(&providers.chain, Some(first));
+        let chain = chain.filter_map(|one| match &one.prepared {
+            Prepared::Embed(prepared) => Some((&one.kernel, prepared)),
+            Prepared::Matmul(..) => None,
         });
-        let asked = self.ask(snap, chain, size_of_val(y), |provider, _, checks| {
-            provider.run(table, tokens, y, team).map_err(failure)?;
+        let asked = self.ask(snap, chain, size_of_val(y), |prepared, _, checks| {
+            prepared.run(table, tokens, y, team).map_err(failure)?;
             if let Some(checks) = checks.filter(|_| !tokens.is_empty()) {
                 let row = checks.below(tokens.len());
                 let got = &y[row * table.cols()..(row + 1) * table.cols()];
@@ -411,13 +470,13 @@ impl TeamWorker {
             }
             Ok(())
         });
-        asked.map_err(|error| error.of(&slot.key))
+        asked.map_err(|error| error.of(&OpKey::embed(table.dtype())))
     }
 
     /// Attention of each sequence's queries over its own cache.
     ///
     /// # Errors
-    /// As for [`TeamWorker::embed`].
+    /// As for [`TeamWorker::matmul`], and [`CallError::StaleSlot`].
     pub fn attention(
         &mut self,
         snap: &RegistrySnapshot,
@@ -443,7 +502,7 @@ impl TeamWorker {
             let session = session.get_or_insert_with(|| provider.open());
             // What is checked, and what the next one answers, is not what this one makes of its list.
             let given = sequences.iter_mut().map(|s| AttnSequence { y: &mut *s.y, ..*s });
-            let mut given: SmallVec<[AttnSequence<'_>; 8]> = given.collect();
+            let mut given: SmallVec<[AttnSequence<'_>; 16]> = given.collect();
             session.run(shape, &mut given, team).map_err(failure)?;
             drop(given);
             if let Some(checks) = checks.filter(|_| row > 0 && !sequences.is_empty()) {

@@ -69,14 +69,27 @@ pub trait PreparedMatmul: Send + Sync {
     ) -> Result<(), String>;
 }
 
-/// Gathers rows of a table of one type as f32.
-///
-/// Nothing is prepared for it, unlike for products: a call reads the rows of its tokens and no others, so that a table in
-/// another layout would save nothing. A sandboxed kernel is given these rows with the call, which are no more bytes
-/// than what it writes.
+/// Gathers rows of tables of one type as f32.
 pub trait EmbedProvider: Send + Sync {
-    /// Row `tokens[i]` of the table, `[vocab, dim]`, to row `i` of `y`, `[tokens, dim]`. The tokens are in the
-    /// table.
+    /// Bytes that [`prepare`](Self::prepare) takes for a table, as for [`MatmulProvider::prepared_bytes`]: 0 where
+    /// rows are read as the file has them.
+    fn prepared_bytes(&self, table: &Weights<'_>, isa: Isa) -> Option<usize>;
+
+    /// Takes a table up.
+    ///
+    /// # Errors
+    /// Why its rows cannot be gathered.
+    fn prepare(
+        &self,
+        table: &Weights<'_>,
+        team: Team<'_>,
+    ) -> Result<Box<dyn PreparedEmbed>, String>;
+}
+
+/// A table `[vocab, dim]` as a provider has taken it up.
+pub trait PreparedEmbed: Send + Sync {
+    /// Row `tokens[i]` of the table to row `i` of `y`, `[tokens, dim]`. `table` is the one that was taken up, and
+    /// the tokens are in it.
     ///
     /// # Errors
     /// `y` may then have some of the rows.
@@ -131,7 +144,39 @@ pub struct ComparedProvider<'a> {
     pub is_native: bool,
 }
 
+/// A matrix as a provider has taken it up.
+#[derive(Clone)]
+pub(crate) enum Prepared {
+    /// To multiply by.
+    Matmul(Arc<dyn MatmulProvider>, Arc<dyn PreparedMatmul>),
+    /// To gather rows of.
+    Embed(Arc<dyn PreparedEmbed>),
+}
+
 impl Provider {
+    /// Bytes that it takes to take a matrix up; `None` where it does not, as attention never does.
+    pub(crate) fn prepared_bytes(&self, matrix: &Weights<'_>, isa: Isa) -> Option<usize> {
+        match self {
+            Provider::Matmul(_, provider) => provider.prepared_bytes(matrix, isa),
+            Provider::Embed(_, provider) => provider.prepared_bytes(matrix, isa),
+            Provider::Attention(_) => None,
+        }
+    }
+
+    /// Takes a matrix up.
+    pub(crate) fn prepare(&self, matrix: &Weights<'_>, team: Team<'_>) -> Result<Prepared, String> {
+        match self {
+            Provider::Matmul(_, provider) => {
+                let prepared = provider.prepare(matrix, team)?.into();
+                Ok(Prepared::Matmul(provider.clone(), prepared))
+            }
+            Provider::Embed(_, provider) => {
+                Ok(Prepared::Embed(provider.prepare(matrix, team)?.into()))
+            }
+            Provider::Attention(_) => Err("attention takes no matrix up".to_owned()),
+        }
+    }
+
     /// The operation that it competes for.
     pub fn key(&self) -> OpKey {
         match self {

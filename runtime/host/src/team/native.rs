@@ -1,8 +1,8 @@
 //! The host's own code as providers.
 
 use super::{
-    AttentionProvider, AttentionSession, EmbedProvider, MatmulProvider, PreparedMatmul, Provider,
-    Team,
+    AttentionProvider, AttentionSession, EmbedProvider, MatmulProvider, PreparedEmbed,
+    PreparedMatmul, Provider, Team,
 };
 use crate::HostConfig;
 use ruvllm_abi::DType;
@@ -144,6 +144,16 @@ impl PreparedMatmul for InPlace {
 struct Gather;
 
 impl EmbedProvider for Gather {
+    fn prepared_bytes(&self, _: &Weights<'_>, _: Isa) -> Option<usize> {
+        Some(0)
+    }
+
+    fn prepare(&self, _: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedEmbed>, String> {
+        Ok(Box::new(Gather))
+    }
+}
+
+impl PreparedEmbed for Gather {
     fn run(
         &self,
         table: &Weights<'_>,

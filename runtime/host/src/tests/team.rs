@@ -5,8 +5,8 @@ use crate::Failure;
 use crate::team::{Native, natives};
 use crate::{
     AttentionProvider, AttentionSession, ComparedProvider, EmbedProvider, HostError, KernelBudget,
-    MatmulProvider, Policy, Preparation, PreparedMatmul, PreparedWeights, Preparer, Product,
-    Provider, ProviderPack, Resident, Team, TeamWorker, Words,
+    MatmulProvider, MatrixProviders, Policy, Preparation, PreparedEmbed, PreparedMatmul,
+    PreparedWeights, Preparer, Provider, ProviderPack, Resident, Team, TeamWorker, Words,
 };
 use ruvllm_manifest::{Dim, TensorSpec};
 use ruvllm_native::attention::{AttnSequence, AttnShape, KvSegment};
@@ -45,6 +45,7 @@ struct Setup {
     dtype: DType,
     shape: [usize; 2],
     made: PreparedWeights,
+    made_table: PreparedWeights,
     left: Arc<Bytes>,
     settings: Activations,
 }
@@ -66,6 +67,7 @@ impl Setup {
             dtype,
             shape: [rows, cols],
             made: PreparedWeights::default(),
+            made_table: PreparedWeights::default(),
             left: Arc::new(Bytes(AtomicUsize::new(1 << 20))),
             settings: Activations::new(),
         }
@@ -85,7 +87,7 @@ impl Setup {
         self.host.activate(report.id).map(|report| report.generation)
     }
 
-    fn product(&mut self) -> Result<Product, CallError> {
+    fn product(&mut self) -> Result<MatrixProviders, CallError> {
         let budget: Arc<dyn KernelBudget> = self.left.clone();
         let Setup { host, worker, pool, bytes, dtype, shape, made, settings, .. } = self;
         let team = Team { pool, isa: Isa::detect(), read: ReadPattern::default() };
@@ -95,8 +97,35 @@ impl Setup {
         worker.product(&host.snapshot(), &weights, made, &how)
     }
 
+    /// The matrix as a table, after a race of those that gather its rows.
+    fn table(&mut self) -> Result<MatrixProviders, CallError> {
+        let budget: Arc<dyn KernelBudget> = self.left.clone();
+        let Setup { host, worker, pool, bytes, dtype, shape, made_table, settings, .. } = self;
+        let team = Team { pool, isa: Isa::detect(), read: ReadPattern::default() };
+        let table = Weights::new(*dtype, shape[0], shape[1], bytes).unwrap();
+        let how = Preparation { team, budget: &budget, settings };
+        worker.race_embed(&host.snapshot(), &table, &how);
+        worker.table(&host.snapshot(), &table, made_table, &how)
+    }
+
+    /// The row of a token, as it is gathered.
+    fn gather(&mut self, table: &MatrixProviders, token: u32) -> Vec<f32> {
+        let mut y = vec![f32::NAN; self.shape[1]];
+        let mut worker = self.host.team_worker();
+        let (snapshot, weights) = (self.host.snapshot(), self.weights());
+        worker.embed(&snapshot, table, &weights, &[token], &mut y, self.team()).unwrap();
+        y
+    }
+
+    /// The row of a token, as the table has it.
+    fn row(&self, token: u32) -> Vec<f32> {
+        let mut row = vec![0.0; self.shape[1]];
+        dequantize_row(self.dtype, self.weights().row(token as usize), &mut row).unwrap();
+        row
+    }
+
     /// Multiplies a row so many times, whatever comes of it.
-    fn multiply_often(&self, product: &Product, times: usize) {
+    fn multiply_often(&self, product: &MatrixProviders, times: usize) {
         let [rows, cols] = self.shape;
         let (pool, isa) = (ThreadPool::new(1), Isa::detect());
         let mut x = Activations::new();
@@ -111,7 +140,7 @@ impl Setup {
     }
 
     /// Multiplies `m` rows, and holds the product against the definition of what was read.
-    fn multiply(&mut self, product: &Product, m: usize) -> Result<(), CallError> {
+    fn multiply(&mut self, product: &MatrixProviders, m: usize) -> Result<(), CallError> {
         let Setup { host, worker, pool, bytes, dtype, shape: [rows, cols], settings, .. } = self;
         let team = Team { pool, isa: Isa::detect(), read: ReadPattern::default() };
         let weights = Weights::new(*dtype, *rows, *cols, bytes).unwrap();
@@ -419,7 +448,7 @@ fn the_hosts_own_is_compared_without_a_budget_that_it_does_not_take_from() {
         let weights = Weights::new(*dtype, shape[0], shape[1], bytes).unwrap();
         let how = Preparation { team, budget: &budget, settings };
         let two = natives.map(|is_native| ComparedProvider { provider, is_native });
-        worker.compare_matmul(two, &weights, &how).len()
+        worker.compare_with_matrix(two, &weights, &how).len()
     };
     assert_eq!(times([true, true]), 2);
     assert_eq!((times([true, false]), times([false, true])), (0, 0));
@@ -728,6 +757,15 @@ fn the_fastest_gathers_embeddings_and_attends() {
     /// Right where it is asked, and slow.
     struct Slow;
     impl EmbedProvider for Slow {
+        fn prepared_bytes(&self, _: &Weights<'_>, _: Isa) -> Option<usize> {
+            Some(0)
+        }
+
+        fn prepare(&self, _: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedEmbed>, String> {
+            Ok(Box::new(Slow))
+        }
+    }
+    impl PreparedEmbed for Slow {
         fn run(
             &self,
             table: &Weights<'_>,
@@ -760,22 +798,16 @@ fn the_fastest_gathers_embeddings_and_attends() {
         }
     }
     let config = HostConfig { policy: Policy::Fastest, ..HostConfig::default() };
-    let setup = Setup::new(config, DType::Q8_0, [16, 64]);
+    let mut setup = Setup::new(config, DType::Q8_0, [16, 64]);
     setup.activate("embed", Provider::Embed(DType::Q8_0, Arc::new(Slow))).unwrap();
     setup.activate("attention", Provider::Attention(Arc::new(Slow))).unwrap();
-    let (snapshot, table) = (setup.host.snapshot(), setup.weights());
     let (embed, attention) = (OpKey::embed(DType::Q8_0), OpKey::attention());
-    let mut worker = setup.host.team_worker();
-    let mut gathered_by = || {
-        let slot = snapshot.slot(&embed).unwrap();
-        worker.embed(&snapshot, slot, &table, &[3], &mut [0.0; 64], setup.team()).unwrap();
-        let calls = |kernel| stats(&setup.host, kernel).calls;
-        [calls("embed"), calls("native:embed_q8_0")]
-    };
-    assert_eq!(gathered_by(), [1, 0], "before a race the newest is asked");
+    let snapshot = setup.host.snapshot();
+    let table = setup.table().unwrap();
+    assert_eq!(setup.gather(&table, 3), setup.row(3));
+    let calls = |kernel| stats(&setup.host, kernel).calls;
+    assert_eq!([calls("embed"), calls("native:embed_q8_0")], [0, 1]);
     let mut racer = setup.host.team_worker();
-    racer.race_embed(&snapshot, &table, setup.team());
-    assert_eq!(gathered_by(), [1, 1]);
     let shape = AttnShape {
         heads: 2,
         kv_heads: 1,
@@ -794,11 +826,14 @@ fn the_fastest_gathers_embeddings_and_attends() {
     }
 }
 
-/// The host's own code, with one element in a thousand off.
+/// The host's own code, with one element in a thousand off once it is in service.
 struct Thousandth<P> {
     own: P,
     elements: Arc<AtomicUsize>,
 }
+
+/// The rows of a table that is taken up are right, all of them.
+const TAKEN_UP: usize = 16 * 64;
 
 impl<P> Thousandth<P> {
     fn of(own: P) -> Self {
@@ -807,12 +842,28 @@ impl<P> Thousandth<P> {
 
     fn spoil(&self, y: &mut [f32]) {
         let first = self.elements.fetch_add(y.len(), Relaxed);
-        let off = (first..).zip(y).filter(|(element, _)| element % 1000 == 999);
+        let off = (first..).zip(y);
+        let off = off.filter(|(element, _)| *element >= TAKEN_UP && element % 1000 == 999);
         off.for_each(|(_, y)| *y += 0.25);
     }
 }
 
 impl EmbedProvider for Thousandth<Arc<dyn EmbedProvider>> {
+    fn prepared_bytes(&self, table: &Weights<'_>, isa: Isa) -> Option<usize> {
+        self.own.prepared_bytes(table, isa)
+    }
+
+    fn prepare(
+        &self,
+        table: &Weights<'_>,
+        team: Team<'_>,
+    ) -> Result<Box<dyn PreparedEmbed>, String> {
+        let own = self.own.prepare(table, team)?;
+        Ok(Box::new(Thousandth { own, elements: self.elements.clone() }))
+    }
+}
+
+impl PreparedEmbed for Thousandth<Box<dyn PreparedEmbed>> {
     fn run(
         &self,
         table: &Weights<'_>,
@@ -862,23 +913,20 @@ fn one_element_wrong_in_a_thousand_is_found_in_embeddings_and_attention() {
         _ => None,
     };
     let wrong: Vec<_> = natives(&config).into_iter().filter_map(|own| of(own.provider)).collect();
-    let setup = Setup::new(config, DType::Q8_0, [16, 64]);
+    let mut setup = Setup::new(config, DType::Q8_0, [16, 64]);
     for (name, provider) in wrong {
         setup.activate(name, provider).unwrap();
     }
     let snapshot = setup.host.snapshot();
-    let slot = |key: &OpKey| snapshot.slot(key).unwrap();
-    let (embed, attention) = (slot(&OpKey::embed(DType::Q8_0)), slot(&OpKey::attention()));
+    let attention = snapshot.slot(&OpKey::attention()).unwrap();
 
     let mut y = [0.0; 128];
-    let table = setup.weights();
-    let mut worker = setup.host.team_worker();
+    let table = setup.table().unwrap();
+    let (mut worker, weights) = (setup.host.team_worker(), setup.weights());
     for _ in 0..CALLS {
-        worker.embed(&snapshot, embed, &table, &[3, 9], &mut y, setup.team()).unwrap();
+        worker.embed(&snapshot, &table, &weights, &[3, 9], &mut y, setup.team()).unwrap();
     }
-    let mut want = [0.0; 64];
-    dequantize_row(DType::Q8_0, table.row(9), &mut want).unwrap();
-    assert_eq!(y[64..], want, "the host's own answers");
+    assert_eq!(y[64..], setup.row(9), "the host's own answers");
     let report = stats(&setup.host, "embed");
     assert!(report.quarantined && report.failures["kernel_mismatch"] == 1, "{report:?}");
 
@@ -952,9 +1000,62 @@ impl PreparedMatmul for FailingMatrix {
 }
 
 impl EmbedProvider for Failing {
-    fn run(&self, _: &Weights<'_>, _: &[u32], y: &mut [f32], _: Team<'_>) -> Result<(), String> {
-        y.fill(f32::NAN);
-        Err(FAILURE.to_owned())
+    fn prepared_bytes(&self, table: &Weights<'_>, _: Isa) -> Option<usize> {
+        Some(table.size())
+    }
+
+    fn prepare(&self, table: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedEmbed>, String> {
+        let rows = (0..table.rows()).flat_map(|row| table.row(row)).copied();
+        match self.prepares {
+            true => Ok(Box::new(CopiedTable { rows: rows.collect(), ..CopiedTable::default() })),
+            false => Err(FAILURE.to_owned()),
+        }
+    }
+}
+
+/// Gathers from a copy of its own. Fails once all rows have been read, and has one wrong where that is asked for.
+#[derive(Default)]
+struct CopiedTable {
+    rows: Vec<u8>,
+    gathered: AtomicUsize,
+    wrong: Option<usize>,
+}
+
+impl PreparedEmbed for CopiedTable {
+    fn run(
+        &self,
+        table: &Weights<'_>,
+        tokens: &[u32],
+        y: &mut [f32],
+        _: Team<'_>,
+    ) -> Result<(), String> {
+        if self.gathered.fetch_add(tokens.len(), Relaxed) >= table.rows() {
+            y.fill(f32::NAN);
+            return Err(FAILURE.to_owned());
+        }
+        let size = table.size() / table.rows();
+        for (token, y) in tokens.iter().zip(y.chunks_exact_mut(table.cols())) {
+            let row = &self.rows[*token as usize * size..][..size];
+            dequantize_row(table.dtype(), row, y).map_err(|e| e.to_string())?;
+            if self.wrong == Some(*token as usize) {
+                y[0] += 1.0;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Has a row of its copy wrong.
+struct WrongRow(usize);
+
+impl EmbedProvider for WrongRow {
+    fn prepared_bytes(&self, table: &Weights<'_>, _: Isa) -> Option<usize> {
+        Some(table.size())
+    }
+
+    fn prepare(&self, table: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedEmbed>, String> {
+        let rows = (0..table.rows()).flat_map(|row| table.row(row)).copied().collect();
+        Ok(Box::new(CopiedTable { rows, wrong: Some(self.0), ..CopiedTable::default() }))
     }
 }
 
@@ -1033,15 +1134,13 @@ fn one_that_fails_is_passed_over_whatever_it_has_done_with_what_it_was_handed() 
     setup.multiply(&product, 3).unwrap();
     failed(&setup.host, "matmul");
 
-    let snapshot = setup.host.snapshot();
-    let slot = |key: &OpKey| snapshot.slot(key).unwrap();
-    let (embed, attention) = (slot(&OpKey::embed(DType::Q8_0)), slot(&OpKey::attention()));
-    let mut worker = setup.host.team_worker();
-    let (mut y, mut want) = ([0.0; 64], [0.0; 64]);
-    worker.embed(&snapshot, embed, &setup.weights(), &[9], &mut y, setup.team()).unwrap();
-    dequantize_row(DType::Q8_0, setup.weights().row(9), &mut want).unwrap();
-    assert_eq!(y, want);
+    let table = setup.table().unwrap();
+    assert_eq!(table.kernel(), "embed");
+    assert_eq!(setup.gather(&table, 9), setup.row(9));
     failed(&setup.host, "embed");
+    let snapshot = setup.host.snapshot();
+    let attention = snapshot.slot(&OpKey::attention()).unwrap();
+    let mut worker = setup.host.team_worker();
 
     let attends = |worker: &mut TeamWorker, snapshot: &RegistrySnapshot, slot, team: Team<'_>| {
         let shape = AttnShape {
@@ -1081,6 +1180,36 @@ fn one_that_fails_is_passed_over_whatever_it_has_done_with_what_it_was_handed() 
     attends(&mut worker, &snapshot, slot, setup.team());
     let report = stats(&setup.host, "attention");
     assert!(report.quarantined && report.failures["kernel_mismatch"] == 1, "{report:?}");
+}
+
+#[test]
+fn a_table_that_a_provider_copies_is_counted_and_each_row_of_it_checked() {
+    let embed = |provider| Provider::Embed(DType::Q8_0, provider);
+    let mut setup = Setup::new(HostConfig::default(), DType::Q8_0, [300, 64]);
+    setup.activate("copy", embed(Arc::new(Failing { prepares: true }))).unwrap();
+    let (all, size) = (setup.left.0.load(Relaxed), setup.weights().size());
+    let table = setup.table().unwrap();
+    assert_eq!((table.kernel(), table.refused().is_none()), ("copy", true));
+    assert_eq!(setup.left.0.load(Relaxed), all - size);
+    assert_eq!(setup.made_table.held_bytes(), size);
+    drop(table);
+    assert_eq!(setup.left.0.load(Relaxed), all);
+
+    // Where there is no room, and where a row is wrong, the host's own gathers.
+    setup.left.0.store(size - 1, Relaxed);
+    let table = setup.table().unwrap();
+    let (kernel, failure) = table.refused().unwrap();
+    assert_eq!((kernel, failure.code()), ("copy", "weight_memory_full"));
+    assert_eq!(setup.gather(&table, 299), setup.row(299));
+    for wrong in [0, 299] {
+        let mut setup = Setup::new(HostConfig::default(), DType::Q8_0, [300, 64]);
+        setup.activate("copy", embed(Arc::new(WrongRow(wrong)))).unwrap();
+        let table = setup.table().unwrap();
+        let (kernel, failure) = table.refused().unwrap();
+        assert_eq!((kernel, failure.code()), ("copy", "kernel_mismatch"));
+        assert_eq!(setup.gather(&table, wrong as u32), setup.row(wrong as u32));
+        assert_eq!(setup.left.0.load(Relaxed), all);
+    }
 }
 
 #[test]
