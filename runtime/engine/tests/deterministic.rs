@@ -114,8 +114,7 @@ fn every_type_of_weights_on_every_instruction_set() {
 #[test]
 fn every_cache() {
     let tokens = some_tokens(205);
-    let isa = Isa::detect();
-    let host = host(isa);
+    let hosts: Vec<(Isa, Host)> = Isa::available().iter().map(|isa| (*isa, host(*isa))).collect();
     let model = model(&LLAMA, DType::Q4_K);
     for kv in [
         "f32",
@@ -133,8 +132,12 @@ fn every_cache() {
         "f16:40+q8_0:90+q4_0,rotate",
         "k=f16:64+q4_0c,v=q8_0:32+q4_0",
     ] {
-        check(&model, &host, isa, kv, &tokens, "q4_k");
+        for (isa, host) in &hosts {
+            check(&model, host, *isa, kv, &tokens, "q4_k");
+        }
     }
+    let isa = Isa::detect();
+    let host = host(isa);
     let long = Sizes { context: 4096, ..LLAMA };
     check(&self::model(&long, DType::Q8_0), &host, isa, "mix", &some_tokens(900), "long");
 }
