@@ -149,9 +149,17 @@ impl Service {
 
     /// The value of a metric's sample, 0 where there is none.
     pub(crate) fn metric(&self, sample: &str) -> f64 {
+        let [value] = self.metrics([sample]);
+        value
+    }
+
+    /// The values of several samples at one moment.
+    pub(crate) fn metrics<const N: usize>(&self, samples: [&str; N]) -> [f64; N] {
         let text = self.get("/metrics").text;
-        let line = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
-        line.map_or(0.0, |value| value.parse().expect("a number"))
+        samples.map(|sample| {
+            let line = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+            line.map_or(0.0, |value| value.parse().expect("a number"))
+        })
     }
 }
 

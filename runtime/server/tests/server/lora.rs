@@ -70,8 +70,9 @@ fn sequences_of_different_adapters_are_computed_in_one_batch() {
     let models = [model(), "pirate", "half/pirate"];
     let alone = models.map(|model| text(&tell(service, Some(model), 24)));
     let shared = || {
-        let steps = service.metric("ruvllm_step_sequences_count");
-        steps - service.metric("ruvllm_step_sequences_bucket{le=\"1\"}")
+        let steps = ["ruvllm_step_sequences_count", "ruvllm_step_sequences_bucket{le=\"1\"}"];
+        let [all, alone] = service.metrics(steps);
+        all - alone
     };
     assert_eq!(shared(), 0.0);
     thread::scope(|scope| {
