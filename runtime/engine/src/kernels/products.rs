@@ -1,8 +1,8 @@
 //! The matrices of a model: who multiplies by each, taken up anew for every snapshot that is pinned.
 //!
 //! Each matrix, and the table of embeddings, has [`MatrixProviders`] of its own in a pinned snapshot: who computes with
-//! it, with the weights as that has prepared them. These are held by what is pinned, so they go with the last step that reads them, and both
-//! layouts of a matrix are there only while a generation is on trial that brings another.
+//! it, with the weights as that has prepared them. These are held by what is pinned, so they go with the last step
+//! that reads them, and both layouts of a matrix are there only while a generation is on trial that brings another.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! The call path of team operations: from the thread of a step to all threads.
 //!
 //! Who computes with a matrix, and what it has made of the weights, is found when a snapshot is pinned
-//! ([`TeamWorker::product`], [`TeamWorker::table`]). A call then asks the first that is in service, and the next one where that fails; the last
-//! reads the file's bytes in place, so no second copy of the weights has to be kept for it.
+//! ([`TeamWorker::product`], [`TeamWorker::table`]). A call then asks the first that is in service, and the next one
+//! where that fails; the last reads the file's bytes in place, so no second copy of the weights has to be kept for it.
 //!
 //! All are held to the f64 definition. When a provider has prepared a matrix, every row is checked once, but nothing
 //! where the host's own code reads the weights in place. In service one run in [`crate::HostConfig::cross_check_every`]
