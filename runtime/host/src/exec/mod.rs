@@ -16,6 +16,8 @@ mod child;
 mod compile;
 mod executor;
 pub(crate) mod fence;
+#[cfg(any(feature = "wasmtime", feature = "wamr"))]
+mod handlers;
 #[cfg(feature = "wasmtime")]
 mod isolate;
 #[cfg(feature = "wamr")]

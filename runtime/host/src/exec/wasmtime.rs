@@ -11,7 +11,7 @@ use super::executor::{
     Artifact, CompileError, CompiledModule, EngineInstance, Executor, Footprint, KernelSpec,
     WASM_PAGE,
 };
-use super::{aot, child, isolate};
+use super::{aot, child, handlers, isolate};
 use crate::HostConfig;
 use crate::config::Compiler;
 use crate::deadline::Deadline;
@@ -61,7 +61,11 @@ impl WasmtimeExecutor {
         let code = CodeSettings::of(config);
         let mut settings = settings(code);
         settings.max_wasm_stack(config.stack);
-        let engine = Engine::new(&settings).map_err(|e| format!("{e:#}"))?;
+        let engine = {
+            // The first one puts handlers of faults in place.
+            let _changing = handlers::changing();
+            Engine::new(&settings).map_err(|e| format!("{e:#}"))?
+        };
         let mut fingerprint = Fingerprint::default();
         VERSION.hash(&mut fingerprint);
         isolate::REVISION.hash(&mut fingerprint);

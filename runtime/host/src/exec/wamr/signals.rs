@@ -13,12 +13,12 @@ pub(super) use unix::{around_setup, around_thread};
 
 #[cfg(unix)]
 mod unix {
+    use crate::exec::handlers::changing;
     use crate::exec::wamr::calls;
-    use crate::threads::lock;
     use libc::{SA_NODEFER, SA_ONSTACK, SA_SIGINFO, SIGBUS, SIGSEGV, c_int, c_void, siginfo_t};
     use std::mem::MaybeUninit;
     use std::ptr;
-    use std::sync::{Mutex, OnceLock};
+    use std::sync::OnceLock;
 
     type Action = libc::sigaction;
     type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
@@ -32,9 +32,6 @@ mod unix {
     }
 
     static ROUTE: OnceLock<Route> = OnceLock::new();
-
-    /// Held by whoever changes handlers.
-    static CHANGING: Mutex<()> = Mutex::new(());
 
     fn handlers() -> [Action; 2] {
         SIGNALS.map(|signal| {
@@ -63,7 +60,7 @@ mod unix {
         needs_handlers: bool,
         set_up: impl FnOnce() -> Result<(), String>,
     ) -> Result<(), String> {
-        let _changing = lock(&CHANGING);
+        let _changing = changing();
         let before = handlers();
         let result = set_up();
         let after = handlers();
@@ -93,7 +90,7 @@ mod unix {
 
     /// Has WAMR initialise a thread, which sets its handlers anew: who was in front stays there.
     pub(in super::super) fn around_thread(initialise: impl FnOnce() -> bool) -> bool {
-        let _changing = lock(&CHANGING);
+        let _changing = changing();
         let before = handlers();
         let result = initialise();
         if !is_same(&before, &handlers()) {
