@@ -159,6 +159,12 @@ impl MatrixProviders {
         forms.fold(ActForms::NONE, ActForms::and)
     }
 
+    /// Those who are asked in a call of so many rows, in order.
+    #[inline]
+    fn by_rows(&self, rows: usize) -> impl Iterator<Item = &PreparedProvider> + Clone {
+        with_first(&self.chain, Some(if rows > 1 { self.first_of_many } else { 0 }))
+    }
+
     /// The first provider that is not the host's own and could not take the matrix up, and why.
     pub fn refused(&self) -> Option<(&str, &Failure)> {
         self.refused.as_deref().map(|(kernel, failure)| (kernel.as_str(), failure))
@@ -412,9 +418,7 @@ impl TeamWorker {
     ) -> Result<(), CallError> {
         let MatMut { data, stride } = y;
         let bytes = weights.size() + size_of::<f32>() * x.rows() * (weights.rows() + x.cols());
-        let first = if x.rows() > 1 { product.first_of_many } else { 0 };
-        let chain = with_first(&product.chain, Some(first));
-        let chain = chain.filter_map(|one| match &one.prepared {
+        let chain = product.by_rows(x.rows()).filter_map(|one| match &one.prepared {
             Prepared::Matmul(provider, prepared) => Some((&one.kernel, (one, provider, prepared))),
             Prepared::Embed(_) => None,
         });
@@ -455,9 +459,7 @@ impl TeamWorker {
         y: &mut [f32],
         team: Team<'_>,
     ) -> Result<(), CallError> {
-        let first = if tokens.len() > 1 { providers.first_of_many } else { 0 };
-        let chain = with_first(&providers.chain, Some(first));
-        let chain = chain.filter_map(|one| match &one.prepared {
+        let chain = providers.by_rows(tokens.len()).filter_map(|one| match &one.prepared {
             Prepared::Embed(prepared) => Some((&one.kernel, prepared)),
             Prepared::Matmul(..) => None,
         });

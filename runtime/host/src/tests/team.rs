@@ -832,6 +832,16 @@ struct Thousandth<P> {
     elements: Arc<AtomicUsize>,
 }
 
+/// What attention is asked for.
+const SHAPE: AttnShape = AttnShape {
+    heads: 2,
+    kv_heads: 1,
+    head_dim: 64,
+    scale: 0.2,
+    window: None,
+    deterministic: false,
+};
+
 /// The rows of a table that is taken up are right, all of them.
 const TAKEN_UP: usize = 16 * 64;
 
@@ -930,21 +940,13 @@ fn one_element_wrong_in_a_thousand_is_found_in_embeddings_and_attention() {
     let report = stats(&setup.host, "embed");
     assert!(report.quarantined && report.failures["kernel_mismatch"] == 1, "{report:?}");
 
-    let shape = AttnShape {
-        heads: 2,
-        kv_heads: 1,
-        head_dim: 64,
-        scale: 0.2,
-        window: None,
-        deterministic: false,
-    };
     let (q, k, v) = (noise(128), noise(5 * 64), noise(5 * 64));
     let (k, v) = (bytemuck::cast_slice(&k), bytemuck::cast_slice(&v));
     let kv = [KvSegment::tokens(DType::F32, 5, k, v)];
     let mut y = [0.0; 128];
     for _ in 0..CALLS {
         let mut sequences = [AttnSequence { q: &q, q_pos: 4, kv: &kv, y: &mut y }];
-        worker.attention(&snapshot, attention, &shape, &mut sequences, setup.team()).unwrap();
+        worker.attention(&snapshot, attention, &SHAPE, &mut sequences, setup.team()).unwrap();
     }
     let report = stats(&setup.host, "attention");
     assert!(report.quarantined && report.failures["kernel_mismatch"] == 1, "{report:?}");
@@ -1005,20 +1007,25 @@ impl EmbedProvider for Failing {
     }
 
     fn prepare(&self, table: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedEmbed>, String> {
-        let rows = (0..table.rows()).flat_map(|row| table.row(row)).copied();
         match self.prepares {
-            true => Ok(Box::new(CopiedTable { rows: rows.collect(), ..CopiedTable::default() })),
+            true => Ok(Box::new(CopiedTable::of(table, None))),
             false => Err(FAILURE.to_owned()),
         }
     }
 }
 
 /// Gathers from a copy of its own. Fails once all rows have been read, and has one wrong where that is asked for.
-#[derive(Default)]
 struct CopiedTable {
     rows: Vec<u8>,
     gathered: AtomicUsize,
     wrong: Option<usize>,
+}
+
+impl CopiedTable {
+    fn of(table: &Weights<'_>, wrong: Option<usize>) -> Self {
+        let rows = (0..table.rows()).flat_map(|row| table.row(row)).copied().collect();
+        CopiedTable { rows, gathered: AtomicUsize::new(0), wrong }
+    }
 }
 
 impl PreparedEmbed for CopiedTable {
@@ -1054,8 +1061,7 @@ impl EmbedProvider for WrongRow {
     }
 
     fn prepare(&self, table: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedEmbed>, String> {
-        let rows = (0..table.rows()).flat_map(|row| table.row(row)).copied().collect();
-        Ok(Box::new(CopiedTable { rows, wrong: Some(self.0), ..CopiedTable::default() }))
+        Ok(Box::new(CopiedTable::of(table, Some(self.0))))
     }
 }
 
@@ -1143,23 +1149,15 @@ fn one_that_fails_is_passed_over_whatever_it_has_done_with_what_it_was_handed() 
     let mut worker = setup.host.team_worker();
 
     let attends = |worker: &mut TeamWorker, snapshot: &RegistrySnapshot, slot, team: Team<'_>| {
-        let shape = AttnShape {
-            heads: 2,
-            kv_heads: 1,
-            head_dim: 64,
-            scale: 0.2,
-            window: None,
-            deterministic: false,
-        };
         let (q, k, v) = (noise(128), noise(5 * 64), noise(5 * 64));
         let kv =
             [KvSegment::tokens(DType::F32, 5, bytemuck::cast_slice(&k), bytemuck::cast_slice(&v))];
         let mut y = [f32::NAN; 128];
         let mut sequences = [AttnSequence { q: &q, q_pos: 4, kv: &kv, y: &mut y }];
-        worker.attention(snapshot, slot, &shape, &mut sequences, team).unwrap();
+        worker.attention(snapshot, slot, &SHAPE, &mut sequences, team).unwrap();
         let mut buffers = TeamBuffers::default();
         for head in [0, 1] {
-            check_attention(&shape, &sequences[0], [0, head], &mut buffers).unwrap();
+            check_attention(&SHAPE, &sequences[0], [0, head], &mut buffers).unwrap();
         }
     };
     attends(&mut worker, &snapshot, attention, setup.team());
