@@ -9,7 +9,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use common::requests::{ask, greedy};
-use common::swapping::{Publisher, TOKENS, Tales, engine, host, next_step, start};
+use common::swapping::{Publisher, TOKENS, Tales, engine, host, next_step, start, until};
 use ruvllm_engine::scheduler::Request;
 use ruvllm_host::HostConfig;
 
@@ -41,6 +41,10 @@ fn holds() -> Holds {
     Holds { memory: field("VmRSS:") << 10, handles, threads: field("Threads:") }
 }
 
+/// What is kept of these may not grow.
+const COUNTS: [(&str, fn(&Holds) -> u64); 2] =
+    [("handles", |holds| holds.handles), ("threads", |holds| holds.threads)];
+
 #[test]
 fn a_minute_of_streams_and_swaps_holds_on_to_nothing() {
     let (tales, publisher) = (Tales::new(), Publisher::new());
@@ -70,6 +74,15 @@ fn a_minute_of_streams_and_swaps_holds_on_to_nothing() {
                 }
             }
         }
+        // Of handles and threads the fewest: what comes and goes only adds to what is kept, and may be seen
+        // at any time. A thread that made instances ready stands back, so it may end long after its work
+        // where others want the processors.
+        let first = &seen[..seen.len().div_ceil(10)];
+        let fewest = |count: fn(&Holds) -> u64| first.iter().map(count).min().unwrap();
+        for (what, count) in COUNTS {
+            let kept = fewest(count);
+            until(&format!("{kept} {what}, as at first"), || count(&holds()) <= kept);
+        }
     });
     // The middle one of what is seen many times, so that the moments do not matter.
     let (middle, end) = seen.split_at(seen.len() / 2);
@@ -79,19 +92,6 @@ fn a_minute_of_streams_and_swaps_holds_on_to_nothing() {
         memory[memory.len() / 2]
     };
     let (middle, end) = (memory(middle), memory(end));
-    // Of handles and threads the fewest: what comes and goes only adds to what is kept, and may be seen
-    // at any time (a thread that made instances ready stands back, so it may end a step after its work).
-    let tenth = seen.len().div_ceil(10);
-    let fewest = |seen: &[Holds]| {
-        let of = |count: fn(&Holds) -> u64| seen.iter().map(count).min().unwrap();
-        (of(|holds| holds.handles), of(|holds| holds.threads))
-    };
-    let (first, last) = (fewest(&seen[..tenth]), fewest(&seen[seen.len() - tenth..]));
-    println!(
-        "{} activations; {middle} bytes, then {end}; {first:?} handles and threads, then {last:?}",
-        host.generation()
-    );
+    println!("{} activations; {middle} bytes, then {end}", host.generation());
     assert!(end <= middle + SLACK, "memory: {middle} bytes, then {end}");
-    assert!(last.0 <= first.0, "handles: {}, then {}", first.0, last.0);
-    assert!(last.1 <= first.1, "threads: {}, then {}", first.1, last.1);
 }
