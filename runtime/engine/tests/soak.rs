@@ -41,10 +41,6 @@ fn holds() -> Holds {
     Holds { memory: field("VmRSS:") << 10, handles, threads: field("Threads:") }
 }
 
-/// What is kept of these may not grow.
-const COUNTS: [(&str, fn(&Holds) -> u64); 2] =
-    [("handles", |holds| holds.handles), ("threads", |holds| holds.threads)];
-
 #[test]
 fn a_minute_of_streams_and_swaps_holds_on_to_nothing() {
     let (tales, publisher) = (Tales::new(), Publisher::new());
@@ -78,11 +74,12 @@ fn a_minute_of_streams_and_swaps_holds_on_to_nothing() {
         // at any time. A thread that made instances ready stands back, so it may end long after its work
         // where others want the processors.
         let first = &seen[..seen.len().div_ceil(10)];
-        let fewest = |count: fn(&Holds) -> u64| first.iter().map(count).min().unwrap();
-        for (what, count) in COUNTS {
-            let kept = fewest(count);
+        let kept = |what: &str, count: fn(&Holds) -> u64| {
+            let kept = first.iter().map(count).min().unwrap();
             until(&format!("{kept} {what}, as at first"), || count(&holds()) <= kept);
-        }
+        };
+        kept("handles", |holds| holds.handles);
+        kept("threads", |holds| holds.threads);
     });
     // The middle one of what is seen many times, so that the moments do not matter.
     let (middle, end) = seen.split_at(seen.len() / 2);
