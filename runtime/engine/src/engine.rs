@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ruvllm_host::{Host, KernelBudget, KernelMemory, Preparer, Team};
+use ruvllm_host::{Host, HostConfig, KernelBudget, KernelMemory, Preparer, Team};
 use ruvllm_native::gemm::{Activations, ReadPattern, ReadRates};
 use ruvllm_native::{Isa, ThreadPool};
 
@@ -185,6 +185,8 @@ impl Engine {
         let mut settings = Activations::new();
         settings.allow_bf16(host.config().bf16);
         settings.set_deterministic(host.config().deterministic);
+        let HostConfig { bf16, deterministic, .. } = host.config();
+        let code = format!("{} bf16={bf16} deterministic={deterministic}", isa.usable().name());
         let matrices = Arc::new(Matrices {
             model: Arc::clone(&model),
             host: host.clone(),
@@ -194,7 +196,7 @@ impl Engine {
             settings: settings.clone(),
             budget: Arc::clone(&reserved),
             keys: Arc::new(Keys::new(&config.kv, Some(&model))),
-            ready: Mutex::default(),
+            waiting: Mutex::default(),
         });
         // It reads from every matrix, whose memory is given back once it is packed.
         let identity = identity(&model, &rotation);
@@ -206,6 +208,7 @@ impl Engine {
         })?;
         let kv = KvStore::new(shape, config.kv.clone(), Arc::clone(&memory), spill, identity)
             .deterministic(host.config().deterministic)
+            .computed_by(code)
             .with_ahead(host.worker()?);
         let rope = RopeTables::new(rotation);
         let decoder = Mutex::new(Decoder::new(kernels, kv, rope, settings, scratch));

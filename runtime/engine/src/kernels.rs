@@ -44,8 +44,6 @@ const SUM_BYTES: usize = 64 * 1024;
 pub(crate) struct Kernels {
     workers: Vec<Worker>,
     pinned: Arc<Pinned>,
-    /// The other generation that steps are given to, while one is on trial.
-    resting: Option<Arc<Pinned>>,
     /// For each worker, memory for what updates add to some rows.
     deltas: Vec<Vec<f32>>,
     /// `None` where no steps are computed.
@@ -76,7 +74,7 @@ impl Kernels {
         let workers = (0..threads).map(|_| host.worker()).collect::<Result<_, _>>()?;
         let pinned = Arc::new(Pinned::new(host.snapshot(), Arc::new(Keys::new(kv, None)))?);
         let deltas = vec![Vec::new(); threads];
-        Ok(Kernels { workers, pinned, resting: None, deltas, team: None })
+        Ok(Kernels { workers, pinned, deltas, team: None })
     }
 
     /// The kernels that steps of a model are computed with. Every matrix is taken up.
@@ -90,7 +88,7 @@ impl Kernels {
         let mut worker = host.team_worker();
         let pinned = Arc::new(matrices.pin(host.snapshot(), &mut worker, true, each)?);
         let team = Some(TeamCaller::new(matrices, worker));
-        Ok(Kernels { workers, pinned, resting: None, deltas: vec![Vec::new(); threads], team })
+        Ok(Kernels { workers, pinned, deltas: vec![Vec::new(); threads], team })
     }
 
     /// Has the next runs checked, see [`Worker::suspect`].
@@ -110,26 +108,21 @@ impl Kernels {
         let generation = chosen.generation();
         let is_chosen = |pinned: &Pinned| pinned.snapshot.generation() == generation;
         if !is_chosen(&self.pinned) {
-            // While a generation is on trial, steps go to and fro between two.
-            let next = match self.resting.take_if(|resting| is_chosen(resting)) {
-                Some(resting) => resting,
-                None => self.pin_new(chosen)?,
-            };
+            let next = self.pin_new(chosen)?;
             let pinned = std::mem::replace(&mut self.pinned, next);
-            self.resting.replace(pinned).into_iter().for_each(|older| host.let_go(older));
+            match &self.team {
+                Some(team) => team.matrices.keep_waiting(pinned),
+                None => host.let_go(pinned),
+            }
         }
         if let Some(team) = &mut self.team
             && team.misses_some()
         {
-            for pinned in std::iter::once(&mut self.pinned).chain(&mut self.resting) {
-                if let Some(next) = team.replaced(pinned) {
-                    host.let_go(std::mem::replace(pinned, next));
-                }
+            if let Some(next) = team.replaced(&self.pinned) {
+                host.let_go(std::mem::replace(&mut self.pinned, next));
             }
+            team.replace_waiting();
         }
-        // What gets no more steps is let go, so that it can drain.
-        let rests = |resting: &mut Arc<Pinned>| !host.serves(resting.snapshot.generation());
-        self.resting.take_if(rests).into_iter().for_each(|resting| host.let_go(resting));
         Ok(())
     }
 
@@ -137,8 +130,8 @@ impl Kernels {
         let Some(TeamCaller { matrices, worker, .. }) = &mut self.team else {
             return Ok(Arc::new(Pinned::new(chosen, self.pinned.keys.clone())?));
         };
-        match matrices.take_ready(chosen.generation()) {
-            Some(ready) => Ok(ready),
+        match matrices.take_waiting(chosen.generation()) {
+            Some(waiting) => Ok(waiting),
             None => Ok(Arc::new(matrices.pin(chosen, worker, false, &mut |_| ())?)),
         }
     }
@@ -151,7 +144,7 @@ impl Kernels {
     /// The kernels of another thread's step, on workers of this one, to pack and unpack blocks with. They
     /// stay pinned: there is no host to follow.
     pub(crate) fn of(pinned: Arc<Pinned>, workers: Vec<Worker>) -> Kernels {
-        Kernels { workers, pinned, resting: None, deltas: Vec::new(), team: None }
+        Kernels { workers, pinned, deltas: Vec::new(), team: None }
     }
 
     /// The workers, with nothing pinned.

@@ -13,7 +13,7 @@ use ruvllm_abi::DType;
 use ruvllm_engine::scheduler::{Request, Scheduler, SchedulerConfig};
 use ruvllm_engine::{
     Engine, EngineConfig, GenerateOptions, Isa, KvPolicy, Model, SamplingOptions, Session,
-    SessionOptions, StepInput,
+    SessionKey, SessionOptions, StepInput,
 };
 use ruvllm_host::{Host, HostConfig};
 use ruvllm_native::gemm::weight_types;
@@ -194,4 +194,34 @@ fn seeded_requests_do_not_depend_on_those_beside_them() {
         assert_eq!(alone.len(), 64);
         assert!(answer.tokens() == *alone, "request {number} has another text beside others");
     }
+}
+
+#[cfg(feature = "encryption")]
+#[test]
+fn a_saved_session_that_was_not_deterministic_is_computed_anew_and_no_other_shares_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, key) = (dir.path().join("session"), SessionKey::generate().unwrap());
+    let (tokens, model, isa) = (some_tokens(100), model(&LLAMA, DType::Q4_0), Isa::detect());
+    let (strict, loose) = (host(isa), Host::new(HostConfig::default()).unwrap());
+    let save = |host: &Host| {
+        let mut session = engine(&model, host, isa, 2, "f16").session();
+        session.prefill(&tokens).unwrap();
+        session.save(&path, &key).unwrap();
+    };
+    let options = SessionOptions::default();
+
+    save(&loose);
+    let other = engine(&model, &strict, isa, 1, "f16");
+    let mut restored = other.restore_session(&path, &key, &options).unwrap();
+    assert_eq!(restored.tokens(), tokens);
+    assert_eq!(other.memory().kv.prefix_hit_tokens, 0);
+    let want = at_once(&engine(&model, &strict, isa, 1, "f16"), &[&tokens[..], &[5]].concat());
+    same(&[bits(restored.decode(5).unwrap())], &want[100..], "restored");
+
+    save(&strict);
+    let other = engine(&model, &loose, isa, 1, "f16");
+    let restored = other.restore_session(&path, &key, &options).unwrap();
+    assert_eq!(restored.tokens(), tokens);
+    other.session().prefill(&tokens).unwrap();
+    assert_eq!(other.memory().kv.prefix_hit_tokens, 0);
 }

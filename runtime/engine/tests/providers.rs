@@ -12,8 +12,9 @@ use common::{Fixture, LLAMA, best, native_host, some_tokens, two_threads};
 use ruvllm_abi::DType;
 use ruvllm_engine::{Engine, EngineConfig, Session, Use};
 use ruvllm_host::{
-    AttentionProvider, AttentionSession, EmbedProvider, Host, HostConfig, MatmulProvider, OpKey,
-    Policy, PreparedEmbed, PreparedMatmul, Provider, ProviderPack, Team, Version,
+    AttentionProvider, AttentionSession, ComparedProvider, EmbedProvider, Failure, Host,
+    HostConfig, HostError, MatmulProvider, OpKey, Policy, PreparedEmbed, PreparedMatmul, Preparer,
+    Provider, ProviderPack, RegistrySnapshot, Team, Version,
 };
 use ruvllm_native::Isa;
 use ruvllm_native::attention::{AttnScratch, AttnSequence, AttnShape, attention_batch};
@@ -313,4 +314,42 @@ fn a_provider_that_the_budget_has_no_room_for_is_refused_and_text_goes_on() {
     host.activate(staged).unwrap();
     engine.session().prefill(&some_tokens(4)).unwrap();
     assert!(calls(&host, "copy") > 0);
+}
+
+#[test]
+fn what_was_made_ready_and_gets_no_steps_is_let_go_though_none_is_computed() {
+    struct Never;
+    impl Preparer for Never {
+        fn prepare(&self, _: &Arc<RegistrySnapshot>) -> Result<(), HostError> {
+            let (kernel, failure) = ("copy".to_owned(), Failure::WeightMemory { needed: 1 });
+            Err(HostError::NotPrepared { kernel, failure })
+        }
+
+        fn let_go(&self) {}
+
+        fn compare(&self, _: [ComparedProvider<'_>; 2]) -> Vec<[Duration; 2]> {
+            Vec::new()
+        }
+    }
+    let host = native_host();
+    let engine = Engine::new(Fixture::new(&LLAMA, DType::F32).model(), host.clone(), two_threads());
+    let engine = engine.unwrap();
+    let none = held(&engine);
+    let let_go = |what: &str| {
+        let waiting = Instant::now();
+        while held(&engine) > none {
+            assert!(waiting.elapsed() < Duration::from_secs(20), "{what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let id = stage(&host);
+    host.start_canary(id, 0.01).unwrap();
+    assert!(held(&engine) > none);
+    host.end_canary().unwrap();
+    let_go("a trial that has ended");
+    let never: Arc<dyn Preparer> = Arc::new(Never);
+    host.prepare_with(&never);
+    let refused = host.activate(stage(&host)).unwrap_err();
+    assert_eq!(refused.code(), "not_prepared");
+    let_go("an activation that another model refuses");
 }

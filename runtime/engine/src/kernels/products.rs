@@ -17,7 +17,6 @@ use ruvllm_native::{Isa, ThreadPool};
 use super::pinned::{Keys, Pinned};
 use crate::error::EngineError;
 use crate::model::Model;
-use crate::weights::Linear;
 
 /// The matrices of a model, and how they are prepared.
 pub(crate) struct Matrices {
@@ -31,8 +30,9 @@ pub(crate) struct Matrices {
     /// What providers of packs hold comes out of it.
     pub(crate) budget: Arc<dyn KernelBudget>,
     pub(crate) keys: Arc<Keys>,
-    /// A generation that was made ready before any step ran on it.
-    pub(crate) ready: Mutex<Option<Arc<Pinned>>>,
+    /// Generations that get steps, and none now: one that was made ready before any step ran on it, and the other one
+    /// while a generation is on trial and steps go to and fro.
+    pub(crate) waiting: Mutex<Vec<Arc<Pinned>>>,
 }
 
 impl Matrices {
@@ -93,20 +93,24 @@ impl Matrices {
         Ok(pinned)
     }
 
-    /// The generation that was made ready, where it is this one.
-    pub(super) fn take_ready(&self, generation: u64) -> Option<Arc<Pinned>> {
-        let mut ready = self.ready();
-        // One that gets no steps is let go.
-        ready
-            .take_if(|ready| {
-                let number = ready.snapshot.generation();
-                number == generation || !self.host.serves(number)
-            })
-            .filter(|ready| ready.snapshot.generation() == generation)
+    /// The generation of that number, where it waits.
+    pub(super) fn take_waiting(&self, generation: u64) -> Option<Arc<Pinned>> {
+        let mut waiting = self.waiting();
+        let at = waiting.iter().position(|one| one.snapshot.generation() == generation)?;
+        Some(waiting.swap_remove(at))
     }
 
-    fn ready(&self) -> MutexGuard<'_, Option<Arc<Pinned>>> {
-        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Has a generation wait for its next step, where it gets any.
+    pub(super) fn keep_waiting(&self, pinned: Arc<Pinned>) {
+        let mut waiting = self.waiting();
+        match self.host.serves(pinned.snapshot.generation()) {
+            true => waiting.push(pinned),
+            false => self.host.let_go(pinned),
+        }
+    }
+
+    pub(super) fn waiting(&self) -> MutexGuard<'_, Vec<Arc<Pinned>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -124,9 +128,15 @@ impl ruvllm_host::Preparer for Matrices {
             return Err(HostError::NotPrepared { kernel, failure });
         }
         if pinned.providers().any(MatrixProviders::made) {
-            *self.ready() = Some(Arc::new(pinned));
+            self.waiting().push(Arc::new(pinned));
         }
         Ok(())
+    }
+
+    fn let_go(&self) {
+        let gets_none = |one: &mut Arc<Pinned>| !self.host.serves(one.snapshot.generation());
+        let gone: Vec<_> = self.waiting().extract_if(.., gets_none).collect();
+        gone.into_iter().for_each(|one| self.host.let_go(one));
     }
 
     fn compare(&self, two: [ComparedProvider<'_>; 2]) -> Vec<[Duration; 2]> {
@@ -137,13 +147,15 @@ impl ruvllm_host::Preparer for Matrices {
             Provider::Matmul(dtype, _) => {
                 // What takes most of a token.
                 let of_type = weights.multiplied().filter(|linear| linear.dtype() == *dtype);
-                let largest = of_type.max_by_key(|linear| linear.size()).map(Linear::matrix);
-                let largest = largest.and_then(Result::ok);
-                largest.map(|largest| worker.compare_with_matrix(two, &largest, &how))
+                let largest = of_type.max_by_key(|linear| linear.size());
+                let largest =
+                    largest.and_then(|linear| Some((linear.matrix().ok()?, linear.prepared())));
+                largest.map(|(largest, made)| worker.compare_with_matrix(two, &largest, made, &how))
             }
             Provider::Embed(dtype, _) => {
                 let table = weights.embedding.matrix().ok().filter(|t| t.dtype() == *dtype);
-                table.map(|table| worker.compare_with_matrix(two, &table, &how))
+                let made = &weights.embedding_prepared;
+                table.map(|table| worker.compare_with_matrix(two, &table, made, &how))
             }
             Provider::Attention(_) => config.layers.first().map(|layer| {
                 let deterministic = self.settings.is_deterministic();
@@ -183,5 +195,18 @@ impl TeamCaller {
         let snapshot = pinned.snapshot.clone();
         // Where that fails those that stand behind go on answering.
         self.matrices.pin(snapshot, &mut self.worker, false, &mut |_| ()).ok().map(Arc::new)
+    }
+
+    /// As [`TeamCaller::replaced`], for the generations that wait.
+    pub(super) fn replace_waiting(&mut self) {
+        let waiting = self.matrices.waiting().clone();
+        for old in waiting {
+            let Some(new) = self.replaced(&old) else { continue };
+            let mut waiting = self.matrices.waiting();
+            if let Some(place) = waiting.iter_mut().find(|one| Arc::ptr_eq(one, &old)) {
+                *place = new;
+            }
+            self.matrices.host.let_go(old);
+        }
     }
 }

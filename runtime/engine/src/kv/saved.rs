@@ -2,8 +2,8 @@
 //!
 //! The header says what the numbers are worth: the model and its adapter, how blocks are stored, and
 //! which kernels wrote them. After it come the tokens, and the blocks in order. What was computed by other kernels
-//! than those of the moment is within their tolerance, so it is taken; but it does not enter the
-//! prefix index.
+//! than those of the moment, or by other code of the host's, is within their tolerance, so it is taken; but it does
+//! not enter the prefix index, and a deterministic engine computes it anew.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -33,6 +33,9 @@ struct Header {
     policy: String,
     block_tokens: usize,
     kernels: [u8; 32],
+    /// How the host's own code computed; empty in files of before this was kept.
+    #[serde(default)]
+    code: String,
     /// The fingerprint of the sequence's adapter.
     #[serde(default)]
     adapter: Option<[u8; 32]>,
@@ -75,6 +78,7 @@ impl KvStore {
             policy: self.policy.to_string(),
             block_tokens: self.shape.tokens,
             kernels: self.kernels(table),
+            code: self.code.clone(),
             adapter: table.options.adapter.as_ref().map(Adapter::fingerprint),
             tokens: table.len(),
             gap: table.evicted,
@@ -154,8 +158,10 @@ impl KvStore {
         if sealed.chunk(&mut buffer).map_err(unsealed)? {
             return Err(damaged());
         }
-        if header.kernels == self.kernels(&table) {
+        if header.kernels == self.kernels(&table) && header.code == self.code {
             self.publish(&mut table);
+        } else if self.deterministic && table.evicted.len == 0 {
+            table.uncompute(0);
         } else {
             // No block that follows can have a key either.
             table.options.scope = None;

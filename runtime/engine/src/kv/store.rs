@@ -82,6 +82,8 @@ pub(crate) struct KvStore {
     pub(super) recode_thread: Option<RecodeThread>,
     /// Whether what a query reads may depend on nothing but its sequence's tokens.
     pub(super) deterministic: bool,
+    /// How the host's own code computes.
+    pub(super) code: String,
 }
 
 impl KvStore {
@@ -111,12 +113,19 @@ impl KvStore {
             scratch: Scratch::default(),
             recode_thread: None,
             deterministic: false,
+            code: String::new(),
         }
     }
 
     /// Has nothing but a sequence's own tokens decide what its queries read.
     pub(crate) fn deterministic(mut self, deterministic: bool) -> KvStore {
         self.deterministic = deterministic;
+        self
+    }
+
+    /// Notes how the host's own code computes: what it shapes differs by that in its last bits.
+    pub(crate) fn computed_by(mut self, code: String) -> KvStore {
+        self.code = code;
         self
     }
 

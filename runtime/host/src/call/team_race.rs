@@ -10,7 +10,9 @@
 //! In the same way two providers are compared of which the newer one seems slower: live calls of an old and a new
 //! generation differ in their rows, which a product's time depends on far more than on its bytes.
 
-use super::team_worker::{BudgetReservation, Preparation, PreparedWeights, TeamWorker};
+use super::team_worker::{
+    BudgetReservation, Preparation, PreparedLayout, PreparedWeights, TeamWorker,
+};
 use crate::OpKey;
 use crate::registry::RegistrySnapshot;
 use crate::registry::kernel::PublishedKernel;
@@ -104,7 +106,8 @@ impl TeamWorker {
         table: &Weights<'_>,
         how: &Preparation<'_>,
     ) {
-        self.race(snap, &OpKey::embed(table.dtype()), 0, |worker, kernel| {
+        let class = class(table.rows() * table.cols());
+        self.race(snap, &OpKey::embed(table.dtype()), class, |worker, kernel| {
             worker.time_taken_up(kernel, table, how)
         });
     }
@@ -128,7 +131,7 @@ impl TeamWorker {
 
     /// As [`TeamWorker::race_matmul`], for attention over a cache of f16.
     pub fn race_attention(&mut self, snap: &RegistrySnapshot, shape: &AttnShape, team: Team<'_>) {
-        self.race(snap, &OpKey::attention(), 0, |worker, kernel| {
+        self.race(snap, &OpKey::attention(), class(shape.head_dim), |worker, kernel| {
             let Some(Provider::Attention(provider)) = kernel.team() else { return None };
             let times = worker.time_attention(&**provider, shape, team)?;
             Some(Timed { times, holds: false })
@@ -160,22 +163,36 @@ impl TeamWorker {
     }
 
     /// How long two providers take for products with a matrix, or for rows of a table, in turns: the least time of each
-    /// with one row and with as many as a prompt has. Empty where that cannot be found out.
+    /// with one row and with as many as a prompt has. What they have made of it is taken from `made`; otherwise it is
+    /// prepared for as long as they are timed. Empty where that cannot be found out.
     pub fn compare_with_matrix(
         &mut self,
         two: [ComparedProvider<'_>; 2],
         matrix: &Weights<'_>,
+        made: &PreparedWeights,
         how: &Preparation<'_>,
     ) -> Vec<[Duration; 2]> {
-        compare(two, |one| {
-            let bytes = one.provider.prepared_bytes(matrix, how.team.isa)?;
-            let _memory = match one.is_native {
-                false => Some(BudgetReservation::new(how.budget, bytes)?),
-                true => None,
-            };
-            let prepared = one.provider.prepare(matrix, how.team).ok()?;
-            Some(self.time_prepared(&prepared, matrix, how))
-        })
+        let prepared = two.map(|one| match made.held(one, how.team) {
+            Some(held) => Some(held),
+            None => self.prepare_compared(one, matrix, how),
+        });
+        let [Some(old), Some(new)] = prepared else { return Vec::new() };
+        compare([&old, &new], |one| Some(self.time_prepared(&one.prepared, matrix, how)))
+    }
+
+    fn prepare_compared(
+        &self,
+        one: ComparedProvider<'_>,
+        matrix: &Weights<'_>,
+        how: &Preparation<'_>,
+    ) -> Option<Arc<PreparedLayout>> {
+        let bytes = one.provider.prepared_bytes(matrix, how.team.isa)?;
+        let memory = match one.is_native {
+            false => Some(BudgetReservation::new(how.budget, bytes)?),
+            true => None,
+        };
+        let prepared = one.provider.prepare(matrix, how.team).ok()?;
+        Some(Arc::new(PreparedLayout::new(prepared, bytes, memory)))
     }
 
     /// As [`TeamWorker::compare_with_matrix`], for attention over a cache of f16.
@@ -224,10 +241,7 @@ impl TeamWorker {
 }
 
 /// The least times of two providers, timed in turns. Empty where one of them failed.
-fn compare(
-    two: [ComparedProvider<'_>; 2],
-    mut time: impl FnMut(ComparedProvider<'_>) -> Option<Times>,
-) -> Vec<[Duration; 2]> {
+fn compare<T: Copy>(two: [T; 2], mut time: impl FnMut(T) -> Option<Times>) -> Vec<[Duration; 2]> {
     let mut least = [[Duration::MAX; 2]; TEAM_ROWS.len()];
     let (begun, [fewest, most]) = (Instant::now(), COMPARE_TURNS);
     for turn in 0..most {

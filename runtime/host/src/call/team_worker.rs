@@ -27,7 +27,8 @@ use crate::registry::race::{TEAM_ROWS, class};
 use crate::registry::{OpSlot, RegistrySnapshot, with_first};
 use crate::stats::Timing;
 use crate::team::{
-    AttentionSession, MatmulProvider, Prepared, PreparedEmbed, PreparedMatmul, Provider, Team,
+    AttentionSession, ComparedProvider, MatmulProvider, Prepared, PreparedEmbed, PreparedMatmul,
+    Provider, Team,
 };
 use crate::threads::lock;
 use crate::{CallError, OpKey};
@@ -58,7 +59,30 @@ const CLOCK_EVERY: u32 = 16;
 /// What providers of one operation have made of a matrix, for as long as somebody computes with it.
 #[derive(Default)]
 pub struct PreparedWeights {
-    made: Mutex<Vec<(String, Isa, Weak<PreparedLayout>)>>,
+    made: Mutex<Vec<(LayoutKey, Weak<PreparedLayout>)>>,
+}
+
+/// Whose layout of a matrix it is, and what it was made for.
+#[derive(PartialEq)]
+struct LayoutKey {
+    hash: String,
+    isa: Isa,
+    /// A provider of a pack may share the weights out to threads, the host's own code does not.
+    threads: Option<usize>,
+}
+
+impl LayoutKey {
+    fn new(hash: &str, is_native: bool, team: Team<'_>) -> Self {
+        let threads = (!is_native).then(|| team.pool.threads());
+        Self { hash: hash.to_owned(), isa: team.isa, threads }
+    }
+}
+
+fn find(
+    made: &[(LayoutKey, Weak<PreparedLayout>)],
+    key: &LayoutKey,
+) -> Option<Arc<PreparedLayout>> {
+    made.iter().find(|(of, _)| of == key)?.1.upgrade()
 }
 
 /// Weights that a provider has prepared, and what they count for.
@@ -66,6 +90,12 @@ pub(super) struct PreparedLayout {
     pub(super) prepared: Prepared,
     bytes: usize,
     _memory: Option<BudgetReservation>,
+}
+
+impl PreparedLayout {
+    pub(super) fn new(prepared: Prepared, bytes: usize, memory: Option<BudgetReservation>) -> Self {
+        Self { prepared, bytes, _memory: memory }
+    }
 }
 
 /// Bytes of a budget, given back when this is dropped.
@@ -192,7 +222,16 @@ impl PreparedWeights {
     /// Bytes that providers hold of the weights in layouts of their own.
     pub fn held_bytes(&self) -> usize {
         let made = lock(&self.made);
-        made.iter().filter_map(|(.., held)| Some(held.upgrade()?.bytes)).sum()
+        made.iter().filter_map(|(_, held)| Some(held.upgrade()?.bytes)).sum()
+    }
+
+    /// What one of two that are compared has prepared, where that is held for such a team.
+    pub(super) fn held(
+        &self,
+        one: ComparedProvider<'_>,
+        team: Team<'_>,
+    ) -> Option<Arc<PreparedLayout>> {
+        find(&lock(&self.made), &LayoutKey::new(one.hash, one.is_native, team))
     }
 }
 
@@ -243,7 +282,8 @@ impl TeamWorker {
         made: &PreparedWeights,
         how: &Preparation<'_>,
     ) -> Result<MatrixProviders, CallError> {
-        self.take_up(snap, OpKey::embed(table.dtype()), 0, table, made, how)
+        let class = class(table.rows() * table.cols());
+        self.take_up(snap, OpKey::embed(table.dtype()), class, table, made, how)
     }
 
     fn take_up(
@@ -319,12 +359,9 @@ impl TeamWorker {
     ) -> Result<(Arc<PreparedLayout>, bool), Failure> {
         // Held until it is done: what two want is made once.
         let mut made = lock(&made.made);
-        made.retain(|(.., held)| held.strong_count() > 0);
-        let isa = how.team.isa;
-        let same = |(hash, with, _): &&(String, Isa, Weak<PreparedLayout>)| {
-            hash == kernel.hash() && *with == isa
-        };
-        if let Some(held) = made.iter().find(same).and_then(|(.., held)| held.upgrade()) {
+        made.retain(|(_, held)| held.strong_count() > 0);
+        let key = LayoutKey::new(kernel.hash(), kernel.is_native(), how.team);
+        if let Some(held) = find(&made, &key) {
             return Ok((held, false));
         }
         let memory = match bytes > 0 && !kernel.is_native() {
@@ -344,8 +381,8 @@ impl TeamWorker {
                 Prepared::Embed(prepared) => self.check_table(&**prepared, weights, how)?,
             }
         }
-        let held = Arc::new(PreparedLayout { prepared, bytes, _memory: memory });
-        made.push((kernel.hash().to_owned(), isa, Arc::downgrade(&held)));
+        let held = Arc::new(PreparedLayout::new(prepared, bytes, memory));
+        made.push((key, Arc::downgrade(&held)));
         Ok((held, true))
     }
 
@@ -496,10 +533,11 @@ impl TeamWorker {
         let row = shape.heads * shape.head_dim;
         let rows = |sequence: &AttnSequence<'_>| sequence.y.len() / row.max(1);
         let rows = sequences.iter().map(rows).max().unwrap_or_default();
-        let chain = slot.by_rows(rows).filter_map(|kernel| match kernel.team() {
-            Some(Provider::Attention(provider)) => Some((kernel, provider)),
-            _ => None,
-        });
+        let chain =
+            slot.by_rows(class(shape.head_dim), rows).filter_map(|kernel| match kernel.team() {
+                Some(Provider::Attention(provider)) => Some((kernel, provider)),
+                _ => None,
+            });
         let asked = self.ask(snap, chain, bytes, |provider, session, checks| {
             let session = session.get_or_insert_with(|| provider.open());
             // What is checked, and what the next one answers, is not what this one makes of its list.

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Classes of matrices: class `n` holds those of less than 2^n weights, the last one all larger ones. What has no
-/// matrix is of class 0.
+/// Classes of matrices: class `n` holds those of less than 2^n weights, the last one all larger ones. Attention is of
+/// the class of the numbers of a head.
 const CLASSES: usize = 33;
 /// What the file's form is called.
 const VERSION: u32 = 2;
@@ -30,9 +30,9 @@ pub(crate) const TEAM_ROWS: [usize; 2] = [1, 32];
 /// The least time of a candidate with each of [`TEAM_ROWS`]; `None` where it failed or could not be asked.
 pub(crate) type Times = [Option<Duration>; TEAM_ROWS.len()];
 
-/// The class of a matrix of so many weights.
-pub(crate) fn class(weights: usize) -> usize {
-    ((usize::BITS - weights.leading_zeros()) as usize).min(CLASSES - 1)
+/// The class of a matrix of so many weights, or of heads of so many numbers.
+pub(crate) fn class(numbers: usize) -> usize {
+    ((usize::BITS - numbers.leading_zeros()) as usize).min(CLASSES - 1)
 }
 
 /// Who won among the candidates of one operation, by class of matrix and number of rows.
@@ -156,8 +156,12 @@ impl Records {
                 Some(TeamOp::Matmul) => {
                     format!("products of {rows} rows with up to 2^{class} weights")
                 }
-                Some(TeamOp::Embed) => format!("embeddings of {rows} tokens"),
-                Some(TeamOp::Attention) => format!("attention of {rows} queries"),
+                Some(TeamOp::Embed) => {
+                    format!("embeddings of {rows} tokens from up to 2^{class} weights")
+                }
+                Some(TeamOp::Attention) => {
+                    format!("attention of {rows} queries with heads of up to 2^{class} numbers")
+                }
                 None => format!("calls of {rows} rows"),
             };
             Raced { what, ranked }

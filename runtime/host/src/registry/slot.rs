@@ -30,12 +30,14 @@ impl Slot {
         self.race.as_ref().and_then(|race| race.winner(class, rows))
     }
 
-    /// The chain of a team operation without a matrix, for a call of so many rows: the winner of the race first.
+    /// The chain of a team operation without a matrix, for a call of a class and so many rows: the winner of the race
+    /// first.
     pub(crate) fn by_rows(
         &self,
+        class: usize,
         rows: usize,
     ) -> impl Iterator<Item = &Arc<PublishedKernel>> + Clone {
-        with_first(&self.choice.chain, self.winner(0, rows))
+        with_first(&self.choice.chain, self.winner(class, rows))
     }
 
     /// Where in the chain those are that are asked first for some calls: what is asked first most comes first.

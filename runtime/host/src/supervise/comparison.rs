@@ -177,12 +177,13 @@ impl ComparedKernels {
     /// As [`Comparison::is_slower`].
     pub(super) fn is_slower(&self, host: &Host, ratio: f64) -> bool {
         let Self([old, new]) = self;
-        let (of_old, of_new) = (old.is_native(), new.is_native());
         if let Some((old, new)) = old.team().zip(new.team()) {
-            let old = ComparedProvider { provider: old, is_native: of_old };
-            let new = ComparedProvider { provider: new, is_native: of_new };
+            let [of_old, of_new] = self.0.each_ref().map(|one| (one.hash(), one.is_native()));
+            let compared =
+                |provider, (hash, is_native)| ComparedProvider { provider, hash, is_native };
+            let two = [compared(old, of_old), compared(new, of_new)];
             let preparers = host.state.preparers().into_iter();
-            let times: Vec<_> = preparers.flat_map(|models| models.compare([old, new])).collect();
+            let times: Vec<_> = preparers.flat_map(|models| models.compare(two)).collect();
             return paired::is_longer(&times, ratio);
         }
         let workers = &host.state.workers;
@@ -201,9 +202,8 @@ fn count(stats: &KernelStats) -> HealthCounts {
             "kernel_mismatch" | "kernel_non_finite" | "kernel_wrote_input" => {
                 &mut counts.wrong_numbers
             }
-            "kernel_trap" | "kernel_status" | "kernel_instantiate" | "kernel_cleanup" => {
-                &mut counts.traps
-            }
+            "kernel_trap" | "kernel_status" | "kernel_instantiate" | "kernel_cleanup"
+            | "provider_failed" => &mut counts.traps,
             // The call's fault, not the kernel's.
             _ => continue,
         } += calls;

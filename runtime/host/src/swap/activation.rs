@@ -42,7 +42,7 @@ impl HostState {
     /// Makes a generation that was built the active one. This store is the activation.
     fn activate(&self, book: &mut Generations, snapshot: Arc<RegistrySnapshot>) {
         let number = snapshot.generation();
-        self.published.store(Arc::new(Published { active: snapshot, canary: None }));
+        self.serve(Published { active: snapshot, canary: None });
         if let Some(kept) = book.kept.iter_mut().find(|kept| kept.number == number) {
             kept.activated = true;
         }
@@ -75,7 +75,10 @@ impl HostState {
         check_every: u32,
     ) -> Result<Arc<RegistrySnapshot>, HostError> {
         let snapshot = self.build(book, packs, None, check_every);
-        self.make_ready(&snapshot).inspect_err(|_| drop(book.kept.pop_back()))?;
+        self.make_ready(&snapshot).inspect_err(|_| {
+            book.kept.pop_back();
+            self.let_go_of_others();
+        })?;
         Ok(snapshot)
     }
 
@@ -215,7 +218,7 @@ impl Host {
         let snapshot = state.build_ready(&mut book, packs, every)?;
         let generation = snapshot.generation();
         let canary = Some(Canary::new(snapshot, share));
-        state.published.store(Arc::new(Published { active: self.snapshot(), canary }));
+        state.serve(Published { active: self.snapshot(), canary });
         book.staged.retain(|staged| staged.report.id != id);
         Ok(report.installed(generation, replaced))
     }
@@ -242,7 +245,7 @@ impl Host {
         // Held while the pointer changes, as by everyone who publishes.
         let _book = lock(&self.state.generations);
         let number = self.state.canary()?.generation();
-        self.state.published.store(Arc::new(Published { active: self.snapshot(), canary: None }));
+        self.state.serve(Published { active: self.snapshot(), canary: None });
         Ok(number)
     }
 

@@ -78,6 +78,10 @@ pub trait Preparer: Send + Sync {
     /// [`HostError::NotPrepared`]: who activates a pack is told, and nothing is published.
     fn prepare(&self, next: &Arc<RegistrySnapshot>) -> Result<(), HostError>;
 
+    /// Drops what was made ready for generations that get no steps ([`Host::serves`]). Called whenever it has changed
+    /// which do.
+    fn let_go(&self);
+
     /// How long two providers of one team operation take for the same calls, computed in turns: the least times of both
     /// for each call. Empty where there are no such calls, or one of them fails.
     fn compare(&self, two: [ComparedProvider<'_>; 2]) -> Vec<[Duration; 2]>;
@@ -302,6 +306,17 @@ impl HostState {
         let preparers = self.preparers();
         let prepared: Vec<_> = preparers.iter().map(|preparer| preparer.prepare(next)).collect();
         prepared.into_iter().collect()
+    }
+
+    /// Publishes who serves from now on, and has what was made ready for others dropped.
+    pub(super) fn serve(&self, published: Published) {
+        self.published.store(Arc::new(published));
+        self.let_go_of_others();
+    }
+
+    /// Has what was made ready for generations that get no steps dropped.
+    pub(super) fn let_go_of_others(&self) {
+        self.preparers().iter().for_each(|preparer| preparer.let_go());
     }
 
     /// Whoever makes ready for generations.

@@ -139,6 +139,8 @@ pub enum Provider {
 pub struct ComparedProvider<'a> {
     /// Its code.
     pub provider: &'a Provider,
+    /// Its hash, by which what it has prepared is found.
+    pub hash: &'a str,
     /// Whether it is the host's own. What that makes of weights takes the place of the file's bytes, and no budget
     /// counts it.
     pub is_native: bool,

@@ -437,21 +437,46 @@ fn a_plugin_and_a_sandboxed_kernel_multiply_behind_the_same_contract() {
 }
 
 #[test]
-fn the_hosts_own_is_compared_without_a_budget_that_it_does_not_take_from() {
-    let mut setup = Setup::new(HostConfig::default(), DType::F16, [37, 64]);
-    setup.left = Arc::new(Bytes(AtomicUsize::new(0)));
+fn who_is_compared_takes_of_the_budget_only_what_it_does_not_hold_yet() {
+    let mut setup = Setup::new(HostConfig::default(), DType::Q8_0, [37, 64]);
+    setup.left = Arc::new(Bytes(AtomicUsize::new(37 * 64 * 4)));
     let budget: Arc<dyn KernelBudget> = setup.left.clone();
+    setup.activate("plugin", plugin(None)).unwrap();
+    let product = setup.product().unwrap();
+    assert_eq!((product.kernel(), setup.left.0.load(Relaxed)), ("plugin", 0));
+    let snapshot = setup.host.snapshot();
+    let chain = &snapshot.slot_of(&OpKey::matmul(DType::Q8_0)).unwrap().choice.chain;
+    let held = chain.iter().find(|kernel| kernel.id() == "plugin").unwrap().hash();
     let provider = &plugin(None);
-    let mut times = |natives: [bool; 2]| {
-        let Setup { worker, pool, bytes, dtype, shape, settings, .. } = &mut setup;
+    let mut times = |two: [(&str, bool); 2]| {
+        let Setup { worker, pool, bytes, dtype, shape, settings, made, .. } = &mut setup;
         let team = Team { pool, isa: Isa::detect(), read: ReadPattern::default() };
         let weights = Weights::new(*dtype, shape[0], shape[1], bytes).unwrap();
         let how = Preparation { team, budget: &budget, settings };
-        let two = natives.map(|is_native| ComparedProvider { provider, is_native });
-        worker.compare_with_matrix(two, &weights, &how).len()
+        let of = |(hash, is_native)| ComparedProvider { provider, hash, is_native };
+        worker.compare_with_matrix(two.map(of), &weights, made, &how).len()
     };
-    assert_eq!(times([true, true]), 2);
-    assert_eq!((times([true, false]), times([false, true])), (0, 0));
+    let (native, held, other) = (("native", true), (held, false), ("other", false));
+    assert_eq!((times([native, native]), times([native, held])), (2, 2));
+    assert_eq!((times([native, other]), times([other, held])), (0, 0));
+}
+
+/// A model may be shared by engines with different numbers of threads.
+#[test]
+fn what_is_shared_out_to_threads_is_made_for_each_number_of_them() {
+    let mut setup = Setup::new(HostConfig::default(), DType::Q8_0, [37, 64]);
+    let sandboxed = Provider::Matmul(DType::Q8_0, Arc::new(Sandboxed::new()));
+    setup.activate("sandboxed", sandboxed).unwrap();
+    let three = setup.product().unwrap();
+    for threads in [2, 4] {
+        setup.pool = ThreadPool::new(threads);
+        let other = setup.product().unwrap();
+        assert!(other.made());
+        setup.multiply(&other, 2).unwrap();
+    }
+    setup.pool = ThreadPool::new(3);
+    assert!(!setup.product().unwrap().made(), "it is there already");
+    setup.multiply(&three, 2).unwrap();
 }
 
 #[test]
@@ -473,6 +498,8 @@ fn one_for_which_there_is_no_memory_is_passed_over_and_who_activates_it_is_told(
             let (kernel, failure) = ("plugin".to_owned(), Failure::WeightMemory { needed: 1 });
             Err(HostError::NotPrepared { kernel, failure })
         }
+
+        fn let_go(&self) {}
 
         fn compare(&self, _: [ComparedProvider<'_>; 2]) -> Vec<[Duration; 2]> {
             Vec::new()
@@ -816,10 +843,13 @@ fn the_fastest_gathers_embeddings_and_attends() {
         window: None,
         deterministic: false,
     };
-    racer.race_attention(&snapshot, &shape, setup.team());
+    for head_dim in [32, 64] {
+        racer.race_attention(&snapshot, &AttnShape { head_dim, ..shape }, setup.team());
+    }
     for (key, won) in [
-        (&embed, "embeddings of 1 tokens: native:embed_q8_0"),
-        (&attention, "attention of 32 queries: native:attention"),
+        (&embed, "embeddings of 1 tokens from up to 2^11 weights: native:embed_q8_0"),
+        (&attention, "attention of 32 queries with heads of up to 2^6 numbers: native:attention"),
+        (&attention, "attention of 32 queries with heads of up to 2^7 numbers: native:attention"),
     ] {
         let explained = setup.host.explain(key).to_string();
         assert!(explained.contains(won), "{explained}");
@@ -1227,7 +1257,7 @@ fn no_pack_brings_a_team_operation_and_no_worker_calls_one() {
 
 #[cfg(feature = "supervisor")]
 #[test]
-fn a_supervisor_watches_a_provider_and_takes_one_back_that_is_wrong() {
+fn a_supervisor_watches_a_provider_and_takes_one_back_that_is_wrong_or_fails() {
     use super::supervising::{Place, active, digest};
     let place = Place::new();
     let trusted = place.pack(1, &Module::default());
@@ -1235,14 +1265,14 @@ fn a_supervisor_watches_a_provider_and_takes_one_back_that_is_wrong() {
     let host = supervisor.host();
     super::supervising::activate(&supervisor, &trusted).unwrap();
     place.end_window(&supervisor);
-    let pack = |version: u64, wrong| {
-        ProviderPack::new("plugin", semver::Version::new(version, 0, 0))
-            .with("plugin", plugin(wrong))
+    let pack = |version: u64, provider| {
+        ProviderPack::new("plugin", semver::Version::new(version, 0, 0)).with("plugin", provider)
     };
+    let failing = Provider::Matmul(DType::Q8_0, Arc::new(Failing { prepares: true }));
     let mut setup = Setup::new(HostConfig::default(), DType::Q8_0, [10, 32]);
     (setup.host, setup.worker) = (host.clone(), host.team_worker());
-    for (version, wrong) in [(1, None), (2, Some(1))] {
-        let staged = host.stage_providers(&pack(version, wrong)).unwrap();
+    for (version, provider) in [(1, plugin(None)), (2, plugin(Some(1))), (3, failing)] {
+        let staged = host.stage_providers(&pack(version, provider)).unwrap();
         supervisor.start_canary(staged.id, 0.5, "me").unwrap();
         supervisor.promote_canary("me").unwrap();
         let product = setup.product().unwrap();
@@ -1252,7 +1282,8 @@ fn a_supervisor_watches_a_provider_and_takes_one_back_that_is_wrong() {
         let _ = setup.product();
     }
     assert_eq!(active(&supervisor), ["1.0.0", "1.0.0"], "{:?}", supervisor.health());
-    assert_eq!(supervisor.counters().taken_back["wrong_numbers"], 1);
+    let taken_back = supervisor.counters().taken_back;
+    assert_eq!((taken_back["wrong_numbers"], taken_back["traps"]), (1, 1));
     // A restart has the packs back whose bytes are kept, and says what it lacks.
     drop((setup, supervisor));
     let again = place.open(&trusted);
