@@ -201,6 +201,26 @@ fn how_products_are_computed_is_explained_as_the_options_have_it_and_why() {
 }
 
 #[test]
+fn who_computes_products_embeddings_and_attention_is_explained_by_the_operations_name() {
+    let types =
+        ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"];
+    for op in ["matmul", "embed", "attention"] {
+        let explained = ruvllm(&["kernels", "explain", op]);
+        let keys: Vec<String> = match op {
+            "matmul" => types.map(|of| format!("matmul(f32,{of})->f32")).into(),
+            "embed" => types.map(|of| format!("embed(u32,{of})->f32")).into(),
+            _ => vec!["attention(f32)->f32".to_owned()],
+        };
+        let blocks: Vec<&str> = explained.text().split("\n\n").collect();
+        for key in keys {
+            let block = blocks.iter().find(|block| block.starts_with(&key));
+            let block = block.unwrap_or_else(|| panic!("no {key}: {}", explained.text()));
+            assert!(block.contains("  selected    native:"), "{block}");
+        }
+    }
+}
+
+#[test]
 fn deterministic_mode_runs_the_kernels_without_relaxed_simd() {
     let run =
         ruvllm(&["run", "--temperature", "0", "-n", "8", "--deterministic", "--stats", "json"]);

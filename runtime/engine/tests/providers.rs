@@ -157,35 +157,41 @@ fn continued(session: &mut Session, tokens: usize) -> Vec<u32> {
 
 #[test]
 fn a_provider_is_tried_activated_and_taken_back_and_no_text_changes() {
-    let model = Fixture::new(&LLAMA, DType::F32).model();
-    let host = native_host();
-    let engine = Engine::new(model, host.clone(), two_threads()).unwrap();
-    let mut session = engine.session();
-    session.prefill(&some_tokens(20)).unwrap();
-    let want = {
-        let mut other = engine.session();
-        other.prefill(&some_tokens(20)).unwrap();
-        continued(&mut other, 12)
-    };
-    let (native, none) = ("native:matmul_f32_rows", held(&engine));
-    let id = stage(&host);
-    host.start_canary(id, 0.5).unwrap();
-    let mut text = continued(&mut session, 4);
-    let tried = calls(&host, "copy");
-    assert!(tried > 0, "half of the steps are its own");
-    assert!(held(&engine) > none, "both layouts are there");
-    host.promote_canary().unwrap();
-    let others = calls(&host, native);
-    text.extend(continued(&mut session, 4));
-    assert_eq!(calls(&host, native), others, "every step is its own");
-    assert!(calls(&host, "copy") > tried);
-    let explained = host.explain(&OpKey::matmul(DType::F32));
-    assert_eq!(explained.selected.as_deref(), Some("copy"));
-    host.roll_back(1).unwrap();
-    text.extend(continued(&mut session, 4));
-    assert!(calls(&host, native) > others);
-    assert_eq!(text, want);
-    drained(&engine, &mut session, none);
+    for (provider, native, holds) in [
+        (Provider::Matmul(DType::F32, Arc::<Copying>::default()), "native:matmul_f32_rows", true),
+        (Provider::Embed(DType::F32, Arc::new(Same)), "native:embed_f32", false),
+        (Provider::Attention(Arc::new(Same)), "native:attention", false),
+    ] {
+        let (host, op) = (native_host(), provider.key());
+        let model = Fixture::new(&LLAMA, DType::F32).model();
+        let engine = Engine::new(model, host.clone(), two_threads()).unwrap();
+        let mut session = engine.session();
+        session.prefill(&some_tokens(20)).unwrap();
+        let want = {
+            let mut other = engine.session();
+            other.prefill(&some_tokens(20)).unwrap();
+            continued(&mut other, 12)
+        };
+        let none = held(&engine);
+        let id = stage_provider(&host, provider);
+        host.start_canary(id, 0.5).unwrap();
+        let before = calls(&host, native);
+        let mut text = continued(&mut session, 4);
+        let tried = calls(&host, "copy");
+        assert!(tried > 0 && calls(&host, native) > before, "{op}: half of the steps are its own");
+        assert_eq!(held(&engine) > none, holds, "{op}: both layouts are there");
+        host.promote_canary().unwrap();
+        let others = calls(&host, native);
+        text.extend(continued(&mut session, 4));
+        assert_eq!(calls(&host, native), others, "{op}: every step is its own");
+        assert!(calls(&host, "copy") > tried, "{op}");
+        assert_eq!(host.explain(&op).selected.as_deref(), Some("copy"));
+        host.roll_back(1).unwrap();
+        text.extend(continued(&mut session, 4));
+        assert!(calls(&host, native) > others, "{op}");
+        assert_eq!(text, want, "{op}");
+        drained(&engine, &mut session, none);
+    }
 }
 
 /// Waits until kernels hold no more than `bytes`: what is let go of is dropped by another thread.
@@ -352,4 +358,63 @@ fn what_was_made_ready_and_gets_no_steps_is_let_go_though_none_is_computed() {
     let refused = host.activate(stage(&host)).unwrap_err();
     assert_eq!(refused.code(), "not_prepared");
     let_go("an activation that another model refuses");
+}
+
+/// Behind a provider that reads one form of the activations stands one that reads another: both are there.
+#[test]
+fn where_one_fails_the_next_finds_the_form_that_it_reads() {
+    let host = native_host();
+    let model = Fixture::new(&LLAMA, DType::Q8_0).model();
+    let text = |engine: &Engine| {
+        let mut session = engine.session();
+        session.prefill(&some_tokens(20)).unwrap();
+        continued(&mut session, 8)
+    };
+    let engine = Engine::new(model, host.clone(), two_threads()).unwrap();
+    let want = text(&engine);
+    let provider = Provider::Matmul(DType::Q8_0, Arc::new(Fails));
+    host.activate(stage_provider(&host, provider)).unwrap();
+    assert_eq!(text(&engine), want);
+    let stats = host.stats().into_iter().find(|stats| stats.kernel == "copy").unwrap();
+    assert!(stats.failures["provider_failed"] > 0 && stats.calls == 0, "{stats:?}");
+}
+
+/// Reads floats, and has none of them once rows are asked for that were not checked.
+struct Fails;
+
+impl MatmulProvider for Fails {
+    fn prepared_bytes(&self, _: &Weights<'_>, _: Isa) -> Option<usize> {
+        Some(0)
+    }
+
+    fn prepare(&self, _: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedMatmul>, String> {
+        Ok(Box::new(FailsAfter(AtomicBool::new(false))))
+    }
+
+    fn reads(&self, _: &Activations, _: usize, _: Isa) -> ActForm {
+        ActForm::Floats
+    }
+}
+
+struct FailsAfter(AtomicBool);
+
+impl PreparedMatmul for FailsAfter {
+    fn run(
+        &self,
+        weights: &Weights<'_>,
+        x: &Activations,
+        y: MatMut<'_>,
+        _: Team<'_>,
+    ) -> Result<(), String> {
+        if self.0.swap(true, Relaxed) {
+            return Err("out of order".to_owned());
+        }
+        let x = &x.floats()[..weights.cols()];
+        let mut row = vec![0.0; weights.cols()];
+        for (i, y) in y.data.iter_mut().enumerate() {
+            dequantize_row(weights.dtype(), weights.row(i), &mut row).map_err(|e| e.to_string())?;
+            *y = row.iter().zip(x).map(|(w, x)| w * x).sum();
+        }
+        Ok(())
+    }
 }

@@ -396,6 +396,25 @@ fn weights_that_may_not_be_rearranged_are_read_in_place_and_a_pin_decides_too() 
 }
 
 #[test]
+fn a_pin_decides_who_gathers_and_who_attends_whatever_is_activated() {
+    let natives = [("embed", "native:embed_q8_0"), ("attention", "native:attention")];
+    let pins = natives.map(|(op, kernel)| (op.to_owned(), kernel.to_owned()));
+    let policy = Policy::Pinned(pins.into());
+    for (policy, pinned) in [(Policy::default(), false), (policy, true)] {
+        let mut setup =
+            Setup::new(HostConfig { policy, ..HostConfig::default() }, DType::Q8_0, [16, 64]);
+        let failing = || Arc::new(Failing { prepares: true });
+        setup.activate("mine", Provider::Embed(DType::Q8_0, failing())).unwrap();
+        setup.activate("own", Provider::Attention(failing())).unwrap();
+        let selected = |op| setup.host.explain(op).selected.unwrap();
+        let (embed, attention) = (OpKey::embed(DType::Q8_0), OpKey::attention());
+        let want = if pinned { natives.map(|(_, kernel)| kernel) } else { ["mine", "own"] };
+        assert_eq!([selected(&embed), selected(&attention)], want);
+        assert_eq!(setup.table().unwrap().kernel(), want[0]);
+    }
+}
+
+#[test]
 fn only_the_chosen_layout_of_the_weights_is_held() {
     let rows = "native:matmul_q8_0_rows";
     let pin = |kernel: &str| Policy::Pinned([("matmul".to_owned(), kernel.to_owned())].into());
@@ -1142,6 +1161,21 @@ impl AttentionSession for MisleadingSession {
     }
 }
 
+/// Attends, and holds what comes of it against its definition.
+fn attends(worker: &mut TeamWorker, snapshot: &RegistrySnapshot, team: Team<'_>) {
+    let slot = snapshot.slot(&OpKey::attention()).unwrap();
+    let (q, k, v) = (noise(128), noise(5 * 64), noise(5 * 64));
+    let (k, v) = (bytemuck::cast_slice(&k), bytemuck::cast_slice(&v));
+    let kv = [KvSegment::tokens(DType::F32, 5, k, v)];
+    let mut y = [f32::NAN; 128];
+    let mut sequences = [AttnSequence { q: &q, q_pos: 4, kv: &kv, y: &mut y }];
+    worker.attention(snapshot, slot, &SHAPE, &mut sequences, team).unwrap();
+    let mut buffers = TeamBuffers::default();
+    for head in [0, 1] {
+        check_attention(&SHAPE, &sequences[0], [0, head], &mut buffers).unwrap();
+    }
+}
+
 #[test]
 fn one_that_fails_is_passed_over_whatever_it_has_done_with_what_it_was_handed() {
     let config = HostConfig { quarantine_after: 1, ..HostConfig::default() };
@@ -1175,22 +1209,8 @@ fn one_that_fails_is_passed_over_whatever_it_has_done_with_what_it_was_handed() 
     assert_eq!(setup.gather(&table, 9), setup.row(9));
     failed(&setup.host, "embed");
     let snapshot = setup.host.snapshot();
-    let attention = snapshot.slot(&OpKey::attention()).unwrap();
     let mut worker = setup.host.team_worker();
-
-    let attends = |worker: &mut TeamWorker, snapshot: &RegistrySnapshot, slot, team: Team<'_>| {
-        let (q, k, v) = (noise(128), noise(5 * 64), noise(5 * 64));
-        let kv =
-            [KvSegment::tokens(DType::F32, 5, bytemuck::cast_slice(&k), bytemuck::cast_slice(&v))];
-        let mut y = [f32::NAN; 128];
-        let mut sequences = [AttnSequence { q: &q, q_pos: 4, kv: &kv, y: &mut y }];
-        worker.attention(snapshot, slot, &SHAPE, &mut sequences, team).unwrap();
-        let mut buffers = TeamBuffers::default();
-        for head in [0, 1] {
-            check_attention(&SHAPE, &sequences[0], [0, head], &mut buffers).unwrap();
-        }
-    };
-    attends(&mut worker, &snapshot, attention, setup.team());
+    attends(&mut worker, &snapshot, setup.team());
     failed(&setup.host, "attention");
 
     // One that says that it has answered is found out, and the next one's is the answer.
@@ -1203,9 +1223,8 @@ fn one_that_fails_is_passed_over_whatever_it_has_done_with_what_it_was_handed() 
     let misleading = Arc::new(Misleading(own.unwrap()));
     setup.activate("attention", Provider::Attention(misleading)).unwrap();
     let snapshot = setup.host.snapshot();
-    let slot = snapshot.slot(&OpKey::attention()).unwrap();
     let mut worker = setup.host.team_worker();
-    attends(&mut worker, &snapshot, slot, setup.team());
+    attends(&mut worker, &snapshot, setup.team());
     let report = stats(&setup.host, "attention");
     assert!(report.quarantined && report.failures["kernel_mismatch"] == 1, "{report:?}");
 }
@@ -1268,22 +1287,33 @@ fn a_supervisor_watches_a_provider_and_takes_one_back_that_is_wrong_or_fails() {
     let pack = |version: u64, provider| {
         ProviderPack::new("plugin", semver::Version::new(version, 0, 0)).with("plugin", provider)
     };
-    let failing = Provider::Matmul(DType::Q8_0, Arc::new(Failing { prepares: true }));
+    let failing = || Arc::new(Failing { prepares: true });
     let mut setup = Setup::new(HostConfig::default(), DType::Q8_0, [10, 32]);
     (setup.host, setup.worker) = (host.clone(), host.team_worker());
-    for (version, provider) in [(1, plugin(None)), (2, plugin(Some(1))), (3, failing)] {
+    for (version, provider) in [
+        (1, plugin(None)),
+        (2, plugin(Some(1))),
+        (3, Provider::Matmul(DType::Q8_0, failing())),
+        (4, Provider::Embed(DType::Q8_0, failing())),
+        (5, Provider::Attention(failing())),
+    ] {
+        let op = provider.key();
         let staged = host.stage_providers(&pack(version, provider)).unwrap();
         supervisor.start_canary(staged.id, 0.5, "me").unwrap();
         supervisor.promote_canary("me").unwrap();
+        assert_eq!(host.explain(&op).selected.as_deref(), Some("plugin"));
         let product = setup.product().unwrap();
-        assert_eq!(product.kernel(), "plugin");
         setup.multiply(&product, 1).unwrap();
+        let table = setup.table().unwrap();
+        assert_eq!(setup.gather(&table, 3), setup.row(3));
+        let (snapshot, mut worker) = (host.snapshot(), host.team_worker());
+        attends(&mut worker, &snapshot, setup.team());
         place.end_window(&supervisor);
-        let _ = setup.product();
+        let _ = (setup.product(), setup.table());
     }
     assert_eq!(active(&supervisor), ["1.0.0", "1.0.0"], "{:?}", supervisor.health());
     let taken_back = supervisor.counters().taken_back;
-    assert_eq!((taken_back["wrong_numbers"], taken_back["traps"]), (1, 1));
+    assert_eq!((taken_back["wrong_numbers"], taken_back["traps"]), (1, 3));
     // A restart has the packs back whose bytes are kept, and says what it lacks.
     drop((setup, supervisor));
     let again = place.open(&trusted);
