@@ -192,6 +192,41 @@ fn what_a_trap_was_is_in_the_log_and_in_the_explanation_of_a_live_server() {
 }
 
 #[test]
+fn a_pinned_kernel_may_come_with_a_pack_that_is_activated_later() {
+    let operator = Operator::new();
+    let pin = ["--pin", "rmsnorm=test-kernels/rmsnorm_f32"];
+    let to_come = |line: &str| line.contains(pin[1]) && line.contains("is activated later");
+    let selected = |live: &Live<'_>| {
+        let explained = live.kernels(&["explain", "rmsnorm"]);
+        explained.text().lines().find(|line| line.contains("selected")).unwrap().to_owned()
+    };
+    let live = operator.serve("1", &pin);
+    assert!(live.serving.before.iter().any(|line| to_come(line)), "{:?}", live.serving.before);
+    assert!(!selected(&live).contains("test-kernels"));
+    live.activate(&operator.pack(1));
+    live.wait_for("healthy");
+    drop(live);
+    // Brought back before its kernels are looked for.
+    let live = operator.serve("1", &pin);
+    assert!(!live.serving.before.iter().any(|line| to_come(line)), "{:?}", live.serving.before);
+    assert!(selected(&live).contains("test-kernels 1.0.0"));
+    assert!(live.kernels(&["explain", "rmsnorm"]).text().contains("pinned by the configuration"));
+    drop(live);
+
+    let (packs, state) = (operator.path("packs"), operator.path("state"));
+    let serve = ["serve", "--check", "--state-dir", state.to_str().unwrap()];
+    let later = [&serve[..], &["--watch-packs", packs.to_str().unwrap()]].concat();
+    let checked = ruvllm(&[&later[..], &pin].concat());
+    assert!(checked.code == Some(0) && to_come(&checked.stderr), "{}", checked.stderr);
+    // No pack brings an operation that models would call.
+    let wrong = ["--pin", "rmsnrom=test-kernels/rmsnorm_f32"];
+    ruvllm(&[&later[..], &wrong].concat())
+        .refused(&["no operation", "nearest name is \"rmsnorm\""]);
+    // Where none comes later, it is missing for good.
+    ruvllm(&[&serve[..], &pin].concat()).refused(&[pin[1], "nearest name is"]);
+}
+
+#[test]
 fn packs_are_staged_activated_explained_and_gone_back_from() {
     let operator = Operator::new();
     let live = operator.serve("300", &[]);

@@ -10,6 +10,8 @@ use std::thread;
 
 pub(crate) struct Serving {
     pub(crate) child: Child,
+    /// The lines before it listened.
+    pub(crate) before: Vec<String>,
     /// The lines that it logs from here on.
     pub(crate) log: Receiver<String>,
     pub(crate) address: String,
@@ -35,16 +37,17 @@ impl Serving {
             stderr.lines().map_while(Result::ok).all(|line| send.send(line).is_ok())
         });
         // Warnings that are no log may come first.
+        let mut before = Vec::new();
         let serving = loop {
-            let line = log.recv().expect("the program goes on");
+            let line = log.recv().unwrap_or_else(|_| panic!("it ended: {before:?}"));
             match serde_json::from_str::<Value>(&line) {
                 Ok(event) if event["message"] == "serving" => break event,
-                _ => eprintln!("{line}"),
+                _ => before.push(line),
             }
         };
         let address = |url: &Value| Some(url.as_str()?.split_once("://")?.1.to_owned());
         let (address, admin) = (address(&serving["url"]).unwrap(), address(&serving["admin"]));
-        Serving { child, log, address, admin }
+        Serving { child, before, log, address, admin }
     }
 
     /// The answer to a request of `/v1/completions`, which must succeed.

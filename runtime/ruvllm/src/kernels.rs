@@ -84,6 +84,7 @@ pub struct KernelSetBuilder {
     core_pack: bool,
     called: Option<Vec<OpKey>>,
     packs: Vec<PathBuf>,
+    packs_come_later: bool,
     lock: Option<PackLock>,
     floor: Option<VersionFloor>,
 }
@@ -97,6 +98,7 @@ impl KernelSet {
             core_pack: true,
             called: None,
             packs: Vec::new(),
+            packs_come_later: false,
             lock: None,
             floor: None,
         }
@@ -170,6 +172,14 @@ impl KernelSetBuilder {
         self
     }
 
+    /// Lets the policy pin kernels that are not there yet, because packs come later, as through a
+    /// [`ruvllm_host::Supervisor`]. Until such a kernel comes, its operation is answered as without the pin;
+    /// [`RegistrySnapshot::unknown_pins`](ruvllm_host::RegistrySnapshot::unknown_pins) says which are missing.
+    pub fn packs_come_later(mut self) -> Self {
+        self.packs_come_later = true;
+        self
+    }
+
     /// Takes of the packs added only those that the lock pins, by digest.
     pub fn lock(mut self, lock: PackLock) -> Self {
         self.lock = Some(lock);
@@ -188,8 +198,9 @@ impl KernelSetBuilder {
     /// # Errors
     ///
     /// [`Error::Pack`] where a pack cannot be read or verified, [`Error::Host`] where the host
-    /// refuses it or is told to pin a kernel that is not there. Nothing is half installed: the set
-    /// exists with all its packs or not at all.
+    /// refuses it, or is told to pin a kernel that is not there and cannot
+    /// [come later](Self::packs_come_later), or one for an operation that is not there. Nothing is half
+    /// installed: the set exists with all its packs or not at all.
     pub fn build(self) -> Result<KernelSet, Error> {
         let host = Host::new(self.config)?;
         let limits = PackLimits::default();
@@ -201,7 +212,7 @@ impl KernelSetBuilder {
             installed.push(host.install_embedded(verified, self.called.as_deref())?);
         }
         let limits = PackLimits::with_graphs();
-        let KernelSetBuilder { trust, floor, lock, .. } = self;
+        let KernelSetBuilder { trust, floor, lock, packs_come_later, .. } = self;
         let mut active = Vec::new();
         for path in &self.packs {
             let named = |source| Error::Pack { pack: path.display().to_string(), source };
@@ -216,7 +227,10 @@ impl KernelSetBuilder {
             active.push((path, manifest.name.clone(), manifest.version.clone(), digest));
             installed.push(host.install(verified)?);
         }
-        host.snapshot().check_pins()?;
+        match packs_come_later {
+            true => host.snapshot().check_pinned_operations()?,
+            false => host.snapshot().check_pins()?,
+        }
         // Only what is active in the end raises its floor: a set that fails leaves all as it was.
         let mut changed = Vec::new();
         if let Some(floor) = &floor {

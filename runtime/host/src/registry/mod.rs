@@ -247,16 +247,42 @@ impl RegistrySnapshot {
     /// # Errors
     /// [`HostError::UnknownPin`], with the nearest name that is there.
     pub fn check_pins(&self) -> Result<(), HostError> {
-        let Policy::Pinned(pins) = &self.policy else { return Ok(()) };
-        pins.iter().try_for_each(|(op, kernel)| {
-            self.check_pin(op, kernel).map_err(|reason| {
-                let pin = format!("{op}={kernel}");
-                HostError::UnknownPin { pin, reason }
-            })
+        self.unknown_pins().next().map_or(Ok(()), Err)
+    }
+
+    /// Checks that every operation is there for which the policy pins a kernel: the kernels may come with packs
+    /// that are published later.
+    ///
+    /// # Errors
+    /// [`HostError::UnknownPin`], with the nearest name that is there.
+    pub fn check_pinned_operations(&self) -> Result<(), HostError> {
+        let check = |op: &str, _: &str| self.pinned_slots(op).map(|_| ());
+        self.wrong_pins(check).next().map_or(Ok(()), Err)
+    }
+
+    /// The pins of the policy that have no effect on this snapshot, each as the [`HostError::UnknownPin`] that
+    /// says what is missing and the nearest name that is there.
+    pub fn unknown_pins(&self) -> impl Iterator<Item = HostError> {
+        self.wrong_pins(|op, kernel| self.check_pin(op, kernel))
+    }
+
+    /// The pins of which `check` says what is wrong.
+    fn wrong_pins(
+        &self,
+        check: impl Fn(&str, &str) -> Result<(), String>,
+    ) -> impl Iterator<Item = HostError> {
+        let pins = match &self.policy {
+            Policy::Pinned(pins) => Some(pins),
+            _ => None,
+        };
+        pins.into_iter().flatten().filter_map(move |(op, kernel)| {
+            let reason = check(op, kernel).err()?;
+            Some(HostError::UnknownPin { pin: format!("{op}={kernel}"), reason })
         })
     }
 
-    fn check_pin(&self, op: &str, kernel: &str) -> Result<(), String> {
+    /// The operations that a pin names, of which there is at least one.
+    fn pinned_slots(&self, op: &str) -> Result<Vec<&Slot>, String> {
         let is_meant = |slot: &&Slot| slot.key.op == op || slot.key.to_string() == op;
         let slots: Vec<&Slot> = self.slots.iter().map(|slot| &**slot).filter(is_meant).collect();
         if slots.is_empty() {
@@ -266,6 +292,11 @@ impl RegistrySnapshot {
             let nearest = nearest(op, names).unwrap_or_default();
             return Err(format!("there is no operation {op:?}; the nearest name is {nearest:?}"));
         }
+        Ok(slots)
+    }
+
+    fn check_pin(&self, op: &str, kernel: &str) -> Result<(), String> {
+        let slots = self.pinned_slots(op)?;
         let chains = || slots.iter().flat_map(|slot| &slot.choice.chain);
         if chains().any(|candidate| candidate.is_named(kernel)) {
             return Ok(());

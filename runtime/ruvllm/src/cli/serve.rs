@@ -54,6 +54,8 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
         args.server.check_names(&model, &further)?;
         args.server.check_template(&model, &renderer())?;
         supervise::probe_text(admin, &model)?;
+        // The packs of the history, which may have them, are not looked at.
+        setup::pins_to_come(kernels.host()).iter().for_each(|pin| note!("warning: {pin}"));
         let packs = kernels.installed().len();
         let model = args.server.model_ids(&model).join(", ");
         say!("in order: {model}, packs of kernels: {packs}");

@@ -5,7 +5,7 @@ use super::args::{Executor, KernelOptions, Kernels, ModelOptions, RopeScaling, S
 use super::terminal::{LoadBar, note};
 use clap::Args;
 use ruvllm::host::{
-    Acceptance, Compiler, CompilerProcess, HostConfig, InstallReport, Policy, WamrConfig,
+    Acceptance, Compiler, CompilerProcess, Host, HostConfig, InstallReport, Policy, WamrConfig,
 };
 use ruvllm::signing::{PackLock, TrustPolicy, VersionFloor};
 use ruvllm::{
@@ -60,6 +60,9 @@ pub(crate) fn kernel_set(options: &KernelOptions) -> Result<KernelSetBuilder, Fa
     }
     for path in &options.pack {
         builder = builder.pack(path);
+    }
+    if options.later {
+        builder = builder.packs_come_later();
     }
     Ok(builder)
 }
@@ -178,6 +181,16 @@ fn rope_extension<K: Args>(options: &ModelOptions<K>) -> Result<Option<RopeExten
         RopeScaling::Llama3 => RopeMethod::Llama3,
     };
     Ok(Some(RopeExtension { method, factor: options.rope_factor }))
+}
+
+/// What there is to say of each kernel that the options pin and that may come with a later pack.
+pub(crate) fn pins_to_come(host: &Host) -> Vec<String> {
+    let to_come = |error| {
+        format!(
+            "{error}; a pack that is activated later may bring it, and it is asked first from then on"
+        )
+    };
+    host.snapshot().unknown_pins().map(to_come).collect()
 }
 
 /// Says why kernels are compiled anew although a cache was asked for, which packs are not what ran

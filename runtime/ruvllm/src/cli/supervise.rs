@@ -30,7 +30,10 @@ pub(crate) fn open(
     config.reset_history = options.reset_history;
     config.limits = options.health_limits();
     config.probe = probe_text(options, runtime.model())?.map(|text| probe(text, runtime));
-    Ok(Some(Arc::new(Supervisor::open(runtime.host().clone(), config)?)))
+    let supervisor = Arc::new(Supervisor::open(runtime.host().clone(), config)?);
+    // Not before the packs of the history are back.
+    setup::pins_to_come(supervisor.host()).iter().for_each(|pin| tracing::warn!("{pin}"));
+    Ok(Some(supervisor))
 }
 
 /// Delivers packs from the directory of `--watch-packs` until it is dropped.
