@@ -182,3 +182,33 @@ fn what_is_not_admitted_is_not_served() {
     std::fs::remove_file(unsigned.path().join("kernels.json.sig")).unwrap();
     refused(&unsigned, &["signature_missing"]);
 }
+
+/// The server waits for the trust policy, which it reads for its encoders first.
+#[cfg(unix)]
+#[test]
+fn a_hangup_while_encoders_are_opened_does_not_end_the_server() {
+    use std::process::{Command, Stdio};
+    let dir = tempfile::tempdir().unwrap();
+    let trust = dir.path().join("trust.toml");
+    assert!(Command::new("mkfifo").arg(&trust).status().unwrap().success());
+    let mut server = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
+        .args(["serve", "--listen", "127.0.0.1:0", "--embedding-model", "sentences=nowhere"])
+        .arg("--trust")
+        .arg(&trust)
+        .arg("--state-dir")
+        .arg(dir.path())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut writer = std::fs::File::options().write(true).open(&trust).unwrap();
+    let killed = Command::new("kill").args(["-HUP", &server.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    writer.write_all(b"no policy").unwrap();
+    drop(writer);
+    // Its own end, because of what it read.
+    assert_eq!(server.wait().unwrap().code(), Some(1));
+    let mut said = String::new();
+    server.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(said.contains("trust.toml"), "{said}");
+}

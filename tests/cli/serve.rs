@@ -235,6 +235,36 @@ fn a_server_that_ends_has_sent_its_traces_without_prompts() {
     ruvllm(&["serve", "--check", "--otlp-endpoint", "localhost"]).refused(&["http://"]);
 }
 
+/// The server waits for a probe text, which the test writes after it has changed another file.
+#[cfg(unix)]
+#[test]
+fn what_is_changed_while_a_server_starts_is_noticed_when_it_reads_its_configuration_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (config, probe, packs) = (path("server.toml"), path("probe.txt"), path("packs"));
+    std::fs::create_dir(&packs).unwrap();
+    std::fs::write(&config, "[limits]\nqueue = 6").unwrap();
+    assert!(Command::new("mkfifo").arg(&probe).status().unwrap().success());
+    let (file, changed) = (probe.clone(), config.clone());
+    let change = std::thread::spawn(move || {
+        let mut writer = std::fs::File::options().write(true).open(file).unwrap();
+        std::fs::write(changed, "[limits]\nqueue = 7").unwrap();
+        let text = "Once upon a time, there was a little girl named Wren who lived by the sea. ";
+        std::io::Write::write_all(&mut writer, text.repeat(8).as_bytes()).unwrap();
+    });
+    let state = path("state");
+    let supervised = ["--watch-packs", &packs, "--state-dir", &state, "--probe-text", &probe];
+    let serving = Serving::start(&[&["--config", &config], &supervised[..]].concat());
+    change.join().unwrap();
+    let id = serving.child.id().to_string();
+    assert!(Command::new("kill").args(["-HUP", &id]).status().unwrap().success());
+    let read = serving.log.iter().find(|line| line.contains("the configuration was read anew"));
+    assert!(read.is_some());
+    let next = serving.log.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    let event: serde_json::Value = serde_json::from_str(&next).unwrap();
+    assert_eq!(event["options"], "queue", "{next}");
+}
+
 /// Whatever hangs: here a file that never comes to an end, while the server starts.
 #[cfg(unix)]
 #[test]

@@ -1,13 +1,15 @@
 //! `ruvllm serve`: requests over HTTP until somebody asks to stop.
 
-use super::args::{KernelOptions, ServeArgs};
+use super::args::{KernelOptions, ModelOptions, ServeArgs};
 use super::stop::StopFlag;
 use super::terminal::{note, say};
 use super::{Ended, Failure, config_file, setup, supervise};
 use ruvllm::Renderer;
 use ruvllm::embedded;
 use ruvllm::engine::{Adapter, EngineError, Model};
-use ruvllm::server::{ApiKey, Configuration, GrammarCompiler, Reloader, Served, Server};
+use ruvllm::server::{
+    ApiKey, Configuration, GrammarCompiler, Reloader, Served, Server, TextEncoder,
+};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,38 +34,22 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     let admin = &args.server.admin;
     let mut options = args.model.clone();
     options.kernels.later = admin.supervised();
-    #[cfg(feature = "graphs")]
-    let encoders = super::encoders::open(&args.embedding_model, &args.model.kernels)?;
-    #[cfg(not(feature = "graphs"))]
-    let encoders: Vec<(String, Arc<dyn ruvllm::server::TextEncoder>)> = Vec::new();
     if args.check {
-        let kernels = setup::kernel_set(&options.kernels)?.build()?;
-        let model = Arc::new(match &args.model.model {
-            Some(path) => Model::open(path)?,
-            None => Model::from_static(embedded::demo_model(), embedded::DEMO_MODEL_NAME)?,
-        });
-        if let Some((path, scale)) = &args.model.lora {
-            Adapter::check(&model, path, *scale).map_err(|error| format!("--lora: {error}"))?;
-        }
-        for (name, path, scale) in &args.lora_model {
-            Adapter::check(&model, path, *scale).map_err(|error| of_lora_model(name, &error))?;
-        }
-        let adapters = args.lora_model.iter().map(|(name, ..)| name.as_str());
-        let further: Vec<&str> =
-            adapters.chain(encoders.iter().map(|(name, _)| name.as_str())).collect();
-        args.server.check_names(&model, &further)?;
-        args.server.check_template(&model, &renderer())?;
-        supervise::probe_text(admin, &model)?;
-        // The packs of the history, which may have them, are not looked at.
-        setup::pins_to_come(kernels.host()).iter().for_each(|pin| note!("warning: {pin}"));
-        let packs = kernels.installed().len();
-        let model = args.server.model_ids(&model).join(", ");
-        say!("in order: {model}, packs of kernels: {packs}");
-        return Ok(Ended::Done);
+        return check(args, &options);
     }
+    // Before anything that takes long: whoever asks meanwhile to stop or to read the configuration anew is heard, and
+    // what was changed meanwhile is different from what the server was started with.
     let stop = StopFlag::install_reloading()?;
     stop.end_within(args.server.limits.drain_timeout + MARGIN);
+    let reloader = Some(reloader(options.kernels.clone())?);
+    let encoders = encoders(args)?;
+    if stop.is_set() {
+        return Ok(Ended::Done);
+    }
     let runtime = setup::runtime(&options)?;
+    if stop.is_set() {
+        return Ok(Ended::Done);
+    }
     let supervisor = supervise::open(admin, &options.kernels, &runtime)?;
     let watchdog = supervisor.as_ref().map(|supervisor| supervisor.watch(supervise::PERIOD));
     let watchdog = watchdog.transpose()?;
@@ -75,7 +61,6 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     };
     let adapters = args.lora_model.iter().map(open).collect::<Result<_, _>>()?;
     let grammars = GrammarCompiler::this_program();
-    let reloader = Some(reloader(options.kernels.clone())?);
     let renderer = renderer();
     let supervised = supervisor.clone();
     let served =
@@ -108,6 +93,46 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
         supervisor.stopping();
     }
     Ok(Ended::Done)
+}
+
+/// Checks what can be checked without serving.
+fn check(args: &ServeArgs, options: &ModelOptions) -> Result<Ended, Failure> {
+    let encoders = encoders(args)?;
+    let kernels = setup::kernel_set(&options.kernels)?.build()?;
+    let model = Arc::new(match &args.model.model {
+        Some(path) => Model::open(path)?,
+        None => Model::from_static(embedded::demo_model(), embedded::DEMO_MODEL_NAME)?,
+    });
+    if let Some((path, scale)) = &args.model.lora {
+        Adapter::check(&model, path, *scale).map_err(|error| format!("--lora: {error}"))?;
+    }
+    for (name, path, scale) in &args.lora_model {
+        Adapter::check(&model, path, *scale).map_err(|error| of_lora_model(name, &error))?;
+    }
+    let adapters = args.lora_model.iter().map(|(name, ..)| name.as_str());
+    let further: Vec<&str> =
+        adapters.chain(encoders.iter().map(|(name, _)| name.as_str())).collect();
+    args.server.check_names(&model, &further)?;
+    args.server.check_template(&model, &renderer())?;
+    supervise::probe_text(&args.server.admin, &model)?;
+    // The packs of the history, which may have them, are not looked at.
+    setup::pins_to_come(kernels.host()).iter().for_each(|pin| note!("warning: {pin}"));
+    let packs = kernels.installed().len();
+    let model = args.server.model_ids(&model).join(", ");
+    say!("in order: {model}, packs of kernels: {packs}");
+    Ok(Ended::Done)
+}
+
+/// The encoders of texts that are served beside the model, by name.
+#[cfg(feature = "graphs")]
+fn encoders(args: &ServeArgs) -> Result<Vec<(String, Arc<dyn TextEncoder>)>, Failure> {
+    super::encoders::open(&args.embedding_model, &args.model.kernels)
+}
+
+/// None, for which the program would need the feature `graphs`.
+#[cfg(not(feature = "graphs"))]
+fn encoders(_: &ServeArgs) -> Result<Vec<(String, Arc<dyn TextEncoder>)>, Failure> {
+    Ok(Vec::new())
 }
 
 fn of_lora_model(name: &str, error: &EngineError) -> String {
