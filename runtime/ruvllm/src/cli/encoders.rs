@@ -1,6 +1,7 @@
 //! Encoders of texts that `serve --embedding-model` asks for.
 
 use super::args::{EmbeddingModel, KernelOptions};
+use super::terminal::LoadBar;
 use super::{Failure, setup};
 use ruvllm::host::Acceptance;
 use ruvllm::host::graph::{GraphAdmission, GraphError};
@@ -32,6 +33,7 @@ pub(crate) fn open(
     if models.is_empty() {
         return Ok(Vec::new());
     }
+    let _loading = LoadBar::new();
     let floor = setup::state_dir(options).map(|dir| VersionFloor::open(dir.join("floors")));
     let floor = floor.transpose()?;
     let acceptance = setup::acceptance(options, floor.as_ref())?;

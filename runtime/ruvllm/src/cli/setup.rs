@@ -105,7 +105,7 @@ pub(crate) fn state_dir(options: &KernelOptions) -> Option<PathBuf> {
 
 /// The model and its kernels, loaded.
 pub(crate) fn runtime(options: &ModelOptions) -> Result<Runtime, Failure> {
-    load(builder(options, &options.kv.policy)?)
+    load(|| builder(options, &options.kv.policy))
 }
 
 /// As [`runtime`], with keys and values stored by `kv`.
@@ -113,21 +113,23 @@ pub(crate) fn runtime_storing<K: Args>(
     options: &ModelOptions<K>,
     kv: &KvPolicy,
 ) -> Result<Runtime, Failure> {
-    load(builder(options, kv)?)
+    load(|| builder(options, kv))
 }
 
 /// The model with its chat template and its kernels, loaded; sessions that are full forget, if `endless` says how much stays.
 pub(crate) fn endless(options: &ModelOptions, endless: Option<usize>) -> Result<Runtime, Failure> {
-    let builder = builder(options, &options.kv.policy)?.renderer(Renderer::this_program(1));
-    load(match endless {
-        Some(sinks) => builder.endless(sinks),
-        None => builder,
+    load(|| {
+        let builder = builder(options, &options.kv.policy)?.renderer(Renderer::this_program(1));
+        Ok(match endless {
+            Some(sinks) => builder.endless(sinks),
+            None => builder,
+        })
     })
 }
 
-fn load(builder: RuntimeBuilder) -> Result<Runtime, Failure> {
-    let mut bar = LoadBar::new();
-    let runtime = builder.on_progress(move |load| bar.show(load)).build()?;
+fn load(builder: impl FnOnce() -> Result<RuntimeBuilder, Failure>) -> Result<Runtime, Failure> {
+    let bar = LoadBar::new();
+    let runtime = builder()?.on_progress(move |load| bar.show(load)).build()?;
     warn_of_kernels(runtime.kernels());
     Ok(runtime)
 }

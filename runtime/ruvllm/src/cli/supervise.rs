@@ -1,6 +1,7 @@
 //! What lets a server's kernels be changed: history, trust and a probe text around the engine's host.
 
 use super::args::KernelOptions;
+use super::terminal::LoadBar;
 use super::{Failure, setup};
 use ruvllm::Runtime;
 use ruvllm::engine::{Model, ProbeText};
@@ -30,7 +31,9 @@ pub(crate) fn open(
     config.reset_history = options.reset_history;
     config.limits = options.health_limits();
     config.probe = probe_text(options, runtime.model())?.map(|text| probe(text, runtime));
+    let loading = LoadBar::new();
     let supervisor = Arc::new(Supervisor::open(runtime.host().clone(), config)?);
+    drop(loading);
     // Not before the packs of the history are back.
     setup::pins_to_come(supervisor.host()).iter().for_each(|pin| tracing::warn!("{pin}"));
     Ok(Some(supervisor))

@@ -12,10 +12,19 @@ use ruvllm::signing::escape_untrusted;
 use serde::Serialize;
 use std::fmt::Arguments;
 use std::io::{self, IsTerminal as _, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// The most characters of a message.
 const MAX_MESSAGE: usize = 16_384;
+
+/// Clears the line of a terminal and goes to its beginning.
+const CLEAR_LINE: &str = "\r\x1b[K";
+
+/// Whether standard error ends with a line that is drawn over itself.
+static DRAWN: AtomicBool = AtomicBool::new(false);
 
 /// Prints a line to standard output.
 macro_rules! say {
@@ -57,7 +66,12 @@ pub(crate) fn err(text: Arguments<'_>) {
     let text = text.to_string();
     // A file may repeat itself in a message for megabytes.
     let shown = text.char_indices().nth(MAX_MESSAGE).map_or(&*text, |(end, _)| &text[..end]);
-    print_error(&(escape_lines(shown) + "\n"));
+    print_error(&(clear_drawn().to_owned() + &escape_lines(shown) + "\n"));
+}
+
+/// What comes before a message, so that it does not stand behind what is drawn.
+fn clear_drawn() -> &'static str {
+    if DRAWN.swap(false, Ordering::Relaxed) { CLEAR_LINE } else { "" }
 }
 
 /// A bar on standard error of how much of some work is done, drawn over itself, where that is a terminal.
@@ -78,8 +92,18 @@ impl ProgressBar {
 
     /// Draws the bar, with a text behind it.
     pub(crate) fn set(&self, done: usize, all: usize, text: &str) {
+        self.draw(&self.line(done, all, text));
+    }
+
+    /// Draws the label alone, while it is not known how much there is to do.
+    fn begin(&self) {
+        self.draw(&format!("{} ...", self.label));
+    }
+
+    fn draw(&self, line: &str) {
         if self.shown {
-            print_error(&format!("\r\x1b[K{}", escape_untrusted(&self.line(done, all, text))));
+            DRAWN.store(true, Ordering::Relaxed);
+            print_error(&format!("{CLEAR_LINE}{}", escape_untrusted(line)));
         }
     }
 
@@ -94,44 +118,112 @@ impl Drop for ProgressBar {
     /// Clears its line.
     fn drop(&mut self) {
         if self.shown {
-            print_error("\r\x1b[K");
+            DRAWN.store(false, Ordering::Relaxed);
+            print_error(CLEAR_LINE);
         }
     }
 }
 
-/// A bar of how far a model is loaded, for loads that take more than a moment.
+/// What is shown of a load that takes more than a moment, where standard error is a terminal: first that it goes on,
+/// and once the model's weights are prepared a bar of how far that is. Its line is cleared when it is dropped.
 pub(crate) struct LoadBar {
+    load: Arc<Load>,
+    /// Draws when the moment is over, whatever is done then.
+    ticker: Option<JoinHandle<()>>,
+}
+
+/// A load that goes on.
+struct Load {
+    state: Mutex<LoadState>,
+    /// Notified when it ends.
+    ended: Condvar,
+}
+
+struct LoadState {
     started: Instant,
-    drawn: Option<(Instant, ProgressBar)>,
+    ended: bool,
+    drawn: Option<DrawnBar>,
+}
+
+/// A bar that is shown.
+struct DrawnBar {
+    bar: ProgressBar,
+    /// When progress was drawn last.
+    last: Option<Instant>,
 }
 
 impl LoadBar {
-    /// A load that takes no longer shows no bar.
+    /// A load that takes no longer shows nothing.
     const MOMENT: Duration = Duration::from_secs(1);
     /// How often the bar is drawn at most.
     const PACE: Duration = Duration::from_millis(100);
 
     /// The bar of a load that begins now.
     pub(crate) fn new() -> Self {
-        Self { started: Instant::now(), drawn: None }
+        let state = Mutex::new(LoadState { started: Instant::now(), ended: false, drawn: None });
+        let load = Arc::new(Load { state, ended: Condvar::new() });
+        let ticker = io::stderr().is_terminal().then(|| {
+            let load = load.clone();
+            thread::Builder::new().name("ruvllm-loading".to_owned()).spawn(move || load.announce())
+        });
+        // Where there is no thread to be had, the bar alone is shown.
+        Self { load, ticker: ticker.and_then(Result::ok) }
     }
 
     /// Draws the bar, if it is time to.
-    pub(crate) fn show(&mut self, LoadProgress { done, total }: LoadProgress) {
-        let now = Instant::now();
-        if !self.is_due(now) {
+    pub(crate) fn show(&self, LoadProgress { done, total }: LoadProgress) {
+        let (now, mut state) = (Instant::now(), self.load.state());
+        if !state.is_due(now) {
             return;
         }
-        let bar = self.drawn.take().map_or_else(|| ProgressBar::new("loading"), |(_, bar)| bar);
-        bar.set(done >> 20, total >> 20, "MiB");
-        self.drawn = Some((now, bar));
+        let drawn = state.drawn.get_or_insert_with(DrawnBar::new);
+        drawn.bar.set(done >> 20, total >> 20, "MiB");
+        drawn.last = Some(now);
+    }
+}
+
+impl Drop for LoadBar {
+    fn drop(&mut self) {
+        self.load.state().ended = true;
+        self.load.ended.notify_all();
+        // Nothing is drawn behind what is said next.
+        if let Some(ticker) = self.ticker.take() {
+            let _ = ticker.join();
+        }
+        self.load.state().drawn = None;
+    }
+}
+
+impl Load {
+    fn state(&self) -> MutexGuard<'_, LoadState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Says that it goes on, once the moment is over.
+    fn announce(&self) {
+        let goes_on = |state: &mut LoadState| !state.ended;
+        let waited = self.ended.wait_timeout_while(self.state(), LoadBar::MOMENT, goes_on);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if !state.ended && state.drawn.is_none() {
+            state.drawn.insert(DrawnBar::new()).bar.begin();
+        }
+    }
+}
+
+impl LoadState {
+    /// Whether it is time to draw how far the load is.
     fn is_due(&self, now: Instant) -> bool {
         match &self.drawn {
-            Some((last, _)) => now - *last >= Self::PACE,
-            None => now - self.started >= Self::MOMENT,
+            Some(DrawnBar { last: Some(last), .. }) => now - *last >= LoadBar::PACE,
+            Some(DrawnBar { last: None, .. }) => true,
+            None => now - self.started >= LoadBar::MOMENT,
         }
+    }
+}
+
+impl DrawnBar {
+    fn new() -> Self {
+        Self { bar: ProgressBar::new("loading"), last: None }
     }
 }
 
@@ -208,7 +300,7 @@ impl LogWriter {
 impl Write for LogWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let escaped = (self.escape)(&String::from_utf8_lossy(line));
-        io::stderr().write_all(escaped.as_bytes())?;
+        io::stderr().write_all((clear_drawn().to_owned() + &escaped).as_bytes())?;
         Ok(line.len())
     }
 
@@ -238,12 +330,16 @@ mod tests {
 
     #[test]
     fn a_bar_of_a_load_comes_after_a_second_and_ten_times_a_second_then() {
-        let mut bar = LoadBar::new();
-        let after = |ms: u64| bar.started + Duration::from_millis(ms);
+        let started = Instant::now();
+        let after = |ms: u64| started + Duration::from_millis(ms);
         let (early, late, soon, later) = (after(999), after(1000), after(1099), after(1100));
-        assert!(!bar.is_due(early) && bar.is_due(late));
-        bar.drawn = Some((late, ProgressBar { label: String::new(), shown: false }));
-        assert!(!bar.is_due(soon) && bar.is_due(later));
+        let mut load = LoadState { started, ended: false, drawn: None };
+        assert!(!load.is_due(early) && load.is_due(late));
+        let bar = || ProgressBar { label: String::new(), shown: false };
+        load.drawn = Some(DrawnBar { bar: bar(), last: None });
+        assert!(load.is_due(late), "at once in place of what said that it goes on");
+        load.drawn = Some(DrawnBar { bar: bar(), last: Some(late) });
+        assert!(!load.is_due(soon) && load.is_due(later));
     }
 
     #[test]
