@@ -676,3 +676,35 @@ fn a_server_that_is_upgraded_goes_on_with_its_healthy_packs() {
         assert!(gone.is_empty(), "{route}: {gone:?} of {found:?}");
     }
 }
+
+/// A server that is in the middle of many texts when it is asked to stop.
+#[cfg(unix)]
+#[test]
+fn a_server_that_a_second_signal_ends_was_asked_to_stop_and_its_packs_are_not_suspected() {
+    let operator = Operator::new();
+    let packs = operator.path("packs");
+    let pack = operator.pack(1);
+    pack.read().unwrap().write_archive(File::create(packs.join("pack.rkp")).unwrap()).unwrap();
+    let options = ["--watch-packs", packs.to_str().unwrap(), "--threads", "1"];
+    for times in 1..=2 {
+        let mut live = operator.serve("300", &options);
+        soon("delivered", || live.active() == ["1.0.0"]);
+        let body = r#"{"prompt": "Once", "max_tokens": 500, "n": 128, "ignore_eos": true}"#;
+        let _request = live.serving.send("", "/v1/completions", body);
+        soon("begun", || {
+            let status: Value = serde_json::from_str(&live.get("/status")).unwrap();
+            status["scheduler"]["running"].as_u64().is_some_and(|running| running > 0)
+        });
+        let signal = || {
+            let id = live.serving.child.id().to_string();
+            assert!(Command::new("kill").arg(id).status().unwrap().success());
+        };
+        signal();
+        live.serving.log.iter().find(|line| line.contains("a second signal ends at once")).unwrap();
+        signal();
+        assert_eq!(live.serving.child.wait().unwrap().code(), Some(130));
+        let live = operator.serve("300", &[]);
+        let stopped = live.events().iter().filter(|event| *event == "stopped").count();
+        assert_eq!(stopped, times, "{:?}", live.events());
+    }
+}

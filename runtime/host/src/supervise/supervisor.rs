@@ -432,7 +432,9 @@ impl Supervisor {
     }
 
     /// Writes down that the process ends because it was asked to, where packs are watched: that it ended in their
-    /// windows does not count against them then, as it does where it ends by itself. To be called last.
+    /// windows does not count against them then, as it does where it ends by itself. To be called last, right before
+    /// the process ends: one that crashes while it finishes what was begun has ended by itself, and what is activated
+    /// after this call counts again.
     pub fn stopping(&self) {
         if lock(&self.state).watched.is_empty() {
             return;

@@ -51,6 +51,15 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
         return Ok(Ended::Done);
     }
     let supervisor = supervise::open(admin, &options.kernels, &runtime)?;
+    if let Some(supervisor) = &supervisor {
+        // Who asked twice, or would not wait any longer, ended the process, and no kernel did.
+        let supervisor = Arc::downgrade(supervisor);
+        stop.before_early_end(move || {
+            if let Some(supervisor) = supervisor.upgrade() {
+                supervisor.stopping();
+            }
+        });
+    }
     let watchdog = supervisor.as_ref().map(|supervisor| supervisor.watch(supervise::PERIOD));
     let watchdog = watchdog.transpose()?;
     let delivery = supervise::deliver(admin, supervisor.as_ref())?;

@@ -7,7 +7,7 @@ use super::terminal::note;
 use std::io::{self, Write as _};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,8 @@ pub(crate) struct StopFlag {
     waiter: Thread,
     /// How long stopping may take.
     within: Arc<OnceLock<Duration>>,
+    /// What is done before the process ends early.
+    last_act: Arc<OnceLock<LastAct>>,
     /// What is said to who asks.
     announcement: Arc<OnceLock<&'static str>>,
     /// Whether it was said to who asked last. Held while text is written, which does not come behind it.
@@ -30,8 +32,14 @@ pub(crate) struct StopFlag {
     reload: Arc<AtomicBool>,
 }
 
+/// What a command has done before the process ends without it.
+type LastAct = Arc<dyn Fn() + Send + Sync>;
+
 /// The exit status of a process that did not stop in time: that of `timeout`.
 const OVERDUE: i32 = 124;
+
+/// How long a last act may take: whoever asks twice does not want to wait, and what it needs may be what hangs.
+const LAST_ACT: Duration = Duration::from_secs(1);
 
 impl StopFlag {
     /// Installs the handler; once per process.
@@ -45,17 +53,22 @@ impl StopFlag {
     }
 
     fn listening(reloads: bool) -> Result<Self, Failure> {
-        let (asked, within, announcement, announced, reload) = Default::default();
-        let waiter = thread::current();
-        let flag = StopFlag { asked, waiter, within, announcement, announced, reloads, reload };
+        let flag = Self::new(reloads);
         listen(flag.clone())?;
         Ok(flag)
+    }
+
+    /// A flag that hears nothing yet.
+    fn new(reloads: bool) -> Self {
+        let (asked, within, last_act, announcement, announced, reload) = Default::default();
+        let waiter = thread::current();
+        StopFlag { asked, waiter, within, last_act, announcement, announced, reloads, reload }
     }
 
     /// Somebody asks to stop.
     fn stop(&self) {
         if self.asked.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
+            self.end(130);
         }
         self.waiter.unpark();
         // Whoever is writing says it behind what is written: this thread must not wait for a terminal that takes
@@ -66,8 +79,45 @@ impl StopFlag {
         if let Some(&within) = self.within.get() {
             // Where there is no thread to be had, a second signal still ends the process.
             let timer = thread::Builder::new().name("ruvllm-end".to_owned());
-            drop(timer.spawn(move || end_after(within)));
+            let flag = self.clone();
+            drop(timer.spawn(move || flag.end_after(within)));
         }
+    }
+
+    /// Ends the process after so long, whatever its threads are doing then.
+    fn end_after(&self, time: Duration) {
+        thread::sleep(time);
+        // Not through the log, whose writer may be what hangs.
+        let seconds = time.as_secs_f64();
+        let _ = writeln!(
+            io::stderr(),
+            "error: not everything had stopped {seconds:.1} s after the signal, so the process ends without it"
+        );
+        self.end(OVERDUE);
+    }
+
+    fn end(&self, code: i32) -> ! {
+        self.act_last();
+        std::process::exit(code)
+    }
+
+    /// Does what is to be done before the process ends early, and waits for it no longer than [`LAST_ACT`].
+    fn act_last(&self) {
+        let Some(act) = self.last_act.get().cloned() else { return };
+        let (done, is_done) = mpsc::channel::<()>();
+        let acting = thread::Builder::new().name("ruvllm-last-act".to_owned()).spawn(move || {
+            act();
+            drop(done);
+        });
+        if acting.is_ok() {
+            let _ = is_done.recv_timeout(LAST_ACT);
+        }
+    }
+
+    /// Has this done before the process ends because of a second signal, or because it did not stop in time. It is
+    /// not done where the command ends by itself.
+    pub(crate) fn before_early_end(&self, act: impl Fn() + Send + Sync + 'static) {
+        let _ = self.last_act.set(Arc::new(act));
     }
 
     /// The terminal was closed, or somebody wants a server to read its configuration anew.
@@ -182,13 +232,24 @@ fn listen(flag: StopFlag) -> Result<(), Failure> {
     Ok(ctrlc::set_handler(move || flag.stop())?)
 }
 
-fn end_after(time: Duration) {
-    thread::sleep(time);
-    // Not through the log, whose writer may be what hangs.
-    let seconds = time.as_secs_f64();
-    let _ = writeln!(
-        io::stderr(),
-        "error: not everything had stopped {seconds:.1} s after the signal, so the process ends without it"
-    );
-    std::process::exit(OVERDUE);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_last_act_is_done_and_does_not_hold_up_the_end() {
+        let flag = StopFlag::new(false);
+        flag.act_last();
+        let done = Arc::new(AtomicBool::new(false));
+        let act = done.clone();
+        flag.before_early_end(move || act.store(true, Ordering::Relaxed));
+        flag.act_last();
+        assert!(done.load(Ordering::Relaxed));
+
+        let flag = StopFlag::new(false);
+        flag.before_early_end(|| thread::sleep(Duration::from_secs(600)));
+        let begun = Instant::now();
+        flag.act_last();
+        assert!((LAST_ACT..Duration::from_secs(60)).contains(&begun.elapsed()));
+    }
 }
