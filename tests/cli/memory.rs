@@ -37,6 +37,19 @@ fn tiers_are_packed_by_the_pack_and_shown_in_the_figures() {
 }
 
 #[test]
+fn an_endless_text_is_refused_where_the_same_bits_are_wanted() {
+    for command in ["run", "chat"] {
+        for endless in ["--endless", "--endless=8"] {
+            let run = ruvllm(&[command, "--deterministic", endless]);
+            assert_eq!(run.code, Some(2), "{command}: {}", run.stderr);
+            let names = ["--deterministic", "--endless"];
+            assert!(names.iter().all(|name| run.stderr.contains(name)), "{}", run.stderr);
+            assert!(run.stderr.contains("cannot be used with"), "{}", run.stderr);
+        }
+    }
+}
+
+#[test]
 fn an_endless_text_goes_on_where_others_end() {
     let ended = long("700", &[]);
     ended.text();

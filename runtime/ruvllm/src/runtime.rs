@@ -530,7 +530,8 @@ impl RuntimeBuilder {
     }
 
     /// Makes sessions endless: where the context is full they forget the older half of what follows
-    /// their first `sinks` tokens; see [`SessionOptions::sinks`].
+    /// their first `sinks` tokens; see [`SessionOptions::sinks`]. What
+    /// [`HostConfig::deterministic`](crate::host::HostConfig::deterministic) promises does not hold for them.
     pub fn endless(mut self, sinks: usize) -> Self {
         self.sinks = Some(sinks);
         self

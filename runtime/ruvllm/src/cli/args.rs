@@ -328,8 +328,15 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) ignore_eos: bool,
     /// Go on when the context is full: forget the older half of what follows the first SINKS tokens, 4
-    /// when absent, rounded up to whole blocks.
-    #[arg(long, value_name = "SINKS", num_args = 0..=1, require_equals = true, default_missing_value = "4")]
+    /// when absent, rounded up to whole blocks. Not with --deterministic, whose promise would not hold.
+    #[arg(
+        long,
+        value_name = "SINKS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "4",
+        conflicts_with = "deterministic"
+    )]
     pub(crate) endless: Option<usize>,
     /// Keep what was read and written in this file, encrypted, and take from it what the prompt has in
     /// common with it instead of computing that again.
@@ -359,8 +366,15 @@ pub(crate) struct ChatArgs {
     #[arg(short = 'n', long = "tokens", default_value_t = 512, value_name = "TOKENS")]
     pub(crate) tokens: usize,
     /// Go on when the context is full: forget the older half of what follows the first SINKS tokens, 4
-    /// when absent, rounded up to whole blocks.
-    #[arg(long, value_name = "SINKS", num_args = 0..=1, require_equals = true, default_missing_value = "4")]
+    /// when absent, rounded up to whole blocks. Not with --deterministic, whose promise would not hold.
+    #[arg(
+        long,
+        value_name = "SINKS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "4",
+        conflicts_with = "deterministic"
+    )]
     pub(crate) endless: Option<usize>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
