@@ -132,15 +132,18 @@ fn check(args: &ServeArgs, options: &ModelOptions) -> Result<Ended, Failure> {
     Ok(Ended::Done)
 }
 
+/// Encoders of texts, by name.
+type Encoders = Vec<(String, Arc<dyn TextEncoder>)>;
+
 /// The encoders of texts that are served beside the model, by name.
 #[cfg(feature = "graphs")]
-fn encoders(args: &ServeArgs) -> Result<Vec<(String, Arc<dyn TextEncoder>)>, Failure> {
+fn encoders(args: &ServeArgs) -> Result<Encoders, Failure> {
     super::encoders::open(&args.embedding_model, &args.model.kernels)
 }
 
 /// None, for which the program would need the feature `graphs`.
 #[cfg(not(feature = "graphs"))]
-fn encoders(_: &ServeArgs) -> Result<Vec<(String, Arc<dyn TextEncoder>)>, Failure> {
+fn encoders(_: &ServeArgs) -> Result<Encoders, Failure> {
     Ok(Vec::new())
 }
 
