@@ -2,13 +2,15 @@
 //! all called through the host.
 //!
 //! In use is the kernel of the core pack that every program brings along. A live server that is given the
-//! pack times both on its own calls, and takes the pack back where its kernel is too slow.
+//! pack times both on its own calls, and takes the pack back where its kernel is too slow. Variants of a
+//! kernel are timed one by one; those that a live server would not ask here cannot make it take the pack back.
 //!
 //! There are two hosts of native twins: one uses the widest vectors of the processor, the other vectors
 //! of 128 bits, which is all that WebAssembly has. The first ratio is what the sandbox costs a user, the
 //! second what it costs a kernel.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::hint::black_box;
 use std::path::Path;
@@ -17,7 +19,7 @@ use std::time::{Duration, Instant};
 use ruvllm_abi::Op;
 use ruvllm_host::{
     CallError, HealthLimits, Host, HostConfig, OpCall, OpKey, OpSlot, Operand, Policy,
-    RegistrySnapshot, Resident, Scope, Words, Worker,
+    RegistrySnapshot, Resident, Scope, Verdict, Words, Worker,
 };
 use ruvllm_manifest::KernelEntry;
 use ruvllm_native::Isa;
@@ -30,6 +32,7 @@ use crate::build::refresh_manifest;
 use crate::figures::Figures;
 use crate::oracle_test::{Trial, key_of};
 use crate::scaffold::is_pack_crate;
+use crate::trial::Which;
 use crate::{Report, ToolError, stress};
 
 /// Rounds in which the sides take turns, so that all see the same machine. They are so many that a turn takes about
@@ -66,6 +69,8 @@ pub struct BenchLine {
     pub shape: String,
     /// Microseconds of a call in the sandbox.
     pub wasm_us: f64,
+    /// Why a live server would ask another kernel of the pack here; absent where it would ask this one.
+    pub stands_back: Option<String>,
     /// The kernel of the core pack that is in use without this one.
     pub in_use: Option<String>,
     /// Microseconds of a call of that kernel.
@@ -115,6 +120,7 @@ impl fmt::Display for BenchReport {
                 line.shape
             )?;
         }
+        self.standing_back(f)?;
         self.live_server(f)?;
         if self.written {
             writeln!(
@@ -130,10 +136,29 @@ impl fmt::Display for BenchReport {
 }
 
 impl BenchReport {
+    /// Names the kernels that a live server would not ask here, by what speaks against them.
+    fn standing_back(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut by_reason: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for line in &self.lines {
+            let Some(why) = &line.stands_back else { continue };
+            let kernels = by_reason.entry(why).or_default();
+            if kernels.last() != Some(&line.kernel.as_str()) {
+                kernels.push(&line.kernel);
+            }
+        }
+        for (why, kernels) in by_reason {
+            let kernels: Vec<_> = kernels.into_iter().map(escape_untrusted).collect();
+            let (why, kernels) = (escape_untrusted(why), kernels.join(", "));
+            writeln!(f, "note: a live server would not ask here, because {why}: {kernels}")?;
+        }
+        Ok(())
+    }
+
     /// Says whether a live server would keep the pack, as far as speed goes.
     fn live_server(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let limit = self.latency_limit;
-        let compared = || self.lines.iter().filter_map(|line| Some((line, line.ratio_in_use?)));
+        let asked = || self.lines.iter().filter(|line| line.stands_back.is_none());
+        let compared = || asked().filter_map(|line| Some((line, line.ratio_in_use?)));
         if compared().next().is_none() {
             return Ok(());
         }
@@ -170,15 +195,15 @@ pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchRepor
         let message = "--write needs the pack crate: the directory with pack.toml".to_owned();
         return Err(ToolError::Spec { path: directory.to_owned(), message });
     }
-    let trial = Trial::open(directory, None)?;
+    let mut hosts = hosts_that_ask_each(directory)?;
+    let manifest = hosts[0].trial.manifest.clone();
     let native = |isa| -> Result<Side, ToolError> {
         let policy = Policy::NativeOnly;
         let config = HostConfig { policy, isa, cross_check_every: 0, ..HostConfig::default() };
         Side::new(&Host::new(config)?)
     };
     let isa_128 = Isa::narrow();
-    let mut wasm = Side::new(&trial.host)?;
-    let keys: Vec<OpKey> = trial.manifest.kernels.iter().map(key_of).collect();
+    let keys: Vec<OpKey> = manifest.kernels.iter().map(key_of).collect();
     let core = core_host(&keys)?;
     let mut in_use = Side::new(&core)?;
     let mut twins = vec![native(Isa::detect())?];
@@ -186,7 +211,7 @@ pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchRepor
         twins.push(native(isa)?);
     }
     let mut report = BenchReport {
-        pack: format!("{} {}", trial.manifest.name, trial.manifest.version),
+        pack: format!("{} {}", manifest.name, manifest.version),
         isa: Isa::detect().name().to_owned(),
         isa_128: isa_128.map(|isa| isa.name().to_owned()),
         lines: Vec::new(),
@@ -194,10 +219,15 @@ pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchRepor
         written: false,
         signature_removed: false,
     };
-    for entry in &trial.manifest.kernels {
+    for entry in &manifest.kernels {
         let failed = |message| ToolError::Module { kernel: entry.id.clone(), message };
+        let stands_back = hosts[0].why_not(entry);
+        let Some(asking) = hosts.iter_mut().find(|host| host.why_not(entry).is_none()) else {
+            return Err(failed("no host here asks it".to_owned()));
+        };
+        let AskingHost { trial, side } = asking;
         for workload in workloads(entry) {
-            let mut sides = vec![&mut wasm];
+            let mut sides = vec![&mut *side];
             if workload.has_twin {
                 sides.push(&mut in_use);
                 sides.extend(&mut twins);
@@ -212,6 +242,7 @@ pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchRepor
                 kernel: entry.id.clone(),
                 shape: workload.case.shape.clone(),
                 wasm_us,
+                stands_back: stands_back.clone(),
                 in_use: core.explain(&workload.key).selected.filter(|_| workload.has_twin),
                 in_use_us,
                 ratio_in_use: in_use_us.map(|us| wasm_us / us),
@@ -233,6 +264,66 @@ pub fn bench(directory: &Path, budget_ms: u64, write: bool) -> Result<BenchRepor
         report.written = true;
     }
     Ok(report)
+}
+
+/// A host that has a pack, and asks one kernel of each of its operations.
+struct AskingHost {
+    trial: Trial,
+    side: Side,
+}
+
+impl AskingHost {
+    fn open(directory: &Path, which: Which) -> Result<AskingHost, ToolError> {
+        let trial = Trial::open_with(directory, None, which)?;
+        let side = Side::new(&trial.host)?;
+        Ok(AskingHost { trial, side })
+    }
+
+    /// Why a kernel of the pack is not the one that is asked; `None` where it is.
+    fn why_not(&self, entry: &KernelEntry) -> Option<String> {
+        let pack = self.trial.manifest.name.as_str();
+        let candidates = self.trial.host.explain(&key_of(entry)).candidates;
+        let mut own = candidates.iter().filter(|other| other.pack == pack);
+        match own.find(|other| other.kernel == entry.id) {
+            Some(own) if own.verdict == Verdict::Selected => None,
+            Some(own) if own.verdict == Verdict::Rejected => Some(own.reasons.join("; ")),
+            _ => {
+                let first = candidates.iter().find(|other| other.verdict == Verdict::Selected);
+                Some(match first {
+                    Some(first) => format!("{} is asked before it", first.kernel),
+                    None => "nothing here can run it".to_owned(),
+                })
+            }
+        }
+    }
+}
+
+/// Hosts of which each kernel of the pack is asked by one. The first asks those that a live server does.
+///
+/// # Errors
+/// As of [`bench`]; [`ToolError::Module`] for a kernel that this machine cannot run.
+fn hosts_that_ask_each(directory: &Path) -> Result<Vec<AskingHost>, ToolError> {
+    let mut hosts = vec![AskingHost::open(directory, Which::Live)?];
+    loop {
+        let manifest = &hosts[0].trial.manifest;
+        let is_asked = |entry: &KernelEntry| hosts.iter().any(|host| host.why_not(entry).is_none());
+        let mut next: BTreeMap<String, &KernelEntry> = BTreeMap::new();
+        for entry in manifest.kernels.iter().filter(|entry| !is_asked(entry)) {
+            next.entry(key_of(entry).to_string()).or_insert(entry);
+        }
+        if next.is_empty() {
+            return Ok(hosts);
+        }
+        let name = |entry: &KernelEntry| format!("{}/{}", manifest.name, entry.id);
+        let names = next.iter().map(|(key, entry)| (key.clone(), name(entry))).collect();
+        let host = AskingHost::open(directory, Which::Asked(names))?;
+        // Each turn has to leave fewer.
+        let left = next.values().find_map(|entry| Some((entry.id.clone(), host.why_not(entry)?)));
+        if let Some((kernel, message)) = left {
+            return Err(ToolError::Module { kernel, message });
+        }
+        hosts.push(host);
+    }
 }
 
 /// The files of the core pack, as they were signed.
@@ -382,14 +473,18 @@ impl Side {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ruvllm_manifest::WamrPlatform;
+    use ruvllm_tests::PackBuilder;
+    use ruvllm_tests::wat::{Module, rmsnorm_f32};
 
     #[test]
     fn the_last_lines_say_whether_a_live_server_would_take_the_pack_back() {
-        let said = |ratios: &[f64]| {
+        let said_of = |stands_back: Option<&str>, ratios: &[f64]| {
             let line = |ratio: &f64| BenchLine {
                 kernel: "rmsnorm_f32".to_owned(),
                 shape: "rows 1, dim 192".to_owned(),
                 wasm_us: *ratio,
+                stands_back: stands_back.map(str::to_owned),
                 in_use: Some("rmsnorm_f32".to_owned()),
                 in_use_us: Some(1.0),
                 ratio_in_use: Some(*ratio),
@@ -409,6 +504,7 @@ mod tests {
             };
             report.to_string()
         };
+        let said = |ratios: &[f64]| said_of(None, ratios);
         let kept = said(&[0.7, 1.5]);
         assert!(kept.contains("would not take it back") && !kept.contains("TAKE"), "{kept}");
         let taken = said(&[0.7, 1.51]);
@@ -421,5 +517,62 @@ mod tests {
         );
         // Of an operation of its own nothing is in use.
         assert!(!said(&[]).contains("live server"));
+        // What a live server does not ask cannot be too slow for it, and no sentence about it is said of nothing.
+        let back = said_of(Some("there is a faster one"), &[9.0, 9.0]);
+        let why =
+            "note: a live server would not ask here, because there is a faster one: rmsnorm_f32\n";
+        assert_eq!(back.matches(why).count(), 1, "{back}");
+        assert!(!back.contains("TAKE") && !back.contains("take it back"), "{back}");
+    }
+
+    #[test]
+    fn each_variant_of_a_kernel_is_timed_itself() {
+        // About ten times what the kernel itself takes.
+        let slow = Module {
+            fields: "(global $left (mut i32) (i32.const 0))".to_owned(),
+            prologue: "(global.set $left (i32.const 60000))
+                (loop $more
+                    (global.set $left (i32.sub (global.get $left) (i32.const 1)))
+                    (br_if $more (global.get $left)))"
+                .to_owned(),
+            ..Module::default()
+        };
+        let model = PackBuilder::new().kernel("rmsnorm_f32", Vec::new()).build();
+        let pack = |ids: [&str; 2]| {
+            let entry = |id: &str, slow: bool| {
+                let mut entry = model.manifest().kernels[0].clone();
+                entry.id = id.to_owned();
+                entry.path = format!("{id}.wasm").parse().unwrap();
+                // Beside a kernel that says nothing of WAMR, this one is its variant for executors without vectors.
+                let min_version = semver::Version::new(1, 0, 0);
+                let platform = WamrPlatform { min_version, aot_available: true };
+                entry.platforms.wamr = slow.then_some(platform);
+                entry
+            };
+            let modules = ids.map(|id| {
+                let is_slow = id == "slow";
+                let module = if is_slow { slow.clone() } else { Module::default() };
+                (entry(id, is_slow), rmsnorm_f32(&module))
+            });
+            let add = |pack: PackBuilder, (entry, module)| pack.entry(entry, module);
+            modules.into_iter().fold(PackBuilder::new(), add).build()
+        };
+        for ids in [["quick", "slow"], ["slow", "quick"]] {
+            let pack = pack(ids);
+            let report = bench(&pack.path(), 20, false).unwrap();
+            let lines = |id: &'static str| report.lines.iter().filter(move |l| l.kernel == id);
+            assert_eq!(lines("quick").count() + lines("slow").count(), report.lines.len());
+            for (quick, slow) in lines("quick").zip(lines("slow")) {
+                assert_eq!(quick.shape, slow.shape);
+                assert!(slow.wasm_us > quick.wasm_us + 5.0, "{slow:?} {quick:?}");
+                assert!(slow.ratio_in_use > quick.ratio_in_use, "{slow:?} {quick:?}");
+                assert_eq!(quick.stands_back, None);
+                let why = slow.stands_back.as_deref().unwrap();
+                assert!(why.contains("for executors without"), "{why}");
+            }
+            let shown = report.to_string();
+            assert!(!shown.contains("slow takes"), "{shown}");
+            assert_eq!(shown.matches("without: slow\n").count(), 1, "{shown}");
+        }
     }
 }

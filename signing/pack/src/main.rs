@@ -197,8 +197,10 @@ enum Command {
     /// Time every kernel in the sandbox against the kernel in use and against its native twin.
     ///
     /// In use is the kernel of the core pack. A live server compares both on its own calls, and takes a pack
-    /// back whose kernel takes 1.5 times as long: the last lines say whether it would. The twin runs with the widest vectors of this processor and, where that is more, with vectors of 128
-    /// bits, which is what WebAssembly has.
+    /// back whose kernel takes 1.5 times as long: the last lines say whether it would. Variants of a kernel
+    /// are timed one by one; a note names those that a live server would not ask on this machine. The twin
+    /// runs with the widest vectors of this processor and, where that is more, with vectors of 128 bits,
+    /// which is what WebAssembly has.
     Bench {
         /// The pack; it need not be signed.
         #[arg(default_value = ".")]

@@ -21,6 +21,7 @@ use serde::Serialize;
 
 use crate::lines::Lines;
 use crate::stress::{self, AtLimit, Target};
+use crate::trial::Which;
 use crate::{Report, ToolError, golden, trial};
 
 /// The most failures of one kernel that are told apart.
@@ -126,11 +127,20 @@ pub(crate) struct Trial {
 impl Trial {
     /// Admits a pack on calls that are drawn from the seed, or from one that cannot be predicted.
     pub(crate) fn open(directory: &Path, seed: Option<u64>) -> Result<Trial, ToolError> {
+        Self::open_with(directory, seed, Which::All)
+    }
+
+    /// As [`Trial::open`], on a host that has and asks these kernels.
+    pub(crate) fn open_with(
+        directory: &Path,
+        seed: Option<u64>,
+        which: Which,
+    ) -> Result<Trial, ToolError> {
         let pack = trial::read(directory)?;
         let manifest = Manifest::parse(pack.file(MANIFEST_FILE).unwrap_or_default())?;
         let files = pack.files().map(|(path, bytes)| (path.to_owned(), bytes.to_vec()));
         let lines = Lines::of_directory(directory, &manifest, |path| pack.file(path));
-        Ok(Trial { host: trial::admit(files, seed, &lines)?, manifest, lines })
+        Ok(Trial { host: trial::admit(files, seed, &lines, which)?, manifest, lines })
     }
 }
 

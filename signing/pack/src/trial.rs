@@ -5,6 +5,7 @@
 //! exactly the treatment that it would get from a host that trusts its author.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 #[cfg(feature = "graphs")]
@@ -27,6 +28,16 @@ pub(crate) fn read(given: &Path) -> Result<UnverifiedPack, ToolError> {
     Ok(UnverifiedPack::read(given, &PackLimits::with_graphs())?)
 }
 
+/// Which kernels of a pack a trial's host has, and which of those of one operation it asks.
+pub(crate) enum Which {
+    /// All of them; the first is asked.
+    All,
+    /// All of them; by operation and element types the kernel is named that is asked.
+    Asked(BTreeMap<String, String>),
+    /// Of variants of a kernel those that a live server has here.
+    Live,
+}
+
 /// Installs the files of a pack on a host of their own; a host without fallback, that does not
 /// check kernels by itself. Without a seed admission's calls cannot be predicted. Where a kernel traps, its
 /// source line is told.
@@ -37,6 +48,7 @@ pub(crate) fn admit(
     files: impl IntoIterator<Item = (String, Vec<u8>)>,
     admission_seed: Option<u64>,
     lines: &Lines,
+    which: Which,
 ) -> Result<Host, ToolError> {
     let pack = trusted(files)?;
     // The host that the pack is for.
@@ -44,13 +56,17 @@ pub(crate) fn admit(
         true => DeviceClass::Threads,
         false => DeviceClass::default(),
     };
+    let all_variants = !matches!(which, Which::Live);
     let config = HostConfig {
-        policy: Policy::SandboxFirst,
+        policy: match which {
+            Which::All | Which::Live => Policy::SandboxFirst,
+            Which::Asked(kernels) => Policy::Pinned(kernels),
+        },
         strict: true,
         quarantine_after: u32::MAX,
         cross_check_every: 0,
         admission_seed,
-        all_variants: true,
+        all_variants,
         #[cfg(feature = "graphs")]
         graphs: Some(std::sync::Arc::new(KernelGraphs::new(OnnxProvider, GraphCaps::default()))),
         runtime_version: runtime_version(pack.manifest()),
