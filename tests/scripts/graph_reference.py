@@ -4,7 +4,9 @@ are written by `cargo test -p ruvllm-graph -- --ignored write_the_graphs`.
 
 With a model of embeddings it prints the checks of that: `graph_reference.py MODEL.onnx TOKENIZER.json TEXT...`,
 with the package tokenizers beside. With `--server URL NAME` before the texts it prints cosines instead: of the
-vectors that the server gives by the model of that name with onnxruntime's, and of those of the texts.
+vectors that the server gives by the model of that name with onnxruntime's, and of those of the texts. It fails
+where one of the first is below 0.999, or where the second text, which is to be related to the first, is not nearer
+to it than each of those after it.
 """
 
 import json
@@ -16,6 +18,10 @@ import numpy as np
 import onnxruntime
 
 GRAPHS = Path(__file__).parent.parent / "fixtures" / "graphs"
+
+
+# What a vector's cosine with onnxruntime's has to be at least: they differ by rounding alone.
+LEAST_COSINE = 0.999
 
 
 def spread(shape):
@@ -110,10 +116,21 @@ def compare(model, tokenizer, server, name, texts):
     def cosine(a, b):
         return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
 
-    for text, ours, theirs in zip(texts, vectors, reference):
-        print(f"{cosine(ours, theirs):.6f} with onnxruntime: {text}")
-    for text, ours in zip(texts[1:], vectors[1:]):
-        print(f"{cosine(vectors[0], ours):.3f} with the first text: {text}")
+    if len(vectors) != len(texts):
+        sys.exit(f"{len(vectors)} vectors for {len(texts)} texts")
+    with_reference = [cosine(ours, theirs) for ours, theirs in zip(vectors, reference)]
+    with_first = [cosine(vectors[0], ours) for ours in vectors[1:]]
+    for text, near in zip(texts, with_reference):
+        print(f"{near:.6f} with onnxruntime: {text}")
+    for text, near in zip(texts[1:], with_first):
+        print(f"{near:.3f} with the first text: {text}")
+    # What is not a number is no more than any bound.
+    far = [text for text, near in zip(texts, with_reference) if not near >= LEAST_COSINE]
+    if far:
+        sys.exit(f"below {LEAST_COSINE} with onnxruntime: {far}")
+    nearer = [text for text, near in zip(texts[2:], with_first[1:]) if not with_first[0] > near]
+    if nearer:
+        sys.exit(f"{texts[1]!r} is to be nearer to {texts[0]!r} than these are: {nearer}")
 
 
 if len(sys.argv) > 3 and sys.argv[3] == "--server":
