@@ -125,7 +125,9 @@ pub struct WamrConfig {
     /// with the feature `wamr-bundled`, and without that none.
     pub library: Option<PathBuf>,
     /// WAMR's ahead-of-time compiler `wamrc`, of the release that the library is of: kernels whose
-    /// manifests allow it are compiled, and others left out. `None` interprets kernels.
+    /// manifests allow it are compiled, and others left out. `None` interprets kernels. Each module is compiled
+    /// in a process of its own, for at most the time and memory of [`CompilerProcess`]; where modules are compiled
+    /// in this process, for at most a minute and 1 GiB. The memory is bounded on Linux alone.
     pub compiler: Option<PathBuf>,
 }
 

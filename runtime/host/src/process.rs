@@ -34,13 +34,15 @@ pub fn spawn(program: &Path, args: &[OsString]) -> io::Result<(Child, ChildStdin
     }
 }
 
-/// What a process may use for the rest of its life; it writes no file in any case.
+/// What a process may use for the rest of its life.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Address space, in bytes.
     pub memory_bytes: u64,
     /// Time on processors; no limit when absent.
     pub cpu_seconds: Option<u64>,
+    /// The largest file that it may write, in bytes.
+    pub file_bytes: u64,
 }
 
 impl Limits {
@@ -50,15 +52,8 @@ impl Limits {
     /// What the system says where it does not take one.
     #[cfg(unix)]
     pub fn apply(&self) -> Result<(), String> {
-        use rustix::process::{Resource, Rlimit, setrlimit};
-        let memory = (!cfg!(target_vendor = "apple")).then_some((Resource::As, self.memory_bytes));
-        let time = self.cpu_seconds.map(|seconds| (Resource::Cpu, seconds));
-        let files = [(Resource::Fsize, 0), (Resource::Core, 0)];
-        for (resource, most) in memory.into_iter().chain(time).chain(files) {
-            let limit = Rlimit { current: Some(most), maximum: Some(most) };
-            setrlimit(resource, limit).map_err(|e| format!("cannot limit this process: {e}"))?;
-        }
-        Ok(())
+        self.each(|resource, limit| rustix::process::setrlimit(resource, limit))
+            .map_err(|e| format!("cannot limit this process: {e}"))
     }
 
     /// Elsewhere the parent's clock is the only limit.
@@ -68,5 +63,40 @@ impl Limits {
     #[cfg(not(unix))]
     pub fn apply(&self) -> Result<(), String> {
         Ok(())
+    }
+
+    /// Puts a process under the limits that was just started and does not do so itself. What it does before
+    /// they are there is to begin: it holds for a program that takes much only of what it has then read.
+    ///
+    /// # Errors
+    /// What the system says where it does not take one.
+    #[cfg(all(feature = "wamr", target_os = "linux"))]
+    pub(crate) fn put_on(&self, child: &Child) -> Result<(), String> {
+        let process = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
+        self.each(|resource, limit| rustix::process::prlimit(process, resource, limit).map(|_| ()))
+            .map_err(|e| format!("cannot limit its process: {e}"))
+    }
+
+    /// Elsewhere the parent's clock is the only limit of a process that does not put itself under them.
+    ///
+    /// # Errors
+    /// None.
+    #[cfg(all(feature = "wamr", not(target_os = "linux")))]
+    pub(crate) fn put_on(&self, _: &Child) -> Result<(), String> {
+        Ok(())
+    }
+
+    #[cfg(unix)]
+    fn each(
+        &self,
+        put: impl Fn(rustix::process::Resource, rustix::process::Rlimit) -> rustix::io::Result<()>,
+    ) -> rustix::io::Result<()> {
+        use rustix::process::{Resource, Rlimit};
+        let memory = (!cfg!(target_vendor = "apple")).then_some((Resource::As, self.memory_bytes));
+        let time = self.cpu_seconds.map(|seconds| (Resource::Cpu, seconds));
+        let files = [(Resource::Fsize, self.file_bytes), (Resource::Core, 0)];
+        memory.into_iter().chain(time).chain(files).try_for_each(|(resource, most)| {
+            put(resource, Rlimit { current: Some(most), maximum: Some(most) })
+        })
     }
 }

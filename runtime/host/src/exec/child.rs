@@ -164,7 +164,7 @@ pub fn compiler_process() -> ExitCode {
 fn answer(input: &mut impl Read) -> Result<Vec<u8>, String> {
     let request = Request::read(input)?;
     let Request { memory_bytes, cpu_seconds, .. } = request;
-    Limits { memory_bytes, cpu_seconds: Some(cpu_seconds) }.apply()?;
+    Limits { memory_bytes, cpu_seconds: Some(cpu_seconds), file_bytes: 0 }.apply()?;
     if request.module_bytes > MAX_MODULE {
         return Err(format!("the module has more than {MAX_MODULE} bytes"));
     }

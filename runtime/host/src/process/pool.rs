@@ -373,7 +373,7 @@ where
         ([memory, seconds], []) => [memory, seconds].map(|word| u64::from_le_bytes(*word)),
         _ => return Err(io::Error::other("this is no request: the program runs this itself")),
     };
-    Limits { memory_bytes, cpu_seconds: None }.apply().map_err(io::Error::other)?;
+    Limits { memory_bytes, cpu_seconds: None, file_bytes: 0 }.apply().map_err(io::Error::other)?;
     let watch = Watch::start(Duration::from_secs(seconds))?;
     write(Ok(Vec::new()))?;
     let setup = read_frame(&mut input, MAX_REQUEST)?;
