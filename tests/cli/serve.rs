@@ -37,6 +37,16 @@ fn a_printed_configuration_has_the_values_of_the_device_class() {
         for value in [&format!("# Values of {class}:\n"), values[0], values[1]] {
             assert!(run.stdout.contains(value), "{class}: no {value:?} in {}", run.stdout);
         }
+        // All that `doctor` shows of the class.
+        let report = ruvllm(&["doctor", "--json", "--device-class", class]);
+        let report: serde_json::Value = serde_json::from_str(report.text()).expect("JSON");
+        let shown = report["class_values"].as_array().expect("values");
+        assert!(shown.len() > 9, "{shown:?}");
+        for row in shown {
+            let [name, value] = ["name", "value"].map(|field| row[field].as_str().expect("text"));
+            let line = format!("\n#   {name:<19} {value}\n");
+            assert!(run.stdout.contains(&line), "{class}: no {line:?} in {}", run.stdout);
+        }
         std::fs::write(&path, &run.stdout).unwrap();
         let file = path.to_str().unwrap();
         let check = ["serve", "--config", file, "--check", "--no-cache", "--kernels", "native"];

@@ -3,12 +3,17 @@
 //! An engine carries the two instructions out in its own code, where a deadline does not hold and a write
 //! to a page that is read-only ends the process; and some engines do not have them.
 
-use wasm_encoder::{BlockType, Function, InstructionSink, MemArg};
+use wasm_encoder::{BlockType, Function, InstructionSink, MemArg, ValType};
 
 /// Parameters of both functions: target; source, or the byte to fill with; length.
 const TARGET: u32 = 0;
 const SOURCE: u32 = 1;
-pub(super) const LEN: u32 = 2;
+const LEN: u32 = 2;
+/// A local of functions that keep a pace: the length at which the chunk ends that is moved.
+const CHUNK_END: u32 = 3;
+
+/// Bytes that are moved between two looks of a [`Pace`].
+const CHUNK: i32 = 4096;
 
 /// The most bytes that one load or store moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +74,16 @@ const fn at(align: u32) -> MemArg {
     MemArg { offset: 0, align, memory_index: 0 }
 }
 
+/// What is done before each chunk, of at most [`CHUNK`] bytes.
+pub(super) trait Pace {
+    /// `bytes` puts the number of its bytes onto the stack.
+    fn before_chunk(
+        &self,
+        code: &mut InstructionSink<'_>,
+        bytes: &dyn Fn(&mut InstructionSink<'_>),
+    );
+}
+
 /// `while len >= step { body }`.
 fn while_left(code: &mut InstructionSink<'_>, step: i32, body: impl Fn(&mut InstructionSink<'_>)) {
     code.block(BlockType::Empty).loop_(BlockType::Empty);
@@ -77,18 +92,43 @@ fn while_left(code: &mut InstructionSink<'_>, step: i32, body: impl Fn(&mut Inst
     code.br(0).end().end();
 }
 
+/// The same for a step of several bytes, chunk by chunk where there is a pace.
+fn while_many_left(
+    code: &mut InstructionSink<'_>,
+    step: i32,
+    pace: Option<&dyn Pace>,
+    body: impl Fn(&mut InstructionSink<'_>),
+) {
+    let Some(pace) = pace else { return while_left(code, step, body) };
+    while_left(code, step, |code| {
+        // Where no whole chunk is left, it ends with the last step.
+        code.local_get(LEN).i32_const(CHUNK).i32_sub().i32_const(step - 1);
+        code.local_get(LEN).i32_const(CHUNK + step - 1).i32_gt_u().select().local_set(CHUNK_END);
+        pace.before_chunk(code, &|code| {
+            code.local_get(LEN).local_get(CHUNK_END).i32_sub();
+        });
+        code.loop_(BlockType::Empty);
+        body(code);
+        code.local_get(LEN).local_get(CHUNK_END).i32_gt_u().br_if(0).end();
+    });
+}
+
+/// A function with the locals that it needs.
+fn function(pace: Option<&dyn Pace>) -> Function {
+    Function::new(pace.map(|_| (1, ValType::I32)))
+}
+
 /// `local += by`.
 fn advance(code: &mut InstructionSink<'_>, local: u32, by: i32) {
     code.local_get(local).i32_const(by).i32_add().local_set(local);
 }
 
-/// `memory.copy`, after what `begin` does: forwards where the target lies before the source, backwards
+/// `memory.copy`: forwards where the target lies before the source, backwards
 /// otherwise, so that ranges may overlap. What is moved at once is read whole before it is written.
-pub(super) fn copy(widest: Widest, begin: impl FnOnce(&mut InstructionSink<'_>)) -> Function {
-    let mut function = Function::new([]);
+pub(super) fn copy(widest: Widest, pace: Option<&dyn Pace>) -> Function {
+    let mut function = function(pace);
     let mut code = function.instructions();
     let code = &mut code;
-    begin(code);
     let move_one = |code: &mut InstructionSink<'_>, step: i32| {
         if step == 1 {
             code.i32_load8_u(at(0)).i32_store8(at(0));
@@ -98,8 +138,8 @@ pub(super) fn copy(widest: Widest, begin: impl FnOnce(&mut InstructionSink<'_>))
         }
     };
     code.local_get(TARGET).local_get(SOURCE).i32_le_u().if_(BlockType::Empty);
-    for step in [widest.bytes(), 1] {
-        while_left(code, step, |code| {
+    for (step, pace) in [(widest.bytes(), pace), (1, None)] {
+        while_many_left(code, step, pace, |code| {
             code.local_get(TARGET).local_get(SOURCE);
             move_one(code, step);
             advance(code, TARGET, step);
@@ -108,8 +148,8 @@ pub(super) fn copy(widest: Widest, begin: impl FnOnce(&mut InstructionSink<'_>))
         });
     }
     code.else_();
-    for step in [widest.bytes(), 1] {
-        while_left(code, step, |code| {
+    for (step, pace) in [(widest.bytes(), pace), (1, None)] {
+        while_many_left(code, step, pace, |code| {
             advance(code, LEN, -step);
             for base in [TARGET, SOURCE] {
                 code.local_get(base).local_get(LEN).i32_add();
@@ -121,14 +161,13 @@ pub(super) fn copy(widest: Widest, begin: impl FnOnce(&mut InstructionSink<'_>))
     function
 }
 
-/// `memory.fill`, after what `begin` does.
-pub(super) fn fill(widest: Widest, begin: impl FnOnce(&mut InstructionSink<'_>)) -> Function {
-    let mut function = Function::new([]);
+/// `memory.fill`.
+pub(super) fn fill(widest: Widest, pace: Option<&dyn Pace>) -> Function {
+    let mut function = function(pace);
     let mut code = function.instructions();
     let code = &mut code;
-    begin(code);
-    for step in [widest.bytes(), 1] {
-        while_left(code, step, |code| {
+    for (step, pace) in [(widest.bytes(), pace), (1, None)] {
+        while_many_left(code, step, pace, |code| {
             code.local_get(TARGET).local_get(SOURCE);
             if step == 1 {
                 code.i32_store8(at(0));

@@ -157,7 +157,7 @@ impl Reencode for Rewriter {
         section: CodeSectionReader<'_>,
     ) -> Result<(), Error<Infallible>> {
         utils::parse_code_section(self, code, section)?;
-        let (copy, fill) = (bulk::copy(Widest::Vector, |_| ()), bulk::fill(Widest::Vector, |_| ()));
+        let (copy, fill) = (bulk::copy(Widest::Vector, None), bulk::fill(Widest::Vector, None));
         code.function(&copy).function(&fill);
         Ok(())
     }

@@ -4,7 +4,7 @@
 //!   instructions in it. Where none is left the host is asked ([`TICK`]), who looks at the clock and gives
 //!   more, or ends the call. What runs between two looks is bounded, whatever the module does, because
 //!   instructions run again only through a loop or a call.
-//! - `memory.copy` and `memory.fill` become functions of the module's own, which take fuel for their length.
+//! - `memory.copy` and `memory.fill` become functions of the module's own, which take fuel for each few KiB.
 //! - Functions through which the host grows the memory and learns where its part of it begins: not every
 //!   engine has calls for these.
 //!
@@ -12,7 +12,7 @@
 //! take for a heap, what modules export under some names. Custom sections are left out. The counter and
 //! the added functions have indices that the module cannot name, since it was valid without them.
 
-use super::bulk::{self, LEN, Widest};
+use super::bulk::{self, Pace, Widest};
 use super::rewrite::rewritten;
 use ruvllm_abi::export;
 use std::convert::Infallible;
@@ -30,7 +30,7 @@ use wasmparser::{
 };
 
 /// Stands for what this module does to others, in the fingerprint of what is kept.
-pub(super) const REVISION: u32 = 1;
+pub(super) const REVISION: u32 = 2;
 
 /// The module that the host's function is imported from, and its name: it takes nothing and gives the fuel
 /// for what runs next. Old releases link functions of the host with this module and with WASI's alone.
@@ -123,11 +123,19 @@ impl Meter {
         code.global_get(self.fuel()).i32_const(0).i32_lt_s().if_(BlockType::Empty);
         code.call(TICK_FUNCTION).global_set(self.fuel()).end();
     }
+}
 
-    /// A function that copies or fills takes as much as it moves words.
-    fn take_for_length(&self, code: &mut InstructionSink<'_>) {
+/// A function that copies or fills takes fuel chunk by chunk, about as much as it has instructions: two for each
+/// byte, since a word takes some sixteen.
+impl Pace for Meter {
+    fn before_chunk(
+        &self,
+        code: &mut InstructionSink<'_>,
+        bytes: &dyn Fn(&mut InstructionSink<'_>),
+    ) {
         self.take(code, |code| {
-            code.local_get(LEN).i32_const(3).i32_shr_u();
+            bytes(code);
+            code.i32_const(1).i32_shl();
         });
     }
 }
@@ -259,8 +267,8 @@ impl Reencode for Meter {
             Some(global) => heap_base.instructions().global_get(global).end(),
             None => heap_base.instructions().i32_const(-1).end(),
         };
-        let copy = bulk::copy(Widest::Word, |code| self.take_for_length(code));
-        let fill = bulk::fill(Widest::Word, |code| self.take_for_length(code));
+        let copy = bulk::copy(Widest::Word, Some(&*self));
+        let fill = bulk::fill(Widest::Word, Some(&*self));
         code.function(&grow).function(&pages).function(&heap_base);
         code.function(&copy).function(&fill);
         Ok(())
@@ -367,6 +375,62 @@ mod tests {
         let names: Vec<String> =
             names.flatten().map(|export| export.unwrap().name.to_owned()).collect();
         assert!(names.iter().all(|name| name.starts_with(PREFIX) || name.starts_with("host:")));
+    }
+
+    /// What copies and fills bytes in a module that was rewritten, run by an engine that has the two instructions itself.
+    #[cfg(feature = "wasmtime")]
+    #[test]
+    fn what_copies_and_fills_does_what_the_instructions_do_and_looks_at_the_clock_on_the_way() {
+        let module = assemble(
+            r#"(module (memory 17) (global (export "__heap_base") i32 (i32.const 0))
+              (func (export "byte") (param i32) (result i32) (i32.load8_u (local.get 0)))
+              (func (export "put") (param i32 i32) (i32.store8 (local.get 0) (local.get 1)))
+              (func (export "copy") (param i32 i32 i32)
+                (memory.copy (local.get 0) (local.get 1) (local.get 2)))
+              (func (export "fill") (param i32 i32 i32)
+                (memory.fill (local.get 0) (local.get 1) (local.get 2))))"#,
+        );
+        let engine = wasmtime::Engine::default();
+        let module = wasmtime::Module::new(&engine, metered(&module).unwrap()).unwrap();
+        let mut store = wasmtime::Store::new(&engine, 0);
+        // None is left then, so that whatever takes some asks again.
+        let tick = wasmtime::Func::wrap(&mut store, |mut caller: wasmtime::Caller<'_, i32>| {
+            *caller.data_mut() += 1;
+            0
+        });
+        let instance = wasmtime::Instance::new(&mut store, &module, &[tick.into()]).unwrap();
+        let name = |name: &str| format!("{PREFIX}{name}");
+        let byte = instance.get_typed_func::<i32, i32>(&mut store, &name("byte")).unwrap();
+        let put = instance.get_typed_func::<(i32, i32), ()>(&mut store, &name("put")).unwrap();
+        let [copy, fill] = ["copy", "fill"]
+            .map(|f| instance.get_typed_func::<(i32, i32, i32), ()>(&mut store, &name(f)).unwrap());
+        const SIZE: usize = 24 << 10;
+        let mut want: Vec<u8> = (0..SIZE).map(|i| (i * 37 % 251) as u8).collect();
+        for (i, byte) in want.iter().enumerate() {
+            put.call(&mut store, (i as i32, (*byte).into())).unwrap();
+        }
+        for len in [0, 1, 7, 8, 9, 4095, 4096, 4097, 4103, 4104, 8192, 9001] {
+            for (to, from) in [(5, 3), (3, 5), (11, 11), (5000, 1), (1, 5000), (16, 8), (8, 4100)] {
+                copy.call(&mut store, (to, from, len)).unwrap();
+                let (to, from, len) = (to as usize, from as usize, len as usize);
+                want.copy_within(from..from + len, to);
+            }
+            fill.call(&mut store, (7 + len, 0x1a5 + len, len)).unwrap();
+            let (begin, with) = (7 + len as usize, (0x1a5 + len) as u8);
+            want[begin..begin + len as usize].fill(with);
+            let mut got = |i| byte.call(&mut store, i as i32).unwrap() as u8;
+            assert!((0..SIZE).all(|i| got(i) == want[i]), "{len} bytes");
+        }
+        let mut looks = |what: &wasmtime::TypedFunc<(i32, i32, i32), ()>, params| {
+            *store.data_mut() = 0;
+            what.call(&mut store, params).unwrap();
+            *store.data()
+        };
+        // One is the function's that calls it.
+        assert_eq!(looks(&fill, (0, 7, 1 << 20)), 1 + 256);
+        assert_eq!(looks(&copy, (0, 8, 1 << 20)), 1 + 256);
+        assert_eq!(looks(&copy, (8, 0, (1 << 20) + 9)), 1 + 257);
+        assert!(fill.call(&mut store, (16 << 16, 0, (1 << 16) + 1)).is_err());
     }
 
     #[test]

@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::compare::called;
-use crate::{Failure, Gradients, LoraDims, Policy, Resident, Tensor};
+use crate::{Failure, Gradients, LoraDims, Policy, Resident, Tensor, Words};
 use ruvllm_manifest::ParamValue;
-use ruvllm_native::judge::{Judge, Verdict};
+use ruvllm_native::judge::{self, Judge, Verdict};
+use ruvllm_native::random::Random;
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
 use ruvllm_tests::wat::rmsnorm_backward;
 use std::path::Path;
@@ -55,7 +56,10 @@ fn gradients_of_the_core_pack_and_of_the_twins_are_right_for_one_row_and_for_man
         let got = gradients(&core, key, call, dy, lens);
         check(key, call, dy, &got);
         check(key, call, dy, &gradients(&native, key, call, dy, lens));
-        assert_eq!(got, gradients(&core, key, call, dy, lens), "the same call gives the same bits");
+        let bits = |all: [Vec<f32>; 2]| all.map(|g| g.into_iter().map(f32::to_bits).collect());
+        let [first, second]: [[Vec<u32>; 2]; 2] =
+            [got, gradients(&core, key, call, dy, lens)].map(bits);
+        assert_eq!(first, second, "{key}: the same call gives the same bits");
     };
     for (rows, dim) in [(1, 64), (3, 100), (150, 2048)] {
         let (x, weight) = input(rows, dim);
@@ -71,11 +75,53 @@ fn gradients_of_the_core_pack_and_of_the_twins_are_right_for_one_row_and_for_man
     let dy = input(90, 768).0;
     let call = OpCall::lora(Operand::f32(&x), Operand::f32(&ab), dims, 0.5);
     both(&OpKey::lora_f32(), &call, &dy, [x.len(), ab.len()]);
+    let mut expected =
+        vec![(OpKey::rmsnorm_f32(), 6), (OpKey::swiglu_f32(), 6), (OpKey::lora_f32(), 2)];
+    // Every operation that has gradients, in the shapes of the calls that admission makes.
+    for op in Op::ALL {
+        for variant in op.contract().variants {
+            let of = op.contract().gradients_of(variant.inputs, variant.output);
+            if of.is_empty() {
+                continue;
+            }
+            let key = OpKey::new(op.name(), variant.inputs.to_vec(), variant.output);
+            let cases = judge::backward_cases(op, variant, 1 << 20, &mut Random::new(11)).unwrap();
+            // Of numbers that the judge can tell the gradients of.
+            let random = &mut Random::new(12);
+            let mut normal = |words| judge::differentiable_case(op, variant, words, random);
+            let cases = cases.iter().filter_map(|case| normal(&case.words));
+            let cases: Vec<_> = cases.filter(|case| !case.gradient.is_empty()).collect();
+            let (mut one_row, mut rows) = (0, 0);
+            for case in &cases {
+                let words = Words::new(&case.words).unwrap();
+                let second = match case.b.is_empty() {
+                    true => Operand::None,
+                    false => Operand::Bytes(&case.b),
+                };
+                let call = OpCall::new(Operand::Bytes(&case.a), second, words);
+                let dy: Vec<f32> =
+                    case.gradient.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+                let second = if of.contains(&1) { case.b.len() / 4 } else { 0 };
+                both(&key, &call, &dy, [case.a.len() / 4, second]);
+                match case.words[0] {
+                    1 => one_row += 1,
+                    _ => rows += 1,
+                }
+            }
+            assert!(one_row > 0 && rows > 0, "{key}: {one_row} and {rows}");
+            match expected.iter_mut().find(|(other, _)| *other == key) {
+                Some((_, calls)) => *calls += 2 * (one_row + rows),
+                None => expected.push((key, 2 * (one_row + rows))),
+            }
+        }
+    }
+    assert_eq!(expected.len(), 7, "{expected:?}");
     let (incidents, _) = core.take_incidents();
     assert!(incidents.is_empty(), "{incidents:?}");
     let of = |key| stats(&core, &chosen(&core, &key));
-    let keys = [OpKey::rmsnorm_f32(), OpKey::swiglu_f32(), OpKey::lora_f32()];
-    assert_eq!(keys.map(|key| of(key).backward_calls), [6, 6, 2]);
+    for (key, calls) in expected {
+        assert_eq!(of(key.clone()).backward_calls, calls, "{key}");
+    }
     assert_eq!(stats(&core, "native:rmsnorm_f32").backward_calls, 0);
     assert_eq!(of(OpKey::rmsnorm_f32()).calls, 0);
 }

@@ -62,7 +62,9 @@ fn a_call_ends_by_the_time_of_the_class() {
         worker.call_generic(&snap, "test-kernels/copy_f32", &x, &[]).map(|y| y[0].to_f32())
     };
     assert_eq!(call(100).unwrap_err().code(), "kernel_deadline");
-    assert!(begun.elapsed().as_secs() < 8, "{:?}", begun.elapsed());
+    // The class's 100 ms, not the manifest's ten seconds.
+    let took = begun.elapsed().as_millis();
+    assert!((100..2000).contains(&took), "{took} ms");
     assert_eq!(call(3).unwrap(), [1.0; 3]);
 }
 

@@ -3,9 +3,14 @@
 use super::*;
 use crate::exec::Offer;
 use crate::gate;
+use crate::{Tensor, Words};
 use ruvllm_manifest::{ExecutorGate, WamrPlatform};
+use ruvllm_native::judge;
+use ruvllm_native::random::Random;
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack, VerifiedPack};
+use ruvllm_tests::{custom_entry, wat};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 fn core_pack() -> VerifiedPack {
     let dist = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel-packs/core/dist");
@@ -180,6 +185,85 @@ fn the_core_pack_is_admitted_on_wamr_and_computes_there() {
     let why = if cfg!(feature = "wasmtime") { "preferred here" } else { "not made for wamr" };
     assert!(relaxed.unwrap().reasons[0].contains(why), "{explanation}");
     assert!(host.take_incidents().0.is_empty());
+}
+
+#[test]
+fn every_kernel_of_the_core_pack_answers_calls_of_models_on_wamr() {
+    let Some(config) = small() else { return };
+    // Calls as those of large models, which 128 KiB do not hold.
+    let config = HostConfig { strict: true, instance_memory: None, ..config };
+    let host = Host::new(config).unwrap();
+    host.install(core_pack()).unwrap();
+    let (snap, mut worker) = (host.snapshot(), host.worker().unwrap());
+    let mut answered = 0;
+    for op in Op::ALL {
+        for variant in op.contract().variants {
+            let key = OpKey::new(op.name(), variant.inputs.to_vec(), variant.output);
+            let cases = judge::bench_cases(op, variant, &mut Random::new(7));
+            let case = cases.into_iter().next().unwrap_or_else(|| panic!("no call of {key}"));
+            let words = Words::new(&case.words).unwrap();
+            let second = match case.b.is_empty() {
+                true => Operand::None,
+                false => Operand::Bytes(&case.b),
+            };
+            let call = OpCall::new(Operand::Bytes(&case.a), second, words).within(ONE);
+            let mut out = vec![0xa5; case.output];
+            worker.call(&snap, snap.slot(&key).unwrap(), &call, &mut out).unwrap();
+            let called = Called { a: &case.a, b: &case.b, words: &case.words };
+            let verdict = Judge::new(op, variant).check(called, &out);
+            assert!(matches!(verdict, Ok(Verdict::Right(_))), "{key}: {verdict:?}");
+            let kernel = host.explain(&key).selected.unwrap();
+            assert!(!kernel.starts_with("native:"), "{key}: {kernel}");
+            let mine = stats(&host, &kernel);
+            assert_eq!((mine.calls, mine.fallbacks, mine.executor), (1, 0, "wamr"), "{key}");
+            answered += 1;
+        }
+    }
+    assert_eq!(answered, 19);
+    assert!(host.take_incidents().0.is_empty());
+}
+
+#[test]
+fn what_moves_much_memory_at_once_ends_by_the_time_of_the_call() {
+    let Some(HostConfig { wamr, .. }) = small() else { return };
+    for much in [
+        "(memory.fill (i32.const 1024) (i32.const 7) (i32.const 0xff00000))",
+        "(memory.copy (i32.const 1024) (i32.const 0x8000000) (i32.const 0x7f00000))",
+        "(memory.copy (i32.const 0x8000000) (i32.const 1024) (i32.const 0x7f00000))",
+    ] {
+        let module = wat::assemble(&format!(
+            r#"(module
+              (memory (export "memory") 4096 4096)
+              (global (export "__heap_base") i32 (i32.const 64))
+              (func (export "run") (param $d i32) (result i32)
+                (if (i32.eq (i32.const 100) (i32.load (i32.load offset=32 (local.get $d)))) (then {much}))
+                (memory.copy (i32.load offset=16 (local.get $d)) (i32.load (local.get $d))
+                  (i32.load offset=20 (local.get $d)))
+                (i32.const 0)))"#
+        ));
+        let mut entry = custom_entry("copy_f32", "copy", "run");
+        entry.resource_limits.max_memory_pages = 4096;
+        entry.resource_limits.max_epoch_ticks = 20;
+        let min_version = semver::Version::new(0, 0, 0);
+        entry.platforms.wamr = Some(WamrPlatform { min_version, aot_available: true });
+        let executor = Some(ExecutorKind::Wamr);
+        let config = HostConfig { executor, wamr: wamr.clone(), ..DeviceClass::Server.config() };
+        let host = host(config, &PackBuilder::new().entry(entry, module).build());
+        let (snap, mut worker) = (host.snapshot(), host.worker().unwrap());
+        let mut call = |n: usize| {
+            let x = [Tensor::from_f32([n], &vec![1.0; n]).unwrap()];
+            let begun = Instant::now();
+            let y = worker.call_generic(&snap, "test-kernels/copy_f32", &x, &[]);
+            (y.map(|y| y[0].to_f32()), begun.elapsed())
+        };
+        // Also the time that making an instance takes.
+        let (y, quick) = call(3);
+        assert_eq!(y.unwrap(), [1.0; 3]);
+        let (y, took) = call(100);
+        assert_eq!(y.unwrap_err().code(), "kernel_deadline", "{much}");
+        assert!(took >= Duration::from_millis(20), "{much}: {took:?}");
+        assert!(took < quick * 2 + Duration::from_millis(250), "{much}: {took:?}, {quick:?}");
+    }
 }
 
 #[test]

@@ -132,10 +132,10 @@ fn check(args: &ServeArgs, options: &ModelOptions) -> Result<Ended, Failure> {
     Ok(Ended::Done)
 }
 
-/// Encoders of texts, by name.
+/// Encoders of texts that are served beside the model, by name.
 type Encoders = Vec<(String, Arc<dyn TextEncoder>)>;
 
-/// The encoders of texts that are served beside the model, by name.
+/// Opens those that the options ask for.
 #[cfg(feature = "graphs")]
 fn encoders(args: &ServeArgs) -> Result<Encoders, Failure> {
     super::encoders::open(&args.embedding_model, &args.model.kernels)
