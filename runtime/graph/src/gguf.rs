@@ -15,7 +15,7 @@ use ruvllm_host::graph::{Graph, GraphContext, GraphError, GraphProvider, GraphVa
 use ruvllm_host::{Host, HostConfig, Policy};
 use ruvllm_manifest::{Dim, EMBEDDING_INPUTS, GraphEntry, GraphFormat, GraphTensor, GraphType};
 
-use crate::slots::Slots;
+use crate::slots::{Slots, fits};
 
 /// How often whoever waits for a vector is asked whether that is still so.
 const LOOK: Duration = Duration::from_millis(20);
@@ -105,13 +105,18 @@ impl GraphContext for GgufContext<'_> {
         self.slots.set_input(index, value)
     }
 
-    fn compute(&mut self, waited_for: &dyn Fn() -> bool) -> Result<(), GraphError> {
+    fn compute_within(
+        &mut self,
+        most: usize,
+        waited_for: &dyn Fn() -> bool,
+    ) -> Result<(), GraphError> {
         let inputs = self.slots.take_inputs()?;
+        fits(std::iter::once(self.graph.dim * GraphType::F32.size()), most)?;
         let mean = self.graph.mean(&inputs[0], waited_for)?;
         let bytes = mean.iter().flat_map(|x| x.to_le_bytes()).collect();
         let value = GraphValue::new(GraphType::F32, vec![1, self.graph.dim], bytes);
         let broken = || GraphError::Failed { reason: "it gave a vector of another width".into() };
-        self.slots.set_outputs(vec![value.ok_or_else(broken)?])
+        self.slots.set_outputs(vec![value.ok_or_else(broken)?], most)
     }
 
     fn output(&self, index: usize) -> Result<&GraphValue, GraphError> {

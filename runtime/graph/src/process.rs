@@ -95,14 +95,15 @@ impl GraphContext for IsolatedContext<'_> {
         self.slots.set_input(index, value)
     }
 
-    fn compute(&mut self, waited_for: &dyn Fn() -> bool) -> Result<(), GraphError> {
+    fn compute_within(
+        &mut self,
+        most: usize,
+        waited_for: &dyn Fn() -> bool,
+    ) -> Result<(), GraphError> {
         let IsolatedGraph { entry, pool } = self.graph;
-        let request = encode(&self.slots.take_inputs()?);
-        let outputs = entry.outputs.iter().map(|output| {
-            entry.largest(output).saturating_mul(output.ty.size() as u64).saturating_add(128)
-        });
-        let most = outputs.fold(MAX_REASON as u64, u64::saturating_add);
-        let answer = pool.ask(&request, usize::try_from(most).unwrap_or(usize::MAX), waited_for);
+        let mut request = (most as u64).to_le_bytes().to_vec();
+        encode(&self.slots.take_inputs()?, &mut request);
+        let answer = pool.ask(&request, longest_answer(entry, most), waited_for);
         if matches!(answer, Err(Failure::Ended | Failure::Late | Failure::Cancelled)) {
             let pool = pool.clone();
             // Without a thread, the next computation loads the graph.
@@ -110,12 +111,24 @@ impl GraphContext for IsolatedContext<'_> {
         }
         let answer = answer.map_err(|failure| explain(failure, entry))?;
         let broken = || GraphError::Failed { reason: "its process gave no outputs".to_owned() };
-        self.slots.set_outputs(decode(&answer).ok_or_else(broken)?)
+        self.slots.set_outputs(decode(&answer).ok_or_else(broken)?, most)
     }
 
     fn output(&self, index: usize) -> Result<&GraphValue, GraphError> {
         self.slots.output(index)
     }
+}
+
+/// The longest answer that is read where the outputs may have so many bytes: the elements that the manifest's
+/// extents allow, where those are fewer, and what precedes them; or a message about a failure.
+fn longest_answer(entry: &GraphEntry, most: usize) -> usize {
+    let elements = entry.outputs.iter().map(|output| {
+        let bytes = entry.largest(output).saturating_mul(output.ty.size() as u64);
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    });
+    let elements = elements.fold(0, usize::saturating_add).min(most);
+    let extents = entry.outputs.iter().map(|output| 2 + 8 * output.shape.len());
+    elements.saturating_add(extents.sum::<usize>()).max(MAX_REASON)
 }
 
 fn explain(failure: Failure, entry: &GraphEntry) -> GraphError {
@@ -152,29 +165,32 @@ pub fn graph_process() -> ExitCode {
         let provider = providers::of(entry.format).map_err(refusal)?;
         let graph = provider.load(&entry, bytes).map_err(refusal)?;
         Ok(move |request: &[u8]| {
-            let inputs = decode(request).ok_or_else(|| refusal(broken("these are no inputs")))?;
+            let no_inputs = || refusal(broken("these are no inputs"));
+            let (most, inputs) = request.split_first_chunk().ok_or_else(no_inputs)?;
+            let most = usize::try_from(u64::from_le_bytes(*most)).unwrap_or(usize::MAX);
+            let inputs = decode(inputs).ok_or_else(no_inputs)?;
             let mut context = graph.context().map_err(refusal)?;
             for (index, value) in inputs.into_iter().enumerate() {
                 context.set_input(index, value).map_err(refusal)?;
             }
-            context.compute(&|| true).map_err(refusal)?;
-            let outputs = (0..entry.outputs.len()).map(|index| context.output(index).cloned());
-            let outputs: Vec<GraphValue> = outputs.collect::<Result<_, _>>().map_err(refusal)?;
-            Ok(encode(&outputs))
+            context.compute_within(most, &|| true).map_err(refusal)?;
+            let outputs = (0..entry.outputs.len()).map(|index| context.output(index));
+            let outputs: Vec<&GraphValue> = outputs.collect::<Result<_, _>>().map_err(refusal)?;
+            let mut answer = Vec::new();
+            encode(outputs, &mut answer);
+            Ok(answer)
         })
     })
 }
 
 /// Values one after the other: type, rank, extents, elements.
-fn encode(values: &[GraphValue]) -> Vec<u8> {
-    let mut bytes = Vec::new();
+fn encode<'v>(values: impl IntoIterator<Item = &'v GraphValue>, bytes: &mut Vec<u8>) {
     for value in values {
         bytes.push(value.ty() as u8);
         bytes.push(value.shape().len() as u8);
         value.shape().iter().for_each(|n| bytes.extend((*n as u64).to_le_bytes()));
         bytes.extend(value.bytes());
     }
-    bytes
 }
 
 fn decode(mut bytes: &[u8]) -> Option<Vec<GraphValue>> {
@@ -206,7 +222,8 @@ mod tests {
             GraphValue::new(GraphType::I64, vec![1, 2], vec![7; 16]).unwrap(),
             GraphValue::new(GraphType::F32, vec![], vec![1; 4]).unwrap(),
         ];
-        let bytes = encode(&values);
+        let mut bytes = Vec::new();
+        encode(&values, &mut bytes);
         assert_eq!(decode(&bytes).unwrap(), values);
         assert!((1..bytes.len()).all(|n| n == 34 || decode(&bytes[..n]).is_none()));
         assert!(

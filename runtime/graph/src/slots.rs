@@ -36,8 +36,13 @@ impl<'g> Slots<'g> {
         Ok(self.inputs.iter_mut().filter_map(Option::take).collect())
     }
 
-    /// Takes outputs, which must be as the entry says.
-    pub(crate) fn set_outputs(&mut self, outputs: Vec<GraphValue>) -> Result<(), GraphError> {
+    /// Takes outputs, which must be as the entry says and have no more bytes than `most`.
+    pub(crate) fn set_outputs(
+        &mut self,
+        outputs: Vec<GraphValue>,
+        most: usize,
+    ) -> Result<(), GraphError> {
+        fits(outputs.iter().map(|value| value.bytes().len()), most)?;
         for (value, tensor) in outputs.iter().zip(&self.entry.outputs) {
             let failed = |error: GraphError| GraphError::Failed {
                 reason: format!("of its outputs, as the manifest has them: {error}"),
@@ -50,5 +55,16 @@ impl<'g> Slots<'g> {
 
     pub(crate) fn output(&self, index: usize) -> Result<&GraphValue, GraphError> {
         self.outputs.get(index).ok_or(GraphError::Output { index })
+    }
+}
+
+/// Whether outputs of these sizes have no more bytes together than `most`.
+///
+/// # Errors
+/// [`GraphError::TooLarge`].
+pub(crate) fn fits(sizes: impl Iterator<Item = usize>, most: usize) -> Result<(), GraphError> {
+    match sizes.fold(0, usize::saturating_add) > most {
+        true => Err(GraphError::TooLarge { bytes: most }),
+        false => Ok(()),
     }
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use ruvllm_graph::{IsolatedProvider, graph_process};
 use ruvllm_host::graph::{Graph, GraphError, GraphProvider, GraphValue};
+use ruvllm_host::process::{HelperProcess, answer_requests};
 use ruvllm_manifest::{Dim, GraphEntry, GraphType, GraphValues};
 use ruvllm_tests::onnx::{self, Message};
 use serde_json::{Value, json};
@@ -177,6 +178,74 @@ fn memory_is_bounded_whatever_the_graph_asks_for() {
     assert_eq!(below(4.0), Ok(vec![6.0]));
 }
 
+/// An output of the `1 << 18` elements that the manifest allows.
+fn wide() -> (GraphEntry, Vec<u8>) {
+    let graph = onnx::Graph {
+        nodes: vec![onnx::node("Relu", &["x"], &["y"], &[])],
+        inputs: vec![onnx::port("x", onnx::FLOAT, &["n"])],
+        outputs: vec![onnx::port("y", onnx::FLOAT, &["n"])],
+        ..onnx::Graph::default()
+    };
+    let mut entry = entry(
+        json!([{"name": "x", "dtype": "f32", "shape": [1]}]),
+        json!([{"name": "y", "dtype": "f32", "shape": [1]}]),
+        256 << 20,
+        5000,
+    );
+    for tensor in entry.inputs.iter_mut().chain(&mut entry.outputs) {
+        tensor.shape[0] = Dim::Symbol("n".to_owned());
+    }
+    entry.extents.insert("n".to_owned(), 1 << 18);
+    (entry, graph.model())
+}
+
+/// Bytes of the output of [`wide`], where it may have so many.
+fn output_bytes(graph: &dyn Graph, most: usize) -> Result<usize, GraphError> {
+    let x = GraphValue::new(GraphType::F32, vec![1 << 18], vec![0; 1 << 20]).unwrap();
+    let mut context = graph.context()?;
+    context.set_input(0, x)?;
+    context.compute_within(most, &|| true)?;
+    Ok(context.output(0)?.bytes().len())
+}
+
+fn outputs_are_no_larger_than_whoever_asks_takes_them() {
+    let (entry, graph) = wide();
+    let here = ruvllm_graph::OnnxProvider.load(&entry, &graph).unwrap();
+    let isolated = IsolatedProvider::this_program(1).load(&entry, &graph).unwrap();
+    for graph in [here, isolated] {
+        for most in [0, 1000, (1 << 20) - 1] {
+            assert_eq!(output_bytes(&*graph, most), Err(GraphError::TooLarge { bytes: most }));
+        }
+        for most in [1 << 20, usize::MAX] {
+            assert_eq!(output_bytes(&*graph, most), Ok(1 << 20));
+        }
+    }
+}
+
+/// The argument on which this program answers whatever it is asked with the output of [`wide`].
+const BOASTER: &str = "boaster";
+
+fn boaster() -> ExitCode {
+    answer_requests(|_| {
+        Ok(|_: &[u8]| {
+            let mut answer = vec![GraphType::F32 as u8, 1];
+            answer.extend((1u64 << 18).to_le_bytes());
+            answer.resize(answer.len() + (1 << 20), 0);
+            Ok(answer)
+        })
+    })
+}
+
+fn a_process_that_answers_more_than_it_may_is_not_read_to_the_end() {
+    let (entry, graph) = wide();
+    let process = HelperProcess::this_program(BOASTER);
+    let graph = IsolatedProvider::new(process).load(&entry, &graph).unwrap();
+    assert_eq!(output_bytes(&*graph, 1 << 20), Ok(1 << 20));
+    // Whatever was read would be refused for its size; this process is ended before that.
+    let error = output_bytes(&*graph, 100_000).unwrap_err();
+    assert!(matches!(error, GraphError::Memory { .. }), "{error}");
+}
+
 /// A model of this runtime's own, whose engine and threads are the process's.
 #[cfg(feature = "encoder")]
 fn a_gguf_model_computes_in_a_process() {
@@ -209,6 +278,9 @@ fn main() -> ExitCode {
     if first == IsolatedProvider::COMMAND {
         return graph_process();
     }
+    if first == BOASTER {
+        return boaster();
+    }
     let tests: &[(&str, fn())] = &[
         ("a_graph_computes_as_in_this_process", a_graph_computes_as_in_this_process),
         (
@@ -226,6 +298,14 @@ fn main() -> ExitCode {
         (
             "memory_is_bounded_whatever_the_graph_asks_for",
             memory_is_bounded_whatever_the_graph_asks_for,
+        ),
+        (
+            "outputs_are_no_larger_than_whoever_asks_takes_them",
+            outputs_are_no_larger_than_whoever_asks_takes_them,
+        ),
+        (
+            "a_process_that_answers_more_than_it_may_is_not_read_to_the_end",
+            a_process_that_answers_more_than_it_may_is_not_read_to_the_end,
         ),
         ("files_that_are_broken_are_refused", files_that_are_broken_are_refused),
         #[cfg(feature = "encoder")]

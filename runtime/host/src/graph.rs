@@ -50,13 +50,27 @@ pub trait GraphContext: Send {
     /// [`GraphError::Input`] for one that the graph does not have, or whose type or shape it does not take.
     fn set_input(&mut self, index: usize, value: GraphValue) -> Result<(), GraphError>;
 
-    /// Computes the outputs for the inputs, which are let go of. `waited_for` is asked now and then whether
-    /// anybody still waits.
+    /// As [`GraphContext::compute_within`], with outputs as large as the manifest's extents let them be.
+    ///
+    /// # Errors
+    /// Those of it.
+    fn compute(&mut self, waited_for: &dyn Fn() -> bool) -> Result<(), GraphError> {
+        self.compute_within(usize::MAX, waited_for)
+    }
+
+    /// Computes the outputs for the inputs, which are let go of: at most so many bytes of elements in all outputs
+    /// together. More are neither read from another process nor copied. `waited_for` is asked now and then
+    /// whether anybody still waits.
     ///
     /// # Errors
     /// [`GraphError::Input`] where one was not set; [`GraphError::Time`], [`GraphError::Memory`],
-    /// [`GraphError::Cancelled`], [`GraphError::Failed`]. Outputs of an earlier computation are gone then.
-    fn compute(&mut self, waited_for: &dyn Fn() -> bool) -> Result<(), GraphError>;
+    /// [`GraphError::TooLarge`], [`GraphError::Cancelled`], [`GraphError::Failed`]. Outputs of an earlier
+    /// computation are gone then.
+    fn compute_within(
+        &mut self,
+        most: usize,
+        waited_for: &dyn Fn() -> bool,
+    ) -> Result<(), GraphError>;
 
     /// The output at an index of [`GraphEntry::outputs`], as the last computation left it.
     ///
@@ -141,6 +155,12 @@ pub enum GraphError {
         /// What it may take.
         bytes: u64,
     },
+    /// Its outputs are larger than whoever asks for them takes.
+    #[error("the graph's outputs have more than {bytes} bytes: ask for less at once")]
+    TooLarge {
+        /// What all together may have.
+        bytes: usize,
+    },
     /// Nobody waits for the outputs any more.
     #[error("nobody waits for the graph's outputs any more")]
     Cancelled,
@@ -167,6 +187,7 @@ impl GraphError {
             GraphError::Output { .. } => "graph_output",
             GraphError::Time { .. } => "graph_time",
             GraphError::Memory { .. } => "graph_memory",
+            GraphError::TooLarge { .. } => "graph_too_large",
             GraphError::Cancelled => "graph_cancelled",
             GraphError::Failed { .. } => "graph_failed",
             GraphError::Unavailable { .. } => "graph_unavailable",

@@ -52,8 +52,7 @@ impl Limits {
     /// What the system says where it does not take one.
     #[cfg(unix)]
     pub fn apply(&self) -> Result<(), String> {
-        self.each(|resource, limit| rustix::process::setrlimit(resource, limit))
-            .map_err(|e| format!("cannot limit this process: {e}"))
+        self.each(rustix::process::setrlimit).map_err(|e| format!("cannot limit this process: {e}"))
     }
 
     /// Elsewhere the parent's clock is the only limit.

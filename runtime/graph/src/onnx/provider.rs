@@ -23,7 +23,7 @@ use tract_onnx::tract_core::model::typed::TypedSimplePlan;
 use tract_onnx::tract_core::plan;
 
 use super::walk::{OnnxTensor, walk};
-use crate::slots::Slots;
+use crate::slots::{Slots, fits};
 
 /// Computes ONNX graphs in this process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -162,10 +162,14 @@ impl GraphContext for OnnxContext<'_> {
         self.slots.set_input(index, value)
     }
 
-    fn compute(&mut self, waited_for: &dyn Fn() -> bool) -> Result<(), GraphError> {
+    fn compute_within(
+        &mut self,
+        most: usize,
+        waited_for: &dyn Fn() -> bool,
+    ) -> Result<(), GraphError> {
         let inputs = self.slots.take_inputs()?;
-        let outputs = self.graph.run(&inputs, waited_for)?;
-        self.slots.set_outputs(outputs)
+        let outputs = self.graph.run(&inputs, most, waited_for)?;
+        self.slots.set_outputs(outputs, most)
     }
 
     fn output(&self, index: usize) -> Result<&GraphValue, GraphError> {
@@ -177,6 +181,7 @@ impl OnnxGraph {
     fn run(
         &self,
         inputs: &[GraphValue],
+        most: usize,
         waited_for: &dyn Fn() -> bool,
     ) -> Result<Vec<GraphValue>, GraphError> {
         let limits = self.entry.resource_limits;
@@ -226,6 +231,8 @@ impl OnnxGraph {
         if Instant::now() > until {
             return Err(GraphError::Time { millis: limits.max_millis });
         }
+        let sizes = self.outputs.iter().filter_map(|index| computed.get(*index));
+        fits(sizes.map(|value| value.len().saturating_mul(value.datum_type().size_of())), most)?;
         let outputs = self.outputs.iter().zip(&self.entry.outputs).map(|(index, output)| {
             let computed =
                 computed.get(*index).filter(|value| value.datum_type() == datum_type(output.ty));

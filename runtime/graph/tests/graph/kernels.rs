@@ -1,7 +1,7 @@
 //! Kernels that compute a graph of their pack through WASI-NN.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ruvllm_graph::{GraphCaps, KernelGraphs, OnnxProvider};
@@ -327,14 +327,18 @@ impl GraphContext for EndlessContext<'_> {
         self.0.set_input(index, value)
     }
 
-    fn compute(&mut self, waited_for: &dyn Fn() -> bool) -> Result<(), GraphError> {
+    fn compute_within(
+        &mut self,
+        most: usize,
+        waited_for: &dyn Fn() -> bool,
+    ) -> Result<(), GraphError> {
         while self.1.load(Ordering::Relaxed) {
             if !waited_for() {
                 return Err(GraphError::Cancelled);
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.0.compute(waited_for)
+        self.0.compute_within(most, waited_for)
     }
 
     fn output(&self, index: usize) -> Result<&GraphValue, GraphError> {
@@ -356,4 +360,76 @@ fn a_computation_ends_with_the_time_of_the_call() {
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     endless.store(false, Ordering::Relaxed);
     assert_eq!(classify(&host, 2), Ok(expected(2)));
+}
+
+/// Computes like tract, notes what it may give, and gives an output of so many bytes where that is not 0.
+#[derive(Debug)]
+struct Measured(Arc<Mutex<Vec<usize>>>, Arc<AtomicUsize>);
+
+#[derive(Debug)]
+struct MeasuredGraph(Box<dyn Graph>, Arc<Mutex<Vec<usize>>>, Arc<AtomicUsize>);
+
+struct MeasuredContext<'g>(Box<dyn GraphContext + 'g>, &'g MeasuredGraph, Option<GraphValue>);
+
+impl GraphProvider for Measured {
+    fn load(&self, entry: &GraphEntry, bytes: &[u8]) -> Result<Box<dyn Graph>, GraphError> {
+        let graph = OnnxProvider.load(entry, bytes)?;
+        Ok(Box::new(MeasuredGraph(graph, self.0.clone(), self.1.clone())))
+    }
+}
+
+impl Graph for MeasuredGraph {
+    fn context(&self) -> Result<Box<dyn GraphContext + '_>, GraphError> {
+        Ok(Box::new(MeasuredContext(self.0.context()?, self, None)))
+    }
+}
+
+impl GraphContext for MeasuredContext<'_> {
+    fn set_input(&mut self, index: usize, value: GraphValue) -> Result<(), GraphError> {
+        self.0.set_input(index, value)
+    }
+
+    fn compute_within(
+        &mut self,
+        most: usize,
+        waited_for: &dyn Fn() -> bool,
+    ) -> Result<(), GraphError> {
+        let MeasuredGraph(_, noted, size) = self.1;
+        noted.lock().unwrap().push(most);
+        let size = size.load(Ordering::Relaxed);
+        self.2 = GraphValue::new(GraphType::U8, vec![size], vec![0; size]).filter(|_| size > 0);
+        self.0.compute_within(most, waited_for)
+    }
+
+    fn output(&self, index: usize) -> Result<&GraphValue, GraphError> {
+        self.2.as_ref().map_or_else(|| self.0.output(index), Ok)
+    }
+}
+
+#[test]
+fn a_graph_is_told_how_much_it_may_give_and_more_is_not_taken() {
+    const MOST: usize = 4 << 20;
+    // A second context, of which the first one's output takes its share.
+    let second = "(drop (call $init (i32.load (i32.const 64)) (i32.const 68)))
+         (drop (call $set_input (i32.load (i32.const 68)) (i32.const 0)
+           (call $tensor (i32.const 3) (i32.const 8) (i32.const 0))))
+         (drop (call $compute (i32.load (i32.const 68))))
+         (drop (call $init (i32.load (i32.const 64)) (i32.const 68)))
+         (drop (call $set_input (i32.load (i32.const 68)) (i32.const 0)
+           (call $tensor (i32.const 3) (i32.const 8) (i32.const 0))))
+         (call $compute (i32.load (i32.const 68)))";
+    let kernel = Kernel::asking(&format!("(block (result i32) {second})"));
+    let (noted, size) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicUsize::new(0)));
+    let host = kernel.admitted(Measured(noted.clone(), size.clone())).unwrap();
+    let asked = || {
+        noted.lock().unwrap().clear();
+        let error = error(&classify(&host, LATER).unwrap_err());
+        (error, noted.lock().unwrap().clone())
+    };
+    assert_eq!(asked(), ("success", vec![MOST, MOST - 3 * 4 * 4]));
+    size.store(MOST / 2, Ordering::Relaxed);
+    assert_eq!(asked(), ("success", vec![MOST, MOST / 2]));
+    // Providers that do not hold to it.
+    size.store(MOST / 2 + 1, Ordering::Relaxed);
+    assert_eq!(asked(), ("missing_memory", vec![MOST, MOST / 2 - 1]));
 }

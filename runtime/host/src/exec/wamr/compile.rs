@@ -120,10 +120,9 @@ fn is_ended_by_signal(status: ExitStatus) -> bool {
     !status.success() && status.code().is_none()
 }
 
+#[cfg(target_os = "linux")]
 #[cfg(test)]
 mod tests {
-    #![cfg(target_os = "linux")]
-
     use super::*;
     use ruvllm_tests::wamr::COMPILER;
     use std::os::unix::fs::PermissionsExt;

@@ -255,25 +255,30 @@ impl Nn {
         self.bytes -= gone.sum::<usize>();
         drop(outputs);
         let graph = &self.graphs.all()[context.graph];
+        let most = TENSOR_BYTES.saturating_sub(self.bytes);
         let waited_for = || Instant::now() < self.until;
         let compute = || -> Result<Vec<GraphValue>, GraphError> {
             let mut computing = graph.graph.context()?;
             for (index, value) in inputs.into_iter().enumerate() {
                 computing.set_input(index, value)?;
             }
-            computing.compute(&waited_for)?;
-            (0..graph.entry.outputs.len()).map(|index| computing.output(index).cloned()).collect()
+            computing.compute_within(most, &waited_for)?;
+            let mut left = most;
+            let outputs = (0..graph.entry.outputs.len()).map(|index| {
+                let output = computing.output(index)?;
+                // A provider that holds to the bound leaves nothing to refuse here.
+                left = (left.checked_sub(output.bytes().len()))
+                    .ok_or(GraphError::TooLarge { bytes: most })?;
+                Ok(output.clone())
+            });
+            outputs.collect()
         };
         let computed = compute();
         if !waited_for() {
             return Err(Stop::Trap(Trap::Interrupt));
         }
         let outputs = computed.map_err(errno)?;
-        let bytes = outputs.iter().map(|value| value.bytes().len()).sum::<usize>();
-        if self.bytes + bytes > TENSOR_BYTES {
-            return Err(Errno::MissingMemory.into());
-        }
-        self.bytes += bytes;
+        self.bytes += outputs.iter().map(|value| value.bytes().len()).sum::<usize>();
         context.outputs = outputs;
         Ok(())
     }
@@ -340,7 +345,7 @@ fn graph_type(number: u8) -> Option<GraphType> {
 fn errno(error: GraphError) -> Errno {
     match error {
         GraphError::Input { .. } | GraphError::Output { .. } => Errno::InvalidArgument,
-        GraphError::Memory { .. } => Errno::MissingMemory,
+        GraphError::Memory { .. } | GraphError::TooLarge { .. } => Errno::MissingMemory,
         GraphError::Unavailable { .. } => Errno::Busy,
         _ => Errno::RuntimeError,
     }
