@@ -1,6 +1,6 @@
 {
   "version": 1,
   "signatures": [
-    { "key_id": "1efb774d1dc6d282b925de72ad649df0a45a66cc0f123d5735f6bc57b6bca150", "signature": "YIvbISPUirrLrIm5TViBncNpq4D3etFsy4zeUmVGBQJc3QSTQME13MaLF/hQFoVFShwImvzEGiGfxtppVTFtBw==" }
+    { "key_id": "1efb774d1dc6d282b925de72ad649df0a45a66cc0f123d5735f6bc57b6bca150", "signature": "+ctqZomQQOeE6gYICkeuINR+QlY0+GxVhZAwuEoKpRluYdCXUyDIBMjmv+SA6yqPk7EyB9HL7UjFgZQcynReCQ==" }
   ]
 }
