@@ -582,22 +582,23 @@ static inline void *ruvllm_view(ruvllm_call *call, ruvllm_region region, ruvllm_
     return (void *)(call->memory.base + region.offset);
 }
 
-static inline const void *ruvllm_input(ruvllm_call *call, const char *what, const uint32_t *shape,
-                                       size_t rank, uint32_t block_elems, uint32_t block_bytes,
-                                       uint32_t align) {
+static inline const void *ruvllm_input(ruvllm_call *call, const char *const what[2],
+                                       const uint32_t *shape, size_t rank, uint32_t block_elems,
+                                       uint32_t block_bytes, uint32_t align) {
     const uint32_t which = call->inputs_taken++;
     if (which >= RUVLLM_MAX_INPUTS) ruvllm_fail(call, RUVLLM_INVALID_INPUT);
     return ruvllm_view(call, which == 0 ? call->desc.input_a : call->desc.input_b,
-                       RUVLLM_INVALID_INPUT, what, shape, rank, block_elems, block_bytes, align);
+                       RUVLLM_INVALID_INPUT, what[which != 0], shape, rank, block_elems,
+                       block_bytes, align);
 }
 
-static inline void *ruvllm_gradient(ruvllm_call *call, const char *what, const uint32_t *shape,
-                                    size_t rank, uint32_t block_elems, uint32_t block_bytes,
-                                    uint32_t align) {
+static inline void *ruvllm_gradient(ruvllm_call *call, const char *const what[2],
+                                    const uint32_t *shape, size_t rank, uint32_t block_elems,
+                                    uint32_t block_bytes, uint32_t align) {
     const uint32_t which = call->gradients_taken++;
     if (which >= RUVLLM_MAX_INPUTS) ruvllm_fail(call, RUVLLM_INVALID_OUTPUT);
-    return ruvllm_view(call, call->gradients[which == 0 ? 0 : 1], RUVLLM_INVALID_OUTPUT, what,
-                       shape, rank, block_elems, block_bytes, align);
+    return ruvllm_view(call, call->gradients[which == 0 ? 0 : 1], RUVLLM_INVALID_OUTPUT,
+                       what[which != 0], shape, rank, block_elems, block_bytes, align);
 }
 
 /* Takes room for `bytes` of scratch at an alignment that is a power of two. */
@@ -644,10 +645,14 @@ static inline ruvllm_status ruvllm_say(ruvllm_call *call, ruvllm_status status, 
 
 /* What is said of a tensor that has another size, in the words of the source. */
 #define RUVLLM_IS_NOT(what, type, ...) what " is not " #type " [" #__VA_ARGS__ "]"
+/* The same of the first and of the second of two. */
+#define RUVLLM_ONE_IS_NOT(what, type, ...)                           \
+    ((const char *const[]){RUVLLM_IS_NOT(what " 1", type, __VA_ARGS__), \
+                           RUVLLM_IS_NOT(what " 2", type, __VA_ARGS__)})
 
 /* The next input as a tensor of `type`, row-major, of this shape. */
 #define RUVLLM_INPUT(call, type, ...)                                                        \
-    ((const type *)ruvllm_input((call), RUVLLM_IS_NOT("an input", type, __VA_ARGS__),        \
+    ((const type *)ruvllm_input((call), RUVLLM_ONE_IS_NOT("input", type, __VA_ARGS__),       \
                                 RUVLLM_SHAPE(__VA_ARGS__), RUVLLM_BLOCK_ELEMS(type),         \
                                 (uint32_t)sizeof(type), (uint32_t)__alignof__(type)))
 
@@ -667,7 +672,7 @@ static inline ruvllm_status ruvllm_say(ruvllm_call *call, ruvllm_status status, 
 
 /* In a call for gradients: where that of the next input goes, in its shape. All of it must be written. */
 #define RUVLLM_GRAD_INPUT(call, type, ...)                                                 \
-    ((type *)ruvllm_gradient((call), RUVLLM_IS_NOT("a gradient", type, __VA_ARGS__),       \
+    ((type *)ruvllm_gradient((call), RUVLLM_ONE_IS_NOT("gradient", type, __VA_ARGS__),     \
                              RUVLLM_SHAPE(__VA_ARGS__), RUVLLM_BLOCK_ELEMS(type),          \
                              (uint32_t)sizeof(type), (uint32_t)__alignof__(type)))
 

@@ -365,7 +365,17 @@ fn a_kernel_that_a_host_would_refuse_is_not_built_and_the_reason_is_given() {
     let error = refused(square).expect("there was a toolchain a moment ago");
     assert_eq!(error["code"], "kernel_status", "{error}");
     let message = error["message"].as_str().expect("text");
-    assert!(message.contains("an input is not float [dim, dim]"), "{message}");
+    assert!(message.contains("input 2 is not float [dim, dim]"), "{message}");
+    let takes = "it takes `weight` as f32[dim, dim], the manifest says f32[dim]";
+    assert!(message.contains(takes), "{message}");
+
+    let longer = |text: &str| {
+        text.replace("RUVLLM_INPUT(call, float, dim)", "RUVLLM_INPUT(call, float, 2 * dim + 1)")
+    };
+    let error = refused(longer).expect("there was a toolchain a moment ago");
+    let message = error["message"].as_str().expect("text");
+    assert!(message.contains("input 2 is not float [2 * dim + 1]"), "{message}");
+    assert!(message.contains("weight: f32["), "{message}");
 
     let closing = |text: &str| {
         text.replace("double sum = sum_of_squares(x, dim);", "uint32_t odd = 0;\n        \

@@ -233,6 +233,7 @@ impl CallPlan {
             }
             shapes.push(shape);
         }
+        shapes.extend((0..symbols).map(|word| vec![Extent::Word(word); 2]));
         let own = [tensor.dtype];
         let others = DType::ALL.into_iter().filter(|dtype| *dtype != tensor.dtype);
         let candidates = others
