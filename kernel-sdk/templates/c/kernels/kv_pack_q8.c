@@ -10,6 +10,13 @@ static inline ruvllm_i32x4 round_away(ruvllm_f32x4 x) {
     return ruvllm_trunc4(x + half);
 }
 
+typedef int8_t bytes __attribute__((vector_size(16)));
+
+/* Every second byte of both. */
+static inline bytes low_bytes(bytes a, bytes b) {
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+}
+
 RUVLLM_KERNEL(kv_pack_forward) {
     const uint32_t rows = ruvllm_symbol(call), dim = ruvllm_symbol(call);
     const float *x = RUVLLM_INPUT(call, float, rows, dim);
@@ -35,10 +42,14 @@ RUVLLM_KERNEL(kv_pack_forward) {
         const ruvllm_f32x4 factor = ruvllm_splat4(ruvllm_is_finite(inverse) ? inverse : 0.0f);
         y->d = ruvllm_f32_to_f16(d);
         RUVLLM_UNROLL
-        for (int i = 0; i < 8; i++) {
-            const ruvllm_i32x4 q = round_away(ruvllm_load4(x + 4 * i) * factor);
+        for (int i = 0; i < 2; i++) {
+            bytes q[4];
             RUVLLM_UNROLL
-            for (int k = 0; k < 4; k++) y->qs[4 * i + k] = (int8_t)q[k];
+            for (int k = 0; k < 4; k++) {
+                q[k] = (bytes)round_away(ruvllm_load4(x + 16 * i + 4 * k) * factor);
+            }
+            const bytes all_low = low_bytes(low_bytes(q[0], q[1]), low_bytes(q[2], q[3]));
+            __builtin_memcpy(y->qs + 16 * i, &all_low, 16);
         }
     }
     return RUVLLM_OK;
