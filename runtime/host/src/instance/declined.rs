@@ -13,6 +13,8 @@ use ruvllm_abi::{MAX_PARAM_WORDS, Status};
 
 /// Bytes of the largest tensor that is tried.
 const MOST_BYTES: usize = 4 << 20;
+/// The extents at which a kernel is asked once more. They are multiples of the largest block of a type.
+const SMALL: u32 = 256;
 /// Sizes of each of two tensors that are tried together.
 const PAIRS: usize = 48;
 
@@ -26,28 +28,55 @@ impl Instance {
         call: &OpCall<'_>,
         status: i32,
     ) -> String {
-        let found = match Status::from_code(status) {
-            _ if call.is_backward() => None,
-            Some(Status::InvalidInput) => self.explain_input(plan, call, status),
-            Some(Status::InvalidOutput) => self.explain_output(plan, call, status),
-            Some(Status::InvalidParams) => self.explain_params(plan, call, status),
-            _ => None,
-        };
+        if call.is_backward() {
+            return given(plan, call);
+        }
+        let sized = |words: Words| plan.bytes(words.as_slice()).ok();
+        let Some(bytes) = sized(call.words) else { return given(plan, call) };
+        if self.takes_zeros(call.words, bytes, status) {
+            let given = given(plan, call);
+            return format!("it takes tensors of these sizes, but not these numbers; {given}");
+        }
+        let mut found = self.explain_sizes(plan, call.words, bytes, status);
+        if found.is_none() {
+            // A shape such as `[dim, dim]` may be more than is tried, or than the kernel's memory holds.
+            let smaller = plan.with_extents_up_to(SMALL, call.words);
+            if let Some(bytes) = sized(smaller)
+                && smaller.as_slice() != call.words.as_slice()
+                && !self.takes_zeros(smaller, bytes, status)
+            {
+                found = self.explain_sizes(plan, smaller, bytes, status);
+            }
+        }
         found.unwrap_or_else(|| given(plan, call))
     }
 
-    fn explain_input(&mut self, plan: &CallPlan, call: &OpCall<'_>, status: i32) -> Option<String> {
-        let words = call.words.as_slice();
-        let bytes = plan.bytes(words).ok()?;
-        if self.takes_zeros(call.words, bytes, status) {
-            return Some(format!(
-                "it takes tensors of these sizes, but not these numbers; {}",
-                given(plan, call)
-            ));
+    /// What a kernel takes instead that declines calls of these sizes.
+    fn explain_sizes(
+        &mut self,
+        plan: &CallPlan,
+        words: Words,
+        bytes: CallBytes,
+        status: i32,
+    ) -> Option<String> {
+        match Status::from_code(status)? {
+            Status::InvalidInput => self.explain_input(plan, words, bytes, status),
+            Status::InvalidOutput => self.explain_output(plan, words, bytes, status),
+            Status::InvalidParams => self.explain_params(plan, words, bytes, status),
+            _ => None,
         }
+    }
+
+    fn explain_input(
+        &mut self,
+        plan: &CallPlan,
+        words: Words,
+        bytes: CallBytes,
+        status: i32,
+    ) -> Option<String> {
         let sized = |a: usize, b: usize| CallBytes { a, b, ..bytes };
         let others: Vec<Vec<(String, usize)>> =
-            plan.inputs.iter().map(|input| plan.alternatives(input, words)).collect();
+            plan.inputs.iter().map(|input| plan.alternatives(input, words.as_slice())).collect();
         let said = |of: usize, takes: &str| {
             let input = &plan.inputs[of];
             format!(
@@ -59,13 +88,13 @@ impl Instance {
         for (of, others) in others.iter().enumerate() {
             for (takes, size) in others {
                 let tried = if of == 0 { sized(*size, bytes.b) } else { sized(bytes.a, *size) };
-                if self.takes_zeros(call.words, tried, status) {
+                if self.takes_zeros(words, tried, status) {
                     return Some(said(of, takes));
                 }
             }
         }
         let [first, second] = &others[..] else { return None };
-        if self.takes_zeros(call.words, sized(bytes.b, bytes.a), status) {
+        if self.takes_zeros(words, sized(bytes.b, bytes.a), status) {
             let [a, b] = [0, 1].map(|of| &plan.inputs[of].name);
             return Some(format!(
                 "it takes `{b}` first and then `{a}`, the manifest has them the other way"
@@ -73,7 +102,7 @@ impl Instance {
         }
         for (a, a_size) in first.iter().take(PAIRS) {
             for (b, b_size) in second.iter().take(PAIRS) {
-                if self.takes_zeros(call.words, sized(*a_size, *b_size), status) {
+                if self.takes_zeros(words, sized(*a_size, *b_size), status) {
                     return Some(format!("{}; {}", said(0, a), said(1, b)));
                 }
             }
@@ -84,16 +113,14 @@ impl Instance {
     fn explain_output(
         &mut self,
         plan: &CallPlan,
-        call: &OpCall<'_>,
+        words: Words,
+        bytes: CallBytes,
         status: i32,
     ) -> Option<String> {
-        let words = call.words.as_slice();
-        let bytes = plan.bytes(words).ok()?;
         let output = &plan.output;
-        let mut others = plan.alternatives(output, words).into_iter();
-        let (takes, _) = others.find(|(_, out)| {
-            self.takes_zeros(call.words, CallBytes { out: *out, ..bytes }, status)
-        })?;
+        let mut others = plan.alternatives(output, words.as_slice()).into_iter();
+        let (takes, _) = others
+            .find(|(_, out)| self.takes_zeros(words, CallBytes { out: *out, ..bytes }, status))?;
         let (name, says) = (&output.name, plan.type_of(output));
         Some(format!("it gives `{name}` as {takes}, the manifest says {says}"))
     }
@@ -101,11 +128,11 @@ impl Instance {
     fn explain_params(
         &mut self,
         plan: &CallPlan,
-        call: &OpCall<'_>,
+        words: Words,
+        bytes: CallBytes,
         status: i32,
     ) -> Option<String> {
-        let words = call.words.as_slice();
-        let bytes = plan.bytes(words).ok()?;
+        let words = words.as_slice();
         let longer = (words.len() + 1..=MAX_PARAM_WORDS).find(|length| {
             let mut longer = words.to_vec();
             longer.resize(*length, 0);

@@ -253,6 +253,12 @@ impl CallPlan {
         found
     }
 
+    /// The words with no extent above this.
+    pub(crate) fn with_extents_up_to(&self, most: u32, words: Words) -> Words {
+        let extents = words.as_slice().iter().take(self.symbols.len()).enumerate();
+        extents.fold(words, |smaller, (word, extent)| smaller.with(word, (*extent).min(most)))
+    }
+
     /// Whether calls of one are calls of the other, whatever the names.
     pub(crate) fn same(&self, other: &CallPlan) -> bool {
         self.inputs.len() == other.inputs.len()

@@ -51,7 +51,11 @@ fn all_refusals_of_a_pack_come_together() {
 /// What is told of a pack that is refused.
 fn message(module: &Module) -> String {
     // With two rows, types of two shapes have one size, and which is named is then of no account.
-    let host = Host::new(HostConfig { admission_seed: Some(3), ..config() }).unwrap();
+    message_of_seed(module, 3)
+}
+
+fn message_of_seed(module: &Module, seed: u64) -> String {
+    let host = Host::new(HostConfig { admission_seed: Some(seed), ..config() }).unwrap();
     let error = host.install(pack(module).verify().unwrap()).unwrap_err();
     error.refusals()[0].message.clone()
 }
@@ -87,6 +91,19 @@ fn a_declined_tensor_is_named_with_what_the_kernel_takes_instead() {
         ),
     ] {
         assert!(what.contains(told), "{told:?} is not in: {what}");
+    }
+    let square = always(
+        "(local.set $i (i32.load offset=32 (local.get $desc)))
+         (local.set $dim (i32.load offset=4 (local.get $i)))
+         (if (i32.ne (i32.load offset=12 (local.get $desc))
+                     (i32.mul (i32.const 4) (i32.mul (local.get $dim) (local.get $dim))))
+           (then (return (i32.const 1))))",
+    );
+    // Among the seeds are some whose first call has 2048 elements, 16 MiB as a square.
+    let messages: Vec<String> = (0..8).map(|seed| message_of_seed(&square, seed)).collect();
+    assert!(messages.iter().any(|message| message.contains("dim 2048")), "{messages:#?}");
+    for message in messages {
+        assert!(message.contains("it takes `weight` as f32[dim, dim]"), "{message}");
     }
     let picky = message(&always("(return (i32.const 1))"));
     assert!(picky.contains("INVALID_INPUT): it was called with x: f32["), "{picky}");
