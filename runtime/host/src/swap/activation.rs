@@ -1,6 +1,6 @@
 //! What a host does with generations: publishing packs, going back, trials.
 
-use super::book::{GenerationReport, GenerationState, Generations, InstallReport, Kept, Staged};
+use super::book::{GenerationReport, GenerationState, InstallReport, Kept, Staged};
 use super::host::{Host, HostState, log};
 use super::prewarm;
 use super::published::{Canary, Published};
@@ -8,19 +8,40 @@ use crate::error::HostError;
 use crate::pack::PackId;
 use crate::registry::{PreparedPack, RegistrySnapshot};
 use crate::threads::lock;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
+
+/// A generation that nobody is served by yet.
+struct Built {
+    snapshot: Arc<RegistrySnapshot>,
+    packs: Vec<Arc<PreparedPack>>,
+    origin: u64,
+}
+
+/// The right to change what is served, which one thread has at a time.
+pub(super) struct Turn<'a> {
+    _held: MutexGuard<'a, ()>,
+}
 
 impl HostState {
-    /// Builds the next generation, of these packs, newest first, and notes it.
+    /// Waits for whoever changes what is served, and keeps others from it. Weights may be prepared meanwhile,
+    /// for seconds; the book is locked for moments only, so that who reads it waits for nobody.
+    pub(super) fn turn(&self) -> Turn<'_> {
+        Turn { _held: lock(&self.turn) }
+    }
+
+    /// Builds the next generation, of these packs, newest first.
     fn build(
         &self,
-        book: &mut Generations,
+        _: &Turn<'_>,
         packs: Vec<Arc<PreparedPack>>,
         origin: Option<u64>,
         check_every: u32,
-    ) -> Arc<RegistrySnapshot> {
-        book.last += 1;
-        let number = book.last;
+    ) -> Built {
+        let number = {
+            let mut book = lock(&self.generations);
+            book.last += 1;
+            book.last
+        };
         let records = packs.iter().map(|pack| pack.publish(&self.uids)).collect();
         let snapshot = self.published.load().active.next(number, records, check_every);
         let snapshot = Arc::new(snapshot);
@@ -28,58 +49,74 @@ impl HostState {
         self.keep_stats(number, packs.iter().flat_map(|pack| pack.kernels()));
         #[cfg(any(feature = "wasmtime", feature = "wamr"))]
         self.start_learning();
-        book.kept.push_back(Kept {
+        log(&snapshot);
+        Built { snapshot, packs, origin: origin.unwrap_or(number) }
+    }
+
+    /// Notes a generation and has steps run on it: a share of them, on trial, or all. The store of the
+    /// pointer is the activation.
+    fn serve_new(&self, _: &Turn<'_>, built: Built, share: Option<f64>) -> u64 {
+        let Built { snapshot, packs, origin } = built;
+        let number = snapshot.generation();
+        let kept = Kept {
             number,
             packs,
             snapshot: Arc::downgrade(&snapshot),
-            activated: false,
-            origin: origin.unwrap_or(number),
-        });
-        log(&snapshot);
-        snapshot
-    }
-
-    /// Makes a generation that was built the active one. This store is the activation.
-    fn activate(&self, book: &mut Generations, snapshot: Arc<RegistrySnapshot>) {
-        let number = snapshot.generation();
-        self.serve(Published { active: snapshot, canary: None });
-        if let Some(kept) = book.kept.iter_mut().find(|kept| kept.number == number) {
-            kept.activated = true;
-        }
+            activated: share.is_none(),
+            origin,
+        };
+        let published = match share {
+            None => Published { active: snapshot, canary: None },
+            Some(share) => {
+                let active = self.published.load().active.clone();
+                Published { active, canary: Some(Canary::new(snapshot, share)) }
+            }
+        };
+        let mut book = lock(&self.generations);
+        book.kept.push_back(kept);
+        self.published.store(Arc::new(published));
         book.trim(self.config().kept_generations);
+        drop(book);
+        self.let_go_of_others();
+        number
     }
 
     /// Publishes these packs, newest first.
     pub(super) fn publish(
         &self,
-        book: &mut Generations,
+        turn: &Turn<'_>,
         packs: Vec<Arc<PreparedPack>>,
         origin: Option<u64>,
     ) -> u64 {
-        let snapshot = self.build(book, packs, origin, self.config().cross_check_every);
-        let number = snapshot.generation();
+        let built = self.build(turn, packs, origin, self.config().cross_check_every);
         // Going back waits for nobody: what cannot be made ready, another kernel answers.
-        let _ = self.make_ready(&snapshot);
-        self.activate(book, snapshot);
-        number
+        let _ = self.make_ready(&built.snapshot);
+        self.serve_new(turn, built, None)
     }
 
-    /// Builds a generation that a pack is new in, and makes ready for it.
+    /// Publishes a pack that was prepared, in place of any of its name, where nothing stands against it:
+    /// for a share of the steps, on trial, or for all.
     ///
     /// # Errors
-    /// [`HostError::NotPrepared`]; the generation is then gone again.
-    fn build_ready(
+    /// [`HostError::Barred`], also where that happened meanwhile, [`HostError::CanaryRunning`] and
+    /// [`HostError::NotPrepared`]; nothing is left of the generation then.
+    pub(super) fn publish_new(
         &self,
-        book: &mut Generations,
-        packs: Vec<Arc<PreparedPack>>,
-        check_every: u32,
-    ) -> Result<Arc<RegistrySnapshot>, HostError> {
-        let snapshot = self.build(book, packs, None, check_every);
-        self.make_ready(&snapshot).inspect_err(|_| {
-            book.kept.pop_back();
-            self.let_go_of_others();
-        })?;
-        Ok(snapshot)
+        turn: &Turn<'_>,
+        staged: Staged,
+        share: Option<f64>,
+    ) -> Result<InstallReport, HostError> {
+        let admitted = || lock(&self.generations).admits(staged.pack.id());
+        admitted()?;
+        self.no_canary()?;
+        let (packs, replaced) = self.with(&staged.pack);
+        let config = self.config();
+        let check_every =
+            if share.is_some() { config.canary_check_every } else { config.cross_check_every };
+        let built = self.build(turn, packs, None, check_every);
+        let ready = self.make_ready(&built.snapshot).and_then(|()| admitted());
+        ready.inspect_err(|_| self.let_go_of_others())?;
+        Ok(staged.report.installed(self.serve_new(turn, built, share), replaced))
     }
 
     /// The active packs with one in place of any of its name.
@@ -94,21 +131,6 @@ impl HostState {
     pub(super) fn active_packs(&self) -> Vec<Arc<PreparedPack>> {
         let published = self.published.load();
         published.active.pack_records().iter().map(|record| record.prepared().clone()).collect()
-    }
-
-    /// Publishes a pack that was prepared, where nothing stands against it.
-    pub(super) fn activate_pack(
-        &self,
-        book: &mut Generations,
-        staged: Staged,
-    ) -> Result<InstallReport, HostError> {
-        book.admits(staged.pack.id())?;
-        self.no_canary()?;
-        let (packs, replaced) = self.with(&staged.pack);
-        let snapshot = self.build_ready(book, packs, self.config().cross_check_every)?;
-        let generation = snapshot.generation();
-        self.activate(book, snapshot);
-        Ok(staged.report.installed(generation, replaced))
     }
 
     pub(super) fn no_canary(&self) -> Result<(), HostError> {
@@ -134,10 +156,10 @@ impl Host {
     /// [`HostError::NotStaged`], [`HostError::CanaryRunning`], [`HostError::Barred`] and
     /// [`HostError::NotPrepared`]: nothing has changed then.
     pub fn activate(&self, id: u64) -> Result<InstallReport, HostError> {
-        let mut book = lock(&self.state.generations);
-        let staged = book.staged(id)?.clone();
-        let report = self.state.activate_pack(&mut book, staged)?;
-        book.staged.retain(|staged| staged.report.id != id);
+        let turn = self.state.turn();
+        let staged = lock(&self.state.generations).staged(id)?.clone();
+        let report = self.state.publish_new(&turn, staged, None)?;
+        self.discard(id);
         Ok(report)
     }
 
@@ -148,17 +170,17 @@ impl Host {
     /// [`HostError::NotKept`] where that generation was never active, is the active one, or is older
     /// than [`crate::HostConfig::kept_generations`]; [`HostError::Barred`].
     pub fn roll_back(&self, generation: u64) -> Result<GenerationReport, HostError> {
-        let mut book = lock(&self.state.generations);
+        let turn = self.state.turn();
         let active = self.generation();
-        let kept = book.kept.iter().find(|kept| kept.number == generation);
-        let kept = kept.filter(|kept| kept.activated && kept.number != active);
-        let Some(Kept { packs, origin, .. }) = kept else {
-            return Err(HostError::NotKept { generation });
+        let (packs, origin) = {
+            let book = lock(&self.state.generations);
+            let kept = book.kept.iter().find(|kept| kept.number == generation);
+            let kept = kept.filter(|kept| kept.activated && kept.number != active);
+            let kept = kept.ok_or(HostError::NotKept { generation })?;
+            kept.packs.iter().try_for_each(|pack| book.admits(pack.id()))?;
+            (kept.packs.clone(), kept.origin)
         };
-        let (packs, origin) = (packs.clone(), *origin);
-        packs.iter().try_for_each(|pack| book.admits(pack.id()))?;
-        let number = self.state.publish(&mut book, packs, Some(origin));
-        drop(book);
+        let number = self.state.publish(&turn, packs, Some(origin));
         let report = self.generations().into_iter().find(|report| report.generation == number);
         report.ok_or(HostError::NotKept { generation: number })
     }
@@ -167,11 +189,15 @@ impl Host {
     /// before: in the history those numbers are of an earlier process.
     #[cfg(feature = "supervisor")]
     pub(crate) fn number_from(&self, past: u64) {
-        let mut book = lock(&self.state.generations);
+        let state = &self.state;
+        let turn = state.turn();
         if self.generation() <= past {
-            book.last = book.last.max(past);
-            self.state.publish(&mut book, self.state.active_packs(), None);
-            book.kept.retain(|kept| kept.number > past);
+            {
+                let mut book = lock(&state.generations);
+                book.last = book.last.max(past);
+            }
+            state.publish(&turn, state.active_packs(), None);
+            lock(&state.generations).kept.retain(|kept| kept.number > past);
         }
     }
 
@@ -188,13 +214,13 @@ impl Host {
     /// Takes a pack out again: the next generation goes without it, and any trial ends. `false` where
     /// there is none of that name.
     pub fn remove(&self, pack: &str) -> bool {
-        let mut book = lock(&self.state.generations);
+        let turn = self.state.turn();
         let mut packs = self.state.active_packs();
         let before = packs.len();
         packs.retain(|other| other.id().name != pack);
         let found = packs.len() < before;
         if found {
-            self.state.publish(&mut book, packs, None);
+            self.state.publish(&turn, packs, None);
         }
         found
     }
@@ -208,19 +234,11 @@ impl Host {
         if !(share > 0.0 && share <= 1.0) {
             return Err(HostError::CanaryShare { share });
         }
-        let state = &self.state;
-        let mut book = lock(&state.generations);
-        let Staged { pack: code, report } = book.staged(id)?.clone();
-        book.admits(code.id())?;
-        state.no_canary()?;
-        let (packs, replaced) = state.with(&code);
-        let every = state.config().canary_check_every;
-        let snapshot = state.build_ready(&mut book, packs, every)?;
-        let generation = snapshot.generation();
-        let canary = Some(Canary::new(snapshot, share));
-        state.serve(Published { active: self.snapshot(), canary });
-        book.staged.retain(|staged| staged.report.id != id);
-        Ok(report.installed(generation, replaced))
+        let turn = self.state.turn();
+        let staged = lock(&self.state.generations).staged(id)?.clone();
+        let report = self.state.publish_new(&turn, staged, Some(share))?;
+        self.discard(id);
+        Ok(report)
     }
 
     /// Makes the generation on trial the active one, and gives its number.
@@ -228,11 +246,17 @@ impl Host {
     /// # Errors
     /// [`HostError::NoCanary`].
     pub fn promote_canary(&self) -> Result<u64, HostError> {
-        let mut book = lock(&self.state.generations);
-        let snapshot = self.state.canary()?;
+        let state = &self.state;
+        let _turn = state.turn();
+        let snapshot = state.canary()?;
         let number = snapshot.generation();
-        snapshot.set_check_every(self.state.config().cross_check_every);
-        self.state.activate(&mut book, snapshot);
+        snapshot.set_check_every(state.config().cross_check_every);
+        let mut book = lock(&state.generations);
+        book.kept.iter_mut().for_each(|kept| kept.activated |= kept.number == number);
+        state.published.store(Arc::new(Published { active: snapshot, canary: None }));
+        book.trim(state.config().kept_generations);
+        drop(book);
+        state.let_go_of_others();
         Ok(number)
     }
 
@@ -242,10 +266,11 @@ impl Host {
     /// # Errors
     /// [`HostError::NoCanary`].
     pub fn end_canary(&self) -> Result<u64, HostError> {
-        // Held while the pointer changes, as by everyone who publishes.
-        let _book = lock(&self.state.generations);
-        let number = self.state.canary()?.generation();
-        self.state.serve(Published { active: self.snapshot(), canary: None });
+        let state = &self.state;
+        let _turn = state.turn();
+        let number = state.canary()?.generation();
+        state.published.store(Arc::new(Published { active: self.snapshot(), canary: None }));
+        state.let_go_of_others();
         Ok(number)
     }
 

@@ -59,8 +59,10 @@ pub(crate) struct HostState {
     /// `None` where the configuration wants none.
     pub(super) cache: Option<Result<AotCache, String>>,
     pub(super) published: ArcSwap<Published>,
-    /// Held by whoever publishes, never by a reader.
+    /// Locked for moments only, and never by a call.
     pub(super) generations: Mutex<Generations>,
+    /// Held by whoever changes what is served, also while weights are prepared for it.
+    pub(super) turn: Mutex<()>,
     all_stats: Mutex<Vec<Arc<KernelStats>>>,
     preparers: Mutex<Vec<Weak<dyn Preparer>>>,
     /// Where the fastest candidates are looked for. It belongs to snapshots too, and to no thread of its own.
@@ -171,6 +173,7 @@ impl Host {
             executors: OnceLock::new(),
             cache,
             generations: Mutex::new(Generations::new(&first)),
+            turn: Mutex::default(),
             published: ArcSwap::from_pointee(Published { active: first, canary: None }),
             all_stats: Mutex::new(all_stats),
             preparers: Mutex::default(),
@@ -306,12 +309,6 @@ impl HostState {
         let preparers = self.preparers();
         let prepared: Vec<_> = preparers.iter().map(|preparer| preparer.prepare(next)).collect();
         prepared.into_iter().collect()
-    }
-
-    /// Publishes who serves from now on, and has what was made ready for others dropped.
-    pub(super) fn serve(&self, published: Published) {
-        self.published.store(Arc::new(published));
-        self.let_go_of_others();
     }
 
     /// Has what was made ready for generations that get no steps dropped.

@@ -2,8 +2,8 @@
 //!
 //! *Staging* compiles and proves a pack beside the running ones, on few threads of a low priority, and
 //! lets it compute calls of the shapes that this host has seen. *Activating* is one store of a
-//! pointer, which no reader waits for; the order among publishers is kept by a lock that readers
-//! never take. A step of generation pins one snapshot, so it runs wholly on one generation, and the
+//! pointer, which no reader waits for; publishers take turns, also while one prepares weights, which
+//! readers of the book do not wait for either. A step of generation pins one snapshot, so it runs wholly on one generation, and the
 //! old one drains by reference count; instances are made before that store and dropped after the
 //! draining, beside the steps ([`prewarm`]). *Going back* publishes the packs of an earlier generation under
 //! a new number and compiles nothing, because their code was kept. On *trial*, a share of the steps

@@ -69,7 +69,7 @@ impl Host {
         state.no_canary()?;
         lock(&state.generations).admits(&PackId::of(&pack))?;
         let staged = state.prepare(&pack, compiler, at_once(state.config()), called)?;
-        state.activate_pack(&mut lock(&state.generations), staged)
+        state.publish_new(&state.turn(), staged, None)
     }
 
     /// Makes a pack ready to be activated: gates it, compiles and admits its kernels, and lets them
@@ -204,7 +204,7 @@ impl Host {
             }
         }
         if !restored.iter().map(|code| code.id()).eq(active.iter().map(|code| code.id())) {
-            state.publish(&mut lock(&state.generations), restored, None);
+            state.publish(&state.turn(), restored, None);
         }
         left_out
     }

@@ -535,6 +535,51 @@ fn one_for_which_there_is_no_memory_is_passed_over_and_who_activates_it_is_told(
     setup.host.activate(staged[0].id).unwrap();
 }
 
+/// Has the host asked and told things on another thread while it makes ready.
+struct Asking {
+    host: Host,
+    bar: bool,
+}
+
+impl Preparer for Asking {
+    fn prepare(&self, _: &Arc<RegistrySnapshot>) -> Result<(), HostError> {
+        let (answer, answered) = std::sync::mpsc::channel();
+        let (host, bar) = (self.host.clone(), self.bar);
+        std::thread::spawn(move || {
+            let staged = host.staged();
+            if bar {
+                host.bar(&staged[0].pack.digest, "found meanwhile");
+            }
+            let seen = (host.generations().len(), host.previous_generation(), staged.len());
+            answer.send((seen, host.barred().len()))
+        });
+        let answer = answered.recv_timeout(Duration::from_secs(20)).expect("an answer meanwhile");
+        assert_eq!(answer, ((1, None, 1), usize::from(self.bar)));
+        Ok(())
+    }
+
+    fn let_go(&self) {}
+
+    fn compare(&self, _: [ComparedProvider<'_>; 2]) -> Vec<[Duration; 2]> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn whoever_asks_about_generations_waits_for_nobody_who_prepares() {
+    for bar in [false, true] {
+        let setup = Setup::new(HostConfig::default(), DType::Q8_0, [37, 64]);
+        let asking: Arc<dyn Preparer> = Arc::new(Asking { host: setup.host.clone(), bar });
+        setup.host.prepare_with(&asking);
+        let activated = setup.activate("plugin", plugin(None));
+        let listed = setup.host.generations().len();
+        match activated {
+            Err(refused) => assert_eq!((bar, refused.code(), listed), (true, "pack_barred", 1)),
+            Ok(_) => assert_eq!((bar, listed, setup.host.generation()), (false, 2, 2)),
+        }
+    }
+}
+
 #[test]
 fn one_element_wrong_in_a_thousand_is_found_within_the_stated_number_of_products() {
     // All 32 elements of each product are looked at in one of 4, which leaves
