@@ -86,6 +86,25 @@ impl Client {
         answer
     }
 
+    /// Asks for the log-probabilities of texts, in one request.
+    ///
+    /// # Errors
+    /// Where the server does not answer with them.
+    pub(crate) fn score(&self, texts: &[String]) -> Result<(), Failure> {
+        let mut body = json!({"prompt": texts, "max_tokens": 0, "echo": true, "logprobs": 1});
+        if let Some(model) = &self.model {
+            body["model"] = json!(model);
+        }
+        let path = "/v1/completions";
+        let answer = self.ask(path, "application/json", body.to_string().as_bytes())?;
+        let scored = |choice: &Value| choice["logprobs"]["token_logprobs"].is_array();
+        let choices = answer["choices"].as_array().map_or(&[][..], Vec::as_slice);
+        if choices.len() != texts.len() || !choices.iter().all(scored) {
+            return Err(format!("{path}: no log-probabilities of the prompts: {answer}").into());
+        }
+        Ok(())
+    }
+
     fn read(&self, body: &Value, patience: usize, answer: &mut Answer) -> Result<(), String> {
         let content = "application/json";
         let response = self.post("/v1/completions", content, body.to_string().as_bytes());

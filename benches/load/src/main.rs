@@ -8,6 +8,7 @@
 //! ruvllm serve -m model.gguf --listen 127.0.0.1:8080
 //! cargo run --release -p ruvllm-load -- streams 1,2,4,8
 //! cargo run --release -p ruvllm-load -- swarm 200 -n 32
+//! cargo run --release -p ruvllm-load -- choices 4 --prompt 200
 //! cargo run --release -p ruvllm-load -- idle-sessions 1000 --prompt 128
 //! cargo run --release -p ruvllm-load -- swap one.rkp two.rkp --admin-key-file key
 //! cargo run --release -p ruvllm-load -- soak 10 --pid $(pidof ruvllm)
@@ -16,6 +17,7 @@
 //! The figures are of server and load together on one machine, where both run on one.
 #![forbid(unsafe_code)]
 
+mod choices;
 mod client;
 mod idle;
 mod load;
@@ -101,6 +103,13 @@ enum Scenario {
         /// How many.
         sessions: usize,
     },
+    /// Questions whose choices are scored behind one context of --prompt words, and behind contexts of their
+    /// own for comparison.
+    Choices {
+        /// How many a question has.
+        #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+        choices: u64,
+    },
     /// Packs that are activated in turn while streams run.
     Swap(Swap),
     /// A mixed load for a long time; memory, handles or threads that grow are an error.
@@ -150,6 +159,7 @@ fn run(cli: &Cli) -> Result<(Report, bool), Failure> {
             }
         }
         Scenario::IdleSessions { sessions } => idle::run(load, &client, *sessions)?,
+        Scenario::Choices { choices } => choices::run(load, &client, *choices)?,
         Scenario::Swap(swap) => swap::run(load, &client, swap)?,
         Scenario::Soak { minutes, pid } => soak::run(load, &client, *minutes, *pid)?,
     };
