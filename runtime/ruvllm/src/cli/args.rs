@@ -303,6 +303,21 @@ pub(crate) enum StatsFormat {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct EndlessOption {
+    /// Go on when the context is full: forget the older half of what follows the first SINKS tokens, 4
+    /// when absent, rounded up to whole blocks. Not with --deterministic, whose promise would not hold.
+    #[arg(
+        long = "endless",
+        value_name = "SINKS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "4",
+        conflicts_with = "deterministic"
+    )]
+    pub(crate) sinks: Option<usize>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// The prompt; `-` is standard input. When absent it is read from standard input if that is no
     /// terminal, and is "Once upon a time" otherwise or if nothing comes.
@@ -327,17 +342,8 @@ pub(crate) struct RunArgs {
     /// Go on past the model's end-of-text token.
     #[arg(long)]
     pub(crate) ignore_eos: bool,
-    /// Go on when the context is full: forget the older half of what follows the first SINKS tokens, 4
-    /// when absent, rounded up to whole blocks. Not with --deterministic, whose promise would not hold.
-    #[arg(
-        long,
-        value_name = "SINKS",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "4",
-        conflicts_with = "deterministic"
-    )]
-    pub(crate) endless: Option<usize>,
+    #[command(flatten)]
+    pub(crate) endless: EndlessOption,
     /// Keep what was read and written in this file, encrypted, and take from it what the prompt has in
     /// common with it instead of computing that again.
     #[arg(long, value_name = "FILE", requires = "session_key")]
@@ -365,17 +371,8 @@ pub(crate) struct ChatArgs {
     /// The most tokens of one answer.
     #[arg(short = 'n', long = "tokens", default_value_t = 512, value_name = "TOKENS")]
     pub(crate) tokens: usize,
-    /// Go on when the context is full: forget the older half of what follows the first SINKS tokens, 4
-    /// when absent, rounded up to whole blocks. Not with --deterministic, whose promise would not hold.
-    #[arg(
-        long,
-        value_name = "SINKS",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "4",
-        conflicts_with = "deterministic"
-    )]
-    pub(crate) endless: Option<usize>,
+    #[command(flatten)]
+    pub(crate) endless: EndlessOption,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }
