@@ -626,6 +626,28 @@ fn fields(at: &str, value: &Value) -> Vec<String> {
     found
 }
 
+/// What programs read of a line of metrics: the family of a line that gives its type, and each label of a
+/// sample, with its value where the values are a few that are always the same.
+fn names_of_metric(line: &str) -> Vec<String> {
+    if let Some(of_type) = line.strip_prefix("# TYPE ") {
+        return of_type.split_whitespace().take(1).map(str::to_owned).collect();
+    }
+    let sample = line.rsplit_once(' ').filter(|_| !line.starts_with('#'));
+    let Some((name, labels)) = sample.and_then(|(sample, _)| sample.split_once('{')) else {
+        return Vec::new();
+    };
+    let fixed = ["state", "event", "reason", "kind", "outcome", "use", "owner"];
+    let label = |label: &str| {
+        let (label, value) = label.split_once('=')?;
+        let value = value.trim_end_matches('}').trim_matches('"');
+        Some(match fixed.contains(&label) {
+            true => format!("{name}{{{label}={value}}}"),
+            false => format!("{name}{{{label}}}"),
+        })
+    };
+    labels.split(',').filter_map(label).collect()
+}
+
 /// The state of a server of an earlier build, which had found a pack healthy, and the metrics and fields that it
 /// answered with: `tests/fixtures/upgrade`.
 #[test]
@@ -666,10 +688,7 @@ fn a_server_that_is_upgraded_goes_on_with_its_healthy_packs() {
     for (route, names) in known {
         let answer = live.get(&route);
         let found: BTreeSet<String> = match route.as_str() {
-            "/metrics" => {
-                let types = answer.lines().filter_map(|line| line.strip_prefix("# TYPE "));
-                types.filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect()
-            }
+            "/metrics" => answer.lines().flat_map(names_of_metric).collect(),
             _ => fields("", &serde_json::from_str(&answer).unwrap()).into_iter().collect(),
         };
         let gone: Vec<&String> = names.difference(&found).collect();
