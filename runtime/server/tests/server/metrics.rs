@@ -3,9 +3,16 @@
 use std::collections::{HashMap, HashSet};
 use std::io::Write as _;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
+use ruvllm_abi::DType;
 use ruvllm_engine::{Engine, EngineConfig};
-use ruvllm_host::{Host, HostConfig};
+use ruvllm_host::{
+    EmbedProvider, Host, HostConfig, PreparedEmbed, Provider, ProviderPack, Team, Version,
+};
+use ruvllm_native::Isa;
+use ruvllm_native::gemm::Weights;
+use ruvllm_native::quant::dequantize_row;
 use serde_json::{Value, json};
 
 use ruvllm_tests::PackBuilder;
@@ -84,6 +91,61 @@ fn traps_are_counted_by_kind_and_team_operations_by_who_computes_them() {
         };
         assert!(counted.any(by), "{op}: {text}");
     }
+}
+
+/// Gathers rows as the host's own code does.
+struct Gathers;
+
+impl EmbedProvider for Gathers {
+    fn prepared_bytes(&self, _: &Weights<'_>, _: Isa) -> Option<usize> {
+        Some(0)
+    }
+
+    fn prepare(&self, _: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedEmbed>, String> {
+        Ok(Box::new(Gathers))
+    }
+}
+
+impl PreparedEmbed for Gathers {
+    fn run(
+        &self,
+        table: &Weights<'_>,
+        tokens: &[u32],
+        y: &mut [f32],
+        _: Team<'_>,
+    ) -> Result<(), String> {
+        let mut rows = tokens.iter().zip(y.chunks_exact_mut(table.cols()));
+        rows.try_for_each(|(&token, y)| dequantize_row(table.dtype(), table.row(token as usize), y))
+            .map_err(|error| error.to_string())
+    }
+}
+
+#[test]
+fn a_team_operation_is_counted_for_each_provider_and_generation() {
+    let engine = engine();
+    let host = engine.host().clone();
+    let service = Service::of(served(engine), &[]);
+    ask(&service);
+    for version in 1..=2 {
+        let pack = ProviderPack::new("tables", Version::new(version, 0, 0));
+        let pack = pack.with("gathers", Provider::Embed(DType::Q8_0, Arc::new(Gathers)));
+        let id = host.stage_providers(&pack).unwrap().id;
+        assert_eq!(host.activate(id).unwrap().generation, version + 1);
+        let body = json!({"prompt": "Once upon a time", "max_tokens": 20, "ignore_eos": true});
+        service.ok("/v1/completions", &body);
+        let sample = format!(
+            "ruvllm_kernel_calls_total{{op=\"embed(u32,q8_0)->f32\",kernel=\"gathers\",pack=\"tables\",\
+             pack_version=\"{version}.0.0\",generation=\"{}\"}}",
+            version + 1
+        );
+        soon("the steps are counted", || service.metric(&sample) >= 20.0);
+    }
+    let text = service.get("/metrics").text;
+    check(&text);
+    let lines =
+        text.lines().filter(|line| line.starts_with("ruvllm_kernel_calls_total{op=\"embed("));
+    let counted: Vec<&str> = lines.filter(|line| !line.ends_with(" 0")).collect();
+    assert_eq!(counted.len(), 3, "{counted:#?}");
 }
 
 #[test]
