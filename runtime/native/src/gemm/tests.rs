@@ -1,61 +1,16 @@
 use super::packed::{BLOCK, LINE, Layout, PANEL};
 use super::*;
-use crate::judge::{Tolerance, team::error_of};
+use crate::judge::team::{TeamBuffers, check_product};
+use crate::judge::{Wrong, encode, random_blocks, scales};
+use crate::ops::testing::noise;
 use crate::quant::{self, CHUNK, Unpacked, chunk_bytes, dequantize_row_with};
-use ruvllm_abi::TeamOp;
+use crate::random::Random;
+use ruvllm_abi::team::GROUP;
 
-/// A stream of bits, the same on every machine.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u32 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as u32
-    }
-
-    /// Within ±1.
-    fn number(&mut self) -> f32 {
-        self.next() as f32 / (1u32 << 30) as f32 - 1.0
-    }
-
-    /// Blocks of random bits with small scales.
-    fn weights(&mut self, dtype: DType, elems: usize) -> Vec<u8> {
-        let layout = dtype.layout();
-        let mut bytes = Vec::new();
-        for _ in 0..elems / layout.elems {
-            if dtype.is_quantized() {
-                let start = bytes.len();
-                bytes.extend((0..layout.bytes).map(|_| self.next() as u8));
-                for at in halves(dtype) {
-                    let scale = half::f16::from_f32(self.number() * 0.05).to_le_bytes();
-                    bytes[start + at..start + at + 2].copy_from_slice(&scale);
-                }
-            } else {
-                let start = bytes.len();
-                bytes.resize(start + layout.bytes, 0);
-                quant::quantize_row(dtype, &[self.number()], &mut bytes[start..]).unwrap();
-            }
-        }
-        bytes
-    }
-}
-
-/// Where a block has numbers of 16 bits, its scale and its offset.
-fn halves(dtype: DType) -> &'static [usize] {
-    match dtype {
-        DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => &[0],
-        DType::Q6_K => &[208],
-        _ => &[0, 2],
-    }
-}
-
-/// What the summation in f32 may cost, relative to the sum of the magnitudes.
-const ROUNDING: f64 = error_of(TeamOp::Matmul);
-
-/// What a product may be off by: so much, and what numbers are that are too small for f32.
-fn within(off: f64) -> Tolerance {
-    Tolerance { rel: 0.0, abs: off + 1e-30 }
+/// Weights of a type: blocks of random bits, or numbers within ±1.
+fn random_weights(dtype: DType, elems: usize, seed: u64) -> Vec<u8> {
+    let blocks = random_blocks(&mut Random::new(seed), elems, dtype);
+    blocks.unwrap_or_else(|| encode(dtype, &noise(elems, seed)).unwrap())
 }
 
 /// How a product is computed in a test.
@@ -86,16 +41,60 @@ const VARIANTS: &[Variant] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const VARIANTS: &[Variant] = &[];
 
-/// Computes one product and compares every element with f64.
+/// Has the judge look at every element of a product, by weights that are decoded without vectors. Where activations
+/// are read as bf16 the weights are rounded too, as the code under test does: of weights that are not, the judge
+/// forgives the rounding, and errors as large as it.
+fn judge(
+    w: &Weights<'_>,
+    act: &Activations,
+    form: ActForm,
+    y: &[f32],
+    stride: usize,
+) -> Result<(), Wrong> {
+    let mut numbers = vec![0.0; w.rows() * w.cols()];
+    for (i, row) in numbers.chunks_exact_mut(w.cols()).enumerate() {
+        dequantize_row_with(Isa::Scalar, w.dtype(), w.row(i), row)?;
+    }
+    let dtype = if form == ActForm::Pairs { DType::BF16 } else { DType::F32 };
+    let bytes = encode(dtype, &numbers)?;
+    let w = Weights::new(dtype, w.rows(), w.cols(), &bytes)?;
+    let mut buffers = TeamBuffers::default();
+    let mut elements = (0..act.rows()).flat_map(|row| (0..w.rows()).map(move |col| [row, col]));
+    elements.try_for_each(|at| {
+        check_product(&w, act, form, at, y[at[0] * stride + at[1]], &mut buffers)
+    })
+}
+
+/// Holds activations against those that they were made of: the same, rounded to bf16, or within half a step, with
+/// what the rounding of the scale and of the quotient adds.
+#[track_caller]
+fn check_read(act: &Activations, form: ActForm, x: &[f32]) {
+    let k = act.cols();
+    let mut read = vec![0.0; k];
+    for (row, x) in x.chunks(k).enumerate() {
+        act.read_row(form, row, &mut read).unwrap();
+        for (j, (read, x)) in read.iter().zip(x).enumerate() {
+            let is_right = match form {
+                ActForm::Floats => read == x,
+                ActForm::Pairs => *read == half::bf16::from_f32(*x).to_f32(),
+                ActForm::Ints => {
+                    let chunk = &act.chunks()[row * act.chunk_stride() + j / CHUNK];
+                    (read - x).abs() <= chunk.scale[j % CHUNK / GROUP] * 0.500_01 + 1e-35
+                }
+            };
+            assert!(is_right, "{form:?}, row {row}, {j}: {x} became {read}");
+        }
+    }
+}
+
+/// Computes one product and has every element judged, and every activation that it reads.
+#[track_caller]
 fn check(pool: &ThreadPool, path: Path, dtype: DType, (m, n, k): (usize, usize, usize), seed: u64) {
-    let mut random = Random(seed);
     // One byte in front, so that nothing is aligned.
     let mut data = vec![0];
-    data.extend(random.weights(dtype, n * k));
-    let mut numbers = vec![0.0; n * k];
-    dequantize_row_with(Isa::Scalar, dtype, &data[1..], &mut numbers).unwrap();
-    let x: Vec<f32> =
-        (0..m * k).map(|i| random.number() * 10f32.powi((i / 32 % 5) as i32 - 2)).collect();
+    data.extend(random_weights(dtype, n * k, seed));
+    let mut x = noise(m * k, seed + 1);
+    x.iter_mut().enumerate().for_each(|(i, x)| *x *= 10f32.powi((i / 32 % 5) as i32 - 2));
 
     let w = Weights::new(dtype, n, k, &data[1..]).unwrap();
     let mut act = Activations::new();
@@ -132,43 +131,11 @@ fn check(pool: &ThreadPool, path: Path, dtype: DType, (m, n, k): (usize, usize, 
         }
     };
 
-    for (i, x) in x.chunks(k).enumerate() {
-        for r in 0..n {
-            let (mut exact, mut original, mut size, mut loss) = (0.0, 0.0, 0.0, 0.0);
-            for (j, (w, x)) in numbers[r * k..][..k].iter().zip(x).enumerate() {
-                let (w, x) = (f64::from(*w), f64::from(*x));
-                // Exact for weights that are in bf16.
-                let rounded = |x: f64| f64::from(half::bf16::from_f32(x as f32));
-                let used_w = if form == ActForm::Pairs { rounded(w) } else { w };
-                let used = match form {
-                    ActForm::Ints => {
-                        let chunk = &act.chunks()[i * act.chunk_stride() + j / CHUNK];
-                        let scale = f64::from(chunk.scale[j % CHUNK / 16]);
-                        // Half a step is what rounding may move an activation by.
-                        loss += w.abs() * scale * 0.5;
-                        scale * f64::from(chunk.q[j % CHUNK])
-                    }
-                    ActForm::Floats => x,
-                    ActForm::Pairs => {
-                        loss += (used_w * rounded(x) - w * x).abs();
-                        rounded(x)
-                    }
-                };
-                exact += used_w * used;
-                original += w * x;
-                size += (used_w * used).abs();
-            }
-            let got = f64::from(y[i * stride + r]);
-            let what =
-                || format!("{dtype} {name} m={m} n={n} k={k} row {i} col {r}: {got} {exact}");
-            assert!(within(ROUNDING * size).holds(got, exact), "{}", what());
-            // `1 +` is for the rounding of the scale and of the quotient.
-            let bound = within(loss * (1.0 + 1e-5) + 2.0 * ROUNDING * size);
-            assert!(bound.holds(got, original), "{} {original}", what());
-        }
-        let between = y.iter().skip(i * stride + n).take(3);
-        assert!(between.into_iter().all(|y| *y == -7.5), "wrote between the rows");
-    }
+    let what = format!("{dtype} {name} m={m} n={n} k={k}");
+    check_read(&act, form, &x);
+    assert_eq!(judge(&w, &act, form, &y, stride), Ok(()), "{what}");
+    let mut between = y.chunks(stride).flat_map(|row| row.get(n..).unwrap_or_default());
+    assert!(between.all(|y| *y == -7.5), "{what}: wrote between the rows");
 }
 
 fn depths(dtype: DType) -> &'static [usize] {
@@ -288,10 +255,9 @@ fn packed_element(dtype: DType, panel: &[u8], lane: usize, e: usize) -> u8 {
 
 #[test]
 fn a_panel_has_the_elements_of_its_rows() {
-    let mut random = Random(5);
     for dtype in weight_types().filter(|dtype| dtype.is_quantized()) {
         for (rows, cols) in [(3, depths(dtype)[0]), (16, depths(dtype)[1])] {
-            let data = random.weights(dtype, rows * cols);
+            let data = random_weights(dtype, rows * cols, 5);
             let w = Weights::new(dtype, rows, cols, &data).unwrap();
             let packed = PackedWeights::new(&ThreadPool::new(1), &w).unwrap();
             let bytes = chunk_bytes(dtype);
@@ -344,10 +310,9 @@ fn bits_alike(isa: Isa, w: &Weights<'_>, x: &[f32], m: usize) -> Vec<u32> {
 #[test]
 fn rows_streams_and_threads_change_no_bit_of_a_deterministic_product() {
     let (n, k, m) = (83, 768, 41);
-    let mut random = Random(11);
-    let x: Vec<f32> = (0..m * k).map(|_| random.number()).collect();
+    let x = noise(m * k, 11);
     for dtype in weight_types() {
-        let data = random.weights(dtype, n * k);
+        let data = random_weights(dtype, n * k, 12);
         let w = Weights::new(dtype, n, k, &data).unwrap();
         for &isa in Isa::available() {
             bits_alike(isa, &w, &x, m);
@@ -366,7 +331,7 @@ fn rows_streams_and_threads_change_no_bit_of_a_deterministic_product() {
 
 #[test]
 fn the_largest_sums_of_a_block_are_exact() {
-    let pool = ThreadPool::new(1);
+    let (pool, mut act) = (ThreadPool::new(1), Activations::new());
     let k = 512;
     for sign in [1.0, -1.0] {
         // As large as 8 bits hold, of one sign or of both in turn.
@@ -378,43 +343,25 @@ fn the_largest_sums_of_a_block_are_exact() {
                     let layout = dtype.layout();
                     let mut data = vec![byte; dtype.bytes_for(k).unwrap()];
                     for block in data.chunks_exact_mut(layout.bytes) {
-                        for at in halves(dtype) {
+                        for at in scales(dtype) {
                             block[*at..at + 2].copy_from_slice(&[0x00, 0x3c]);
                         }
                     }
-                    let mut numbers = vec![0.0; k];
-                    dequantize_row_with(Isa::Scalar, dtype, &data, &mut numbers).unwrap();
-                    let exact: f64 =
-                        numbers.iter().zip(&x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
-                    let size: f64 = numbers.iter().map(|w| f64::from(w.abs())).sum();
                     let w = Weights::new(dtype, 1, k, &data).unwrap();
                     let packed = PackedWeights::new(&pool, &w).unwrap();
-                    for &isa in Isa::available() {
-                        for (m, w) in [
-                            (1, w),
-                            (40, w),
-                            (1, w.with_packed(&packed).unwrap()),
-                            (40, w.with_packed(&packed).unwrap()),
-                        ] {
-                            let mut act = Activations::new();
-                            act.prepare(
-                                &pool,
-                                isa,
-                                &x.repeat(m),
-                                m,
-                                k,
-                                act.forms(isa, m, &[dtype]),
-                            )
-                            .unwrap();
+                    let panels = w.with_packed(&packed).unwrap();
+                    for (isa, m) in Isa::available().iter().flat_map(|isa| [(*isa, 1), (*isa, 40)])
+                    {
+                        let x = x.repeat(m);
+                        let forms = act.forms(isa, m, &[dtype]).and(ActForm::Floats.into());
+                        act.prepare(&pool, isa, &x, m, k, forms).unwrap();
+                        for w in [w, panels] {
                             let mut y = vec![0.0; m];
                             matmul(&pool, isa, &w, &act, MatMut { data: &mut y, stride: 1 })
                                 .unwrap();
-                            for y in y {
-                                assert!(
-                                    within(ROUNDING * size).holds(f64::from(y), exact),
-                                    "{dtype} {isa} {m} {byte:x}: {y} {exact}"
-                                );
-                            }
+                            // What 8 bits hold exactly are the activations themselves.
+                            let judged = judge(&w, &act, ActForm::Floats, &y, 1);
+                            assert_eq!(judged, Ok(()), "{dtype} {isa} {m} {byte:x}");
                         }
                     }
                 }
@@ -457,15 +404,14 @@ fn panels_of_other_weights_are_refused() {
 fn activations_serve_several_types_and_are_reused() {
     let pool = ThreadPool::new(2);
     let isa = Isa::detect();
-    let mut random = Random(9);
     let mut act = Activations::new();
     for (m, k) in [(40, 512), (1, 256), (14, 768)] {
-        let x: Vec<f32> = (0..m * k).map(|_| random.number()).collect();
+        let x = noise(m * k, 9);
         let types = [DType::Q4_K, DType::F16, DType::Q8_0];
         act.prepare(&pool, isa, &x, m, k, act.forms(isa, m, &types)).unwrap();
         assert_eq!((act.rows(), act.cols()), (m, k));
         for dtype in types {
-            let data = random.weights(dtype, 20 * k);
+            let data = random_weights(dtype, 20 * k, 10);
             let w = Weights::new(dtype, 20, k, &data).unwrap();
             let (mut shared, mut alone) = (vec![0.0; m * 20], vec![1.0; m * 20]);
             matmul(&pool, isa, &w, &act, MatMut { data: &mut shared, stride: 20 }).unwrap();
@@ -480,8 +426,7 @@ fn activations_serve_several_types_and_are_reused() {
 #[test]
 fn products_read_the_activations_that_they_are_given() {
     let (n, k, pool, isa) = (40, 512, ThreadPool::new(2), Isa::detect());
-    let mut random = Random(12);
-    let data = random.weights(DType::Q8_0, n * k);
+    let data = random_weights(DType::Q8_0, n * k, 12);
     let w = Weights::new(DType::Q8_0, n, k, &data).unwrap();
     for m in [1, 3, 40] {
         let product = |act: &Activations| {
@@ -489,11 +434,10 @@ fn products_read_the_activations_that_they_are_given() {
             matmul(&pool, isa, &w, act, MatMut { data: &mut y, stride: n }).unwrap();
             y
         };
-        let mut input = || (0..m * k).map(|_| random.number()).collect::<Vec<f32>>();
         let mut act = Activations::new();
-        act.prepare(&pool, isa, &input(), m, k, act.forms(isa, m, &[DType::Q8_0])).unwrap();
+        act.prepare(&pool, isa, &noise(m * k, 1), m, k, act.forms(isa, m, &[DType::Q8_0])).unwrap();
         let (first, copy) = (product(&act), act.clone());
-        act.prepare(&pool, isa, &input(), m, k, act.forms(isa, m, &[DType::Q8_0])).unwrap();
+        act.prepare(&pool, isa, &noise(m * k, 2), m, k, act.forms(isa, m, &[DType::Q8_0])).unwrap();
         let second = product(&act);
         assert_ne!(first, second);
         // What was laid out for the last product is for these no longer.
@@ -504,13 +448,12 @@ fn products_read_the_activations_that_they_are_given() {
 #[test]
 fn activations_that_come_a_few_rows_at_a_time_are_those_that_come_at_once() {
     let pool = ThreadPool::new(2);
-    let mut random = Random(10);
     let (mut act, mut parts) = (Activations::new(), Activations::new());
     for bf16 in [false, true] {
         act.allow_bf16(bf16);
         parts.allow_bf16(bf16);
         for (m, k) in [(40, 512), (1, 256), (14, 96)] {
-            let x: Vec<f32> = (0..m * k).map(|_| random.number()).collect();
+            let x = noise(m * k, 10);
             let types = [DType::Q8_0, DType::F16, DType::F32];
             for &isa in Isa::available() {
                 act.prepare(&pool, isa, &x, m, k, act.forms(isa, m, &types)).unwrap();
@@ -523,7 +466,7 @@ fn activations_that_come_a_few_rows_at_a_time_are_those_that_come_at_once() {
                     front.put(4 * i, x).unwrap();
                 }
                 for dtype in types {
-                    let data = random.weights(dtype, 20 * k);
+                    let data = random_weights(dtype, 20 * k, 11);
                     let w = Weights::new(dtype, 20, k, &data).unwrap();
                     let (mut want, mut got) = (vec![0.0; m * 20], vec![1.0; m * 20]);
                     matmul(&pool, isa, &w, &act, MatMut { data: &mut want, stride: 20 }).unwrap();
@@ -537,9 +480,9 @@ fn activations_that_come_a_few_rows_at_a_time_are_those_that_come_at_once() {
 
 #[test]
 fn every_instruction_set_quantises_activations_alike() {
-    let mut random = Random(3);
     let pool = ThreadPool::new(1);
-    let mut x: Vec<f32> = (0..2 * 700).map(|i| random.number() * 2f32.powi(i / 16 - 40)).collect();
+    let mut x = noise(2 * 700, 3);
+    x.iter_mut().enumerate().for_each(|(i, x)| *x *= 2f32.powi(i as i32 / 16 - 40));
     x[..40].fill(0.0);
     x[64] = 1e-40;
     let prepared = |isa| {
@@ -555,12 +498,7 @@ fn every_instruction_set_quantises_activations_alike() {
             assert_eq!((a.total, a.block_total), (b.total, b.block_total));
         }
     }
-    for (j, x) in x[..700].iter().enumerate() {
-        let chunk = &expected.chunks()[j / CHUNK];
-        let scale = chunk.scale[j % CHUNK / 16];
-        let back = scale * f32::from(chunk.q[j % CHUNK]);
-        assert!((back - x).abs() <= scale * 0.500_01 + 1e-35, "{j}: {x} became {back}");
-    }
+    check_read(&expected, ActForm::Ints, &x);
 }
 
 #[test]

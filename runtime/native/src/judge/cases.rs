@@ -112,18 +112,40 @@ pub fn encode(dtype: DType, values: &[f32]) -> Result<Vec<u8>, NativeError> {
 }
 
 /// `n` numbers of a kind as an operand of an operation that is not in the catalogue. Normal integers, which may be
-/// indices, are 0 to 6, huge numbers are up to 1e4. Where nothing here writes the format of its blocks, blocks of small
-/// scales and elements. `None` where the numbers do not fill blocks.
+/// indices, are 0 to 6, huge numbers are up to 1e4. Where nothing here writes the format of its blocks, they are
+/// [`random_blocks`]. `None` where the numbers do not fill blocks.
 pub fn custom_operand(random: &mut Random, n: usize, kind: Kind, dtype: DType) -> Option<Vec<u8>> {
-    let size = dtype.bytes_for(n)?;
-    let small = |i: usize| if i.is_multiple_of(4) { (i / 4 % 7) as u8 } else { 0 };
     let numbers = match (kind, dtype) {
         (Kind::Normal, DType::U32 | DType::I32 | DType::U8) => {
             (0..n).map(|i| (i % 7) as f32).collect()
         }
         _ => fill(random, n, kind, dtype, 1e4),
     };
-    Some(encode(dtype, &numbers).unwrap_or_else(|_| (0..size).map(small).collect()))
+    encode(dtype, &numbers).ok().or_else(|| random_blocks(random, n, dtype))
+}
+
+/// `n` numbers in blocks of random bits, so that elements are all that their format has, with scales and offsets
+/// within ±0.05. `None` where they do not fill blocks, or the type has none.
+pub fn random_blocks(random: &mut Random, n: usize, dtype: DType) -> Option<Vec<u8>> {
+    let size = dtype.bytes_for(n).filter(|_| dtype.is_quantized())?;
+    let mut bytes: Vec<u8> = (0..size).map(|_| random.next() as u8).collect();
+    for block in bytes.chunks_exact_mut(dtype.layout().bytes) {
+        for at in scales(dtype) {
+            let scale = f16::from_f32(0.05 * random.uniform());
+            block[*at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+    Some(bytes)
+}
+
+/// Where a block has numbers of 16 bits, its scale and its offset.
+pub(crate) fn scales(dtype: DType) -> &'static [usize] {
+    match dtype {
+        DType::Q8_0 | DType::Q4_0 | DType::Q5_0 => &[0],
+        DType::Q6_K => &[208],
+        DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
+        _ => &[],
+    }
 }
 
 /// The cases of a kernel of this variant, in an order that is drawn. Those whose shapes are drawn too
@@ -381,6 +403,20 @@ mod tests {
                 assert!(!bench_cases(op, variant, &mut Random::new(1)).is_empty());
                 assert!(long_case(op, variant, 9, &mut Random::new(1)).is_some());
             }
+        }
+    }
+
+    #[test]
+    fn random_blocks_are_finite_and_use_every_bit() {
+        for dtype in DType::ALL {
+            let blocks = |n| random_blocks(&mut Random::new(1), n, dtype);
+            assert_eq!(blocks(512).is_some(), dtype.is_quantized(), "{dtype}");
+            assert!(blocks(257).is_none());
+            let Some(bytes) = blocks(512) else { continue };
+            let mut numbers = vec![0.0; 512];
+            quant::dequantize_row(dtype, &bytes, &mut numbers).unwrap();
+            assert!(numbers.iter().all(|x| x.abs() < 256.0), "{dtype}");
+            assert_eq!(bytes.iter().fold([0, 255], |[any, all], b| [any | b, all & b]), [255, 0]);
         }
     }
 

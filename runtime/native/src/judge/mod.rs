@@ -23,9 +23,11 @@ mod compare;
 mod gradients;
 pub mod team;
 
+#[cfg(test)]
+pub(crate) use cases::scales;
 pub use cases::{
     Case, Kind, backward_cases, bench_cases, cases, custom_operand, differentiable_case, encode,
-    fill, live_case, long_case, long_extents,
+    fill, live_case, long_case, long_extents, random_blocks,
 };
 #[cfg(test)]
 pub(crate) use compare::close;
