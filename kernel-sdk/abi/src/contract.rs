@@ -162,14 +162,14 @@ pub struct OpContract {
     pub gradients: &'static [usize],
 }
 
-pub(crate) const fn sym(name: &'static str) -> Dim {
+const fn sym(name: &'static str) -> Dim {
     Dim::Sym(name)
 }
 
 const ROWS_DIM: &[Dim] = &[sym("rows"), sym("dim")];
 const HEADS: &[Dim] = &[sym("batch"), sym("seq"), sym("heads"), sym("dim")];
 
-pub(crate) const fn tensor(name: &'static str, shape: &'static [Dim]) -> TensorContract {
+const fn tensor(name: &'static str, shape: &'static [Dim]) -> TensorContract {
     TensorContract { name, shape }
 }
 

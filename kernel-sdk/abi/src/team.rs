@@ -17,77 +17,33 @@
 //!
 //! Chunks begin at multiples of 64 bytes.
 
-use crate::DType;
-use crate::contract::{Dim, TensorContract, sym, tensor};
-
-/// An operation that all threads of a step compute together.
+/// An operation that all threads of a step compute together. Results are binary32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TeamOp {
-    /// `y = x w^T`. A bias is not part of it.
+    /// `y = x w^T`, of `x` `[m, k]` and weights `w` `[n, k]` of any type that products read. A bias is not part of
+    /// it.
     Matmul,
-    /// Rows of a table as binary32, exactly as the definition of their type gives them.
+    /// Rows `[tokens, dim]` of a table `[vocab, dim]` as binary32, exactly as the definition of their type gives
+    /// them.
     Embed,
     /// `y = softmax(scale * q k^T) v` for each head over the keys that its query may see (Vaswani et al.,
-    /// arXiv 1706.03762; with fewer heads of keys than of queries Ainslie et al., arXiv 2305.13245). A residual is
-    /// not part of it.
+    /// arXiv 1706.03762; with fewer heads of keys than of queries Ainslie et al., arXiv 2305.13245), of `q`
+    /// `[queries, heads, head_dim]` and `k` and `v` `[keys, kv_heads, head_dim]`, which are of any type of the cache
+    /// and of several at a time. A residual is not part of it.
     Attention,
 }
-
-/// What callers and providers of a team operation agree on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TeamContract {
-    /// The operation's name.
-    pub name: &'static str,
-    /// Its inputs.
-    pub inputs: &'static [TensorContract],
-    /// Its output.
-    pub output: TensorContract,
-    /// The element types by which providers compete: `None` where there is one for each type that the
-    /// operation can read.
-    pub dtypes: &'static [Option<DType>],
-}
-
-const QUERIES: &[Dim] = &[sym("queries"), sym("heads"), sym("head_dim")];
-const KEYS: &[Dim] = &[sym("keys"), sym("kv_heads"), sym("head_dim")];
-
-const MATMUL: TeamContract = TeamContract {
-    name: "matmul",
-    inputs: &[tensor("x", &[sym("m"), sym("k")]), tensor("w", &[sym("n"), sym("k")])],
-    output: tensor("y", &[sym("m"), sym("n")]),
-    dtypes: &[Some(DType::F32), None],
-};
-
-const EMBED: TeamContract = TeamContract {
-    name: "embed",
-    inputs: &[tensor("tokens", &[sym("tokens")]), tensor("table", &[sym("vocab"), sym("dim")])],
-    output: tensor("y", &[sym("tokens"), sym("dim")]),
-    dtypes: &[Some(DType::U32), None],
-};
-
-const ATTENTION: TeamContract = TeamContract {
-    name: "attention",
-    inputs: &[tensor("q", QUERIES), tensor("k", KEYS), tensor("v", KEYS)],
-    output: tensor("y", QUERIES),
-    // A provider reads a cache of any type, and of several at a time.
-    dtypes: &[Some(DType::F32)],
-};
 
 impl TeamOp {
     /// Every team operation.
     pub const ALL: [TeamOp; 3] = [TeamOp::Matmul, TeamOp::Embed, TeamOp::Attention];
 
-    /// How the operation is called.
-    pub const fn contract(self) -> &'static TeamContract {
-        match self {
-            TeamOp::Matmul => &MATMUL,
-            TeamOp::Embed => &EMBED,
-            TeamOp::Attention => &ATTENTION,
-        }
-    }
-
     /// The name, such as `matmul`.
     pub const fn name(self) -> &'static str {
-        self.contract().name
+        match self {
+            TeamOp::Matmul => "matmul",
+            TeamOp::Embed => "embed",
+            TeamOp::Attention => "attention",
+        }
     }
 
     /// The operation of that name.
@@ -173,7 +129,6 @@ mod tests {
         for op in TeamOp::ALL {
             assert_eq!(TeamOp::from_name(op.name()), Some(op));
             assert_eq!(crate::Op::from_name(op.name()), None);
-            assert!(op.contract().dtypes.len() <= op.contract().inputs.len());
         }
         assert_eq!(TeamOp::from_name("softmax"), None);
     }

@@ -76,25 +76,19 @@ impl OpKey {
         self.team().is_some()
     }
 
-    /// That of a team operation which reads this type where it reads any.
-    fn of_team(op: TeamOp, any: DType) -> Self {
-        let dtypes = op.contract().dtypes.iter().map(|dtype| dtype.unwrap_or(any));
-        Self::new(op.name(), dtypes.collect::<Vec<_>>(), DType::F32)
-    }
-
     /// `matmul(f32,weights)->f32`.
     pub fn matmul(weights: DType) -> Self {
-        Self::of_team(TeamOp::Matmul, weights)
+        Self::new(TeamOp::Matmul.name(), [DType::F32, weights], DType::F32)
     }
 
     /// `embed(u32,table)->f32`.
     pub fn embed(table: DType) -> Self {
-        Self::of_team(TeamOp::Embed, table)
+        Self::new(TeamOp::Embed.name(), [DType::U32, table], DType::F32)
     }
 
     /// `attention(f32)->f32`; keys and values are in any type of the cache.
     pub fn attention() -> Self {
-        Self::of_team(TeamOp::Attention, DType::F32)
+        Self::new(TeamOp::Attention.name(), [DType::F32], DType::F32)
     }
 }
 
