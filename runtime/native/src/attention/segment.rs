@@ -39,6 +39,11 @@ impl<'a> KvRows<'a> {
     pub fn new(dtype: DType, layout: KvLayout, data: &'a [u8]) -> KvRows<'a> {
         KvRows { dtype, layout, data, constants: &[] }
     }
+
+    /// Refuses constants, which no codec that is read here has.
+    pub(crate) fn check_constants(&self) -> Result<(), NativeError> {
+        NativeError::check("attention: constants of a codec", 0, self.constants.len())
+    }
 }
 
 /// A run of consecutive positions of the cache.
@@ -91,14 +96,14 @@ pub(super) fn check(
     for segment in kv {
         let KvSegment { start, len, keys, values } = *segment;
         for (grain, rows) in grains.iter_mut().zip([keys, values]) {
-            let KvRows { dtype, layout, data, constants } = rows;
+            let KvRows { dtype, layout, data, .. } = rows;
             // Most segments are as the one before, and a paged cache has hundreds.
             let grain = match grain {
                 Some(grain) if grain.dtype == dtype && grain.layout == layout => *grain,
                 _ => *grain.insert(Grain::new(dtype, layout, kv_heads, head_dim)?),
             };
             grain.check(len, data.len())?;
-            NativeError::check("attention: constants of a codec", 0, constants.len())?;
+            rows.check_constants()?;
         }
         if start.checked_add(len).is_none_or(|end| end > LAST_POSITION) {
             let what = "attention: last position of a segment";

@@ -487,9 +487,14 @@ fn calls_that_do_not_fit_are_refused() {
     assert_eq!(run(AttnShape { head_dim: 7, ..good }, 28, 28, 2, &kv, 28), unsupported);
     assert_eq!(run(AttnShape { head_dim: 257, ..good }, 1028, 1028, 2, &kv, 1028), unsupported);
     assert_eq!(run(good, 128, 128, 2, &[segment(F16, 3, 383)], 128), bad_shape);
-    let mut with_constants = segment(F16, 3, 384);
-    with_constants.values.constants = &data[..4];
-    assert_eq!(run(good, 128, 128, 2, &[with_constants], 128), bad_shape);
+    // No codec that there is has constants.
+    let [mut of_keys, mut of_values] = [segment(F16, 3, 384); 2];
+    assert_eq!(run(good, 128, 128, 2, &[of_keys], 128), Ok(()));
+    of_keys.keys.constants = &data[..4];
+    of_values.values.constants = &data[..4];
+    for kv in [of_keys, of_values] {
+        assert_eq!(run(good, 128, 128, 2, &[kv], 128), bad_shape);
+    }
     assert_eq!(
         run(good, 128, 128, 2, &[segment((DType::BF16, KvLayout::Tokens), 3, 384)], 128),
         unsupported

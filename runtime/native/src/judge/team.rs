@@ -179,7 +179,7 @@ pub fn check_gathered(
 /// Holds one head of one query of a sequence against its definition.
 ///
 /// # Errors
-/// As [`check_product`].
+/// As [`check_product`]; [`Wrong::Refused`] also where rows come with constants of a codec, which are not read here.
 pub fn check_attention(
     shape: &AttnShape,
     sequence: &AttnSequence<'_>,
@@ -229,12 +229,14 @@ pub fn check_attention(
 
 /// Adds the rows `[len, head_dim]` of one head of a segment's keys or values.
 fn read_head(
-    KvRows { dtype, layout, data, .. }: KvRows<'_>,
+    rows: KvRows<'_>,
     len: usize,
     [kv_heads, head, head_dim]: [usize; 3],
     row: &mut Vec<f32>,
     to: &mut Vec<f32>,
 ) -> Result<(), NativeError> {
+    rows.check_constants()?;
+    let KvRows { dtype, layout, data, .. } = rows;
     let first = to.len();
     to.resize(first + len * head_dim, 0.0);
     let to = &mut to[first..];
@@ -267,6 +269,28 @@ mod tests {
     use crate::gemm::{MatMut, matmul};
     use crate::judge::{Kind, encode, fill};
     use crate::random::Random;
+
+    #[test]
+    fn attention_over_rows_with_constants_has_no_truth_here() {
+        let shape = AttnShape {
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 8,
+            scale: 1.0,
+            window: None,
+            deterministic: false,
+        };
+        let mut kv = [KvSegment::tokens(DType::F32, 1, &[0; 32], &[0; 32])];
+        let check = |kv: &[KvSegment<'_>]| {
+            let sequence = AttnSequence { q: &[0.0; 8], q_pos: 0, kv, y: &mut [0.0; 8] };
+            check_attention(&shape, &sequence, [0, 0], &mut TeamBuffers::default())
+        };
+        check(&kv).unwrap();
+        kv[0].keys.constants = &[1];
+        assert!(matches!(check(&kv), Err(Wrong::Refused(_))));
+        (kv[0].keys.constants, kv[0].values.constants) = (&[], &[1]);
+        assert!(matches!(check(&kv), Err(Wrong::Refused(_))));
+    }
 
     #[test]
     fn the_first_of_the_rows_that_are_wrong_is_told() {
