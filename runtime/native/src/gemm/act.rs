@@ -39,7 +39,6 @@ pub struct Activations {
     chunks: Vec<ActChunk>,
     floats: Vec<f32>,
     /// Pairs of bf16, the first of each in the low bits.
-    #[cfg(target_arch = "x86_64")]
     pairs: Vec<u32>,
 }
 
@@ -109,8 +108,7 @@ impl Activations {
         let rows = self.rows_mut(isa, m, k, forms)?;
         rows.ints.each(pool, &|i, row| quantize(rows.isa, &x[i * k..][..k], row));
         rows.floats.each(pool, &|i, row| pad(&x[i * k..][..k], row));
-        #[cfg(target_arch = "x86_64")]
-        rows.pairs.each(pool, &|i, row| super::x86_bf16::round(&x[i * k..][..k], row));
+        rows.pairs.each(pool, &|i, row| round(&x[i * k..][..k], row));
         Ok(())
     }
 
@@ -141,7 +139,6 @@ impl Activations {
         }
         let rows = |form: ActForm| if self.has(form) { m } else { 0 };
         let (ints, floats) = (rows(ActForm::Ints), rows(ActForm::Floats));
-        #[cfg(target_arch = "x86_64")]
         let (pairs, pair_stride) = (rows(ActForm::Pairs), self.pair_stride());
         let (chunk_stride, float_stride) = (self.chunk_stride(), self.float_stride());
         Ok(ActRows {
@@ -150,7 +147,6 @@ impl Activations {
             k,
             ints: Matrix::new(&mut self.chunks, ints, chunk_stride, ActChunk::ZERO),
             floats: Matrix::new(&mut self.floats, floats, float_stride, 0.0),
-            #[cfg(target_arch = "x86_64")]
             pairs: Matrix::new(&mut self.pairs, pairs, pair_stride, 0),
         })
     }
@@ -216,14 +212,11 @@ impl Activations {
             ActForm::Floats => {
                 to.copy_from_slice(&self.floats()[row * self.float_stride()..][..self.k]);
             }
-            #[cfg(target_arch = "x86_64")]
             ActForm::Pairs => {
                 let pairs = &self.pairs()[row * self.pair_stride()..][..self.pair_stride()];
                 let numbers = pairs.iter().flat_map(|pair| [pair << 16, pair & 0xffff_0000]);
                 to.iter_mut().zip(numbers).for_each(|(to, bits)| *to = f32::from_bits(bits));
             }
-            #[cfg(not(target_arch = "x86_64"))]
-            ActForm::Pairs => {}
         }
         Ok(())
     }
@@ -240,13 +233,11 @@ impl Activations {
     }
 
     /// The form [`ActForm::Pairs`]: `[m, pair_stride]`; beyond `k` a row holds zeros.
-    #[cfg(target_arch = "x86_64")]
     pub fn pairs(&self) -> &[u32] {
         &self.pairs[..self.m * self.pair_stride()]
     }
 
     /// Pairs from the start of a row to the start of the next.
-    #[cfg(target_arch = "x86_64")]
     pub fn pair_stride(&self) -> usize {
         self.k.next_multiple_of(64) / 2 + STAGGER
     }
@@ -265,7 +256,6 @@ pub struct ActRows<'a> {
     k: usize,
     ints: Matrix<'a, ActChunk>,
     floats: Matrix<'a, f32>,
-    #[cfg(target_arch = "x86_64")]
     pairs: Matrix<'a, u32>,
 }
 
@@ -290,7 +280,6 @@ impl<'a> ActRows<'a> {
             k: self.k,
             ints: self.ints.split_off_front(m),
             floats: self.floats.split_off_front(m),
-            #[cfg(target_arch = "x86_64")]
             pairs: self.pairs.split_off_front(m),
         }
     }
@@ -314,9 +303,8 @@ impl<'a> ActRows<'a> {
             if let Some(row) = self.floats.row(first + i) {
                 pad(x, row);
             }
-            #[cfg(target_arch = "x86_64")]
             if let Some(row) = self.pairs.row(first + i) {
-                super::x86_bf16::round(x, row);
+                round(x, row);
             }
         }
         Ok(())
@@ -366,6 +354,27 @@ fn pad(x: &[f32], row: &mut [f32]) {
     let (head, tail) = row.split_at_mut(x.len());
     head.copy_from_slice(x);
     tail.fill(0.0);
+}
+
+/// Rounds a row to pairs of bf16, with zeros behind; to the same bits on every processor.
+fn round(x: &[f32], pairs: &mut [u32]) {
+    #[cfg(target_arch = "x86_64")]
+    if super::x86_bf16::is_available() {
+        return super::x86_bf16::round(x, pairs);
+    }
+    round_plainly(x, pairs);
+}
+
+/// The body of [`round`] where the processor has no instructions for it. Those take subnormal numbers for zeros.
+pub(super) fn round_plainly(x: &[f32], pairs: &mut [u32]) {
+    let bits = |x: f32| {
+        let x = if x.is_subnormal() { 0f32.copysign(x) } else { x };
+        u32::from(half::bf16::from_f32(x).to_bits())
+    };
+    let (whole, last) = x.as_chunks::<2>();
+    let whole = whole.iter().map(|&[low, high]| bits(low) | bits(high) << 16);
+    let numbers = whole.chain(last.iter().map(|&low| bits(low)));
+    pairs.iter_mut().zip(numbers.chain(std::iter::repeat(0))).for_each(|(to, pair)| *to = pair);
 }
 
 /// Quantises one row; the same result for every `isa`.

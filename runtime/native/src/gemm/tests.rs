@@ -502,6 +502,24 @@ fn every_instruction_set_quantises_activations_alike() {
 }
 
 #[test]
+fn pairs_are_the_same_with_and_without_instructions_for_them() {
+    let (pool, mut act) = (ThreadPool::new(2), Activations::new());
+    let unkind = [f32::NAN, f32::INFINITY, f32::MIN, 1e-40, -1e-40, -0.0, f32::MIN_POSITIVE];
+    for (m, k) in [(1, 1), (3, 63), (2, 700), (40, 257), (1, unkind.len())] {
+        let x = if k == unkind.len() { unkind.to_vec() } else { noise(m * k, k as u64) };
+        act.prepare(&pool, Isa::detect(), &x, m, k, ActForm::Pairs.into()).unwrap();
+        let mut plain = vec![7; act.pair_stride()];
+        for (x, pairs) in x.chunks(k).zip(act.pairs().chunks(act.pair_stride())) {
+            act::round_plainly(x, &mut plain);
+            assert_eq!(plain, pairs, "{m}x{k}");
+        }
+        if k != unkind.len() {
+            check_read(&act, ActForm::Pairs, &x);
+        }
+    }
+}
+
+#[test]
 fn numbers_that_are_not_finite_do_not_panic() {
     let pool = ThreadPool::new(1);
     let x =
