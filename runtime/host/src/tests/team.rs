@@ -8,14 +8,18 @@ use crate::{
     MatmulProvider, MatrixProviders, Policy, Preparation, PreparedEmbed, PreparedMatmul,
     PreparedWeights, Preparer, Provider, ProviderPack, Resident, Team, TeamWorker, Words,
 };
+use ruvllm_abi::f16_to_f32;
+use ruvllm_abi::team::{ActChunk, BLOCK, CHUNK, GROUP, chunks};
 use ruvllm_manifest::{Dim, TensorSpec};
 use ruvllm_native::attention::{AttnSequence, AttnShape, KvSegment};
 use ruvllm_native::gemm::{
     ActForm, Activations, MatMut, PackedWeights, ReadPattern, Weights, matmul,
 };
 use ruvllm_native::judge::team::{TeamBuffers, check_attention, check_product};
+use ruvllm_native::judge::{encode, random_blocks};
 use ruvllm_native::pool::split;
-use ruvllm_native::quant::{dequantize_row, quantize_row};
+use ruvllm_native::quant::dequantize_row;
+use ruvllm_native::random::Random;
 use ruvllm_native::{Isa, ThreadPool};
 use ruvllm_tests::custom_entry;
 use std::ops::Range;
@@ -56,9 +60,9 @@ impl Setup {
     }
 
     fn of(host: Host, dtype: DType, [rows, cols]: [usize; 2]) -> Setup {
-        let numbers = noise(rows * cols);
-        let mut bytes = vec![0; dtype.bytes_for(rows * cols).unwrap()];
-        quantize_row(dtype, &numbers, &mut bytes).unwrap();
+        let numbers = encode(dtype, &noise(rows * cols));
+        let blocks = || random_blocks(&mut Random::new(1), rows * cols, dtype).unwrap();
+        let bytes = numbers.unwrap_or_else(|_| blocks());
         Setup {
             worker: host.team_worker(),
             host,
@@ -157,7 +161,8 @@ impl Setup {
             let mut checks = numbered.map(|(i, y)| ([i / *rows, i % *rows], *y));
             checks.try_for_each(|(at, y)| check_product(&weights, &x, form, at, y, &mut buffers))
         };
-        let forms = [ActForm::Floats, ActForm::Ints].into_iter().filter(|form| x.has(*form));
+        let forms = [ActForm::Floats, ActForm::Ints, ActForm::Pairs];
+        let forms = forms.into_iter().filter(|form| x.has(*form));
         let wrong: Vec<_> = forms.map(right).collect();
         assert!(wrong.iter().any(Result::is_ok), "{wrong:?}");
         Ok(())
@@ -356,6 +361,164 @@ impl PreparedMatmul for SandboxedMatrix {
     }
 }
 
+/// Multiplies in integers by 8-bit blocks, of which it knows what `ruvllm_abi::team` says.
+struct ByInts {
+    /// Whether it takes the stored numbers of the weights for the weights.
+    ignores_zeros: bool,
+}
+
+/// 32 weights `scale * (q - zero) + offset`.
+#[derive(Clone, Copy)]
+struct WeightBlock {
+    scale: f32,
+    offset: f32,
+    zero: i32,
+    q: [u8; BLOCK],
+}
+
+struct IntMatrix {
+    /// Rows of whole chunks. What is past the end is not zero here, since it is in the activations.
+    blocks: Vec<WeightBlock>,
+}
+
+impl WeightBlock {
+    const PADDING: WeightBlock = WeightBlock { scale: 1.0, offset: 1.0, zero: 0, q: [1; BLOCK] };
+
+    /// One of a file, in a type that has blocks of 32.
+    fn read(dtype: DType, bytes: &[u8]) -> WeightBlock {
+        let half = |at: usize| f16_to_f32(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
+        let nibbles = |from: usize| {
+            std::array::from_fn(|i| bytes[from + i % 16] >> if i < 16 { 0 } else { 4 } & 15)
+        };
+        let (offset, zero, q) = match dtype {
+            DType::Q8_0 => (0.0, 128, std::array::from_fn(|i| bytes[2 + i] ^ 0x80)),
+            DType::Q4_0 => (0.0, 8, nibbles(2)),
+            DType::Q4_1 => (half(2), 0, nibbles(4)),
+            _ => panic!("{dtype}"),
+        };
+        WeightBlock { scale: half(0), offset, zero, q }
+    }
+}
+
+impl MatmulProvider for ByInts {
+    fn prepared_bytes(&self, weights: &Weights<'_>, _: Isa) -> Option<usize> {
+        let blocks = weights.rows() * chunks(weights.cols()) * (CHUNK / BLOCK);
+        Some(blocks * size_of::<WeightBlock>())
+    }
+
+    fn prepare(&self, w: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedMatmul>, String> {
+        let mut blocks = Vec::new();
+        for row in 0..w.rows() {
+            let of_file = w.row(row).chunks_exact(w.dtype().layout().bytes);
+            blocks.extend(of_file.map(|bytes| WeightBlock::read(w.dtype(), bytes)));
+            blocks.resize((row + 1) * chunks(w.cols()) * (CHUNK / BLOCK), WeightBlock::PADDING);
+        }
+        if self.ignores_zeros {
+            blocks.iter_mut().for_each(|block| block.zero = 0);
+        }
+        Ok(Box::new(IntMatrix { blocks }))
+    }
+
+    fn reads(&self, _: &Activations, _: usize, _: Isa) -> ActForm {
+        ActForm::Ints
+    }
+}
+
+impl PreparedMatmul for IntMatrix {
+    fn run(
+        &self,
+        weights: &Weights<'_>,
+        x: &Activations,
+        y: MatMut<'_>,
+        _: Team<'_>,
+    ) -> Result<(), String> {
+        let width = chunks(weights.cols());
+        for (x, y) in x.chunks().chunks_exact(width).zip(y.data.chunks_mut(y.stride)) {
+            for (w, y) in self.blocks.chunks_exact(width * (CHUNK / BLOCK)).zip(y) {
+                let chunks = x.iter().zip(w.as_chunks::<{ CHUNK / BLOCK }>().0);
+                *y = chunks.map(|(x, w)| dot_of_chunk(w, x)).sum();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// By groups of 16 or by blocks of 32: what a chunk says of both agrees.
+fn dot_of_chunk(w: &[WeightBlock; CHUNK / BLOCK], x: &ActChunk) -> f32 {
+    let integers = |w: &[u8], x: &[i8]| -> i32 {
+        w.iter().zip(x).map(|(w, x)| i32::from(*w) * i32::from(*x)).sum()
+    };
+    let mut sum = 0.0;
+    for (b, (w, q)) in w.iter().zip(x.q.as_chunks::<BLOCK>().0).enumerate() {
+        if w.zero == 8 {
+            let dot = integers(&w.q, q) - w.zero * i32::from(x.block_total[b]);
+            sum += w.scale * x.scale[2 * b] * dot as f32 + w.offset * x.block_sum[b];
+            continue;
+        }
+        for (i, (w_q, q)) in w.q.chunks_exact(GROUP).zip(q.chunks_exact(GROUP)).enumerate() {
+            let g = b * (BLOCK / GROUP) + i;
+            let dot = integers(w_q, q) - w.zero * i32::from(x.total[g]);
+            sum += w.scale * x.scale[g] * dot as f32 + w.offset * x.sum[g];
+        }
+    }
+    sum
+}
+
+/// Multiplies by pairs of bf16, of which it knows what `ruvllm_abi::team` says.
+struct ByPairs {
+    /// Whether it takes the high half of each for the first.
+    swapped: bool,
+}
+
+struct PairMatrix {
+    /// Rows of pairs that end in ones where there is no other number.
+    weights: Vec<[f32; 2]>,
+}
+
+impl MatmulProvider for ByPairs {
+    fn prepared_bytes(&self, weights: &Weights<'_>, _: Isa) -> Option<usize> {
+        Some(weights.rows() * weights.cols().div_ceil(2) * size_of::<[f32; 2]>())
+    }
+
+    fn prepare(&self, w: &Weights<'_>, _: Team<'_>) -> Result<Box<dyn PreparedMatmul>, String> {
+        let mut weights = Vec::new();
+        for row in 0..w.rows() {
+            let mut numbers = vec![1.0; w.cols().next_multiple_of(2)];
+            dequantize_row(w.dtype(), w.row(row), &mut numbers[..w.cols()])
+                .map_err(|e| e.to_string())?;
+            let pairs = numbers.as_chunks().0.iter();
+            weights.extend(pairs.map(|&[a, b]| if self.swapped { [b, a] } else { [a, b] }));
+        }
+        Ok(Box::new(PairMatrix { weights }))
+    }
+
+    fn reads(&self, _: &Activations, _: usize, _: Isa) -> ActForm {
+        ActForm::Pairs
+    }
+}
+
+impl PreparedMatmul for PairMatrix {
+    fn run(
+        &self,
+        weights: &Weights<'_>,
+        x: &Activations,
+        y: MatMut<'_>,
+        _: Team<'_>,
+    ) -> Result<(), String> {
+        for (x, y) in x.pairs().chunks_exact(x.pair_stride()).zip(y.data.chunks_mut(y.stride)) {
+            for (w, y) in self.weights.chunks_exact(weights.cols().div_ceil(2)).zip(y) {
+                let pairs = w.iter().zip(x);
+                *y = pairs
+                    .map(|([low, high], x)| {
+                        low * f32::from_bits(x << 16) + high * f32::from_bits(x & 0xffff_0000)
+                    })
+                    .sum();
+            }
+        }
+        Ok(())
+    }
+}
+
 fn plugin(wrong: Option<usize>) -> Provider {
     Provider::Matmul(DType::Q8_0, Arc::new(Plugin { wrong }))
 }
@@ -452,6 +615,41 @@ fn a_plugin_and_a_sandboxed_kernel_multiply_behind_the_same_contract() {
         // Both layouts are there only as long as somebody multiplies by them.
         drop(product);
         assert_eq!(setup.left.0.load(Relaxed), 1 << 20);
+    }
+}
+
+#[test]
+fn who_reads_blocks_of_8_bits_or_pairs_of_bf16_needs_their_layouts_alone() {
+    type OfType = fn(DType, bool) -> Provider;
+    let ints: OfType =
+        |dtype, ignores_zeros| Provider::Matmul(dtype, Arc::new(ByInts { ignores_zeros }));
+    let pairs: OfType = |dtype, swapped| Provider::Matmul(dtype, Arc::new(ByPairs { swapped }));
+    // Rows that end within a chunk or within a pair.
+    for (provider, dtype, cols) in [
+        (ints, DType::Q8_0, 288),
+        (ints, DType::Q4_0, 352),
+        (ints, DType::Q4_1, 288),
+        (pairs, DType::BF16, 33),
+        (pairs, DType::Q8_0, 96),
+    ] {
+        let mut setup = Setup::new(HostConfig::default(), dtype, [37, cols]);
+        setup.activate("reader", provider(dtype, false)).unwrap();
+        let product = setup.product().unwrap();
+        assert_eq!(product.kernel(), "reader", "{dtype}: {:?}", product.refused());
+        // The last are so many that all threads take them in.
+        for m in [1, 2, 9, 200] {
+            setup.multiply(&product, m).unwrap();
+        }
+        let report = stats(&setup.host, "reader");
+        assert_eq!((report.calls, report.failures.len()), (4, 0), "{dtype}");
+    }
+    for (provider, dtype) in [(ints, DType::Q8_0), (pairs, DType::BF16)] {
+        let mut setup = Setup::new(HostConfig::default(), dtype, [37, 64]);
+        setup.activate("reader", provider(dtype, true)).unwrap();
+        let product = setup.product().unwrap();
+        let (kernel, failure) = product.refused().unwrap();
+        assert_eq!((kernel, failure.code()), ("reader", "kernel_mismatch"), "{dtype}");
+        setup.multiply(&product, 3).unwrap();
     }
 }
 
