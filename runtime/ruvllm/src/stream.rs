@@ -49,12 +49,12 @@ pub struct TextStream {
 
 #[derive(Default)]
 struct Channel {
-    state: Mutex<State>,
+    state: Mutex<ChannelState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct ChannelState {
     /// Text that nobody has taken yet.
     ready: String,
     end: Option<Result<Completion, Error>>,
@@ -65,11 +65,11 @@ struct State {
 }
 
 impl Channel {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ChannelState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut ChannelState)) {
         let mut state = self.state();
         change(&mut state);
         let waker = state.waker.take();
@@ -209,7 +209,7 @@ impl TextStream {
     }
 
     /// What is there, if something is.
-    fn take(&mut self, state: &mut State) -> Option<Option<Result<String, Error>>> {
+    fn take(&mut self, state: &mut ChannelState) -> Option<Option<Result<String, Error>>> {
         if self.over {
             return Some(None);
         }

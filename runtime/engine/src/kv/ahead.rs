@@ -73,7 +73,7 @@ pub(super) struct RecodeJob {
     codecs: Codecs,
     /// The kernels of the step that handed it over, gone once others are pinned.
     kernels: Weak<Pinned>,
-    state: State,
+    state: JobState,
 }
 
 /// A copy of a side, and where it is written anew.
@@ -83,7 +83,7 @@ pub(super) struct SideRecode {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum JobState {
     Waiting,
     /// All of it, in so much time.
     Written(Duration),
@@ -103,8 +103,8 @@ impl JobHandle {
     /// What was written, once it is; `None` where that is not for these codecs, or not by these kernels, or
     /// was given up or failed.
     pub(super) fn join(self, codecs: Codecs, kernels: &Arc<Pinned>) -> Option<RecodedSides> {
-        let job = self.queue.take(self.number, |job| job.state != State::Waiting)?;
-        let State::Written(took) = job.state else { return None };
+        let job = self.queue.take(self.number, |job| job.state != JobState::Waiting)?;
+        let JobState::Written(took) = job.state else { return None };
         let fits = job.codecs == codecs && Weak::ptr_eq(&job.kernels, &Arc::downgrade(kernels));
         fits.then(|| (job.recodes.map(|recode| Some(recode?.to)), took))
     }
@@ -144,7 +144,7 @@ impl JobQueue {
             if jobs.end {
                 return None;
             }
-            let waiting = |job: &mut RecodeJob| job.state == State::Waiting;
+            let waiting = |job: &mut RecodeJob| job.state == JobState::Waiting;
             for queued in &mut jobs.list {
                 if let Some(job) = queued.job.take_if(waiting) {
                     return Some((queued.number, job));
@@ -169,7 +169,7 @@ impl JobQueue {
         let (pool, mut scratch) = (ThreadPool::new(1), Scratch::default());
         let mut workers = vec![worker];
         while let Some((number, mut job)) = self.next() {
-            job.state = State::Failed;
+            job.state = JobState::Failed;
             if let Some(pinned) = job.kernels.upgrade() {
                 let start = Instant::now();
                 let mut kernels = Kernels::of(pinned, workers);
@@ -178,7 +178,7 @@ impl JobQueue {
                     Packer { kernels: kernels_of, pool: &pool, scope, scratch: &mut scratch };
                 let written = catch_unwind(AssertUnwindSafe(|| job.write(&shape, &mut packer)));
                 if matches!(written, Ok(Ok(()))) {
-                    job.state = State::Written(start.elapsed());
+                    job.state = JobState::Written(start.elapsed());
                 }
                 workers = kernels.into_workers();
             }
@@ -197,7 +197,7 @@ impl RecodeJob {
         kernels: &Arc<Pinned>,
     ) -> RecodeJob {
         let kernels = Arc::downgrade(kernels);
-        RecodeJob { recodes, tokens, isolation, codecs, kernels, state: State::Waiting }
+        RecodeJob { recodes, tokens, isolation, codecs, kernels, state: JobState::Waiting }
     }
 
     fn write(&mut self, shape: &BlockShape, packer: &mut Packer<'_>) -> Result<(), EngineError> {

@@ -100,10 +100,10 @@ impl PoolUsage {
 /// One budget of memory; see the [module](self).
 pub struct MemoryPool {
     budget: usize,
-    state: Mutex<State>,
+    state: Mutex<Allocations>,
 }
 
-struct State {
+struct Allocations {
     pages: Pages,
     reserved: usize,
     holders: BTreeMap<u64, Holder>,
@@ -140,7 +140,7 @@ impl MemoryPool {
                 reason: "the system gives no address space of that size; choose less with --memory",
             });
         }
-        let state = State {
+        let state = Allocations {
             pages: Pages::new(budget / PAGE),
             reserved: 0,
             holders: BTreeMap::new(),
@@ -237,12 +237,12 @@ impl MemoryPool {
         self.lock().pages.mark_sparse(marked)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Allocations> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl Allocations {
     fn used(&self) -> usize {
         self.pages.serving() * PAGE + self.reserved
     }

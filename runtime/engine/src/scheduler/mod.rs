@@ -70,7 +70,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use queue::Queue;
 use request::QueuedRequest;
-use state::{Phase, SchedulerInner, State};
+use state::{Phase, SchedulerInner, SchedulerState};
 use stats::Pace;
 
 /// Runs requests on an engine; see the [module](self). Clones are handles to the same scheduler; with
@@ -110,7 +110,7 @@ impl Scheduler {
     /// [`EngineError::InvalidOption`], also where the system gives no thread.
     pub fn start(engine: Engine, config: SchedulerConfig) -> Result<Scheduler, EngineError> {
         config.validate()?;
-        let state = State {
+        let state = SchedulerState {
             queue: Queue::default(),
             phase: Phase::Open,
             busy: None,

@@ -12,14 +12,14 @@ use crate::engine::Engine;
 pub(super) struct SchedulerInner {
     pub(super) engine: Engine,
     pub(super) config: SchedulerConfig,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<SchedulerState>,
     /// There is something to do.
     pub(super) work: Condvar,
     /// There is nothing to do.
     pub(super) idle: Condvar,
 }
 
-pub(super) struct State {
+pub(super) struct SchedulerState {
     pub(super) queue: Queue,
     pub(super) phase: Phase,
     /// Since when the thread is at what it does now; `None` where no request waits, runs or rests.
@@ -38,7 +38,7 @@ pub(super) enum Phase {
 }
 
 impl SchedulerInner {
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, SchedulerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -151,7 +151,7 @@ pub struct Preparation<'a> {
 pub struct TeamWorker {
     host: Arc<WorkerContext>,
     /// By kernel uid.
-    kernels: Vec<Option<State>>,
+    kernels: Vec<Option<ProviderState>>,
     pub(super) checks: Checks,
 }
 
@@ -168,8 +168,8 @@ impl Checks {
     }
 }
 
-/// What a worker keeps of one kernel.
-struct State {
+/// What a worker keeps of one provider.
+struct ProviderState {
     open: Open,
     /// Runs until the next check.
     until_check: u32,
@@ -623,16 +623,19 @@ impl TeamWorker {
     }
 }
 
-/// What a worker keeps of a kernel.
+/// What a worker keeps of a provider.
 #[inline]
-fn state<'a>(kernels: &'a mut Vec<Option<State>>, kernel: &Arc<PublishedKernel>) -> &'a mut State {
+fn state<'a>(
+    kernels: &'a mut Vec<Option<ProviderState>>,
+    kernel: &Arc<PublishedKernel>,
+) -> &'a mut ProviderState {
     let uid = kernel.uid();
     if kernels.len() <= uid {
         kernels.resize_with(uid + 1, || None);
     }
     // One that is gone has left its number to another.
     drop(kernels[uid].take_if(|state| !state.open.is_of(kernel)));
-    kernels[uid].get_or_insert_with(|| State {
+    kernels[uid].get_or_insert_with(|| ProviderState {
         open: Open::new(kernel),
         until_check: 0,
         until_clock: 0,

@@ -97,11 +97,11 @@ pub(crate) struct Learner {
     /// `None` where nothing is kept.
     cache: Option<AotCache>,
     host: String,
-    state: Mutex<State>,
+    state: Mutex<Learned>,
 }
 
 #[derive(Default)]
-struct State {
+struct Learned {
     /// What is known: what the file had when it was last read, and what was counted since.
     known: Known,
     /// What was counted since the file was last written.
@@ -143,7 +143,7 @@ impl Learner {
     pub(crate) fn open(cache: Option<AotCache>, config: &HostConfig) -> Self {
         let host = race::host(config);
         let known = cache.as_ref().and_then(|cache| read(cache).hosts.remove(&host));
-        let state = State { known: known.unwrap_or_default(), ..State::default() };
+        let state = Learned { known: known.unwrap_or_default(), ..Learned::default() };
         Self { cache, host, state: Mutex::new(state) }
     }
 
@@ -212,7 +212,7 @@ impl Learner {
 
     /// Adds what was counted to the file, and takes over what others have put there. Where another process is at it, the
     /// next review tries again.
-    fn save(&self, state: &mut State, now: u64) {
+    fn save(&self, state: &mut Learned, now: u64) {
         let Some(cache) = &self.cache else {
             state.unsaved.clear();
             state.changed.clear();
@@ -333,7 +333,7 @@ impl Drop for Learner {
     }
 }
 
-impl State {
+impl Learned {
     /// Takes over what workers have counted, and lets go of kernels that no snapshot asks any more.
     fn count(&mut self) {
         let mut fresh: BTreeMap<(String, usize), Fresh> = BTreeMap::new();

@@ -287,7 +287,7 @@ fn job(stage: &Stage, tokens: usize) -> RecodeJob {
         isolation: Scope::unique(),
         codecs,
         kernels: Arc::downgrade(stage.kernels.pinned()),
-        state: State::Waiting,
+        state: JobState::Waiting,
     }
 }
 
