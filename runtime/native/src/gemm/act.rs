@@ -185,9 +185,11 @@ impl Activations {
         self.forms.has(form)
     }
 
-    /// The form [`ActForm::Ints`]: `[m, k / 256 rounded up]`, rows contiguous.
+    /// The form [`ActForm::Ints`]: `[m, k / 256 rounded up]`, rows contiguous. Empty where the input was not
+    /// prepared in it.
     pub fn chunks(&self) -> &[ActChunk] {
-        &self.chunks[..self.m * self.chunk_stride()]
+        let chunks = if self.has(ActForm::Ints) { self.m * self.chunk_stride() } else { 0 };
+        &self.chunks[..chunks]
     }
 
     /// The numbers of a row as a form has them, `[k]`.
@@ -227,14 +229,17 @@ impl Activations {
     }
 
     /// The form [`ActForm::Floats`]: `[m, float_stride]`; beyond `k` a row holds zeros, at least to a multiple
-    /// of 64.
+    /// of 64. Empty where the input was not prepared in it.
     pub fn floats(&self) -> &[f32] {
-        &self.floats[..self.m * self.float_stride()]
+        let floats = if self.has(ActForm::Floats) { self.m * self.float_stride() } else { 0 };
+        &self.floats[..floats]
     }
 
-    /// The form [`ActForm::Pairs`]: `[m, pair_stride]`; beyond `k` a row holds zeros.
+    /// The form [`ActForm::Pairs`]: `[m, pair_stride]`; beyond `k` a row holds zeros. Empty where the input was
+    /// not prepared in it.
     pub fn pairs(&self) -> &[u32] {
-        &self.pairs[..self.m * self.pair_stride()]
+        let pairs = if self.has(ActForm::Pairs) { self.m * self.pair_stride() } else { 0 };
+        &self.pairs[..pairs]
     }
 
     /// Pairs from the start of a row to the start of the next.

@@ -493,6 +493,7 @@ fn every_instruction_set_quantises_activations_alike() {
     let expected = prepared(Isa::Scalar);
     for &isa in Isa::available() {
         let act = prepared(isa);
+        assert_eq!(act.chunks().len(), expected.chunks().len());
         for (a, b) in act.chunks().iter().zip(expected.chunks()) {
             assert_eq!((a.q, a.scale, a.sum, a.block_sum), (b.q, b.scale, b.sum, b.block_sum));
             assert_eq!((a.total, a.block_total), (b.total, b.block_total));
@@ -515,6 +516,20 @@ fn pairs_are_the_same_with_and_without_instructions_for_them() {
         }
         if k != unkind.len() {
             check_read(&act, ActForm::Pairs, &x);
+        }
+    }
+}
+
+#[test]
+fn a_form_that_was_not_asked_for_is_empty_and_not_what_an_earlier_input_left() {
+    let (pool, mut act) = (ThreadPool::new(1), Activations::new());
+    let forms = [ActForm::Floats, ActForm::Ints, ActForm::Pairs];
+    let lengths = |act: &Activations| [act.floats().len(), act.chunks().len(), act.pairs().len()];
+    assert_eq!(lengths(&act), [0; 3]);
+    for form in forms.into_iter().chain(forms) {
+        act.prepare(&pool, Isa::detect(), &noise(2 * 700, 1), 2, 700, form.into()).unwrap();
+        for (other, length) in forms.into_iter().zip(lengths(&act)) {
+            assert_eq!((length > 0, act.has(other)), (other == form, other == form));
         }
     }
 }
