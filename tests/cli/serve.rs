@@ -285,8 +285,8 @@ fn a_server_that_hangs_ends_some_seconds_after_the_signal() {
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let start = || {
         let mut serve = Command::new(env!("CARGO_BIN_EXE_ruvllm"));
-        serve.args(["serve", "--listen", "127.0.0.1:0", "--drain-timeout", "0.2", "--cache-dir"]);
-        serve.arg(crate::program::caches()).arg("--state-dir").arg(dir.path().join("state"));
+        serve.args(["serve", "--listen", "127.0.0.1:0", "--drain-timeout", "0.2", "--state-dir"]);
+        serve.arg(dir.path().join("state")).env("XDG_CACHE_HOME", crate::program::caches());
         serve.arg("--watch-packs").arg(&packs).arg("--probe-text").arg(&fifo);
         serve.stderr(std::process::Stdio::piped()).spawn().unwrap()
     };

@@ -20,13 +20,13 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    /// Starts a server, and waits until it listens.
+    /// Starts a server, and waits until it listens. Its compiled kernels are where those of other runs are, unless
+    /// the arguments name another place.
     pub(crate) fn start(args: &[&str]) -> Serving {
         let mut child = Command::new(env!("CARGO_BIN_EXE_ruvllm"))
             .args(["serve", "--listen", "127.0.0.1:0", "--log-format", "json"])
             .args(args)
-            .arg("--cache-dir")
-            .arg(caches())
+            .env("XDG_CACHE_HOME", caches())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
