@@ -226,6 +226,64 @@ fn a_pinned_kernel_may_come_with_a_pack_that_is_activated_later() {
     ruvllm(&[&serve[..], &pin].concat()).refused(&[pin[1], "nearest name is"]);
 }
 
+/// A kernel that takes some 0.1 ms longer than the core pack's of the same id and the native twin.
+#[test]
+fn a_change_of_choice_is_explained_with_its_evidence_live_and_after_the_server() {
+    let operator = Operator::new();
+    // As many columns as the demo model's hidden states have.
+    let slow = but_for(
+        256,
+        "(local.set $i (i32.const 100000))
+         (loop $wait (br_if $wait (local.tee $i (i32.sub (local.get $i) (i32.const 1)))))",
+    );
+    let pack = operator.pack_of(1, &slow);
+    let (path, cache) = (pack.path(), operator.path("cache"));
+    // What is learnt is kept beside compiled kernels.
+    let [path, cache] = [&path, &cache].map(|path| path.to_str().unwrap());
+    let options = ["--kernels", "fastest", "--pack", path, "--cache-dir", cache];
+    let live = operator.serve("300", &options);
+    let changes = || -> Vec<String> {
+        let history = live.json(&["history", "--limit", "1000"]);
+        let entries = history["entries"].as_array().unwrap().iter();
+        let changes = entries.filter(|entry| entry["event"] == "choice_changed");
+        let reasons = changes.map(|entry| entry["reason"].as_str().unwrap().to_owned());
+        reasons.filter(|change| change.starts_with("rmsnorm(f32,f32)->f32, calls of ")).collect()
+    };
+    let from_ours = |change: &String| change.contains("instead of test-kernels/rmsnorm_f32: ");
+    soon("another is asked first", || {
+        live.serving.complete(
+            r#"{"prompt": "Once", "max_tokens": 60, "n": 8, "ignore_eos": true, "temperature": 1}"#,
+        );
+        changes().iter().any(from_ours)
+    });
+
+    let change = changes().into_iter().find(from_ours).unwrap();
+    let (_, evidence) = change.split_once(": ").unwrap();
+    let faster = ["ruvllm-core-kernels/rmsnorm_f32 ", "native:rmsnorm_f32 "];
+    assert!(faster.iter().any(|kernel| evidence.starts_with(kernel)), "{change}");
+    let (_, evidence) = evidence.split_once(": ").unwrap();
+    let numbers: Vec<f64> =
+        evidence.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [to, from, of_to, of_from] = numbers[..] else { panic!("{change}") };
+    assert!(to * 1.25 < from && of_to >= 128.0 && of_from >= 128.0, "{change}");
+
+    // The newest of each class of sizes is explained, and nothing more is called that would change one.
+    let explains = |explained: &str, change: &str| {
+        explained.lines().any(|line| {
+            let said = line.trim().strip_prefix("changed ");
+            said.is_some_and(|said| said.split_once("Z: ").is_some_and(|(_, why)| why == change))
+        })
+    };
+    let explained = || live.kernels(&["explain", "rmsnorm"]).text().to_owned();
+    soon("the newest change is explained", || explains(&explained(), &changes()[0]));
+    let newest = changes().swap_remove(0);
+    drop(live);
+    let trust = operator.path("trust.toml");
+    let explain = ["kernels", "explain", "rmsnorm", "--trust", trust.to_str().unwrap()];
+    let local = ruvllm(&[&explain[..], &options].concat());
+    assert!(explains(local.text(), &newest), "no {newest:?} in {}", local.stdout);
+}
+
 #[test]
 fn packs_are_staged_activated_explained_and_gone_back_from() {
     let operator = Operator::new();

@@ -46,7 +46,8 @@ pub struct ChoiceChange {
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Measured {
-    /// The kernel's id.
+    /// The kernel's id, with the name of its pack before it (`PACK/ID`): kernels of several packs may have one id.
+    /// Native twins have theirs alone.
     pub kernel: String,
     /// What its timed calls weighed together: their number, were they all recent.
     pub calls: f64,
@@ -150,7 +151,7 @@ impl Class {
 
     pub(super) fn measured(&self, (hash, stats): &(String, Arc<KernelStats>)) -> Option<Measured> {
         let times = &self.kernels.get(hash)?.times;
-        let kernel = stats.kernel.clone();
+        let kernel = stats.qualified();
         Some(Measured { kernel, calls: times.weight(), median_nanos: times.median() })
     }
 

@@ -305,7 +305,7 @@ impl Learner {
             if measured.is_empty() && chosen.is_none() {
                 continue;
             }
-            let first = &chain.candidates[known.first(chain)].1.kernel;
+            let first = chain.candidates[known.first(chain)].1.qualified();
             let measured =
                 if measured.is_empty() { "nothing yet".to_owned() } else { measured.join(", ") };
             sentences.push(format!(
@@ -512,12 +512,13 @@ mod tests {
         trial.calls(1, 5, 100);
         assert_eq!(trial.after(1), 1);
         let [change] = trial.changes().try_into().unwrap();
-        assert_eq!((&*change.from.kernel, &*change.to.kernel), ("old", "new"));
+        assert_eq!((&*change.from.kernel, &*change.to.kernel), ("pack/old", "pack/new"));
         assert_eq!((change.below, change.time), (Some(16_384), 1_000_000_002_000));
         assert!((900.0..1200.0).contains(&change.from.median_nanos), "{change:?}");
         assert!((128.0..132.0).contains(&change.to.calls), "{change:?}");
         let said = change.to_string();
-        assert!(said.contains("calls of 4 to 16 KiB: new is asked first instead of old"), "{said}");
+        let expected = "calls of 4 to 16 KiB: pack/new is asked first instead of pack/old";
+        assert!(said.contains(expected), "{said}");
         assert_eq!(trial.preference.first(CLASS + 1), 0, "another class of sizes");
         assert_eq!(trial.learner.changes(1), (Vec::new(), 1));
     }

@@ -156,6 +156,14 @@ impl KernelStats {
         }
     }
 
+    /// Its id, which is no other kernel's: with the name of its pack before it, but for native twins.
+    pub(crate) fn qualified(&self) -> String {
+        match self.executor {
+            "native" => self.kernel.clone(),
+            _ => format!("{}/{}", self.pack, self.kernel),
+        }
+    }
+
     /// Books the generation that publishes the kernel first. `false` where one has before.
     pub(crate) fn published_in(&self, generation: u64) -> bool {
         self.generation.compare_exchange(0, generation, Relaxed, Relaxed).is_ok()

@@ -59,14 +59,15 @@ fn a_choice_follows_live_calls_and_is_kept_and_explained() {
     assert_eq!(answers(&running), "sandbox", "the order of the chain before anything is known");
     // A scalar kernel in the sandbox against vectors.
     let [change] = call_until_changed(&running, 1).try_into().unwrap();
-    assert_eq!((&*change.from.kernel, &*change.to.kernel), ("rmsnorm_f32", "native:rmsnorm_f32"));
+    let [sandboxed, native] = ["test-kernels/rmsnorm_f32", "native:rmsnorm_f32"];
+    assert_eq!([&*change.from.kernel, &*change.to.kernel], [sandboxed, native]);
     assert_eq!(answers(&running), "native");
     assert!(explained(&running).contains(&change.to_string()), "{}", explained(&running));
     assert!(explained(&running).contains("calls of 16 to 64 KiB: native:rmsnorm_f32 first"));
     // The native twin becomes slow.
     running.state.workers.native_delay.store(60_000, Relaxed);
     let [_, back] = call_until_changed(&running, 2).try_into().unwrap();
-    assert_eq!((&*back.from.kernel, &*back.to.kernel), ("native:rmsnorm_f32", "rmsnorm_f32"));
+    assert_eq!([&*back.from.kernel, &*back.to.kernel], [native, sandboxed]);
     assert_eq!(answers(&running), "sandbox");
     running.state.workers.native_delay.store(0, Relaxed);
     let [.., last] = &call_until_changed(&running, 3)[..] else { panic!("no change") };
