@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::prompts::Prompts;
 use crate::report::Report;
 use crate::{Failure, Load};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Questions of each round.
 const QUESTIONS: u64 = 8;
@@ -21,16 +21,20 @@ const WORDS: usize = 6;
 pub(crate) fn run(load: &Load, client: &Client, choices: u64) -> Result<Report, Failure> {
     let contexts = load.prompts()?;
     let endings = Prompts::new(load.prompt_file.as_deref(), WORDS, 0)?;
-    // Every text of a number is asked for once, so that nothing is found of another round.
-    let mut begun = 0;
+    // Every number is used once, so that nothing is found of another round or of an earlier program.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    let mut begun = now.as_nanos() as u64;
     let mut time = |shared: bool| -> Result<f64, Failure> {
         let asked = Instant::now();
         for _ in 0..QUESTIONS {
-            let context = |choice| contexts.number(begun + if shared { 0 } else { choice });
-            let text = |choice| format!("{} {}", context(choice), endings.number(begun + choice));
+            let context =
+                |choice| contexts.number(begun.wrapping_add(if shared { 0 } else { choice }));
+            let text = |choice| {
+                format!("{} {}", context(choice), endings.number(begun.wrapping_add(choice)))
+            };
             let texts: Vec<String> = (0..choices).map(text).collect();
             client.score(&texts)?;
-            begun += choices;
+            begun = begun.wrapping_add(choices);
         }
         Ok(asked.elapsed().as_secs_f64())
     };
