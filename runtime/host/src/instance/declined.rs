@@ -28,7 +28,12 @@ impl Instance {
         call: &OpCall<'_>,
         status: i32,
     ) -> String {
-        if call.is_backward() {
+        let of_sizes = matches!(
+            Status::from_code(status),
+            Some(Status::InvalidInput | Status::InvalidOutput | Status::InvalidParams)
+        );
+        // Of anything else no other call would tell more.
+        if call.is_backward() || !of_sizes {
             return given(plan, call);
         }
         let sized = |words: Words| plan.bytes(words.as_slice()).ok();
