@@ -18,6 +18,15 @@ const SMALL: u32 = 256;
 /// Sizes of each of two tensors that are tried together.
 const PAIRS: usize = 48;
 
+/// Sizes that a kernel declined.
+#[derive(Clone, Copy)]
+struct Declined<'a> {
+    plan: &'a CallPlan,
+    words: Words,
+    bytes: CallBytes,
+    status: Status,
+}
+
 impl Instance {
     /// What a kernel that declined a call takes instead, or else what it was given, in a sentence for its
     /// author. Afterwards the instance is of no use to others.
@@ -28,58 +37,47 @@ impl Instance {
         call: &OpCall<'_>,
         status: i32,
     ) -> String {
-        let of_sizes = matches!(
-            Status::from_code(status),
-            Some(Status::InvalidInput | Status::InvalidOutput | Status::InvalidParams)
-        );
-        // Of anything else no other call would tell more.
-        if call.is_backward() || !of_sizes {
-            return given(plan, call);
-        }
-        let sized = |words: Words| plan.bytes(words.as_slice()).ok();
-        let Some(bytes) = sized(call.words) else { return given(plan, call) };
-        if self.takes_zeros(call.words, bytes, status) {
+        self.ask_again(plan, call, status).unwrap_or_else(|| given(plan, call))
+    }
+
+    /// What a kernel takes instead, where its status is one of sizes: of anything else no other call tells more.
+    fn ask_again(&mut self, plan: &CallPlan, call: &OpCall<'_>, status: i32) -> Option<String> {
+        let status = Status::from_code(status).filter(|_| !call.is_backward())?;
+        let explain = match status {
+            Status::InvalidInput => Declined::explain_input,
+            Status::InvalidOutput => Declined::explain_output,
+            Status::InvalidParams => Declined::explain_params,
+            _ => return None,
+        };
+        let declined = |words: Words| {
+            let bytes = plan.bytes(words.as_slice()).ok()?;
+            Some(Declined { plan, words, bytes, status })
+        };
+        let asked = declined(call.words)?;
+        if asked.is_taken(self, asked.words, asked.bytes) {
             let given = given(plan, call);
-            return format!("it takes tensors of these sizes, but not these numbers; {given}");
+            return Some(format!(
+                "it takes tensors of these sizes, but not these numbers; {given}"
+            ));
         }
-        let mut found = self.explain_sizes(plan, call.words, bytes, status);
-        if found.is_none() {
-            // A shape such as `[dim, dim]` may be more than is tried, or than the kernel's memory holds.
-            let smaller = plan.with_extents_up_to(SMALL, call.words);
-            if let Some(bytes) = sized(smaller)
-                && smaller.as_slice() != call.words.as_slice()
-                && !self.takes_zeros(smaller, bytes, status)
-            {
-                found = self.explain_sizes(plan, smaller, bytes, status);
-            }
+        if let Some(found) = explain(asked, self) {
+            return Some(found);
         }
-        found.unwrap_or_else(|| given(plan, call))
+        // A shape such as `[dim, dim]` may be more than is tried, or than the kernel's memory holds.
+        let smaller = declined(plan.with_extents_up_to(SMALL, call.words))?;
+        let is_other = smaller.words.as_slice() != call.words.as_slice();
+        if !is_other || smaller.is_taken(self, smaller.words, smaller.bytes) {
+            return None;
+        }
+        explain(smaller, self)
     }
+}
 
-    /// What a kernel takes instead that declines calls of these sizes.
-    fn explain_sizes(
-        &mut self,
-        plan: &CallPlan,
-        words: Words,
-        bytes: CallBytes,
-        status: i32,
-    ) -> Option<String> {
-        match Status::from_code(status)? {
-            Status::InvalidInput => self.explain_input(plan, words, bytes, status),
-            Status::InvalidOutput => self.explain_output(plan, words, bytes, status),
-            Status::InvalidParams => self.explain_params(plan, words, bytes, status),
-            _ => None,
-        }
-    }
-
-    fn explain_input(
-        &mut self,
-        plan: &CallPlan,
-        words: Words,
-        bytes: CallBytes,
-        status: i32,
-    ) -> Option<String> {
-        let sized = |a: usize, b: usize| CallBytes { a, b, ..bytes };
+impl Declined<'_> {
+    fn explain_input(self, kernel: &mut Instance) -> Option<String> {
+        let Declined { plan, words, bytes, .. } = self;
+        let mut takes =
+            |a: usize, b: usize| self.is_taken(kernel, words, CallBytes { a, b, ..bytes });
         let others: Vec<Vec<(String, usize)>> =
             plan.inputs.iter().map(|input| plan.alternatives(input, words.as_slice())).collect();
         let said = |of: usize, takes: &str| {
@@ -91,15 +89,15 @@ impl Instance {
             )
         };
         for (of, others) in others.iter().enumerate() {
-            for (takes, size) in others {
-                let tried = if of == 0 { sized(*size, bytes.b) } else { sized(bytes.a, *size) };
-                if self.takes_zeros(words, tried, status) {
-                    return Some(said(of, takes));
+            for (other, size) in others {
+                let (a, b) = if of == 0 { (*size, bytes.b) } else { (bytes.a, *size) };
+                if takes(a, b) {
+                    return Some(said(of, other));
                 }
             }
         }
         let [first, second] = &others[..] else { return None };
-        if self.takes_zeros(words, sized(bytes.b, bytes.a), status) {
+        if takes(bytes.b, bytes.a) {
             let [a, b] = [0, 1].map(|of| &plan.inputs[of].name);
             return Some(format!(
                 "it takes `{b}` first and then `{a}`, the manifest has them the other way"
@@ -107,7 +105,7 @@ impl Instance {
         }
         for (a, a_size) in first.iter().take(PAIRS) {
             for (b, b_size) in second.iter().take(PAIRS) {
-                if self.takes_zeros(words, sized(*a_size, *b_size), status) {
+                if takes(*a_size, *b_size) {
                     return Some(format!("{}; {}", said(0, a), said(1, b)));
                 }
             }
@@ -115,44 +113,33 @@ impl Instance {
         None
     }
 
-    fn explain_output(
-        &mut self,
-        plan: &CallPlan,
-        words: Words,
-        bytes: CallBytes,
-        status: i32,
-    ) -> Option<String> {
+    fn explain_output(self, kernel: &mut Instance) -> Option<String> {
+        let Declined { plan, words, bytes, .. } = self;
         let output = &plan.output;
         let mut others = plan.alternatives(output, words.as_slice()).into_iter();
         let (takes, _) = others
-            .find(|(_, out)| self.takes_zeros(words, CallBytes { out: *out, ..bytes }, status))?;
+            .find(|(_, out)| self.is_taken(kernel, words, CallBytes { out: *out, ..bytes }))?;
         let (name, says) = (&output.name, plan.type_of(output));
         Some(format!("it gives `{name}` as {takes}, the manifest says {says}"))
     }
 
-    fn explain_params(
-        &mut self,
-        plan: &CallPlan,
-        words: Words,
-        bytes: CallBytes,
-        status: i32,
-    ) -> Option<String> {
-        let words = words.as_slice();
+    fn explain_params(self, kernel: &mut Instance) -> Option<String> {
+        let words = self.words.as_slice();
         let longer = (words.len() + 1..=MAX_PARAM_WORDS).find(|length| {
             let mut longer = words.to_vec();
             longer.resize(*length, 0);
             // Tensors may be of the wrong sizes then: it is past its params all the same.
-            Words::new(&longer).is_some_and(|words| self.takes_zeros(words, bytes, status))
+            Words::new(&longer).is_some_and(|words| self.is_taken(kernel, words, self.bytes))
         })?;
         Some(format!(
             "it reads {longer} words of extents and params, the manifest has {}: {}",
             words.len(),
-            names(plan)
+            names(self.plan)
         ))
     }
 
-    /// Whether the kernel gets beyond this status where it is called with zeros of these sizes.
-    fn takes_zeros(&mut self, words: Words, bytes: CallBytes, status: i32) -> bool {
+    /// Whether the kernel gets beyond its status where it is called with zeros of these sizes.
+    fn is_taken(self, kernel: &mut Instance, words: Words, bytes: CallBytes) -> bool {
         if bytes.a.max(bytes.b).max(bytes.out) > MOST_BYTES {
             return false;
         }
@@ -162,9 +149,9 @@ impl Instance {
             _ => Operand::Bytes(&zeros[..size]),
         };
         let call = OpCall::new(operand(bytes.a), operand(bytes.b), words);
-        match self.prepare(&call, &bytes).and_then(|()| self.run().map(|_| ())) {
+        match kernel.prepare(&call, &bytes).and_then(|()| kernel.run().map(|_| ())) {
             Ok(()) => true,
-            Err(Failure::Status { status: other, .. }) => other != status,
+            Err(Failure::Status { status, .. }) => status != self.status.code(),
             // Nothing can be told from a trap.
             Err(_) => false,
         }

@@ -1,6 +1,6 @@
 //! What a host does with generations: publishing packs, going back, trials.
 
-use super::book::{GenerationReport, GenerationState, InstallReport, Kept, Staged};
+use super::book::{GenerationReport, GenerationState, Generations, InstallReport, Kept, Staged};
 use super::host::{Host, HostState, log};
 use super::prewarm;
 use super::published::{Canary, Published};
@@ -37,11 +37,7 @@ impl HostState {
         origin: Option<u64>,
         check_every: u32,
     ) -> Built {
-        let number = {
-            let mut book = lock(&self.generations);
-            book.last += 1;
-            book.last
-        };
+        let number = lock(&self.generations).next_number();
         let records = packs.iter().map(|pack| pack.publish(&self.uids)).collect();
         let snapshot = self.published.load().active.next(number, records, check_every);
         let snapshot = Arc::new(snapshot);
@@ -53,9 +49,18 @@ impl HostState {
         Built { snapshot, packs, origin: origin.unwrap_or(number) }
     }
 
-    /// Notes a generation and has steps run on it: a share of them, on trial, or all. The store of the
-    /// pointer is the activation.
-    fn serve_new(&self, _: &Turn<'_>, built: Built, share: Option<f64>) -> u64 {
+    /// Has steps run on other generations, and notes it in the book. The store of the pointer is the activation.
+    fn serve(&self, _: &Turn<'_>, published: Published, note: impl FnOnce(&mut Generations)) {
+        let mut book = lock(&self.generations);
+        note(&mut book);
+        self.published.store(Arc::new(published));
+        book.trim(self.config().kept_generations);
+        drop(book);
+        self.let_go_of_others();
+    }
+
+    /// Has steps run on a new generation: a share of them, on trial, or all.
+    fn serve_new(&self, turn: &Turn<'_>, built: Built, share: Option<f64>) -> u64 {
         let Built { snapshot, packs, origin } = built;
         let number = snapshot.generation();
         let kept = Kept {
@@ -72,12 +77,7 @@ impl HostState {
                 Published { active, canary: Some(Canary::new(snapshot, share)) }
             }
         };
-        let mut book = lock(&self.generations);
-        book.kept.push_back(kept);
-        self.published.store(Arc::new(published));
-        book.trim(self.config().kept_generations);
-        drop(book);
-        self.let_go_of_others();
+        self.serve(turn, published, |book| book.kept.push_back(kept));
         number
     }
 
@@ -156,11 +156,7 @@ impl Host {
     /// [`HostError::NotStaged`], [`HostError::CanaryRunning`], [`HostError::Barred`] and
     /// [`HostError::NotPrepared`]: nothing has changed then.
     pub fn activate(&self, id: u64) -> Result<InstallReport, HostError> {
-        let turn = self.state.turn();
-        let staged = lock(&self.state.generations).staged(id)?.clone();
-        let report = self.state.publish_new(&turn, staged, None)?;
-        self.discard(id);
-        Ok(report)
+        self.publish_staged(id, None)
     }
 
     /// Publishes the packs of an earlier generation again, under a new number, and ends any trial.
@@ -192,10 +188,7 @@ impl Host {
         let state = &self.state;
         let turn = state.turn();
         if self.generation() <= past {
-            {
-                let mut book = lock(&state.generations);
-                book.last = book.last.max(past);
-            }
+            lock(&state.generations).skip_to(past);
             state.publish(&turn, state.active_packs(), None);
             lock(&state.generations).kept.retain(|kept| kept.number > past);
         }
@@ -234,9 +227,13 @@ impl Host {
         if !(share > 0.0 && share <= 1.0) {
             return Err(HostError::CanaryShare { share });
         }
+        self.publish_staged(id, Some(share))
+    }
+
+    fn publish_staged(&self, id: u64, share: Option<f64>) -> Result<InstallReport, HostError> {
         let turn = self.state.turn();
         let staged = lock(&self.state.generations).staged(id)?.clone();
-        let report = self.state.publish_new(&turn, staged, Some(share))?;
+        let report = self.state.publish_new(&turn, staged, share)?;
         self.discard(id);
         Ok(report)
     }
@@ -247,16 +244,13 @@ impl Host {
     /// [`HostError::NoCanary`].
     pub fn promote_canary(&self) -> Result<u64, HostError> {
         let state = &self.state;
-        let _turn = state.turn();
+        let turn = state.turn();
         let snapshot = state.canary()?;
         let number = snapshot.generation();
         snapshot.set_check_every(state.config().cross_check_every);
-        let mut book = lock(&state.generations);
-        book.kept.iter_mut().for_each(|kept| kept.activated |= kept.number == number);
-        state.published.store(Arc::new(Published { active: snapshot, canary: None }));
-        book.trim(state.config().kept_generations);
-        drop(book);
-        state.let_go_of_others();
+        state.serve(&turn, Published { active: snapshot, canary: None }, |book| {
+            book.kept.iter_mut().for_each(|kept| kept.activated |= kept.number == number);
+        });
         Ok(number)
     }
 
@@ -267,10 +261,9 @@ impl Host {
     /// [`HostError::NoCanary`].
     pub fn end_canary(&self) -> Result<u64, HostError> {
         let state = &self.state;
-        let _turn = state.turn();
+        let turn = state.turn();
         let number = state.canary()?.generation();
-        state.published.store(Arc::new(Published { active: self.snapshot(), canary: None }));
-        state.let_go_of_others();
+        state.serve(&turn, Published { active: self.snapshot(), canary: None }, |_| ());
         Ok(number)
     }
 

@@ -86,6 +86,17 @@ impl Generations {
         }
     }
 
+    pub(super) fn next_number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// Has all numbers that are given from now on be above `past`.
+    #[cfg(feature = "supervisor")]
+    pub(super) fn skip_to(&mut self, past: u64) {
+        self.last = self.last.max(past);
+    }
+
     /// # Errors
     /// [`HostError::Barred`].
     pub(super) fn admits(&self, pack: &PackId) -> Result<(), HostError> {
