@@ -26,19 +26,20 @@ pub(crate) async fn completions(
     Extension(caller): Extension<Caller>,
     fields: Fields,
 ) -> Result<Response, ApiError> {
-    let take = |fields: &mut Fields, app: &App| -> Result<(Conversation, ()), ApiError> {
+    let take = |fields: &mut Fields, app: &App| -> Result<(Conversation, bool), ApiError> {
         let params = Params::take(fields, app, None)?;
         let logprobs = logprobs(fields)?;
         let messages = messages::take(fields)?;
         let tools = Tools::take(fields, &app.teaching)?;
         let wanted = wanted(fields, tools.as_ref())?;
         let begun = String::new();
-        Ok((Conversation { messages, begun, params, logprobs, tools, wanted }, ()))
+        let told = logprobs.is_some();
+        Ok((Conversation { messages, begun, params, logprobs, tools, wanted }, told))
     };
-    let (answering, ()) = conversation::answer(&app, caller, fields, take).await?;
+    let (answering, logprobs) = conversation::answer(&app, caller, fields, take).await?;
     let so_far = |message| SoFar { message, content: String::new(), logprobs: Vec::new() };
     let messages = answering.messages.into_iter().map(so_far).collect();
-    let shape = Messages { app: Arc::clone(&app), messages };
+    let shape = Messages { app: Arc::clone(&app), logprobs, messages };
     if answering.stream {
         return answer::stream(answering.sequences, shape, answering.include_usage);
     }
@@ -98,6 +99,8 @@ pub(crate) fn format_wanted(
 /// The messages so far.
 struct Messages {
     app: Arc<App>,
+    /// Whether log-probabilities are told.
+    logprobs: bool,
     messages: Vec<SoFar>,
 }
 
@@ -193,11 +196,7 @@ impl Shape for Messages {
             message["tool_calls"] = calls.into();
         }
         let logprobs = std::mem::take(logprobs);
-        let logprobs = if logprobs.is_empty() {
-            Value::Null
-        } else {
-            json!({"content": logprobs, "refusal": null})
-        };
+        let logprobs = self.logprobs.then(|| json!({"content": logprobs, "refusal": null}));
         json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
     }
 }

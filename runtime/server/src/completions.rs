@@ -28,7 +28,7 @@ pub(crate) async fn completions(
     mut fields: Fields,
 ) -> Result<Response, ApiError> {
     let shared = Arc::clone(&app);
-    let (sequences, params, echo) = app
+    let (sequences, params, echo, logprobs) = app
         .aside(move || {
             let app = shared;
             let params = Params::take(&mut fields, &app, Some(TOKENS))?;
@@ -56,11 +56,11 @@ pub(crate) async fn completions(
                 grammar: None,
             };
             let sequences = Sequences::start(&app, caller, work)?;
-            let echo = echo.then_some(Echo { prompts, n, logprobs: logprobs.is_some() });
-            Ok((sequences, params, echo))
+            let echo = echo.then_some(Echo { prompts, n });
+            Ok((sequences, params, echo, logprobs.is_some()))
         })
         .await?;
-    let shape = Texts { app: Arc::clone(&app), echo, texts: Vec::new() };
+    let shape = Texts { app: Arc::clone(&app), echo, logprobs, texts: Vec::new() };
     if params.stream {
         return answer::stream(sequences, shape, params.include_usage);
     }
@@ -117,6 +117,8 @@ pub(crate) fn each_prompt<T>(
 struct Texts {
     app: Arc<App>,
     echo: Option<Echo>,
+    /// Whether log-probabilities are told.
+    logprobs: bool,
     texts: Vec<TextSoFar>,
 }
 
@@ -125,8 +127,6 @@ struct Echo {
     prompts: Vec<Prompt>,
     /// Answers to each.
     n: usize,
-    /// Whether their log-probabilities are told, too.
-    logprobs: bool,
 }
 
 #[derive(Default)]
@@ -168,8 +168,7 @@ impl Shape for Texts {
 
     fn begin(&mut self, index: usize) -> Option<Value> {
         // With log-probabilities, the prompt is told once these are known.
-        self.echo.as_ref().filter(|echo| !echo.logprobs)?;
-        let (text, _) = self.echoed(index)?;
+        let (text, _) = self.echoed(index).filter(|_| !self.logprobs)?;
         Some(json!({"index": index, "text": text, "logprobs": null, "finish_reason": null}))
     }
 
@@ -218,10 +217,11 @@ impl Shape for Texts {
     fn whole(&mut self, index: usize, finished: &Finished) -> Value {
         self.note_end(index, finished);
         let echoed = self.echoed(index).map(|(text, _)| text).unwrap_or_default();
+        let told = self.logprobs;
         let so_far = self.text(index);
         let text = echoed + &std::mem::take(&mut so_far.text) + &finished.text;
         json!({
-            "index": index, "text": text, "logprobs": so_far.logprobs.take(),
+            "index": index, "text": text, "logprobs": told.then(|| so_far.logprobs.take_all()),
             "finish_reason": reason(finished.reason),
         })
     }

@@ -122,12 +122,14 @@ impl TextLogprobs {
         }));
     }
 
-    /// The JSON; null without tokens.
+    /// The JSON of some of a text's tokens; null without any.
     pub(crate) fn take(&mut self) -> Value {
+        if self.tokens.is_empty() { Value::Null } else { self.take_all() }
+    }
+
+    /// The JSON of all of a text's tokens, of which there may be none.
+    pub(crate) fn take_all(&mut self) -> Value {
         let Self { tokens, token_logprobs, top_logprobs, text_offset } = std::mem::take(self);
-        if tokens.is_empty() {
-            return Value::Null;
-        }
         json!({
             "tokens": tokens,
             "token_logprobs": token_logprobs,

@@ -172,7 +172,9 @@ impl BenchReport {
         }
         writeln!(
             f,
-            "a live server would TAKE IT BACK for its speed, {limit} times as long is allowed:"
+            "a live server that has timed {} calls of the kernel in use would TAKE IT BACK for its speed, \
+             {limit} times as long is allowed:",
+            HealthLimits::default().latency_calls
         )?;
         for (line, ratio) in slow {
             let kernel = escape_untrusted(&line.kernel);

@@ -239,8 +239,9 @@ enum LangArg {
 
 /// An operation by its name.
 fn op(name: &str) -> Result<ruvllm_abi::Op, String> {
-    ruvllm_abi::Op::from_name(name)
-        .ok_or_else(|| format!("{}; for one of your own use --custom", unknown_op(name)))
+    ruvllm_abi::Op::from_name(name).ok_or_else(|| {
+        format!("{}; for one of your own leave out --op and use --custom", unknown_op(name))
+    })
 }
 
 /// A number with its name.

@@ -60,7 +60,8 @@ pub fn keygen(file: &Path) -> Result<KeygenReport, ToolError> {
         return Err(ToolError::Pack(PackError::Key { message }));
     }
     if public_file.exists() {
-        let exists = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
+        let what = "it exists, and no key is ever overwritten; name another file with --out";
+        let exists = std::io::Error::new(std::io::ErrorKind::AlreadyExists, what);
         return Err(ToolError::io("create", &public_file)(exists));
     }
     let key = SecretKey::generate()?;

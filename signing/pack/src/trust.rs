@@ -247,7 +247,10 @@ fn give(entry: &mut Table, new: &NewPublisher) -> Result<(), ToolError> {
 
 /// Only who is there can be given more without a key.
 pub(crate) fn without_key(name: &str) -> ToolError {
-    invalid(&format!("no publisher is called `{name}` yet: give its public key with --key"))
+    refused(format!(
+        "no publisher is called `{}` yet: give its public key with --key",
+        escape_untrusted(name)
+    ))
 }
 
 /// Revokes a key, or every key of a publisher, in a policy file. The publisher stays listed, so that
@@ -276,7 +279,7 @@ pub fn revoke(file: &Path, who: &str) -> Result<TrustChange, ToolError> {
     };
     keys.retain(|key| revoked.iter().all(|old| old.as_str() != Some(key)));
     if keys.is_empty() {
-        return Err(invalid("the key is revoked already"));
+        return Err(refused("the key is revoked already".to_owned()));
     }
     revoked.extend(keys.iter());
     write(file, &document)?;
@@ -293,6 +296,11 @@ fn write(file: &Path, document: &DocumentMut) -> Result<(), ToolError> {
     let text = document.to_string();
     TrustPolicy::check_toml(&text)?;
     atomic::write(file, text.as_bytes())
+}
+
+/// For what the policy itself says nothing wrong of.
+fn refused(message: String) -> ToolError {
+    ToolError::Pack(PackError::Key { message })
 }
 
 fn invalid(message: &str) -> ToolError {

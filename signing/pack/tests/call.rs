@@ -145,6 +145,9 @@ fn what_does_not_fit_the_kernel_is_named() {
     };
     refused("rmsnorm_f23", &[], "did you mean `rmsnorm_f32`?");
     refused("rmsnorm_f32", &["-i", "x.json"], "`weight` is missing: give --input weight=FILE");
+    let misspelt = ["-i", "x.json", "-i", "weigth=w.json"];
+    refused("rmsnorm_f32", &misspelt, "no input `weigth`: did you mean `weight`?");
+    refused("rmsnorm_f32", &["-i", "bias=w.json"], "no input `bias`; it has x, weight");
     refused("rmsnorm_f32", &["-i", "x.json", "-i", "x=x.json"], "`x` is given twice");
     refused("rmsnorm_f32", &["-i", "x.json", "-i", "w.json"], "weight");
     refused("rmsnorm_f32", &["-i", "x.json", "-p", "epsilon=1"], "`epsilon`");

@@ -60,16 +60,17 @@ impl Instance {
                 "it takes tensors of these sizes, but not these numbers; {given}"
             ));
         }
-        if let Some(found) = explain(asked, self) {
-            return Some(found);
-        }
-        // A shape such as `[dim, dim]` may be more than is tried, or than the kernel's memory holds.
-        let smaller = declined(plan.with_extents_up_to(SMALL, call.words))?;
-        let is_other = smaller.words.as_slice() != call.words.as_slice();
-        if !is_other || smaller.is_taken(self, smaller.words, smaller.bytes) {
-            return None;
-        }
-        explain(smaller, self)
+        // With a single row, `[rows]`, `[]` and `[1]` have one size. And a shape such as `[dim, dim]` may be more than
+        // is tried, or than the kernel's memory holds.
+        let apart = plan.with_extents_apart(call.words);
+        let mut tried = vec![apart, call.words, plan.with_extents_up_to(SMALL, apart)];
+        tried.dedup_by(|next, words| next.as_slice() == words.as_slice());
+        tried.into_iter().filter_map(declined).find_map(|sizes| {
+            // A kernel that does not decline these sizes says nothing here.
+            let is_other = sizes.words.as_slice() != call.words.as_slice();
+            let is_declined = !is_other || !sizes.is_taken(self, sizes.words, sizes.bytes);
+            is_declined.then(|| explain(sizes, self)).flatten()
+        })
     }
 }
 

@@ -259,6 +259,20 @@ impl CallPlan {
         extents.fold(words, |smaller, (word, extent)| smaller.with(word, (*extent).min(most)))
     }
 
+    /// The words with other extents for those that are 1 or as large as a later one: so different shapes have
+    /// different sizes.
+    pub(crate) fn with_extents_apart(&self, words: Words) -> Words {
+        (0..self.symbols.len()).fold(words, |apart, word| {
+            let extents = &apart.as_slice()[..self.symbols.len()];
+            let own = extents[word];
+            if own > 1 && !extents[word + 1..].contains(&own) {
+                return apart;
+            }
+            let other = (3..).step_by(2).find(|extent| !extents.contains(extent));
+            apart.with(word, other.unwrap_or(own))
+        })
+    }
+
     /// Whether calls of one are calls of the other, whatever the names.
     pub(crate) fn same(&self, other: &CallPlan) -> bool {
         self.inputs.len() == other.inputs.len()

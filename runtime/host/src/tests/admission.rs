@@ -105,6 +105,18 @@ fn a_declined_tensor_is_named_with_what_the_kernel_takes_instead() {
     for message in messages {
         assert!(message.contains("it takes `weight` as f32[dim, dim]"), "{message}");
     }
+    // With a single row, that is the size of one number, too.
+    let by_rows = always(
+        "(local.set $i (i32.load offset=32 (local.get $desc)))
+         (local.set $rows (i32.load offset=0 (local.get $i)))
+         (if (i32.ne (i32.load offset=12 (local.get $desc)) (i32.mul (i32.const 4) (local.get $rows)))
+           (then (return (i32.const 1))))",
+    );
+    let messages: Vec<String> = (0..8).map(|seed| message_of_seed(&by_rows, seed)).collect();
+    assert!(messages.iter().any(|message| message.contains("rows 1,")), "{messages:#?}");
+    for message in messages {
+        assert!(message.contains("it takes `weight` as f32[rows],"), "{message}");
+    }
     let picky = message(&always("(return (i32.const 1))"));
     assert!(picky.contains("INVALID_INPUT): it was called with x: f32["), "{picky}");
     let values = message(&always(

@@ -148,14 +148,27 @@ fn log_probabilities_have_the_form_of_each_api() {
         "messages": [{"role": "user", "content": TALE}],
         "temperature": 0, "max_tokens": 4, "logprobs": true, "top_logprobs": 2,
     });
-    let content =
-        service.ok("/v1/chat/completions", &body)["choices"][0]["logprobs"]["content"].clone();
+    let chat = |body: &Value| service.ok("/v1/chat/completions", body)["choices"][0].clone();
+    let content = chat(&body)["logprobs"]["content"].clone();
     assert_eq!(content.as_array().unwrap().len(), 4);
     let first = &content[0];
     assert_eq!(first["top_logprobs"].as_array().unwrap().len(), 2);
     assert_eq!(first["top_logprobs"][0]["logprob"], first["logprob"]);
     let bytes: Vec<u8> = serde_json::from_value(first["bytes"].clone()).unwrap();
     assert_eq!(bytes, first["token"].as_str().unwrap().as_bytes());
+    // Of a text that ends with its first token, those of no token.
+    let info = service.get("/tokenizer_info").json();
+    let end = json!({"content": info["eos_token"]});
+    let end = service.ok("/tokenize", &end)["tokens"][0].clone();
+    let ends = json!({end.to_string(): 100});
+    let body = greedy(json!({"logprobs": 3, "max_tokens": 4, "logit_bias": ends}));
+    let choice = service.ok("/v1/completions", &body)["choices"][0].clone();
+    let none = json!({"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []});
+    assert_eq!((&choice["finish_reason"], &choice["logprobs"]), (&json!("stop"), &none));
+    let mut body = json!({"messages": [{"role": "user", "content": TALE}], "logit_bias": ends});
+    assert_eq!(chat(&body)["logprobs"], Value::Null);
+    body["logprobs"] = true.into();
+    assert_eq!(chat(&body)["logprobs"], json!({"content": [], "refusal": null}));
 }
 
 #[test]
