@@ -168,7 +168,10 @@ impl Shape for Texts {
 
     fn begin(&mut self, index: usize) -> Option<Value> {
         // With log-probabilities, the prompt is told once these are known.
-        let (text, _) = self.echoed(index).filter(|_| !self.logprobs)?;
+        if self.logprobs {
+            return None;
+        }
+        let (text, _) = self.echoed(index)?;
         Some(json!({"index": index, "text": text, "logprobs": null, "finish_reason": null}))
     }
 

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
 use ruvllm_host::{ParamValue, Tensor};
-use ruvllm_manifest::{KernelEntry, nearest, similar};
+use ruvllm_manifest::{KernelEntry, nearest};
 use ruvllm_signing::escape_untrusted;
 use serde::{Deserialize, Serialize};
 
-use crate::golden::param;
+use crate::golden::{no_input, param};
 use crate::numbers::{self, Number, Numbers};
 use crate::oracle_test::Trial;
 use crate::stress::Target;
@@ -227,29 +227,17 @@ impl Format {
 }
 
 impl Taken<'_> {
-    fn no_input(&self, name: &str) -> String {
-        let inputs = || self.entry.inputs.iter().map(|input| input.name.as_str());
-        let name = escape_untrusted(name);
-        match similar(&name, inputs()) {
-            Some(meant) => format!("the kernel has no input `{name}`: did you mean `{meant}`?"),
-            None => {
-                let inputs = inputs().collect::<Vec<_>>().join(", ");
-                format!("the kernel has no input `{name}`; it has {inputs}")
-            }
-        }
-    }
-
     /// Takes a file for what it is named for, or for what it can only be.
     fn take(&mut self, input: &str) -> Result<(), ToolError> {
-        let named = input.split_once('=').and_then(|(name, file)| {
+        let parts = input.split_once('=');
+        let named = parts.and_then(|(name, file)| {
             Some((self.entry.inputs.iter().position(|spec| spec.name == name)?, Path::new(file)))
         });
         let file = named.map_or(Path::new(input), |(_, file)| file);
-        if let Some((name, _)) = input.split_once('=')
-            && named.is_none()
+        if let (Some((name, _)), None) = (parts, named)
             && !file.exists()
         {
-            return Err(refused(self.no_input(name)));
+            return Err(refused(no_input(self.entry, name)));
         }
         let at = |message: String| at(file, message);
         let bytes = match Format::of(file)? {
@@ -271,7 +259,7 @@ impl Taken<'_> {
         let Whole { inputs, params, .. } = serde_json::from_slice(&bytes).map_err(wrong)?;
         for (name, numbers) in inputs {
             let of = self.entry.inputs.iter().position(|spec| spec.name == name);
-            let of = of.ok_or_else(|| at(self.no_input(&name)))?;
+            let of = of.ok_or_else(|| at(no_input(self.entry, &name)))?;
             self.put(Some(of), numbers).map_err(at)?;
         }
         params.iter().try_for_each(|(name, value)| self.param(name, value.0)).map_err(at)

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use indexmap::IndexMap;
 use ruvllm_abi::contract::ParamType;
 use ruvllm_host::{ParamValue, Tensor};
-use ruvllm_manifest::{KernelEntry, TensorSpec};
+use ruvllm_manifest::{KernelEntry, TensorSpec, escape_untrusted, similar};
 use ruvllm_native::judge;
 use serde::Deserialize;
 
@@ -81,7 +81,7 @@ impl Golden {
         if let Some(name) =
             file.inputs.keys().find(|name| !entry.inputs.iter().any(|spec| spec.name == **name))
         {
-            return Err(format!("the kernel has no input `{name}`"));
+            return Err(no_input(entry, name));
         }
         let params = file.params.iter().map(|(name, value)| param(entry, name, value.0));
         let params = params.collect::<Result<_, _>>()?;
@@ -115,6 +115,19 @@ impl Golden {
         match pairs.find(|(_, (got, want))| !tolerance.holds(f64::from(**got), **want)) {
             None => Ok(()),
             Some((i, (got, want))) => Err(format!("element {i} is {got:e} instead of {want:e}")),
+        }
+    }
+}
+
+/// What is said of the name of an input that a kernel has not got.
+pub(crate) fn no_input(entry: &KernelEntry, name: &str) -> String {
+    let inputs = || entry.inputs.iter().map(|input| input.name.as_str());
+    let name = escape_untrusted(name);
+    match similar(&name, inputs()) {
+        Some(meant) => format!("the kernel has no input `{name}`: did you mean `{meant}`?"),
+        None => {
+            let inputs = inputs().collect::<Vec<_>>().join(", ");
+            format!("the kernel has no input `{name}`; it has {inputs}")
         }
     }
 }

@@ -67,8 +67,7 @@ impl Instance {
         tried.dedup_by(|next, words| next.as_slice() == words.as_slice());
         tried.into_iter().filter_map(declined).find_map(|sizes| {
             // A kernel that does not decline these sizes says nothing here.
-            let is_other = sizes.words.as_slice() != call.words.as_slice();
-            let is_declined = !is_other || !sizes.is_taken(self, sizes.words, sizes.bytes);
+            let is_declined = !sizes.is_taken(self, sizes.words, sizes.bytes);
             is_declined.then(|| explain(sizes, self)).flatten()
         })
     }
