@@ -197,10 +197,7 @@ impl fmt::Display for MemoryAccess {
         }
         match offset {
             Some(offset) if offset < memory => {
-                write!(
-                    f,
-                    " at {offset:#x}, an input, or memory of its own that it did not write to when it was admitted"
-                )
+                write!(f, " at {offset:#x}, which it may only read")
             }
             Some(offset) => write!(f, " at {offset:#x}, beyond its memory of {memory:#x} bytes"),
             None => write!(f, " beyond its memory of {memory:#x} bytes"),
@@ -257,20 +254,14 @@ mod tests {
              (src/lib.rs:42), called by go; it says: too\\u{a}long"
         );
         trap.access = access(Some(64), None, true);
-        assert!(
-            trap.to_string()
-                .starts_with("wrote at 0x40, an input, or memory of its own that it did not write to when it was admitted, in f")
-        );
+        assert!(trap.to_string().starts_with("wrote at 0x40, which it may only read, in f"));
         trap.place = Some(Box::new(CodeLocation {
             function: String::new(),
             called: "go".into(),
             frames: Vec::new(),
             source: None,
         }));
-        assert!(
-            trap.to_string().contains("when it was admitted, in a call of go; it says"),
-            "{trap}"
-        );
+        assert!(trap.to_string().contains("may only read, in a call of go; it says"), "{trap}");
         trap.access = access(None, Some(1), false);
         assert!(trap.to_string().starts_with("read 1 byte beyond its memory"), "{trap}");
     }

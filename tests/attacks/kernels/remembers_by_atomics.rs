@@ -7,14 +7,17 @@ use ruvllm_tests::wat::Module;
 #[test]
 fn atomic_writes_to_what_may_only_be_read_trap() {
     for write in [
-        "(i32.atomic.store (i32.const 12000) (i32.const 7))",
-        "(drop (i32.atomic.rmw.add (i32.const 12000) (i32.const 7)))",
-        "(drop (i32.atomic.rmw.xchg (i32.const 12000) (i32.const 7)))",
-        "(drop (i64.atomic.rmw.or (i32.const 12000) (i64.const 7)))",
-        "(drop (i32.atomic.rmw8.and_u (i32.const 12000) (i32.const 7)))",
-        "(drop (i32.atomic.rmw.cmpxchg (i32.const 12000) (i32.const 0) (i32.const 7)))",
+        "(i32.atomic.store (i32.const AT) (i32.const 7))",
+        "(drop (i32.atomic.rmw.add (i32.const AT) (i32.const 7)))",
+        "(drop (i32.atomic.rmw.xchg (i32.const AT) (i32.const 7)))",
+        "(drop (i64.atomic.rmw.or (i32.const AT) (i64.const 7)))",
+        "(drop (i32.atomic.rmw8.and_u (i32.const AT) (i32.const 7)))",
+        "(drop (i32.atomic.rmw.cmpxchg (i32.const AT) (i32.const 0) (i32.const 7)))",
     ] {
-        let module = Module { heap_base: 17408, ..thread_later_begins_with(1, write) };
+        // One page more than a host sets back.
+        let writes = (1..18).map(|page| write.replace("AT", &(page << 12).to_string()));
+        let module = thread_later_begins_with(1, &writes.collect::<String>());
+        let module = Module { heap_base: 18 << 12, ..module };
         let incidents = outlived(&threaded_pack(&module), 1);
         let kind = incidents[0].failure.trap().map(|trap| trap.kind);
         assert_eq!(kind, Some(TrapKind::OutOfBounds), "{write}");

@@ -3,11 +3,23 @@
 use super::{Fate, Spy};
 
 #[test]
-fn memory_beyond_its_own_pages_cannot_be_written() {
+fn memory_that_it_needs_later_is_set_back() {
     let spy = Spy {
         keep: r#"(i32.store (i32.const 12000) (local.get $i))"#.into(),
         recall: r#"(i32.load (i32.const 12000))"#.into(),
         spare: 16384,
+        ..Spy::default()
+    };
+    assert_eq!(spy.fate(), Fate::Forgotten);
+}
+
+#[test]
+fn more_of_it_than_a_host_sets_back_cannot_be_written() {
+    let keep = (0..17).map(|page| format!("(i32.store (i32.const {}) (local.get $i))", page << 12));
+    let spy = Spy {
+        keep: keep.collect(),
+        recall: r#"(i32.load (i32.const 0))"#.into(),
+        spare: 17 << 12,
         ..Spy::default()
     };
     assert_eq!(spy.fate(), Fate::of_a_fence());

@@ -11,11 +11,12 @@
 //!
 //! The state of an instance is its memory and its globals; the gate refuses modules that could change
 //! anything else. Memory is read-only but for a few pages: those of descriptor and params, of the
-//! window, of scratch once a kernel has used that, and the kernel's *own*, which
-//! it wrote to when it was admitted (its stack, usually). Where a call is of another scope than the one before, these pages and the globals get what they have in a
-//! new instance, and then the operands: the memory that the kernel finds is, byte for byte, that of a
-//! new instance. Constants lie in pages that it cannot write to, and an instance takes up those of
-//! one owner at most. A kernel that writes anywhere else traps.
+//! window, of scratch once a kernel has used that, and the kernel's *own*, up to [`OWN_PAGES`] that
+//! it has written to (its stack, usually): when it was admitted, or later, where a trap asks for one.
+//! Where a call is of another scope than the one before, these pages and the globals get what they
+//! have in a new instance, and then the operands: the memory that the kernel finds is, byte for byte,
+//! that of a new instance. Constants lie in pages that it cannot write to, and an instance takes up
+//! those of one owner at most. A kernel that writes anywhere else traps.
 //!
 //! Where the system cannot protect pages ([`crate::exec::fence`]), every change of scope makes a new
 //! instance, after the old one is gone: there need not be memory for both.
@@ -31,12 +32,13 @@ pub(crate) use window::{TILE_BYTES, WindowSize, wanted};
 use crate::deadline::Deadline;
 use crate::error::Failure;
 use crate::exec::fence::page_size;
-use crate::exec::{CompiledModule, EngineInstance, Footprint, WASM_PAGE};
+use crate::exec::{CompiledModule, EngineInstance, Footprint, OWN_PAGES, WASM_PAGE};
 use crate::memory::{Charge, PackMemory};
 use crate::op::call::{OpCall, Operand, Owner, Resident, ResidentBytes, Scope, Words};
 use crate::op::plan::CallBytes;
 use crate::random::Random;
 use crate::stats::incidents::FailureReporter;
+use crate::threads::lock;
 use crate::trap::{Trap, TrapKind};
 use constants::Constants;
 use released::Released;
@@ -48,7 +50,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use window::{DESCRIPTOR_BYTES, Layout, align};
 
 /// Bytes behind the output that a guarded run watches.
@@ -73,8 +75,9 @@ pub(crate) struct InstanceTemplate {
     pub(crate) memory: Arc<PackMemory>,
     /// The words for `kernel_init`.
     pub(crate) defaults: Vec<u32>,
-    /// Numbers of the pages below scratch that the kernel writes to.
-    pub(crate) own_pages: Vec<u16>,
+    /// Numbers of the pages below the host's part that the kernel writes to: those of admission, and those that it
+    /// has asked for since, by a trap. At most [`OWN_PAGES`].
+    pub(crate) own_pages: Mutex<Vec<u16>>,
     /// Whether it has asked for scratch, by a trap. What it uses of that depends on the call, and most
     /// kernels use none, which spares them having it set back.
     pub(crate) scratch: AtomicBool,
@@ -239,7 +242,7 @@ impl Instance {
         let Footprint { initial, limit, table } = template.module.footprint();
         let expected = Layout::new(template.heap_base.load(Relaxed), limit, window_size, bytes);
         let linear = initial.max(expected.window.end.next_multiple_of(WASM_PAGE).min(limit));
-        let copies = (template.own_pages.len() + 3) * page_size() + SCRATCH_BYTES;
+        let copies = (lock(&template.own_pages).len() + 3) * page_size() + SCRATCH_BYTES;
         let charge = Charge::new(&template.memory, table + linear + copies)?;
         let mut engine = template.module.instantiate().map_err(|trap| failed(trap.to_string()))?;
         template.heap_base.store(engine.heap_base(), Relaxed);
@@ -305,7 +308,8 @@ impl Instance {
             return;
         }
         let size = page_size();
-        let own = self.template.own_pages.iter().map(|&page| usize::from(page) * PAGE);
+        let own_pages = lock(&self.template.own_pages).clone();
+        let own = own_pages.into_iter().map(|page| usize::from(page) * PAGE);
         let own = own.map(|at| at / size * size..at / size * size + size);
         let head = self.descriptor / size * size..(self.scratch).next_multiple_of(size);
         // All of scratch, where it was asked for, or what of it shares a page with the window.
@@ -351,7 +355,7 @@ impl Instance {
         match &self.isolation {
             Isolation::Recording { written, .. } => written.iter().copied().collect(),
             Isolation::Protected { .. } | Isolation::Reinstantiated => {
-                self.template.own_pages.clone()
+                lock(&self.template.own_pages).clone()
             }
         }
     }
@@ -490,30 +494,62 @@ impl Instance {
     pub(crate) fn call(&mut self, call: &OpCall<'_>, bytes: &CallBytes) -> Result<&[u8], Failure> {
         self.prepare(call, bytes)?;
         if let Err(failure) = self.enter() {
-            self.with_scratch(failure, call, bytes)?;
+            self.with_more_pages(failure, call, bytes)?;
         }
         Ok(self.output())
     }
 
-    /// Lets a kernel that trapped at a page that it cannot write to try again with all of scratch.
+    /// Lets a kernel that trapped at a page that it cannot write to try again with that page, or with all of scratch.
     #[cold]
-    fn with_scratch(
+    fn with_more_pages(
         &mut self,
-        failure: Failure,
+        mut failure: Failure,
         call: &OpCall<'_>,
         bytes: &CallBytes,
     ) -> Result<(), Failure> {
-        let faulted =
-            matches!(&failure, Failure::Trap { trap } if trap.kind == TrapKind::OutOfBounds);
-        if !faulted || self.has_scratch || !matches!(self.isolation, Isolation::Protected { .. }) {
-            return Err(failure);
+        while self.asks_for_pages(&failure) {
+            // Where there is no memory for a new instance, the next call looks for it, as for another client.
+            self.scope = None;
+            self.renew(self.window.len())?;
+            self.prepare(call, bytes)?;
+            match self.enter() {
+                Ok(()) => return Ok(()),
+                Err(next) => failure = next,
+            }
+        }
+        Err(failure)
+    }
+
+    /// Whether a new instance has pages that a kernel lacked: one of its own memory, such as that of a stack which few
+    /// calls use, or all of scratch. Like the others they are set back at a change of scope.
+    fn asks_for_pages(&self, failure: &Failure) -> bool {
+        let Failure::Trap { trap } = failure else { return false };
+        let is_protected = matches!(self.isolation, Isolation::Protected { .. });
+        if trap.kind != TrapKind::OutOfBounds || !is_protected {
+            return false;
+        }
+        let written = trap.access.filter(|access| access.write).and_then(|access| access.offset);
+        let own =
+            written.and_then(|at| usize::try_from(at).ok()).filter(|&at| at < self.descriptor);
+        if let Some(page) = own.and_then(|at| u16::try_from(at / PAGE).ok()) {
+            let mut pages = lock(&self.template.own_pages);
+            // Another instance may have asked for it meanwhile.
+            if pages.contains(&page) {
+                return !self.can_write(usize::from(page) * PAGE);
+            }
+            if pages.len() < OWN_PAGES {
+                pages.push(page);
+                return true;
+            }
         }
         self.template.scratch.store(true, Relaxed);
-        // Where there is no memory for a new instance, the next call looks for it, as for another client.
-        self.scope = None;
-        self.renew(self.window.len())?;
-        self.prepare(call, bytes)?;
-        self.enter()
+        !self.has_scratch
+    }
+
+    /// Whether the kernel can write to the page below the window that begins there.
+    fn can_write(&self, at: usize) -> bool {
+        let Isolation::Protected { parts } = &self.isolation else { return true };
+        parts.iter().any(|(start, image)| (*start..start + image.len()).contains(&at))
     }
 
     /// Lays the regions of a call out and copies its operands. Where its scope is another than that of

@@ -7,6 +7,7 @@ use crate::instance::{Instance, InstanceTemplate, WindowSize};
 use crate::op::call::{OpCall, Scope};
 use crate::random::{self, Random};
 use crate::registry::kernel::PublishedKernel;
+use crate::threads::lock;
 use crate::{Host, HostConfig, Operand, Resident};
 use ruvllm_signing::{PackLimits, TrustPolicy, UnverifiedPack};
 use std::path::Path;
@@ -86,6 +87,7 @@ fn so_it_is_where_pages_cannot_be_protected() {
 fn kernels_of_the_core_pack_have_few_pages_of_their_own() {
     for_each_kernel(|kernel, template| {
         // The top of the stack, where it is used.
-        assert!(template.own_pages.len() <= 1, "{}: {:?}", kernel.id(), template.own_pages);
+        let own = lock(&template.own_pages);
+        assert!(own.len() <= 1, "{}: {own:?}", kernel.id());
     });
 }

@@ -34,11 +34,13 @@ pub(super) fn trap(error: &wasmtime::Error, own: &[u8], called: &str, memory: u6
     let mut trap = Trap::new(kind, detail);
     let (place, instruction) = found.unzip();
     trap.place = place.map(Box::new);
-    if let (TrapKind::OutOfBounds, Some(Instruction { access: Some((size, write)), .. })) =
-        (kind, instruction.flatten())
-    {
+    if kind == TrapKind::OutOfBounds {
         // Of bounds that are checked by instructions of their own, no address is kept.
-        trap.access = Some(MemoryAccess { offset: fault(error), size, write, memory });
+        let offset = fault(error);
+        // All that a memory has can be read, so that an instruction of which it is not known wrote there.
+        let within = offset.filter(|&at| at < memory).map(|_| (None, true));
+        let access = instruction.flatten().and_then(|instruction| instruction.access).or(within);
+        trap.access = access.map(|(size, write)| MemoryAccess { offset, size, write, memory });
     }
     trap
 }
