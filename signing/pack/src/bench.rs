@@ -172,8 +172,8 @@ impl BenchReport {
         }
         writeln!(
             f,
-            "a live server that has timed {} calls of the kernel in use would TAKE IT BACK for its speed, \
-             {limit} times as long is allowed:",
+            "a live server would TAKE IT BACK for its speed, {limit} times as long is allowed, once it has \
+             timed {} calls:",
             HealthLimits::default().latency_calls
         )?;
         for (line, ratio) in slow {

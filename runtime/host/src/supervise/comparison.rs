@@ -2,7 +2,8 @@
 
 use super::health::{HealthCounts, Latency};
 use super::paired;
-use crate::code::PreparedKernel;
+use super::watched::OpSize;
+use crate::code::{Code, PreparedKernel};
 use crate::registry::{RegistrySnapshot, Slot};
 use crate::stats::KernelStats;
 use crate::stats::latency::{SIZES, Times, below};
@@ -94,11 +95,10 @@ impl Comparison {
         if self.is_same(op) {
             return false;
         }
-        self.compared_kernels(op)
-            .is_none_or(|compared_kernels| compared_kernels.is_slower(host, ratio))
+        self.compared_kernels(op).and_then(|kernels| kernels.is_slower(host, ratio)).unwrap_or(true)
     }
 
-    /// The kernels of an operation that compute the same calls where one is suspected to be slower.
+    /// The kernels of an operation that compute the same calls where it must be known which is slower.
     pub(super) fn compared_kernels(&self, op: &OpKey) -> Option<ComparedKernels> {
         self.of(op).map(|compared| ComparedKernels(compared.firsts.clone()))
     }
@@ -142,31 +142,48 @@ impl Comparison {
             counts.wrong_numbers += now.wrong_numbers - mark.wrong_numbers;
             counts.quarantines += now.quarantines - mark.quarantines;
         }
-        for Compared { op, old, new, .. } in &self.ops {
-            let (mut before, mut after): ([Times; SIZES], [Times; SIZES]) = Default::default();
-            for stats in old {
-                before.iter_mut().zip(&stats.times()).for_each(|(sum, times)| sum.add(times));
-            }
-            for (stats, mark) in new {
-                let since = stats.times().into_iter().zip(mark).map(|(now, mark)| now.since(mark));
-                after.iter_mut().zip(since).for_each(|(sum, times)| sum.add(&times));
-            }
-            for (size, (before, after)) in before.iter().zip(&after).enumerate() {
-                let calls = before.calls().min(after.calls());
-                if calls > 0 {
-                    counts.latencies.push(Latency {
-                        op: op.clone(),
-                        below: below(size),
-                        calls,
-                        old_nanos: before.median(),
-                        new_nanos: after.median(),
-                        old_mean_nanos: before.mean_but(LONGEST),
-                        new_mean_nanos: after.mean_but(LONGEST),
-                    });
-                }
+        for (Compared { op, .. }, below, [before, after]) in self.times() {
+            let calls = before.calls().min(after.calls());
+            if calls > 0 {
+                counts.latencies.push(Latency {
+                    op: op.clone(),
+                    below,
+                    calls,
+                    old_nanos: before.median(),
+                    new_nanos: after.median(),
+                    old_mean_nanos: before.mean_but(LONGEST),
+                    new_mean_nanos: after.mean_but(LONGEST),
+                });
             }
         }
         counts
+    }
+
+    /// Operations and sizes of which so many calls of the new generation were timed, and how many, and fewer of
+    /// the old one, which has no more to come. Not where the host's own code answered there for want of a kernel.
+    pub(super) fn unmatched(&self, limit: u64) -> impl Iterator<Item = (OpSize, u64)> {
+        self.times().filter_map(move |(Compared { op, firsts, .. }, below, [before, after])| {
+            let (before, after) = (before.calls(), after.calls());
+            let had_kernel = !matches!(firsts[0].code(), Code::Native { .. });
+            let is_unmatched = had_kernel && before < limit && after >= limit;
+            is_unmatched.then(|| ((op.clone(), below), after))
+        })
+    }
+
+    /// Operations and classes of their sizes, with the times of calls in the old generation and in the new one.
+    fn times(&self) -> impl Iterator<Item = (&Compared, Option<u64>, [Times; 2])> {
+        self.ops.iter().flat_map(|compared| {
+            let (mut before, mut after): ([Times; SIZES], [Times; SIZES]) = Default::default();
+            for stats in &compared.old {
+                before.iter_mut().zip(&stats.times()).for_each(|(sum, times)| sum.add(times));
+            }
+            for (stats, mark) in &compared.new {
+                let since = stats.times().into_iter().zip(mark).map(|(now, mark)| now.since(mark));
+                after.iter_mut().zip(since).for_each(|(sum, times)| sum.add(&times));
+            }
+            let both = before.into_iter().zip(after).enumerate();
+            both.map(move |(size, (before, after))| (compared, below(size), [before, after]))
+        })
     }
 }
 
@@ -174,8 +191,8 @@ impl Comparison {
 pub(super) struct ComparedKernels([PreparedKernel; 2]);
 
 impl ComparedKernels {
-    /// As [`Comparison::is_slower`].
-    pub(super) fn is_slower(&self, host: &Host, ratio: f64) -> bool {
+    /// As [`Comparison::is_slower`]; `None` where that cannot be found out.
+    pub(super) fn is_slower(&self, host: &Host, ratio: f64) -> Option<bool> {
         let Self([old, new]) = self;
         if let Some((old, new)) = old.team().zip(new.team()) {
             let [of_old, of_new] = self.0.each_ref().map(|one| (one.hash(), one.is_native()));

@@ -25,10 +25,11 @@ pub struct HealthLimits {
     /// How many times as long as in the old generation the median call of an operation may take, in
     /// any class of sizes; the mean may be four times as far off, since other threads disturb it. One
     /// that takes longer, and not twice as long as that, counts only if it also does where both
-    /// generations' kernels compute the same calls in turns ([`crate::Comparison::is_slower`]).
+    /// generations' kernels compute the same calls in turns ([`crate::Comparison::is_slower`]). That alone
+    /// decides where too few calls of the old one were timed.
     pub latency_ratio: f64,
-    /// Calls that must have been timed on both sides before their medians are compared. Of calls that
-    /// move less than 4 KiB one in 64 is timed.
+    /// Calls that must have been timed before the speed is judged, on both sides for medians to be compared.
+    /// Of calls that move less than 4 KiB one in 64 is timed.
     pub latency_calls: u64,
     /// Calls that must have been timed of each changed operation that this host uses before its
     /// kernels count as healthy; 0 asks for none. A window in which they were not is extended to
@@ -67,6 +68,10 @@ pub struct HealthCounts {
     pub quarantines: u64,
     /// How long calls take, beside the old generation's.
     pub latencies: Vec<Latency>,
+    /// Operations that take longer than they may in the same calls, where too few were timed before for
+    /// `latencies` to tell.
+    #[serde(default)]
+    pub slower: Vec<OpKey>,
     /// The loss on the probe text, where there is one.
     pub losses: Option<Losses>,
     /// What has not been seen yet and must be before they count as healthy.
@@ -224,6 +229,13 @@ impl HealthLimits {
             );
             return Some(HealthFailure { code: "latency", detail });
         }
+        if let Some(op) = counts.slower.first() {
+            let detail = format!(
+                "{op} takes more than {} times as long as before in the same calls",
+                self.latency_ratio
+            );
+            return Some(HealthFailure { code: "latency", detail });
+        }
         let Losses { old, new } = counts.losses?;
         // A loss that is not a number is never within the margin.
         let fine = new <= old + self.loss_margin;
@@ -325,6 +337,8 @@ mod tests {
             judged(counts)
         };
         assert_eq!((mean(599.0), mean(601.0)), (None, Some("latency")));
+        let slower = vec![OpKey::rmsnorm_f32()];
+        assert_eq!(judged(HealthCounts { slower, ..counts() }), Some("latency"));
         let loss = |new| HealthCounts {
             losses: Some(Losses { old: 2.0, new }),
             ..HealthCounts::default()

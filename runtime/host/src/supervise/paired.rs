@@ -29,22 +29,19 @@ const MEAN_SLACK: f64 = 2.0;
 /// How long it goes on; what was computed by then decides.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// Whether `new` takes more than `ratio` times as long as `old` for calls of any of the shapes. Also
-/// where that cannot be found out: whoever asks has a suspicion. `isa` is what native code uses.
+/// Whether `new` takes more than `ratio` times as long as `old` for calls of any of the shapes; `None` where
+/// that cannot be found out. `isa` is what native code uses.
 pub(super) fn is_slower(
     old: &PreparedKernel,
     new: &PreparedKernel,
     isa: Isa,
     shapes: &[Words],
     ratio: f64,
-) -> bool {
-    let (Some(mut old), Some(mut new)) = (PairedKernel::new(old, isa), PairedKernel::new(new, isa))
-    else {
-        return true;
-    };
+) -> Option<bool> {
+    let (mut old, mut new) = (PairedKernel::new(old, isa)?, PairedKernel::new(new, isa)?);
     let room = old.room().min(new.room()).min(TILE_BYTES);
     let mut random = Random::new(random::seed());
-    let (begun, mut compared) = (Instant::now(), false);
+    let (begun, mut compared) = (Instant::now(), None);
     for &words in shapes {
         // Longer calls are cut into such runs of rows.
         let Some(words) = new.code.plan().within(words, room) else { continue };
@@ -53,15 +50,12 @@ pub(super) fn is_slower(
         let mut computed = [Duration::ZERO; 2];
         for turn in 0..TURNS {
             if begun.elapsed() > LIMIT {
-                return !compared;
+                return compared;
             }
             for (i, kernel) in [&mut old, &mut new].into_iter().enumerate() {
                 let before = thread_time();
                 for time in &mut times[i][turn * RUN..][..RUN] {
-                    match kernel.call(&case) {
-                        Some(took) => *time = took,
-                        None => return true,
-                    }
+                    *time = kernel.call(&case)?;
                 }
                 // The first turn touches pages that the others find.
                 if let (Some(before), Some(now), 1..) = (before, thread_time(), turn) {
@@ -71,25 +65,25 @@ pub(super) fn is_slower(
         }
         let [before, now] = computed.map(|time| time.as_secs_f64());
         if before > 0.0 && now > before * ratio * MEAN_SLACK {
-            return true;
+            return Some(true);
         }
         let [old, new] = times.map(|mut times| {
             times.sort_unstable();
             times[CALLS / 2].as_secs_f64()
         });
         if new > old * ratio {
-            return true;
+            return Some(true);
         }
-        compared = true;
+        compared = Some(false);
     }
-    !compared
+    compared
 }
 
-/// Whether the second of two takes more than `ratio` times as long as the first for any call that both computed. Also
+/// Whether the second of two takes more than `ratio` times as long as the first for any call that both computed; `None`
 /// where they computed none.
-pub(super) fn is_longer(times: &[[Duration; 2]], ratio: f64) -> bool {
+pub(super) fn is_longer(times: &[[Duration; 2]], ratio: f64) -> Option<bool> {
     let longer = |[old, new]: &[Duration; 2]| new.as_secs_f64() > old.as_secs_f64() * ratio;
-    times.is_empty() || times.iter().any(longer)
+    (!times.is_empty()).then(|| times.iter().any(longer))
 }
 
 /// A kernel with an instance of its own.

@@ -5,7 +5,9 @@ use super::health::{Health, HealthCounts, HealthFailure, HealthWindow, Latency};
 use super::history::{HistoryEvent, Record};
 use super::spans::{self, LOG};
 use super::supervisor::{Supervisor, SupervisorState};
-use super::watched::{HealthReport, IgnoredLatency, Question, Watched, op_size};
+use super::watched::{
+    HealthReport, IgnoredLatency, OpSize, Question, SlowerQuestion, Watched, op_size,
+};
 use crate::pack::PackId;
 use crate::registry::RegistrySnapshot;
 use crate::threads::lock;
@@ -67,10 +69,10 @@ impl Supervisor {
             let changes = lock(&self.state).changes;
             let answer = match &question {
                 Question::Loss(_) => self.loss().map_or(f64::NAN, |loss| loss.unwrap_or(f64::NAN)),
-                Question::Slower(_, _, compared) => {
+                Question::Slower(SlowerQuestion { suspected, kernels, .. }) => {
                     let ratio = self.config.limits.latency_ratio;
-                    let slower = compared.as_ref().is_none_or(|r| r.is_slower(&self.host, ratio));
-                    f64::from(u8::from(slower))
+                    let slower = kernels.as_ref().and_then(|two| two.is_slower(&self.host, ratio));
+                    f64::from(u8::from(slower.unwrap_or(*suspected)))
                 }
             };
             let state = &mut *lock(&self.state);
@@ -146,18 +148,29 @@ impl Supervisor {
         let loss = watched.loss.filter(|_| watched.losses.is_none() && !watched.canary);
         let loss = loss.filter(|_| self.config.probe.is_some()).map(Question::Loss);
         let vitals = watched.comparison.counts();
-        let suspects = vitals.latencies.into_iter().filter(|latency| {
-            let cleared = watched.cleared.get(&op_size(latency)).copied().unwrap_or_default();
-            self.is_suspect(watched, latency)
-                && !self.is_slow(watched, latency)
-                // Who was cleared is not asked again before twice as many calls were timed.
-                && latency.calls >= 2 * cleared
+        let suspects = vitals
+            .latencies
+            .iter()
+            .filter(|latency| self.is_suspect(watched, latency) && !self.is_slow(watched, latency));
+        let suspects = suspects.map(|latency| (op_size(latency), latency.calls, true));
+        let unmatched = self.unmatched(watched);
+        let unmatched = unmatched.filter(|(op_size, _)| !watched.confirmed.contains(op_size));
+        let unmatched = unmatched.map(|(op_size, calls)| (op_size, calls, false));
+        let slower = suspects.chain(unmatched).filter(|(op_size, calls, _)| {
+            // Who was cleared is not asked again before twice as many calls were timed.
+            *calls >= 2 * watched.cleared.get(op_size).copied().unwrap_or_default()
         });
-        let slower = suspects.map(|latency| {
-            let compared = watched.comparison.compared_kernels(&latency.op);
-            Question::Slower(op_size(&latency), latency.calls, compared.map(Box::new))
+        let slower = slower.map(|(op_size, calls, suspected)| {
+            let kernels = watched.comparison.compared_kernels(&op_size.0).map(Box::new);
+            Question::Slower(SlowerQuestion { op_size, calls, suspected, kernels })
         });
         loss.into_iter().chain(slower).collect()
+    }
+
+    /// Operations of other code than before, with the calls that were timed, whose times from before are too few.
+    fn unmatched<'a>(&self, watched: &'a Watched) -> impl Iterator<Item = (OpSize, u64)> + 'a {
+        let unmatched = watched.comparison.unmatched(self.config.limits.latency_calls);
+        unmatched.filter(|((op, _), _)| !watched.comparison.is_same(op))
     }
 
     /// Figures of a pack, and what has not been seen of it.
@@ -166,10 +179,13 @@ impl Supervisor {
         for question in self.questions(watched) {
             lacking.push(match question {
                 Question::Loss(_) => "the loss on the probe text".to_owned(),
-                Question::Slower((op, _), ..) => format!("{op}: whether it is slower"),
+                Question::Slower(asked) => format!("{}: whether it is slower", asked.op_size.0),
             });
         }
-        HealthCounts { losses: watched.losses, lacking, ..watched.comparison.counts() }
+        let slower = self.unmatched(watched).map(|(op_size, _)| op_size);
+        let slower = slower.filter(|op_size| watched.confirmed.contains(op_size));
+        let slower = slower.map(|(op, _)| op).collect();
+        HealthCounts { losses: watched.losses, slower, lacking, ..watched.comparison.counts() }
     }
 
     /// Operations that exceed the limit and are not too slow.

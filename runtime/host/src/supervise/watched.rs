@@ -63,8 +63,18 @@ pub(super) type OpSize = (OpKey, Option<u64>);
 pub(super) enum Question {
     /// The loss on the probe text, and what it was before.
     Loss(f64),
-    /// Whether an operation is slower than before; over so many timed calls it seemed so.
-    Slower(OpSize, u64, Option<Box<ComparedKernels>>),
+    /// Whether an operation is slower than before.
+    Slower(SlowerQuestion),
+}
+
+/// Whether an operation is slower than before, where times alone do not say.
+pub(super) struct SlowerQuestion {
+    pub(super) op_size: OpSize,
+    /// How many calls were timed.
+    pub(super) calls: u64,
+    /// Whether it seems so. Otherwise too few calls were timed before.
+    pub(super) suspected: bool,
+    pub(super) kernels: Option<Box<ComparedKernels>>,
 }
 
 impl Watched {
@@ -82,11 +92,11 @@ impl Watched {
     pub(super) fn note(&mut self, question: Question, answer: f64) {
         match question {
             Question::Loss(old) => self.losses = Some(Losses { old, new: answer }),
-            Question::Slower(op_size, ..) if answer > 0.0 => {
-                self.confirmed.insert(op_size);
+            Question::Slower(asked) if answer > 0.0 => {
+                self.confirmed.insert(asked.op_size);
             }
-            Question::Slower(op_size, calls, _) => {
-                self.cleared.insert(op_size, calls);
+            Question::Slower(asked) => {
+                self.cleared.insert(asked.op_size, asked.calls);
             }
         }
     }

@@ -253,6 +253,26 @@ fn a_generation_that_is_slower_is_taken_back() {
 }
 
 #[test]
+fn who_is_slower_in_the_same_calls_is_taken_back_where_few_were_timed_before() {
+    let place = Place::new();
+    let (first, second) = (place.pack(1, &Module::default()), place.pack(2, &slow()));
+    let supervisor = place.open(&first);
+    activate(&supervisor, &first).unwrap();
+    call_often(&supervisor, 100);
+    place.end_window(&supervisor);
+    activate(&supervisor, &second).unwrap();
+    call_often(&supervisor, 500);
+    supervisor.tick();
+    assert_eq!(active(&supervisor), ["2.0.0"], "too few calls to tell");
+    call_often(&supervisor, 20);
+    supervisor.tick();
+    assert_eq!(active(&supervisor), ["1.0.0"], "{:?}", supervisor.health());
+    assert_eq!(supervisor.counters().taken_back["latency"], 1);
+    let reason = supervisor.history(1)[0].reason.clone();
+    assert!(reason.contains("in the same calls"), "{reason}");
+}
+
+#[test]
 fn who_only_seems_slower_is_acquitted() {
     // The same code takes 1.25 or five times as long as it may.
     for latency_ratio in [0.8, 0.2] {
@@ -355,7 +375,7 @@ fn a_kernel_that_is_slow_in_some_calls_only_is_taken_back() {
             2000,
             "(global.set $calls (i32.add (global.get $calls) (i32.const 1)))
              (if (i32.eqz (i32.and (global.get $calls) (i32.const 3)))
-               (then (local.set $i (i32.const 1000000))
+               (then (local.set $i (i32.const 4000000))
                  (loop $l (br_if $l (local.tee $i (i32.sub (local.get $i) (i32.const 1)))))))",
         )
     };

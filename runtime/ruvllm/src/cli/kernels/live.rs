@@ -273,6 +273,7 @@ impl Window {
             latencies,
             losses,
             lacking,
+            ..
         } = &self.vitals;
         let slowest = latencies
             .iter()
