@@ -123,7 +123,7 @@ pub enum EngineError {
     /// The file holds a tensor that the engine would not compute with, so that its answers would not be
     /// those of the model.
     #[error(
-        "{path}: tensor `{tensor}`{} is not part of the `{architecture}` model that the metadata describes; without it other numbers would come out, so convert the model again, under the architecture that has it",
+        "{path}: tensor `{tensor}`{} is not part of the `{architecture}` model that the metadata describes; without it other numbers would come out, so correct the metadata if they deny it, as `attention_bias` of a config.json may, or convert the model again, under the architecture that has it",
         and_more(*others)
     )]
     TensorUnused {

@@ -39,6 +39,9 @@ pub(super) const PANEL: usize = 16;
 /// Elements of a row that a block has.
 pub(super) const BLOCK: usize = 32;
 
+/// Blocks of the least unit.
+pub(super) const UNIT: usize = 2;
+
 /// A vector: four bytes of each row.
 pub(super) const LINE: usize = 4 * PANEL;
 
@@ -64,11 +67,11 @@ impl Layout {
     /// The same by the type's constant.
     pub(super) const fn of_tag(tag: u8) -> Layout {
         let (blocks, header, low, high) = match tag {
-            tag::Q8_0 => (2, LINE, 8, 0),
-            tag::Q4_0 => (2, LINE, 4, 0),
-            tag::Q5_0 => (2, LINE, 4, 1),
-            tag::Q4_1 => (2, 2 * LINE, 4, 0),
-            tag::Q5_1 => (2, 2 * LINE, 4, 1),
+            tag::Q8_0 => (UNIT, LINE, 8, 0),
+            tag::Q4_0 => (UNIT, LINE, 4, 0),
+            tag::Q5_0 => (UNIT, LINE, 4, 1),
+            tag::Q4_1 => (UNIT, 2 * LINE, 4, 0),
+            tag::Q5_1 => (UNIT, 2 * LINE, 4, 1),
             tag::Q4_K => (8, 5 * LINE, 4, 0),
             tag::Q5_K => (8, 5 * LINE, 4, 1),
             _ => (8, 5 * LINE, 4, 2),

@@ -213,7 +213,7 @@ fn panel_int<S: Entries>(simd: S, job: &Job<'_>, tiles: &Tiles<'_>, y: &mut Colu
     with_scratch(scratch, |scratch| {
         for (start, to) in panels.zip(scratch.chunks_mut(parts * bytes)) {
             with_panel(job, start, |panel| {
-                blocked!(dtype, simd.unpack_panel<_>(panel, blocks, to));
+                blocked!(dtype, simd.unpack_panel<_>(panel, to));
             });
         }
         macro_rules! tile {

@@ -10,6 +10,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::kernels::int::{Form, sums};
 use super::kernels::{ActTile, Entries, act_block_words};
+use super::packed::{BLOCK, UNIT};
 use super::{ActChunk, Activations};
 use crate::ThreadPool;
 use crate::quant::{CHUNK, GROUP};
@@ -80,19 +81,15 @@ pub(super) struct Tiles<'a> {
     words: &'a [u32],
     shape: TileShape,
     m: usize,
-    chunks: usize,
+    /// Blocks of a row.
+    blocks: usize,
     /// Words from a tile to the next.
     stride: usize,
 }
 
-/// Blocks of a chunk, each with scales of its own.
-fn chunk_blocks(form: Form) -> usize {
-    if form.groups == 4 { CHUNK / GROUP } else { CHUNK / (2 * GROUP) }
-}
-
-/// Words of a chunk of so many rows.
-fn chunk_words(form: Form, rows: usize) -> usize {
-    chunk_blocks(form) * act_block_words(form.groups, rows)
+/// Elements of a row that share scales.
+fn block_elems(form: Form) -> usize {
+    if form.groups == 4 { GROUP } else { BLOCK }
 }
 
 /// Lays out activations on all threads, and calls `f` with them. What the last product of this thread had
@@ -105,8 +102,10 @@ pub(super) fn with_tiles<S: Entries>(
     f: impl FnOnce(&Tiles<'_>),
 ) {
     let (m, chunks) = (act.rows(), act.chunk_stride());
-    let widest = shape.width(m);
-    let stride = (chunks * chunk_words(shape.form, widest)).max(1);
+    let (form, widest) = (shape.form, shape.width(m));
+    // Panels end so, and what a chunk has beyond that nobody multiplies.
+    let blocks = act.cols().next_multiple_of(UNIT * BLOCK) / block_elems(form);
+    let stride = (blocks * act_block_words(form.groups, widest)).max(1);
     let words = shape.rows(m).count() * stride;
     SCRATCH.with(|cell| {
         with_lines(cell, size_of::<u32>() * words, |lines| {
@@ -114,11 +113,13 @@ pub(super) fn with_tiles<S: Entries>(
             let lay = |number: usize, out: &mut [u32]| {
                 let rows = shape.rows_of(m, number);
                 let cols = rows.len();
-                let chunk_words = chunk_words(shape.form, cols);
-                for (c, out) in out.chunks_exact_mut(chunk_words).take(chunks).enumerate() {
+                let block_words = act_block_words(form.groups, cols);
+                let out = &mut out[..blocks * block_words];
+                for (c, out) in out.chunks_mut(CHUNK / block_elems(form) * block_words).enumerate()
+                {
                     for (i, row) in rows.clone().enumerate() {
                         let chunk = &act.chunks()[row * chunks + c];
-                        simd.lay(chunk, i, cols, shape.form, out);
+                        simd.lay(chunk, i, cols, form, out);
                     }
                 }
             };
@@ -130,14 +131,14 @@ pub(super) fn with_tiles<S: Entries>(
             } else {
                 pool.for_chunks(words, stride, &lay);
             }
-            f(&Tiles { words, shape, m, chunks, stride });
+            f(&Tiles { words, shape, m, blocks, stride });
             LAID.set(wanted);
         });
     });
 }
 
-/// Writes a chunk of one row as row `i` of the `cols` of a tile's chunk, as
-/// [`ActBlock`](super::kernels::ActBlock) reads it.
+/// Writes a chunk of one row, or the blocks of it that there is room for, as row `i` of the `cols` of a tile's
+/// chunk, as [`ActBlock`](super::kernels::ActBlock) reads it.
 #[inline(always)]
 pub(super) fn lay(chunk: &ActChunk, i: usize, cols: usize, form: Form, out: &mut [u32]) {
     match form.groups {
@@ -207,7 +208,7 @@ impl Tiles<'_> {
 
     /// Blocks of a row.
     pub(super) fn blocks(&self) -> usize {
-        self.chunks * chunk_blocks(self.shape.form)
+        self.blocks
     }
 }
 

@@ -25,7 +25,7 @@ pub(in crate::gemm) trait Entries: Simd {
         y: &mut Columns<'_>,
     );
     /// See [`unpack_panel`](super::packed::unpack_panel).
-    fn unpack_panel<const T: u8>(self, panel: &[u8], blocks: usize, to: &mut [u8]);
+    fn unpack_panel<const T: u8>(self, panel: &[u8], to: &mut [u8]);
     /// See [`lay`](crate::gemm::tiles::lay).
     fn lay(self, chunk: &ActChunk, i: usize, cols: usize, form: Form, out: &mut [u32]);
     /// See [`pack_float`](super::float::pack_float).
@@ -106,9 +106,8 @@ macro_rules! entries {
             ) => kernels::packed::dot_packed::<$simd, T, P, C>(streams, act, y));
             entry!($features, unpack_panel<T: u8>(
                 panel: &[u8],
-                blocks: usize,
                 to: &mut [u8],
-            ) => kernels::packed::unpack_panel::<$simd, T>(panel, blocks, to));
+            ) => kernels::packed::unpack_panel::<$simd, T>(panel, to));
             entry!($features, lay<>(
                 chunk: &ActChunk,
                 i: usize,

@@ -281,18 +281,14 @@ unsafe fn with_high_bits<S: Simd, const T: u8>(low: S::B, data: *const u8, g: us
 }
 
 /// Writes the parts of a panel, one after the other, as the panels of bytes that
-/// [`tile_int`](super::int::tile_int) reads: `blocks` blocks each, zeros behind those that there are.
+/// [`tile_int`](super::int::tile_int) reads.
 #[inline(always)]
-pub(in crate::gemm) unsafe fn unpack_panel<S: Simd, const T: u8>(
-    panel: &[u8],
-    blocks: usize,
-    to: &mut [u8],
-) {
+pub(in crate::gemm) unsafe fn unpack_panel<S: Simd, const T: u8>(panel: &[u8], to: &mut [u8]) {
     let (layout, form) = const { (Layout::of_tag(T), Form::of::<S>(T)) };
     let (vector, bytes) = (4 * S::LANES, int_block_bytes(S::LANES, form.groups));
     let units = panel.len() / layout.unit_bytes();
-    let there = units * layout.blocks * halves(T);
-    assert!(there <= blocks && to.len() >= parts::<S>() * blocks * bytes, "no room for a panel");
+    let blocks = units * layout.blocks * halves(T);
+    assert!(to.len() >= parts::<S>() * blocks * bytes, "no room for a panel");
     let (panel, to) = (panel.as_ptr(), to.as_mut_ptr());
     // SAFETY: the module's contract; the sizes were just checked.
     unsafe {
@@ -322,9 +318,6 @@ pub(in crate::gemm) unsafe fn unpack_panel<S: Simd, const T: u8>(
                     to = to.add(bytes);
                 });
             }
-        }
-        for part in 0..parts::<S>() {
-            to.add((part * blocks + there) * bytes).write_bytes(0, (blocks - there) * bytes);
         }
     }
 }
