@@ -2,7 +2,6 @@
 
 use super::health::{HealthCounts, Latency};
 use super::paired;
-use super::watched::OpSize;
 use crate::code::{Code, PreparedKernel};
 use crate::registry::{RegistrySnapshot, Slot};
 use crate::stats::KernelStats;
@@ -20,6 +19,9 @@ pub struct Comparison {
     ops: Vec<Compared>,
     marks: Vec<(Arc<KernelStats>, HealthCounts)>,
 }
+
+/// An operation and a class of sizes.
+pub(super) type OpSize = (OpKey, Option<u64>);
 
 /// An operation that kernels of the new generation answer.
 struct Compared {

@@ -1,13 +1,12 @@
 //! What a supervisor does with packs that are being watched: they are booked as healthy when their windows
 //! are over, and taken back where they do harm.
 
+use super::comparison::OpSize;
 use super::health::{Health, HealthCounts, HealthFailure, HealthWindow, Latency};
 use super::history::{HistoryEvent, Record};
 use super::spans::{self, LOG};
 use super::supervisor::{Supervisor, SupervisorState};
-use super::watched::{
-    HealthReport, IgnoredLatency, OpSize, Question, SlowerQuestion, Watched, op_size,
-};
+use super::watched::{HealthReport, IgnoredLatency, Question, SlowerQuestion, Watched, op_size};
 use crate::pack::PackId;
 use crate::registry::RegistrySnapshot;
 use crate::threads::lock;

@@ -1,6 +1,6 @@
 //! Packs in their health window: what is known of them, and what only computing can tell.
 
-use super::comparison::{ComparedKernels, Comparison};
+use super::comparison::{ComparedKernels, Comparison, OpSize};
 use super::health::{Health, HealthCounts, HealthWindow, Latency, Losses};
 use crate::OpKey;
 use crate::pack::PackId;
@@ -55,9 +55,6 @@ pub(super) struct Watched {
     /// Those that were found to be slow.
     pub(super) confirmed: BTreeSet<OpSize>,
 }
-
-/// An operation and a class of sizes.
-pub(super) type OpSize = (OpKey, Option<u64>);
 
 /// What only computing can tell of a pack that is watched.
 pub(super) enum Question {
