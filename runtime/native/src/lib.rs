@@ -26,6 +26,7 @@ pub mod judge;
 pub mod ops;
 pub mod oracle;
 pub mod pool;
+mod prefetch;
 pub mod probe;
 pub mod quant;
 pub mod random;

@@ -3,7 +3,7 @@
 use super::plan::LAST_POSITION;
 use crate::NativeError;
 use crate::ops::product;
-use crate::probe::prefetch;
+use crate::prefetch::prefetch;
 use ruvllm_abi::DType;
 use std::ops::Range;
 

@@ -4,7 +4,8 @@
 //! as integers; [`Activations`] holds them, quantised once for all matrices that share an input. They are
 //! read in panels of sixteen rows, from [`PackedWeights`] or else rearranged for each product:
 //! - few rows of `x` (decoding): with panels as they are read from memory (`streamed`). Memory bandwidth is
-//!   the bound; panels are split among the threads in contiguous shares.
+//!   the bound; panels are split among the threads in contiguous shares. Threads that wait fetch the panels that were
+//!   read next the last time.
 //! - many rows (prompts, batches): panels are unpacked into a buffer that stays in the second-level cache, and
 //!   run over all rows of `x` in register tiles (`tiled`), to the same bits.
 //!
@@ -328,6 +329,8 @@ pub fn matmul(
         });
     }
     let (job, out) = (Job { w, act }, Out::new(y.data, y.stride, m, n));
+    // Only products that wait for memory know what is read next.
+    pool.expect(0..0);
     match isa.plain() {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 if plan == Plan::PanelPairs => x86_bf16::run(pool, &job, out),

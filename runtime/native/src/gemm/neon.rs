@@ -11,7 +11,7 @@ use super::kernels::{
 };
 use super::out::{Columns, Out};
 use super::{ActChunk, Job, Plan, act, neon_i8mm, tiled, tiles};
-use crate::probe::prefetch;
+use crate::prefetch::prefetch;
 use crate::quant::neon::widen;
 use crate::quant::tag;
 use crate::{Isa, ThreadPool};

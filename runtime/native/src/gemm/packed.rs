@@ -24,12 +24,17 @@
 //! 8-bit elements are stored 128 higher, as unsigned numbers. Rows beyond the last repeat it; blocks
 //! beyond the end of a row are zero, scales included.
 
+use std::cell::Cell;
+use std::ops::Range;
+use std::sync::Arc;
+
 use memmap2::MmapMut;
 use ruvllm_abi::DType;
 
 use super::pack::pack_panel;
 use super::{ReadPattern, Weights};
 use crate::pool::ThreadPool;
+use crate::prefetch::Addresses;
 use crate::quant::{is_blocked, tag};
 use crate::{Isa, NativeError};
 
@@ -110,6 +115,13 @@ pub struct PackedWeights {
     panel_bytes: usize,
     pattern: ReadPattern,
     data: MmapMut,
+    /// The panels that were read after these the last time.
+    next: Arc<Addresses>,
+}
+
+thread_local! {
+    /// What follows on the panels that this thread has read last.
+    static LAST: Cell<Option<Arc<Addresses>>> = const { Cell::new(None) };
 }
 
 impl PackedWeights {
@@ -162,7 +174,15 @@ impl PackedWeights {
         // has large pages to give.
         #[cfg(target_os = "linux")]
         let _ = data.advise(memmap2::Advice::HugePage);
-        Ok(PackedWeights { dtype, rows, cols, panel_bytes, pattern: ReadPattern::default(), data })
+        Ok(PackedWeights {
+            dtype,
+            rows,
+            cols,
+            panel_bytes,
+            pattern: ReadPattern::default(),
+            data,
+            next: Arc::default(),
+        })
     }
 
     /// Sets how products with few rows of activations read the panels.
@@ -173,6 +193,16 @@ impl PackedWeights {
     /// How products with few rows of activations read the panels.
     pub fn pattern(&self) -> ReadPattern {
         self.pattern
+    }
+
+    /// Notes that this thread reads them now, and gives the addresses of what it has read next the last time: a model's
+    /// matrices are read in the same order for every token.
+    pub(super) fn follow(&self) -> Range<usize> {
+        if let Some(next) = LAST.replace(Some(Arc::clone(&self.next))) {
+            let bytes = self.data.as_ptr_range();
+            next.set(bytes.start.addr()..bytes.end.addr());
+        }
+        self.next.get()
     }
 
     /// Rows of the matrix.
@@ -199,5 +229,30 @@ impl PackedWeights {
     /// The panel that row `row` is in.
     pub(super) fn panel(&self, row: usize) -> &[u8] {
         &self.data[row / PANEL * self.panel_bytes..][..self.panel_bytes]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_followed_the_last_time_is_expected() {
+        let pool = ThreadPool::new(1);
+        let [a, b, c] =
+            [1, 2, 3].map(|n| PackedWeights::uniform(&pool, DType::Q8_0, 64, n << 16).unwrap());
+        let bytes = |of: &PackedWeights| {
+            let bytes = of.data.as_ptr_range();
+            bytes.start.addr()..bytes.end.addr()
+        };
+        for first in [true, false] {
+            let expected = [&a, &b, &c].map(PackedWeights::follow);
+            let known = if first { [0..0, 0..0, 0..0] } else { [bytes(&b), bytes(&c), bytes(&a)] };
+            assert_eq!(expected, known);
+        }
+        drop(b);
+        a.follow();
+        assert_eq!(c.follow(), bytes(&a));
+        assert_eq!(a.follow(), bytes(&c));
     }
 }

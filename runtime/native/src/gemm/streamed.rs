@@ -161,6 +161,9 @@ mod run {
         let (dtype, rows) = (job.w.dtype, job.act.rows());
         // A panel that is packed for the product is the only one.
         let pattern = job.w.packed.map_or(ReadPattern::ONE, |packed| packed.pattern());
+        if let Some(packed) = job.w.packed {
+            pool.expect(packed.follow());
+        }
         let panel_bytes = Layout::of(dtype).panel_bytes(job.w.cols);
         let unit = (STREAMED / panel_bytes).max(1).next_multiple_of(MAX_STREAMS) * PANEL;
         with_tiles(simd, pool, job.act, tile_shape::<S>(dtype, &[8, 4, 2]), |tiles| {

@@ -1,6 +1,5 @@
 //! What the machine gives, measured: the bounds that figures are held against. Reading memory bounds the
 //! decoding of one sequence, 8-bit products bound prompts and batches.
-#![allow(unsafe_code)] // One prefetch, which concerns no memory of the program's.
 
 mod products;
 
@@ -10,6 +9,7 @@ use std::time::{Duration, Instant};
 use memmap2::MmapMut;
 
 use crate::ThreadPool;
+use crate::prefetch::prefetch;
 
 /// The processor's name, or the architecture where the system does not tell.
 pub fn processor() -> String {
@@ -125,24 +125,6 @@ fn sum(words: &[u64], streams: usize) -> u64 {
         }
     }
     sums.iter().fold(0, |all, sum| all.wrapping_add(*sum))
-}
-
-/// Asks for the cache line at an address, which need not be there.
-#[inline(always)]
-pub(crate) fn prefetch<T>(address: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch faults on no address.
-    unsafe {
-        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(address.cast());
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: a prefetch faults on no address.
-    unsafe {
-        core::arch::asm!("prfm pldl1keep, [{}]", in(reg) address, options(nostack, readonly));
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let _ = address;
 }
 
 #[cfg(test)]

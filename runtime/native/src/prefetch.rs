@@ -1,0 +1,45 @@
+//! Memory that is asked for before it is read.
+#![allow(unsafe_code)] // One instruction, which concerns no memory of the program's.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Asks for the cache line at an address, which need not be there.
+#[inline(always)]
+pub(crate) fn prefetch<T>(address: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch faults on no address.
+    unsafe {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a prefetch faults on no address.
+    unsafe {
+        core::arch::asm!("prfm pldl1keep, [{}]", in(reg) address, options(nostack, readonly));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = address;
+}
+
+/// Bytes of a cache line.
+pub(crate) const CACHE_LINE: usize = 64;
+
+/// Addresses of memory that will be read, which is never read through them: it may be gone by then, and one thread may
+/// find what another has half written.
+#[derive(Debug, Default)]
+pub(crate) struct Addresses {
+    start: AtomicUsize,
+    end: AtomicUsize,
+}
+
+impl Addresses {
+    pub(crate) fn set(&self, Range { start, end }: Range<usize>) {
+        self.start.store(start, Relaxed);
+        self.end.store(end, Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> Range<usize> {
+        self.start.load(Relaxed)..self.end.load(Relaxed)
+    }
+}
