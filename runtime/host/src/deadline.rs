@@ -78,6 +78,7 @@ impl Deadline {
     }
 
     /// The same for ticks that are as long as a clock's, which are several of these.
+    #[cfg(any(test, feature = "wasmtime"))]
     pub(crate) fn by_clock(self, clock: Duration) -> Self {
         let times = (clock.as_nanos() / self.tick.as_nanos().max(1)).max(1) as u64;
         Self {
