@@ -26,6 +26,8 @@
 //! For prompts in 8 bits with AVX2 (Zen 4) it makes no difference in which order a tile's products and sums stand, nor
 //! whether weights are read by the products themselves (slower): sums of integers are given to the two units that multiply
 //! as often as to the others, so that 160 products take 6.3 cycles instead of the 5 that the multipliers need.
+//! With 576 columns, where a pair of panels fits into the first-level cache, multiplying it with sixteen tiles of
+//! activations before the next pair was slower, too (0.90 with AVX2, 0.94 with AVX-512).
 //!
 //! Instructions are counted by `products` in `benches/instructions`. With AVX2 a block of a tile as a loop over
 //! its vectors, and sums that a compiler reads and writes apart from adding to them, took a tenth more.
