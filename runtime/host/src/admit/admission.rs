@@ -12,8 +12,8 @@ use crate::graph::PackGraphs;
 use crate::instance::InstanceTemplate;
 use crate::memory::PackMemory;
 use crate::random;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::{Arc, Mutex};
 
 /// What the kernels of one pack are admitted with.
 pub(crate) struct Admission<'a> {
@@ -91,7 +91,7 @@ impl<'a> Admission<'a> {
             module,
             memory: self.memory.clone(),
             defaults: gated.defaults().to_vec(),
-            own_pages: Mutex::new(own_pages),
+            own_pages,
             scratch: AtomicBool::new(false),
             heap_base: AtomicU32::new(0),
         })

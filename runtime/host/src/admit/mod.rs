@@ -31,7 +31,6 @@ use crate::gate::GatedKernel;
 use crate::instance::{GUARD_BYTES, Instance, InstanceTemplate, WindowSize, check_info, wanted};
 use crate::op::call::{Scope, Words};
 use crate::random::Random;
-use crate::threads::lock;
 use crate::trap::CodeLocation;
 use ruvllm_abi::contract::Variant;
 use ruvllm_abi::{MAX_THREADS, Op, Status};
@@ -122,10 +121,9 @@ fn compile<'a>(
     let learning = admission.template(&gated, prepared.clone(), Vec::new());
     let candidate = UnprovenKernel { gated: &gated, template: &learning, budget };
     let Proof { verified, own_pages, results } = prove(&candidate, &mut random).map_err(refused)?;
-    let template = admission.template(&gated, prepared, own_pages);
+    let template = admission.template(&gated, prepared, own_pages.clone());
     let candidate = UnprovenKernel { template: &template, ..candidate };
     serve(&candidate, results, &mut random).map_err(refused)?;
-    let own_pages = lock(&template.own_pages).clone();
     recall::keep(&gated, executor, admission, CachedCode { artifact, verified, own_pages });
     Ok(AdmittedKernel { gated, template, verified })
 }

@@ -12,7 +12,7 @@
 //! The state of an instance is its memory and its globals; the gate refuses modules that could change
 //! anything else. Memory is read-only but for a few pages: those of descriptor and params, of the
 //! window, of scratch once a kernel has used that, and the kernel's *own*, up to [`OWN_PAGES`] that
-//! it has written to (its stack, usually): when it was admitted, or later, where a trap asks for one.
+//! it has written to (its stack, usually): when it was admitted, or in this scope, where a trap asks for one.
 //! Where a call is of another scope than the one before, these pages and the globals get what they
 //! have in a new instance, and then the operands: the memory that the kernel finds is, byte for byte,
 //! that of a new instance. Constants lie in pages that it cannot write to, and an instance takes up
@@ -38,7 +38,6 @@ use crate::op::call::{OpCall, Operand, Owner, Resident, ResidentBytes, Scope, Wo
 use crate::op::plan::CallBytes;
 use crate::random::Random;
 use crate::stats::incidents::FailureReporter;
-use crate::threads::lock;
 use crate::trap::{Trap, TrapKind};
 use constants::Constants;
 use released::Released;
@@ -50,7 +49,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use window::{DESCRIPTOR_BYTES, Layout, align};
 
 /// Bytes behind the output that a guarded run watches.
@@ -75,9 +74,8 @@ pub(crate) struct InstanceTemplate {
     pub(crate) memory: Arc<PackMemory>,
     /// The words for `kernel_init`.
     pub(crate) defaults: Vec<u32>,
-    /// Numbers of the pages below the host's part that the kernel writes to: those of admission, and those that it
-    /// has asked for since, by a trap. At most [`OWN_PAGES`].
-    pub(crate) own_pages: Mutex<Vec<u16>>,
+    /// Numbers of the pages below the host's part that the kernel wrote to when it was admitted.
+    pub(crate) own_pages: Vec<u16>,
     /// Whether it has asked for scratch, by a trap. What it uses of that depends on the call, and most
     /// kernels use none, which spares them having it set back.
     pub(crate) scratch: AtomicBool,
@@ -97,6 +95,8 @@ pub(crate) struct Instance {
     isolation: Isolation,
     /// The scope of the last call, where it had one.
     scope: Option<Scope>,
+    /// Pages of its own that the kernel has asked for in this scope, beside those of admission.
+    opened: Vec<u16>,
     limit: usize,
     /// Bytes that its memory has.
     size: usize,
@@ -242,7 +242,7 @@ impl Instance {
         let Footprint { initial, limit, table } = template.module.footprint();
         let expected = Layout::new(template.heap_base.load(Relaxed), limit, window_size, bytes);
         let linear = initial.max(expected.window.end.next_multiple_of(WASM_PAGE).min(limit));
-        let copies = (lock(&template.own_pages).len() + 3) * page_size() + SCRATCH_BYTES;
+        let copies = (template.own_pages.len() + 3) * page_size() + SCRATCH_BYTES;
         let charge = Charge::new(&template.memory, table + linear + copies)?;
         let mut engine = template.module.instantiate().map_err(|trap| failed(trap.to_string()))?;
         template.heap_base.store(engine.heap_base(), Relaxed);
@@ -259,6 +259,7 @@ impl Instance {
             owner,
             isolation: Isolation::Reinstantiated,
             scope: None,
+            opened: Vec::new(),
             limit,
             size,
             descriptor,
@@ -308,8 +309,8 @@ impl Instance {
             return;
         }
         let size = page_size();
-        let own_pages = lock(&self.template.own_pages).clone();
-        let own = own_pages.into_iter().map(|page| usize::from(page) * PAGE);
+        let own = self.template.own_pages.iter().chain(&self.opened);
+        let own = own.map(|&page| usize::from(page) * PAGE);
         let own = own.map(|at| at / size * size..at / size * size + size);
         let head = self.descriptor / size * size..(self.scratch).next_multiple_of(size);
         // All of scratch, where it was asked for, or what of it shares a page with the window.
@@ -355,7 +356,7 @@ impl Instance {
         match &self.isolation {
             Isolation::Recording { written, .. } => written.iter().copied().collect(),
             Isolation::Protected { .. } | Isolation::Reinstantiated => {
-                lock(&self.template.own_pages).clone()
+                self.template.own_pages.clone()
             }
         }
     }
@@ -492,6 +493,11 @@ impl Instance {
     /// How it failed.
     #[inline]
     pub(crate) fn call(&mut self, call: &OpCall<'_>, bytes: &CallBytes) -> Result<&[u8], Failure> {
+        if !self.opened.is_empty() && self.is_entered_by(call) {
+            // Which pages a kernel may write to is as much of a scope as what is in them.
+            self.release();
+            self.opened.clear();
+        }
         self.prepare(call, bytes)?;
         if let Err(failure) = self.enter() {
             self.with_more_pages(failure, call, bytes)?;
@@ -521,8 +527,8 @@ impl Instance {
     }
 
     /// Whether a new instance has pages that a kernel lacked: one of its own memory, such as that of a stack which few
-    /// calls use, or all of scratch. Like the others they are set back at a change of scope.
-    fn asks_for_pages(&self, failure: &Failure) -> bool {
+    /// calls use, or all of scratch, which it has in every scope from then on.
+    fn asks_for_pages(&mut self, failure: &Failure) -> bool {
         let Failure::Trap { trap } = failure else { return false };
         let is_protected = matches!(self.isolation, Isolation::Protected { .. });
         if trap.kind != TrapKind::OutOfBounds || !is_protected {
@@ -532,13 +538,9 @@ impl Instance {
         let own =
             written.and_then(|at| usize::try_from(at).ok()).filter(|&at| at < self.descriptor);
         if let Some(page) = own.and_then(|at| u16::try_from(at / PAGE).ok()) {
-            let mut pages = lock(&self.template.own_pages);
-            // Another instance may have asked for it meanwhile.
-            if pages.contains(&page) {
-                return !self.can_write(usize::from(page) * PAGE);
-            }
-            if pages.len() < OWN_PAGES {
-                pages.push(page);
+            let is_new = !self.template.own_pages.contains(&page) && !self.opened.contains(&page);
+            if is_new && self.template.own_pages.len() + self.opened.len() < OWN_PAGES {
+                self.opened.push(page);
                 return true;
             }
         }
@@ -546,17 +548,16 @@ impl Instance {
         !self.has_scratch
     }
 
-    /// Whether the kernel can write to the page below the window that begins there.
-    fn can_write(&self, at: usize) -> bool {
-        let Isolation::Protected { parts } = &self.isolation else { return true };
-        parts.iter().any(|(start, image)| (*start..start + image.len()).contains(&at))
+    /// Whether the call is of another scope than the one before, or of none.
+    fn is_entered_by(&self, call: &OpCall<'_>) -> bool {
+        call.scope.is_none() || call.scope != self.scope
     }
 
     /// Lays the regions of a call out and copies its operands. Where its scope is another than that of
     /// the call before, everything else becomes what it is in a new instance.
     #[inline]
     pub(crate) fn prepare(&mut self, call: &OpCall<'_>, bytes: &CallBytes) -> Result<(), Failure> {
-        let enters = call.scope.is_none() || call.scope != self.scope;
+        let enters = self.is_entered_by(call);
         // Of no scope until it is done: an error on the way leaves nothing to go on from.
         self.scope = None;
         let is_stale = enters && self.used && matches!(self.isolation, Isolation::Reinstantiated);
@@ -693,6 +694,7 @@ impl Instance {
         (new.constants, new.reporter) = (self.constants.take(), self.reporter.clone());
         // Offsets that were asked for before mean nothing now.
         new.clearings = self.clearings + 1;
+        new.opened = std::mem::take(&mut self.opened);
         match &mut self.isolation {
             Isolation::Recording { written, .. } => {
                 new.learns(std::mem::take(written))?;

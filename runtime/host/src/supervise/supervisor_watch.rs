@@ -155,9 +155,10 @@ impl Supervisor {
         let unmatched = self.unmatched(watched);
         let unmatched = unmatched.filter(|(op_size, _)| !watched.confirmed.contains(op_size));
         let unmatched = unmatched.map(|(op_size, calls)| (op_size, calls, false));
-        let slower = suspects.chain(unmatched).filter(|(op_size, calls, _)| {
+        let slower = suspects.chain(unmatched).filter(|(op_size, calls, suspected)| {
             // Who was cleared is not asked again before twice as many calls were timed.
-            *calls >= 2 * watched.cleared.get(op_size).copied().unwrap_or_default()
+            let cleared = if *suspected { &watched.cleared } else { &watched.unmatched };
+            *calls >= 2 * cleared.get(op_size).copied().unwrap_or_default()
         });
         let slower = slower.map(|(op_size, calls, suspected)| {
             let kernels = watched.comparison.compared_kernels(&op_size.0).map(Box::new);
@@ -288,6 +289,7 @@ impl Supervisor {
             loss,
             losses: None,
             cleared: BTreeMap::new(),
+            unmatched: BTreeMap::new(),
             confirmed: BTreeSet::new(),
         }
     }

@@ -52,6 +52,8 @@ pub(super) struct Watched {
     /// How many calls of an operation and a class of sizes had been timed when it was found not to be
     /// slow after all.
     pub(super) cleared: BTreeMap<OpSize, u64>,
+    /// The same of those that nothing was suspected of, for want of times from before.
+    pub(super) unmatched: BTreeMap<OpSize, u64>,
     /// Those that were found to be slow.
     pub(super) confirmed: BTreeSet<OpSize>,
 }
@@ -93,7 +95,8 @@ impl Watched {
                 self.confirmed.insert(asked.op_size);
             }
             Question::Slower(asked) => {
-                self.cleared.insert(asked.op_size, asked.calls);
+                let cleared = if asked.suspected { &mut self.cleared } else { &mut self.unmatched };
+                cleared.insert(asked.op_size, asked.calls);
             }
         }
     }
