@@ -17,7 +17,7 @@ fn memory_that_it_needs_later_is_set_back() {
 fn which_of_it_was_written_is_forgotten() {
     // All pages that a host sets back, so that another one could not be written.
     let keep = (2..18).map(|page| format!("(i32.store (i32.const {}) (local.get $i))", page << 12));
-    let recall = "(block (result i32) (i32.store (i32.const 4096) (i32.const 7)) (i32.const 7))";
+    let recall = "(block (result i32) (i32.store (i32.const 4096) (i32.const 7)) (i32.load (i32.const 8192)))";
     let spy =
         Spy { keep: keep.collect(), recall: recall.into(), spare: 18 << 12, ..Spy::default() };
     assert_eq!(spy.fate(), Fate::Forgotten);
