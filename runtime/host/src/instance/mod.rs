@@ -538,11 +538,14 @@ impl Instance {
         let own =
             written.and_then(|at| usize::try_from(at).ok()).filter(|&at| at < self.descriptor);
         if let Some(page) = own.and_then(|at| u16::try_from(at / PAGE).ok()) {
-            let is_new = !self.template.own_pages.contains(&page) && !self.opened.contains(&page);
-            if is_new && self.template.own_pages.len() + self.opened.len() < OWN_PAGES {
+            let known = &self.template.own_pages;
+            let is_new = !known.contains(&page) && !self.opened.contains(&page);
+            let opens = is_new && known.len() + self.opened.len() < OWN_PAGES;
+            if opens {
                 self.opened.push(page);
-                return true;
             }
+            // Scratch would be of no use to it.
+            return opens;
         }
         self.template.scratch.store(true, Relaxed);
         !self.has_scratch

@@ -273,7 +273,8 @@ impl Window {
             latencies,
             losses,
             lacking,
-            ..
+            // One that is slower is taken back at once.
+            slower: _,
         } = &self.vitals;
         let slowest = latencies
             .iter()
