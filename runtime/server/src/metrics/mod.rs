@@ -310,6 +310,8 @@ fn write_memory(MemoryReport { pool, kv, kernels }: &MemoryReport, text: &mut Te
 
 fn write_kernels(stats: &[OpStats], text: &mut Text) {
     type Figure = (&'static str, Kind, &'static str, fn(&OpStats) -> f64);
+    type Counts =
+        (&'static str, &'static str, &'static str, fn(&OpStats) -> &BTreeMap<&'static str, u64>);
     let figures: [Figure; 5] = [
         ("ruvllm_kernel_calls_total", Kind::Counter, "Calls that a kernel answered.", |op| {
             op.calls as f64
@@ -351,14 +353,28 @@ fn write_kernels(stats: &[OpStats], text: &mut Text) {
     for (name, kind, help, value) in figures {
         text.metric(name, kind, help, stats.iter().map(|op| (labels(op), value(op))));
     }
-    let by_kind = stats.iter().flat_map(|op| {
-        let [a, b, c, d, e] = labels(op);
-        let counts = op.trap_kinds.iter();
-        counts.map(move |(kind, &count)| {
-            let kind = ("kind", (*kind).to_owned());
-            ([a.clone(), b.clone(), c.clone(), d.clone(), e.clone(), kind], count as f64)
-        })
-    });
-    let help = "Traps by what went wrong, those of kernel_cleanup among them; kinds that occurred.";
-    text.metric("ruvllm_kernel_traps_by_kind_total", Kind::Counter, help, by_kind);
+    let counts: [Counts; 2] = [
+        (
+            "ruvllm_kernel_failures_total",
+            "Failed calls by what went wrong, `kernel_status` for a status that the kernel returned.",
+            "code",
+            |op| &op.failures,
+        ),
+        (
+            "ruvllm_kernel_traps_by_kind_total",
+            "Traps by what went wrong, those of kernel_cleanup among them; kinds that occurred.",
+            "kind",
+            |op| &op.trap_kinds,
+        ),
+    ];
+    for (name, help, label, counts) in counts {
+        let counted = stats.iter().flat_map(|op| {
+            let [a, b, c, d, e] = labels(op);
+            counts(op).iter().map(move |(of, &count)| {
+                let of = (label, (*of).to_owned());
+                ([a.clone(), b.clone(), c.clone(), d.clone(), e.clone(), of], count as f64)
+            })
+        });
+        text.metric(name, Kind::Counter, help, counted);
+    }
 }

@@ -62,24 +62,44 @@ fn what_happened_is_counted() {
     assert!(!calls.ends_with(" 0") && calls.contains("kernel=\"native:"), "{calls}");
 }
 
-#[test]
-fn traps_are_counted_by_kind_and_team_operations_by_who_computes_them() {
+/// A server with a kernel that does something before a call of the demo model, and what it told after its first request.
+fn served_with_failing(instructions: &str) -> (Service, String) {
     let engine = engine();
-    let beyond = but_for(demo().config().dim as u32, "(drop (i64.load (i32.const 0x7fffffff)))");
-    let pack = PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&beyond)).build();
+    let failing = but_for(demo().config().dim as u32, instructions);
+    let pack = PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&failing)).build();
     engine.host().install(pack.verify().unwrap()).unwrap();
     let service = Service::of(served(engine), &[]);
     ask(&service);
-    let labels = "op=\"rmsnorm(f32,f32)->f32\",kernel=\"rmsnorm_f32\",pack=\"test-kernels\",\
-                  pack_version=\"1.0.0\",generation=\"2\"";
-    let figure = |name: &str, more: &str| {
-        service.metric(&format!("ruvllm_kernel_{name}_total{{{labels}{more}}}"))
-    };
     let text = service.get("/metrics").text;
     check(&text);
+    (service, text)
+}
+
+/// A figure of that kernel.
+fn of_failing(service: &Service, name: &str, more: &str) -> f64 {
+    let labels = "op=\"rmsnorm(f32,f32)->f32\",kernel=\"rmsnorm_f32\",pack=\"test-kernels\",\
+                  pack_version=\"1.0.0\",generation=\"2\"";
+    service.metric(&format!("ruvllm_kernel_{name}_total{{{labels}{more}}}"))
+}
+
+#[test]
+fn a_status_is_counted_as_what_went_wrong_and_as_no_trap() {
+    let (service, text) = served_with_failing("(return (i32.const 77))");
+    let figure = |name: &str, more: &str| of_failing(&service, name, more);
+    // Until it was out of service.
+    assert_eq!(figure("failures", ",code=\"kernel_status\""), 3.0, "{text}");
+    assert_eq!((figure("fallbacks", ""), figure("traps", "")), (3.0, 0.0), "{text}");
+    assert!(!text.contains("ruvllm_kernel_traps_by_kind_total{"), "{text}");
+}
+
+#[test]
+fn traps_are_counted_by_kind_and_team_operations_by_who_computes_them() {
+    let (service, text) = served_with_failing("(drop (i64.load (i32.const 0x7fffffff)))");
+    let figure = |name: &str, more: &str| of_failing(&service, name, more);
     let trapped = figure("traps_by_kind", ",kind=\"out_of_bounds\"");
     // Until it was out of service.
     assert_eq!((trapped, figure("traps", ""), figure("fallbacks", "")), (3.0, 3.0, 3.0), "{text}");
+    assert_eq!(figure("failures", ",code=\"kernel_trap\""), 3.0, "{text}");
     let kinds = text.lines().filter(|line| line.starts_with("ruvllm_kernel_traps_by_kind_total{"));
     assert_eq!(kinds.count(), 1, "{text}");
     for op in ["matmul", "attention", "embed"] {
