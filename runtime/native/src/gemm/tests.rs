@@ -329,6 +329,40 @@ fn rows_streams_and_threads_change_no_bit_of_a_deterministic_product() {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn sums_that_units_for_floats_add_up_have_the_same_bits_whatever_a_thread_takes_for_zero() {
+    let (n, k, pool) = (37, 576, ThreadPool::new(1));
+    let random = random_weights(DType::Q8_0, n * k, 21);
+    for byte in [None, Some(0x00), Some(0x7f), Some(0x80), Some(0xff)] {
+        let mut data = random.clone();
+        for block in data.chunks_exact_mut(DType::Q8_0.layout().bytes) {
+            byte.inspect(|byte| block[2..].fill(*byte));
+        }
+        let w = Weights::new(DType::Q8_0, n, k, &data).unwrap();
+        for sign in [None, Some(1.0), Some(-1.0)] {
+            for m in [17, 23, 41] {
+                let x = sign.map_or_else(|| noise(m * k, 22), |sign| vec![sign; m * k]);
+                let mut act = Activations::new();
+                let forms = act.forms(Isa::Avx2, m, &[DType::Q8_0]);
+                act.prepare(&pool, Isa::Avx2, &x, m, k, forms).unwrap();
+                let product = |apart| {
+                    x86::APART.set(Some(apart));
+                    let mut y = vec![0.0; m * n];
+                    let out = MatMut { data: &mut y, stride: n };
+                    matmul(&pool, Isa::Avx2, &w, &act, out).unwrap();
+                    x86::APART.set(None);
+                    y.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                };
+                let integers = product(false);
+                assert!(product(true) == integers, "{byte:x?} {sign:?} {m}");
+                let flushed = x86::flushed_to_zero(|| product(true));
+                assert!(flushed == integers, "{byte:x?} {sign:?} {m}, flushed to zero");
+            }
+        }
+    }
+}
+
 #[test]
 fn the_largest_sums_of_a_block_are_exact() {
     let (pool, mut act) = (ThreadPool::new(1), Activations::new());

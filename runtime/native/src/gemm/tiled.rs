@@ -188,10 +188,11 @@ fn deal_int_panels<S: Entries>(simd: S, pool: &ThreadPool, job: &Job<'_>, out: O
         (1, 16..) => &[16, 8, 4, 2],
         (1, 8..) => &[8, 4, 2],
         (1, _) => &[4, 2],
-        (_, 5..) => &[5, 4, 3, 2],
+        (_, 6..) => &[6, 5, 4, 3, 2],
         _ => &[4, 3, 2],
     };
-    with_tiles(simd, pool, job.act, tile_shape::<S>(job.w.dtype, widths), |tiles| {
+    let shape = TileShape { widths, form: Form::of_tiles::<S>(job.w.dtype as u8) };
+    with_tiles(simd, pool, job.act, shape, |tiles| {
         let panel_bytes = tiles.blocks() * int_block_bytes(PANEL, tiles.form().groups);
         let panels = (CACHED / panel_bytes).clamp(1, INT_PANELS * S::LANES / PANEL);
         let panels = panels.next_multiple_of((S::INT_PANELS * S::LANES).div_ceil(PANEL));
@@ -221,6 +222,9 @@ fn panel_int<S: Entries>(simd: S, job: &Job<'_>, tiles: &Tiles<'_>, y: &mut Colu
                 match (form.groups, form.sums, form.offsets) {
                     (4, sums::QUADS, _) => simd.tile_int::<4, { sums::QUADS }, false, $p, $c> $args,
                     (4, _, _) => simd.tile_int::<4, { sums::PAIRS }, false, $p, $c> $args,
+                    (16, sums::FLOATS, _) => {
+                        simd.tile_int::<16, { sums::FLOATS }, false, $p, $c> $args
+                    }
                     (16, _, _) => simd.tile_int::<16, { sums::WIDE }, false, $p, $c> $args,
                     (_, sums::QUADS, false) => {
                         simd.tile_int::<8, { sums::QUADS }, false, $p, $c> $args
@@ -244,6 +248,7 @@ fn panel_int<S: Entries>(simd: S, job: &Job<'_>, tiles: &Tiles<'_>, y: &mut Colu
                     (1, 4) => tile!(1, 4, (panels, blocks, act, start, y)),
                     (1, 2) => tile!(1, 2, (panels, blocks, act, start, y)),
                     (1, _) => tile!(1, 1, (panels, blocks, act, start, y)),
+                    (_, 6) => tile!(2, 6, (panels, blocks, act, start, y)),
                     (_, 5) => tile!(2, 5, (panels, blocks, act, start, y)),
                     (_, 4) => tile!(2, 4, (panels, blocks, act, start, y)),
                     (_, 3) => tile!(2, 3, (panels, blocks, act, start, y)),

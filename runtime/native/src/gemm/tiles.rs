@@ -166,9 +166,10 @@ fn lay_groups<const G: usize>(
         };
         let (words, rest) = block.split_at_mut(cols * form.groups);
         let words = &mut words[i * form.groups..][..form.groups];
-        if form.sums == sums::WIDE {
+        if matches!(form.sums, sums::WIDE | sums::FLOATS) {
+            let more = if form.sums == sums::FLOATS { 128 } else { 0 };
             for (words, q) in words.as_chunks_mut::<2>().0.iter_mut().zip(q) {
-                let [a, b, c, d] = q.map(i16::from);
+                let [a, b, c, d] = q.map(|q| i16::from(q) + more);
                 *words = [pair(a, c), pair(b, d)];
             }
         } else {
@@ -183,6 +184,7 @@ fn lay_groups<const G: usize>(
                 let start = |total: i32| -(total << bias) as i16;
                 pair(start(low), start(i32::from(total) - low))
             }
+            (bias, sums::FLOATS) => (sums::FLOATS_START - (i32::from(total) << bias)) as u32,
             (bias, _) => -(i32::from(total) << bias) as u32,
         };
         rest[2 * cols + i] = sum.to_bits();

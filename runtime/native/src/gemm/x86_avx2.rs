@@ -4,7 +4,7 @@
 use core::arch::asm;
 use core::arch::x86_64::*;
 
-use super::kernels::int::{Form, sums};
+use super::kernels::int::{self, Form, sums};
 use super::kernels::packed::Streams;
 use super::kernels::{self, ActTile, Ahead, Entries, Input, Rows, Simd, entries, entry, methods};
 use super::out::{Columns, Out};
@@ -81,10 +81,11 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
     const LANES: usize = 8;
     const REGISTERS: usize = 16;
     const INT_PANELS: usize = 2;
-    const INT_COLS: usize = if DOT == PLAIN { 5 } else { 4 };
+    const INT_COLS: usize = if DOT == PLAIN { 6 } else { 4 };
     const STREAMED_COLS: usize = 16;
     const FLOAT_COLS: usize = 6;
     const QUADS: bool = DOT != PLAIN;
+    const FLOAT_SUMS: bool = DOT == PLAIN;
     type F = __m256;
     type B = __m256i;
     type Sum = __m256i;
@@ -203,7 +204,29 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
             match kind {
                 sums::QUADS => Self::dpbusd(sum, w, a),
                 sums::PAIRS => pinned(_mm256_add_epi16(sum, _mm256_maddubs_epi16(w, a))),
+                sums::FLOATS => {
+                    let products = _mm256_castsi256_ps(_mm256_madd_epi16(w, a));
+                    let sum = _mm256_add_ps(_mm256_castsi256_ps(sum), products);
+                    pinned(_mm256_castps_si256(sum))
+                }
                 _ => pinned(_mm256_add_epi32(sum, _mm256_madd_epi16(w, a))),
+            }
+        }
+
+        fn less(sum: __m256i, extra: __m256i) -> __m256i {
+            _mm256_sub_epi32(sum, extra)
+        }
+
+        fn arrange(block: *mut u8, groups: usize) {
+            if Self::FLOAT_SUMS && groups == 16 {
+                // (w - 128) * (a - 128) = w * a - 128 * w - 128 * (a - 128): sums start at what the last term makes
+                // of the activations, and this is the rest.
+                let mut extra = _mm256_set1_epi32(sums::FLOATS_START);
+                for group in 0..groups {
+                    let w = _mm256_loadu_si256(block.add(32 * group).cast());
+                    extra = _mm256_add_epi32(extra, _mm256_madd_epi16(w, _mm256_set1_epi16(128)));
+                }
+                _mm256_storeu_si256(block.add(32 * (groups + 1)).cast(), extra);
             }
         }
 
@@ -213,6 +236,29 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
                 _ => sum,
             })
         }
+    }
+
+    fn adds_floats_apart() -> bool {
+        Self::FLOAT_SUMS && x86::adds_floats_apart()
+    }
+
+    #[inline(always)]
+    unsafe fn tile<
+        const G: usize,
+        const SUMS: u8,
+        const OFFSETS: bool,
+        const P: usize,
+        const C: usize,
+    >(
+        panels: &[u8],
+        blocks: usize,
+        act: ActTile<'_>,
+        col: usize,
+        y: &mut Columns<'_>,
+    ) {
+        let _subnormals = (SUMS == sums::FLOATS).then(x86::WithSubnormals::new);
+        // SAFETY: the contract is the same.
+        unsafe { int::tile_int::<Self, G, SUMS, OFFSETS, P, C>(panels, blocks, act, col, y) }
     }
 
     #[inline(always)]

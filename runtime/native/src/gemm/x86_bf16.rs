@@ -9,11 +9,11 @@ use std::ops::Range;
 
 use ruvllm_abi::DType;
 
-use super::Job;
 use super::kernels::{Input, MAX_LANES, PADDED, Rows, Simd, unroll};
 use super::out::{Columns, Out};
 use super::tiled::{Panels, Tile};
 use super::x86_avx512::{Avx512, PLAIN};
+use super::{Job, x86};
 use crate::quant::CHUNK;
 use crate::{Isa, ThreadPool};
 
@@ -37,12 +37,7 @@ pub(super) fn is_available() -> bool {
 /// Whether they make products faster, too. Intel's processors take them apart: prompts of 16-bit float
 /// weights take 1.8 times as long with them as with f32 on a Xeon of 2023. Tests run them anywhere.
 pub(super) fn pays() -> bool {
-    is_available() && (cfg!(test) || !is_intel())
-}
-
-fn is_intel() -> bool {
-    let vendor = __cpuid(0);
-    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
+    is_available() && (cfg!(test) || !x86::is_by(b"GenuineIntel"))
 }
 
 /// Rounds a row of activations to bf16, in pairs; `pairs` has room for them, and is zero behind.

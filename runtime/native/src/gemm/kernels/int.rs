@@ -20,6 +20,15 @@ pub(in crate::gemm) mod sums {
     /// Two numbers of 16 bits at a time, in 32 bits: for 8-bit weights, since a pair of their products is
     /// beyond 16 bits. A vector of bytes becomes two, of its even and of its odd bytes.
     pub(in crate::gemm) const WIDE: u8 = 2;
+    /// As [`WIDE`], but of weights and activations that are both 128 more, so that no product is negative, and added up
+    /// by the units for floats: an integer below 2^23 is, read as f32, a subnormal number, and sums of these are exact.
+    /// Pays where some of the units that add integers multiply them too, so that sums wait for products, and others
+    /// add floats.
+    pub(in crate::gemm) const FLOATS: u8 = 3;
+
+    /// What sums of [`FLOATS`] start at, besides what the activations ask for, which is within 2^19: enough for them to
+    /// stay positive, and with products of up to 32 * 255^2 they are below 2^23.
+    pub(in crate::gemm) const FLOATS_START: i32 = 1 << 20;
 
     /// The kind for a format.
     pub(in crate::gemm) const fn of<S: Simd>(t: u8) -> u8 {
@@ -33,7 +42,10 @@ pub(in crate::gemm) mod sums {
 
     /// Whether there are formats of the kind.
     pub(in crate::gemm) const fn any<S: Simd>(sums: u8) -> bool {
-        sums == of::<S>(tag::Q8_0) || sums == of::<S>(tag::Q4_0)
+        let of_bytes = of::<S>(tag::Q8_0);
+        sums == of_bytes
+            || sums == of::<S>(tag::Q4_0)
+            || (S::FLOAT_SUMS && sums == FLOATS && of_bytes == WIDE)
     }
 }
 
@@ -73,6 +85,15 @@ impl Form {
         let offsets = matches!(t, tag::Q4_1 | tag::Q5_1 | tag::Q4_K | tag::Q5_K);
         Form { sums, groups, bias, offsets }
     }
+
+    /// The form in which tiles are multiplied, with what is faster on this processor.
+    pub(in crate::gemm) fn of_tiles<S: Simd>(t: u8) -> Form {
+        let form = Form::of::<S>(t);
+        match form.sums {
+            sums::WIDE if S::adds_floats_apart() => Form { sums: sums::FLOATS, ..form },
+            _ => form,
+        }
+    }
 }
 
 /// The body of [`Simd::block_dots`]: each activation is read once for all panels.
@@ -104,6 +125,10 @@ pub(in crate::gemm) unsafe fn block_dots<
         });
         let mut dots = [[S::zero(); C]; P];
         unroll!(p < P, 2 {
+            if const { SUMS == sums::FLOATS } {
+                let extra = S::load_bytes(blocks[p].add(4 * S::LANES * (G + 1)));
+                unroll!(i < C, 16 { sums[p][i] = S::less(sums[p][i], extra); });
+            }
             unroll!(i < C, 16 { dots[p][i] = S::total(SUMS, sums[p][i]); });
         });
         dots
@@ -148,7 +173,7 @@ pub(in crate::gemm) unsafe fn put<S: Simd, const C: usize>(
 }
 
 /// Bytes of a block of a panel of integers with `lanes` rows: `groups` vectors of four bytes a lane, a
-/// vector of scales, one of offsets.
+/// vector of scales, one of offsets, or of what [`sums::FLOATS`] are too large by.
 pub(in crate::gemm) const fn int_block_bytes(lanes: usize, groups: usize) -> usize {
     (groups + 2) * 4 * lanes
 }

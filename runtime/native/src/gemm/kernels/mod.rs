@@ -119,6 +119,8 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
     /// Whether bytes of weights are signed as those of activations are. Panels of bytes then hold weights
     /// less the bias of their format, so that products need no correction.
     const SIGNED: bool = false;
+    /// Whether there are [`sums::FLOATS`](int::sums::FLOATS).
+    const FLOAT_SUMS: bool = false;
     /// A vector of f32.
     type F: Copy;
     /// A vector of bytes: four for each lane.
@@ -180,6 +182,14 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
             Self::add_products(sums, Self::add_products(sums, sum, w[0], a[0]), w[1], a[1])
         }
     }
+    /// Whether [`sums::FLOATS`](int::sums::FLOATS) are faster here.
+    fn adds_floats_apart() -> bool {
+        false
+    }
+    /// Sums of the kind [`sums::FLOATS`](int::sums::FLOATS) less a vector of integers of 32 bits.
+    unsafe fn less(sum: Self::Sum, _extra: Self::B) -> Self::Sum {
+        sum
+    }
     /// Sums of the kind `sums` as f32.
     unsafe fn total(sums: u8, sum: Self::Sum) -> Self::F;
     /// The dot products of a block of each of `P` panels of bytes with `C` rows of activations.
@@ -191,7 +201,8 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
         // SAFETY: the contract is the same.
         unsafe { int::block_dots::<Self, G, SUMS, P, C>(blocks, act) }
     }
-    /// Puts the `groups` vectors of a panel's block into the order that [`tile`](Self::tile) reads.
+    /// Completes a panel's block of `groups` vectors: these are put into the order that [`tile`](Self::tile) reads,
+    /// and what [`sums::FLOATS`](int::sums::FLOATS) are too large by takes the place of the offsets.
     #[inline(always)]
     unsafe fn arrange(_block: *mut u8, _groups: usize) {}
     /// See [`int::tile_int`].

@@ -312,9 +312,9 @@ pub(in crate::gemm) unsafe fn unpack_panel<S: Simd, const T: u8>(panel: &[u8], t
                             S::store_bytes(to, less_bias::<S, T>(w));
                         }
                     });
-                    S::arrange(to, form.groups);
                     S::store(to.add(form.groups * vector).cast(), scales[half]);
                     S::store(to.add((form.groups + 1) * vector).cast(), offset);
+                    S::arrange(to, form.groups);
                     to = to.add(bytes);
                 });
             }
