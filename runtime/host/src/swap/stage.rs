@@ -158,8 +158,9 @@ impl Host {
 
 #[cfg(feature = "supervisor")]
 impl Host {
-    /// Publishes these packs, newest first, and behind them those that are active now and have none of
-    /// their names. What is not active is loaded; an active pack of the same name that is newer, or
+    /// Publishes these packs, newest first, and those that are active now and have none of their names: each before
+    /// those that it is asked before now, and so behind these packs where it is before none of them. What is not active
+    /// is loaded; an active pack of the same name that is newer, or
     /// where there is nothing to load, stands in. Gives the packs that could not be brought back, with
     /// the reasons; barred ones are among them.
     pub(crate) fn restore(
@@ -198,9 +199,13 @@ impl Host {
                 Err(reason) => left_out.push((id.clone(), reason)),
             }
         }
-        for code in &active {
-            if !restored.iter().any(|other| other.id().name == code.id().name) {
-                restored.push(code.clone());
+        for (at, code) in active.iter().enumerate().rev() {
+            let is_in = |codes: &[Arc<PreparedPack>], of: &Arc<PreparedPack>| {
+                codes.iter().any(|other| other.id().name == of.id().name)
+            };
+            if !is_in(&restored, code) {
+                let behind = restored.iter().position(|other| is_in(&active[at..], other));
+                restored.insert(behind.unwrap_or(restored.len()), code.clone());
             }
         }
         if !restored.iter().map(|code| code.id()).eq(active.iter().map(|code| code.id())) {

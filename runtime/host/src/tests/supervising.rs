@@ -711,6 +711,38 @@ fn what_the_program_brings_along_stays_beside_what_the_history_knows() {
 }
 
 #[test]
+fn a_pack_that_the_program_loads_over_another_is_over_it_whatever_ran_before() {
+    let place = Place::new();
+    let named = |name: &str| {
+        PackBuilder::new()
+            .kernel("rmsnorm_f32", rmsnorm_f32(&Module::default()))
+            .manifest(|m| m.name = name.parse().unwrap())
+            .build()
+    };
+    let (base, one) = (named("base"), place.pack(1, &Module::default()));
+    let opened = |over: &[&str]| {
+        let host = place.host();
+        host.install(base.verify().unwrap()).unwrap();
+        for name in over {
+            host.install(named(name).verify().unwrap()).unwrap();
+        }
+        Supervisor::open(host, place.config(&one)).unwrap()
+    };
+    let names = |supervisor: &Supervisor| -> Vec<String> {
+        let packs = supervisor.host().snapshot().pack_ids();
+        packs.into_iter().map(|pack| pack.name.to_string()).collect()
+    };
+    assert_eq!(names(&opened(&[])), ["base"]);
+    assert_eq!(names(&opened(&["first"])), ["first", "base"]);
+    let supervisor = opened(&["other", "second"]);
+    assert_eq!(names(&supervisor), ["second", "other", "base"]);
+    activate(&supervisor, &one).unwrap();
+    place.end_window(&supervisor);
+    drop(supervisor);
+    assert_eq!(names(&opened(&["third"])), ["test-kernels", "third", "base"]);
+}
+
+#[test]
 fn packs_that_cannot_be_trusted_any_more_are_not_brought_back() {
     let place = Place::new();
     let one = place.pack(1, &Module::default());
