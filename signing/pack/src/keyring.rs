@@ -16,7 +16,7 @@ use ruvllm_signing::{
 use serde::Serialize;
 
 use crate::sign::{add_signatures, public_key, secret_keys};
-use crate::trust::{NewPublisher, TrustedKey, without_key};
+use crate::trust::{NewPublisher, TrustedKey, without_key, without_packs};
 use crate::{Report, ToolError, atomic};
 
 /// What a keyring file holds.
@@ -129,7 +129,8 @@ pub fn show(file: &Path) -> Result<KeyringReport, ToolError> {
 /// Adds a publisher; one with that key is given the packs, the grant and the times beside what it has.
 ///
 /// # Errors
-/// [`ToolError::Pack`], also where a publisher without a key is not there; [`ToolError::Io`].
+/// [`ToolError::Pack`], also where a publisher without a key is not there, or a new key is given no packs;
+/// [`ToolError::Io`].
 pub fn add(file: &Path, new: &NewPublisher) -> Result<KeyringReport, ToolError> {
     let packs: Vec<PackPattern> = new.packs.iter().map(|p| p.parse()).collect::<Result<_, _>>()?;
     let key = new.key.as_deref().map(public_key).transpose()?;
@@ -152,6 +153,7 @@ pub fn add(file: &Path, new: &NewPublisher) -> Result<KeyringReport, ToolError> 
     }
     match (known, key) {
         (true, _) => {}
+        (false, Some(_)) if packs.is_empty() => return Err(without_packs(&new.name)),
         (false, Some(key)) => keyring.publishers.push(Publisher {
             name: new.name.clone(),
             key,

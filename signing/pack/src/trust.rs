@@ -171,8 +171,8 @@ impl fmt::Display for TrustChange {
 /// given the packs, the grant and the times beside what it has.
 ///
 /// # Errors
-/// [`ToolError::Pack`] where the file is or would be no policy, or a publisher without a key is not
-/// there; [`ToolError::Io`].
+/// [`ToolError::Pack`] where the file is or would be no policy, a publisher without a key is not
+/// there, or a new key is given no packs; [`ToolError::Io`].
 pub fn add(file: &Path, new: &NewPublisher) -> Result<TrustChange, ToolError> {
     let key = new.key.as_deref().map(public_key).transpose()?;
     let mut document = match fs::read_to_string(file) {
@@ -206,6 +206,7 @@ pub fn add(file: &Path, new: &NewPublisher) -> Result<TrustChange, ToolError> {
             known.into_iter().try_for_each(|(entry, _)| give(entry, new))?;
             change("changed", keys)
         }
+        (true, Some(_)) if new.packs.is_empty() => return Err(without_packs(&new.name)),
         (true, Some(key)) => {
             let mut entry = Table::new();
             entry["name"] = value(new.name.as_str());
@@ -249,6 +250,13 @@ fn give(entry: &mut Table, new: &NewPublisher) -> Result<(), ToolError> {
 pub(crate) fn without_key(name: &str) -> ToolError {
     refused(format!(
         "no publisher is called `{}` yet: give its public key with --key",
+        escape_untrusted(name)
+    ))
+}
+
+pub(crate) fn without_packs(name: &str) -> ToolError {
+    refused(format!(
+        "say which packs `{}` may sign with this key: --pack PATTERN, such as acme-*",
         escape_untrusted(name)
     ))
 }

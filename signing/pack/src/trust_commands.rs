@@ -41,12 +41,12 @@ pub(crate) struct PublisherArgs {
     #[arg(long)]
     name: String,
     /// Its public key: ed25519:..., an OpenSSH line, a PEM, or a file with one of them, such as the one
-    /// that keygen writes. Not needed to give more packs to a publisher that is there.
+    /// that keygen writes. Not needed to give more to a publisher that is there.
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
     /// A pattern of pack names that it may sign, such as acme-*, beside those of before; may be given
-    /// several times.
-    #[arg(long = "pack", value_name = "PATTERN", required = true)]
+    /// several times. Needed once for each key.
+    #[arg(long = "pack", value_name = "PATTERN")]
     packs: Vec<String>,
     /// Let it ship code that runs outside of the sandbox.
     #[arg(long)]
@@ -185,7 +185,7 @@ pub(crate) enum PolicyAction {
         #[arg(long, value_name = "TIME")]
         at: Option<Timestamp>,
     },
-    /// Add a publisher, or packs to one that is there; the file is made where there is none.
+    /// Add a publisher, or packs and grants to one that is there; the file is made where there is none.
     Add {
         /// The policy file.
         #[arg(long, value_name = "FILE", default_value = POLICY_FILE)]
@@ -227,7 +227,7 @@ pub(crate) enum KeyringAction {
         #[arg(default_value = "keyring.json")]
         file: PathBuf,
     },
-    /// Add a publisher, or packs to one that is there.
+    /// Add a publisher, or packs and grants to one that is there.
     Add {
         /// The keyring.
         #[arg(default_value = "keyring.json")]

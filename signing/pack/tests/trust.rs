@@ -192,6 +192,15 @@ fn a_known_publisher_gets_a_second_pattern_and_trust_list_shows_what_trust_add_w
     desk.json(0, &["trust", "add", "--name", "me", "--pack", "c-*", "--not-after", until]);
     assert_eq!((packs(0), packs(1)), (vec!["a-*", "b-*", "c-*"].into(), vec!["z", "c-*"].into()));
     assert_eq!(listed()["publishers"][1]["not_after"], until);
+    desk.json(0, &["trust", "add", "--name", "me", "--threads"]);
+    assert_eq!(listed()["publishers"][0]["threads"], true);
+    assert_eq!(packs(1), Value::from(vec!["z", "c-*"]));
+    desk.key("third.pem");
+    let without_packs = |command| {
+        let refused = desk.json(2, &[command, "add", "--name", "me", "--key", "third.pub"]);
+        assert!(refused["error"]["message"].as_str().unwrap().contains("--pack"), "{refused}");
+    };
+    without_packs("trust");
     assert!(fs::read_to_string(desk.path("trust.toml")).unwrap().starts_with("# mine\n"));
     desk.json(2, &["trust", "add", "--name", "me", "--pack", "No Pattern"]);
 
@@ -205,6 +214,7 @@ fn a_known_publisher_gets_a_second_pattern_and_trust_list_shows_what_trust_add_w
     assert_eq!(more["publishers"][0]["packs"], Value::from(vec!["a-*", "b-*"]));
     assert_eq!((&more["serial"], more["publishers"].as_array().unwrap().len()), (&3.into(), 1));
     desk.json(2, &["keyring", "add", "--name", "who", "--pack", "b-*"]);
+    without_packs("keyring");
 }
 
 #[cfg(unix)]
