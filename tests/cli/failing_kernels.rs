@@ -170,3 +170,18 @@ fn a_pack_for_another_abi() {
     pack.sign_edited(|manifest| manifest["abi_version"] = 2.into());
     refused(&pack, &["abi"]);
 }
+
+#[test]
+fn a_pack_of_which_no_kernel_is_used_is_told_with_the_reasons() {
+    let memory = r#"(memory (export "memory") 3 256)"#.to_owned();
+    let module = rmsnorm_f32(&Module { memory, ..Module::default() });
+    let pack = PackBuilder::new().kernel("rmsnorm_f32", module).build();
+    let (path, trust) = (pack.path().display().to_string(), pack.policy_file());
+    let trust = trust.display().to_string();
+    let always = ["run", "-n", "1", "--device-class", "embedded"];
+    let run = ruvllm(&[&always[..], &["--pack", &path, "--trust", &trust]].concat());
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    let told = "warning: rmsnorm_f32 of test-kernels 1.0.0 is left out, as all of the pack are: it begins with 196608";
+    assert!(run.stderr.contains(told), "{}", run.stderr);
+    assert!(!ruvllm(&always).stderr.contains("left out"), "the core pack is used");
+}

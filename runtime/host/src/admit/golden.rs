@@ -91,18 +91,11 @@ fn own(case: judge::Case, name: impl FnOnce(String) -> String) -> Option<Case> {
     Some(Case { what: name(what), a, b, gradient, words: Words::new(&words)? })
 }
 
-/// Cases of a custom operation: every symbol at the same extent, params at their defaults or one.
-/// There is no truth to hold the output against, only whether the kernel keeps the contract.
+/// Cases of a custom operation, on [`CallPlan::trials`]. There is no truth to hold the output against, only whether
+/// the kernel keeps the contract.
 pub(crate) fn custom_cases(plan: &CallPlan, random: &mut Random) -> Vec<Case> {
     let mut cases = Vec::new();
-    for extent in [1u32, 32, 64, 256] {
-        let mut words = vec![extent; plan.symbols.len()];
-        words.extend(plan.params.iter().map(|p| p.default.map_or(1, |v| v.to_word())));
-        let Some(words) = Words::new(&words) else { continue };
-        let Ok(bytes) = plan.bytes(words.as_slice()) else { continue };
-        if bytes.total() == 0 || bytes.total() > 4 << 20 {
-            continue;
-        }
+    for (extent, words, bytes) in plan.trials() {
         let mut operand = |i: usize, size: usize| match plan.inputs.get(i) {
             None => Some(Vec::new()),
             Some(tensor) => {

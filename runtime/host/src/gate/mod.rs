@@ -1,6 +1,7 @@
 //! The gates before compilation: versions, features and limits of the manifest, then each module.
 
 pub(crate) mod executor;
+mod memory;
 pub(crate) mod module;
 mod variants;
 
@@ -241,11 +242,13 @@ pub fn pass<'a>(
                 }
                 ExecutorKind::Wamr => used,
             };
-            let module = pack.kernel_bytes(&entry.id);
-            Variant { entry, key: key_of(entry), module, decision, violations, features }
+            let (key, module) = (key_of(entry), pack.kernel_bytes(&entry.id));
+            let lack = module.and_then(|module| memory::lack(entry, &key, module, config));
+            Variant { entry, key, module, decision, violations, features, lack }
         })
         .collect();
     let (mut kernels, mut skipped, mut skips) = (Vec::new(), Vec::new(), Vec::new());
+    let mut lacking = false;
     let skip = |entry: &Variant<'_, '_>, reasons| Skipped {
         kernel: entry.entry.id.clone(),
         key: entry.key.clone(),
@@ -261,6 +264,11 @@ pub fn pass<'a>(
             skips.extend(found);
             continue;
         }
+        if let Some(lack) = entry.lack.as_ref().filter(|_| found.is_empty()) {
+            skipped.push(skip(entry, vec![lack.clone()]));
+            lacking = true;
+            continue;
+        }
         let may_stand_back = !config.all_variants && found.is_empty();
         let uncalled = called.is_some_and(|called| !called.contains(&entry.key));
         let uncalled = uncalled.then_some("no model that is loaded here calls this operation");
@@ -270,25 +278,14 @@ pub fn pass<'a>(
             skipped.push(skip(entry, vec![reason]));
             continue;
         }
-        if let Some(most) = config.instance_memory.filter(|_| found.is_empty())
-            && let Some(module) = entry.module
-            && module::begins_with(module) > most
-        {
-            let what = format!(
-                "it begins with {} bytes of memory; the device class {} gives an instance {most}",
-                module::begins_with(module),
-                config.device_class
-            );
-            skipped.push(skip(entry, vec![what]));
-            continue;
-        }
         refusals.extend(found);
         match kernel(entry, config) {
             Ok(gated) => kernels.push(gated),
             Err(found) => refusals.extend(found),
         }
     }
-    if kernels.is_empty() {
+    // One that lacks memory was made for this host: its pack is not refused for variants of it that were not.
+    if kernels.is_empty() && !lacking {
         refusals.extend(skips);
     }
     let begin = kernels.iter().map(|kernel: &GatedKernel<'_>| module::begins_with(kernel.module));

@@ -14,8 +14,8 @@ use ruvllm_abi::export;
 use ruvllm_manifest::{WASI_NN, escape_untrusted};
 use wasmparser::types::{EntityType, Types};
 use wasmparser::{
-    BinaryReaderError, Export, ExternalKind, FunctionBody, Import, MemoryType, Operator, Parser,
-    Payload, TableType, ValType, Validator, WasmFeatures,
+    BinaryReaderError, Export, ExternalKind, FunctionBody, Global, Import, MemoryType, Operator,
+    Parser, Payload, TableType, ValType, Validator, WasmFeatures,
 };
 
 /// A reason against a module: a stable code and a sentence.
@@ -229,6 +229,38 @@ pub(crate) fn begins_with(wasm: &[u8]) -> usize {
         _ => 0,
     });
     usize::try_from(bytes.fold(0, u64::saturating_add)).unwrap_or(usize::MAX)
+}
+
+/// Where the host's part of a module's memory begins: the value of its export `__heap_base`. `None` where it has none,
+/// or one that is no constant.
+pub(crate) fn heap_base(wasm: &[u8]) -> Option<u32> {
+    let (mut values, mut global) = (Vec::new(), None);
+    for payload in payloads(wasm) {
+        match payload {
+            // Kernels import none, so these have the first indices.
+            Payload::GlobalSection(s) => {
+                let value = |global: Global<'_>| {
+                    let mut init = global.init_expr.get_operators_reader().into_iter();
+                    match (init.next(), init.next()) {
+                        (Some(Ok(Operator::I32Const { value })), Some(Ok(Operator::End))) => {
+                            Some(value.cast_unsigned())
+                        }
+                        _ => None,
+                    }
+                };
+                values.extend(s.into_iter().map(|global| global.ok().and_then(value)));
+            }
+            Payload::ExportSection(s) => {
+                let mut exports = s.into_iter().flatten();
+                let found = exports.find(|export| {
+                    export.kind == ExternalKind::Global && export.name == export::HEAP_BASE
+                });
+                global = found.map(|export| export.index);
+            }
+            _ => {}
+        }
+    }
+    *values.get(usize::try_from(global?).ok()?)?
 }
 
 struct Gate<'a> {

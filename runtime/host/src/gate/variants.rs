@@ -14,9 +14,16 @@ pub(super) struct Variant<'a, 'b> {
     pub(super) decision: Decision,
     pub(super) violations: &'b [Violation],
     pub(super) features: Vec<String>,
+    /// What of memory it lacks here, if it does.
+    pub(super) lack: Option<String>,
 }
 
 impl Variant<'_, '_> {
+    /// Whether it could run here.
+    fn suits(&self) -> bool {
+        self.violations.is_empty() && self.lack.is_none()
+    }
+
     fn has(&self, feature: &str) -> bool {
         self.features.iter().any(|other| other == feature)
     }
@@ -53,7 +60,7 @@ pub(super) fn is_superseded(
     let rank = kernel.rank(config);
     let rivals = kernels.iter().filter(|other| other.key == kernel.key);
     let best = rivals
-        .filter(|other| other.violations.is_empty() && other.rank(config) > rank)
+        .filter(|other| other.suits() && other.rank(config) > rank)
         .max_by_key(|other| other.rank(config))?;
     if !rank.0 {
         let why = "it uses relaxed SIMD, whose results depend on the processor; the pack has a variant without";
@@ -62,19 +69,23 @@ pub(super) fn is_superseded(
     if manifest.fallbacks.values().any(|fallback| *fallback == kernel.entry.id) {
         return None;
     }
-    Some(match kernel.is_scalar() {
-        _ if best.rank(config).1 > rank.1 => {
-            let (executor, other) = (kernel.decision.executor, best.decision.executor);
-            format!(
-                "it runs on {executor}; the pack has a variant for {other}, which is preferred here"
-            )
-        }
-        true => {
-            "the pack has a faster variant with SIMD; this one is for executors without".to_owned()
-        }
+    let Decision { executor, reason } = &kernel.decision;
+    if best.rank(config).1 > rank.1 {
+        let other = best.decision.executor;
+        return Some(format!(
+            "it {reason}; the pack has a variant for {other}, which is preferred here"
+        ));
+    }
+    let mut why = match kernel.is_scalar() {
+        true => "the pack has a faster variant with SIMD; this one is for executors without",
         false => {
             "the pack has a faster variant with relaxed SIMD; this one is for deterministic mode"
-                .to_owned()
         }
-    })
+    }
+    .to_owned();
+    // Such as that it needs another version of the executor that is preferred.
+    if config.executors().first() != Some(executor) {
+        why += &format!("; it {reason}");
+    }
+    Some(why)
 }

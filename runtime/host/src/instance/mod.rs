@@ -27,7 +27,7 @@ pub(crate) mod pool;
 mod released;
 mod window;
 
-pub(crate) use window::{TILE_BYTES, WindowSize, wanted};
+pub(crate) use window::{TILE_BYTES, WindowSize, taken, wanted};
 
 use crate::deadline::Deadline;
 use crate::error::Failure;

@@ -32,7 +32,7 @@ impl Layout {
         let descriptor = align(heap_base as usize);
         let params = descriptor + DESCRIPTOR_BYTES;
         let scratch = params + PARAMS_BYTES;
-        let from = scratch + SCRATCH_BYTES;
+        let from = taken(heap_base, CallBytes::default());
         // Constants get at least half of what there is, unless a call would not fit otherwise.
         let most = match size {
             WindowSize::Row(_) => limit.saturating_sub(from),
@@ -97,6 +97,14 @@ pub(crate) fn wanted(
     let regions = [a, b, bytes.out];
     let many = plan.split_word(call.words.as_slice()).is_some();
     (if many { WindowSize::Tile } else { WindowSize::row(regions) }, owner)
+}
+
+/// Bytes of memory that a call of these sizes takes, of which no operand is in place already, where the host's part
+/// begins at `heap_base`. Of a call without operands, what an instance takes before any.
+pub(crate) fn taken(heap_base: u32, bytes: CallBytes) -> usize {
+    let CallBytes { a, b, gradient, out, out_b } = bytes;
+    let from = align(heap_base as usize) + DESCRIPTOR_BYTES + PARAMS_BYTES + SCRATCH_BYTES;
+    [a, b, gradient, out, out_b].map(align).into_iter().fold(from, usize::saturating_add)
 }
 
 pub(super) const fn align(bytes: usize) -> usize {

@@ -298,6 +298,21 @@ impl CallPlan {
         Ok(CallBytes { a: size(0)?, b: size(1)?, out, ..CallBytes::default() })
     }
 
+    /// What a kernel is tried on of which nothing is known but its manifest: every symbol at the same extent, params
+    /// at their defaults or one, where that is a call of some operands. Gives the extent, the words, and the sizes.
+    pub(crate) fn trials(&self) -> impl Iterator<Item = (u32, Words, CallBytes)> {
+        /// The most that such a call moves.
+        const MOST: usize = 4 << 20;
+        let params = || self.params.iter().map(|p| p.default.map_or(1, |v| v.to_word()));
+        let trial = move |extent| {
+            let words = vec![extent; self.symbols.len()].into_iter().chain(params());
+            let words = Words::new(&words.collect::<Vec<_>>())?;
+            let bytes = self.bytes(words.as_slice()).ok()?;
+            (1..=MOST).contains(&bytes.total()).then_some((extent, words, bytes))
+        };
+        [1, 32, 64, 256].into_iter().filter_map(trial)
+    }
+
     /// The sizes of a call for gradients, where those of the forward call are these.
     fn backward(&self, forward: CallBytes) -> CallBytes {
         let CallBytes { a, b, out: gradient, .. } = forward;

@@ -1,6 +1,8 @@
 //! What device classes change, on kernels written for the purpose.
 
 use super::*;
+use crate::instance::taken;
+use crate::op::plan::CallBytes;
 use crate::{Tensor, TrapKind};
 use ruvllm_tests::{custom_entry, wat};
 
@@ -36,6 +38,49 @@ fn a_kernel_that_begins_with_more_memory_is_left_out_with_the_reason() {
         "begins with 196608 bytes of memory; the device class embedded gives an instance 131072";
     assert!(explanation.contains(told), "{explanation}");
     rmsnorm(&mut host.worker().unwrap(), &host.snapshot(), 1, 64).unwrap();
+}
+
+#[test]
+fn a_kernel_that_leaves_too_little_memory_for_calls_is_left_out_with_the_reason() {
+    let before_calls = taken(0, CallBytes::default());
+    // A row of 2048 columns, its weights and the output.
+    let most = (128 << 10) - before_calls - 3 * 2048 * 4;
+    let explanation = |heap_base: usize| {
+        let memory = "(memory (export \"memory\") 2 256)".to_owned();
+        let heap_base = u32::try_from(heap_base).unwrap();
+        let host = host(embedded(), &pack(&Module { memory, heap_base, ..Module::default() }));
+        for dim in [64, 2048] {
+            rmsnorm(&mut host.worker().unwrap(), &host.snapshot(), 1, dim).unwrap();
+        }
+        assert!(host.take_incidents().0.is_empty());
+        host.explain(&OpKey::rmsnorm_f32())
+    };
+    let fits = explanation(most);
+    assert_eq!(fits.selected.as_deref(), Some("rmsnorm_f32"), "{fits}");
+    for (heap_base, told) in [
+        (most + 64, "for a call that admission tries it on it takes 131136 bytes of memory"),
+        ((128 << 10) - before_calls + 64, "before any call it takes 131136 bytes of memory"),
+    ] {
+        let left_out = explanation(heap_base);
+        assert_eq!(left_out.selected.as_deref(), Some("native:rmsnorm_f32"), "{left_out}");
+        let told = format!("{told}; the device class embedded gives an instance 131072");
+        assert!(left_out.to_string().contains(&told), "{left_out}");
+    }
+}
+
+#[test]
+fn so_is_one_of_a_custom_operation_whose_calls_do_not_fit() {
+    let heap_base = (128 << 10) - taken(0, CallBytes::default()) - 1024;
+    let module = wat::assemble(&format!(
+        r#"(module (memory (export "memory") 2 2)
+          (global (export "__heap_base") i32 (i32.const {heap_base}))
+          (func (export "run") (param i32) (result i32) (i32.const 0)))"#
+    ));
+    let pack = PackBuilder::new().entry(custom_entry("copy_f32", "copy", "run"), module).build();
+    let host = host(embedded(), &pack);
+    let key = OpKey::new("copy", vec![DType::F32], DType::F32);
+    let explanation = host.explain(&key).to_string();
+    assert!(explanation.contains("for a call that admission tries it on"), "{explanation}");
 }
 
 #[test]

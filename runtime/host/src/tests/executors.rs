@@ -116,6 +116,94 @@ fn a_host_that_compiles_leaves_out_what_may_not_be_compiled() {
     assert_eq!(refused.err().unwrap()[0].code, "aot_unavailable");
 }
 
+/// A pack with three variants of a kernel, of these modules: with relaxed SIMD, for Wasmtime alone; with SIMD, whose
+/// id ends in `_plain`; and one that ends in `_scalar`. Those two are for WAMR too, of this platform.
+fn variants([relaxed, plain, scalar]: [Module; 3], platform: &WamrPlatform) -> TestPack {
+    let vectors = "(func (param v128) (result v128) (v128.not (local.get 0)))";
+    let plain = Module { fields: plain.fields + vectors, ..plain };
+    let small = PackBuilder::new().kernel("rmsnorm_f32", rmsnorm_f32(&Module::default())).build();
+    let entry = |suffix: &str, features: &[&str]| {
+        let mut entry = small.manifest.kernels[0].clone();
+        entry.id += suffix;
+        entry.path = format!("test/{}.wasm", entry.id).parse().unwrap();
+        let wasmtime = entry.platforms.wasmtime.as_mut().unwrap();
+        wasmtime.features = features.iter().map(|name| (*name).to_owned()).collect();
+        entry.platforms.wamr = Some(platform.clone()).filter(|_| !suffix.is_empty());
+        entry
+    };
+    PackBuilder::new()
+        .entry(entry("", &["simd", "relaxed-simd"]), rmsnorm_f32(&relaxed))
+        .entry(entry("_plain", &["simd"]), rmsnorm_f32(&plain))
+        .entry(entry("_scalar", &[]), rmsnorm_f32(&scalar))
+        .build()
+}
+
+/// A module that begins with more memory than a small device gives it.
+fn large() -> Module {
+    Module { memory: "(memory (export \"memory\") 3 256)".into(), ..Module::default() }
+}
+
+const ANY_WAMR: WamrPlatform =
+    WamrPlatform { min_version: semver::Version::new(0, 0, 0), aot_available: true };
+
+/// The reasons for which each kernel that is not taken is left out on a small device.
+fn left_out(pack: &TestPack, config: &HostConfig, offers: &[Offer]) -> Vec<(String, String)> {
+    let pack = pack.verify().unwrap();
+    let gated = gate::pass(&pack, config, offers, usize::MAX, None);
+    let gated = gated.unwrap_or_else(|refusals| panic!("{refusals:?}"));
+    let skipped = gated.skipped.into_iter();
+    skipped.map(|skipped| (skipped.kernel, skipped.reasons.join("; "))).collect()
+}
+
+#[test]
+fn a_variant_that_lacks_memory_leaves_its_place_to_another() {
+    let pack = variants([large(), large(), Module::default()], &ANY_WAMR);
+    let offers = [offer(ExecutorKind::Wamr, &["simd"], false), wasmtime()];
+    let config = DeviceClass::Embedded.config();
+    let kernels = taken(&pack.verify().unwrap(), &config, &offers);
+    assert_eq!(kernels, [("rmsnorm_f32_scalar".to_owned(), ExecutorKind::Wamr)]);
+    for (kernel, reasons) in left_out(&pack, &config, &offers) {
+        assert!(reasons.contains("begins with 196608 bytes"), "{kernel}: {reasons}");
+    }
+}
+
+#[test]
+fn where_all_that_are_for_an_executor_lack_memory_that_is_the_reason_and_none_is_refused() {
+    let pack = variants([large(), large(), large()], &ANY_WAMR);
+    let config =
+        HostConfig { executor: Some(ExecutorKind::Wamr), ..DeviceClass::Embedded.config() };
+    let left_out = left_out(&pack, &config, &[offer(ExecutorKind::Wamr, &["simd"], false)]);
+    let reasons: Vec<&str> = left_out.iter().map(|(_, reasons)| reasons.as_str()).collect();
+    assert!(reasons[0].contains("was not made for wamr"), "{reasons:?}");
+    assert!(reasons[1..].iter().all(|why| why.contains("begins with 196608")), "{reasons:?}");
+}
+
+#[test]
+fn a_variant_that_stands_back_tells_what_keeps_it_from_the_executor_that_is_preferred() {
+    let config = DeviceClass::Embedded.config();
+    let version = semver::Version::new(2, 4, 5);
+    let wamr = |compiles| {
+        let Offer { executor, gate } = offer(ExecutorKind::Wamr, &["simd"], compiles);
+        let gate = gate.map(|gate| ExecutorGate { version: version.clone(), ..gate });
+        [Offer { executor, gate }, wasmtime()]
+    };
+    let newer = WamrPlatform { min_version: semver::Version::new(3, 0, 0), ..ANY_WAMR };
+    let interpreted = WamrPlatform { aot_available: false, ..ANY_WAMR };
+    for (platform, compiles, told) in [
+        (newer, false, "needs wamr 3.0.0"),
+        (interpreted, true, "may not be compiled ahead of time"),
+    ] {
+        let pack = variants(Default::default(), &platform);
+        let kernels = taken(&pack.verify().unwrap(), &config, &wamr(compiles));
+        assert_eq!(kernels, [("rmsnorm_f32".to_owned(), ExecutorKind::Wasmtime)]);
+        let left_out = left_out(&pack, &config, &wamr(compiles));
+        assert_eq!(left_out.len(), 2);
+        for (kernel, reasons) in left_out {
+            assert!(reasons.contains(told), "{kernel}: {reasons}");
+        }
+    }
+}
+
 /// Why a host does not take a pack.
 fn refusal_of(config: HostConfig) -> String {
     let host = Host::new(config).unwrap();

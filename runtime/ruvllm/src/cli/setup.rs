@@ -196,12 +196,21 @@ pub(crate) fn pins_to_come(host: &Host) -> Vec<String> {
 }
 
 /// Says why kernels are compiled anew although a cache was asked for, which packs are not what ran
-/// here under their version before, and what those are for that hold graphs alone.
+/// here under their version before, of which no kernel is used, and what those are for that hold graphs alone.
 pub(crate) fn warn_of_kernels(set: &KernelSet) {
     if let Some(why) = set.installed().iter().find_map(|report| report.cache.unusable.as_deref()) {
         note!("warning: compiled kernels are not kept: {why}");
     }
     set.changed().iter().for_each(|changed| note!("warning: {changed}"));
+    let is_unused = |report: &&InstallReport| report.kernels.is_empty();
+    for report in set.installed().iter().filter(is_unused) {
+        for (kernel, reasons) in &report.skipped {
+            let (pack, version, reasons) = (&report.pack, &report.version, reasons.join("; "));
+            note!(
+                "warning: {kernel} of {pack} {version} is left out, as all of the pack are: {reasons}"
+            );
+        }
+    }
     let graphs_alone = |report: &&InstallReport| {
         report.kernels.is_empty() && report.skipped.is_empty() && !report.graphs.is_empty()
     };
