@@ -387,7 +387,10 @@ impl fmt::Display for Failure {
             Failure::Mismatch { detail } => write!(f, "returned a wrong number: {detail}"),
             Failure::InputWritten => f.write_str("wrote into its inputs"),
             Failure::TooLarge { needed, limit } => {
-                write!(f, "the call needs {needed} bytes of memory; the kernel may have {limit}")
+                write!(
+                    f,
+                    "lacks memory for the call, which needs {needed} bytes: it may have {limit}"
+                )
             }
             Failure::Memory { bound, needed, limit } => {
                 let whose = match bound {

@@ -292,3 +292,16 @@ fn a_custom_kernel_must_behave_although_nobody_knows_its_numbers() {
     assert_eq!(refusal(&pack("(i32.const 6)")), "kernel_status");
     host(config(), &pack("(i32.const 1)"));
 }
+
+#[test]
+fn a_kernel_whose_memory_is_too_small_for_a_call_is_refused_in_a_sentence_that_says_so() {
+    let memory = "(memory (export \"memory\") 2 2)".to_owned();
+    let module = rmsnorm_f32(&Module { memory, heap_base: 100_000, ..Module::default() });
+    let pack = PackBuilder::new().kernel("rmsnorm_f32", module);
+    let pack = pack.manifest(|m| m.kernels[0].resource_limits.max_memory_pages = 2).build();
+    let host = Host::new(config()).unwrap();
+    let error = host.install(pack.verify().unwrap()).unwrap_err();
+    assert_eq!(error.code(), "call_too_large");
+    let told = "rmsnorm_f32: the kernel lacks memory for the call, which needs ";
+    assert!(error.to_string().contains(told), "{error}");
+}
