@@ -1,7 +1,7 @@
 //! How a host is configured: policy, limits, failure handling.
 
 use crate::class::DeviceClass;
-use crate::features::{kernel_features, wamr_features};
+use crate::features::{SIMD, kernel_features, wamr_features};
 use crate::graph::GraphAdmission;
 use ruvllm_manifest::ExecutorKind;
 use ruvllm_native::Isa;
@@ -306,17 +306,26 @@ impl HostConfig {
         };
         let of_wasmtime = joined(kernel_features(self.device_class).collect());
         let of_wamr = joined(wamr_features().collect());
+        // Which library there is, which may have vectors or not, shows when it is loaded.
+        let of_wamr = format!("{of_wamr}, {SIMD} where the library has it");
+        let code = match self.wamr.compiler {
+            None => "interpreted",
+            Some(_) => "compiled by wamrc",
+        };
+        let optimised = "optimised for speed";
         // What holds on Wasmtime alone says so where WAMR may run kernels before it.
-        let (features, then) = match self.executors() {
-            [ExecutorKind::Wasmtime, ..] => (of_wasmtime, Some("")),
-            [_, others @ ..] if others.contains(&ExecutorKind::Wasmtime) => {
-                (format!("{of_wamr}, on wasmtime as for a server"), Some(", on wasmtime"))
-            }
-            _ => (of_wamr, None),
+        let (code, features, then) = match self.executors() {
+            [ExecutorKind::Wasmtime, ..] => (optimised.to_owned(), of_wasmtime, Some("")),
+            [_, others @ ..] if others.contains(&ExecutorKind::Wasmtime) => (
+                format!("{code}, on wasmtime {optimised}"),
+                format!("{of_wamr}, on wasmtime as for a server"),
+                Some(", on wasmtime"),
+            ),
+            _ => (code.to_owned(), of_wamr, None),
         };
         let mut values = vec![
             ("executors", executors.collect::<Vec<_>>().join(", then ")),
-            ("code", "optimised for speed".to_owned()),
+            ("code", code),
             ("compilation", compilation),
             ("features", features),
             ("threads", threads),
@@ -329,9 +338,11 @@ impl HostConfig {
             values.push(("guarded addresses", size(self.memory_guard) + then));
         }
         values.push(("tick", format!("{:?}", self.tick)));
-        values.push(("clock", format!("looked at every {:?}", self.clock())));
+        if let Some(then) = then {
+            values.push(("clock", format!("looked at every {:?}{then}", self.clock())));
+        }
         let longest =
-            format!("{:?}, of a known operation as long as its size takes", self.call_time);
+            format!("{:?}, of a known operation no longer than its size takes", self.call_time);
         values.push(("longest call", longest));
         values
     }
@@ -412,9 +423,25 @@ mod tests {
             let threads = values.iter().find(|(name, _)| *name == "threads of a kernel");
             assert_eq!(threads.unwrap().1, if class == DeviceClass::Threads { "3" } else { "1" });
         }
-        // No addresses are reserved on WAMR, and it has no vectors.
+        // On WAMR no addresses are reserved, the clock is looked at as fuel runs out, and code is compiled by
+        // `wamrc` alone.
         let wamr = HostConfig { executor: Some(ExecutorKind::Wamr), ..HostConfig::default() };
-        let told = format!("{:?}", wamr.class_values());
-        assert!(!told.contains("addresses") && !told.contains("simd"), "{told}");
+        let value = |config: &HostConfig, name: &str| {
+            let values = config.class_values();
+            values.into_iter().find(|(other, _)| *other == name).map(|(_, value)| value)
+        };
+        for name in ["reserved addresses", "guarded addresses", "clock"] {
+            assert_eq!(value(&wamr, name), None);
+            assert!(value(&embedded, name).unwrap().ends_with(", on wasmtime"));
+            assert!(!value(&server, name).unwrap().contains("wasmtime"));
+        }
+        let features = value(&wamr, "features").unwrap();
+        assert!(features.ends_with(", simd where the library has it"), "{features}");
+        assert_eq!(value(&wamr, "code").unwrap(), "interpreted");
+        let compiler = Some(PathBuf::from("wamrc"));
+        let wamr = WamrConfig { compiler, ..WamrConfig::default() };
+        let compiled = HostConfig { wamr, ..embedded };
+        let told = "compiled by wamrc, on wasmtime optimised for speed";
+        assert_eq!(value(&compiled, "code").unwrap(), told);
     }
 }
