@@ -386,7 +386,12 @@ fn kernel<'a>(
     }
     let mut decision = decision.clone();
     if entry.threads > 1 {
-        decision.reason += &format!(", with up to {} threads over one memory", entry.threads);
+        let entered = entry.threads.min(config.kernel_threads());
+        let asked = match entered < entry.threads {
+            true => format!("{entered} of the {} threads that it asks for,", entry.threads),
+            false => format!("up to {entered} threads"),
+        };
+        decision.reason += &format!(", with {asked} over one memory");
     }
     match module {
         Some(module) if found.is_empty() => Ok(GatedKernel {

@@ -41,6 +41,14 @@ fn a_kernel_is_entered_by_as_many_threads_as_it_asks_for_and_the_host_has() {
         let host = host(HostConfig { threads: Some(host_has), ..config() }, &pack);
         rmsnorm(&mut host.worker().unwrap(), &host.snapshot(), 5, 100).unwrap();
         assert_eq!(stats(&host, "rmsnorm_f32").calls, 1, "{host_has} {asks_for}");
+        let told = match entered == asks_for {
+            true => format!("with up to {entered} threads over one memory"),
+            false => format!(
+                "with {entered} of the {asks_for} threads that it asks for, over one memory"
+            ),
+        };
+        let explanation = host.explain(&OpKey::rmsnorm_f32()).to_string();
+        assert!(explanation.contains(&told), "{explanation}");
     }
 }
 
@@ -57,7 +65,7 @@ fn elsewhere_a_variant_for_one_thread_of_the_same_pack_answers() {
     entry.platforms.wasmtime.as_mut().unwrap().features = vec!["threads".to_owned()];
     let pack = pack.entry(entry, threaded).build();
     for class in DeviceClass::ALL {
-        let host = host(class.config(), &pack);
+        let host = host(HostConfig { threads: Some(4), ..class.config() }, &pack);
         let explanation = host.explain(&OpKey::rmsnorm_f32()).to_string();
         let left_out = explanation.contains("asks for 4 threads, this host enters 1");
         assert_eq!(left_out, class != DeviceClass::Threads, "{explanation}");
