@@ -6,6 +6,7 @@ use super::race::Race;
 use super::select::{Candidate, Choice, Evidence, Explanation, Verdict};
 use crate::code::Code;
 use crate::op::plan::CallPlan;
+use crate::stats::CountedFailures;
 use crate::{OpKey, Policy};
 use std::sync::Arc;
 
@@ -65,6 +66,16 @@ pub(crate) fn with_first<T>(chain: &[T], first: Option<usize>) -> impl Iterator<
     first.into_iter().chain(rest).filter_map(|at| chain.get(at))
 }
 
+/// The codes of calls that a kernel passes on without fault, because it lacks memory for them.
+const PASSED_ON: [&str; 4] =
+    ["call_too_large", "kernel_memory_full", "pack_memory_full", "weight_memory_full"];
+
+/// So many of something.
+fn plural(count: u64, what: &str) -> String {
+    let s = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{s}")
+}
+
 /// Explains a chain as it stands now, quarantines included. `measured` says what was measured of its candidates; `None`
 /// where nothing ever is.
 pub(crate) fn explain(
@@ -101,25 +112,33 @@ pub(crate) fn explain(
         let verdict = if first.contains(&at) {
             Verdict::Selected
         } else if kernel.stats().quarantined() {
-            reasons.push(format!("quarantined after {} failures", kernel.stats().counted()));
+            let counted = plural(u64::from(kernel.stats().counted()), "failure");
+            reasons.push(format!("quarantined after {counted}"));
             Verdict::Quarantined
         } else {
             Verdict::Fallback
         };
-        if verdict != Verdict::Quarantined && kernel.stats().counted() > 0 {
-            reasons.push(format!("failed {} times so far", kernel.stats().counted()));
+        match kernel.stats().counted() {
+            _ if verdict == Verdict::Quarantined => {}
+            0 => {}
+            1 => reasons.push("failed once so far".to_owned()),
+            counted => reasons.push(format!("failed {counted} times so far")),
         }
-        let (traps, last) = kernel.stats().traps_and_last();
-        if !traps.is_empty() {
-            let traps = traps.iter().map(|(kind, count)| format!("{count} {}", kind.name()));
-            reasons.push(format!("traps: {}", traps.collect::<Vec<_>>().join(", ")));
-        }
+        let CountedFailures { traps, others, last } = kernel.stats().counted_failures();
+        let listed = |what: &str, counts: Vec<String>| {
+            (!counts.is_empty()).then(|| format!("{what}: {}", counts.join(", ")))
+        };
+        let traps = traps.iter().map(|(kind, count)| format!("{count} {}", kind.name()));
+        reasons.extend(listed("traps", traps.collect()));
+        let others = others.iter().map(|(code, count)| format!("{count} {code}"));
+        reasons.extend(listed("failures without a trap", others.collect()));
         if let Some(last) = last {
             reasons.push(format!("its last failure: it {last}"));
         }
         for (code, count) in kernel.stats().failures() {
-            if matches!(code, "pack_memory_full" | "kernel_memory_full" | "weight_memory_full") {
-                reasons.push(format!("passed {count} calls on for want of memory [{code}]"));
+            if PASSED_ON.contains(&code) {
+                let calls = plural(count, "call");
+                reasons.push(format!("passed {calls} on for want of memory [{code}]"));
             }
         }
         explanation.candidates.push(Candidate::of(kernel, verdict, reasons));

@@ -130,8 +130,18 @@ struct Open {
     times: [Times; SIZES],
     failures: BTreeMap<&'static str, u64>,
     traps: BTreeMap<TrapKind, u64>,
+    /// Of the failures that counted, those that are no traps.
+    others: BTreeMap<&'static str, u64>,
     /// The last failure that counted.
     last: Option<Failure>,
+}
+
+/// Failures of one kernel that count towards its quarantine.
+pub(crate) struct CountedFailures {
+    pub(crate) traps: BTreeMap<TrapKind, u64>,
+    /// Those that are no traps, by [`Failure::code`].
+    pub(crate) others: BTreeMap<&'static str, u64>,
+    pub(crate) last: Option<Failure>,
 }
 
 impl KernelStats {
@@ -211,8 +221,9 @@ impl KernelStats {
         if !failure.counts() {
             return false;
         }
-        if let Some(trap) = failure.trap() {
-            *open.traps.entry(trap.kind).or_default() += 1;
+        match failure.trap() {
+            Some(trap) => *open.traps.entry(trap.kind).or_default() += 1,
+            None => *open.others.entry(failure.code()).or_default() += 1,
         }
         open.last = Some(failure.clone());
         drop(open);
@@ -245,10 +256,14 @@ impl KernelStats {
         self.lock().failures.clone()
     }
 
-    /// Its traps by kind, and the last failure that counted.
-    pub(crate) fn traps_and_last(&self) -> (BTreeMap<TrapKind, u64>, Option<Failure>) {
+    /// Of the failures that counted, the traps by kind, the others by [`Failure::code`], and the last one.
+    pub(crate) fn counted_failures(&self) -> CountedFailures {
         let open = self.lock();
-        (open.traps.clone(), open.last.clone())
+        CountedFailures {
+            traps: open.traps.clone(),
+            others: open.others.clone(),
+            last: open.last.clone(),
+        }
     }
 
     pub(crate) fn report(&self, current: bool) -> OpStats {

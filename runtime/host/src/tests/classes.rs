@@ -27,6 +27,9 @@ fn a_small_device_runs_a_kernel_in_the_memory_that_its_class_gives() {
     let mine = stats(&host, "rmsnorm_f32");
     assert_eq!((mine.calls, mine.failures.get("call_too_large")), (3, Some(&1)));
     assert!(!mine.quarantined);
+    let told = host.explain(&OpKey::rmsnorm_f32()).to_string();
+    assert!(told.contains("passed 1 call on for want of memory [call_too_large]"), "{told}");
+    assert!(!told.contains("failure"), "{told}");
 }
 
 #[test]

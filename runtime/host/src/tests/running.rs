@@ -506,3 +506,31 @@ fn a_kernel_that_is_fast_in_every_64th_call_is_reported_as_it_is() {
     let reported = stats(&host, "rmsnorm_f32").nanos;
     assert!(reported > took / 4 && reported < took * 4, "{reported} of {took}");
 }
+
+#[test]
+fn an_explanation_counts_failures_by_what_they_are() {
+    let module = Module {
+        prologue: but_for(100, "(return (i32.const 6))").prologue
+            + &but_for(200, "unreachable").prologue,
+        ..Module::default()
+    };
+    let host = host(HostConfig { quarantine_after: 5, ..config() }, &pack(&module));
+    let (snap, mut worker) = (host.snapshot(), host.worker().unwrap());
+    let mut told_after = |dim| {
+        rmsnorm(&mut worker, &snap, 1, dim).unwrap();
+        host.explain(&OpKey::rmsnorm_f32()).to_string()
+    };
+    let told = told_after(100);
+    assert!(told.contains("failed once so far\n"), "{told}");
+    assert!(told.contains("failures without a trap: 1 kernel_status\n"), "{told}");
+    assert!(!told.contains("traps: "), "{told}");
+    told_after(100);
+    let told = told_after(200);
+    for told_of in [
+        "failed 3 times so far\n",
+        "traps: 1 unreachable\n",
+        "failures without a trap: 2 kernel_status\n",
+    ] {
+        assert!(told.contains(told_of), "{told}");
+    }
+}
