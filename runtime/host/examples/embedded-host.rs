@@ -27,9 +27,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let Some(pack) = args.next() else {
         return Err("usage: embedded-host PACK-DIRECTORY [LIBIWASM]".into());
     };
+    let library = args.next().map(PathBuf::from);
+    if library.is_none() && !cfg!(feature = "wamr-bundled") {
+        return Err(
+            "there is no WAMR in this build: give the path of a libiwasm behind the pack".into()
+        );
+    }
     report("at the start");
 
-    let wamr = WamrConfig { library: args.next().map(PathBuf::from), compiler: None };
+    let wamr = WamrConfig { library, compiler: None };
     // A strict host has no native code stand in for a kernel that fails.
     let host = Host::new(HostConfig {
         executor: Some(ExecutorKind::Wamr),

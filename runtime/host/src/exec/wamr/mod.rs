@@ -63,7 +63,8 @@ impl WamrExecutor {
     pub(crate) fn new(config: &HostConfig) -> Result<Self, Absence> {
         let path = config.wamr.library.as_deref();
         if path.is_none() && !cfg!(feature = "wamr-bundled") {
-            let remedy = "give the path of a libiwasm with --wamr-lib, or build with the feature `wamr-bundled`";
+            let remedy = "give the path of a libiwasm (`WamrConfig::library` in code, --wamr-lib of the program \
+                          `ruvllm`), or build with the feature `wamr-bundled`";
             return Err(Absence { why: "has no library".to_owned(), remedy });
         }
         let failed = |why: String| Absence { why: format!("does not run here: {why}"), remedy: "" };
