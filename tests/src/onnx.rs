@@ -192,6 +192,29 @@ pub fn sum_below() -> Graph {
     }
 }
 
+/// Zero of zeros `x` `[1, 4]`: so many tensors `[rows, 4]` more than one, each made of the last, all of which are needed
+/// until the end, while no node takes or makes more than three of them.
+pub fn alive_at_once(count: usize, rows: i64) -> Graph {
+    let make = |i| node("Sin", &[&format!("t{i}")], &[&format!("t{}", i + 1)], &[]);
+    let add = |i| {
+        let from = if i + 1 == count { format!("t{count}") } else { format!("u{}", i + 1) };
+        node("Add", &[&from, &format!("t{i}")], &[&format!("u{i}")], &[])
+    };
+    let first = node("Expand", &["x", "shape"], &["t0"], &[]);
+    let last = node("ReduceSum", &["u0"], &["y"], &[int("keepdims", 0)]);
+    Graph {
+        nodes: [first]
+            .into_iter()
+            .chain((0..count).map(make))
+            .chain((0..count).rev().map(add))
+            .chain([last])
+            .collect(),
+        weights: vec![integers("shape", &[2], &[rows, 4])],
+        inputs: vec![port("x", FLOAT, &["1", "4"])],
+        outputs: vec![port("y", FLOAT, &[])],
+    }
+}
+
 /// Convolutions over an image: `x` `[1, 3, 16, 16]` to `y` `[1, 5]`.
 pub fn convolution() -> Graph {
     Graph {

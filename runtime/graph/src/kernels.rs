@@ -2,9 +2,10 @@
 
 use ruvllm_host::Refusal;
 use ruvllm_host::graph::{GraphAdmission, GraphProvider, KernelGraph};
+use ruvllm_manifest::Violation;
 use ruvllm_signing::VerifiedPack;
 
-use crate::pack::{GatedGraph, GraphCaps};
+use crate::pack::{GatedGraph, GraphCaps, GraphPackError};
 
 /// Takes the graphs of a pack through gate and admission before its kernels compute them.
 #[derive(Clone, Debug)]
@@ -28,14 +29,25 @@ impl<P: GraphProvider> GraphAdmission for KernelGraphs<P> {
                 .and_then(|gated| gated.admit(&self.provider));
             match admitted {
                 Ok(admitted) => graphs.push(admitted.into_kernel_graph()),
-                Err(error) => refusals.push(Refusal {
-                    kernel: entry.id.clone(),
-                    code: error.code(),
-                    message: error.to_string(),
-                    place: None,
-                }),
+                Err(error) => refusals.extend(each(error, &entry.id)),
             }
         }
         if refusals.is_empty() { Ok(graphs) } else { Err(refusals) }
+    }
+}
+
+/// Everything that an error has against a graph.
+fn each(error: GraphPackError, graph: &str) -> Vec<Refusal> {
+    let refusal = |code, message| Refusal { kernel: graph.to_owned(), code, message, place: None };
+    match error {
+        GraphPackError::Refused { violations, .. } => {
+            let one = |Violation { code, location, message }| match location.is_empty() {
+                true => refusal(code, message),
+                false => refusal(code, format!("{location}: {message}")),
+            };
+            violations.into_iter().map(one).collect()
+        }
+        GraphPackError::Graph { source, .. } => vec![refusal(source.code(), source.to_string())],
+        unknown => vec![refusal(unknown.code(), unknown.to_string())],
     }
 }

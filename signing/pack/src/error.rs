@@ -8,10 +8,17 @@ use ruvllm_manifest::{ManifestError, Violation};
 use ruvllm_signing::{PackError, escape_untrusted};
 use thiserror::Error;
 
+/// What is said of a pack with graphs where this build computes none.
+pub(crate) const NO_GRAPHS: &str = "the pack holds graphs, and this ruvllm-pack was built without the feature \
+    `graphs`, which tries them: install it with `--features graphs`";
+
 /// Any failure of a command.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ToolError {
+    /// A pack holds graphs, which this build cannot try.
+    #[error("{NO_GRAPHS}")]
+    NoGraphs,
     /// Keys, signatures or the files of a pack.
     #[error(transparent)]
     Pack(#[from] PackError),
@@ -107,6 +114,7 @@ impl ToolError {
     /// A stable identifier for programs.
     pub fn code(&self) -> &'static str {
         match self {
+            ToolError::NoGraphs => "graphs_unavailable",
             ToolError::Pack(error) => error.code(),
             ToolError::Host(error) => error.code(),
             ToolError::Manifest(error) => error.code(),

@@ -50,3 +50,4 @@ pub use numbers::{Number, Numbers};
 pub use report::{Report, print_error, print_report};
 pub use spec::{Lang, PACK_TOML_FIELDS, PackSpec, unknown_op};
 pub use toolchain::{ClangId, RustId, StdSource, Toolchain, ToolchainId};
+pub use trial::as_graph_process;

@@ -12,8 +12,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 use ruvllm_host::DeviceClass;
 use ruvllm_pack::graph::GRAPH_TOML_FIELDS;
 use ruvllm_pack::{
-    Lang, PACK_TOML_FIELDS, ToolError, as_compiler, bench, build, call, diff, explain, graph,
-    inspect, oracle_test, print_error, print_report, reference, scaffold, sign, unknown_op,
+    Lang, PACK_TOML_FIELDS, ToolError, as_compiler, as_graph_process, bench, build, call, diff,
+    explain, graph, inspect, oracle_test, print_error, print_report, reference, scaffold, sign,
+    unknown_op,
 };
 
 /// Makes, builds, signs, checks and measures kernel packs.
@@ -259,7 +260,7 @@ fn device_class() -> impl TypedValueParser<Value = DeviceClass> {
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = as_compiler() {
+    if let Some(code) = as_compiler().or_else(as_graph_process) {
         return code;
     }
     let cli = Cli::parse();

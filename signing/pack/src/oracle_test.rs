@@ -4,7 +4,8 @@
 //! of a known operation then makes the same calls by name, before the same judge, so that a host that
 //! draws the same seed on the same processor says the same of it. Beyond what a host asks, every kernel
 //! goes through its author's golden files and to the limit of its memory. Kernels of custom operations
-//! have no oracle: their golden files say what is right, and odd calls must not make them trap.
+//! have no oracle: their golden files say what is right, and odd calls must not make them trap. Graphs compute
+//! their checks, as on a host.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -36,6 +37,8 @@ pub struct TestReport {
     pub seed: u64,
     /// Its kernels.
     pub kernels: Vec<TestedKernel>,
+    /// Its graphs, each of which gave what its checks expect: id, and how many these are.
+    pub graphs: Vec<(String, usize)>,
 }
 
 /// What the tests of one kernel found.
@@ -107,6 +110,9 @@ impl fmt::Display for TestReport {
                 writeln!(f, "    {}", escape_untrusted(failure))?;
             }
         }
+        for (id, checks) in &self.graphs {
+            writeln!(f, "  {:<20} ok     {checks:>4} checks", escape_untrusted(id))?;
+        }
         let beyond = |kernel: &TestedKernel| kernel.failed == kernel.failed_beyond_hosts;
         match self.passed() || !self.kernels.iter().all(beyond) {
             true => Ok(()),
@@ -162,7 +168,7 @@ pub(crate) fn key_of(entry: &KernelEntry) -> OpKey {
 ///
 /// # Errors
 /// [`ToolError::Pack`], [`ToolError::Manifest`] and [`ToolError::Host`] where the pack is not
-/// admitted, [`ToolError::Golden`] where a golden file cannot be used. Wrong results are part of
+/// admitted, [`ToolError::NoGraphs`] where this build cannot tell, [`ToolError::Golden`] where a golden file cannot be used. Wrong results are part of
 /// the report.
 pub fn test(directory: &Path, seed: Option<u64>) -> Result<TestReport, ToolError> {
     let seed = seed.unwrap_or_else(|| RandomState::new().hash_one(0));
@@ -211,7 +217,8 @@ pub fn test(directory: &Path, seed: Option<u64>) -> Result<TestReport, ToolError
         kernels.push(tested);
     }
     let pack = format!("{} {}", manifest.name, manifest.version);
-    Ok(TestReport { pack, seed, kernels })
+    let graphs = manifest.graphs.iter().map(|graph| (graph.id.clone(), graph.checks.len()));
+    Ok(TestReport { pack, seed, kernels, graphs: graphs.collect() })
 }
 
 impl TestedKernel {

@@ -7,10 +7,13 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
 
 #[cfg(feature = "graphs")]
-use ruvllm_graph::{GraphCaps, KernelGraphs, OnnxProvider};
-use ruvllm_host::{DeviceClass, Host, HostConfig, Policy};
+use ruvllm_graph::{GraphCaps, IsolatedProvider, KernelGraphs};
+use ruvllm_host::graph::{GraphAdmission, KernelGraph};
+use ruvllm_host::{DeviceClass, Host, HostConfig, HostError, Policy, Refusal};
 use ruvllm_manifest::{MANIFEST_FILE, Manifest, SIGNATURE_FILE};
 use ruvllm_signing::{
     PackLimits, PackPattern, Publisher, SecretKey, TrustPolicy, UnverifiedPack, VerifiedPack,
@@ -38,12 +41,67 @@ pub(crate) enum Which {
     Live,
 }
 
+/// Computes a graph under limits where this program has started itself for that, as a trial does.
+pub fn as_graph_process() -> Option<ExitCode> {
+    #[cfg(feature = "graphs")]
+    if std::env::args_os().nth(1).is_some_and(|first| first == IsolatedProvider::COMMAND) {
+        return Some(ruvllm_graph::graph_process());
+    }
+    None
+}
+
+/// What admits graphs here: as the program does, in processes of their own, which the system stops at the
+/// graph's limits. `None` where this build computes none.
+fn graph_admission() -> Option<Box<dyn GraphAdmission>> {
+    #[cfg(feature = "graphs")]
+    let admission = {
+        let provider = IsolatedProvider::this_program(1);
+        Some(Box::new(KernelGraphs::new(provider, GraphCaps::default())) as Box<_>)
+    };
+    #[cfg(not(feature = "graphs"))]
+    let admission = None;
+    admission
+}
+
+/// The graphs of a pack, admitted once: whether a kernel computes them or not, and for the host, which asks where
+/// one does.
+#[derive(Debug, Default)]
+pub(crate) struct TriedGraphs {
+    admitted: Mutex<Vec<KernelGraph>>,
+    /// What speaks against each that was not admitted.
+    pub(crate) refusals: Vec<Refusal>,
+}
+
+impl TriedGraphs {
+    /// Tries all graphs of a pack. `None` where there are some and this build computes none.
+    pub(crate) fn of(pack: &VerifiedPack) -> Option<TriedGraphs> {
+        if pack.manifest().graphs.is_empty() {
+            return Some(TriedGraphs::default());
+        }
+        Some(match graph_admission()?.admit(pack) {
+            Ok(admitted) => TriedGraphs { admitted: Mutex::new(admitted), refusals: Vec::new() },
+            Err(refusals) => TriedGraphs { refusals, ..TriedGraphs::default() },
+        })
+    }
+}
+
+impl GraphAdmission for TriedGraphs {
+    fn admit(&self, _: &VerifiedPack) -> Result<Vec<KernelGraph>, Vec<Refusal>> {
+        if !self.refusals.is_empty() {
+            return Err(self.refusals.clone());
+        }
+        let mut admitted = self.admitted.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(std::mem::take(&mut *admitted))
+    }
+}
+
 /// Installs the files of a pack on a host of their own; a host without fallback, that does not
 /// check kernels by itself. Without a seed admission's calls cannot be predicted. Where a kernel traps, its
-/// source line is told.
+/// source line is told. Graphs of the pack are admitted, too, whether a kernel computes them or not.
 ///
 /// # Errors
-/// [`ToolError::Pack`] and [`ToolError::Host`], as a host that trusts the author would refuse it.
+/// [`ToolError::Pack`] and [`ToolError::Host`], as a host that trusts the author would refuse it;
+/// [`ToolError::NoGraphs`].
 pub(crate) fn admit(
     files: impl IntoIterator<Item = (String, Vec<u8>)>,
     admission_seed: Option<u64>,
@@ -51,6 +109,8 @@ pub(crate) fn admit(
     which: Which,
 ) -> Result<Host, ToolError> {
     let pack = trusted(files)?;
+    let graphs = Arc::new(TriedGraphs::of(&pack).ok_or(ToolError::NoGraphs)?);
+    let (name, version) = (pack.manifest().name.to_string(), pack.manifest().version.to_string());
     // The host that the pack is for.
     let class = match pack.manifest().kernels.iter().any(|kernel| kernel.threads > 1) {
         true => DeviceClass::Threads,
@@ -67,14 +127,19 @@ pub(crate) fn admit(
         cross_check_every: 0,
         admission_seed,
         all_variants,
-        #[cfg(feature = "graphs")]
-        graphs: Some(std::sync::Arc::new(KernelGraphs::new(OnnxProvider, GraphCaps::default()))),
+        graphs: Some(graphs.clone()),
         runtime_version: runtime_version(pack.manifest()),
         ..class.config()
     };
     let host = Host::new(config)?;
     host.install(pack).map_err(|error| lines.name_refusals(error))?;
-    Ok(host)
+    // Those that no kernel on this host asks for are told here.
+    match &graphs.refusals[..] {
+        [] => Ok(host),
+        refusals => {
+            Err(HostError::Refused { pack: name, version, refusals: refusals.to_vec() }.into())
+        }
+    }
 }
 
 /// The files of a pack as if somebody who is trusted had signed them.

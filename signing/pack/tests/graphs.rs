@@ -1,4 +1,8 @@
-//! Packs of graphs: made, shown and compared.
+//! Packs of graphs: made, shown, compared and tried.
+
+#[cfg(feature = "graphs")]
+#[path = "graphs/trials.rs"]
+mod trials;
 
 use std::fs;
 use std::path::Path;
