@@ -2,30 +2,40 @@
 //!
 //! A gate that refuses hides those behind it from a host. Here the pack then goes on as if it had
 //! been trusted, so that its author sees everything at once. Kernels run only after their modules
-//! have passed the gate, in the sandbox, as on any host.
+//! have passed the gate, in the sandbox, and graphs in processes with limits, as on any host.
 
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
-use ruvllm_host::{DeviceClass, Host, HostError, Refusal};
+use ruvllm_host::graph::GraphAdmission;
+use ruvllm_host::{DeviceClass, Host, HostConfig, HostError, Refusal};
 use ruvllm_manifest::{MANIFEST_FILE, Manifest, Violation};
 use ruvllm_signing::{PackError, PackLock, escape_untrusted};
 use serde::Serialize;
 
+use crate::error::NO_GRAPHS;
 use crate::sign::VerifyOptions;
+use crate::trial::TriedGraphs;
 use crate::{Report, ToolError, trial};
+
+/// The host's code for a kernel that computes graphs, where nothing admits any.
+const GRAPHS_UNAVAILABLE: &str = "graphs_unavailable";
 
 /// Each gate with its verdict.
 #[derive(Clone, Debug, Serialize)]
 pub struct ExplainReport {
     /// Name and version of the pack, where they could be read.
     pub pack: String,
-    /// Whether this host would admit it.
-    pub admitted: bool,
+    /// Whether this host would admit it. `None` where nothing speaks against it but not all was tried: it holds
+    /// graphs, and this build computes none.
+    pub admitted: Option<bool>,
     /// The gates of the pack as a whole, in the order in which a host asks them.
     pub gates: Vec<GateReport>,
     /// The gates of each kernel.
     pub kernels: Vec<KernelGates>,
+    /// The gates of each graph.
+    pub graphs: Vec<GraphGates>,
 }
 
 /// The gates of one kernel.
@@ -33,6 +43,15 @@ pub struct ExplainReport {
 pub struct KernelGates {
     /// Its id.
     pub kernel: String,
+    /// The gates.
+    pub gates: Vec<GateReport>,
+}
+
+/// The gates of one graph.
+#[derive(Clone, Debug, Serialize)]
+pub struct GraphGates {
+    /// Its id.
+    pub graph: String,
     /// The gates.
     pub gates: Vec<GateReport>,
 }
@@ -85,7 +104,9 @@ pub enum Gate {
     Module,
     /// The compiler takes it.
     Compile,
-    /// It computes the right numbers on this machine, and has manners.
+    /// The structure of a graph's file, and the runtime for graphs takes it.
+    Graph,
+    /// It computes the right numbers on this machine, within its limits, and has manners.
     Numbers,
 }
 
@@ -120,6 +141,7 @@ impl Gate {
         Gate::Compatibility,
     ];
     const OF_KERNEL: [Gate; 4] = [Gate::Compatibility, Gate::Module, Gate::Compile, Gate::Numbers];
+    const OF_GRAPH: [Gate; 3] = [Gate::Compatibility, Gate::Graph, Gate::Numbers];
 
     fn name(self) -> &'static str {
         match self {
@@ -134,6 +156,7 @@ impl Gate {
             Gate::Compatibility => "compatibility",
             Gate::Module => "module",
             Gate::Compile => "compile",
+            Gate::Graph => "graph",
             Gate::Numbers => "numbers",
         }
     }
@@ -174,22 +197,38 @@ impl Gate {
             _ => Gate::Numbers,
         }
     }
+
+    /// The gate that a refusal of a graph belongs to.
+    fn of_graph_refusal(refusal: &Refusal) -> Gate {
+        match refusal.code {
+            "tolerance_too_loose" | "limit_over_cap" => Gate::Compatibility,
+            "graph_io_mismatch" | "graph_refused" => Gate::Graph,
+            code if code.starts_with("onnx_") => Gate::Graph,
+            _ => Gate::Numbers,
+        }
+    }
 }
 
 impl Report for ExplainReport {
     fn passed(&self) -> bool {
-        self.admitted
+        self.admitted == Some(true)
     }
 }
 
 impl fmt::Display for ExplainReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verdict = if self.admitted { "would be admitted" } else { "would be REFUSED" };
+        let verdict = match self.admitted {
+            Some(true) => "would be admitted",
+            Some(false) => "would be REFUSED",
+            None => "cannot be tried to the end",
+        };
         writeln!(f, "{} {verdict} here", escape_untrusted(&self.pack))?;
         self.gates.iter().try_for_each(|gate| gate.fmt(f))?;
-        for kernel in &self.kernels {
-            writeln!(f, "{}", escape_untrusted(&kernel.kernel))?;
-            kernel.gates.iter().try_for_each(|gate| gate.fmt(f))?;
+        let kernels = self.kernels.iter().map(|kernel| (&kernel.kernel, &kernel.gates));
+        let graphs = self.graphs.iter().map(|graph| (&graph.graph, &graph.gates));
+        for (id, gates) in kernels.chain(graphs) {
+            writeln!(f, "{}", escape_untrusted(id))?;
+            gates.iter().try_for_each(|gate| gate.fmt(f))?;
         }
         Ok(())
     }
@@ -239,7 +278,7 @@ pub fn explain(
         Err(ToolError::Pack(PackError::Rejected(found))) => {
             found.iter().for_each(|violation| gates.refuse(Gate::Read, violation));
             gates.not_reached_after(Gate::Read);
-            return Ok(gates.report("the pack".to_owned(), Vec::new()));
+            return Ok(gates.report("the pack".to_owned(), Vec::new(), Vec::new()));
         }
         Err(other) => return Err(other),
     };
@@ -285,7 +324,7 @@ pub fn explain(
             if manifest.is_err() {
                 gates.not_reached_after(Gate::Manifest);
             }
-            return Ok(gates.report(title, Vec::new()));
+            return Ok(gates.report(title, Vec::new(), Vec::new()));
         }
         Err(other) => return Err(other),
     };
@@ -297,8 +336,11 @@ pub fn explain(
         Some(Err(other)) => return Err(other.into()),
     }
     let ids: Vec<String> = trusted.manifest().kernels.iter().map(|k| k.id.clone()).collect();
-    let outcome = Host::new(class.config())?.install(trusted);
-    let (refusals, left_out) = match outcome {
+    let graph_ids: Vec<String> = trusted.manifest().graphs.iter().map(|g| g.id.clone()).collect();
+    let tried = TriedGraphs::of(&trusted).map(Arc::new);
+    let graphs = tried.clone().map(|graphs| graphs as Arc<dyn GraphAdmission>);
+    let outcome = Host::new(HostConfig { graphs, ..class.config() })?.install(trusted);
+    let (mut refusals, left_out) = match outcome {
         Ok(report) => (Vec::new(), report.skipped),
         Err(HostError::Refused { refusals, .. }) => (refusals, Vec::new()),
         Err(other) => return Err(other.into()),
@@ -306,15 +348,55 @@ pub fn explain(
     for refusal in refusals.iter().filter(|refusal| refusal.kernel.is_empty()) {
         gates.add(Gate::Compatibility, refusal.code, "", &refusal.message);
     }
-    let kernels = ids.into_iter().map(|id| of_kernel(id, &refusals, &left_out)).collect();
-    Ok(gates.report(title, kernels))
+    // A host compiles no kernel of a pack before the graphs that one of them computes are admitted.
+    let by_graphs = |refusal: &Refusal| {
+        refusal.code == GRAPHS_UNAVAILABLE || graph_ids.contains(&refusal.kernel)
+    };
+    let before = refusals.len();
+    refusals.retain(|refusal| !by_graphs(refusal));
+    let without_graphs = refusals.len() < before;
+    let kernel = |id| of_kernel(id, &refusals, &left_out, without_graphs);
+    let kernels = ids.into_iter().map(kernel).collect();
+    let tried = tried.as_ref().map(|tried| &tried.refusals[..]);
+    let graphs = graph_ids.iter().map(|id| of_graph(id, tried)).collect();
+    Ok(gates.report(title, kernels, graphs))
 }
 
-/// The gates of one kernel, from what the host said.
+/// The gates of one graph, from what speaks against those that were tried, if any were.
+fn of_graph(graph: &str, tried: Option<&[Refusal]>) -> GraphGates {
+    let finding = |code: &str, message: &str| Finding {
+        code: code.to_owned(),
+        location: String::new(),
+        message: message.to_owned(),
+    };
+    let graph = graph.to_owned();
+    let Some(tried) = tried else {
+        let findings = vec![finding(GRAPHS_UNAVAILABLE, NO_GRAPHS)];
+        let gates = vec![GateReport { gate: Gate::Numbers, verdict: NotAsked, findings }];
+        return GraphGates { graph, gates };
+    };
+    let own = || tried.iter().filter(|refusal| refusal.kernel == graph);
+    let computed = own().all(|refusal| Gate::of_graph_refusal(refusal) == Gate::Numbers);
+    let gates = Gate::OF_GRAPH.map(|gate| {
+        let here = own().filter(|refusal| Gate::of_graph_refusal(refusal) == gate);
+        let findings: Vec<Finding> =
+            here.map(|refusal| finding(refusal.code, &refusal.message)).collect();
+        let verdict = match gate {
+            _ if !findings.is_empty() => Refused,
+            Gate::Numbers if !computed => NotReached,
+            _ => Passed,
+        };
+        GateReport { gate, verdict, findings }
+    });
+    GraphGates { graph, gates: gates.into() }
+}
+
+/// The gates of one kernel, from what the host said, which may have asked no further for want of graphs.
 fn of_kernel(
     kernel: String,
     refusals: &[Refusal],
     left_out: &[(String, Vec<String>)],
+    without_graphs: bool,
 ) -> KernelGates {
     if let Some((_, reasons)) = left_out.iter().find(|(id, _)| *id == kernel) {
         let finding = |reason: &String| Finding {
@@ -334,7 +416,7 @@ fn of_kernel(
     };
     let pack_refused = refusals.iter().any(|refusal| refusal.kernel.is_empty());
     // A host compiles nothing of a pack before all of its modules have passed.
-    let uncompiled = any(&[Gate::Compatibility, Gate::Module], None);
+    let uncompiled = without_graphs || any(&[Gate::Compatibility, Gate::Module], None);
     let compiled = !any(&[Gate::Compile], Some(&kernel));
     let verdict = |gate: Gate| match gate {
         _ if any(&[gate], Some(&kernel)) => Refused,
@@ -409,10 +491,18 @@ impl Gates {
             .for_each(|report| report.verdict = NotReached);
     }
 
-    fn report(self, pack: String, kernels: Vec<KernelGates>) -> ExplainReport {
+    fn report(
+        self,
+        pack: String,
+        kernels: Vec<KernelGates>,
+        graphs: Vec<GraphGates>,
+    ) -> ExplainReport {
+        let of_graphs = || graphs.iter().flat_map(|graph| &graph.gates);
         let all = self.0.iter().chain(kernels.iter().flat_map(|kernel| &kernel.gates));
-        let admitted = !kernels.is_empty()
-            && all.clone().all(|gate| matches!(gate.verdict, Passed | LeftOut | NotAsked));
-        ExplainReport { pack, admitted, gates: self.0, kernels }
+        let refused = all.chain(of_graphs()).any(|gate| gate.verdict == Refused);
+        let empty = kernels.is_empty() && graphs.is_empty();
+        let untried = of_graphs().any(|gate| gate.verdict == NotAsked);
+        let admitted = (refused || empty || !untried).then_some(!refused && !empty);
+        ExplainReport { pack, admitted, gates: self.0, kernels, graphs }
     }
 }

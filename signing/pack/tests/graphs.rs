@@ -286,3 +286,31 @@ fn a_kernel_in_c_computes_a_graph() {
 fn a_kernel_in_rust_computes_a_graph() {
     a_kernel_computes_a_graph("rust", "rs", CLASSIFY_RUST);
 }
+
+/// A build that computes no graphs says so, instead of a verdict that it cannot give.
+#[cfg(not(feature = "graphs"))]
+#[test]
+fn without_the_feature_graphs_are_not_tried_and_nobody_is_told_that_they_are_right() {
+    use ruvllm_tests::{PackBuilder, graphs, onnx};
+    let entry = graphs::entry("mlp").to_string();
+    let entry = ruvllm_manifest::GraphEntry::parse(entry.as_bytes()).expect("an entry");
+    let (kernel, module) = graphs::kernel("");
+    let alone = PackBuilder::new();
+    let asked = PackBuilder::new().entry(kernel, module);
+    for pack in [alone, asked] {
+        let pack = pack.graph(entry.clone(), onnx::mlp().model(), Vec::new()).build();
+        let policy = pack.policy_file();
+        let granted = fs::read_to_string(&policy).expect("a policy") + "wasi_nn = true\n";
+        fs::write(&policy, granted).expect("written");
+        let tested = tool(&["test", text(&pack.path())]);
+        assert_eq!(tested.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&tested.stderr).into_owned();
+        assert!(said.contains("--features graphs"), "{said}");
+        let options = ["explain", "--trust", text(&policy), text(&pack.path())];
+        let explained = tool(&options);
+        let said = String::from_utf8_lossy(&explained.stdout).into_owned();
+        assert!(said.contains("cannot be tried to the end here"), "{said}");
+        assert!(said.contains("--features graphs") && !said.contains("REFUSED"), "{said}");
+        assert_eq!(explained.status.code(), Some(1));
+    }
+}
