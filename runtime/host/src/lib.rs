@@ -63,6 +63,7 @@ pub use config::{Compiler, CompilerProcess, HostConfig, HostLimits, Policy, Wamr
 pub use error::{CallError, Failure, HostError, Incident, MemoryBound, Refusal};
 #[cfg(feature = "wasmtime")]
 pub use exec::compiler_process;
+pub use exec::stop_compilers;
 pub use features::kernel_features;
 pub use gate::module::{check_module, module_features};
 pub use memory::{KernelBudget, KernelMemory};

@@ -17,7 +17,7 @@ pub(crate) struct Artifact(pub(super) Vec<u8>);
 /// Why a module was not compiled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CompileError {
-    /// `kernel_compile`, `compile_limit`, `compile_timeout` or `compiler_unavailable`.
+    /// `kernel_compile`, `compile_limit`, `compile_timeout`, `compile_stopped` or `compiler_unavailable`.
     pub(crate) code: &'static str,
     pub(crate) detail: String,
 }

@@ -89,6 +89,14 @@ impl Executors {
     }
 }
 
+/// Ends the `wamrc` processes that compile kernels for hosts of this process, and lets no more start: for a program
+/// that is asked to stop while it loads, which may take [`crate::CompilerProcess::time`] for each module. What needs
+/// them fails with `compile_stopped`.
+pub fn stop_compilers() {
+    #[cfg(feature = "wamr")]
+    self::wamr::stop();
+}
+
 fn set_up(kind: ExecutorKind, config: &HostConfig) -> Made {
     match kind {
         #[cfg(feature = "wasmtime")]

@@ -19,7 +19,8 @@ const SYSTEM: &str = "system";
 pub(crate) fn main(args: &ChatArgs) -> Result<Ended, Failure> {
     let stop = StopFlag::install()?;
     stop.announce("stopping; Ctrl-C again ends the program at once");
-    let runtime = setup::endless(&args.model, args.endless.sinks)?;
+    let loaded = setup::endless(&args.model, args.endless.sinks);
+    let Some(runtime) = stop.loaded(loaded)? else { return Ok(Ended::Interrupted) };
     let mut chat = Chat::new(&runtime, args, stop)?;
     if chat.stop.is_set() {
         return Ok(Ended::Interrupted);

@@ -32,7 +32,8 @@ pub(crate) fn main(args: &PerplexityArgs) -> Result<Ended, Failure> {
     let plot = args.plot.as_deref().map(PlotFile::open).transpose()?;
     let policies = &args.model.kv.policies;
     let stop = StopFlag::install()?;
-    let (runtime, engines) = engines(args, policies)?;
+    let loaded = stop.loaded(engines(args, policies))?;
+    let Some((runtime, engines)) = loaded else { return Ok(Ended::Interrupted) };
     let adapter = runtime.adapter();
     let context = args.model.ctx.unwrap_or_else(|| DEFAULT_CONTEXT.min(runtime.engine().context()));
     let mut rows: Vec<Row> = Vec::new();

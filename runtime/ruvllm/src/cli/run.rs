@@ -21,7 +21,8 @@ pub(crate) fn main(args: &RunArgs) -> Result<Ended, Failure> {
     let stop = StopFlag::install()?;
     // A key that cannot be read is refused before anything is loaded.
     let key = args.session_key.as_deref().map(SessionKey::from_file).transpose()?;
-    let runtime = setup::endless(&args.model, args.endless.sinks)?;
+    let loaded = setup::endless(&args.model, args.endless.sinks);
+    let Some(runtime) = stop.loaded(loaded)? else { return Ok(Ended::Interrupted) };
     let sampling = setup::sampling(&args.sampling);
     if let (None, Some(seed)) = (args.sampling.seed, sampling.seed)
         && sampling.temperature > 0.0

@@ -46,10 +46,9 @@ pub(crate) fn main(args: &ServeArgs) -> Result<Ended, Failure> {
     if stop.is_set() {
         return Ok(Ended::Done);
     }
-    let runtime = setup::runtime(&options)?;
-    if stop.is_set() {
+    let Some(runtime) = stop.loaded(setup::runtime(&options))?.filter(|_| !stop.is_set()) else {
         return Ok(Ended::Done);
-    }
+    };
     let supervisor = supervise::open(admin, &options.kernels, &runtime)?;
     if let Some(supervisor) = &supervisor {
         // Who asked twice, or would not wait any longer, ended the process, and no kernel did.

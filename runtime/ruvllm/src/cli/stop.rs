@@ -70,6 +70,8 @@ impl StopFlag {
         if self.asked.swap(true, Ordering::Relaxed) {
             self.end(130);
         }
+        // Whoever loads waits for them, for minutes where one hangs; and they would outlive the process.
+        ruvllm::host::stop_compilers();
         self.waiter.unpark();
         // Whoever is writing says it behind what is written: this thread must not wait for a terminal that takes
         // nothing, for it hears the second signal.
@@ -143,6 +145,14 @@ impl StopFlag {
     /// Says this on standard error when somebody asks.
     pub(crate) fn announce(&self, text: &'static str) {
         let _ = self.announcement.set(text);
+    }
+
+    /// What was loaded; `None` where it was not because somebody asked to stop, which is no failure.
+    pub(crate) fn loaded<T>(&self, loaded: Result<T, Failure>) -> Result<Option<T>, Failure> {
+        match loaded {
+            Err(_) if self.is_set() => Ok(None),
+            loaded => loaded.map(Some),
+        }
     }
 
     pub(crate) fn is_set(&self) -> bool {

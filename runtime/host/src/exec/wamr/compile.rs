@@ -6,6 +6,7 @@ use crate::process::Limits;
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// What the first bytes of a module are that was compiled ahead of time.
@@ -31,18 +32,40 @@ pub(super) fn target() -> String {
     format!("{}-{} {}", std::env::consts::ARCH, std::env::consts::OS, OPTIONS.join(" "))
 }
 
+/// Whether compilers are to end, and no more to start.
+static STOPPED: AtomicBool = AtomicBool::new(false);
+
+/// As [`crate::stop_compilers`].
+pub(in crate::exec) fn stop() {
+    STOPPED.store(true, Ordering::Relaxed);
+}
+
 /// Compiles a module in a process of its own, which may take the time and memory that compiler processes are
 /// configured to. It is in a process group of its own, so that Ctrl-C at a terminal is for its parent to answer.
 ///
 /// # Errors
 /// `compiler_unavailable`, `compile_timeout`, `compile_limit` where a signal ends the compiler, as memory that it
-/// does not get may, and `kernel_compile` with what the compiler says.
+/// does not get may, `compile_stopped` after [`stop`], and `kernel_compile` with what the compiler says.
 pub(super) fn compile(
     wamrc: &Path,
     limits: &Compiler,
     wasm: &[u8],
 ) -> Result<Vec<u8>, CompileError> {
+    compile_unless(&STOPPED, wamrc, limits, wasm)
+}
+
+fn compile_unless(
+    stopped: &AtomicBool,
+    wamrc: &Path,
+    limits: &Compiler,
+    wasm: &[u8],
+) -> Result<Vec<u8>, CompileError> {
     let error = |code, detail| CompileError { code, detail };
+    let is_stopped = || stopped.load(Ordering::Relaxed);
+    let told = || error("compile_stopped", "the program was asked to stop".to_owned());
+    if is_stopped() {
+        return Err(told());
+    }
     let unavailable =
         |e| error("compiler_unavailable", format!("cannot run {}: {e}", wamrc.display()));
     let directory = tempfile::tempdir().map_err(unavailable)?;
@@ -74,6 +97,10 @@ pub(super) fn compile(
     let status = loop {
         match child.try_wait().map_err(unavailable)? {
             Some(status) => break status,
+            None if is_stopped() => {
+                end(&mut child);
+                return Err(told());
+            }
             None if begun.elapsed() < time => std::thread::sleep(LOOK),
             None => {
                 end(&mut child);
@@ -166,6 +193,28 @@ mod tests {
         assert_eq!(refusal(&wamrc, 1 << 30, Duration::from_millis(300)).code, "compile_timeout");
         std::thread::sleep(Duration::from_millis(1500));
         assert!(!alive.exists());
+    }
+
+    #[test]
+    fn a_compiler_ends_when_it_is_stopped_and_none_starts_after_that() {
+        let directory = tempfile::tempdir().unwrap();
+        let started = directory.path().join("started");
+        let wamrc =
+            script(directory.path(), &format!("echo x >> '{}'; /bin/sleep 60", started.display()));
+        let stopped = AtomicBool::new(false);
+        let compile = || compile_unless(&stopped, &wamrc, &Compiler::InProcess, b"").err().unwrap();
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            let compiling = scope.spawn(compile);
+            while !started.exists() && !compiling.is_finished() {
+                std::thread::sleep(LOOK);
+            }
+            stopped.store(true, Ordering::Relaxed);
+            assert_eq!(compiling.join().unwrap().code, "compile_stopped");
+        });
+        assert!(begun.elapsed() < Duration::from_secs(30), "not at its limit of a minute");
+        assert_eq!(compile().code, "compile_stopped");
+        assert_eq!(fs::read_to_string(&started).unwrap(), "x\n");
     }
 
     #[test]

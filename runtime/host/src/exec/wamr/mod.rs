@@ -30,6 +30,7 @@ use crate::deadline::Deadline;
 use crate::trap::{CodeLocation, Trap, TrapKind};
 use calls::Call;
 use compile::COMPILED;
+pub(super) use compile::stop;
 use library::{Environment, Function, Instance, Library, Module};
 use ruvllm_abi::export;
 use ruvllm_manifest::{ExecutorGate, ExecutorKind, escape_untrusted};
