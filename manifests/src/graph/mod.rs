@@ -36,7 +36,10 @@ pub struct GraphEntry {
     pub extents: IndexMap<String, u32>,
     /// What the graph may use.
     pub resource_limits: GraphLimits,
-    /// How far from the outputs of [`GraphEntry::checks`] a host may come.
+    /// How far from the outputs of [`GraphEntry::checks`] a host may come: `|y - e| <= abs + rel * |e|` for each
+    /// element `e`. For a GGUF model, whose blocks of numbers share a scale, so that errors are in proportion
+    /// to the largest, `|y - e| <= abs + rel * max |e|`, and of the `n` elements of an output as a vector
+    /// `‖y - e‖ <= abs * sqrt(n) + rel * ‖e‖`.
     pub tolerance: Tolerance,
     /// Inputs with the outputs that they give; at least one.
     pub checks: Vec<GraphCheck>,
@@ -82,7 +85,7 @@ pub struct GraphTensor {
 /// What computing a graph once may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct GraphLimits {
-    /// Memory in bytes, weights included.
+    /// Memory in bytes, weights included. A host counts it as it can: as address space beside that of its program.
     pub max_memory_bytes: u64,
     /// Time in milliseconds.
     pub max_millis: u64,

@@ -3,7 +3,7 @@
 use ruvllm_abi::DType;
 use ruvllm_graph::{GatedGraph, GgufProvider, GraphCaps};
 use ruvllm_host::graph::{Graph, GraphError, GraphProvider, GraphValue};
-use ruvllm_manifest::{Dim, GraphType};
+use ruvllm_manifest::{Dim, GraphType, Tolerance};
 use ruvllm_tests::PackBuilder;
 
 use crate::tiny::{Tiny, WIDTH};
@@ -47,6 +47,45 @@ fn a_model_that_gives_another_mean_is_not_admitted() {
     let pack = pack.verify().unwrap();
     let gated = GatedGraph::pass(&pack, "tiny", &GraphCaps::default()).unwrap();
     assert_eq!(gated.admit(&GgufProvider).unwrap_err().code(), "graph_mismatch");
+}
+
+/// Its quantised blocks have a scale that follows from one large number of thirty-two.
+#[test]
+fn a_quantised_model_with_a_few_large_numbers_is_held_to_the_largest_and_to_its_vector() {
+    let outlier = 5;
+    let large = |i| if i == outlier { 600.0 } else { 1.0 };
+    let tiny = Tiny::with(DType::Q8_0, large);
+    let tokens = [1, 100, 7, 258];
+    let exact = Tiny::with(DType::F32, large).mean(&tokens);
+    let admitted = |expected: &[f64], rel: f64| {
+        let mut entry = tiny.entry();
+        entry.tolerance = Tolerance { rel, abs: 1e-4 };
+        entry.checks[0].outputs[0].values = expected.to_vec();
+        let pack = PackBuilder::new().graph(entry, tiny.file(), Vec::new()).build();
+        let pack = pack.verify().unwrap();
+        let gated = GatedGraph::pass(&pack, "tiny", &GraphCaps::default()).unwrap();
+        gated.admit(&GgufProvider).map(|_| ()).map_err(|error| error.to_string())
+    };
+    // What its quantisation is off by: more than a tenth of an element in many places, little of the vector.
+    let off = tiny
+        .mean(&tokens)
+        .iter()
+        .zip(&exact)
+        .filter(|(y, e)| (*y - *e).abs() > 1e-4 + 0.1 * e.abs())
+        .count();
+    assert!(off > 3, "{off}");
+    admitted(&exact, 0.1).unwrap();
+    // A single element, farther off than the largest one's share.
+    let mut one = exact.clone();
+    one[9] += 0.3 * exact[outlier].abs();
+    let error = admitted(&one, 0.1).unwrap_err();
+    assert!(error.contains("at element 9") && error.contains("graph_mismatch"), "{error}");
+    // Every element within the largest one's share, and another vector.
+    let share = 0.09 * exact[outlier].abs();
+    let other: Vec<f64> =
+        exact.iter().enumerate().map(|(i, e)| if i == outlier { *e } else { e + share }).collect();
+    let error = admitted(&other, 0.1).unwrap_err();
+    assert!(error.contains("away from what is expected"), "{error}");
 }
 
 #[test]

@@ -22,8 +22,13 @@ pub(crate) struct Tiny {
 impl Tiny {
     /// One whose matrices are of this type.
     pub(crate) fn new(dtype: DType) -> Self {
+        Self::with(dtype, |_| 1.0)
+    }
+
+    /// One whose numbers are scaled by what this gives for their place in a vector.
+    pub(crate) fn with(dtype: DType, scale: impl Fn(usize) -> f32) -> Self {
         let number = |i: usize| ((i * 37 + i / 11 * 13) % 101) as f32 / 50.0 - 1.0;
-        let table: Vec<f32> = (0..TOKENS * WIDTH).map(number).collect();
+        let table: Vec<f32> = (0..TOKENS * WIDTH).map(|i| number(i) * scale(i % WIDTH)).collect();
         let table = Tensor::new(dtype, &[TOKENS, WIDTH], &table);
         Self { table, norm: (0..WIDTH).map(|i| 0.5 + i as f32 / 32.0).collect() }
     }
