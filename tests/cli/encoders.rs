@@ -133,6 +133,11 @@ fn a_pack_of_graphs_alone_says_what_it_is_for_and_explains_its_graphs() {
     let explained: Value = serde_json::from_str(explained.text()).unwrap();
     assert_eq!(explained["admitted"], false, "{explained}");
     assert!(explained["reason"].as_str().unwrap().contains("hidden is "), "{explained}");
+    let explained = run(&["kernels", "explain", "encoder"], &wrong);
+    let reason: Vec<&str> =
+        explained.text().lines().skip_while(|line| !line.contains("not admitted")).collect();
+    assert_eq!(reason[0], "  not admitted: graph `encoder` is refused:", "{}", explained.stdout);
+    assert!(reason[1].starts_with("    checks[0].outputs[0]: hidden is "), "{}", explained.stdout);
     run(&["kernels", "explain", "nothing"], &right).refused(&["there are: ", "encoder"]);
     let path = right.path();
     let stage = ruvllm(&["kernels", "stage", path.to_str().unwrap()]);

@@ -178,6 +178,29 @@ fn memory_is_bounded_whatever_the_graph_asks_for() {
     assert_eq!(below(4.0), Ok(vec![6.0]));
 }
 
+/// Constants are computed when a graph is loaded: here one of 1 GiB.
+fn memory_that_loading_takes_is_bounded_and_named_as_what_is_missing() {
+    let entry = entry(
+        json!([{"name": "x", "dtype": "f32", "shape": [1, 4]}]),
+        json!([{"name": "y", "dtype": "f32", "shape": [1, 4]}]),
+        64 << 20,
+        5000,
+    );
+    let graph = onnx::Graph {
+        nodes: vec![
+            onnx::node("Mul", &["p", "q"], &["s"], &[]),
+            onnx::node("ConstantOfShape", &["s"], &["c"], &[]),
+            onnx::node("ReduceSum", &["c"], &["r"], &[onnx::int("keepdims", 0)]),
+            onnx::node("Add", &["x", "r"], &["y"], &[]),
+        ],
+        weights: vec![onnx::integers("p", &[1], &[1 << 15]), onnx::integers("q", &[1], &[1 << 13])],
+        inputs: vec![onnx::port("x", onnx::FLOAT, &["1", "4"])],
+        outputs: vec![onnx::port("y", onnx::FLOAT, &["1", "4"])],
+    };
+    let error = IsolatedProvider::this_program(1).load(&entry, &graph.model()).unwrap_err();
+    assert_eq!(error, GraphError::Memory { bytes: 64 << 20 });
+}
+
 /// An output of the `1 << 18` elements that the manifest allows.
 fn wide() -> (GraphEntry, Vec<u8>) {
     let graph = onnx::Graph {
@@ -298,6 +321,10 @@ fn main() -> ExitCode {
         (
             "memory_is_bounded_whatever_the_graph_asks_for",
             memory_is_bounded_whatever_the_graph_asks_for,
+        ),
+        (
+            "memory_that_loading_takes_is_bounded_and_named_as_what_is_missing",
+            memory_that_loading_takes_is_bounded_and_named_as_what_is_missing,
         ),
         (
             "outputs_are_no_larger_than_whoever_asks_takes_them",

@@ -35,14 +35,19 @@ Fields of graph.toml; those marked ? may be left out. Files are named from its d
     checks                a JSON file of what it must give for which inputs, as another runtime computed it:
                           a list of { inputs, outputs }, each a list of { name, shape, values }
     extents               the largest value of each extent that its shapes name: { batch = 1, tokens = 256 }
-    max_memory_bytes      that computing it may take, weights included
+    max_memory_bytes      that computing it may take, weights included; on Linux its process may have so much address
+                          space beside the program, the file that it has read, and 32 MiB
     max_millis            that computing it may take
-    tolerance             { rel, abs }: |y - expected| <= abs + rel * |expected|
+    tolerance             { rel, abs }: |y - expected| <= abs + rel * |expected|; of a GGUF model, rel counts against
+                          the largest |expected| of an output, and against the length of the output as a vector
   [graph.embedding] ?     where it makes vectors of texts
     tokenizer             a tokenizer.json
     pooling               mean, cls, last or none: what becomes of the rows of the first output
     normalize             whether vectors are scaled to length 1
     max_tokens            the most tokens of a text, those around it included";
+
+/// What every GGUF file begins with.
+const GGUF_MAGIC: &[u8] = b"GGUF";
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -119,6 +124,10 @@ impl GraphSection {
                 inputs: vec![tensor(EMBEDDING_INPUTS[0], GraphType::I64, tokens)],
                 outputs: vec![tensor("embedding", GraphType::F32, Dim::Fixed(width))],
             });
+        }
+        if bytes.starts_with(GGUF_MAGIC) {
+            let what = "a GGUF model needs `width`, the numbers of a vector, such as width = 576";
+            return Err(what.to_owned());
         }
         let facts = walk(bytes, self.max_memory_bytes).map_err(|found| {
             found.iter().map(|violation| format!("\n  {violation}")).collect::<String>()
@@ -250,11 +259,14 @@ pub(crate) fn read_all(sections: &[GraphSection], spec: &Path) -> Result<Graphs,
 
 fn read(path: &Path) -> Result<Vec<u8>, ToolError> {
     let io = ToolError::io("read", path);
-    let length = fs::metadata(path).map(|metadata| metadata.len());
-    if length.is_ok_and(|length| length > MAX_GRAPH_FILE_BYTES) {
-        return Err(io(std::io::ErrorKind::FileTooLarge.into()));
+    match fs::metadata(path).map(|metadata| metadata.len()) {
+        Ok(length) if length > MAX_GRAPH_FILE_BYTES => {
+            let most = MAX_GRAPH_FILE_BYTES >> 20;
+            let what = format!("it has {length} bytes, and a file of a graph {most} MiB at most");
+            Err(io(std::io::Error::new(std::io::ErrorKind::FileTooLarge, what)))
+        }
+        _ => fs::read(path).map_err(io),
     }
-    fs::read(path).map_err(io)
 }
 
 /// Path, length and hash of a file of a graph.

@@ -104,6 +104,24 @@ fn comparing_names_what_changes_in_a_graph() {
     assert!(shown.contains("+ graph mlp: (x: f32[batch <= 8, 8])"), "{shown}");
 }
 
+#[test]
+fn a_gguf_file_without_a_width_and_a_file_that_is_too_large_are_named_as_such() {
+    let pack = pack(8);
+    let (spec, file) = (pack.path().join("graph.toml"), pack.path().join("mlp.onnx"));
+    let refused = || {
+        let output = tool(&["graph", text(&spec)]);
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).expect("text")
+    };
+    fs::write(&file, b"GGUF\x03\0\0\0").expect("written");
+    let said = refused();
+    assert!(said.contains("graph `mlp`: a GGUF model needs `width`"), "{said}");
+    let large = fs::File::create(&file).expect("a file");
+    large.set_len((512 << 20) + 1).expect("a file with a hole");
+    let said = refused();
+    assert!(said.contains("it has 536870913 bytes") && said.contains("512 MiB at most"), "{said}");
+}
+
 /// What a kernel in C does with the graph of its pack.
 #[cfg(feature = "graphs")]
 const CLASSIFY_C: &str = r#"

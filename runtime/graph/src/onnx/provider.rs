@@ -72,6 +72,18 @@ fn guarded<T>(work: impl FnOnce() -> TractResult<T>) -> Result<T, String> {
     }
 }
 
+/// What tract failed with: memory that the system did not give, or something else.
+fn memory_or(
+    reason: String,
+    entry: &GraphEntry,
+    other: impl FnOnce(String) -> GraphError,
+) -> GraphError {
+    match reason.starts_with(NO_MEMORY) {
+        true => GraphError::Memory { bytes: entry.resource_limits.max_memory_bytes },
+        false => other(reason),
+    }
+}
+
 /// Which of the names it is.
 fn position<'n>(
     mut names: impl Iterator<Item = &'n String>,
@@ -126,7 +138,7 @@ impl GraphProvider for OnnxProvider {
             }
             model.into_optimized()?.into_runnable()
         });
-        let plan = plan.map_err(refused)?;
+        let plan = plan.map_err(|reason| memory_or(reason, entry, refused))?;
         let weight_bytes = facts.weight_bytes;
         Ok(Box::new(OnnxGraph { entry: entry.clone(), plan, inputs, outputs, weight_bytes }))
     }
@@ -223,10 +235,7 @@ impl OnnxGraph {
             Some(Stop::Time) => GraphError::Time { millis: limits.max_millis },
             Some(Stop::Memory) => GraphError::Memory { bytes: limits.max_memory_bytes },
             Some(Stop::Cancelled) => GraphError::Cancelled,
-            None if reason.starts_with(NO_MEMORY) => {
-                GraphError::Memory { bytes: limits.max_memory_bytes }
-            }
-            None => GraphError::Failed { reason },
+            None => memory_or(reason, &self.entry, |reason| GraphError::Failed { reason }),
         })?;
         if Instant::now() > until {
             return Err(GraphError::Time { millis: limits.max_millis });

@@ -143,13 +143,18 @@ impl Client {
         if code == Some("unknown_url") {
             return Err(self.foreign(message));
         }
-        let code = code.map(|code| format!(" [{}]", escape_untrusted(code))).unwrap_or_default();
-        Err(ClientError::Refused { message: message + &code })
+        Err(ClientError::Refused { message: with_code(message, code) })
     }
 
     fn foreign(&self, reason: String) -> ClientError {
         ClientError::Foreign { url: self.url.clone(), reason }
     }
+}
+
+/// A message with its code behind it, unless it names it already, as that of a refused pack does.
+fn with_code(message: String, code: Option<&str>) -> String {
+    let code = code.map(|code| format!(" [{}]", escape_untrusted(code))).unwrap_or_default();
+    if message.contains(&code) { message } else { message + &code }
 }
 
 fn is_loopback(host: &str) -> bool {
@@ -204,6 +209,15 @@ fn key(file: Option<&Path>) -> Result<String, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_code_stands_behind_a_message_once() {
+        let refused = "pack p 1.0.0 is refused:\n  mlp: it takes too much [graph_memory]";
+        for (message, shown) in [(refused, refused), ("too much", "too much [graph_memory]")] {
+            assert_eq!(with_code(message.to_owned(), Some("graph_memory")), shown);
+        }
+        assert_eq!(with_code("it is busy".to_owned(), None), "it is busy");
+    }
 
     #[test]
     fn a_key_travels_in_the_clear_within_this_machine_alone() {

@@ -117,6 +117,9 @@ pub(super) fn explain(graph: &PackGraph, json: bool) -> Result<(), Failure> {
         Some(false) => "not admitted",
         None => "not tried",
     };
-    say(&format!("  {state}: {}", explained.reason));
+    // Of several lines where several things speak against it.
+    let mut reason = explained.reason.lines();
+    say(&format!("  {state}: {}", reason.next().unwrap_or_default()));
+    reason.for_each(|line| say(&format!("  {line}")));
     Ok(())
 }
