@@ -192,24 +192,31 @@ pub fn sum_below() -> Graph {
     }
 }
 
-/// Zero of zeros `x` `[1, 4]`: so many tensors `[rows, 4]` more than one, each made of the last, all of which are needed
-/// until the end, while no node takes or makes more than three of them.
+/// Next to nothing, `y` `[]`, of `x` `[1, 4]`, by so many tensors `[rows, 4]` more than one, each made of the
+/// last, that are all needed until the end. No node takes and makes more than two of them.
 pub fn alive_at_once(count: usize, rows: i64) -> Graph {
+    let sum = |from: &str, to: &str| node("ReduceSum", &[from], &[to], &[int("keepdims", 0)]);
     let make = |i| node("Sin", &[&format!("t{i}")], &[&format!("t{}", i + 1)], &[]);
-    let add = |i| {
-        let from = if i + 1 == count { format!("t{count}") } else { format!("u{}", i + 1) };
-        node("Add", &[&from, &format!("t{i}")], &[&format!("u{i}")], &[])
+    // Each waits for the sum over the one that was made after it.
+    let take = |i| {
+        let [made, behind, small, moved, cosine, to] =
+            [("t", i), ("r", i + 1), ("v", i), ("u", i), ("w", i), ("r", i)]
+                .map(|(name, i)| format!("{name}{i}"));
+        [
+            node("Mul", &[&behind, "small"], &[&small], &[]),
+            node("Sub", &[&made, &small], &[&moved], &[]),
+            node("Cos", &[&moved], &[&cosine], &[]),
+            sum(&cosine, &to),
+        ]
     };
-    let first = node("Expand", &["x", "shape"], &["t0"], &[]);
-    let last = node("ReduceSum", &["u0"], &["y"], &[int("keepdims", 0)]);
+    let mut nodes = vec![node("Expand", &["x", "shape"], &["t0"], &[])];
+    nodes.extend((0..count).map(make));
+    nodes.push(sum(&format!("t{count}"), &format!("r{count}")));
+    nodes.extend((0..count).rev().flat_map(take));
+    nodes.push(node("Mul", &["r0", "small"], &["y"], &[]));
     Graph {
-        nodes: [first]
-            .into_iter()
-            .chain((0..count).map(make))
-            .chain((0..count).rev().map(add))
-            .chain([last])
-            .collect(),
-        weights: vec![integers("shape", &[2], &[rows, 4])],
+        nodes,
+        weights: vec![integers("shape", &[2], &[rows, 4]), floats("small", &[], &[1e-37])],
         inputs: vec![port("x", FLOAT, &["1", "4"])],
         outputs: vec![port("y", FLOAT, &[])],
     }

@@ -9,8 +9,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use ruvllm_engine::memory::PAGE;
 use ruvllm_engine::scheduler::{Kind, Request, Update};
-use ruvllm_engine::{Engine, EngineConfig, GenerateOptions, Model, Scheduler, SchedulerConfig};
+use ruvllm_engine::{
+    Engine, EngineConfig, EngineError, GenerateOptions, Model, Scheduler, SchedulerConfig,
+};
 use ruvllm_host::graph::{Graph, GraphContext, GraphError, GraphProvider, GraphValue};
 use ruvllm_host::{Host, HostConfig, Policy};
 use ruvllm_manifest::{Dim, EMBEDDING_INPUTS, GraphEntry, GraphFormat, GraphTensor, GraphType};
@@ -51,14 +54,21 @@ impl GraphProvider for GgufProvider {
         }
         let config = HostConfig { policy: Policy::NativeOnly, ..HostConfig::default() };
         let host = Host::new(config).map_err(|e| refused(e.to_string()))?;
-        let config = EngineConfig {
-            threads: 1,
-            memory: usize::try_from(room).ok(),
-            ctx: Some(tokens),
-            ..EngineConfig::default()
+        let model = Arc::new(model);
+        let engine = |memory: usize| {
+            let memory = Some(memory);
+            let config =
+                EngineConfig { threads: 1, memory, ctx: Some(tokens), ..EngineConfig::default() };
+            Engine::new(model.clone(), host.clone(), config)
         };
-        let engine = Engine::new(Arc::new(model), host, config);
-        let engine = engine.map_err(|e| refused(e.to_string()))?;
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
+        // An engine reserves address space for all of its budget, which a process that is held to the limit needs
+        // for the weights as they are rearranged, too. One of a single page says what a text of all tokens takes.
+        let budget = match engine(PAGE) {
+            Err(EngineError::MemoryTooSmall { needed, .. }) => room.min(needed.saturating_mul(2)),
+            _ => room,
+        };
+        let engine = engine(budget).map_err(|e| refused(e.to_string()))?;
         let scheduler = Scheduler::start(engine, SchedulerConfig::default());
         let scheduler = scheduler.map_err(|e| refused(e.to_string()))?;
         Ok(Box::new(GgufGraph { entry: entry.clone(), scheduler, dim, vocab }))

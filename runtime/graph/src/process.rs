@@ -5,20 +5,24 @@
 //! its address space, and its parent's clock. A process that meets a limit is ended, the computation fails,
 //! and another process takes its place, which loads the graph while nobody has to wait for it.
 
+use std::fs;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use ruvllm_host::graph::{Graph, GraphContext, GraphError, GraphProvider, GraphValue};
-use ruvllm_host::process::{Failure, HelperProcess, Pool, answer_requests};
+use ruvllm_host::process::{Failure, HelperProcess, Limits, Pool, answer_requests};
 use ruvllm_manifest::{GraphEntry, GraphType};
 
 use crate::providers;
 use crate::slots::Slots;
 
-/// Address space of a process beside what its graph may take: the program itself and its stacks.
+/// Address space of a process beside its graph until it has read that: the program itself and its stacks.
 const PROGRAM_BYTES: u64 = 512 << 20;
+/// Address space beside what the graph may take once it is read: stacks of threads that are started then, what the
+/// allocator rounds up to, and what a runtime needs for any graph.
+const ROOM_BYTES: u64 = 32 << 20;
 /// Time for loading a graph and for the runtime's own preparations.
 const LOAD_TIME: Duration = Duration::from_secs(60);
 /// The longest message about a failure.
@@ -59,7 +63,7 @@ impl GraphProvider for IsolatedProvider {
         let described = entry.to_json().map_err(unwritable)?;
         let limits = entry.resource_limits;
         let process = HelperProcess {
-            memory_bytes: PROGRAM_BYTES.saturating_add(limits.max_memory_bytes),
+            memory_bytes: until_read(entry, described.len() + bytes.len()),
             // What a provider sees itself it says better.
             time: Duration::from_millis(limits.max_millis.saturating_add(500)),
             ..self.process.clone()
@@ -131,6 +135,36 @@ fn longest_answer(entry: &GraphEntry, most: usize) -> usize {
     elements.saturating_add(extents.sum::<usize>()).max(MAX_REASON)
 }
 
+/// Address space of a process that reads a setup of this length for the graph.
+fn until_read(entry: &GraphEntry, setup: usize) -> u64 {
+    let limit = entry.resource_limits.max_memory_bytes;
+    PROGRAM_BYTES.saturating_add(setup as u64).saturating_add(limit)
+}
+
+/// Holds this process, which has read a setup of this length and nothing of the graph in it, to the address space
+/// that it has by now, what the graph may take, and [`ROOM_BYTES`]. Where the system does not say what it has, the
+/// first limit stays.
+///
+/// # Errors
+/// [`GraphError::Unavailable`] where the system does not take the limit.
+fn hold_to_limit(entry: &GraphEntry, setup: usize) -> Result<(), GraphError> {
+    let Some(now) = address_space() else { return Ok(()) };
+    let limit =
+        now.saturating_add(ROOM_BYTES).saturating_add(entry.resource_limits.max_memory_bytes);
+    // A limit can only be lowered.
+    let memory_bytes = limit.min(until_read(entry, setup));
+    let limits = Limits { memory_bytes, cpu_seconds: None, file_bytes: 0 };
+    limits.apply().map_err(|reason| GraphError::Unavailable { reason })
+}
+
+/// Bytes of address space that this process has, where the system tells it as Linux does.
+fn address_space() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
+    let kib: u64 = size.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
 fn explain(failure: Failure, entry: &GraphEntry) -> GraphError {
     let limits = entry.resource_limits;
     match failure {
@@ -163,6 +197,7 @@ pub fn graph_process() -> ExitCode {
         let (described, bytes) = load().ok_or_else(|| refusal(broken("it is told no graph")))?;
         let entry = GraphEntry::parse(described).map_err(|e| refusal(broken(&e.to_string())))?;
         let provider = providers::of(entry.format).map_err(refusal)?;
+        hold_to_limit(&entry, described.len() + bytes.len()).map_err(refusal)?;
         let graph = provider.load(&entry, bytes).map_err(refusal)?;
         Ok(move |request: &[u8]| {
             let no_inputs = || refusal(broken("these are no inputs"));

@@ -178,6 +178,25 @@ fn memory_is_bounded_whatever_the_graph_asks_for() {
     assert_eq!(below(4.0), Ok(vec![6.0]));
 }
 
+/// Tensors of 4 MiB, each of which fits, and all of which are needed until the end.
+fn tensors_that_live_at_once_are_bounded_together() {
+    let graph = onnx::alive_at_once(40, 1 << 18).model();
+    let computed = |memory: u64| {
+        let entry = entry(
+            json!([{"name": "x", "dtype": "f32", "shape": [1, 4]}]),
+            json!([{"name": "y", "dtype": "f32", "shape": []}]),
+            memory,
+            10_000,
+        );
+        let input = GraphValues { name: "x".into(), shape: vec![1, 4], values: vec![0.0; 4] };
+        let graph = IsolatedProvider::this_program(1).load(&entry, &graph).unwrap();
+        compute(&*graph, &[input], GraphType::F32).map(|y| y.numbers())
+    };
+    let enough = computed(256 << 20).unwrap();
+    assert!(enough[0].abs() < 1e-6, "{enough:?}");
+    assert_eq!(computed(20 << 20), Err(GraphError::Memory { bytes: 20 << 20 }));
+}
+
 /// Constants are computed when a graph is loaded: here one of 1 GiB.
 fn memory_that_loading_takes_is_bounded_and_named_as_what_is_missing() {
     let entry = entry(
@@ -321,6 +340,10 @@ fn main() -> ExitCode {
         (
             "memory_is_bounded_whatever_the_graph_asks_for",
             memory_is_bounded_whatever_the_graph_asks_for,
+        ),
+        (
+            "tensors_that_live_at_once_are_bounded_together",
+            tensors_that_live_at_once_are_bounded_together,
         ),
         (
             "memory_that_loading_takes_is_bounded_and_named_as_what_is_missing",

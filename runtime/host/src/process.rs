@@ -1,8 +1,8 @@
 //! Child processes with limits, for work on what nobody vouches for.
 //!
 //! The child is a program that calls the work's own entry point at the top of `main`, and puts itself
-//! under its [`Limits`] before it reads anything else. Its environment is empty, and so is its process
-//! group but for itself: Ctrl-C at a terminal is for its parent to answer.
+//! under its [`Limits`] before it reads anything else. Its environment has nothing of its parent's, and its
+//! process group nobody but itself: Ctrl-C at a terminal is for its parent to answer.
 //!
 //! Memory is bounded where the system counts address space: on Unix except macOS. Elsewhere the parent's
 //! clock is the only limit, and a child that crashes is all that is lost.
@@ -16,13 +16,17 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 pub use pool::{Failure, HelperProcess, Pool, answer_requests};
 
-/// Starts a program with pipes for its input and output.
+/// Starts a program with pipes for its input and output, and these variables alone in its environment.
 ///
 /// # Errors
 /// What the system says where it cannot be started.
-pub fn spawn(program: &Path, args: &[OsString]) -> io::Result<(Child, ChildStdin, ChildStdout)> {
+pub fn spawn(
+    program: &Path,
+    args: &[OsString],
+    variables: &[(&str, &str)],
+) -> io::Result<(Child, ChildStdin, ChildStdout)> {
     let mut command = Command::new(program);
-    command.args(args).env_clear();
+    command.args(args).env_clear().envs(variables.iter().copied());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(&mut command, 0);

@@ -168,8 +168,8 @@ pub(crate) fn key_of(entry: &KernelEntry) -> OpKey {
 ///
 /// # Errors
 /// [`ToolError::Pack`], [`ToolError::Manifest`] and [`ToolError::Host`] where the pack is not
-/// admitted, [`ToolError::NoGraphs`] where this build cannot tell, [`ToolError::Golden`] where a golden file cannot be used. Wrong results are part of
-/// the report.
+/// admitted, [`ToolError::NoGraphs`] where this build cannot tell, [`ToolError::Golden`] where a
+/// golden file cannot be used. Wrong results are part of the report.
 pub fn test(directory: &Path, seed: Option<u64>) -> Result<TestReport, ToolError> {
     let seed = seed.unwrap_or_else(|| RandomState::new().hash_one(0));
     let trial = Trial::open(directory, Some(seed))?;

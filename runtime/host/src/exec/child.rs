@@ -93,7 +93,7 @@ pub(super) fn compile(
         cpu_seconds: limits.time.as_secs().saturating_add(1),
         module_bytes: wasm.len() as u64,
     };
-    let (mut child, mut input, output) = match process::spawn(&limits.program, &limits.args) {
+    let (mut child, mut input, output) = match process::spawn(&limits.program, &limits.args, &[]) {
         Ok(started) => started,
         Err(e) => {
             let program = limits.program.display();

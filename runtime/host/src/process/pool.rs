@@ -25,6 +25,10 @@ const LOOK: Duration = Duration::from_millis(50);
 /// The longest message that a process reads. What its parent sends is shorter.
 const MAX_REQUEST: usize = 1 << 30;
 
+/// Has glibc keep one arena for all threads, where each would reserve address space of 64 MiB, which counts against
+/// the limit though nobody uses it.
+const ONE_ARENA: [(&str, &str); 1] = [("MALLOC_ARENA_MAX", "1")];
+
 /// A program that answers requests, and what each of its processes may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HelperProcess {
@@ -113,7 +117,8 @@ impl PooledProcess {
             let program = process.program.display();
             Failure::Unavailable { reason: format!("cannot start {program}: {error}") }
         };
-        let (child, input, output) = spawn(&process.program, &process.args).map_err(unavailable)?;
+        let (child, input, output) =
+            spawn(&process.program, &process.args, &ONE_ARENA).map_err(unavailable)?;
         let (requests, to_send) = mpsc::channel();
         let (answered, answers) = mpsc::channel();
         // From here on the child is ended with the worker.
