@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use ruvllm_host::graph::GraphAdmission;
 use ruvllm_host::{DeviceClass, Host, HostConfig, HostError, Refusal};
-use ruvllm_manifest::{MANIFEST_FILE, Manifest, Violation};
+use ruvllm_manifest::{MANIFEST_FILE, Manifest, Violation, WASI_NN};
 use ruvllm_signing::{PackError, PackLock, escape_untrusted};
 use serde::Serialize;
 
@@ -349,8 +349,11 @@ pub fn explain(
         gates.add(Gate::Compatibility, refusal.code, "", &refusal.message);
     }
     // A host compiles no kernel of a pack before the graphs that one of them computes are admitted.
-    let by_graphs = |refusal: &Refusal| {
-        refusal.code == GRAPHS_UNAVAILABLE || graph_ids.contains(&refusal.kernel)
+    // One of a build that computes none lacks the feature, which is no fault of a kernel that needs it.
+    let by_graphs = |refusal: &Refusal| match refusal.code {
+        GRAPHS_UNAVAILABLE => true,
+        "feature_unsupported" => tried.is_none() && refusal.message.contains(WASI_NN),
+        _ => graph_ids.contains(&refusal.kernel),
     };
     let before = refusals.len();
     refusals.retain(|refusal| !by_graphs(refusal));

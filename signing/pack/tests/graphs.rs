@@ -324,8 +324,7 @@ fn without_the_feature_graphs_are_not_tried_and_nobody_is_told_that_they_are_rig
         assert_eq!(tested.status.code(), Some(2));
         let said = String::from_utf8_lossy(&tested.stderr).into_owned();
         assert!(said.contains("--features graphs"), "{said}");
-        let options = ["explain", "--trust", text(&policy), text(&pack.path())];
-        let explained = tool(&options);
+        let explained = tool(&["explain", "--trust", text(&policy), text(&pack.path())]);
         let said = String::from_utf8_lossy(&explained.stdout).into_owned();
         assert!(said.contains("cannot be tried to the end here"), "{said}");
         assert!(said.contains("--features graphs") && !said.contains("REFUSED"), "{said}");
