@@ -13,6 +13,8 @@ use super::pack::pack_panel;
 use super::packed::{Layout, PANEL};
 use super::streamed;
 use super::tiles::{Line, TileShape, Tiles, with_lines, with_tiles};
+#[cfg(target_arch = "x86_64")]
+use super::x86;
 use super::{DOT_COLS, Job, Plan};
 use crate::ThreadPool;
 use crate::quant::{CHUNK, chunk_bytes, tag};
@@ -207,6 +209,9 @@ pub(super) fn tile_shape<S: Entries>(dtype: DType, widths: &'static [usize]) -> 
 
 fn panel_int<S: Entries>(simd: S, job: &Job<'_>, tiles: &Tiles<'_>, y: &mut Columns<'_>) {
     let (range, blocks, form) = (y.range(), tiles.blocks(), tiles.form());
+    // Which these sums are as floats.
+    #[cfg(target_arch = "x86_64")]
+    let _subnormals = (form.sums == sums::FLOATS).then(x86::WithSubnormals::new);
     let (dtype, parts) = (job.w.dtype, PANEL / S::LANES);
     let bytes = blocks * int_block_bytes(S::LANES, form.groups);
     let panels = range.clone().step_by(PANEL);

@@ -3,6 +3,7 @@
 
 use core::arch::asm;
 use core::arch::x86_64::*;
+use std::sync::LazyLock;
 
 use super::kernels::Ahead;
 
@@ -20,8 +21,12 @@ pub(super) fn fetch_ahead(p: *const u8, ahead: Ahead) {
 
 /// Whether the processor is by that vendor.
 pub(super) fn is_by(vendor: &[u8; 12]) -> bool {
-    let of = __cpuid(0);
-    [of.ebx, of.edx, of.ecx].map(u32::to_le_bytes).as_flattened() == vendor
+    // Asked once: a virtual machine leaves it to its host to answer, and this is asked for every product.
+    static VENDOR: LazyLock<[[u8; 4]; 3]> = LazyLock::new(|| {
+        let of = __cpuid(0);
+        [of.ebx, of.edx, of.ecx].map(u32::to_le_bytes)
+    });
+    VENDOR.as_flattened() == vendor
 }
 
 #[cfg(test)]
@@ -52,7 +57,6 @@ const CONTROL: u32 = 0xffc0;
 const USUAL: u32 = 0x1f80;
 
 impl WithSubnormals {
-    #[inline(always)]
     pub(super) fn new() -> Self {
         let before = control();
         if before & CONTROL != USUAL {
@@ -63,7 +67,6 @@ impl WithSubnormals {
 }
 
 impl Drop for WithSubnormals {
-    #[inline(always)]
     fn drop(&mut self) {
         if self.before & CONTROL != USUAL {
             set_control(self.before);
@@ -71,7 +74,6 @@ impl Drop for WithSubnormals {
     }
 }
 
-#[inline(always)]
 fn control() -> u32 {
     let mut control = 0;
     // SAFETY: writes the register to that place.

@@ -4,7 +4,7 @@
 use core::arch::asm;
 use core::arch::x86_64::*;
 
-use super::kernels::int::{self, Form, sums};
+use super::kernels::int::{Form, sums};
 use super::kernels::packed::Streams;
 use super::kernels::{self, ActTile, Ahead, Entries, Input, Rows, Simd, entries, entry, methods};
 use super::out::{Columns, Out};
@@ -239,26 +239,7 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
     }
 
     fn adds_floats_apart() -> bool {
-        Self::FLOAT_SUMS && x86::adds_floats_apart()
-    }
-
-    #[inline(always)]
-    unsafe fn tile<
-        const G: usize,
-        const SUMS: u8,
-        const OFFSETS: bool,
-        const P: usize,
-        const C: usize,
-    >(
-        panels: &[u8],
-        blocks: usize,
-        act: ActTile<'_>,
-        col: usize,
-        y: &mut Columns<'_>,
-    ) {
-        let _subnormals = (SUMS == sums::FLOATS).then(x86::WithSubnormals::new);
-        // SAFETY: the contract is the same.
-        unsafe { int::tile_int::<Self, G, SUMS, OFFSETS, P, C>(panels, blocks, act, col, y) }
+        x86::adds_floats_apart()
     }
 
     #[inline(always)]
