@@ -279,11 +279,14 @@ fn difference(
             wrong.count()
         ));
     }
+    if !in_blocks {
+        return None;
+    }
     let apart =
         computed.iter().zip(&expected.values).map(|(computed, expected)| computed - expected);
     let (apart, length) = (norm(apart), norm(expected.values.iter().copied()));
     let most = abs * (computed.len() as f64).sqrt() + rel * length;
-    (in_blocks && apart > most).then(|| {
+    (apart > most).then(|| {
         format!("{name} is {apart:e} away from what is expected, of the length {length:e}; {most:e} is the most")
     })
 }

@@ -199,10 +199,10 @@ impl Host {
                 Err(reason) => left_out.push((id.clone(), reason)),
             }
         }
+        let is_in = |codes: &[Arc<PreparedPack>], of: &PreparedPack| {
+            codes.iter().any(|other| other.id().name == of.id().name)
+        };
         for (at, code) in active.iter().enumerate().rev() {
-            let is_in = |codes: &[Arc<PreparedPack>], of: &Arc<PreparedPack>| {
-                codes.iter().any(|other| other.id().name == of.id().name)
-            };
             if !is_in(&restored, code) {
                 let behind = restored.iter().position(|other| is_in(&active[at..], other));
                 restored.insert(behind.unwrap_or(restored.len()), code.clone());
