@@ -247,10 +247,6 @@ fn a_place_that_the_kernel_cannot_use_ends_its_call_and_nothing_else() {
         )
     };
     let set = "(call $set_input (i32.load (i32.const 68)) (i32.const 0) (i32.const 96))";
-    let computed = "(drop (call $init (i32.load (i32.const 64)) (i32.const 68)))
-         (drop (call $set_input (i32.load (i32.const 68)) (i32.const 0)
-           (call $tensor (i32.const 3) (i32.const 8) (i32.const 0))))
-         (drop (call $compute (i32.load (i32.const 68))))";
     let output = |to: u32, len: u32| {
         format!(
             "(call $get_output (i32.load (i32.const 68)) (i32.const 0) (i32.const {to})
@@ -275,12 +271,112 @@ fn a_place_that_the_kernel_cannot_use_ends_its_call_and_nothing_else() {
         calls.push(output(128, to));
     }
     for call in calls {
-        let kernel = Kernel::asking(&format!("(block (result i32) {computed} {call})"));
+        let kernel = Kernel::asking(&format!("(block (result i32) {COMPUTED} {call})"));
         let host = kernel.admitted(OnnxProvider).unwrap();
         let failure = classify(&host, LATER).unwrap_err();
         assert_eq!(failure.code(), "kernel_trap", "{call}: {failure}");
         assert_eq!(classify(&host, 2), Ok(expected(2)), "{call}");
     }
+}
+
+/// A context with its input set and computed, in calls of [`LATER`] rows.
+const COMPUTED: &str = "(drop (call $init (i32.load (i32.const 64)) (i32.const 68)))
+    (drop (call $set_input (i32.load (i32.const 68)) (i32.const 0)
+      (call $tensor (i32.const 3) (i32.const 8) (i32.const 0))))
+    (drop (call $compute (i32.load (i32.const 68))))";
+
+#[test]
+fn whatever_a_function_is_given_it_answers_or_ends_the_call() {
+    // What is wrong in one place or another: beyond a table, a page that is read-only, the last bytes of the memory,
+    // its end, and the largest of integers with a sign and without.
+    let values = [0, 1, 6, 17, 255, 256, 65, 66, 1 << 15, 4 << 20, 5 << 20];
+    let end = 128 << 16;
+    let ends = [end - 4, end - 2, end, 1 << 31, u32::MAX - 3, u32::MAX];
+    let functions: [(&str, &[u32]); 7] = [
+        ("$load", &[96, 1, 1, 0, 64]),
+        ("$load_by_name", &[0, 3, 64]),
+        ("$init", &[0, 68]),
+        ("$set_input", &[0, 0, 96]),
+        ("$compute", &[0]),
+        ("$get_output", &[0, 0, 128, 48, 72]),
+        // The record of a tensor, which the fourth one is given.
+        ("$set_input", &[80, 2, 1, 0, 96]),
+    ];
+    for (case, (name, good)) in functions.into_iter().enumerate() {
+        for place in 0..good.len() {
+            for value in values.into_iter().chain(ends) {
+                let mut given = good.to_vec();
+                given[place] = value;
+                let words = given.iter().map(|word| format!("(i32.const {word})"));
+                let call = if case == 6 {
+                    let stores = (96..).step_by(4).zip(words);
+                    let record: String = stores
+                        .map(|(at, word)| format!("(i32.store (i32.const {at}) {word})"))
+                        .collect();
+                    format!("{record} (call $set_input (i32.const 0) (i32.const 0) (i32.const 96))")
+                } else {
+                    format!("(call {name} {})", words.collect::<String>())
+                };
+                let kernel = Kernel::asking(&format!("(block (result i32) {COMPUTED} {call})"));
+                let host = kernel.admitted(OnnxProvider).unwrap();
+                let failure = classify(&host, LATER).unwrap_err();
+                match &failure {
+                    Failure::Status { status, .. } => {
+                        assert!((100..109).contains(status), "{name} {given:?}: {failure}");
+                    }
+                    failure => {
+                        assert_eq!(failure.code(), "kernel_trap", "{name} {given:?}: {failure}")
+                    }
+                }
+                assert_eq!(classify(&host, 2), Ok(expected(2)), "{name} {given:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn words_are_aligned() {
+    for call in [
+        "(call $load_by_name (i32.const 0) (i32.const 3) (i32.const 66))",
+        "(call $init (i32.const 0) (i32.const 66))",
+        "(call $set_input (i32.const 0) (i32.const 0) (i32.const 98))",
+        "(call $get_output (i32.const 0) (i32.const 0) (i32.const 130) (i32.const 48) (i32.const 73))",
+        "(i32.store (i32.const 96) (i32.const 81))
+         (call $set_input (i32.const 0) (i32.const 0) (i32.const 96))",
+    ] {
+        let asked = format!("(block (result i32) {COMPUTED} {call})");
+        assert_eq!(error_of(&asked), "invalid_argument", "{call}");
+    }
+    // An output is bytes.
+    let output = "(call $get_output (i32.const 0) (i32.const 0) (i32.const 130) (i32.const 48) (i32.const 72))";
+    assert_eq!(error_of(&format!("(block (result i32) {COMPUTED} {output})")), "success");
+}
+
+#[test]
+fn graphs_that_a_call_loads_are_bounded_and_end_with_it() {
+    let load = "(call $load_by_name (i32.const 0) (i32.const 3) (i32.const 64))";
+    let loads = |n: u32| {
+        format!(
+            "(loop $more
+              (br_if $failed (local.tee $e {load}))
+              (local.set $i (i32.add (local.get $i) (i32.const 1)))
+              (br_if $more (i32.lt_u (local.get $i) (i32.const {n}))))"
+        )
+    };
+    // One was loaded before.
+    let last = format!("{} (return (i32.add (i32.const 1) (i32.load (i32.const 64))))", loads(255));
+    let kernel = Kernel { later: last, ..Kernel::default() };
+    let host = kernel.admitted(OnnxProvider).unwrap();
+    for _ in 0..2 {
+        let failure = classify(&host, LATER).unwrap_err();
+        assert!(matches!(failure, Failure::Status { status: 256, .. }), "{failure}");
+    }
+    let kernel = Kernel { later: loads(256), ..Kernel::default() };
+    assert_eq!(error(&kernel.later(OnnxProvider).unwrap_err()), "missing_memory");
+    let endless = format!("(loop $more (drop {load}) (br $more))");
+    let kernel = Kernel { later: endless, ticks: 20, ..Kernel::default() };
+    let failure = kernel.later(OnnxProvider).unwrap_err();
+    assert_eq!(failure.code(), "kernel_deadline", "{failure}");
 }
 
 #[test]

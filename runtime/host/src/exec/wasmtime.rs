@@ -164,6 +164,8 @@ impl Executor for WasmtimeExecutor {
         };
         #[cfg(feature = "wasi-nn")]
         let footprint = Footprint { table: footprint.table + nn::holds(&module), ..footprint };
+        #[cfg(feature = "wasi-nn")]
+        let nn = nn::Imports::of(&self.engine, &module).map_err(|error| format!("{error:#}"))?;
         let ticker = self.ticker.clone();
         let (threads, stack) = (self.threads.min(spec.threads), self.stack);
         Ok(Arc::new(LoadedModule {
@@ -174,6 +176,8 @@ impl Executor for WasmtimeExecutor {
             stack,
             footprint,
             deadline: deadline.by_clock(self.clock),
+            #[cfg(feature = "wasi-nn")]
+            nn,
             ticker,
         }))
     }

@@ -29,6 +29,8 @@ pub(super) struct LoadedModule {
     pub(super) stack: usize,
     pub(super) footprint: Footprint,
     pub(super) deadline: Deadline,
+    #[cfg(feature = "wasi-nn")]
+    pub(super) nn: Option<nn::Imports<Limits>>,
     /// Deadlines hold only while the clock ticks: it must outlive everything that can run.
     pub(super) ticker: Arc<Ticker>,
 }
@@ -55,7 +57,8 @@ impl LoadedModule {
         begin(&mut store, aside, tick);
         let imports = shared.into_iter().map(|memory| memory.clone().into());
         #[cfg(feature = "wasi-nn")]
-        let imports = imports.chain(nn::imports(&mut store, &self.module));
+        let imports =
+            imports.chain(self.nn.iter().flat_map(|nn| nn.functions(&mut store, &self.module)));
         let imports: Vec<Extern> = imports.collect();
         let instance = wasmtime::Instance::new(&mut store, &self.module, &imports)
             .map_err(|error| trap(&error, &self.own, "its start", 0))?;
@@ -68,8 +71,9 @@ impl LoadedModule {
             ),
         };
         #[cfg(feature = "wasi-nn")]
-        if let (Some(nn), Linear::Own(memory)) = (&mut store.data_mut().nn, &memory) {
-            nn.uses(*memory);
+        if let (Some(nn), Linear::Own(memory)) = (&self.nn, &memory) {
+            nn.connect(&mut store, *memory)
+                .map_err(|error| trap(&error, &self.own, "its start", 0))?;
         }
         let heap_base = match instance.get_export(&mut store, export::HEAP_BASE) {
             Some(Extern::Global(global)) => global.get(&mut store).i32(),
@@ -224,7 +228,8 @@ impl ResourceLimiter for Limits {
     }
 
     fn instances(&self) -> usize {
-        1
+        // With what stands between a kernel and WASI-NN.
+        if cfg!(feature = "wasi-nn") { 2 } else { 1 }
     }
 
     fn tables(&self) -> usize {
@@ -406,7 +411,7 @@ impl EngineInstance for WasmtimeInstance {
 
 #[cfg(feature = "wasi-nn")]
 impl nn::StoreData for Limits {
-    fn nn(&mut self) -> Option<&mut Nn> {
-        self.nn.as_deref_mut()
+    fn nn(&mut self) -> &mut Option<Box<Nn>> {
+        &mut self.nn
     }
 }

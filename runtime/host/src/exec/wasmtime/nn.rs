@@ -1,171 +1,239 @@
-//! WASI-NN for kernels: the functions of `wasi_ephemeral_nn` over the graphs of a kernel's own pack.
+//! WASI-NN for kernels: the functions of `wasi_ephemeral_nn` as `wasmtime-wasi-nn` has them, over the graphs of a
+//! kernel's own pack ([`provider`]).
 //!
-//! Names, signatures, layouts and error codes are those of the proposal's WITX text. A kernel asks for a graph
-//! by its id (`load_by_name`), which was admitted with its pack. `load`, which brings the bytes of a graph,
-//! is an unsupported operation: nothing would vouch for them.
+//! That crate trusts the addresses that it is given. One that is out of bounds or not aligned, or a name that is not
+//! text, makes it panic, and its write to a page that is read-only ([`fence`](super::super::fence)) would end the
+//! process. So a kernel imports functions of the host, which check what they are given ([`Nn::check`]) and then call
+//! the crate's through an adapter: the crate uses the memory that its caller exports, and only a module exports one.
+//! The adapter imports the kernel's memory and the crate's functions, and exports all of them again.
+//!
+//! A kernel asks for a graph by its id (`load_by_name`), which was admitted with its pack. `load`, which brings the
+//! bytes of a graph, is an unsupported operation.
 //!
 //! Invariants:
 //!
-//! - The host writes to a kernel's memory where the kernel can write itself. Elsewhere the call traps, as a store
-//!   would: a page that is read-only ([`fence`](super::super::fence)) would end the process.
-//! - A context ends with the call of the kernel that made it, so a scope never finds another's. The handle of
-//!   a graph is its place in the manifest, so it stays good.
-//! - Contexts of a call are counted, and so are the bytes of the tensors in them.
-//! - A computation ends at the deadline of the kernel's call, which is one of the clock here: the thread waits
-//!   while the graph computes, so what it used of its processor says nothing. A call whose time is up traps.
-//!
-//! What this does not bound is what a graph takes while it computes: its provider does, by a process.
+//! - The crate is called with addresses alone that the kernel could use itself. Elsewhere the call traps, as a load or
+//!   a store would.
+//! - Handles of graphs and contexts end with the call of the kernel that made them, so a scope never finds another's:
+//!   the crate's tables, which only grow, are made anew then.
 
+use self::provider::{Call, Errno, PackRegistry, Stop, TENSOR_BYTES};
 use crate::exec::fence::page_size;
-use crate::graph::{GraphError, GraphValue, PackGraphs};
-use ruvllm_manifest::GraphType;
+use crate::graph::PackGraphs;
+use crate::threads::lock;
+use ruvllm_abi::export;
 use std::ops::Range;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use wasmtime::{Caller, Extern, Func, Memory, Module, Store, Trap};
+use wasm_encoder::{
+    CodeSection, EntityType, ExportKind, ExportSection, Function, FunctionSection, ImportSection,
+    MemoryType, TypeSection,
+};
+use wasmtime::{
+    AsContextMut, Caller, Engine, Extern, Func, FuncType, Instance, Linker, Memory, Module, Store,
+    Trap, Val, ValType,
+};
+use wasmtime_wasi_nn::witx::{self, WasiNnCtx};
 
-/// Contexts that a call may have.
-const CONTEXTS: usize = 16;
-/// Bytes of all tensors in the contexts of a call.
-const TENSOR_BYTES: usize = 4 << 20;
+mod provider;
+
+/// What a module imports the functions from.
+const MODULE: &str = "wasi_ephemeral_nn";
+
+/// The functions, and how many words each takes; each gives an error's number.
+const FUNCTIONS: [(&str, usize); 6] = [
+    ("load", 5),
+    ("load_by_name", 3),
+    ("init_execution_context", 2),
+    ("set_input", 3),
+    ("compute", 1),
+    ("get_output", 5),
+];
+
 /// Dimensions of a tensor; manifests allow fewer.
 const RANK: u32 = 16;
-
-/// What an instance holds of graphs.
-pub(super) struct Nn {
-    graphs: PackGraphs,
-    memory: Option<Memory>,
-    contexts: Vec<Context>,
-    /// Of the tensors in `contexts`.
-    bytes: usize,
-    /// When the call ends that runs.
-    until: Instant,
-    /// Whether a page of the memory is read-only; those behind the last one are not.
-    read_only: Vec<bool>,
-}
-
-/// A computation of a graph, by its place in the manifest.
-struct Context {
-    graph: usize,
-    inputs: Vec<Option<GraphValue>>,
-    outputs: Vec<GraphValue>,
-}
-
-/// The errors of WASI-NN that come up here, with their numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(i32)]
-enum Errno {
-    InvalidArgument = 1,
-    MissingMemory = 3,
-    Busy = 4,
-    RuntimeError = 5,
-    UnsupportedOperation = 6,
-    TooLarge = 7,
-    NotFound = 8,
-}
-
-/// Why a function does not do what it was asked for.
-enum Stop {
-    Errno(Errno),
-    Trap(Trap),
-}
-
-impl From<Errno> for Stop {
-    fn from(errno: Errno) -> Self {
-        Stop::Errno(errno)
-    }
-}
+/// How many types of elements WASI-NN has.
+const TYPES: u32 = 6;
+/// Bytes of a word.
+const WORD: u32 = 4;
+/// Graphs that a call may load, each time counted.
+const GRAPHS: u32 = 256;
+/// Contexts that a call may have.
+const CONTEXTS: u32 = 16;
 
 /// What the store of an instance keeps.
 pub(super) trait StoreData: 'static {
     /// The graphs that it computes, where its module imports anything.
-    fn nn(&mut self) -> Option<&mut Nn>;
+    fn nn(&mut self) -> &mut Option<Box<Nn>>;
 }
 
-/// Bytes that contexts of a module's instance may hold.
+/// What instances of a module that imports functions of WASI-NN are made with.
+pub(super) struct Imports<T: 'static> {
+    adapter: Module,
+    library: Linker<T>,
+}
+
+impl<T: StoreData> Imports<T> {
+    /// For a module, where it imports anything; the gate has let nothing else through.
+    ///
+    /// # Errors
+    /// What the engine says.
+    pub(super) fn of(engine: &Engine, module: &Module) -> wasmtime::Result<Option<Self>> {
+        if module.imports().len() == 0 {
+            return Ok(None);
+        }
+        let mut library = Linker::new(engine);
+        witx::add_to_linker(&mut library, |data: &mut T| {
+            &mut data.nn().get_or_insert_default().library
+        })?;
+        Ok(Some(Self { adapter: Module::new(engine, adapter())?, library }))
+    }
+
+    /// What an instance of the module is given, in the order of its imports.
+    pub(super) fn functions(&self, store: &mut Store<T>, module: &Module) -> Vec<Extern> {
+        let places = module
+            .imports()
+            .filter_map(|import| FUNCTIONS.iter().position(|(name, _)| *name == import.name()));
+        places.map(|place| function(store, place).into()).collect()
+    }
+
+    /// Puts the crate's functions behind those of an instance that has this memory.
+    ///
+    /// # Errors
+    /// What the engine says.
+    pub(super) fn connect(&self, store: &mut Store<T>, memory: Memory) -> wasmtime::Result<()> {
+        let mut imports = vec![memory.into()];
+        for (name, _) in FUNCTIONS {
+            imports.push(self.library.get(&mut *store, MODULE, name)?);
+        }
+        let adapter = Instance::new(&mut *store, &self.adapter, &imports)?;
+        let functions =
+            FUNCTIONS.iter().filter_map(|(name, _)| adapter.get_func(&mut *store, name)).collect();
+        if let Some(nn) = store.data_mut().nn() {
+            nn.guest = Some(Guest { memory, functions });
+        }
+        Ok(())
+    }
+}
+
+/// Bytes that a module's instance may hold beside its memory: those of tensors, and one that is on its way.
 pub(super) fn holds(module: &Module) -> usize {
-    if module.imports().len() == 0 { 0 } else { TENSOR_BYTES }
+    if module.imports().len() == 0 { 0 } else { 2 * TENSOR_BYTES }
 }
 
-/// What a module imports, in its order; the gate has let nothing else through.
-pub(super) fn imports<T: StoreData>(store: &mut Store<T>, module: &Module) -> Vec<Extern> {
-    let names = module.imports().filter_map(|import| function(store, import.name()));
-    names.map(Extern::from).collect()
+/// The module that hands a memory on with each call of the crate's functions.
+fn adapter() -> Vec<u8> {
+    let (mut types, mut imports) = (TypeSection::new(), ImportSection::new());
+    let (mut functions, mut exports) = (FunctionSection::new(), ExportSection::new());
+    let mut code = CodeSection::new();
+    let any = MemoryType {
+        minimum: 0,
+        maximum: None,
+        memory64: false,
+        shared: false,
+        page_size_log2: None,
+    };
+    imports.import("kernel", export::MEMORY, any);
+    exports.export(export::MEMORY, ExportKind::Memory, 0);
+    for (place, (name, params)) in (0..).zip(FUNCTIONS) {
+        types.ty().function(vec![wasm_encoder::ValType::I32; params], [wasm_encoder::ValType::I32]);
+        imports.import(MODULE, name, EntityType::Function(place));
+        functions.function(place);
+        exports.export(name, ExportKind::Func, FUNCTIONS.len() as u32 + place);
+        let mut body = Function::new([]);
+        let mut instructions = body.instructions();
+        for param in 0..params as u32 {
+            instructions.local_get(param);
+        }
+        instructions.call(place).end();
+        code.function(&body);
+    }
+    let mut module = wasm_encoder::Module::new();
+    module.section(&types).section(&imports).section(&functions).section(&exports).section(&code);
+    module.finish()
 }
 
-fn function<T: StoreData>(store: &mut Store<T>, name: &str) -> Option<Func> {
-    Some(match name {
-        "load" => Func::wrap(store, |_: u32, _: u32, _: u32, _: u32, _: u32| {
-            Errno::UnsupportedOperation as i32
-        }),
-        "load_by_name" => {
-            Func::wrap(store, |mut guest: Caller<'_, T>, name: u32, len: u32, graph: u32| {
-                answer(&mut guest, |nn, memory| nn.load_by_name(memory, name, len, graph))
-            })
-        }
-        "init_execution_context" => {
-            Func::wrap(store, |mut guest: Caller<'_, T>, graph: u32, context: u32| {
-                answer(&mut guest, |nn, memory| nn.begin_context(memory, graph, context))
-            })
-        }
-        "set_input" => {
-            Func::wrap(store, |mut guest: Caller<'_, T>, context: u32, index: u32, tensor: u32| {
-                answer(&mut guest, |nn, memory| nn.set_input(memory, context, index, tensor))
-            })
-        }
-        "compute" => Func::wrap(store, |mut guest: Caller<'_, T>, context: u32| {
-            answer(&mut guest, |nn, _| nn.compute(context))
-        }),
-        "get_output" => Func::wrap(
-            store,
-            |mut guest: Caller<'_, T>, context: u32, index: u32, to: u32, room: u32, len: u32| {
-                answer(&mut guest, |nn, memory| nn.output(memory, context, index, (to, room), len))
-            },
-        ),
-        _ => return None,
+/// The function at a place of [`FUNCTIONS`], for a kernel.
+fn function<T: StoreData>(store: &mut Store<T>, place: usize) -> Func {
+    let (_, params) = FUNCTIONS[place];
+    let ty = FuncType::new(store.engine(), vec![ValType::I32; params], [ValType::I32]);
+    Func::new(store, ty, move |mut guest, args, results| {
+        let status = answer(&mut guest, place, args)?;
+        results.fill(Val::I32(status));
+        Ok(())
     })
 }
 
 /// The status of a function for the kernel, or the trap that its call ends with.
 fn answer<T: StoreData>(
     guest: &mut Caller<'_, T>,
-    work: impl FnOnce(&mut Nn, &mut [u8]) -> Result<(), Stop>,
+    place: usize,
+    args: &[Val],
 ) -> wasmtime::Result<i32> {
-    let memory = guest.data_mut().nn().and_then(|nn| nn.memory);
-    let done = match memory {
-        None => Err(Errno::RuntimeError.into()),
-        Some(memory) => {
-            let (memory, data) = memory.data_and_store_mut(guest);
-            match data.nn() {
-                None => Err(Errno::RuntimeError.into()),
-                Some(nn) => work(nn, memory),
-            }
-        }
+    let Some(Guest { memory, functions }) =
+        guest.data_mut().nn().as_ref().and_then(|nn| nn.guest.as_ref())
+    else {
+        return Ok(Errno::RuntimeError as i32);
     };
-    match done {
-        Ok(()) => Ok(0),
-        Err(Stop::Errno(errno)) => Ok(errno as i32),
-        Err(Stop::Trap(trap)) => Err(trap.into()),
+    let (memory, function) = (*memory, functions[place]);
+    let (bytes, data) = memory.data_and_store_mut(&mut *guest);
+    let Some(nn) = data.nn() else { return Ok(Errno::RuntimeError as i32) };
+    let (name, _) = FUNCTIONS[place];
+    let words: Vec<u32> = args.iter().filter_map(Val::i32).map(|word| word as u32).collect();
+    if let Err(stop) = nn.check(bytes, name, &words) {
+        return stop.status();
+    }
+    let call = nn.call.clone();
+    let mut status = [Val::I32(0)];
+    let called = function.call(guest.as_context_mut(), args, &mut status);
+    // What the provider has to say is more than what the crate makes of it.
+    if let Some(stop) = lock(&call).stop.take() {
+        return stop.status();
+    }
+    match called {
+        Ok(()) => Ok(status[0].i32().unwrap_or(Errno::RuntimeError as i32)),
+        // Of the deadline or the stack: without the adapter's place, which is none of the kernel's.
+        Err(error) => match error.downcast_ref::<Trap>() {
+            Some(trap) => Err((*trap).into()),
+            None => Err(error),
+        },
+    }
+}
+
+/// What an instance holds of graphs.
+pub(super) struct Nn {
+    library: WasiNnCtx,
+    /// What the crate's state begins with in each call.
+    registry: PackRegistry,
+    call: Arc<Mutex<Call>>,
+    guest: Option<Guest>,
+    /// Whether a page of the memory is read-only; those behind the last one are not.
+    read_only: Vec<bool>,
+}
+
+/// The instance itself, once it is made.
+struct Guest {
+    memory: Memory,
+    /// Those of the adapter, in the order of [`FUNCTIONS`].
+    functions: Vec<Func>,
+}
+
+impl Default for Nn {
+    fn default() -> Self {
+        Self::new(&PackGraphs::default())
     }
 }
 
 impl Nn {
-    /// That of an instance of a module, where it imports anything.
-    pub(super) fn of(module: &Module, graphs: &PackGraphs) -> Option<Box<Self>> {
-        (module.imports().len() > 0).then(|| {
-            Box::new(Self {
-                graphs: graphs.clone(),
-                memory: None,
-                contexts: Vec::new(),
-                bytes: 0,
-                until: Instant::now(),
-                read_only: Vec::new(),
-            })
-        })
+    fn new(graphs: &PackGraphs) -> Self {
+        let call = Arc::default();
+        let registry = PackRegistry::new(graphs, &call);
+        Self { library: registry.library(), registry, call, guest: None, read_only: Vec::new() }
     }
 
-    /// The memory of the instance, once it is made.
-    pub(super) fn uses(&mut self, memory: Memory) {
-        self.memory = Some(memory);
+    /// That of an instance of a module, where it imports anything.
+    pub(super) fn of(module: &Module, graphs: &PackGraphs) -> Option<Box<Self>> {
+        (module.imports().len() > 0).then(|| Box::new(Self::new(graphs)))
     }
 
     /// A call begins that may take so many ticks.
@@ -173,13 +241,16 @@ impl Nn {
         self.end();
         let time = tick.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX));
         let now = Instant::now();
-        self.until = now.checked_add(time).unwrap_or(now);
+        lock(&self.call).until = now.checked_add(time).unwrap_or(now);
     }
 
     /// The call has ended.
     pub(super) fn end(&mut self) {
-        self.contexts.clear();
-        self.bytes = 0;
+        let ended = std::mem::take(&mut *lock(&self.call));
+        // Contexts are of graphs, and graphs are loaded in the same call.
+        if ended.graphs > 0 {
+            self.library = self.registry.library();
+        }
     }
 
     /// Notes the protection of pages, in bytes, that was asked for, and whether it was done. Where it was not,
@@ -194,130 +265,71 @@ impl Nn {
         }
     }
 
-    fn load_by_name(&self, memory: &mut [u8], name: u32, len: u32, graph: u32) -> Result<(), Stop> {
-        let name = read(memory, name, len)?;
-        let mut graphs = self.graphs.all().iter();
-        let place = graphs.position(|graph| graph.entry.id.as_bytes() == name);
-        self.write_word(memory, graph, place.ok_or(Errno::NotFound)?)
-    }
-
-    fn begin_context(&mut self, memory: &mut [u8], graph: u32, context: u32) -> Result<(), Stop> {
-        let graph = graph as usize;
-        let found = self.graphs.all().get(graph).ok_or(Errno::InvalidArgument)?;
-        if self.contexts.len() == CONTEXTS {
-            return Err(Errno::MissingMemory.into());
-        }
-        let inputs = vec![None; found.entry.inputs.len()];
-        self.write_word(memory, context, self.contexts.len())?;
-        self.contexts.push(Context { graph, inputs, outputs: Vec::new() });
-        Ok(())
-    }
-
-    fn set_input(
-        &mut self,
-        memory: &[u8],
-        context: u32,
-        index: u32,
-        tensor: u32,
-    ) -> Result<(), Stop> {
-        // Extents and their count, the type in the lowest byte, elements and their bytes.
-        let tensor: Vec<u32> = words(read(memory, tensor, 20)?).collect();
-        let [extents, rank, ty, elements, len] = tensor[..] else {
-            return Err(Errno::InvalidArgument.into());
+    /// Whether the crate may be called with these arguments of a function: addresses that the kernel could use itself,
+    /// handles and a name that there are.
+    fn check(&self, memory: &[u8], function: &str, args: &[u32]) -> Result<(), Stop> {
+        let Call { graphs, contexts, .. } = *lock(&self.call);
+        let among = |number: u32, count: u32| match number < count {
+            true => Ok(()),
+            false => Err(Errno::InvalidArgument),
         };
-        let ty = graph_type(ty as u8).ok_or(Errno::InvalidArgument)?;
-        let context = self.contexts.get_mut(context as usize).ok_or(Errno::InvalidArgument)?;
-        let entry = &self.graphs.all()[context.graph].entry;
-        let input = entry.inputs.get(index as usize).filter(|_| rank <= RANK);
-        let input = input.ok_or(Errno::InvalidArgument)?;
-        let shape = words(read(memory, extents, rank * 4)?).map(|n| n as usize).collect();
-        let elements = read(memory, elements, len)?;
-        let place = &mut context.inputs[index as usize];
-        let others = self.bytes - place.as_ref().map_or(0, |value| value.bytes().len());
-        if others + elements.len() > TENSOR_BYTES {
-            return Err(Errno::MissingMemory.into());
-        }
-        let value = GraphValue::new(ty, shape, elements.to_vec()).ok_or(Errno::InvalidArgument)?;
-        value.check(input, entry).map_err(|_| Errno::InvalidArgument)?;
-        self.bytes = others + elements.len();
-        *place = Some(value);
-        Ok(())
-    }
-
-    fn compute(&mut self, context: u32) -> Result<(), Stop> {
-        let context = self.contexts.get_mut(context as usize).ok_or(Errno::InvalidArgument)?;
-        if context.inputs.iter().any(Option::is_none) {
-            return Err(Errno::InvalidArgument.into());
-        }
-        let inputs: Vec<GraphValue> = context.inputs.iter_mut().filter_map(Option::take).collect();
-        let outputs = std::mem::take(&mut context.outputs);
-        let gone = inputs.iter().chain(&outputs).map(|value| value.bytes().len());
-        self.bytes -= gone.sum::<usize>();
-        drop(outputs);
-        let graph = &self.graphs.all()[context.graph];
-        let most = TENSOR_BYTES.saturating_sub(self.bytes);
-        let waited_for = || Instant::now() < self.until;
-        let compute = || -> Result<Vec<GraphValue>, GraphError> {
-            let mut computing = graph.graph.context()?;
-            for (index, value) in inputs.into_iter().enumerate() {
-                computing.set_input(index, value)?;
+        let room = |count: u32, most: u32| match count < most {
+            true => Ok(()),
+            false => Err(Errno::MissingMemory),
+        };
+        match *args {
+            [name, len, graph] if function == "load_by_name" => {
+                let name = read(memory, name, len)?;
+                self.word(memory, graph)?;
+                self.registry.has(name).then_some(()).ok_or(Errno::NotFound)?;
+                Ok(room(graphs, GRAPHS)?)
             }
-            computing.compute_within(most, &waited_for)?;
-            let mut left = most;
-            let outputs = (0..graph.entry.outputs.len()).map(|index| {
-                let output = computing.output(index)?;
-                // A provider that holds to the bound leaves nothing to refuse here.
-                left = (left.checked_sub(output.bytes().len()))
-                    .ok_or(GraphError::TooLarge { bytes: most })?;
-                Ok(output.clone())
-            });
-            outputs.collect()
-        };
-        let computed = compute();
-        if !waited_for() {
-            return Err(Stop::Trap(Trap::Interrupt));
+            [graph, context] if function == "init_execution_context" => {
+                self.word(memory, context)?;
+                among(graph, graphs)?;
+                Ok(room(contexts, CONTEXTS)?)
+            }
+            [context, _, tensor] if function == "set_input" => {
+                // Extents and their count, the type in the lowest byte, elements and their bytes.
+                let [extents, rank, ty, elements, len] = words(memory, tensor)?;
+                among(context, contexts)?;
+                among(u32::from(ty as u8), TYPES)?;
+                among(rank, RANK + 1)?;
+                read(memory, extents, rank * WORD)?;
+                read(memory, elements, len)?;
+                aligned(extents)?;
+                match len as usize > TENSOR_BYTES {
+                    true => Err(Errno::MissingMemory.into()),
+                    false => Ok(()),
+                }
+            }
+            [context] if function == "compute" => Ok(among(context, contexts)?),
+            [context, _, to, room, len] if function == "get_output" => {
+                self.writable(memory, to, room)?;
+                self.word(memory, len)?;
+                Ok(among(context, contexts)?)
+            }
+            // Nothing vouches for the bytes of a graph that `load` is given.
+            _ => Err(Errno::UnsupportedOperation.into()),
         }
-        let outputs = computed.map_err(errno)?;
-        self.bytes += outputs.iter().map(|value| value.bytes().len()).sum::<usize>();
-        context.outputs = outputs;
-        Ok(())
     }
 
-    fn output(
-        &self,
-        memory: &mut [u8],
-        context: u32,
-        index: u32,
-        (to, room): (u32, u32),
-        len: u32,
-    ) -> Result<(), Stop> {
-        let context = self.contexts.get(context as usize).ok_or(Errno::InvalidArgument)?;
-        let output = context.outputs.get(index as usize).ok_or(Errno::InvalidArgument)?;
-        let bytes = output.bytes();
-        if bytes.len() > room as usize {
-            return Err(Errno::TooLarge.into());
-        }
-        self.write(memory, to, bytes)?;
-        self.write_word(memory, len, bytes.len())
-    }
-
-    /// Writes where the kernel could.
-    fn write(&self, memory: &mut [u8], at: u32, bytes: &[u8]) -> Result<(), Stop> {
-        let at = at as usize;
-        let place = memory.get_mut(at..).and_then(|behind| behind.get_mut(..bytes.len()));
-        let place = place.ok_or(Stop::Trap(Trap::MemoryOutOfBounds))?;
-        let pages = at / page_size()..(at + bytes.len()).div_ceil(page_size());
+    /// Whether the kernel could write so many bytes there.
+    fn writable(&self, memory: &[u8], at: u32, len: u32) -> Result<(), Stop> {
+        read(memory, at, len)?;
+        let (at, end) = (at as usize, at as usize + len as usize);
+        let pages = at / page_size()..end.div_ceil(page_size());
         let mut protected = self.read_only.iter().take(pages.end).skip(pages.start);
-        if protected.any(|read_only| *read_only) {
-            return Err(Stop::Trap(Trap::MemoryOutOfBounds));
+        match protected.any(|read_only| *read_only) {
+            true => Err(Stop::Trap(Trap::MemoryOutOfBounds)),
+            false => Ok(()),
         }
-        place.copy_from_slice(bytes);
-        Ok(())
     }
 
-    fn write_word(&self, memory: &mut [u8], at: u32, word: usize) -> Result<(), Stop> {
-        // Places of graphs and contexts, and lengths within the memory: all of 32 bits.
-        self.write(memory, at, &(word as u32).to_le_bytes())
+    /// Whether the kernel could write a word there.
+    fn word(&self, memory: &[u8], at: u32) -> Result<(), Stop> {
+        self.writable(memory, at, WORD)?;
+        aligned(at)
     }
 }
 
@@ -327,26 +339,18 @@ fn read(memory: &[u8], at: u32, len: u32) -> Result<&[u8], Stop> {
     bytes.ok_or(Stop::Trap(Trap::MemoryOutOfBounds))
 }
 
-fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
-    bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word))
+/// The words of a record at an address.
+fn words<const N: usize>(memory: &[u8], at: u32) -> Result<[u32; N], Stop> {
+    let bytes = read(memory, at, N as u32 * WORD)?;
+    aligned(at)?;
+    let (words, _) = bytes.as_chunks();
+    Ok(std::array::from_fn(|i| u32::from_le_bytes(words[i])))
 }
 
-/// The element type of that number in WASI-NN, where graphs of packs have it.
-fn graph_type(number: u8) -> Option<GraphType> {
-    Some(match number {
-        1 => GraphType::F32,
-        3 => GraphType::U8,
-        4 => GraphType::I32,
-        5 => GraphType::I64,
-        _ => return None,
-    })
-}
-
-fn errno(error: GraphError) -> Errno {
-    match error {
-        GraphError::Input { .. } | GraphError::Output { .. } => Errno::InvalidArgument,
-        GraphError::Memory { .. } | GraphError::TooLarge { .. } => Errno::MissingMemory,
-        GraphError::Unavailable { .. } => Errno::Busy,
-        _ => Errno::RuntimeError,
+/// Words are aligned in WASI-NN.
+fn aligned(at: u32) -> Result<(), Stop> {
+    match at % WORD {
+        0 => Ok(()),
+        _ => Err(Errno::InvalidArgument.into()),
     }
 }
