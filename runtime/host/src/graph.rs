@@ -14,6 +14,19 @@ use std::fmt;
 use std::sync::Arc;
 use thiserror::Error;
 
+/// The module whose functions kernels import that compute graphs.
+pub(crate) const NN_MODULE: &str = "wasi_ephemeral_nn";
+
+/// Its functions, and how many numbers each takes; all are i32, as is what it returns.
+pub(crate) const NN_FUNCTIONS: [(&str, usize); 6] = [
+    ("load", 5),
+    ("load_by_name", 3),
+    ("init_execution_context", 2),
+    ("set_input", 3),
+    ("compute", 1),
+    ("get_output", 5),
+];
+
 /// Numbers with a type and a shape.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GraphValue {

@@ -247,14 +247,13 @@ fn a_place_that_the_kernel_cannot_use_ends_its_call_and_nothing_else() {
         )
     };
     let set = "(call $set_input (i32.load (i32.const 68)) (i32.const 0) (i32.const 96))";
-    let output = |to: u32, len: u32| {
+    let output = |to: &str, len: &str| {
         format!(
-            "(call $get_output (i32.load (i32.const 68)) (i32.const 0) (i32.const {to})
-              (i32.const 48) (i32.const {len}))"
+            "(call $get_output (i32.load (i32.const 68)) (i32.const 0) {to} (i32.const 48) {len})"
         )
     };
-    // Behind the memory, partly too, and where the kernel may only read.
-    let (behind, across, read_only) = (u32::MAX - 50, (128 << 16) - 2, 32 << 10);
+    // Behind the memory, partly too.
+    let (behind, across) = (u32::MAX - 50, (128 << 16) - 2);
     let mut calls = vec![
         format!("(call $load_by_name (i32.const {behind}) (i32.const 3) (i32.const 64))"),
         "(call $load_by_name (i32.const 0) (i32.const -1) (i32.const 64))".to_owned(),
@@ -264,11 +263,11 @@ fn a_place_that_the_kernel_cannot_use_ends_its_call_and_nothing_else() {
         format!("{} {set}", tensor(108, behind)),
         format!("{} {set}", tensor(112, u32::MAX)),
     ];
-    for to in [behind, across, read_only] {
-        calls.push(format!("(call $load_by_name (i32.const 0) (i32.const 3) (i32.const {to}))"));
-        calls.push(format!("(call $init (i32.load (i32.const 64)) (i32.const {to}))"));
-        calls.push(output(to, 72));
-        calls.push(output(128, to));
+    for to in [behind, across].map(|to| format!("(i32.const {to})")) {
+        calls.push(format!("(call $load_by_name (i32.const 0) (i32.const 3) {to})"));
+        calls.push(format!("(call $init (i32.load (i32.const 64)) {to})"));
+        calls.push(output(&to, "(i32.const 72)"));
+        calls.push(output("(i32.const 128)", &to));
     }
     for call in calls {
         let kernel = Kernel::asking(&format!("(block (result i32) {COMPUTED} {call})"));
@@ -377,6 +376,26 @@ fn graphs_that_a_call_loads_are_bounded_and_end_with_it() {
     let kernel = Kernel { later: endless, ticks: 20, ..Kernel::default() };
     let failure = kernel.later(OnnxProvider).unwrap_err();
     assert_eq!(failure.code(), "kernel_deadline", "{failure}");
+}
+
+#[test]
+fn what_a_function_writes_may_be_in_pages_that_no_call_has_written_to() {
+    for call in [
+        "(call $load_by_name (i32.const 0) (i32.const 3) (i32.const 32768))",
+        "(call $init (i32.const 0) (i32.const 32768))",
+        "(call $get_output (i32.const 0) (i32.const 0) (i32.const 40952) (i32.const 48) (i32.const 50000))",
+        // A buffer of several pages, of which little is used.
+        "(call $get_output (i32.const 0) (i32.const 0) (i32.const 20000) (i32.const 20000) (i32.const 72))",
+    ] {
+        assert_eq!(
+            error_of(&format!("(block (result i32) {COMPUTED} {call})")),
+            "success",
+            "{call}"
+        );
+    }
+    // Nothing is written, so no page is asked for.
+    let none = "(call $get_output (i32.const 0) (i32.const 0) (i32.const 32769) (i32.const 0) (i32.const 72))";
+    assert_eq!(error_of(&format!("(block (result i32) {COMPUTED} {none})")), "too_large");
 }
 
 #[test]

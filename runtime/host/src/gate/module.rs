@@ -9,6 +9,7 @@
 
 use crate::error::Refusal;
 use crate::features::{BASELINE, FEATURES, kernel_features};
+use crate::graph::{NN_FUNCTIONS, NN_MODULE};
 use crate::{DeviceClass, HostLimits};
 use ruvllm_abi::export;
 use ruvllm_manifest::{WASI_NN, escape_untrusted};
@@ -34,19 +35,6 @@ pub(crate) struct Declared<'a> {
     /// Whether it may import the functions of WASI-NN.
     pub(crate) graphs: bool,
 }
-
-/// The module whose functions kernels import that compute graphs.
-const NN_MODULE: &str = "wasi_ephemeral_nn";
-
-/// Its functions, and how many numbers each takes; all are i32, as is what it returns.
-const NN_FUNCTIONS: [(&str, usize); 6] = [
-    ("load", 5),
-    ("load_by_name", 3),
-    ("init_execution_context", 2),
-    ("set_input", 3),
-    ("compute", 1),
-    ("get_output", 5),
-];
 
 /// The most imports that a module may have: some more than there are functions.
 const IMPORTS: usize = 8;

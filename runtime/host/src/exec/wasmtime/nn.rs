@@ -1,9 +1,8 @@
 //! WASI-NN for kernels: the functions of `wasi_ephemeral_nn` as `wasmtime-wasi-nn` has them, over the graphs of a
 //! kernel's own pack ([`provider`]).
 //!
-//! That crate trusts the addresses that it is given. One that is out of bounds or not aligned, or a name that is not
-//! text, makes it panic, and its write to a page that is read-only ([`fence`](super::super::fence)) would end the
-//! process. So a kernel imports functions of the host, which check what they are given ([`Nn::check`]) and then call
+//! That crate has no answer where an address, the alignment of one or a name is wrong: most make it panic. Its write to
+//! a page that is read-only ([`fence`](super::super::fence)) would end the process. So a kernel imports functions of the host, which check what they are given ([`Nn::check`]) and then call
 //! the crate's through an adapter: the crate uses the memory that its caller exports, and only a module exports one.
 //! The adapter imports the kernel's memory and the crate's functions, and exports all of them again.
 //!
@@ -13,13 +12,13 @@
 //! Invariants:
 //!
 //! - The crate is called with addresses alone that the kernel could use itself. Elsewhere the call traps, as a load or
-//!   a store would.
+//!   a store would, and with the address of a page that the host may open.
 //! - Handles of graphs and contexts end with the call of the kernel that made them, so a scope never finds another's:
 //!   the crate's tables, which only grow, are made anew then.
 
 use self::provider::{Call, Errno, PackRegistry, Stop, TENSOR_BYTES};
 use crate::exec::fence::page_size;
-use crate::graph::PackGraphs;
+use crate::graph::{NN_FUNCTIONS, NN_MODULE, PackGraphs};
 use crate::threads::lock;
 use ruvllm_abi::export;
 use std::ops::Range;
@@ -37,19 +36,6 @@ use wasmtime_wasi_nn::witx::{self, WasiNnCtx};
 
 mod provider;
 
-/// What a module imports the functions from.
-const MODULE: &str = "wasi_ephemeral_nn";
-
-/// The functions, and how many words each takes; each gives an error's number.
-const FUNCTIONS: [(&str, usize); 6] = [
-    ("load", 5),
-    ("load_by_name", 3),
-    ("init_execution_context", 2),
-    ("set_input", 3),
-    ("compute", 1),
-    ("get_output", 5),
-];
-
 /// Dimensions of a tensor; manifests allow fewer.
 const RANK: u32 = 16;
 /// How many types of elements WASI-NN has.
@@ -63,7 +49,7 @@ const CONTEXTS: u32 = 16;
 
 /// What the store of an instance keeps.
 pub(super) trait StoreData: 'static {
-    /// The graphs that it computes, where its module imports anything.
+    /// The graphs that it computes, where its module does.
     fn nn(&mut self) -> &mut Option<Box<Nn>>;
 }
 
@@ -74,12 +60,12 @@ pub(super) struct Imports<T: 'static> {
 }
 
 impl<T: StoreData> Imports<T> {
-    /// For a module, where it imports anything; the gate has let nothing else through.
+    /// For a module, where it computes graphs.
     ///
     /// # Errors
     /// What the engine says.
     pub(super) fn of(engine: &Engine, module: &Module) -> wasmtime::Result<Option<Self>> {
-        if module.imports().len() == 0 {
+        if !computes_graphs(module) {
             return Ok(None);
         }
         let mut library = Linker::new(engine);
@@ -89,11 +75,11 @@ impl<T: StoreData> Imports<T> {
         Ok(Some(Self { adapter: Module::new(engine, adapter())?, library }))
     }
 
-    /// What an instance of the module is given, in the order of its imports.
+    /// What an instance of the module is given for what it imports of WASI-NN, in its order.
     pub(super) fn functions(&self, store: &mut Store<T>, module: &Module) -> Vec<Extern> {
         let places = module
             .imports()
-            .filter_map(|import| FUNCTIONS.iter().position(|(name, _)| *name == import.name()));
+            .filter_map(|import| NN_FUNCTIONS.iter().position(|(name, _)| *name == import.name()));
         places.map(|place| function(store, place).into()).collect()
     }
 
@@ -103,12 +89,14 @@ impl<T: StoreData> Imports<T> {
     /// What the engine says.
     pub(super) fn connect(&self, store: &mut Store<T>, memory: Memory) -> wasmtime::Result<()> {
         let mut imports = vec![memory.into()];
-        for (name, _) in FUNCTIONS {
-            imports.push(self.library.get(&mut *store, MODULE, name)?);
+        for (name, _) in NN_FUNCTIONS {
+            imports.push(self.library.get(&mut *store, NN_MODULE, name)?);
         }
         let adapter = Instance::new(&mut *store, &self.adapter, &imports)?;
-        let functions =
-            FUNCTIONS.iter().filter_map(|(name, _)| adapter.get_func(&mut *store, name)).collect();
+        let functions = NN_FUNCTIONS
+            .iter()
+            .filter_map(|(name, _)| adapter.get_func(&mut *store, name))
+            .collect();
         if let Some(nn) = store.data_mut().nn() {
             nn.guest = Some(Guest { memory, functions });
         }
@@ -116,9 +104,15 @@ impl<T: StoreData> Imports<T> {
     }
 }
 
-/// Bytes that a module's instance may hold beside its memory: those of tensors, and one that is on its way.
+/// Whether a module imports functions of WASI-NN, of which the gate has let none through but those that there are.
+fn computes_graphs(module: &Module) -> bool {
+    module.imports().any(|import| import.module() == NN_MODULE)
+}
+
+/// Bytes that a module's instance may hold beside its memory: those of tensors in contexts, and while one is on its way
+/// there two copies more.
 pub(super) fn holds(module: &Module) -> usize {
-    if module.imports().len() == 0 { 0 } else { 2 * TENSOR_BYTES }
+    if computes_graphs(module) { 3 * TENSOR_BYTES } else { 0 }
 }
 
 /// The module that hands a memory on with each call of the crate's functions.
@@ -135,11 +129,11 @@ fn adapter() -> Vec<u8> {
     };
     imports.import("kernel", export::MEMORY, any);
     exports.export(export::MEMORY, ExportKind::Memory, 0);
-    for (place, (name, params)) in (0..).zip(FUNCTIONS) {
+    for (place, (name, params)) in (0..).zip(NN_FUNCTIONS) {
         types.ty().function(vec![wasm_encoder::ValType::I32; params], [wasm_encoder::ValType::I32]);
-        imports.import(MODULE, name, EntityType::Function(place));
+        imports.import(NN_MODULE, name, EntityType::Function(place));
         functions.function(place);
-        exports.export(name, ExportKind::Func, FUNCTIONS.len() as u32 + place);
+        exports.export(name, ExportKind::Func, NN_FUNCTIONS.len() as u32 + place);
         let mut body = Function::new([]);
         let mut instructions = body.instructions();
         for param in 0..params as u32 {
@@ -153,9 +147,9 @@ fn adapter() -> Vec<u8> {
     module.finish()
 }
 
-/// The function at a place of [`FUNCTIONS`], for a kernel.
+/// The function at a place of [`NN_FUNCTIONS`], for a kernel.
 fn function<T: StoreData>(store: &mut Store<T>, place: usize) -> Func {
-    let (_, params) = FUNCTIONS[place];
+    let (_, params) = NN_FUNCTIONS[place];
     let ty = FuncType::new(store.engine(), vec![ValType::I32; params], [ValType::I32]);
     Func::new(store, ty, move |mut guest, args, results| {
         let status = answer(&mut guest, place, args)?;
@@ -178,7 +172,7 @@ fn answer<T: StoreData>(
     let (memory, function) = (*memory, functions[place]);
     let (bytes, data) = memory.data_and_store_mut(&mut *guest);
     let Some(nn) = data.nn() else { return Ok(Errno::RuntimeError as i32) };
-    let (name, _) = FUNCTIONS[place];
+    let (name, _) = NN_FUNCTIONS[place];
     let words: Vec<u32> = args.iter().filter_map(Val::i32).map(|word| word as u32).collect();
     if let Err(stop) = nn.check(bytes, name, &words) {
         return stop.status();
@@ -214,7 +208,7 @@ pub(super) struct Nn {
 /// The instance itself, once it is made.
 struct Guest {
     memory: Memory,
-    /// Those of the adapter, in the order of [`FUNCTIONS`].
+    /// Those of the adapter, in the order of [`NN_FUNCTIONS`].
     functions: Vec<Func>,
 }
 
@@ -231,9 +225,9 @@ impl Nn {
         Self { library: registry.library(), registry, call, guest: None, read_only: Vec::new() }
     }
 
-    /// That of an instance of a module, where it imports anything.
+    /// That of an instance of a module, where it computes graphs.
     pub(super) fn of(module: &Module, graphs: &PackGraphs) -> Option<Box<Self>> {
-        (module.imports().len() > 0).then(|| Box::new(Self::new(graphs)))
+        computes_graphs(module).then(|| Box::new(Self::new(graphs)))
     }
 
     /// A call begins that may take so many ticks.
@@ -319,10 +313,10 @@ impl Nn {
         read(memory, at, len)?;
         let (at, end) = (at as usize, at as usize + len as usize);
         let pages = at / page_size()..end.div_ceil(page_size());
-        let mut protected = self.read_only.iter().take(pages.end).skip(pages.start);
-        match protected.any(|read_only| *read_only) {
-            true => Err(Stop::Trap(Trap::MemoryOutOfBounds)),
-            false => Ok(()),
+        let mut protected = self.read_only.iter().enumerate().take(pages.end).skip(pages.start);
+        match protected.find(|(_, read_only)| **read_only) {
+            Some((page, _)) if len > 0 => Err(Stop::ReadOnly(at.max(page * page_size()) as u64)),
+            _ => Ok(()),
         }
     }
 

@@ -5,6 +5,12 @@ use crate::exec::place::{Instruction, instruction};
 use crate::trap::{CodeLocation, MemoryAccess, Trap, TrapKind};
 use wasmtime::{FrameInfo, WasmBacktrace};
 
+/// A function of the host was to write to this address of a kernel's memory, which the kernel may only read.
+#[cfg(feature = "wasi-nn")]
+#[derive(Debug, thiserror::Error)]
+#[error("address {0:#x} is read-only")]
+pub(super) struct ReadOnly(pub(super) u64);
+
 /// What a trap is to the host, in a call of the function that is exported under a name, of an instance of the
 /// pack's module `own` whose memory has so many bytes.
 #[cold]
@@ -74,6 +80,10 @@ fn place(
 
 /// The address that a kernel could not reach. The engine's type for this is its own; its text is not.
 fn fault(error: &wasmtime::Error) -> Option<u64> {
+    #[cfg(feature = "wasi-nn")]
+    if let Some(ReadOnly(address)) = error.downcast_ref() {
+        return Some(*address);
+    }
     error.chain().find_map(|cause| {
         let text = cause.to_string();
         let (address, _) = text.strip_prefix("memory fault at wasm address 0x")?.split_once(' ')?;

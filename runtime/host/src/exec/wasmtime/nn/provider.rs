@@ -8,6 +8,7 @@
 //!
 //! What this does not bound is what a graph takes while it computes: its provider does, by a process.
 
+use super::super::trap::ReadOnly;
 use crate::graph::{GraphError, GraphValue, PackGraphs};
 use crate::threads::lock;
 use ruvllm_manifest::GraphType;
@@ -59,6 +60,8 @@ impl Default for Call {
 pub(super) enum Stop {
     Errno(Errno),
     Trap(Trap),
+    /// A write to this address, which the kernel may only read.
+    ReadOnly(u64),
 }
 
 impl Stop {
@@ -67,6 +70,9 @@ impl Stop {
         match self {
             Stop::Errno(errno) => Ok(errno as i32),
             Stop::Trap(trap) => Err(trap.into()),
+            Stop::ReadOnly(address) => {
+                Err(wasmtime::Error::new(ReadOnly(address)).context(Trap::MemoryOutOfBounds))
+            }
         }
     }
 }
