@@ -289,7 +289,11 @@ impl HostConfig {
             true => format!("{} GiB", bytes >> 30),
             false => format!("{} KiB", bytes >> 10),
         };
-        let executors = self.executors().iter().map(ToString::to_string);
+        let has_wamr = self.wamr.library.is_some() || cfg!(feature = "wamr-bundled");
+        let executors = self.executors().iter().map(|kind| match kind {
+            ExecutorKind::Wamr if !has_wamr => format!("{kind} where a library is given"),
+            kind => kind.to_string(),
+        });
         let memory = match self.instance_memory {
             Some(bytes) => size(bytes as u64),
             None => format!("as the kernel asks, {} MiB at most", self.limits.memory_pages >> 4),

@@ -415,8 +415,8 @@ impl fmt::Display for Failure {
             }
             Failure::Cleanup { trap } => write!(f, "trapped in kernel_cleanup: {trap}"),
             Failure::CleanupStatus { status } => {
-                returned(f, *status)?;
-                f.write_str(" from kernel_cleanup")
+                f.write_str("in kernel_cleanup ")?;
+                returned(f, *status)
             }
             Failure::Provider { detail } => write!(f, "failed: {detail}"),
             Failure::Native { detail } => write!(f, "refused the call: {detail}"),

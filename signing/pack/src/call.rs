@@ -166,9 +166,7 @@ pub fn call(options: &Options) -> Result<CallReport, ToolError> {
     };
     if !entry.backward {
         let id = escape_untrusted(&entry.id);
-        return Err(refused(format!(
-            "{id} has no kernel_backward: the native twin gives its gradients"
-        )));
+        return Err(refused(format!("{id} has no kernel_backward, so it gives no gradients")));
     }
     let numbers = tensor_file(file)?;
     let gradient = numbers.tensor(spec).map_err(|message| at(file, message))?;

@@ -50,8 +50,27 @@ pub struct Worker {
     checker: Checker,
     /// Calls until the next that may go to another candidate than the one that is asked first.
     until_look: u32,
+    /// The other candidate, while it is looked at.
+    looked_at: Option<Look>,
     /// Native results that are read instead of kept.
     buffer: Vec<u32>,
+}
+
+/// Calls of an operation, one after the other, that go to another candidate. Those of the first half are not timed: who
+/// was not asked for a while finds neither its code nor its constants in caches, unlike the one that is asked first.
+const LOOK_CALLS: u32 = 16;
+
+/// Calls of any operation after which a look ends, however few of its own came by.
+const LOOK_WAITS: u32 = 1024;
+
+/// A candidate that is looked at: one of a class of sizes, since only calls of the same are compared.
+struct Look {
+    kernel: usize,
+    class: usize,
+    /// Calls that it still answers.
+    calls: u32,
+    /// Calls of any operation that may still come by.
+    waits: u32,
 }
 
 /// What a worker keeps of one kernel.
@@ -74,9 +93,9 @@ impl Worker {
         let retired = host.retired();
         let isa = host.config.isa.usable();
         let mut checker = Checker::new();
-        let until_look = checker.sampler.random.next_gap(FIRST_RATE) - 1;
+        let until_look = checker.sampler.random.next_gap(FIRST_RATE * LOOK_CALLS) - 1;
         let (kernels, buffer) = (Vec::new(), Vec::new());
-        Self { host, kernels, retired, isa, checker, until_look, buffer }
+        Self { host, kernels, retired, isa, checker, until_look, looked_at: None, buffer }
     }
 
     /// Calls an operation of the snapshot and hands its result to `out`, bytes to write or a reader.
@@ -247,26 +266,57 @@ impl Worker {
         Err(CallError::Exhausted { op: key.to_string(), last })
     }
 
-    /// Has another candidate answer, if the draw falls on this call: one call of its operation and class in `rate`.
-    /// `false` where none has answered.
+    /// The place in the chain of another candidate that this call goes to: where one of its operation and class is
+    /// looked at, or the draw falls on this call, so that one of their calls in `rate` does.
+    fn other(
+        &mut self,
+        target: &Target<'_>,
+        [first, rate]: [usize; 2],
+        class: usize,
+    ) -> Option<(usize, u32)> {
+        let in_service = |at: &usize| *at != first && !target.chain[*at].stats().quarantined();
+        if let Some(look) = &mut self.looked_at {
+            look.waits -= 1;
+            let here = |at: &usize| target.chain[*at].uid() == look.kernel && class == look.class;
+            let at = (0..target.chain.len()).filter(in_service).find(here);
+            look.calls -= u32::from(at.is_some());
+            let calls = look.calls;
+            if look.calls == 0 || look.waits == 0 {
+                self.stop_looking();
+            }
+            return Some((at?, calls));
+        }
+        let random = &mut self.checker.sampler.random;
+        // Of all operations together one call in so many gets here, and of those of this one the rest is drawn.
+        self.until_look = random.next_gap(FIRST_RATE * LOOK_CALLS) - 1;
+        if random.below(rate as u32 / FIRST_RATE) > 0 {
+            return None;
+        }
+        let others: Vec<usize> = (0..target.chain.len()).filter(in_service).collect();
+        let at = *others.get(random.below(others.len() as u32) as usize)?;
+        let (kernel, calls) = (target.chain[at].uid(), LOOK_CALLS - 1);
+        self.looked_at = Some(Look { kernel, class, calls, waits: LOOK_WAITS });
+        // The next calls get here, too.
+        self.until_look = 0;
+        Some((at, calls))
+    }
+
+    fn stop_looking(&mut self) {
+        self.looked_at = None;
+        self.until_look = self.checker.sampler.random.next_gap(FIRST_RATE * LOOK_CALLS) - 1;
+    }
+
+    /// Has another candidate answer, where one is looked at. `false` where none has answered.
     #[cold]
     fn look(
         &mut self,
         target: &Target<'_>,
-        [first, rate]: [usize; 2],
+        first_and_rate: [usize; 2],
         call: &OpCall<'_>,
         bytes: &CallBytes,
         out: &mut Output<'_>,
     ) -> bool {
-        let random = &mut self.checker.sampler.random;
-        // Of all operations together one call in `FIRST_RATE` gets here, and of those of this one the rest is drawn.
-        self.until_look = random.next_gap(FIRST_RATE) - 1;
-        if random.below(rate as u32 / FIRST_RATE) > 0 {
-            return false;
-        }
-        let others = |at: &usize| *at != first && !target.chain[*at].stats().quarantined();
-        let others: Vec<usize> = (0..target.chain.len()).filter(others).collect();
-        let Some(&at) = others.get(random.below(others.len() as u32) as usize) else {
+        let Some((at, left)) = self.other(target, first_and_rate, size(bytes.total())) else {
             return false;
         };
         let kernel = &target.chain[at];
@@ -276,6 +326,7 @@ impl Worker {
         let started = Instant::now();
         if let Err(failure) = self.attempt(kernel, target, call, bytes, out) {
             self.failed(kernel, &failure);
+            self.stop_looking();
             return false;
         }
         let took = started.elapsed();
@@ -284,7 +335,8 @@ impl Worker {
         }
         let state = &self.kernels[kernel.uid()];
         if let Some(open) = &state.open {
-            let timing = match unchecked && state.made() == made {
+            let is_usual = left < LOOK_CALLS / 2 && unchecked && state.made() == made;
+            let timing = match is_usual {
                 false => Timing::Unusual(took),
                 true if bytes.total() < BRIEF_BYTES => Timing::Sampled(Some(took)),
                 true => Timing::Each(took),

@@ -28,7 +28,7 @@ pub(super) fn instruction(module: &[u8], compiled: &[u8], offset: usize) -> Opti
     let (operator, offset) = operators.read_with_offset().ok()?;
     Some(Instruction {
         offset: u32::try_from(offset).ok()?,
-        access: access(&operator),
+        access: access(&operator).or_else(|| atomic(module.get(offset..)?)),
         is_indirect_call: matches!(operator, Operator::CallIndirect { .. }),
     })
 }
@@ -60,8 +60,7 @@ fn bodies(wasm: &[u8]) -> impl Iterator<Item = Result<FunctionBody<'_>, BinaryRe
     })
 }
 
-/// How many bytes of memory an instruction accesses, and whether it writes them. Of atomic ones it is not
-/// told.
+/// How many bytes of memory an instruction accesses, and whether it writes them; see [`atomic`] for those that are.
 fn access(operator: &Operator<'_>) -> Option<(Option<u32>, bool)> {
     use Operator::*;
     let (memarg, write) = match operator {
@@ -117,6 +116,16 @@ fn access(operator: &Operator<'_>) -> Option<(Option<u32>, bool)> {
     Some((Some(1 << memarg.max_align), write))
 }
 
+/// As [`access`], of an atomic instruction that begins these bytes. After those that wait, notify and fence come, from
+/// 0x10 on, loads, stores and then seven that do both, each for i32, i64, and less bytes of either (threads
+/// proposal, binary format).
+fn atomic(code: &[u8]) -> Option<(Option<u32>, bool)> {
+    const SIZES: [u32; 7] = [4, 8, 1, 2, 1, 2, 4];
+    let [0xfe, code @ 0x10..=0x4e, ..] = code else { return None };
+    let (kind, of) = ((code - 0x10) / 7, (code - 0x10) % 7);
+    Some((Some(SIZES[usize::from(of)]), kind > 0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,5 +168,42 @@ mod tests {
         assert_eq!(found[6].access, Some((Some(2), true)));
         assert!(found[8].is_indirect_call && found[8].access.is_none());
         assert_eq!(found[10].access, Some((Some(1), false)));
+    }
+
+    #[test]
+    fn atomic_instructions_are_told_by_their_opcodes() {
+        let rmw = ["add", "sub", "and", "or", "xor", "xchg"];
+        let kinds = ["load", "store"].map(|name| (name.to_owned(), String::new())).into_iter();
+        let kinds = kinds.chain(rmw.map(|name| ("rmw".to_owned(), format!(".{name}"))));
+        for (kind, op) in kinds.chain([("rmw".to_owned(), ".cmpxchg".to_owned())]) {
+            for (of, bytes) in
+                [("i32", 4), ("i64", 8), ("i32", 1), ("i32", 2), ("i64", 1), ("i64", 2), ("i64", 4)]
+            {
+                let whole = (of == "i32" && bytes == 4) || bytes == 8;
+                let part = if whole { String::new() } else { (8 * bytes).to_string() };
+                let unsigned = if whole || kind == "store" { "" } else { "_u" };
+                let name = format!("{of}.atomic.{kind}{part}{op}{unsigned}");
+                let operands = match (kind.as_str(), op.as_str()) {
+                    ("load", _) => 0,
+                    (_, ".cmpxchg") => 2,
+                    _ => 1,
+                };
+                let operands = format!("({of}.const 0)").repeat(operands);
+                let result = if kind == "store" { "" } else { "drop" };
+                let text = format!(
+                    "(module (memory (export \"memory\") 1 1 shared)
+                       (func (export \"go\") (i32.const 0) {operands} {name} {result}))"
+                );
+                let module = wat::parse_str(text).unwrap();
+                let body = bodies(&module).next().unwrap().unwrap();
+                let mut operators = body.get_operators_reader().unwrap();
+                let mut found = Vec::new();
+                while !operators.eof() {
+                    let (_, offset) = operators.read_with_offset().unwrap();
+                    found.extend(atomic(&module[offset..]));
+                }
+                assert_eq!(found, [(Some(bytes), kind != "load")], "{name}");
+            }
+        }
     }
 }

@@ -4,10 +4,11 @@
 //! # What is measured
 //!
 //! The times that workers take of live calls anyway ([`crate::stats`]), by operation, class of sizes and kernel.
-//! Most calls go to whoever is asked first, so of the others a sample is needed: one call in some hundreds, drawn
-//! by chance, goes to another candidate. It is a call that somebody waits for, because only such a call finds
-//! caches, memory and other threads as they are in service, and because calls of custom operations cannot be made
-//! up. What that costs is bounded ([`Class::rate`](super::figures)): once the others are known, less than half a
+//! Most calls go to whoever is asked first, so of the others a sample is needed: one call in some hundreds goes to
+//! another candidate, in runs of sixteen that are drawn by chance. These are calls that somebody waits for, because only
+//! such calls find caches, memory and other threads as they are in service, and because calls of custom operations
+//! cannot be made up. The first eight of a run are not counted: they find the caches without what the candidate needs,
+//! which would speak for whoever is asked first. What that costs is bounded ([`Class::rate`](super::figures)): once the others are known, less than half a
 //! percent of what an operation takes. A candidate that fails such a call is blamed as always, and the call is
 //! answered as if it had not been asked. Calls that make an instance or upload constants do not count.
 //!
@@ -20,7 +21,7 @@
 //! looks at the figures each second. A candidate takes over where its median is less than 4/5 of that of the one
 //! that is asked first, over at least 128 calls of either. Then all of them are measured anew, so that what is
 //! compared is always of the same time, and to change back takes the same evidence the other way round: noise of
-//! less than a fourth changes nothing, and no choice lasts for less than some 2,000 calls. Every change is a
+//! less than a fourth changes nothing, and no choice lasts for less than some 4,000 calls. Every change is a
 //! [`ChoiceChange`]. A deterministic host has no learner: there the order of the chain stands.
 //!
 //! # How it is forgotten

@@ -285,7 +285,8 @@ impl KernelStats {
             nanos: open.nanos + sum(Counters::nanos),
             backward_calls: open.backward + sum(|worker| worker.backward.load(Relaxed)),
             backward_nanos: open.backward_nanos + sum(|worker| worker.backward_nanos.load(Relaxed)),
-            fallbacks: failures.values().sum(),
+            // When its instances end, nobody waits for an answer.
+            fallbacks: failures.values().sum::<u64>() - of("kernel_cleanup"),
             traps: of("kernel_trap") + of("kernel_deadline"),
             trap_kinds: open.traps.iter().map(|(kind, count)| (kind.name(), *count)).collect(),
             quarantined: self.quarantined(),

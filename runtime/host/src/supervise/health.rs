@@ -26,7 +26,7 @@ pub struct HealthLimits {
     /// any class of sizes; the mean may be four times as far off, since other threads disturb it. One
     /// that takes longer, and not twice as long as that, counts only if it also does where both
     /// generations' kernels compute the same calls in turns ([`crate::Comparison::is_slower`]). That alone
-    /// decides where too few calls of the old one were timed.
+    /// decides where too few calls of the old one were timed, and with [`crate::Policy::Fastest`].
     pub latency_ratio: f64,
     /// Calls that must have been timed before the speed is judged, on both sides for medians to be compared.
     /// Of calls that move less than 4 KiB one in 64 is timed.

@@ -38,12 +38,12 @@ fn call_until_changed(host: &Host, changes: u64) -> Vec<ChoiceChange> {
     panic!("no change: {}", host.explain(&OpKey::rmsnorm_f32()));
 }
 
-/// Which of them answers the next call that is no look at another.
+/// Which of them answers calls, but for those of a look at another.
 fn answers(host: &Host) -> &'static str {
     let calls = || ["rmsnorm_f32", "native:rmsnorm_f32"].map(|kernel| stats(host, kernel).calls);
     let before = calls();
     let (mut worker, snap) = (host.worker().unwrap(), host.snapshot());
-    (0..9).for_each(|_| rmsnorm(&mut worker, &snap, ROWS, DIM).unwrap());
+    (0..99).for_each(|_| rmsnorm(&mut worker, &snap, ROWS, DIM).unwrap());
     let after = calls();
     if after[0] - before[0] > after[1] - before[1] { "sandbox" } else { "native" }
 }
@@ -112,6 +112,34 @@ fn a_candidate_that_fails_when_it_is_looked_at_is_blamed_and_nobody_else_is_told
     assert!(quarantined());
 }
 
+/// How many calls were timed, of each candidate in the order of the chain.
+fn timed(snap: &RegistrySnapshot) -> Vec<u64> {
+    let slot = snap.slots().iter().find(|slot| slot.key == OpKey::rmsnorm_f32()).unwrap();
+    let times = slot.choice.chain.iter().map(|kernel| kernel.stats().times());
+    times.map(|times| times.iter().map(|of_class| of_class.calls()).sum()).collect()
+}
+
+#[test]
+fn of_the_calls_that_another_answers_in_a_row_the_first_half_is_not_timed() {
+    let host = host(fastest(None), &pack(&Module::default()));
+    // So that the order stays.
+    host.state.workers.native_delay.store(100_000, Relaxed);
+    let (mut worker, snap) = (host.worker().unwrap(), host.snapshot());
+    let mut others = Vec::new();
+    for _ in 0..20_000 {
+        rmsnorm(&mut worker, &snap, ROWS, DIM).unwrap();
+        others.push(stats(&host, "native:rmsnorm_f32").calls);
+    }
+    let runs = others.chunk_by(|before, after| before < after).map(<[u64]>::len);
+    let runs: Vec<_> = runs.filter(|calls| *calls > 1).map(|calls| calls - 1).collect();
+    assert!((20..200).contains(&runs.len()), "of the calls one in sixteen is drawn: {runs:?}");
+    // Two may follow each other, and the last one need not have ended.
+    let (last, whole) = runs.split_last().unwrap();
+    assert!(whole.iter().all(|calls| calls % 16 == 0), "{runs:?}");
+    let expected = whole.iter().sum::<usize>() / 2 + last / 16 * 8 + (last % 16).saturating_sub(8);
+    assert_eq!(timed(&snap)[1], expected as u64, "{runs:?}");
+}
+
 #[test]
 fn a_deterministic_host_learns_nothing() {
     let config = HostConfig { deterministic: true, ..fastest(None) };
@@ -144,6 +172,9 @@ fn counts_calls() {
             learner(&host).review(now);
         }
     }
+    let timed: u64 = timed(&snap).iter().sum();
+    let file = format!("timed-{}", std::process::id());
+    std::fs::write(Path::new(&directory).with_file_name(file), timed.to_string()).unwrap();
     while learner(&host).has_unsaved() {
         std::thread::sleep(Duration::from_millis(5));
         now += Duration::from_secs(31);
@@ -171,7 +202,11 @@ fn processes_at_the_same_time_lose_no_call() {
     }
     let host = host(fastest(Some(&cache)), &pack);
     let known = learner(&host).calls(&OpKey::rmsnorm_f32());
-    // Those that made an instance or were checked when they were looked at do not count.
-    let all = PROCESSES * CALLS;
-    assert!((all - 20 * PROCESSES..=all).contains(&known), "{known} of {all}");
+    let files = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path());
+    let timed =
+        files.filter(|file| file.file_name().unwrap().to_string_lossy().starts_with("timed-"));
+    let timed: Vec<u64> =
+        timed.map(|file| std::fs::read_to_string(file).unwrap().parse().unwrap()).collect();
+    assert!(timed.iter().all(|calls| (CALLS / 2..=CALLS).contains(calls)), "{timed:?}");
+    assert_eq!((timed.len() as u64, timed.iter().sum::<u64>()), (PROCESSES, known));
 }

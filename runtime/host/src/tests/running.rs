@@ -74,6 +74,22 @@ fn a_trap_tells_the_access_and_the_instruction_of_the_packs_own_module() {
         ("(f32.store (i32.const 0xfffffff0) (f32.const 1))", 0x38, 0xffff_fff0, Some(4), true),
         ("(drop (i64.load16_u (i32.const 0x7fffffff)))", 0x33, 0x7fff_ffff, Some(2), false),
         ("(memory.fill (i32.const -1) (i32.const 0) (i32.const 9))", 0xfc, 0xffff_ffff, None, true),
+        // The one copies what cannot be read, the other to where nothing can be written.
+        (
+            "(memory.copy (i32.const 0x100) (i32.const -16) (i32.const 9))",
+            0xfc,
+            0xffff_fff0,
+            None,
+            false,
+        ),
+        (
+            "(memory.copy (i32.const -16) (i32.const 0x100) (i32.const 9))",
+            0xfc,
+            // From the end on, since the target is behind the source.
+            0xffff_fff8,
+            None,
+            true,
+        ),
         // Beyond the window, where constants go.
         ("(i32.store8 (i32.const 0x2ff00) (i32.const 1))", 0x3a, 0x2ff00, Some(1), true),
         // As above, at a distance from its address that the guard pages do not cover.

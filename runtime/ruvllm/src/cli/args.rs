@@ -151,7 +151,7 @@ pub(crate) struct KernelOptions {
 pub(crate) enum Kernels {
     /// Signed WASM kernels in the sandbox, native ones as fallback.
     Sandbox,
-    /// Whichever of the two is the faster for an operation and size, as its calls showed, here and in earlier runs.
+    /// Whichever kernel or twin is the fastest for an operation and size, as its calls showed, here and in earlier runs.
     Fastest,
     /// The native twins of the same kernels.
     Native,

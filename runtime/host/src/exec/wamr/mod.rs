@@ -36,7 +36,7 @@ use ruvllm_abi::export;
 use ruvllm_manifest::{ExecutorGate, ExecutorKind, escape_untrusted};
 use std::ffi::{CStr, CString};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,7 +70,14 @@ impl WamrExecutor {
         }
         let failed = |why: String| Absence { why: format!("does not run here: {why}"), remedy: "" };
         let library = Library::open(path).map_err(failed)?;
-        let compiler = config.wamr.compiler.clone();
+        let unread = |path: &Path| {
+            let path = path.display().to_string();
+            move |e| failed(format!("its compiler {path} cannot be read: {e}"))
+        };
+        let compiler = config.wamr.compiler.as_deref();
+        // The very file whose bytes count: a name alone would be looked for where programs are.
+        let compiler =
+            compiler.map(|path| path.canonicalize().map_err(unread(path))).transpose()?;
         if compiler.is_some() && !library.runs_compiled() {
             let why = "runs no compiled code: its library is from before versions had numbers";
             let remedy = "leave the compiler out, or use a libiwasm of version 1.0 or later";
@@ -79,8 +86,7 @@ impl WamrExecutor {
         let mut id = blake3::Hasher::new();
         id.update(b"wamr").update(library.digest()).update(&meter::REVISION.to_le_bytes());
         if let Some(compiler) = &compiler {
-            let unread = |e| format!("its compiler {} cannot be read: {e}", compiler.display());
-            let program = std::fs::read(compiler).map_err(|e| failed(unread(e)))?;
+            let program = std::fs::read(compiler).map_err(unread(compiler))?;
             id.update(blake3::hash(&program).as_bytes());
             id.update(compile::target().as_bytes());
         }

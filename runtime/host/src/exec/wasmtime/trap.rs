@@ -43,9 +43,10 @@ pub(super) fn trap(error: &wasmtime::Error, own: &[u8], called: &str, memory: u6
     if kind == TrapKind::OutOfBounds {
         // Of bounds that are checked by instructions of their own, no address is kept.
         let offset = fault(error);
-        // All that a memory has can be read, so that an instruction of which it is not known wrote there.
-        let within = offset.filter(|&at| at < memory).map(|_| (None, true));
-        let access = instruction.flatten().and_then(|instruction| instruction.access).or(within);
+        // All that a memory has can be read, so that an instruction of which it is not known wrote there. Beyond it is
+        // read: a compiler makes a load, and no store, a part of the instruction that uses what is read.
+        let unknown = offset.map(|at| (None, at < memory));
+        let access = instruction.flatten().and_then(|instruction| instruction.access).or(unknown);
         trap.access = access.map(|(size, write)| MemoryAccess { offset, size, write, memory });
     }
     trap
@@ -57,12 +58,13 @@ fn place(
     own: &[u8],
     called: &str,
 ) -> Option<(CodeLocation, Option<Instruction>)> {
-    let frames = error.downcast_ref::<WasmBacktrace>()?.frames();
+    let all = error.downcast_ref::<WasmBacktrace>()?.frames();
     let compiled = isolate::isolated(own).ok();
-    let find = |frame: &FrameInfo| instruction(own, compiled.as_deref()?, frame.module_offset()?);
+    let compiled = compiled.as_deref();
+    let find = |frame: &FrameInfo| instruction(own, compiled?, frame.module_offset()?);
     // What copies and fills memory in the pack's place is none of its functions: their caller is.
-    let first = frames.iter().position(|frame| find(frame).is_some());
-    let frames = &frames[first.unwrap_or(0)..];
+    let helpers = all.iter().position(|frame| find(frame).is_some()).unwrap_or(0);
+    let (helpers, frames) = all.split_at(helpers);
     let function = match frames {
         // The end of the stack: this is the function that was called.
         [_] => called.to_owned(),
@@ -71,8 +73,15 @@ fn place(
             None => format!("function {}", frames[0].func_index()),
         },
     };
-    let found: Vec<Instruction> =
+    let mut found: Vec<Instruction> =
         frames.iter().map_while(find).take(CodeLocation::MAX_FRAMES).collect();
+    if let (Some(helper), Some(first)) = (helpers.first(), found.first_mut()) {
+        let helper = compiled.and_then(|all| instruction(all, all, helper.module_offset()?));
+        if let Some((_, write)) = helper.and_then(|helper| helper.access) {
+            // The one who copies reads or writes; how much, is for the instruction to say.
+            first.access = Some((None, write));
+        }
+    }
     let offsets = found.iter().map(|instruction| instruction.offset).collect();
     let place = CodeLocation { function, called: called.to_owned(), frames: offsets, source: None };
     Some((place, found.first().copied()))
