@@ -237,6 +237,9 @@ fn panel_int<S: Entries>(simd: S, job: &Job<'_>, tiles: &Tiles<'_>, y: &mut Colu
                     (_, sums::QUADS, true) => {
                         simd.tile_int::<8, { sums::QUADS }, true, $p, $c> $args
                     }
+                    (_, sums::PAIRS_FROM_ZERO, _) => {
+                        simd.tile_int::<8, { sums::PAIRS_FROM_ZERO }, true, $p, $c> $args
+                    }
                     (_, _, false) => simd.tile_int::<8, { sums::PAIRS }, false, $p, $c> $args,
                     (_, _, true) => simd.tile_int::<8, { sums::PAIRS }, true, $p, $c> $args,
                 }

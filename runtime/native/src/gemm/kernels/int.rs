@@ -17,6 +17,8 @@ pub(in crate::gemm) mod sums {
     /// the block. Sums wrap around on the way, but a block's is within 16 bits: sixteen products of a weight
     /// within 16 and an activation within 127, or eight of a weight within 32.
     pub(in crate::gemm) const PAIRS: u8 = 1;
+    /// As [`PAIRS`], of weights that need no correction, so that the first products are the first sums.
+    pub(in crate::gemm) const PAIRS_FROM_ZERO: u8 = 4;
     /// Two numbers of 16 bits at a time, in 32 bits: for 8-bit weights, since a pair of their products is
     /// beyond 16 bits. A vector of bytes becomes two, of its even and of its odd bytes.
     pub(in crate::gemm) const WIDE: u8 = 2;
@@ -46,6 +48,7 @@ pub(in crate::gemm) mod sums {
         sums == of_bytes
             || sums == of::<S>(tag::Q4_0)
             || (S::FLOAT_SUMS && sums == FLOATS && of_bytes == WIDE)
+            || (!S::SIGNED && sums == PAIRS_FROM_ZERO && of::<S>(tag::Q4_0) == PAIRS)
     }
 }
 
@@ -91,6 +94,9 @@ impl Form {
         let form = Form::of::<S>(t);
         match form.sums {
             sums::WIDE if S::adds_floats_apart() => Form { sums: sums::FLOATS, ..form },
+            sums::PAIRS if form.bias == 0 && !S::SIGNED => {
+                Form { sums: sums::PAIRS_FROM_ZERO, ..form }
+            }
             _ => form,
         }
     }
@@ -112,7 +118,8 @@ pub(in crate::gemm) unsafe fn block_dots<
     unsafe {
         let mut sums = [[S::start(0); C]; P];
         unroll!(i < C, 16 {
-            let start = S::start(if S::SIGNED { 0 } else { act.start(i) });
+            let from_zero = const { S::SIGNED || SUMS == sums::PAIRS_FROM_ZERO };
+            let start = S::start(if from_zero { 0 } else { act.start(i) });
             unroll!(p < P, 2 { sums[p][i] = start; });
         });
         unroll!(g in [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]; g < G => {
