@@ -277,7 +277,7 @@ fn the_doctor_shows_each_value_of_the_device_class() {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = cores.min(4).to_string();
     let wasmtime = [
-        ("executors", "wasmtime, then wamr"),
+        ("executors", "wasmtime, then wamr where a library is given"),
         ("compilation", "parallel, on all cores"),
         ("threads", "all cores"),
         ("threads of a kernel", "1"),
@@ -290,7 +290,7 @@ fn the_doctor_shows_each_value_of_the_device_class() {
         ("longest call", "10s, of a known operation no longer than its size takes"),
     ];
     let embedded = [
-        ("executors", "wamr, then wasmtime"),
+        ("executors", "wamr where a library is given, then wasmtime"),
         ("compilation", "one kernel after the other"),
         ("threads", "1"),
         ("threads of a kernel", "1"),
