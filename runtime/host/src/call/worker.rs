@@ -63,7 +63,7 @@ const LOOK_CALLS: u32 = 16;
 /// Calls of any operation after which a look ends, however few of its own came by.
 const LOOK_WAITS: u32 = 1024;
 
-/// A candidate that is looked at: one of a class of sizes, since only calls of the same are compared.
+/// A candidate that is looked at, by calls of one class of sizes: only such are compared.
 struct Look {
     kernel: usize,
     class: usize,
@@ -286,9 +286,9 @@ impl Worker {
             }
             return Some((at?, calls));
         }
-        let random = &mut self.checker.sampler.random;
         // Of all operations together one call in so many gets here, and of those of this one the rest is drawn.
-        self.until_look = random.next_gap(FIRST_RATE * LOOK_CALLS) - 1;
+        self.stop_looking();
+        let random = &mut self.checker.sampler.random;
         if random.below(rate as u32 / FIRST_RATE) > 0 {
             return None;
         }
@@ -301,6 +301,7 @@ impl Worker {
         Some((at, calls))
     }
 
+    /// Lets the one that is asked first answer until the next draw.
     fn stop_looking(&mut self) {
         self.looked_at = None;
         self.until_look = self.checker.sampler.random.next_gap(FIRST_RATE * LOOK_CALLS) - 1;

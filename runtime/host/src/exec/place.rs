@@ -116,9 +116,8 @@ fn access(operator: &Operator<'_>) -> Option<(Option<u32>, bool)> {
     Some((Some(1 << memarg.max_align), write))
 }
 
-/// As [`access`], of an atomic instruction that begins these bytes. After those that wait, notify and fence come, from
-/// 0x10 on, loads, stores and then seven that do both, each for i32, i64, and less bytes of either (threads
-/// proposal, binary format).
+/// As [`access`], of an atomic instruction that begins these bytes. From opcode 0x10 on there are loads, stores and seven
+/// kinds that do both, each kind for i32, i64 and narrower parts of either (threads proposal, binary format).
 fn atomic(code: &[u8]) -> Option<(Option<u32>, bool)> {
     const SIZES: [u32; 7] = [4, 8, 1, 2, 1, 2, 4];
     let [0xfe, code @ 0x10..=0x4e, ..] = code else { return None };

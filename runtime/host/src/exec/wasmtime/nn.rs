@@ -11,8 +11,8 @@
 //!
 //! Invariants:
 //!
-//! - The crate is called with addresses alone that the kernel could use itself. Elsewhere the call traps, as a load or
-//!   a store would, and with the address of a page that the host may open.
+//! - The crate is called with addresses alone that the kernel could use itself. Elsewhere the call traps as a load or a
+//!   store would; the trap of a page that the host may open to the kernel has its address.
 //! - Handles of graphs and contexts end with the call of the kernel that made them, so a scope never finds another's:
 //!   the crate's tables, which only grow, are made anew then.
 

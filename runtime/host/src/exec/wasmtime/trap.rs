@@ -43,8 +43,8 @@ pub(super) fn trap(error: &wasmtime::Error, own: &[u8], called: &str, memory: u6
     if kind == TrapKind::OutOfBounds {
         // Of bounds that are checked by instructions of their own, no address is kept.
         let offset = fault(error);
-        // All that a memory has can be read, so that an instruction of which it is not known wrote there. Beyond it is
-        // read: a compiler makes a load, and no store, a part of the instruction that uses what is read.
+        // Where the instruction is not known to access memory: all that a memory has can be read, so it wrote there.
+        // Beyond the memory it read: compilers merge loads, and no stores, into the instruction that uses the value.
         let unknown = offset.map(|at| (None, at < memory));
         let access = instruction.flatten().and_then(|instruction| instruction.access).or(unknown);
         trap.access = access.map(|(size, write)| MemoryAccess { offset, size, write, memory });
@@ -78,7 +78,7 @@ fn place(
     if let (Some(helper), Some(first)) = (helpers.first(), found.first_mut()) {
         let helper = compiled.and_then(|all| instruction(all, all, helper.module_offset()?));
         if let Some((_, write)) = helper.and_then(|helper| helper.access) {
-            // The one who copies reads or writes; how much, is for the instruction to say.
+            // The helper's instruction tells whether it read or wrote, not how much was to be moved.
             first.access = Some((None, write));
         }
     }
