@@ -131,6 +131,13 @@ pub struct WamrConfig {
     pub compiler: Option<PathBuf>,
 }
 
+impl WamrConfig {
+    /// Whether there is a library to load: one that is named, or the one that is built in.
+    pub(crate) const fn has_library(&self) -> bool {
+        self.library.is_some() || cfg!(feature = "wamr-bundled")
+    }
+}
+
 /// Configuration of a [`crate::Host`].
 #[derive(Clone, Debug)]
 pub struct HostConfig {
@@ -289,9 +296,10 @@ impl HostConfig {
             true => format!("{} GiB", bytes >> 30),
             false => format!("{} KiB", bytes >> 10),
         };
-        let has_wamr = self.wamr.library.is_some() || cfg!(feature = "wamr-bundled");
         let executors = self.executors().iter().map(|kind| match kind {
-            ExecutorKind::Wamr if !has_wamr => format!("{kind} where a library is given"),
+            ExecutorKind::Wamr if !self.wamr.has_library() => {
+                format!("{kind} where a library is given")
+            }
             kind => kind.to_string(),
         });
         let memory = match self.instance_memory {

@@ -359,10 +359,10 @@ impl Failure {
     }
 }
 
-fn returned(f: &mut fmt::Formatter<'_>, status: i32) -> fmt::Result {
+fn returned(f: &mut fmt::Formatter<'_>, status: i32, from: &str) -> fmt::Result {
     match Status::from_code(status) {
-        Some(known) => write!(f, "returned status {status} ({known})"),
-        None => write!(f, "returned status {status}, which the ABI does not define"),
+        Some(known) => write!(f, "returned status {status} ({known}){from}"),
+        None => write!(f, "returned status {status}{from}, which the ABI does not define"),
     }
 }
 
@@ -375,7 +375,7 @@ impl fmt::Display for Failure {
             }
             Failure::Trap { trap } => write!(f, "trapped: {trap}"),
             Failure::Status { status, detail, message } => {
-                returned(f, *status)?;
+                returned(f, *status, "")?;
                 if !detail.is_empty() {
                     write!(f, ": {detail}")?;
                 }
@@ -414,10 +414,7 @@ impl fmt::Display for Failure {
                 trap.where_and_why(f)
             }
             Failure::Cleanup { trap } => write!(f, "trapped in kernel_cleanup: {trap}"),
-            Failure::CleanupStatus { status } => {
-                f.write_str("in kernel_cleanup ")?;
-                returned(f, *status)
-            }
+            Failure::CleanupStatus { status } => returned(f, *status, " from kernel_cleanup"),
             Failure::Provider { detail } => write!(f, "failed: {detail}"),
             Failure::Native { detail } => write!(f, "refused the call: {detail}"),
         }

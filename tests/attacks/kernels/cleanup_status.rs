@@ -26,7 +26,7 @@ fn a_status_later_is_reported_and_counted() {
     let [incident] = &incidents[..] else { panic!("{incidents:?}") };
     assert_eq!(incident.failure.code(), "kernel_cleanup");
     let said = incident.to_string();
-    assert!(said.contains("in kernel_cleanup returned status 4 (OUT_OF_MEMORY)"), "{said}");
+    assert!(said.contains("status 4 (OUT_OF_MEMORY) from kernel_cleanup"), "{said}");
     let stats = host.stats().into_iter().find(|stats| stats.kernel == "rmsnorm_f32").unwrap();
     assert_eq!(stats.failures.get("kernel_cleanup"), Some(&1));
 }

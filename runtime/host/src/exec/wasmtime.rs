@@ -163,9 +163,12 @@ impl Executor for WasmtimeExecutor {
             table: elements as usize * size_of::<usize>() * instances,
         };
         #[cfg(feature = "wasi-nn")]
-        let footprint = Footprint { table: footprint.table + nn::holds(&module), ..footprint };
-        #[cfg(feature = "wasi-nn")]
         let nn = nn::Imports::of(&self.engine, &module).map_err(|error| format!("{error:#}"))?;
+        #[cfg(feature = "wasi-nn")]
+        let footprint = match nn {
+            Some(_) => Footprint { table: footprint.table + nn::HELD_BYTES, ..footprint },
+            None => footprint,
+        };
         let ticker = self.ticker.clone();
         let (threads, stack) = (self.threads.min(spec.threads), self.stack);
         Ok(Arc::new(LoadedModule {

@@ -203,7 +203,7 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
         fn add_products(kind: u8, sum: __m256i, w: __m256i, a: __m256i) -> __m256i {
             match kind {
                 sums::QUADS => Self::dpbusd(sum, w, a),
-                sums::PAIRS | sums::PAIRS_FROM_ZERO => pinned(_mm256_add_epi16(sum, _mm256_maddubs_epi16(w, a))),
+                sums::PAIRS => pinned(_mm256_add_epi16(sum, _mm256_maddubs_epi16(w, a))),
                 sums::FLOATS => {
                     let products = _mm256_castsi256_ps(_mm256_madd_epi16(w, a));
                     let sum = _mm256_add_ps(_mm256_castsi256_ps(sum), products);
@@ -232,7 +232,7 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
 
         fn total(kind: u8, sum: __m256i) -> __m256 {
             _mm256_cvtepi32_ps(match kind {
-                sums::PAIRS | sums::PAIRS_FROM_ZERO => _mm256_madd_epi16(sum, _mm256_set1_epi16(1)),
+                sums::PAIRS => _mm256_madd_epi16(sum, _mm256_set1_epi16(1)),
                 _ => sum,
             })
         }

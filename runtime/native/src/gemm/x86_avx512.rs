@@ -271,14 +271,14 @@ unsafe impl<const DOT: u8> Simd for Avx512<DOT> {
         fn add_products(kind: u8, sum: __m512i, w: __m512i, a: __m512i) -> __m512i {
             match kind {
                 sums::QUADS => Self::dpbusd(sum, w, a),
-                sums::PAIRS | sums::PAIRS_FROM_ZERO => pinned(_mm512_add_epi16(sum, _mm512_maddubs_epi16(w, a))),
+                sums::PAIRS => pinned(_mm512_add_epi16(sum, _mm512_maddubs_epi16(w, a))),
                 _ => pinned(_mm512_add_epi32(sum, _mm512_madd_epi16(w, a))),
             }
         }
 
         fn total(kind: u8, sum: __m512i) -> __m512 {
             _mm512_cvtepi32_ps(match kind {
-                sums::PAIRS | sums::PAIRS_FROM_ZERO => _mm512_madd_epi16(sum, _mm512_set1_epi16(1)),
+                sums::PAIRS => _mm512_madd_epi16(sum, _mm512_set1_epi16(1)),
                 _ => sum,
             })
         }

@@ -36,7 +36,7 @@ use ruvllm_abi::export;
 use ruvllm_manifest::{ExecutorGate, ExecutorKind, escape_untrusted};
 use std::ffi::{CStr, CString};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -62,22 +62,14 @@ impl WamrExecutor {
     /// # Errors
     /// There is no library, or it does not work.
     pub(crate) fn new(config: &HostConfig) -> Result<Self, Absence> {
-        let path = config.wamr.library.as_deref();
-        if path.is_none() && !cfg!(feature = "wamr-bundled") {
+        if !config.wamr.has_library() {
             let remedy = "give the path of a libiwasm (`WamrConfig::library` in code, --wamr-lib of the program \
                           `ruvllm`), or build with the feature `wamr-bundled`";
             return Err(Absence { why: "has no library".to_owned(), remedy });
         }
         let failed = |why: String| Absence { why: format!("does not run here: {why}"), remedy: "" };
-        let library = Library::open(path).map_err(failed)?;
-        let unread = |path: &Path| {
-            let path = path.display().to_string();
-            move |e| failed(format!("its compiler {path} cannot be read: {e}"))
-        };
+        let library = Library::open(config.wamr.library.as_deref()).map_err(failed)?;
         let compiler = config.wamr.compiler.as_deref();
-        // The very file whose bytes count: a name alone would be looked for where programs are.
-        let compiler =
-            compiler.map(|path| path.canonicalize().map_err(unread(path))).transpose()?;
         if compiler.is_some() && !library.runs_compiled() {
             let why = "runs no compiled code: its library is from before versions had numbers";
             let remedy = "leave the compiler out, or use a libiwasm of version 1.0 or later";
@@ -85,11 +77,16 @@ impl WamrExecutor {
         }
         let mut id = blake3::Hasher::new();
         id.update(b"wamr").update(library.digest()).update(&meter::REVISION.to_le_bytes());
-        if let Some(compiler) = &compiler {
-            let program = std::fs::read(compiler).map_err(unread(compiler))?;
+        // The very file whose bytes count: a name alone would be looked for where programs are.
+        let compiler = compiler.map(|path| {
+            let unread = |e| failed(format!("its compiler {} cannot be read: {e}", path.display()));
+            let compiler = path.canonicalize().map_err(unread)?;
+            let program = std::fs::read(&compiler).map_err(unread)?;
             id.update(blake3::hash(&program).as_bytes());
             id.update(compile::target().as_bytes());
-        }
+            Ok(compiler)
+        });
+        let compiler = compiler.transpose()?;
         let compiles = compiler.is_some();
         let mut executor = Self {
             library,

@@ -48,7 +48,7 @@ impl LoadedModule {
             spent: UsedTime::default(),
             member,
             #[cfg(feature = "wasi-nn")]
-            nn: Nn::of(&self.module, &self.spec.graphs),
+            nn: self.nn.as_ref().map(|_| Box::new(Nn::new(&self.spec.graphs))),
         };
         let mut store = Store::new(self.module.engine(), limits);
         store.limiter(|limits| limits);
@@ -228,8 +228,12 @@ impl ResourceLimiter for Limits {
     }
 
     fn instances(&self) -> usize {
-        // With what stands between a kernel and WASI-NN.
-        if cfg!(feature = "wasi-nn") { 2 } else { 1 }
+        // With what stands between a kernel and WASI-NN, where it computes graphs.
+        #[cfg(feature = "wasi-nn")]
+        if self.nn.is_some() {
+            return 2;
+        }
+        1
     }
 
     fn tables(&self) -> usize {

@@ -2,9 +2,10 @@
 //! kernel's own pack ([`provider`]).
 //!
 //! That crate has no answer where an address, the alignment of one or a name is wrong: most make it panic. Its write to
-//! a page that is read-only ([`fence`](super::super::fence)) would end the process. So a kernel imports functions of the host, which check what they are given ([`Nn::check`]) and then call
-//! the crate's through an adapter: the crate uses the memory that its caller exports, and only a module exports one.
-//! The adapter imports the kernel's memory and the crate's functions, and exports all of them again.
+//! a page that is read-only ([`fence`](super::super::fence)) would end the process. So a kernel imports functions of
+//! the host, which check what they are given ([`Nn::check`]) and then call the crate's through an adapter: the crate
+//! uses the memory that its caller exports, and only a module exports one. The adapter imports the kernel's memory and
+//! the crate's functions, and exports all of them again.
 //!
 //! A kernel asks for a graph by its id (`load_by_name`), which was admitted with its pack. `load`, which brings the
 //! bytes of a graph, is an unsupported operation.
@@ -29,8 +30,8 @@ use wasm_encoder::{
     MemoryType, TypeSection,
 };
 use wasmtime::{
-    AsContextMut, Caller, Engine, Extern, Func, FuncType, Instance, Linker, Memory, Module, Store,
-    Trap, Val, ValType,
+    Caller, Engine, Extern, Func, FuncType, Instance, Linker, Memory, Module, Store, Trap, Val,
+    ValType,
 };
 use wasmtime_wasi_nn::witx::{self, WasiNnCtx};
 
@@ -60,12 +61,12 @@ pub(super) struct Imports<T: 'static> {
 }
 
 impl<T: StoreData> Imports<T> {
-    /// For a module, where it computes graphs.
+    /// For a module, where it imports any: the gate has let none through but those that there are.
     ///
     /// # Errors
     /// What the engine says.
     pub(super) fn of(engine: &Engine, module: &Module) -> wasmtime::Result<Option<Self>> {
-        if !computes_graphs(module) {
+        if !module.imports().any(|import| import.module() == NN_MODULE) {
             return Ok(None);
         }
         let mut library = Linker::new(engine);
@@ -104,16 +105,9 @@ impl<T: StoreData> Imports<T> {
     }
 }
 
-/// Whether a module imports functions of WASI-NN, of which the gate has let none through but those that there are.
-fn computes_graphs(module: &Module) -> bool {
-    module.imports().any(|import| import.module() == NN_MODULE)
-}
-
-/// Bytes that a module's instance may hold beside its memory: those of tensors in contexts, and while one is on its way
+/// Bytes that such an instance may hold beside its memory: those of tensors in contexts, and while one is on its way
 /// there two copies more.
-pub(super) fn holds(module: &Module) -> usize {
-    if computes_graphs(module) { 3 * TENSOR_BYTES } else { 0 }
-}
+pub(super) const HELD_BYTES: usize = 3 * TENSOR_BYTES;
 
 /// The module that hands a memory on with each call of the crate's functions.
 fn adapter() -> Vec<u8> {
@@ -179,7 +173,7 @@ fn answer<T: StoreData>(
     }
     let call = nn.call.clone();
     let mut status = [Val::I32(0)];
-    let called = function.call(guest.as_context_mut(), args, &mut status);
+    let called = function.call(&mut *guest, args, &mut status);
     // What the provider has to say is more than what the crate makes of it.
     if let Some(stop) = lock(&call).stop.take() {
         return stop.status();
@@ -219,15 +213,10 @@ impl Default for Nn {
 }
 
 impl Nn {
-    fn new(graphs: &PackGraphs) -> Self {
+    pub(super) fn new(graphs: &PackGraphs) -> Self {
         let call = Arc::default();
         let registry = PackRegistry::new(graphs, &call);
         Self { library: registry.library(), registry, call, guest: None, read_only: Vec::new() }
-    }
-
-    /// That of an instance of a module, where it computes graphs.
-    pub(super) fn of(module: &Module, graphs: &PackGraphs) -> Option<Box<Self>> {
-        computes_graphs(module).then(|| Box::new(Self::new(graphs)))
     }
 
     /// A call begins that may take so many ticks.
@@ -235,7 +224,7 @@ impl Nn {
         self.end();
         let time = tick.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX));
         let now = Instant::now();
-        lock(&self.call).until = now.checked_add(time).unwrap_or(now);
+        lock(&self.call).until = Some(now.checked_add(time).unwrap_or(now));
     }
 
     /// The call has ended.

@@ -116,9 +116,11 @@ pub(in crate::gemm) unsafe fn block_dots<
 ) -> [[S::F; C]; P] {
     // SAFETY: the module's contract.
     unsafe {
+        let from_zero = const { S::SIGNED || SUMS == sums::PAIRS_FROM_ZERO };
+        // They differ in nothing else.
+        let kind = const { if SUMS == sums::PAIRS_FROM_ZERO { sums::PAIRS } else { SUMS } };
         let mut sums = [[S::start(0); C]; P];
         unroll!(i < C, 16 {
-            let from_zero = const { S::SIGNED || SUMS == sums::PAIRS_FROM_ZERO };
             let start = S::start(if from_zero { 0 } else { act.start(i) });
             unroll!(p < P, 2 { sums[p][i] = start; });
         });
@@ -127,7 +129,7 @@ pub(in crate::gemm) unsafe fn block_dots<
             unroll!(p < P, 2 { w[p] = S::load_bytes(blocks[p].add(4 * S::LANES * g)); });
             unroll!(i < C, 16 {
                 let a = S::splat_int(*act.words(i).add(g));
-                unroll!(p < P, 2 { sums[p][i] = S::add_products(SUMS, sums[p][i], w[p], a); });
+                unroll!(p < P, 2 { sums[p][i] = S::add_products(kind, sums[p][i], w[p], a); });
             });
         });
         let mut dots = [[S::zero(); C]; P];
@@ -136,7 +138,7 @@ pub(in crate::gemm) unsafe fn block_dots<
                 let extra = S::load_bytes(blocks[p].add(4 * S::LANES * (G + 1)));
                 unroll!(i < C, 16 { sums[p][i] = S::less(sums[p][i], extra); });
             }
-            unroll!(i < C, 16 { dots[p][i] = S::total(SUMS, sums[p][i]); });
+            unroll!(i < C, 16 { dots[p][i] = S::total(kind, sums[p][i]); });
         });
         dots
     }

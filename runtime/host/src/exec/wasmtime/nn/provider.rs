@@ -38,21 +38,16 @@ pub(super) enum Errno {
 }
 
 /// What a call of a kernel has, and how its last function ended. The crate counts handles from 0, too.
+#[derive(Default)]
 pub(super) struct Call {
     pub(super) graphs: u32,
     pub(super) contexts: u32,
     /// Of the tensors in the contexts.
     bytes: usize,
-    /// When the call ends.
-    pub(super) until: Instant,
+    /// When the call ends; `None` between calls.
+    pub(super) until: Option<Instant>,
     /// What the crate has no error for.
     pub(super) stop: Option<Stop>,
-}
-
-impl Default for Call {
-    fn default() -> Self {
-        Self { graphs: 0, contexts: 0, bytes: 0, until: Instant::now(), stop: None }
-    }
 }
 
 /// Why a function does not do what it was asked for.
@@ -234,7 +229,7 @@ impl Context {
             (TENSOR_BYTES.saturating_sub(call.bytes), call.until)
         };
         let graph = &self.graph.graphs.all()[self.graph.place];
-        let waited_for = || Instant::now() < until;
+        let waited_for = || until.is_some_and(|until| Instant::now() < until);
         let compute = || -> Result<Vec<GraphValue>, GraphError> {
             let mut computing = graph.graph.context()?;
             for (index, value) in inputs.into_iter().enumerate() {
