@@ -192,11 +192,12 @@ fn weigh<S: Simd>(s: S, scores: &mut [f32], max: &mut f32, sum: &mut f32) -> f32
         largest = s.max(s.load(scores), largest);
     }
     let largest = s.max_lane(largest);
-    let alpha = (*max - largest).exp2();
+    let less = *max - largest;
+    let alpha = if less <= math::LEAST_WEIGHT { 0.0 } else { less.exp2() };
     let largest_lanes = s.splat(largest);
     let mut total = s.splat(0.0);
     for scores in scores.chunks_exact_mut(S::LANES) {
-        let weight = math::exp2(s, s.sub(s.load(scores), largest_lanes));
+        let weight = math::weight(s, s.sub(s.load(scores), largest_lanes));
         total = s.add(total, weight);
         s.store(weight, scores);
     }

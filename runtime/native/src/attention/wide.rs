@@ -151,14 +151,14 @@ fn weigh<S: Simd, const V: usize>(
     let mut alpha = [s.splat(0.0); V];
     let mut total = [s.splat(0.0); V];
     for v in 0..V {
-        alpha[v] = math::exp2(s, s.sub(s.load(&max[v * S::LANES..]), largest[v]));
+        alpha[v] = math::weight(s, s.sub(s.load(&max[v * S::LANES..]), largest[v]));
         total[v] = s.mul(s.load(&sum[v * S::LANES..]), alpha[v]);
         s.store(largest[v], &mut max[v * S::LANES..]);
     }
     for scores in scores.chunks_exact_mut(block) {
         for v in 0..V {
             let scores = &mut scores[v * S::LANES..];
-            let weight = math::exp2(s, s.sub(s.load(scores), largest[v]));
+            let weight = math::weight(s, s.sub(s.load(scores), largest[v]));
             total[v] = s.add(total[v], weight);
             s.store(weight, scores);
         }
@@ -188,7 +188,9 @@ fn sum_four<S: Simd, const V: usize>(
         }
     }
     for (weights, v) in weights.chunks_exact(block).zip(v.chunks(stride)) {
-        let v = [s.splat(v[0]), s.splat(v[1]), s.splat(v[2]), s.splat(v[3])];
+        // One question for all four.
+        let Some(v) = v.first_chunk::<4>() else { break };
+        let v = v.map(|v| s.splat(v));
         for i in 0..V {
             let weight = s.load(&weights[i * S::LANES..]);
             for j in 0..4 {

@@ -43,12 +43,21 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
     s.scale_pow2(one_plus_r_times(s, r, EXP), n)
 }
 
-/// `2^x`; 0 below -150 and infinite above 128; NaN stays NaN.
+/// The logarithm to base 2 of the least weight of a softmax that counts.
+pub(crate) const LEAST_WEIGHT: f32 = -100.0;
+
+/// `2^x`, what a score weighs in a softmax that is `x <= 0` more than the largest, in base 2; 0 up to [`LEAST_WEIGHT`].
+/// NaN stays NaN.
+///
+/// Beside the 1 that the largest weighs, such a weight changes nothing. But its products can be smaller than normal
+/// numbers, which take some processors a hundred cycles each.
 #[inline(always)]
-pub(crate) fn exp2<S: Simd>(s: S, x: S::F) -> S::F {
-    let x = s.min(s.splat(129.0), s.max(s.splat(-152.0), x));
-    let n = s.round_small(x);
-    s.scale_pow2(one_plus_r_times(s, s.sub(x, n), EXP2), n)
+pub(crate) fn weight<S: Simd>(s: S, x: S::F) -> S::F {
+    let least = s.splat(LEAST_WEIGHT);
+    let inside = s.max(least, x);
+    let n = s.round_small(inside);
+    let weight = s.scale_pow2(one_plus_r_times(s, s.sub(inside, n), EXP2), n);
+    s.select_le(x, least, s.splat(0.0), weight)
 }
 
 /// `g * sigmoid(g)`, of relative error at most 4 ulp where the sigmoid is normal (`g > -87`).
