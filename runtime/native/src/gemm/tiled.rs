@@ -197,9 +197,19 @@ fn deal_int_panels<S: Entries>(simd: S, pool: &ThreadPool, job: &Job<'_>, out: O
     with_tiles(simd, pool, job.act, shape, |tiles| {
         let panel_bytes = tiles.blocks() * int_block_bytes(PANEL, tiles.form().groups);
         let panels = (CACHED / panel_bytes).clamp(1, INT_PANELS * S::LANES / PANEL);
-        let panels = panels.next_multiple_of((S::INT_PANELS * S::LANES).div_ceil(PANEL));
-        out.deal(pool, panels * PANEL, &|y| panel_int(simd, job, tiles, y));
+        let together = (S::INT_PANELS * S::LANES).div_ceil(PANEL);
+        let most = panels.div_ceil(together);
+        let parts = job.w.rows.div_ceil(together * PANEL);
+        let unit = together * dealt(parts, pool.threads(), most) * PANEL;
+        out.deal(pool, unit, &|y| panel_int(simd, job, tiles, y));
     });
+}
+
+/// How many of so many parts a thread takes at a time, at most `most`: of the numbers with which the last is done
+/// soonest, the largest.
+fn dealt(parts: usize, threads: usize, most: usize) -> usize {
+    let longest = |unit: usize| parts.div_ceil(unit).div_ceil(threads) * unit;
+    (1..=most).rev().min_by_key(|unit| longest(*unit)).unwrap_or(1)
 }
 
 /// How activations are laid out for weights of this type.
@@ -355,4 +365,24 @@ fn panel_float<S: Entries>(simd: S, job: &Job<'_>, y: &mut Columns<'_>) {
         }
     };
     panels.run(job, y, pack, tile);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_dealt_parts_so_that_none_waits_long() {
+        // 576 rows in 36 panels: nine times four would leave one of two threads waiting for a ninth of the time.
+        assert_eq!(dealt(36, 2, 4), 3);
+        assert_eq!(dealt(36, 2, 8), 6);
+        assert_eq!(dealt(12, 2, 4), 3);
+        // As many as possible where it makes no difference.
+        assert_eq!(dealt(352, 2, 4), 4);
+        assert_eq!(dealt(36, 1, 4), 4);
+        for (parts, threads, most) in [(1, 1, 1), (1, 8, 8), (7, 3, 8), (1000, 5, 8)] {
+            let unit = dealt(parts, threads, most);
+            assert!((1..=most).contains(&unit), "{parts} {threads} {most}");
+        }
+    }
 }

@@ -9,7 +9,7 @@ use super::kernels::packed::Streams;
 use super::kernels::{self, ActTile, Ahead, Entries, Input, Rows, Simd, entries, entry, methods};
 use super::out::{Columns, Out};
 use super::{ActChunk, Job, Plan, act, tiled, tiles, x86};
-use crate::quant::tag;
+use crate::quant::{CHUNK, tag};
 use crate::{Isa, ThreadPool};
 
 /// The instruction set, with 8-bit dot products as `DOT` says. A value says that the processor has it.
@@ -36,13 +36,98 @@ pub(super) fn run(pool: &ThreadPool, isa: Isa, plan: Plan, job: &Job<'_>, out: O
 
 /// [`act::quantize_row`] with these instructions.
 pub(super) fn quantize(x: &[f32], row: &mut [ActChunk]) {
-    #[target_feature(enable = "avx2")]
-    fn go(x: &[f32], row: &mut [ActChunk]) {
-        act::quantize_row(x, row, act::quantize_chunk);
-    }
     assert!(Isa::Avx2.is_available(), "dispatched to instructions that are missing");
     // SAFETY: just checked.
-    unsafe { go(x, row) }
+    act::quantize_row(x, row, |x, chunk| unsafe { quantize_chunk(x, chunk) });
+}
+
+/// [`act::quantize_chunk`], operation by operation.
+#[target_feature(enable = "avx2")]
+fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
+    // As `if b > a { b } else { a }`, NaN included.
+    let larger = |a, b| _mm256_max_ps(b, a);
+    let load = |i: usize| {
+        // SAFETY: eight numbers are there for each `i` below 32.
+        unsafe { _mm256_loadu_ps(x.as_ptr().add(8 * i)) }
+    };
+    let magnitude = |i| _mm256_andnot_ps(_mm256_set1_ps(-0.0), load(i));
+    let mut amax = [0.0f32; 8];
+    for (b, amax) in amax.iter_mut().enumerate() {
+        let low = larger(magnitude(4 * b), magnitude(4 * b + 2));
+        let high = larger(magnitude(4 * b + 1), magnitude(4 * b + 3));
+        let x = larger(low, high);
+        let larger = |a, b| _mm_max_ps(b, a);
+        let x = larger(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+        let x = larger(x, _mm_movehl_ps(x, x));
+        let x = larger(x, _mm_movehdup_ps(x));
+        *amax = _mm_cvtss_f32(larger(_mm_setzero_ps(), x));
+    }
+    // SAFETY: eight numbers are there.
+    let amax = unsafe { _mm256_loadu_ps(amax.as_ptr()) };
+    let some = _mm256_cmp_ps::<_CMP_GT_OQ>(amax, _mm256_set1_ps(act::SMALLEST));
+    let most = _mm256_set1_ps(127.0);
+    let scale = _mm256_and_ps(some, _mm256_div_ps(amax, most));
+    let inverse = _mm256_and_ps(some, _mm256_div_ps(most, amax));
+
+    // The low bytes of eight numbers, as the `i`th word of each half.
+    let words = |i: usize| {
+        let (mut order, low) = ([-1i8; 32], [0, 4, 8, 12]);
+        order[4 * i..4 * i + 4].copy_from_slice(&low);
+        order[16 + 4 * i..20 + 4 * i].copy_from_slice(&low);
+        // SAFETY: 32 bytes are there.
+        unsafe { _mm256_loadu_si256(order.as_ptr().cast()) }
+    };
+    let words = [words(0), words(1), words(2), words(3)];
+    let halves_in_turn = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    let mut fours = [_mm256_setzero_si256(); 8];
+    for (b, fours) in fours.iter_mut().enumerate() {
+        let inverse = _mm256_permutevar8x32_ps(inverse, _mm256_set1_epi32(b as i32));
+        let mut q = _mm256_setzero_si256();
+        for (i, words) in words.iter().enumerate() {
+            let scaled = _mm256_mul_ps(load(4 * b + i), inverse);
+            let sum = _mm256_add_ps(scaled, _mm256_set1_ps(act::ROUNDER));
+            q = _mm256_or_si256(q, _mm256_shuffle_epi8(_mm256_castps_si256(sum), *words));
+        }
+        let q = _mm256_permutevar8x32_epi32(q, halves_in_turn);
+        // SAFETY: 32 bytes are there for each `b` below 8.
+        unsafe { _mm256_storeu_si256(chunk.q.as_mut_ptr().add(32 * b).cast(), q) };
+        let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), q);
+        *fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    }
+    let store = |to: *mut f32, x| {
+        // SAFETY: only called with places of eight numbers.
+        unsafe { _mm256_storeu_ps(to, x) };
+    };
+    let mut totals = [_mm256_setzero_si256(); 2];
+    let mut sums = [_mm256_setzero_ps(); 2];
+    for (i, fours) in fours.as_chunks::<4>().0.iter().enumerate() {
+        let [a, b, c, d] = *fours;
+        // The first halves of four blocks, then their second ones.
+        let total = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+        totals[i] = _mm256_permutevar8x32_epi32(total, halves_in_turn);
+        let twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+        let twice = _mm256_add_epi32(twice, _mm256_set1_epi32(4 * i as i32));
+        let scales = _mm256_permutevar8x32_ps(scale, twice);
+        sums[i] = _mm256_mul_ps(scales, _mm256_cvtepi32_ps(totals[i]));
+        store(chunk.scale[8 * i..][..8].as_mut_ptr(), scales);
+        store(chunk.sum[8 * i..][..8].as_mut_ptr(), sums[i]);
+    }
+    let block_sum = _mm256_castps_pd(_mm256_hadd_ps(sums[0], sums[1]));
+    store(
+        chunk.block_sum.as_mut_ptr(),
+        _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(block_sum)),
+    );
+    let total = _mm256_packs_epi32(totals[0], totals[1]);
+    let total = _mm256_permute4x64_epi64::<0b11_01_10_00>(total);
+    let block_total = _mm256_madd_epi16(total, _mm256_set1_epi16(1));
+    let block_total = _mm256_packs_epi32(block_total, block_total);
+    let block_total = _mm256_permute4x64_epi64::<0b11_01_10_00>(block_total);
+    // SAFETY: the arrays have as many elements as the vectors stored to them.
+    unsafe {
+        _mm256_storeu_si256(chunk.total.as_mut_ptr().cast(), total);
+        let block_total = _mm256_castsi256_si128(block_total);
+        _mm_storeu_si128(chunk.block_total.as_mut_ptr().cast(), block_total);
+    }
 }
 
 entries!(Avx2<PLAIN>, Isa::Avx2, "avx2,fma,f16c");
