@@ -124,7 +124,7 @@ fn attend(c: &mut Criterion) {
     };
     let (row, kv_row) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
     // Where scores lie far apart, most weights are too small to count.
-    for (m, context, apart) in [(1, 512, 1.0), (1, 2000, 1.0), (512, 512, 1.0), (512, 512, 100.0)] {
+    for (m, context, apart) in [(1, 512, 1.0), (1, 2000, 1.0), (512, 512, 1.0), (512, 512, 50.0)] {
         let shape = AttnShape { scale: shape.scale * apart, ..shape };
         let rows = noise(context * kv_row);
         let half: Vec<u8> = rows.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect();
