@@ -188,7 +188,7 @@ fn sum_four<S: Simd, const V: usize>(
         }
     }
     for (weights, v) in weights.chunks_exact(block).zip(v.chunks(stride)) {
-        // One question for all four.
+        // Each has them; so it is asked once, not for each.
         let Some(v) = v.first_chunk::<4>() else { break };
         let v = v.map(|v| s.splat(v));
         for i in 0..V {
