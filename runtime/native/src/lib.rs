@@ -14,7 +14,7 @@
 //! Invariants: a function that takes an [`Isa`] gives the same result, up to the stated rounding,
 //! for each of them; one that the processor lacks means the best that it has. No function panics
 //! on sizes: they are checked first and give a [`NativeError`]. Unsafe code is allowed in the pool
-//! and in the files that hold SIMD or prefetch, nowhere else.
+//! and in the files that hold SIMD or prefetch or share mappings, nowhere else.
 #![deny(unsafe_code)]
 
 pub mod attention;
@@ -23,6 +23,7 @@ pub mod error;
 pub mod gemm;
 pub mod isa;
 pub mod judge;
+mod mapped;
 pub mod ops;
 pub mod oracle;
 pub mod pool;

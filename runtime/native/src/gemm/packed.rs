@@ -28,11 +28,11 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use memmap2::MmapMut;
 use ruvllm_abi::DType;
 
 use super::pack::pack_panel;
 use super::{ReadPattern, Weights};
+use crate::mapped::Mapped;
 use crate::pool::ThreadPool;
 use crate::prefetch::Addresses;
 use crate::quant::{is_blocked, tag};
@@ -114,7 +114,7 @@ pub struct PackedWeights {
     cols: usize,
     panel_bytes: usize,
     pattern: ReadPattern,
-    data: MmapMut,
+    data: Mapped,
     /// The panels that were read after these the last time.
     next: Arc<Addresses>,
 }
@@ -169,11 +169,7 @@ impl PackedWeights {
         let panel_bytes = Layout::of(dtype).panel_bytes(cols);
         let bytes = rows.div_ceil(PANEL).saturating_mul(panel_bytes);
         let out_of_memory = |_| NativeError::OutOfMemory { what: "packed weights", bytes };
-        let data = MmapMut::map_anon(bytes).map_err(out_of_memory)?;
-        // Fewer page faults now and fewer misses of the translation cache later, where the system
-        // has large pages to give.
-        #[cfg(target_os = "linux")]
-        let _ = data.advise(memmap2::Advice::HugePage);
+        let data = Mapped::zeros(bytes).map_err(out_of_memory)?;
         Ok(PackedWeights {
             dtype,
             rows,
