@@ -22,6 +22,23 @@ pub(crate) fn prefetch<T>(address: *const T) {
     let _ = address;
 }
 
+/// Asks for the cache line at an address, which need not be there, for writing: other processors give it up.
+#[inline(always)]
+pub(crate) fn prefetch_to_write<T>(address: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch faults on no address, and processors without this one do nothing.
+    unsafe {
+        core::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, readonly, preserves_flags));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a prefetch faults on no address.
+    unsafe {
+        core::arch::asm!("prfm pstl1keep, [{}]", in(reg) address, options(nostack, readonly, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = address;
+}
+
 /// Bytes of a cache line.
 pub(crate) const CACHE_LINE: usize = 64;
 

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::pool::{ThreadPool, split};
+use crate::prefetch::{CACHE_LINE, prefetch_to_write};
 
 /// An output matrix `[m, n]`; it can only be written.
 pub(super) struct Out<'a> {
@@ -148,6 +149,15 @@ impl Columns<'_> {
     pub(super) fn part(&mut self, range: Range<usize>) -> Columns<'_> {
         let (start, end) = (self.range.start, self.range.end);
         Columns { out: self.out, range: range.start.max(start)..range.end.min(end) }
+    }
+
+    /// Asks for the memory of `y[row, col..col + len]`, which will be written.
+    #[inline(always)]
+    pub(super) fn fetch(&self, row: usize, col: usize, len: usize) {
+        let start = self.out.data.wrapping_add(row * self.out.stride + col);
+        for at in (0..len).step_by(CACHE_LINE / size_of::<f32>()) {
+            prefetch_to_write(start.wrapping_add(at));
+        }
     }
 
     /// Sets `y[row, col..]` to `values`, leaving out what lies beyond the last of these columns;
