@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::pool::{ThreadPool, split};
 use crate::prefetch::{CACHE_LINE, prefetch_to_write};
 
-/// An output matrix `[m, n]`; it can only be written.
+/// An output matrix `[m, n]`.
 pub(super) struct Out<'a> {
     data: *mut f32,
     stride: usize,
@@ -151,6 +151,11 @@ impl Columns<'_> {
         Columns { out: self.out, range: range.start.max(start)..range.end.min(end) }
     }
 
+    /// Rows of the output.
+    pub(super) fn rows(&self) -> usize {
+        self.out.m
+    }
+
     /// Asks for the memory of `y[row, col..col + len]`, which will be written.
     #[inline(always)]
     pub(super) fn fetch(&self, row: usize, col: usize, len: usize) {
@@ -158,6 +163,19 @@ impl Columns<'_> {
         for at in (0..len).step_by(CACHE_LINE / size_of::<f32>()) {
             prefetch_to_write(start.wrapping_add(at));
         }
+    }
+
+    /// What `y[row, col..]` holds, as much as there is of that; of what lies beyond the last of these columns, `values`
+    /// stay as they are.
+    #[inline(always)]
+    pub(super) fn get(&self, row: usize, col: usize, values: &mut [f32]) {
+        assert!(row < self.out.m && self.range.contains(&col), "not these columns");
+        let count = values.len().min(self.range.end - col);
+        // SAFETY: as for `put`; the output's memory has held numbers from the start.
+        let y = unsafe {
+            std::slice::from_raw_parts(self.out.data.add(row * self.out.stride + col), count)
+        };
+        values[..count].copy_from_slice(y);
     }
 
     /// Sets `y[row, col..]` to `values`, leaving out what lies beyond the last of these columns;

@@ -166,7 +166,7 @@ mod run {
         }
         let panel_bytes = Layout::of(dtype).panel_bytes(job.w.cols);
         let unit = (STREAMED / panel_bytes).max(1).next_multiple_of(MAX_STREAMS) * PANEL;
-        with_tiles(simd, pool, job.act, tile_shape::<S>(dtype, &[8, 4, 2]), |tiles| {
+        with_tiles(simd, pool, job.act, tile_shape::<S>(dtype, &[8, 4, 2, 1]), |tiles| {
             out.share(pool, unit, PANEL, &|y| {
                 let mut range = y.range();
                 while !range.is_empty() {

@@ -171,7 +171,7 @@ fn panels_longer_than_the_cache_and_wide_batches_agree_with_f64() {
         [DType::Q8_0, DType::Q4_K, DType::Q6_K, DType::F16, DType::BF16].into_iter().enumerate()
     {
         for &isa in &Isa::available()[1..] {
-            check(&pool, Path::Dispatched(isa), dtype, (45, 130, 2304), i as u64);
+            check(&pool, Path::Dispatched(isa), dtype, (45, 130, 3584), i as u64);
         }
     }
 }
@@ -331,18 +331,41 @@ fn rows_streams_and_threads_change_no_bit_of_a_deterministic_product() {
 
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn sums_that_units_for_floats_add_up_have_the_same_bits_whatever_a_thread_takes_for_zero() {
+fn products_of_bytes_have_the_same_bits_by_floats_or_by_strassens_algorithm_whatever_a_thread_takes_for_zero()
+ {
     let (n, k, pool) = (37, 576, ThreadPool::new(1));
     let random = random_weights(DType::Q8_0, n * k, 21);
-    for byte in [None, Some(0x00), Some(0x7f), Some(0x80), Some(0xff)] {
+    // By their row and their place in it; halves of blocks, and rows that are multiplied together, may differ in sign.
+    type Number<T> = Option<fn(usize, usize) -> T>;
+    let bytes: [Number<u8>; 6] = [
+        None,
+        Some(|_, _| 0x00),
+        Some(|_, _| 0x7f),
+        Some(|_, _| 0x80),
+        Some(|_, _| 0xff),
+        Some(|row, at| if row / 8 % 2 == 1 && at / 16 % 2 == 1 { 0x80 } else { 0x7f }),
+    ];
+    let signs: [Number<f32>; 4] = [
+        None,
+        Some(|_, _| 1.0),
+        Some(|_, _| -1.0),
+        Some(|row, at| if row % 2 == 1 && at / 16 % 2 == 0 { 1.0 } else { -1.0 }),
+    ];
+    for (b, byte) in bytes.into_iter().enumerate() {
         let mut data = random.clone();
-        for block in data.chunks_exact_mut(DType::Q8_0.layout().bytes) {
-            byte.inspect(|byte| block[2..].fill(*byte));
+        let blocks = data.chunks_exact_mut(DType::Q8_0.layout().bytes).enumerate();
+        for (i, block) in blocks.filter(|_| byte.is_some()) {
+            for (at, to) in block[2..].iter_mut().enumerate() {
+                *to = byte.map_or(0, |byte| byte(i / (k / 32), at));
+            }
         }
         let w = Weights::new(DType::Q8_0, n, k, &data).unwrap();
-        for sign in [None, Some(1.0), Some(-1.0)] {
-            for m in [17, 23, 41] {
-                let x = sign.map_or_else(|| noise(m * k, 22), |sign| vec![sign; m * k]);
+        for (s, sign) in signs.into_iter().enumerate() {
+            for m in [17, 18, 20, 23, 41] {
+                let mut x = noise(m * k, 22);
+                for (i, to) in x.iter_mut().enumerate() {
+                    *to = sign.map_or(*to, |sign| sign(i / k, i % k));
+                }
                 let mut act = Activations::new();
                 let forms = act.forms(Isa::Avx2, m, &[DType::Q8_0]);
                 act.prepare(&pool, Isa::Avx2, &x, m, k, forms).unwrap();
@@ -355,9 +378,9 @@ fn sums_that_units_for_floats_add_up_have_the_same_bits_whatever_a_thread_takes_
                     y.into_iter().map(f32::to_bits).collect::<Vec<_>>()
                 };
                 let integers = product(false);
-                assert!(product(true) == integers, "{byte:x?} {sign:?} {m}");
+                assert!(product(true) == integers, "bytes {b}, signs {s}, {m}");
                 let flushed = x86::flushed_to_zero(|| product(true));
-                assert!(flushed == integers, "{byte:x?} {sign:?} {m}, flushed to zero");
+                assert!(flushed == integers, "bytes {b}, signs {s}, {m}, flushed to zero");
             }
         }
     }

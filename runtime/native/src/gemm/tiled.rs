@@ -7,10 +7,10 @@ use std::ops::Range;
 use ruvllm_abi::DType;
 
 use super::kernels::int::{Form, int_block_bytes, sums};
-use super::kernels::{Entries, FLOAT_VECTORS, Input, Rows};
+use super::kernels::{Entries, FLOAT_VECTORS, Input, Rows, strassen};
 use super::out::{Columns, Out};
 use super::pack::pack_panel;
-use super::packed::{Layout, PANEL};
+use super::packed::{Layout, PANEL, UNIT};
 use super::streamed;
 use super::tiles::{Line, TileShape, Tiles, with_lines, with_tiles};
 #[cfg(target_arch = "x86_64")]
@@ -186,23 +186,38 @@ fn tile_width(widths: &[usize], most: usize, left: usize) -> usize {
 
 /// Computes `out` in panels of bytes, so many at a time as stay in cache.
 fn deal_int_panels<S: Entries>(simd: S, pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
+    let form = Form::of_tiles::<S>(job.w.dtype as u8, job.w.cols);
     let widths: &[usize] = match (S::INT_PANELS, S::INT_COLS) {
-        (1, 16..) => &[16, 8, 4, 2],
-        (1, 8..) => &[8, 4, 2],
-        (1, _) => &[4, 2],
-        (_, 6..) => &[6, 5, 4, 3, 2],
-        _ => &[4, 3, 2],
+        _ if form.sums == sums::STRASSEN => &[8, 4, 2],
+        (1, 16..) => &[16, 8, 4, 2, 1],
+        (1, 8..) => &[8, 4, 2, 1],
+        (1, _) => &[4, 2, 1],
+        (_, 6..) => &[6, 5, 4, 3, 2, 1],
+        _ => &[4, 3, 2, 1],
     };
-    let shape = TileShape { widths, form: Form::of_tiles::<S>(job.w.dtype as u8) };
+    let shape = TileShape { widths, form };
     with_tiles(simd, pool, job.act, shape, |tiles| {
-        let panel_bytes = tiles.blocks() * int_block_bytes(PANEL, tiles.form().groups);
-        let panels = (CACHED / panel_bytes).clamp(1, INT_PANELS * S::LANES / PANEL);
-        let together = (S::INT_PANELS * S::LANES).div_ceil(PANEL);
+        let (together, depth) = match form.sums {
+            sums::STRASSEN => (strassen::PAIRS, strassen_depth(tiles.blocks())),
+            _ => ((S::INT_PANELS * S::LANES).div_ceil(PANEL), tiles.blocks()),
+        };
+        let panels = CACHED / (depth * int_block_bytes(PANEL, form.groups));
+        let panels = panels.clamp(1, INT_PANELS * S::LANES / PANEL);
         let most = panels.div_ceil(together);
         let parts = job.w.rows.div_ceil(together * PANEL);
         let unit = together * dealt(parts, pool.threads(), most) * PANEL;
-        out.deal(pool, unit, &|y| panel_int(simd, job, tiles, y));
+        out.deal(pool, unit, &|y| match form.sums {
+            sums::STRASSEN => panel_strassen(simd, job, tiles, depth, y),
+            _ => panel_int(simd, job, tiles, y),
+        });
     });
+}
+
+/// Of so many blocks, how many are multiplied by Strassen's algorithm before the next: as many as stay in cache, since
+/// their panels take almost twice as much as others.
+fn strassen_depth(blocks: usize) -> usize {
+    let most = CACHED / (strassen::PAIRS * int_block_bytes(PANEL, strassen::GROUPS_EACH));
+    blocks.div_ceil(blocks.div_ceil(most).max(1)).next_multiple_of(UNIT)
 }
 
 /// How many of so many parts a thread takes at a time, at most `most`: of the numbers with which the last is done
@@ -272,6 +287,43 @@ fn panel_int<S: Entries>(simd: S, job: &Job<'_>, tiles: &Tiles<'_>, y: &mut Colu
                     (_, 3) => tile!(2, 3, (panels, blocks, act, start, y)),
                     (_, 2) => tile!(2, 2, (panels, blocks, act, start, y)),
                     (_, _) => tile!(2, 1, (panels, blocks, act, start, y)),
+                }
+            }
+        }
+    });
+}
+
+/// Computes the columns `y` by Strassen's algorithm, so many blocks at a time.
+fn panel_strassen<S: Entries>(
+    simd: S,
+    job: &Job<'_>,
+    tiles: &Tiles<'_>,
+    depth: usize,
+    y: &mut Columns<'_>,
+) {
+    let (range, blocks) = (y.range(), tiles.blocks());
+    let (panels, unit_bytes) = (range.clone().step_by(PANEL), Layout::of(job.w.dtype).unit_bytes());
+    let bytes = |blocks: usize| blocks * int_block_bytes(PANEL, strassen::GROUPS_EACH);
+    with_scratch(panels.len().next_multiple_of(strassen::PAIRS) * bytes(depth), |scratch| {
+        for from in (0..blocks).step_by(depth) {
+            let (to, more) = (blocks.min(from + depth), from > 0);
+            let (units, blocks) = (from / UNIT..to / UNIT, to - from);
+            for (start, to) in panels.clone().zip(scratch.chunks_mut(bytes(blocks))) {
+                with_panel(job, start, |panel| {
+                    let units = &panel[units.start * unit_bytes..units.end * unit_bytes];
+                    simd.unpack_pair(units, to);
+                });
+            }
+            for (width, act) in tiles.iter() {
+                let act = act.from(from, strassen::GROUPS_EACH, width);
+                let starts = range.clone().step_by(strassen::PAIRS * PANEL);
+                // A pair that was not unpacked is memory of the scratch, and nothing of it reaches `y`.
+                for (start, pairs) in starts.zip(scratch.chunks(strassen::PAIRS * bytes(blocks))) {
+                    match width {
+                        8 => simd.tile_strassen::<4, 8>(pairs, blocks, act, start, more, y),
+                        4 => simd.tile_strassen::<2, 4>(pairs, blocks, act, start, more, y),
+                        _ => simd.tile_strassen::<1, 2>(pairs, blocks, act, start, more, y),
+                    }
                 }
             }
         }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 
 use super::kernels::int::{Form, sums};
-use super::kernels::{ActTile, Entries, act_block_words};
+use super::kernels::{ActTile, Entries, act_block_words, strassen};
 use super::packed::{BLOCK, UNIT};
 use super::{ActChunk, Activations};
 use crate::ThreadPool;
@@ -44,25 +44,29 @@ pub(super) fn with_lines(cell: &Cell<Vec<Line>>, bytes: usize, f: impl FnOnce(&m
 /// How activations are laid out for some weights.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct TileShape {
-    /// Rows of a tile, the widest first. A row that no width fits is a tile of its own.
+    /// Rows of a tile, the widest first. Where fewer are left than the narrowest has, that has no others.
     pub(super) widths: &'static [usize],
     /// What products with the weights need.
     pub(super) form: Form,
 }
 
 impl TileShape {
-    /// The widest tile for so many rows.
+    /// The widest tile for so many rows, or the narrowest.
     fn width(&self, left: usize) -> usize {
-        self.widths.iter().copied().find(|width| *width <= left).unwrap_or(1)
+        let fits = self.widths.iter().find(|width| **width <= left).or(self.widths.last());
+        fits.copied().unwrap_or(1)
     }
 
     /// The rows of each tile.
     fn rows(self, m: usize) -> impl Iterator<Item = Range<usize>> {
         let mut first = 0;
         std::iter::from_fn(move || {
-            let range = first..first + self.width(m - first);
+            if first >= m {
+                return None;
+            }
+            let range = first..m.min(first + self.width(m - first));
             first = range.end;
-            (!range.is_empty() && range.end <= m).then_some(range)
+            Some(range)
         })
     }
 
@@ -112,7 +116,7 @@ pub(super) fn with_tiles<S: Entries>(
             let words = &mut bytemuck::cast_slice_mut::<_, u32>(lines)[..words];
             let lay = |number: usize, out: &mut [u32]| {
                 let rows = shape.rows_of(m, number);
-                let cols = rows.len();
+                let cols = shape.width(m - rows.start);
                 let block_words = act_block_words(form.groups, cols);
                 let out = &mut out[..blocks * block_words];
                 for (c, out) in out.chunks_mut(CHUNK / block_elems(form) * block_words).enumerate()
@@ -165,6 +169,12 @@ fn lay_groups<const G: usize>(
             (chunk.block_total[b], chunk.block_sum[b])
         };
         let (words, rest) = block.split_at_mut(cols * form.groups);
+        if form.sums == sums::STRASSEN {
+            let of_pair = &mut words[(i & !1) * form.groups..][..2 * form.groups];
+            strassen::lay(of_pair, q, i % 2 == 1);
+            rest[i] = chunk.scale[4 * G * b / GROUP].to_bits();
+            continue;
+        }
         let words = &mut words[i * form.groups..][..form.groups];
         if matches!(form.sums, sums::WIDE | sums::FLOATS) {
             let more = if form.sums == sums::FLOATS { 128 } else { 0 };
@@ -197,10 +207,12 @@ fn pair(low: i16, high: i16) -> u32 {
 }
 
 impl Tiles<'_> {
-    /// Each tile, with the number of its rows.
+    /// Each tile, with the number of rows that it has room for.
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, ActTile<'_>)> {
         let tiles = self.words.chunks_exact(self.stride).zip(self.shape.rows(self.m));
-        tiles.map(|(words, rows)| (rows.len(), ActTile { blocks: words, first: rows.start }))
+        tiles.map(|(words, Range { start, .. })| {
+            (self.shape.width(self.m - start), ActTile { blocks: words, first: start })
+        })
     }
 
     /// What products with the weights need.
@@ -220,16 +232,18 @@ mod tests {
 
     #[test]
     fn tiles_cover_every_row_once_and_can_be_asked_for_by_number() {
-        let widths: [&'static [usize]; 3] = [&[5, 4, 3, 2], &[16, 8, 4, 2], &[8, 4, 2]];
+        let widths: [&'static [usize]; 3] = [&[5, 4, 3, 2, 1], &[16, 8, 4, 2, 1], &[8, 4, 2]];
         for widths in widths {
             let form = Form { sums: sums::QUADS, groups: 8, bias: 0, offsets: false };
             let shape = TileShape { widths, form };
             for m in 1..100 {
                 let mut next = 0;
                 for (number, rows) in shape.rows(m).enumerate() {
-                    assert_eq!(rows.start, next);
                     assert_eq!(shape.rows_of(m, number), rows, "{widths:?} {m} {number}");
-                    assert!(rows.len() == 1 || widths.contains(&rows.len()));
+                    assert_eq!(rows.start, next);
+                    assert!(
+                        rows.len() == shape.width(m - next) || rows.len() == 1 && rows.end == m
+                    );
                     next = rows.end;
                 }
                 assert_eq!(next, m);

@@ -171,6 +171,7 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
     const FLOAT_COLS: usize = 6;
     const QUADS: bool = DOT != PLAIN;
     const FLOAT_SUMS: bool = DOT == PLAIN;
+    const STRASSEN: bool = DOT == PLAIN;
     type F = __m256;
     type B = __m256i;
     type Sum = __m256i;
@@ -281,6 +282,10 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
             _mm256_sub_epi8(a, b)
         }
 
+        fn sub_halves(a: __m256i, b: __m256i) -> __m256i {
+            _mm256_sub_epi16(a, b)
+        }
+
         fn start(word: i32) -> __m256i {
             _mm256_set1_epi32(word)
         }
@@ -300,6 +305,10 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
 
         fn less(sum: __m256i, extra: __m256i) -> __m256i {
             _mm256_sub_epi32(sum, extra)
+        }
+
+        fn sub_sums(a: __m256i, b: __m256i) -> __m256i {
+            _mm256_sub_epi32(a, b)
         }
 
         fn arrange(block: *mut u8, groups: usize) {

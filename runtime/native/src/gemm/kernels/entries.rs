@@ -45,6 +45,18 @@ pub(in crate::gemm) trait Entries: Simd {
         col: usize,
         y: &mut Columns<'_>,
     );
+    /// See [`strassen::unpack_pair`](super::strassen::unpack_pair).
+    fn unpack_pair(self, panel: &[u8], to: &mut [u8]);
+    /// See [`strassen::tile`](super::strassen::tile).
+    fn tile_strassen<const N: usize, const C: usize>(
+        self,
+        panels: &[u8],
+        blocks: usize,
+        act: ActTile<'_>,
+        col: usize,
+        more: bool,
+        y: &mut Columns<'_>,
+    );
     /// See [`tile_float`](super::float::tile_float).
     fn tile_float<const C: usize>(
         self,
@@ -130,6 +142,18 @@ macro_rules! entries {
                 col: usize,
                 y: &mut Columns<'_>,
             ) => <$simd>::tile::<G, SUMS, OFFSETS, P, C>(panels, blocks, act, col, y));
+            entry!($features, unpack_pair<>(
+                panel: &[u8],
+                to: &mut [u8],
+            ) => kernels::strassen::unpack_pair::<$simd>(panel, to));
+            entry!($features, tile_strassen<N: usize, C: usize>(
+                panels: &[u8],
+                blocks: usize,
+                act: ActTile<'_>,
+                col: usize,
+                more: bool,
+                y: &mut Columns<'_>,
+            ) => kernels::strassen::tile::<$simd, N, C>(panels, blocks, act, col, more, y));
             entry!($features, tile_float<C: usize>(
                 panel: &[f32],
                 len: usize,

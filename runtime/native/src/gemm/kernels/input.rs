@@ -36,6 +36,15 @@ pub(in crate::gemm) struct ActTile<'a> {
     pub(in crate::gemm) first: usize,
 }
 
+impl ActTile<'_> {
+    /// From block `first` on, of blocks of so many groups and rows.
+    #[inline(always)]
+    pub(in crate::gemm) fn from(self, first: usize, groups: usize, rows: usize) -> Self {
+        let blocks = &self.blocks[first * act_block_words(groups, rows)..];
+        ActTile { blocks, ..self }
+    }
+}
+
 /// Activations of `C` rows that share a scale, as [`tiles`](crate::gemm::tiles) lay them out, in words of
 /// four bytes: the integers, `[C, groups]`, as [`sums`](super::int::sums) say; then of each row the scale, as
 /// f32; what its sums start at, so that unsigned weights count as less their bias; and the sum of the

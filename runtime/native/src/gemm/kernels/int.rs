@@ -3,7 +3,7 @@
 
 use core::arch::asm;
 
-use super::{ActBlock, ActTile, MAX_LANES, Simd, unroll};
+use super::{ActBlock, ActTile, MAX_LANES, Simd, strassen, unroll};
 use crate::gemm::out::Columns;
 use crate::quant::tag;
 
@@ -31,6 +31,10 @@ pub(in crate::gemm) mod sums {
     /// What sums of [`FLOATS`] start at, besides what the activations ask for, which is within 2^19: enough for them to
     /// stay positive, and with products of up to 32 * 255^2 they are below 2^23.
     pub(in crate::gemm) const FLOATS_START: i32 = 1 << 20;
+
+    /// In 32 bits, of a block's halves, two panels and two rows of activations at a time: see
+    /// [`strassen`](super::super::strassen).
+    pub(in crate::gemm) const STRASSEN: u8 = 5;
 
     /// The kind for a format.
     pub(in crate::gemm) const fn of<S: Simd>(t: u8) -> u8 {
@@ -89,11 +93,14 @@ impl Form {
         Form { sums, groups, bias, offsets }
     }
 
-    /// The form in which tiles are multiplied, with what is faster on this processor.
-    pub(in crate::gemm) fn of_tiles<S: Simd>(t: u8) -> Form {
+    /// The form in which tiles of rows of `k` elements are multiplied, with what is faster on this processor.
+    pub(in crate::gemm) fn of_tiles<S: Simd>(t: u8, k: usize) -> Form {
         let form = Form::of::<S>(t);
         match form.sums {
             sums::WIDE if S::adds_floats_apart() => Form { sums: sums::FLOATS, ..form },
+            sums::WIDE if S::STRASSEN && k <= strassen::LONGEST => {
+                Form { sums: sums::STRASSEN, groups: strassen::GROUPS_EACH, bias: 0, ..form }
+            }
             sums::PAIRS if form.bias == 0 && !S::SIGNED => {
                 Form { sums: sums::PAIRS_FROM_ZERO, ..form }
             }
@@ -164,8 +171,8 @@ pub(in crate::gemm) unsafe fn with_block<S: Simd, const C: usize>(
 
 /// `y[first + i, col + r] = sums[i]`, lane `r`, as far as there are columns.
 #[inline(always)]
-pub(in crate::gemm) unsafe fn put<S: Simd, const C: usize>(
-    sums: &[S::F; C],
+pub(in crate::gemm) unsafe fn put<S: Simd>(
+    sums: &[S::F],
     first: usize,
     col: usize,
     y: &mut Columns<'_>,
@@ -178,6 +185,25 @@ pub(in crate::gemm) unsafe fn put<S: Simd, const C: usize>(
         // SAFETY: the module's contract; no vector has more lanes.
         unsafe { S::store(values.as_mut_ptr(), *sum) };
         y.put(first + i, col, &values[..S::LANES], false);
+    }
+}
+
+/// Sets `sums[i]`, lane `r`, to `y[first + i, col + r]`, as far as there are columns.
+#[inline(always)]
+pub(in crate::gemm) unsafe fn take<S: Simd>(
+    sums: &mut [S::F],
+    first: usize,
+    col: usize,
+    y: &Columns<'_>,
+) {
+    if !y.range().contains(&col) {
+        return;
+    }
+    for (i, sum) in sums.iter_mut().enumerate() {
+        let mut values = [0.0; MAX_LANES];
+        y.get(first + i, col, &mut values[..S::LANES]);
+        // SAFETY: the module's contract; no vector has more lanes.
+        unsafe { *sum = S::load(values.as_ptr()) };
     }
 }
 
@@ -234,7 +260,7 @@ pub(in crate::gemm) unsafe fn tile_int<
             act_block = act_block.next();
         }
         for (p, acc) in acc.iter().enumerate() {
-            put::<S, C>(acc, act.first, col + p * lanes, y);
+            put::<S>(acc, act.first, col + p * lanes, y);
         }
     }
 }

@@ -13,6 +13,7 @@ pub(super) mod float;
 mod input;
 pub(super) mod int;
 pub(super) mod packed;
+pub(super) mod strassen;
 
 use super::out::Columns;
 
@@ -121,6 +122,8 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
     const SIGNED: bool = false;
     /// Whether there are [`sums::FLOATS`](int::sums::FLOATS).
     const FLOAT_SUMS: bool = false;
+    /// Whether there are tiles by [`strassen`].
+    const STRASSEN: bool = false;
     /// A vector of f32.
     type F: Copy;
     /// A vector of bytes: four for each lane.
@@ -165,6 +168,10 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
     unsafe fn shift(x: Self::B, by: i32) -> Self::B;
     /// `a - b` of each byte, modulo 256.
     unsafe fn sub_bytes(a: Self::B, b: Self::B) -> Self::B;
+    /// `a - b` of each 16 bits, modulo 2^16, where there is [`Self::STRASSEN`].
+    unsafe fn sub_halves(a: Self::B, _b: Self::B) -> Self::B {
+        a
+    }
     /// Loads a vector of unsigned bytes as f32.
     unsafe fn from_unsigned(p: *const u8) -> Self::F;
 
@@ -189,6 +196,10 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
     /// Sums of the kind [`sums::FLOATS`](int::sums::FLOATS) less a vector of integers of 32 bits.
     unsafe fn less(sum: Self::Sum, _extra: Self::B) -> Self::Sum {
         sum
+    }
+    /// `a - b` of sums of the kind [`sums::WIDE`](int::sums::WIDE), where there is [`Self::STRASSEN`].
+    unsafe fn sub_sums(a: Self::Sum, _b: Self::Sum) -> Self::Sum {
+        a
     }
     /// Sums of the kind `sums` as f32.
     unsafe fn total(sums: u8, sum: Self::Sum) -> Self::F;

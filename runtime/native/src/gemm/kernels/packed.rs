@@ -67,7 +67,7 @@ pub(in crate::gemm) unsafe fn dot_packed<S: Simd, const T: u8, const P: usize, c
         }
         for (acc, col) in acc.iter().zip(streams.cols).take(streams.count) {
             for (part, acc) in acc[..parts::<S>()].iter().enumerate() {
-                put::<S, C>(acc, act.first, col + part * S::LANES, y);
+                put::<S>(acc, act.first, col + part * S::LANES, y);
             }
         }
     }
@@ -178,7 +178,7 @@ unsafe fn add_block<S: Simd, const T: u8, const C: usize, const N: usize>(
 
 /// Where the elements of a block begin, those of row `lane`.
 #[inline(always)]
-unsafe fn elements<const T: u8>(unit: *const u8, b: usize, lane: usize) -> *const u8 {
+pub(super) unsafe fn elements<const T: u8>(unit: *const u8, b: usize, lane: usize) -> *const u8 {
     let layout = const { Layout::of_tag(T) };
     // SAFETY: the module's contract.
     unsafe { unit.add(layout.header + b * layout.block_bytes() + 4 * lane) }
@@ -186,7 +186,7 @@ unsafe fn elements<const T: u8>(unit: *const u8, b: usize, lane: usize) -> *cons
 
 /// The scales of a block, of its two halves where they differ, and its offset.
 #[inline(always)]
-unsafe fn scales<S: Simd, const T: u8>(
+pub(super) unsafe fn scales<S: Simd, const T: u8>(
     unit: *const u8,
     b: usize,
     lane: usize,
@@ -234,7 +234,7 @@ const fn steps<S: Simd>(t: u8) -> usize {
 
 /// Vectors `2 * step` and the next of a block: what meets the same words of activations.
 #[inline(always)]
-unsafe fn two<S: Simd, const T: u8>(data: *const u8, step: usize) -> [S::B; 2] {
+pub(super) unsafe fn two<S: Simd, const T: u8>(data: *const u8, step: usize) -> [S::B; 2] {
     // SAFETY: the module's contract.
     unsafe {
         if const { T == tag::Q8_0 } {
@@ -294,9 +294,7 @@ pub(in crate::gemm) unsafe fn unpack_panel<S: Simd, const T: u8>(panel: &[u8], t
     unsafe {
         for u in 0..units {
             let unit = panel.add(u * layout.unit_bytes());
-            for line in 0..layout.unit_bytes() / LINE {
-                S::fetch_ahead(unit.wrapping_add(LINE * line), Ahead::FAR);
-            }
+            fetch_unit::<S>(unit, layout);
             for (b, part) in (0..layout.blocks).flat_map(|b| (0..parts::<S>()).map(move |p| (b, p)))
             {
                 let lane = part * S::LANES;
@@ -319,6 +317,14 @@ pub(in crate::gemm) unsafe fn unpack_panel<S: Simd, const T: u8>(panel: &[u8], t
                 });
             }
         }
+    }
+}
+
+/// Fetches what comes behind a unit.
+#[inline(always)]
+pub(super) fn fetch_unit<S: Simd>(unit: *const u8, layout: Layout) {
+    for line in 0..layout.unit_bytes() / LINE {
+        S::fetch_ahead(unit.wrapping_add(LINE * line), Ahead::FAR);
     }
 }
 
