@@ -1,6 +1,6 @@
 //! Memory of large pages for what is read over and over: matrices that are too small to have such pages for themselves
 //! share them. A page of the usual size has an entry of its own in the processor's cache of translations, which has too
-//! few for a model: with small pages generation takes a tenth longer.
+//! few for a model: generation takes longer with small pages.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -14,7 +14,7 @@ use crate::prefetch::CACHE_LINE;
 /// Bytes of a mapping that is shared.
 const SHARED: usize = 64 << 20;
 
-/// Bytes of a large page: systems place mappings of whole ones so that they begin with one.
+/// Bytes of a large page. Linux places mappings of whole ones so that they begin with one.
 const LARGE_PAGE: usize = 2 << 20;
 
 /// Memory that nobody else has. It goes back to the system when all has that shares its mapping.

@@ -28,11 +28,11 @@
 //! as often as to the others, so that 160 products take 6.3 cycles instead of the 5 that the multipliers need. Where floats
 //! are added by other units, sums of 8-bit weights are therefore made to be floats (`sums::FLOATS`), with six rows of
 //! activations in a tile: 1.11 times as fast. Sums of fewer bits stay integers: a float has no room for two of 16 bits.
-//! Elsewhere three units add and two of these multiply, and of 36 instructions for 256 products 32 are products and sums;
+//! Elsewhere three units add and two of these multiply, and of 35 instructions for 256 products 32 are products and sums;
 //! `kernels::strassen` has 28 of 31, with sums of weights and of activations that take almost twice the memory. On a Xeon
 //! products of 512 rows are 1.05 to 1.09 times as fast with 576 to 5632 columns; with 28,672 they were slower. It was
-//! not tried on AMD's processors, with its sums as integers. What made no difference there: fetching the panels of
-//! the next unit while one is multiplied (1.00 and 1.01).
+//! not tried on AMD's processors, with its sums as integers. Fetching the panels of the next unit while one is
+//! multiplied made no difference on the Xeon (1.00 and 1.01).
 //! Formats without a bias have the first products as the first sums (`sums::PAIRS_FROM_ZERO`): 1.04 times as fast.
 //! The scales of k-quants as integers, multiplied in as sums of 16 bits are added up, with one factor for 256 weights, save
 //! an instruction of 21. With AVX2 on a Xeon, 510 rows of Q4_K and Q6_K took 1.03 times as little time, Q5_K 0.98, and 8 and

@@ -10,7 +10,7 @@ use super::kernels::int::{Form, int_block_bytes, sums};
 use super::kernels::{Entries, FLOAT_VECTORS, Input, Rows, strassen};
 use super::out::{Columns, Out};
 use super::pack::pack_panel;
-use super::packed::{Layout, PANEL, UNIT};
+use super::packed::{BLOCK, Layout, PANEL, UNIT};
 use super::streamed;
 use super::tiles::{Line, TileShape, Tiles, with_lines, with_tiles};
 #[cfg(target_arch = "x86_64")]
@@ -186,7 +186,9 @@ fn tile_width(widths: &[usize], most: usize, left: usize) -> usize {
 
 /// Computes `out` in panels of bytes, so many at a time as stay in cache.
 fn deal_int_panels<S: Entries>(simd: S, pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
-    let form = Form::of_tiles::<S>(job.w.dtype as u8, job.w.cols);
+    // Rows that are rearranged for this product would be so for each depth again.
+    let longest = if job.w.packed.is_some() { strassen::LONGEST } else { STRASSEN_DEPTH * BLOCK };
+    let form = Form::of_tiles::<S>(job.w.dtype as u8, job.w.cols <= longest);
     let widths: &[usize] = match (S::INT_PANELS, S::INT_COLS) {
         _ if form.sums == sums::STRASSEN => &[8, 4, 2],
         (1, 16..) => &[16, 8, 4, 2, 1],
@@ -213,11 +215,14 @@ fn deal_int_panels<S: Entries>(simd: S, pool: &ThreadPool, job: &Job<'_>, out: O
     });
 }
 
-/// Of so many blocks, how many are multiplied by Strassen's algorithm before the next: as many as stay in cache, since
-/// their panels take almost twice as much as others.
+/// The most blocks that are multiplied by Strassen's algorithm before the next: as many as stay in cache, since their
+/// panels take almost twice as much as others.
+const STRASSEN_DEPTH: usize =
+    CACHED / (strassen::PAIRS * int_block_bytes(PANEL, strassen::GROUPS_EACH));
+
+/// Of so many blocks, how many are multiplied by Strassen's algorithm before the next.
 fn strassen_depth(blocks: usize) -> usize {
-    let most = CACHED / (strassen::PAIRS * int_block_bytes(PANEL, strassen::GROUPS_EACH));
-    blocks.div_ceil(blocks.div_ceil(most).max(1)).next_multiple_of(UNIT)
+    blocks.div_ceil(blocks.div_ceil(STRASSEN_DEPTH).max(1)).next_multiple_of(UNIT)
 }
 
 /// How many of so many parts a thread takes at a time, at most `most`: of the numbers with which the last is done
@@ -315,7 +320,7 @@ fn panel_strassen<S: Entries>(
                 });
             }
             for (width, act) in tiles.iter() {
-                let act = act.from(from, strassen::GROUPS_EACH, width);
+                let act = act.skip(from, strassen::GROUPS_EACH, width);
                 let starts = range.clone().step_by(strassen::PAIRS * PANEL);
                 // A pair that was not unpacked is memory of the scratch, and nothing of it reaches `y`.
                 for (start, pairs) in starts.zip(scratch.chunks(strassen::PAIRS * bytes(blocks))) {

@@ -44,7 +44,7 @@ pub(super) fn with_lines(cell: &Cell<Vec<Line>>, bytes: usize, f: impl FnOnce(&m
 /// How activations are laid out for some weights.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct TileShape {
-    /// Rows of a tile, the widest first. Where fewer are left than the narrowest has, that has no others.
+    /// Rows of a tile, the widest first. The last tile is not full where fewer are left than the narrowest has.
     pub(super) widths: &'static [usize],
     /// What products with the weights need.
     pub(super) form: Form,

@@ -37,10 +37,10 @@ pub(in crate::gemm) struct ActTile<'a> {
 }
 
 impl ActTile<'_> {
-    /// From block `first` on, of blocks of so many groups and rows.
+    /// The tile without the first blocks, each of so many groups and rows.
     #[inline(always)]
-    pub(in crate::gemm) fn from(self, first: usize, groups: usize, rows: usize) -> Self {
-        let blocks = &self.blocks[first * act_block_words(groups, rows)..];
+    pub(in crate::gemm) fn skip(self, skipped: usize, groups: usize, rows: usize) -> Self {
+        let blocks = &self.blocks[skipped * act_block_words(groups, rows)..];
         ActTile { blocks, ..self }
     }
 }

@@ -93,12 +93,13 @@ impl Form {
         Form { sums, groups, bias, offsets }
     }
 
-    /// The form in which tiles of rows of `k` elements are multiplied, with what is faster on this processor.
-    pub(in crate::gemm) fn of_tiles<S: Simd>(t: u8, k: usize) -> Form {
+    /// The form in which tiles are multiplied, with what is faster on this processor; by Strassen's algorithm only where
+    /// the caller says that it pays.
+    pub(in crate::gemm) fn of_tiles<S: Simd>(t: u8, strassen_pays: bool) -> Form {
         let form = Form::of::<S>(t);
         match form.sums {
             sums::WIDE if S::adds_floats_apart() => Form { sums: sums::FLOATS, ..form },
-            sums::WIDE if S::STRASSEN && k <= strassen::LONGEST => {
+            sums::WIDE if S::STRASSEN && strassen_pays => {
                 Form { sums: sums::STRASSEN, groups: strassen::GROUPS_EACH, bias: 0, ..form }
             }
             sums::PAIRS if form.bias == 0 && !S::SIGNED => {

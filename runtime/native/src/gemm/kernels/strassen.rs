@@ -71,11 +71,16 @@ pub(in crate::gemm) unsafe fn unpack_pair<S: Simd>(panel: &[u8], to: &mut [u8]) 
                 let first = elements::<Q8_0>(unit, b, 0);
                 let second = elements::<Q8_0>(unit, b, S::LANES);
                 unroll!(step in [0 1 2 3]; step < GROUPS / 2 => {
-                    let (w00, w01) = (two::<S, Q8_0>(first, step), two::<S, Q8_0>(first, GROUPS / 2 + step));
-                    let (w10, w11) = (two::<S, Q8_0>(second, step), two::<S, Q8_0>(second, GROUPS / 2 + step));
+                    let behind = GROUPS / 2 + step;
+                    let w00 = two::<S, Q8_0>(first, step);
+                    let w01 = two::<S, Q8_0>(first, behind);
+                    let w10 = two::<S, Q8_0>(second, step);
+                    let w11 = two::<S, Q8_0>(second, behind);
                     unroll!(i < TWO, 2 {
-                        let (w00, w01) = (S::sub_halves(w00[i], bias), S::sub_halves(w01[i], bias));
-                        let (w10, less_w11) = (S::sub_halves(w10[i], bias), S::sub_halves(bias, w11[i]));
+                        let w00 = S::sub_halves(w00[i], bias);
+                        let w01 = S::sub_halves(w01[i], bias);
+                        let w10 = S::sub_halves(w10[i], bias);
+                        let less_w11 = S::sub_halves(bias, w11[i]);
                         let s = S::sub_halves(w10, less_w11);
                         let s_less_w00 = S::sub_halves(s, w00);
                         let sums = [
