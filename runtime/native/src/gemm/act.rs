@@ -431,7 +431,7 @@ pub(super) fn set_steps(
         let steps = (amax * per_step).ceil();
         let steps = if steps < STEPS { steps } else { STEPS };
         let scale = steps * step;
-        chunk.steps[b] = steps as i16;
+        chunk.steps[b] = nearest(steps) as i16;
         scales[b] = scale;
         inverses[b] = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     }
