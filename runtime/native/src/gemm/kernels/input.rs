@@ -56,7 +56,8 @@ impl ActTile<'_> {
 pub(in crate::gemm) struct ActBlock<const C: usize> {
     words: *const u32,
     groups: usize,
-    sums: u8,
+    /// Words of all rows together.
+    stride: usize,
 }
 
 /// Words of an [`ActBlock`] of so many groups and rows, for sums of a kind.
@@ -76,9 +77,9 @@ impl<const C: usize> ActBlock<C> {
         groups: usize,
         sums: u8,
     ) -> Self {
-        let words = blocks * act_block_words(groups, sums, C);
-        assert!(tile.blocks.len() >= words, "a tile of less blocks");
-        ActBlock { words: tile.blocks.as_ptr(), groups, sums }
+        let stride = act_block_words(groups, sums, C);
+        assert!(tile.blocks.len() >= blocks * stride, "a tile of less blocks");
+        ActBlock { words: tile.blocks.as_ptr(), groups, stride }
     }
 
     /// The same block, of which compilers do not know that it is: they would keep what they read of one in
@@ -99,10 +100,7 @@ impl<const C: usize> ActBlock<C> {
     /// each has one address register: products whose address has two are split up by some processors.
     #[inline(always)]
     pub(in crate::gemm) fn next(self) -> Self {
-        ActBlock {
-            words: self.words.wrapping_add(act_block_words(self.groups, self.sums, C)),
-            ..self
-        }
+        ActBlock { words: self.words.wrapping_add(self.stride), ..self }
     }
 
     /// The block's words of row `i`, of which there are as many as groups.
