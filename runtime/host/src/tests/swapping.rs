@@ -454,11 +454,16 @@ fn a_thousand_swaps_under_load_fail_no_call_and_leave_nothing_behind() {
     let (done, calls) = (AtomicBool::new(false), AtomicU64::new(0));
     let all_done = std::sync::Barrier::new(3);
     std::thread::scope(|scope| {
-        let serve = || {
+        // One calls without a pause. The others leave time to the thread of low priority that admits kernels, or it takes
+        // minutes.
+        let serve = |pause: Duration| {
             let mut worker = host.worker().unwrap();
             while !done.load(Relaxed) {
                 rmsnorm(&mut worker, &host.pin(), 1, 64).unwrap();
                 calls.fetch_add(1, Relaxed);
+                if !pause.is_zero() {
+                    std::thread::sleep(pause);
+                }
             }
             // Nobody holds an old generation any more.
             all_done.wait();
@@ -466,7 +471,9 @@ fn a_thousand_swaps_under_load_fail_no_call_and_leave_nothing_behind() {
             assert_eq!(worker.instances(), 1);
             assert!(worker.kernels() < 200, "{} kernels", worker.kernels());
         };
-        (0..3).for_each(|_| drop(scope.spawn(serve)));
+        for millis in 0..3 {
+            scope.spawn(move || serve(Duration::from_millis(millis)));
+        }
         for n in 0..1000 {
             let seen = calls.load(Relaxed);
             swap(&host, &packs[n % 2]);
