@@ -93,10 +93,6 @@ pub struct ActChunk {
     pub total: [i16; CHUNK / GROUP],
     /// `Σq` per 32 elements.
     pub block_total: [i16; CHUNK / BLOCK],
-    /// What all scales of the chunk are multiples of.
-    pub step: f32,
-    /// How many times, per 32 elements: `scale = steps * step`. At most 63, which the largest has.
-    pub steps: [i16; CHUNK / BLOCK],
 }
 
 impl ActChunk {
@@ -108,8 +104,6 @@ impl ActChunk {
         block_sum: [0.0; CHUNK / BLOCK],
         total: [0; CHUNK / GROUP],
         block_total: [0; CHUNK / BLOCK],
-        step: 0.0,
-        steps: [0; CHUNK / BLOCK],
     };
 }
 
@@ -127,8 +121,6 @@ mod tests {
         assert_eq!(offset_of!(ActChunk, block_sum), 384);
         assert_eq!(offset_of!(ActChunk, total), 416);
         assert_eq!(offset_of!(ActChunk, block_total), 448);
-        assert_eq!(offset_of!(ActChunk, step), 464);
-        assert_eq!(offset_of!(ActChunk, steps), 468);
         assert_eq!([0, 1, 256, 257].map(chunks), [0, 1, 1, 2]);
     }
 

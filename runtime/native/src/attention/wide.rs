@@ -1,8 +1,7 @@
 //! Many rows: vectors run along rows, so scores need no horizontal sums and softmax is element-wise.
 //!
 //! Both products are the same small matrix product: four keys (or four elements of a head) by a block
-//! of rows, in registers, with one factor broadcast from the tile. With AVX2 on a Xeon six keys with two vectors, and four with three,
-//! were slower than four with two (0.90 and 0.87 with 512 positions).
+//! of rows, in registers, with one factor broadcast from the tile.
 
 use super::plan::KEYS;
 use super::tile::Tile;

@@ -8,13 +8,9 @@ use ruvllm_abi::team::{self, ActChunk, ActForm, BLOCK, CHUNK, GROUP};
 use super::{ActForms, Plan};
 use crate::{Isa, NativeError, ThreadPool};
 
-/// The inverse of a scale, where the largest number of a chunk is smaller, would overflow; the chunk is as
+/// The inverse of a block's largest number, where that is smaller, would overflow; the block is as
 /// good as zero.
-pub(super) const SMALLEST: f32 = 1e-34;
-
-/// The scale of a chunk's largest number, in the steps that all its scales are multiples of: with so many, the sum of
-/// a k-quant's products and scales over 256 elements is within 32 bits.
-pub(super) const STEPS: f32 = 63.0;
+pub(super) const SMALLEST: f32 = 1e-35;
 
 /// 1.5 · 2²³: adding it leaves the nearest integer, ties to even, in the low bits of the sum.
 pub(super) const ROUNDER: f32 = 12_582_912.0;
@@ -415,38 +411,14 @@ pub(super) fn quantize_row(
     }
 }
 
-/// Chooses the scales of a chunk's blocks, of which the largest numbers are given, as steps, and gives the scales and
-/// their inverses.
-#[inline(always)]
-pub(super) fn set_steps(
-    amax: &[f32; CHUNK / BLOCK],
-    chunk: &mut ActChunk,
-) -> [[f32; CHUNK / BLOCK]; 2] {
-    let most = amax.iter().fold(0.0f32, |most, amax| if *amax > most { *amax } else { most });
-    let (step, per_step) =
-        if most > SMALLEST { (most / (127.0 * STEPS), STEPS / most) } else { (0.0, 0.0) };
-    let [mut scales, mut inverses] = [[0.0; CHUNK / BLOCK]; 2];
-    for (b, amax) in amax.iter().enumerate() {
-        // Rounded up, so that the integers stay within 127.
-        let steps = (amax * per_step).ceil();
-        let steps = if steps < STEPS { steps } else { STEPS };
-        let scale = steps * step;
-        chunk.steps[b] = nearest(steps) as i16;
-        scales[b] = scale;
-        inverses[b] = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-    }
-    chunk.step = step;
-    [scales, inverses]
-}
-
 /// Quantises a chunk, in operations that compile to vectors where they are enabled.
 #[inline(always)]
 pub(super) fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
-    // Written as operations on whole lanes and a tree, which compile to vectors; a NaN is
-    // passed over.
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
-    let mut amax = [0.0f32; CHUNK / BLOCK];
-    for (amax, x) in amax.iter_mut().zip(x.as_chunks::<BLOCK>().0) {
+    let blocks = x.as_chunks::<BLOCK>().0.iter().zip(chunk.q.as_chunks_mut::<BLOCK>().0);
+    for (b, (x, q)) in blocks.enumerate() {
+        // Written as operations on whole lanes and a tree, which compile to vectors; a NaN is
+        // passed over.
+        let larger = |a: f32, b: f32| if b > a { b } else { a };
         let [low, high] = x.as_chunks::<GROUP>().0 else { continue };
         let mut lanes = [0.0f32; GROUP];
         for (lane, (low, high)) in lanes.iter_mut().zip(low.iter().zip(high)) {
@@ -456,12 +428,9 @@ pub(super) fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
             let (low, high) = lanes.split_at_mut(width);
             low.iter_mut().zip(high).for_each(|(low, high)| *low = larger(*low, *high));
         }
-        *amax = larger(0.0, lanes[0]);
-    }
-    let [scales, inverses] = set_steps(&amax, chunk);
-    let blocks = x.as_chunks::<BLOCK>().0.iter().zip(chunk.q.as_chunks_mut::<BLOCK>().0);
-    for (b, (x, q)) in blocks.enumerate() {
-        let (scale, inverse) = (scales[b], inverses[b]);
+        let amax = larger(0.0, lanes[0]);
+        let (scale, inverse) =
+            if amax > SMALLEST { (amax / 127.0, 127.0 / amax) } else { (0.0, 0.0) };
         chunk.scale[2 * b..2 * b + 2].fill(scale);
         let groups = q.as_chunks_mut::<GROUP>().0.iter_mut().zip(x.as_chunks::<GROUP>().0);
         for (i, (q, x)) in groups.enumerate() {

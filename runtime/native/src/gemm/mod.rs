@@ -1,6 +1,6 @@
 //! Products of activations with weights in any format: `y[m, n] = x[m, k] · w[n, k]ᵀ`.
 //!
-//! Blocked weights meet activations quantised to 8 bits with a scale per 32 elements, a multiple of a step per 256, multiplied
+//! Blocked weights meet activations quantised to 8 bits with a scale per 32 elements, multiplied
 //! as integers; [`Activations`] holds them, quantised once for all matrices that share an input. They are
 //! read in panels of sixteen rows, from [`PackedWeights`] or else rearranged for each product:
 //! - few rows of `x` (decoding): with panels as they are read from memory (`streamed`). Memory bandwidth is
@@ -34,13 +34,9 @@
 //! not tried on AMD's processors, with its sums as integers. Fetching the panels of the next unit while one is
 //! multiplied made no difference on the Xeon (1.00 and 1.01).
 //! Formats without a bias have the first products as the first sums (`sums::PAIRS_FROM_ZERO`): 1.04 times as fast.
-//! The scales of k-quants as integers, multiplied in as sums of 16 bits are added up, save little as long as those of the
-//! activations are floats (1.00 to 1.03 with AVX2 on a Xeon). With both as integers (`kernels::scaled`) 510 rows of Q4_K took
-//! 1.08 times as little time and of Q5_K 1.04, four rows 1.05 and 1.01; Q6_K, whose sums need 64 bits or four conversions for
-//! 256 weights, 1.04, and 8 rows of it 0.90, so it has floats.
-//! On that Xeon tiles are bound by power: clocked at 4.0 GHz otherwise, it ran them at 3.65, and instructions in a better order
-//! for its units, which took 0.92 of the cycles, took no less time (sums of one half of a tile's rows completed between the
-//! products of the other, which reads weights twice: 0.96 to 1.02). Fewer instructions do.
+//! The scales of k-quants as integers, multiplied in as sums of 16 bits are added up, with one factor for 256 weights, save
+//! an instruction of 21. With AVX2 on a Xeon, 510 rows of Q4_K and Q6_K took 1.03 times as little time, Q5_K 0.98, and 8 and
+//! 16 rows of Q4_K, which need registers for more sums, 0.93.
 //! With 576 columns, where a pair of panels fits into the first-level cache, multiplying it with sixteen tiles of
 //! activations before the next pair was slower, too (0.90 with AVX2, 0.94 with AVX-512).
 //!

@@ -11,7 +11,7 @@
 use core::arch::aarch64::*;
 use core::arch::asm;
 
-use super::kernels::int::{block_bytes, panel_starts, sums};
+use super::kernels::int::{int_block_bytes, panel_starts};
 use super::kernels::{ActBlock, ActTile, unroll};
 use super::neon::{no_sum, number};
 use super::out::Columns;
@@ -70,9 +70,9 @@ pub(super) unsafe fn tile<
     col: usize,
     y: &mut Columns<'_>,
 ) {
-    let block_bytes = block_bytes(LANES, G, sums::QUADS);
+    let block_bytes = int_block_bytes(LANES, G);
     let mut at = panel_starts::<P>(panels, blocks * block_bytes);
-    let mut input = ActBlock::<C>::first(act, blocks, G, sums::QUADS);
+    let mut input = ActBlock::<C>::first(act, blocks, G);
     // SAFETY: the caller has the instructions; the panels and the tile have so many blocks.
     unsafe {
         let mut acc = [[[vdupq_n_f32(0.0); 2]; N]; P];

@@ -79,7 +79,7 @@ fn check_read(act: &Activations, form: ActForm, x: &[f32]) {
                 ActForm::Pairs => *read == half::bf16::from_f32(*x).to_f32(),
                 ActForm::Ints => {
                     let chunk = &act.chunks()[row * act.chunk_stride() + j / CHUNK];
-                    (read - x).abs() <= chunk.scale[j % CHUNK / GROUP] * 0.500_01 + act::SMALLEST
+                    (read - x).abs() <= chunk.scale[j % CHUNK / GROUP] * 0.500_01 + 1e-35
                 }
             };
             assert!(is_right, "{form:?}, row {row}, {j}: {x} became {read}");
@@ -383,31 +383,6 @@ fn products_of_bytes_have_the_same_bits_by_floats_or_by_strassens_algorithm_what
                 assert!(product(true) == integers, "bytes {b}, signs {s}, {m}");
                 let flushed = x86::flushed_to_zero(|| product(true));
                 assert!(flushed == integers, "bytes {b}, signs {s}, {m}, flushed to zero");
-            }
-        }
-    }
-}
-
-#[test]
-fn scales_of_activations_are_the_least_multiples_of_a_step() {
-    let (pool, mut act) = (ThreadPool::new(1), Activations::new());
-    let k = 600;
-    for size in [1e-36, 3e-34, 1.0, 1e30] {
-        let mut x = noise(k, 5);
-        x.iter_mut().enumerate().for_each(|(i, x)| *x *= size / (1 + i / 32 % 5 * 40) as f32);
-        x[64..96].fill(0.0);
-        act.prepare(&pool, Isa::Scalar, &x, 1, k, ActForm::Ints.into()).unwrap();
-        let largest = |x: &[f32]| x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        for (x, chunk) in x.chunks(CHUNK).zip(act.chunks()) {
-            let most = largest(x);
-            let none = most <= act::SMALLEST;
-            assert_eq!(chunk.steps.iter().max(), Some(&if none { 0 } else { 63 }), "{size}");
-            for (b, x) in x.chunks(BLOCK).enumerate() {
-                let (scale, steps) = (chunk.scale[2 * b], f32::from(chunk.steps[b]));
-                assert_eq!(scale, steps * chunk.step, "{size} {b}");
-                let least = if none { 0.0 } else { largest(x) / 127.0 };
-                let above = (scale - least) / chunk.step.max(f32::MIN_POSITIVE);
-                assert!((-1e-4..1.0001).contains(&above), "{size} {b}: {scale} for {least}");
             }
         }
     }

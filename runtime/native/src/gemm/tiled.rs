@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use ruvllm_abi::DType;
 
-use super::kernels::int::{Form, sums};
+use super::kernels::int::{Form, int_block_bytes, sums};
 use super::kernels::{Entries, FLOAT_VECTORS, Input, Rows, strassen};
 use super::out::{Columns, Out};
 use super::pack::pack_panel;
@@ -203,7 +203,7 @@ fn deal_int_panels<S: Entries>(simd: S, pool: &ThreadPool, job: &Job<'_>, out: O
             sums::STRASSEN => (strassen::PAIRS, strassen_depth(tiles.blocks())),
             _ => ((S::INT_PANELS * S::LANES).div_ceil(PANEL), tiles.blocks()),
         };
-        let panels = CACHED / (depth * form.block_bytes(PANEL));
+        let panels = CACHED / (depth * int_block_bytes(PANEL, form.groups));
         let panels = panels.clamp(1, INT_PANELS * S::LANES / PANEL);
         let most = panels.div_ceil(together);
         let parts = job.w.rows.div_ceil(together * PANEL);
@@ -217,7 +217,8 @@ fn deal_int_panels<S: Entries>(simd: S, pool: &ThreadPool, job: &Job<'_>, out: O
 
 /// The most blocks that are multiplied by Strassen's algorithm before the next: as many as stay in cache, since their
 /// panels take almost twice as much as others.
-const STRASSEN_DEPTH: usize = CACHED / (strassen::PAIRS * strassen::block_bytes(PANEL));
+const STRASSEN_DEPTH: usize =
+    CACHED / (strassen::PAIRS * int_block_bytes(PANEL, strassen::GROUPS_EACH));
 
 /// Of so many blocks, how many are multiplied by Strassen's algorithm before the next.
 fn strassen_depth(blocks: usize) -> usize {
@@ -242,7 +243,7 @@ fn panel_int<S: Entries>(simd: S, job: &Job<'_>, tiles: &Tiles<'_>, y: &mut Colu
     #[cfg(target_arch = "x86_64")]
     let _subnormals = (form.sums == sums::FLOATS).then(x86::WithSubnormals::new);
     let (dtype, parts) = (job.w.dtype, PANEL / S::LANES);
-    let bytes = blocks * form.block_bytes(S::LANES);
+    let bytes = blocks * int_block_bytes(S::LANES, form.groups);
     let panels = range.clone().step_by(PANEL);
     let scratch = (panels.len() * parts).next_multiple_of(S::INT_PANELS) * bytes;
     with_scratch(scratch, |scratch| {
@@ -268,10 +269,6 @@ fn panel_int<S: Entries>(simd: S, job: &Job<'_>, tiles: &Tiles<'_>, y: &mut Colu
                     }
                     (_, sums::PAIRS_FROM_ZERO, _) => {
                         simd.tile_int::<8, { sums::PAIRS_FROM_ZERO }, true, $p, $c> $args
-                    }
-                    (_, sums::SCALED, _) => simd.tile_int::<8, { sums::SCALED }, true, $p, $c> $args,
-                    (_, sums::SCALED_FROM_ZERO, _) => {
-                        simd.tile_int::<8, { sums::SCALED_FROM_ZERO }, true, $p, $c> $args
                     }
                     (_, _, false) => simd.tile_int::<8, { sums::PAIRS }, false, $p, $c> $args,
                     (_, _, true) => simd.tile_int::<8, { sums::PAIRS }, true, $p, $c> $args,
@@ -311,7 +308,7 @@ fn panel_strassen<S: Entries>(
 ) {
     let (range, blocks) = (y.range(), tiles.blocks());
     let (panels, unit_bytes) = (range.clone().step_by(PANEL), Layout::of(job.w.dtype).unit_bytes());
-    let bytes = |blocks: usize| blocks * strassen::block_bytes(PANEL);
+    let bytes = |blocks: usize| blocks * int_block_bytes(PANEL, strassen::GROUPS_EACH);
     with_scratch(panels.len().next_multiple_of(strassen::PAIRS) * bytes(depth), |scratch| {
         for from in (0..blocks).step_by(depth) {
             let (to, more) = (blocks.min(from + depth), from > 0);

@@ -109,7 +109,7 @@ pub(super) fn with_tiles<S: Entries>(
     let (form, widest) = (shape.form, shape.width(m));
     // Panels end so, and what a chunk has beyond that nobody multiplies.
     let blocks = act.cols().next_multiple_of(UNIT * BLOCK) / block_elems(form);
-    let stride = (blocks * act_block_words(form.groups, form.sums, widest)).max(1);
+    let stride = (blocks * act_block_words(form.groups, widest)).max(1);
     let words = shape.rows(m).count() * stride;
     SCRATCH.with(|cell| {
         with_lines(cell, size_of::<u32>() * words, |lines| {
@@ -117,7 +117,7 @@ pub(super) fn with_tiles<S: Entries>(
             let lay = |number: usize, out: &mut [u32]| {
                 let rows = shape.rows_of(m, number);
                 let cols = shape.width(m - rows.start);
-                let block_words = act_block_words(form.groups, form.sums, cols);
+                let block_words = act_block_words(form.groups, cols);
                 let out = &mut out[..blocks * block_words];
                 for (c, out) in out.chunks_mut(CHUNK / block_elems(form) * block_words).enumerate()
                 {
@@ -160,7 +160,7 @@ fn lay_groups<const G: usize>(
     form: Form,
     out: &mut [u32],
 ) {
-    let blocks = out.chunks_exact_mut(act_block_words(form.groups, form.sums, cols));
+    let blocks = out.chunks_exact_mut(act_block_words(form.groups, cols));
     let q = bytemuck::cast_slice::<i8, [i8; 4]>(&chunk.q).as_chunks::<G>().0;
     for (b, (block, q)) in blocks.zip(q).enumerate() {
         let (total, sum) = if 4 * G == GROUP {
@@ -185,16 +185,10 @@ fn lay_groups<const G: usize>(
         } else {
             words.copy_from_slice(bytemuck::cast_slice(q));
         }
-        rest[i] = if sums::scaled(form.sums) {
-            let steps = chunk.steps[4 * G * b / BLOCK];
-            rest[3 * cols + i] = chunk.step.to_bits();
-            pair(steps, steps)
-        } else {
-            chunk.scale[4 * G * b / GROUP].to_bits()
-        };
+        rest[i] = chunk.scale[4 * G * b / GROUP].to_bits();
         rest[cols + i] = match (form.bias, form.sums) {
             (0, _) => 0,
-            (bias, sums) if sums::products(sums) == sums::PAIRS => {
+            (bias, sums::PAIRS) => {
                 let low: i32 = q.iter().map(|q| i32::from(q[0]) + i32::from(q[1])).sum();
                 // Modulo 2^16, as the sums are.
                 let start = |total: i32| -(total << bias) as i16;

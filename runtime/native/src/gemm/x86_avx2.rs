@@ -62,10 +62,12 @@ fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
         let x = larger(x, _mm_movehdup_ps(x));
         *amax = _mm_cvtss_f32(larger(_mm_setzero_ps(), x));
     }
-    let [scale, inverse] = act::set_steps(&amax, chunk);
-    // SAFETY: eight numbers are there each.
-    let (scale, inverse) =
-        unsafe { (_mm256_loadu_ps(scale.as_ptr()), _mm256_loadu_ps(inverse.as_ptr())) };
+    // SAFETY: eight numbers are there.
+    let amax = unsafe { _mm256_loadu_ps(amax.as_ptr()) };
+    let some = _mm256_cmp_ps::<_CMP_GT_OQ>(amax, _mm256_set1_ps(act::SMALLEST));
+    let most = _mm256_set1_ps(127.0);
+    let scale = _mm256_and_ps(some, _mm256_div_ps(amax, most));
+    let inverse = _mm256_and_ps(some, _mm256_div_ps(most, amax));
 
     // The low bytes of eight numbers, as the `i`th word of each half.
     let words = |i: usize| {
@@ -168,7 +170,6 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
     const STREAMED_COLS: usize = 16;
     const FLOAT_COLS: usize = 6;
     const QUADS: bool = DOT != PLAIN;
-    const INT_SCALES: bool = DOT == PLAIN;
     const FLOAT_SUMS: bool = DOT == PLAIN;
     const STRASSEN: bool = DOT == PLAIN;
     type F = __m256;
@@ -321,20 +322,6 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
                 }
                 _mm256_storeu_si256(block.add(32 * (groups + 1)).cast(), extra);
             }
-        }
-
-        fn twice(p: *const u8) -> __m256i {
-            let x = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
-            _mm256_or_si256(x, _mm256_slli_epi32(x, 16))
-        }
-
-        fn add_scaled(totals: __m256i, sum: __m256i, scale: __m256i, steps: __m256i) -> __m256i {
-            let scale = _mm256_mullo_epi16(scale, steps);
-            _mm256_add_epi32(totals, _mm256_madd_epi16(sum, scale))
-        }
-
-        fn from_totals(totals: __m256i) -> __m256 {
-            _mm256_cvtepi32_ps(totals)
         }
 
         fn total(kind: u8, sum: __m256i) -> __m256 {

@@ -59,10 +59,12 @@ fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
         let x = larger(x, _mm512_permute_ps(x, 0b00_00_00_01));
         *amax = _mm512_cvtss_f32(larger(_mm512_setzero_ps(), x));
     }
-    let [scale, inverse] = act::set_steps(&amax, chunk);
-    // SAFETY: eight numbers are there each.
-    let (scale, inverse) =
-        unsafe { (_mm256_loadu_ps(scale.as_ptr()), _mm256_loadu_ps(inverse.as_ptr())) };
+    // SAFETY: eight numbers are there.
+    let amax = unsafe { _mm256_loadu_ps(amax.as_ptr()) };
+    let some = _mm256_cmp_ps_mask(amax, _mm256_set1_ps(act::SMALLEST), _CMP_GT_OQ);
+    let most = _mm256_set1_ps(127.0);
+    let scale = _mm256_maskz_div_ps(some, amax, most);
+    let inverse = _mm256_maskz_div_ps(some, most, amax);
     let twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     let scales = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(scale));
 

@@ -3,7 +3,6 @@
 
 use core::arch::asm;
 
-use super::int::sums;
 use crate::quant::{CHUNK, MAX_CHUNK_BYTES};
 
 /// Weight rows, `bytes` apart, each of `k` elements.
@@ -38,11 +37,10 @@ pub(in crate::gemm) struct ActTile<'a> {
 }
 
 impl ActTile<'_> {
-    /// The tile without the first blocks, each of so many groups and rows, of those that
-    /// [`strassen`](super::strassen) reads.
+    /// The tile without the first blocks, each of so many groups and rows.
     #[inline(always)]
     pub(in crate::gemm) fn skip(self, skipped: usize, groups: usize, rows: usize) -> Self {
-        let blocks = &self.blocks[skipped * act_block_words(groups, sums::STRASSEN, rows)..];
+        let blocks = &self.blocks[skipped * act_block_words(groups, rows)..];
         ActTile { blocks, ..self }
     }
 }
@@ -50,19 +48,16 @@ impl ActTile<'_> {
 /// Activations of `C` rows that share a scale, as [`tiles`](crate::gemm::tiles) lay them out, in words of
 /// four bytes: the integers, `[C, groups]`, as [`sums`](super::int::sums) say; then of each row the scale, as
 /// f32; what its sums start at, so that unsigned weights count as less their bias; and the sum of the
-/// activations, as f32. For [`sums::SCALED`] the scale is the number of its steps, as 16 bits twice, and the step is the
-/// last, as f32.
+/// activations, as f32.
 #[derive(Clone, Copy)]
 pub(in crate::gemm) struct ActBlock<const C: usize> {
     words: *const u32,
     groups: usize,
-    /// Words of all rows together.
-    stride: usize,
 }
 
-/// Words of an [`ActBlock`] of so many groups and rows, for sums of a kind.
-pub(in crate::gemm) const fn act_block_words(groups: usize, sums: u8, rows: usize) -> usize {
-    (groups + 3 + sums::scaled(sums) as usize) * rows
+/// Words of an [`ActBlock`] of so many groups and rows.
+pub(in crate::gemm) const fn act_block_words(groups: usize, rows: usize) -> usize {
+    (groups + 3) * rows
 }
 
 impl<const C: usize> ActBlock<C> {
@@ -71,15 +66,9 @@ impl<const C: usize> ActBlock<C> {
     /// # Panics
     /// It has less.
     #[inline(always)]
-    pub(in crate::gemm) fn first(
-        tile: ActTile<'_>,
-        blocks: usize,
-        groups: usize,
-        sums: u8,
-    ) -> Self {
-        let stride = act_block_words(groups, sums, C);
-        assert!(tile.blocks.len() >= blocks * stride, "a tile of less blocks");
-        ActBlock { words: tile.blocks.as_ptr(), groups, stride }
+    pub(in crate::gemm) fn first(tile: ActTile<'_>, blocks: usize, groups: usize) -> Self {
+        assert!(tile.blocks.len() >= blocks * act_block_words(groups, C), "a tile of less blocks");
+        ActBlock { words: tile.blocks.as_ptr(), groups }
     }
 
     /// The same block, of which compilers do not know that it is: they would keep what they read of one in
@@ -100,7 +89,7 @@ impl<const C: usize> ActBlock<C> {
     /// each has one address register: products whose address has two are split up by some processors.
     #[inline(always)]
     pub(in crate::gemm) fn next(self) -> Self {
-        ActBlock { words: self.words.wrapping_add(self.stride), ..self }
+        ActBlock { words: self.words.wrapping_add(act_block_words(self.groups, C)), ..self }
     }
 
     /// The block's words of row `i`, of which there are as many as groups.
@@ -115,20 +104,6 @@ impl<const C: usize> ActBlock<C> {
     pub(in crate::gemm) unsafe fn scale(self, i: usize) -> f32 {
         // SAFETY: as for `words`.
         unsafe { *self.words.add(C * self.groups + i).cast() }
-    }
-
-    /// The steps that the scale of row `i` has, twice, for [`sums::SCALED`].
-    #[inline(always)]
-    pub(in crate::gemm) unsafe fn steps(self, i: usize) -> i32 {
-        // SAFETY: as for `words`.
-        unsafe { *self.words.add(C * self.groups + i).cast() }
-    }
-
-    /// The step of row `i`, for [`sums::SCALED`].
-    #[inline(always)]
-    pub(in crate::gemm) unsafe fn step(self, i: usize) -> f32 {
-        // SAFETY: as for `words`.
-        unsafe { *self.words.add(C * (self.groups + 3) + i).cast() }
     }
 
     /// What sums of row `i` start at.

@@ -3,7 +3,7 @@
 
 use core::arch::asm;
 
-use super::{ActBlock, ActTile, MAX_LANES, Simd, scaled, strassen, unroll};
+use super::{ActBlock, ActTile, MAX_LANES, Simd, strassen, unroll};
 use crate::gemm::out::Columns;
 use crate::quant::tag;
 
@@ -19,11 +19,6 @@ pub(in crate::gemm) mod sums {
     pub(in crate::gemm) const PAIRS: u8 = 1;
     /// As [`PAIRS`], of weights that need no correction, so that the first products are the first sums.
     pub(in crate::gemm) const PAIRS_FROM_ZERO: u8 = 4;
-    /// As [`PAIRS`], of k-quants, whose scales are integers: sums are multiplied by them as they are added up, and
-    /// the sum over a unit by the float that all its scales share.
-    pub(in crate::gemm) const SCALED: u8 = 6;
-    /// As [`SCALED`], of weights that need no correction.
-    pub(in crate::gemm) const SCALED_FROM_ZERO: u8 = 7;
     /// Two numbers of 16 bits at a time, in 32 bits: for 8-bit weights, since a pair of their products is
     /// beyond 16 bits. A vector of bytes becomes two, of its even and of its odd bytes.
     pub(in crate::gemm) const WIDE: u8 = 2;
@@ -47,27 +42,8 @@ pub(in crate::gemm) mod sums {
             _ if S::QUADS => QUADS,
             tag::Q8_0 if S::SIGNED => QUADS,
             tag::Q8_0 => WIDE,
-            tag::Q4_K | tag::Q5_K if S::INT_SCALES => SCALED,
             _ => PAIRS,
         }
-    }
-
-    /// The kind as [`Simd::add_products`] knows it: in what else they differ is not its business.
-    pub(in crate::gemm) const fn products(sums: u8) -> u8 {
-        match sums {
-            PAIRS_FROM_ZERO | SCALED | SCALED_FROM_ZERO => PAIRS,
-            _ => sums,
-        }
-    }
-
-    /// Whether the first products are the first sums.
-    pub(in crate::gemm) const fn from_zero<S: Simd>(sums: u8) -> bool {
-        S::SIGNED || matches!(sums, PAIRS_FROM_ZERO | SCALED_FROM_ZERO)
-    }
-
-    /// Whether scales are integers.
-    pub(in crate::gemm) const fn scaled(sums: u8) -> bool {
-        matches!(sums, SCALED | SCALED_FROM_ZERO)
     }
 
     /// Whether there are formats of the kind.
@@ -77,7 +53,6 @@ pub(in crate::gemm) mod sums {
             || sums == of::<S>(tag::Q4_0)
             || (S::FLOAT_SUMS && sums == FLOATS && of_bytes == WIDE)
             || (!S::SIGNED && sums == PAIRS_FROM_ZERO && of::<S>(tag::Q4_0) == PAIRS)
-            || (scaled(sums) && of::<S>(tag::Q4_K) == SCALED)
     }
 }
 
@@ -106,7 +81,7 @@ impl Form {
             tag::Q5_0 => 4,
             tag::Q6_K => 5,
             // Sixteen products are within 16 bits if they are less 16, which is taken off their offset too.
-            tag::Q5_1 | tag::Q5_K if sums::products(sums) == sums::PAIRS && !S::SIGNED => 4,
+            tag::Q5_1 | tag::Q5_K if sums == sums::PAIRS && !S::SIGNED => 4,
             _ => 0,
         };
         let groups = match (t, sums) {
@@ -116,11 +91,6 @@ impl Form {
         };
         let offsets = matches!(t, tag::Q4_1 | tag::Q5_1 | tag::Q4_K | tag::Q5_K);
         Form { sums, groups, bias, offsets }
-    }
-
-    /// Bytes of a block of a panel of integers with `lanes` rows.
-    pub(in crate::gemm) const fn block_bytes(self, lanes: usize) -> usize {
-        block_bytes(lanes, self.groups, self.sums)
     }
 
     /// The form in which tiles are multiplied, with what is faster on this processor; by Strassen's algorithm only where
@@ -135,45 +105,12 @@ impl Form {
             sums::PAIRS if form.bias == 0 && !S::SIGNED => {
                 Form { sums: sums::PAIRS_FROM_ZERO, ..form }
             }
-            sums::SCALED if form.bias == 0 => Form { sums: sums::SCALED_FROM_ZERO, ..form },
             _ => form,
         }
     }
 }
 
-/// The sums of a block's products, as integers: each activation is read once for all panels.
-#[inline(always)]
-pub(super) unsafe fn block_sums<
-    S: Simd,
-    const G: usize,
-    const SUMS: u8,
-    const P: usize,
-    const C: usize,
->(
-    blocks: [*const u8; P],
-    act: ActBlock<C>,
-) -> [[S::Sum; C]; P] {
-    // SAFETY: the module's contract.
-    unsafe {
-        let (from_zero, kind) = const { (sums::from_zero::<S>(SUMS), sums::products(SUMS)) };
-        let mut sums = [[S::start(0); C]; P];
-        unroll!(i < C, 16 {
-            let start = S::start(if from_zero { 0 } else { act.start(i) });
-            unroll!(p < P, 2 { sums[p][i] = start; });
-        });
-        unroll!(g in [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]; g < G => {
-            let mut w = [S::splat_int(0); P];
-            unroll!(p < P, 2 { w[p] = S::load_bytes(blocks[p].add(4 * S::LANES * g)); });
-            unroll!(i < C, 16 {
-                let a = S::splat_int(*act.words(i).add(g));
-                unroll!(p < P, 2 { sums[p][i] = S::add_products(kind, sums[p][i], w[p], a); });
-            });
-        });
-        sums
-    }
-}
-
-/// The body of [`Simd::block_dots`].
+/// The body of [`Simd::block_dots`]: each activation is read once for all panels.
 #[inline(always)]
 pub(in crate::gemm) unsafe fn block_dots<
     S: Simd,
@@ -187,14 +124,29 @@ pub(in crate::gemm) unsafe fn block_dots<
 ) -> [[S::F; C]; P] {
     // SAFETY: the module's contract.
     unsafe {
-        let mut sums = block_sums::<S, G, SUMS, P, C>(blocks, act);
+        let from_zero = const { S::SIGNED || SUMS == sums::PAIRS_FROM_ZERO };
+        // They differ in nothing else.
+        let kind = const { if SUMS == sums::PAIRS_FROM_ZERO { sums::PAIRS } else { SUMS } };
+        let mut sums = [[S::start(0); C]; P];
+        unroll!(i < C, 16 {
+            let start = S::start(if from_zero { 0 } else { act.start(i) });
+            unroll!(p < P, 2 { sums[p][i] = start; });
+        });
+        unroll!(g in [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]; g < G => {
+            let mut w = [S::splat_int(0); P];
+            unroll!(p < P, 2 { w[p] = S::load_bytes(blocks[p].add(4 * S::LANES * g)); });
+            unroll!(i < C, 16 {
+                let a = S::splat_int(*act.words(i).add(g));
+                unroll!(p < P, 2 { sums[p][i] = S::add_products(kind, sums[p][i], w[p], a); });
+            });
+        });
         let mut dots = [[S::zero(); C]; P];
         unroll!(p < P, 2 {
             if const { SUMS == sums::FLOATS } {
                 let extra = S::load_bytes(blocks[p].add(4 * S::LANES * (G + 1)));
                 unroll!(i < C, 16 { sums[p][i] = S::less(sums[p][i], extra); });
             }
-            unroll!(i < C, 16 { dots[p][i] = S::total(const { sums::products(SUMS) }, sums[p][i]); });
+            unroll!(i < C, 16 { dots[p][i] = S::total(kind, sums[p][i]); });
         });
         dots
     }
@@ -257,10 +209,9 @@ pub(in crate::gemm) unsafe fn take<S: Simd>(
 }
 
 /// Bytes of a block of a panel of integers with `lanes` rows: `groups` vectors of four bytes a lane, a
-/// vector of scales, one of offsets, or of what [`sums::FLOATS`] are too large by, and of [`sums::SCALED`] one of
-/// the floats that the scales share.
-pub(in crate::gemm) const fn block_bytes(lanes: usize, groups: usize, sums: u8) -> usize {
-    (groups + 2 + sums::scaled(sums) as usize) * 4 * lanes
+/// vector of scales, one of offsets, or of what [`sums::FLOATS`] are too large by.
+pub(in crate::gemm) const fn int_block_bytes(lanes: usize, groups: usize) -> usize {
+    (groups + 2) * 4 * lanes
 }
 
 /// `y[act.first + i, col + r] = act[i] · panels[r]` for `C` rows of activations and the rows of `P`
@@ -283,14 +234,10 @@ pub(in crate::gemm) unsafe fn tile_int<
     if const { C > S::INT_COLS || P > S::INT_PANELS || !sums::any::<S>(SUMS) } {
         return;
     }
-    if const { sums::scaled(SUMS) } {
-        // SAFETY: the contract is the same.
-        return unsafe { scaled::tile::<S, G, SUMS, P, C>(panels, blocks, act, col, y) };
-    }
     let lanes = S::LANES;
-    let block_bytes = block_bytes(lanes, G, SUMS);
+    let block_bytes = int_block_bytes(lanes, G);
     let mut at = panel_starts::<P>(panels, blocks * block_bytes);
-    let mut act_block = ActBlock::<C>::first(act, blocks, G, SUMS);
+    let mut act_block = ActBlock::<C>::first(act, blocks, G);
     // SAFETY: the module's contract; the panels and the tile have so many blocks.
     unsafe {
         let mut acc = [[S::zero(); C]; P];

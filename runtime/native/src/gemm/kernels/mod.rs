@@ -13,7 +13,6 @@ pub(super) mod float;
 mod input;
 pub(super) mod int;
 pub(super) mod packed;
-pub(super) mod scaled;
 pub(super) mod strassen;
 
 use super::out::Columns;
@@ -121,8 +120,6 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
     /// Whether bytes of weights are signed as those of activations are. Panels of bytes then hold weights
     /// less the bias of their format, so that products need no correction.
     const SIGNED: bool = false;
-    /// Whether there are [`sums::SCALED`](int::sums::SCALED).
-    const INT_SCALES: bool = false;
     /// Whether there are [`sums::FLOATS`](int::sums::FLOATS).
     const FLOAT_SUMS: bool = false;
     /// Whether there are tiles by [`strassen`].
@@ -206,26 +203,6 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
     }
     /// Sums of the kind `sums` as f32.
     unsafe fn total(sums: u8, sum: Self::Sum) -> Self::F;
-    /// Loads a vector of unsigned bytes as numbers of 16 bits, each twice, where there are [`Self::INT_SCALES`].
-    unsafe fn twice(_p: *const u8) -> Self::B {
-        // SAFETY: the contract is the same.
-        unsafe { Self::splat_int(0) }
-    }
-    /// `totals`, of 32 bits, and sums of the kind [`sums::SCALED`](int::sums::SCALED), each 16 bits times those of both
-    /// others.
-    unsafe fn add_scaled(
-        totals: Self::Sum,
-        _sum: Self::Sum,
-        _scale: Self::B,
-        _steps: Self::B,
-    ) -> Self::Sum {
-        totals
-    }
-    /// Integers of 32 bits as f32, where there are [`Self::INT_SCALES`].
-    unsafe fn from_totals(_totals: Self::Sum) -> Self::F {
-        // SAFETY: the contract is the same.
-        unsafe { Self::zero() }
-    }
     /// The dot products of a block of each of `P` panels of bytes with `C` rows of activations.
     #[inline(always)]
     unsafe fn block_dots<const G: usize, const SUMS: u8, const P: usize, const C: usize>(

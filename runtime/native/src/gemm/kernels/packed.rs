@@ -2,8 +2,7 @@
 //! are as many vectors as `LANES` goes into them, so a panel is a few *parts* of `LANES` rows each.
 #![allow(unsafe_code)]
 
-use super::int::{Form, elsewhere, in_memory, put, sums, with_block};
-use super::scaled::with_totals;
+use super::int::{Form, elsewhere, in_memory, int_block_bytes, put, sums, with_block};
 use super::{ActBlock, ActTile, Ahead, Simd, unroll};
 use crate::gemm::out::Columns;
 use crate::gemm::packed::{LINE, Layout, PANEL};
@@ -46,9 +45,8 @@ pub(in crate::gemm) unsafe fn dot_packed<S: Simd, const T: u8, const P: usize, c
     let bytes = streams.panels[0].len();
     assert!(streams.panels.iter().all(|panel| panel.len() == bytes), "panels of several sizes");
     let units = bytes / layout.unit_bytes();
-    let form = const { Form::of::<S>(T) };
-    let mut act_block =
-        ActBlock::<C>::first(act, units * layout.blocks * halves(T), form.groups, form.sums);
+    let groups = const { Form::of::<S>(T).groups };
+    let mut act_block = ActBlock::<C>::first(act, units * layout.blocks * halves(T), groups);
     // SAFETY: the module's contract; each panel holds so many units, and the tile blocks for as many
     // elements.
     unsafe {
@@ -80,16 +78,13 @@ pub(in crate::gemm) unsafe fn dot_packed<S: Simd, const T: u8, const P: usize, c
 unsafe fn add_unit<S: Simd, const T: u8, const C: usize>(
     acc: &mut [[S::F; C]; MAX_PARTS],
     unit: *const u8,
-    first: ActBlock<C>,
+    mut act: ActBlock<C>,
     ahead: Ahead,
 ) -> ActBlock<C> {
-    let (layout, scaled) = const { (Layout::of_tag(T), has_int_scales::<S>(T)) };
+    let layout = const { Layout::of_tag(T) };
     let lines = (layout.unit_bytes() / LINE).div_ceil(layout.blocks);
     // SAFETY: the module's contract.
     unsafe {
-        let mut act = first;
-        // The integers that are added up here, or else the sums.
-        let mut totals = [[S::start(0); C]; MAX_PARTS];
         let mut copy = [[S::zero(); C]; MAX_PARTS];
         unroll!(part in [0 1 2 3]; part < parts::<S>() => { copy[part] = acc[part]; });
         let sums = if const { sums_in_memory::<S>(C) } { &mut *acc } else { &mut copy };
@@ -99,25 +94,21 @@ unsafe fn add_unit<S: Simd, const T: u8, const C: usize>(
                 S::fetch_ahead(unit.wrapping_add(LINE * line), ahead);
             }
             unroll!(part in [0 2]; part < parts::<S>() && in_pairs::<S>(C) => {
-                add_block::<S, T, C, 2>(sums, &mut totals, part, unit, b, act.read_anew());
+                add_block::<S, T, C, 2>(sums, part, unit, b, act.read_anew());
             });
             unroll!(part in [0 1 2 3]; part < parts::<S>() && !in_pairs::<S>(C) => {
-                add_block::<S, T, C, 1>(sums, &mut totals, part, unit, b, act.read_anew());
+                add_block::<S, T, C, 1>(sums, part, unit, b, act.read_anew());
             });
             act = act.next();
             if const { halves(T) == 2 } {
                 act = act.next();
             }
         }
-        if scaled {
-            unroll!(part in [0 1 2 3]; part < parts::<S>() => {
-                add_totals::<S, T, C>(&mut acc[part], &totals[part], unit, part * S::LANES, first);
-            });
-        } else if const { !sums_in_memory::<S>(C) } {
+        if const { !sums_in_memory::<S>(C) } {
             unroll!(part in [0 1 2 3]; part < parts::<S>() => { acc[part] = copy[part]; });
         }
-        act
     }
+    act
 }
 
 /// Parts of a block that have scales, and sums of activations, of their own.
@@ -136,44 +127,16 @@ const fn sums_in_memory<S: Simd>(rows: usize) -> bool {
     in_memory::<S>(parts::<S>() * rows, if in_pairs::<S>(rows) { 2 * rows } else { rows })
 }
 
-/// Adds to `acc`, the sums of a part of a panel, the products of a unit whose scales are integers: `totals`, with what
-/// these share, and those of offsets.
-#[inline(always)]
-unsafe fn add_totals<S: Simd, const T: u8, const C: usize>(
-    acc: &mut [S::F; C],
-    totals: &[S::Sum; C],
-    unit: *const u8,
-    lane: usize,
-    first: ActBlock<C>,
-) {
-    let layout = const { Layout::of_tag(T) };
-    // SAFETY: the module's contract.
-    unsafe {
-        let (mut sums, mut act) = (*acc, first);
-        for b in 0..layout.blocks {
-            let (_, offset) = scales::<S, T>(unit, b, lane);
-            unroll!(i < C, 8 { sums[i] = S::fnma(offset, S::splat(act.sum(i)), sums[i]); });
-            act = act.next();
-        }
-        let shared = shared_scale::<S>(unit, lane);
-        unroll!(i < C, 8 {
-            sums[i] = with_totals::<S, C>(sums[i], totals[i], shared, first, i);
-        });
-        *acc = sums;
-    }
-}
-
-/// Adds to `acc`, or `totals`, the products of block `b` of a unit, of `N` parts from `first` on, and of the activations.
+/// Adds to `acc` the products of block `b` of a unit, of `N` parts from `first` on, and of the activations.
 #[inline(always)]
 unsafe fn add_block<S: Simd, const T: u8, const C: usize, const N: usize>(
     acc: &mut [[S::F; C]; MAX_PARTS],
-    totals: &mut [[S::Sum; C]; MAX_PARTS],
     first: usize,
     unit: *const u8,
     b: usize,
     act: ActBlock<C>,
 ) {
-    let (form, kind) = const { (Form::of::<S>(T), sums::products(Form::of::<S>(T).sums)) };
+    let form = const { Form::of::<S>(T) };
     // SAFETY: the module's contract.
     unsafe {
         let mut scale_and_offset = [([S::zero(); 2], S::zero()); N];
@@ -195,26 +158,10 @@ unsafe fn add_block<S: Simd, const T: u8, const C: usize, const N: usize>(
                 unroll!(i < C, 8 {
                     let words = act.words(i).add(2 * step);
                     unroll!(p < N, 2 {
-                        sums[p][i] = S::add_two(kind, sums[p][i], w[p], words);
+                        sums[p][i] = S::add_two(form.sums, sums[p][i], w[p], words);
                     });
                 });
             });
-            if const { has_int_scales::<S>(T) } {
-                let totals =
-                    if const { sums_in_memory::<S>(C) } { elsewhere(totals) } else { &mut *totals };
-                let mut scale = [S::splat_int(0); N];
-                unroll!(p < N, 2 {
-                    scale[p] = int_scale::<S>(unit, b, (first + p) * S::LANES);
-                });
-                unroll!(i < C, 8 {
-                    let steps = S::splat_int(act.steps(i));
-                    unroll!(p < N, 2 {
-                        let total = &mut totals[first + p][i];
-                        *total = S::add_scaled(*total, sums[p][i], scale[p], steps);
-                    });
-                });
-                return;
-            }
             let acc = if const { sums_in_memory::<S>(C) } { elsewhere(acc) } else { &mut *acc };
             unroll!(i < C, 8 {
                 unroll!(p < N, 2 {
@@ -271,25 +218,6 @@ pub(super) unsafe fn scales<S: Simd, const T: u8>(
         }
         ([scale; 2], offset)
     }
-}
-
-/// Whether scales of the format are multiplied as integers.
-const fn has_int_scales<S: Simd>(t: u8) -> bool {
-    sums::scaled(Form::of::<S>(t).sums)
-}
-
-/// The scale of a block of Q4_K or Q5_K as an integer of 16 bits, twice.
-#[inline(always)]
-unsafe fn int_scale<S: Simd>(unit: *const u8, b: usize, lane: usize) -> S::B {
-    // SAFETY: the module's contract; the offset is in the header of a unit of these formats.
-    unsafe { S::twice(unit.add(LINE + lane + PANEL * b)) }
-}
-
-/// What the scales of a unit of a k-quant share.
-#[inline(always)]
-unsafe fn shared_scale<S: Simd>(unit: *const u8, lane: usize) -> S::F {
-    // SAFETY: the module's contract.
-    unsafe { half::<S>(unit.add(2 * lane), 0) }
 }
 
 /// Line `i` of f16.
@@ -357,7 +285,7 @@ unsafe fn with_high_bits<S: Simd, const T: u8>(low: S::B, data: *const u8, g: us
 #[inline(always)]
 pub(in crate::gemm) unsafe fn unpack_panel<S: Simd, const T: u8>(panel: &[u8], to: &mut [u8]) {
     let (layout, form) = const { (Layout::of_tag(T), Form::of::<S>(T)) };
-    let (vector, bytes) = (4 * S::LANES, form.block_bytes(S::LANES));
+    let (vector, bytes) = (4 * S::LANES, int_block_bytes(S::LANES, form.groups));
     let units = panel.len() / layout.unit_bytes();
     let blocks = units * layout.blocks * halves(T);
     assert!(to.len() >= parts::<S>() * blocks * bytes, "no room for a panel");
@@ -382,14 +310,8 @@ pub(in crate::gemm) unsafe fn unpack_panel<S: Simd, const T: u8>(panel: &[u8], t
                             S::store_bytes(to, less_bias::<S, T>(w));
                         }
                     });
-                    let behind = to.add(form.groups * vector);
-                    if const { has_int_scales::<S>(T) } {
-                        S::store_bytes(behind, int_scale::<S>(unit, b, lane));
-                        S::store(behind.add(2 * vector).cast(), shared_scale::<S>(unit, lane));
-                    } else {
-                        S::store(behind.cast(), scales[half]);
-                    }
-                    S::store(behind.add(vector).cast(), offset);
+                    S::store(to.add(form.groups * vector).cast(), scales[half]);
+                    S::store(to.add((form.groups + 1) * vector).cast(), offset);
                     S::arrange(to, form.groups);
                     to = to.add(bytes);
                 });

@@ -22,7 +22,7 @@
 
 use std::hint::black_box;
 
-use super::int::{self, elsewhere, panel_starts, put, sums, take, with_block};
+use super::int::{elsewhere, int_block_bytes, panel_starts, put, sums, take, with_block};
 use super::packed::{elements, fetch_unit, parts, scales, two};
 use super::{ActBlock, ActTile, Simd, unroll};
 use crate::gemm::out::Columns;
@@ -37,11 +37,6 @@ const GROUPS: usize = 8;
 
 /// As many, of all products, to a panel and to a row of activations.
 pub(in crate::gemm) const GROUPS_EACH: usize = PRODUCTS * GROUPS / 2;
-
-/// Bytes of a block of one of two panels with so many rows.
-pub(in crate::gemm) const fn block_bytes(lanes: usize) -> usize {
-    int::block_bytes(lanes, GROUPS_EACH, sums::STRASSEN)
-}
 
 /// Pairs of panels of a tile: what is read of the activations serves both.
 pub(in crate::gemm) const PAIRS: usize = 2;
@@ -62,7 +57,7 @@ pub(in crate::gemm) unsafe fn unpack_pair<S: Simd>(panel: &[u8], to: &mut [u8]) 
     }
     const { assert!(!S::STRASSEN || parts::<S>() == TWO) };
     let layout = const { Layout::of_tag(Q8_0) };
-    let (vector, bytes) = (4 * S::LANES, TWO * block_bytes(S::LANES));
+    let (vector, bytes) = (4 * S::LANES, TWO * int_block_bytes(S::LANES, GROUPS_EACH));
     let units = panel.len() / layout.unit_bytes();
     assert!(to.len() >= units * layout.blocks * bytes, "no room for a panel");
     let (panel, mut to) = (panel.as_ptr(), to.as_mut_ptr());
@@ -162,9 +157,9 @@ pub(in crate::gemm) unsafe fn tile<S: Simd, const N: usize, const C: usize>(
         return;
     }
     const { assert!(C == 2 * N) };
-    let block_bytes = TWO * block_bytes(S::LANES);
+    let block_bytes = TWO * int_block_bytes(S::LANES, GROUPS_EACH);
     let mut at = panel_starts::<PAIRS>(panels, blocks * block_bytes);
-    let mut act_block = ActBlock::<C>::first(act, blocks, GROUPS_EACH, sums::STRASSEN);
+    let mut act_block = ActBlock::<C>::first(act, blocks, GROUPS_EACH);
     // The last pair of rows may have no second.
     let rows = C.min(y.rows().saturating_sub(act.first));
     // SAFETY: the module's contract; the panels and the tile have so many blocks.
