@@ -82,7 +82,7 @@ fn add_blocks<S: Simd, const V: usize>(
         let alpha = weigh::<S, V>(s, scores, max, sum);
         let weights = &scores[..tile.len * block];
         for (i, o) in o[..dim * block].chunks_exact_mut(4 * block).enumerate() {
-            sum_four::<S, V>(s, weights, &tile.v[4 * i..], tile.stride, alpha, o);
+            sum_four::<S, V>(s, weights, &tile.v, tile.stride, 4 * i, alpha, o);
         }
     }
 }
@@ -169,14 +169,15 @@ fn weigh<S: Simd, const V: usize>(
     alpha
 }
 
-/// Adds four elements of the weighted values to `o`, `[4, block]`: `weights` is `[keys, block]`, and `v`
-/// holds the four elements of each key `stride` apart.
+/// Adds four elements of the weighted values, from element `at` on, to `o`, `[4, block]`: `weights` is `[keys, block]`, and
+/// `v` `[keys, stride]`.
 #[inline(always)]
 fn sum_four<S: Simd, const V: usize>(
     s: S,
     weights: &[f32],
     v: &[f32],
     stride: usize,
+    at: usize,
     alpha: [S::F; V],
     o: &mut [f32],
 ) {
@@ -187,10 +188,9 @@ fn sum_four<S: Simd, const V: usize>(
             acc[i] = s.mul(s.load(&o[i * S::LANES..]), alpha[i]);
         }
     }
-    for (weights, v) in weights.chunks_exact(block).zip(v.chunks(stride)) {
-        // Each has them; so it is asked once, not for each.
-        let Some(v) = v.first_chunk::<4>() else { break };
-        let v = v.map(|v| s.splat(v));
+    for (weights, v) in weights.chunks_exact(block).zip(v.chunks_exact(stride)) {
+        let v = &v[at..][..4];
+        let v = [s.splat(v[0]), s.splat(v[1]), s.splat(v[2]), s.splat(v[3])];
         for i in 0..V {
             let weight = s.load(&weights[i * S::LANES..]);
             for j in 0..4 {

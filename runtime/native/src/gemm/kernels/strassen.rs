@@ -117,13 +117,13 @@ pub(in crate::gemm) fn lay(words: &mut [u32], q: &[[i8; 4]], second: bool) {
     let ([x00, x10, a, b, x11, c, d], [q0, q1]) = (sums.as_chunks_mut::<HALF>().0, q) else {
         return;
     };
-    let halves = [q0, q1].map(|q| {
-        let mut half = [0; HALF];
+    // Without a closure, which would be compiled without the instructions.
+    let mut halves = [[0; HALF]; 2];
+    for (half, q) in halves.iter_mut().zip([q0, q1]) {
         for (to, [a, b, c, d]) in half.as_chunks_mut::<4>().0.iter_mut().zip(q) {
-            *to = [*a, *c, *b, *d].map(i16::from);
+            *to = [i16::from(*a), i16::from(*c), i16::from(*b), i16::from(*d)];
         }
-        half
-    });
+    }
     let [q0, q1] = &halves;
     if !second {
         (*x00, *x10, *a, *b, *x11, *c) = (*q0, *q1, *q0, *q0, [0; HALF], [0; HALF]);
