@@ -137,6 +137,8 @@ impl TensorBytes {
                 let advice = memmap2::UncheckedAdvice::DontNeed;
                 map.unchecked_advise_range(advice, range.start, range.len())
             };
+            // A row of an embedding comes without those beside it, whose pages would be mapped with it.
+            let _ = map.advise_range(memmap2::Advice::Random, range.start, range.len());
         }
     }
 

@@ -1,5 +1,7 @@
 //! Rows of results: where they go, and how threads share them out.
 
+use std::sync::{Mutex, PoisonError};
+
 use ruvllm_host::Worker;
 use ruvllm_native::gemm::ActRows;
 use ruvllm_native::{NativeError, ThreadPool};
@@ -8,6 +10,9 @@ use crate::error::EngineError;
 
 /// Elements below which waking the other threads costs more than it saves.
 const SPLIT_ELEMS: usize = 16 * 1024;
+
+/// Pieces for each thread: one that is slower, or comes late, takes less of them.
+const PIECES: usize = 4;
 
 /// Rows that threads share out.
 pub(super) trait Rows: Send + Sized {
@@ -100,14 +105,6 @@ impl<A: Rows, B: Rows> Rows for (A, B) {
     }
 }
 
-/// One thread's share of the rows, and how it went.
-struct ThreadRows<'a, R> {
-    worker: &'a mut Worker,
-    first: usize,
-    rows: R,
-    result: Result<(), EngineError>,
-}
-
 /// Work on some rows: the worker, the index of the first row, and the rows.
 pub(super) type RowWork<'a, R> =
     dyn Fn(&mut Worker, usize, &mut R) -> Result<(), EngineError> + Sync + 'a;
@@ -126,14 +123,21 @@ pub(super) fn over_rows<R: Rows>(
             None => Ok(()),
         };
     }
-    let share = rows.count().div_ceil(threads);
-    let mut shares = Vec::with_capacity(threads);
-    for (i, worker) in workers.iter_mut().enumerate().take(threads) {
-        let rows = rows.split_off_front(share.min(rows.count()));
-        shares.push(ThreadRows { worker, first: i * share, rows, result: Ok(()) });
-    }
-    pool.run_with(&mut shares, &|_, share: &mut ThreadRows<'_, R>| {
-        share.result = work(share.worker, share.first, &mut share.rows);
+    let piece = rows.count().div_ceil(threads * PIECES);
+    let (left, failed) = (Mutex::new((0, rows)), Mutex::new(None));
+    let take = || {
+        let (first, rows) = &mut *left.lock().unwrap_or_else(PoisonError::into_inner);
+        let (at, count) = (*first, piece.min(rows.count()));
+        *first += count;
+        (count > 0).then(|| (at, rows.split_off_front(count)))
+    };
+    pool.run_with(workers, &|_, worker| {
+        while let Some((first, mut rows)) = take() {
+            if let Err(error) = work(worker, first, &mut rows) {
+                *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                return;
+            }
+        }
     });
-    shares.into_iter().try_for_each(|share| share.result)
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }

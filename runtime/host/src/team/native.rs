@@ -12,7 +12,7 @@ use ruvllm_native::gemm::{
 };
 use ruvllm_native::quant::dequantize_row;
 use ruvllm_native::{Isa, NativeError};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A provider of the host's own.
 pub(crate) struct Native {
@@ -159,12 +159,17 @@ impl PreparedEmbed for Gather {
         table: &Weights<'_>,
         tokens: &[u32],
         y: &mut [f32],
-        _: Team<'_>,
+        Team { pool, .. }: Team<'_>,
     ) -> Result<(), String> {
-        let rows = y.chunks_exact_mut(table.cols());
-        tokens.iter().zip(rows).try_for_each(|(&token, y)| {
-            dequantize_row(table.dtype(), table.row(token as usize), y).map_err(failed)
-        })
+        let failure = Mutex::new(None);
+        // What takes long is waiting for the memory of rows from anywhere.
+        pool.for_chunks(y, table.cols(), &|i, y| {
+            let row = tokens.get(i).map_or(&[][..], |token| table.row(*token as usize));
+            if let Err(error) = dequantize_row(table.dtype(), row, y) {
+                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failed(error));
+            }
+        });
+        failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 }
 
