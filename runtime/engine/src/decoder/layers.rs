@@ -187,17 +187,41 @@ impl Decoder {
             apply_norm(kernels, team.pool, &scopes, x, Some(delta), norm, normed)?;
             let logits = room(&mut b.logits, n * output.rows());
             project(kernels, team, output, &b.activations, logits)?;
+            let mut rows = Vec::with_capacity(n);
             for (row, (index, token, last)) in logits.chunks_exact(output.rows()).zip(&mut owners) {
-                if !is_finite(row) {
+                rows.push(LogitRow { row, index, token, last, finite: false });
+            }
+            team.pool.for_chunks(&mut rows, 1, &|_, rows| rows.iter_mut().for_each(LogitRow::keep));
+            for LogitRow { row, index, token, finite, .. } in rows {
+                if !finite {
                     return Err(EngineError::NonFiniteLogits);
                 }
                 each(index, token, row);
-                if let Some(last) = last {
-                    row.clone_into(last);
-                }
             }
         }
         Ok(())
+    }
+}
+
+/// Logits of a token of a chunk.
+struct LogitRow<'a> {
+    row: &'a [f32],
+    /// Of the chunk.
+    index: usize,
+    /// Within its sequence's step.
+    token: usize,
+    /// Where the chunk's last are kept.
+    last: Option<&'a mut Vec<f32>>,
+    finite: bool,
+}
+
+impl LogitRow<'_> {
+    /// Keeps the last of a chunk, if they are finite.
+    fn keep(&mut self) {
+        self.finite = is_finite(self.row);
+        if let Some(last) = self.last.as_deref_mut().filter(|_| self.finite) {
+            self.row.clone_into(last);
+        }
     }
 }
 
