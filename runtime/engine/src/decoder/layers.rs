@@ -187,12 +187,15 @@ impl Decoder {
             apply_norm(kernels, team.pool, &scopes, x, Some(delta), norm, normed)?;
             let logits = room(&mut b.logits, n * output.rows());
             project(kernels, team, output, &b.activations, logits)?;
-            let mut rows = Vec::with_capacity(n);
-            for (row, (index, token, last)) in logits.chunks_exact(output.rows()).zip(&mut owners) {
-                rows.push(LogitRow { row, index, token, last, finite: false });
+            let mut rows = [const { None }; LOGIT_ROWS];
+            let owned = logits.chunks_exact(output.rows()).zip(&mut owners);
+            for (to, (row, (index, token, last))) in rows.iter_mut().zip(owned) {
+                *to = Some(LogitRow { row, index, token, last, finite: false });
             }
-            team.pool.for_chunks(&mut rows, 1, &|_, rows| rows.iter_mut().for_each(LogitRow::keep));
-            for LogitRow { row, index, token, finite, .. } in rows {
+            team.pool.for_chunks(&mut rows[..n], 1, &|_, rows| {
+                rows.iter_mut().flatten().for_each(LogitRow::keep);
+            });
+            for LogitRow { row, index, token, finite, .. } in rows.into_iter().flatten() {
                 if !finite {
                     return Err(EngineError::NonFiniteLogits);
                 }
