@@ -134,7 +134,7 @@ pub(super) fn over_rows<R: Rows>(
     pool.run_with(workers, &|_, worker| {
         while let Some((first, mut rows)) = take() {
             if let Err(error) = work(worker, first, &mut rows) {
-                *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                 return;
             }
         }

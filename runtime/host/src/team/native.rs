@@ -5,6 +5,7 @@ use super::{
     PreparedMatmul, Provider, Team,
 };
 use crate::HostConfig;
+use crate::threads::lock;
 use ruvllm_abi::DType;
 use ruvllm_native::attention::{AttnScratch, AttnSequence, AttnShape, attention, attention_batch};
 use ruvllm_native::gemm::{
@@ -166,7 +167,7 @@ impl PreparedEmbed for Gather {
         pool.for_chunks(y, table.cols(), &|i, y| {
             let row = tokens.get(i).map_or(&[][..], |token| table.row(*token as usize));
             if let Err(error) = dequantize_row(table.dtype(), row, y) {
-                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failed(error));
+                lock(&failure).get_or_insert(failed(error));
             }
         });
         failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
