@@ -83,7 +83,8 @@ pub const fn chunks(k: usize) -> usize {
 pub struct ActChunk {
     /// The integers, -127 to 127.
     pub q: [i8; CHUNK],
-    /// One per 16 elements; pairs are equal, since scales are chosen per 32.
+    /// One per 16 elements; pairs are equal, since scales are chosen per 32. All of a chunk are multiples, by at most
+    /// 63, of a power of two.
     pub scale: [f32; CHUNK / GROUP],
     /// `scale * Σq` per 16 elements: what a weight's offset is multiplied with.
     pub sum: [f32; CHUNK / GROUP],

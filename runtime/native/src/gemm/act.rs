@@ -8,9 +8,25 @@ use ruvllm_abi::team::{self, ActChunk, ActForm, BLOCK, CHUNK, GROUP};
 use super::{ActForms, Plan};
 use crate::{Isa, NativeError, ThreadPool};
 
-/// The inverse of a block's largest number, where that is smaller, would overflow; the block is as
-/// good as zero.
-pub(super) const SMALLEST: f32 = 1e-35;
+/// What the scales of a chunk are multiples of, of which the largest is given: a power of two, of which this is 32 to
+/// 63 times as much.
+#[inline(always)]
+pub(super) fn step_below(largest: f32) -> f32 {
+    const EXPONENT: u32 = 0xff << 23;
+    // Scales below 2^-100 are as good as zero.
+    let largest = largest.max(f32::from_bits(27 << 23));
+    f32::from_bits((largest.to_bits() & EXPONENT) - (5 << 23))
+}
+
+/// By what the largest scale is larger when [`step_below`] is asked before it is rounded up: more than 64 / 63, so that
+/// it does not become 64 times as much.
+pub(super) const WIDER: f32 = 1.016;
+
+/// What a chunk's scales are multiples of.
+#[inline(always)]
+pub(super) fn scale_step(scales: &[f32; CHUNK / GROUP]) -> f32 {
+    step_below(scales.iter().fold(0.0, |largest, scale| scale.max(largest)))
+}
 
 /// 1.5 · 2²³: adding it leaves the nearest integer, ties to even, in the low bits of the sum.
 pub(super) const ROUNDER: f32 = 12_582_912.0;
@@ -414,11 +430,10 @@ pub(super) fn quantize_row(
 /// Quantises a chunk, in operations that compile to vectors where they are enabled.
 #[inline(always)]
 pub(super) fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
-    let blocks = x.as_chunks::<BLOCK>().0.iter().zip(chunk.q.as_chunks_mut::<BLOCK>().0);
-    for (b, (x, q)) in blocks.enumerate() {
-        // Written as operations on whole lanes and a tree, which compile to vectors; a NaN is
-        // passed over.
-        let larger = |a: f32, b: f32| if b > a { b } else { a };
+    // Written as operations on whole lanes and a tree, which compile to vectors; a NaN is passed over.
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut scales = [0.0f32; CHUNK / BLOCK];
+    for (scale, x) in scales.iter_mut().zip(x.as_chunks::<BLOCK>().0) {
         let [low, high] = x.as_chunks::<GROUP>().0 else { continue };
         let mut lanes = [0.0f32; GROUP];
         for (lane, (low, high)) in lanes.iter_mut().zip(low.iter().zip(high)) {
@@ -428,9 +443,13 @@ pub(super) fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
             let (low, high) = lanes.split_at_mut(width);
             low.iter_mut().zip(high).for_each(|(low, high)| *low = larger(*low, *high));
         }
-        let amax = larger(0.0, lanes[0]);
-        let (scale, inverse) =
-            if amax > SMALLEST { (amax / 127.0, 127.0 / amax) } else { (0.0, 0.0) };
+        *scale = larger(0.0, lanes[0]) / 127.0;
+    }
+    let step = step_below(scales.iter().fold(0.0, |a, b| larger(a, *b)) * WIDER);
+    let blocks = x.as_chunks::<BLOCK>().0.iter().zip(chunk.q.as_chunks_mut::<BLOCK>().0);
+    for (b, (x, q)) in blocks.enumerate() {
+        let scale = (scales[b] * (1.0 / step)).ceil() * step;
+        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
         chunk.scale[2 * b..2 * b + 2].fill(scale);
         let groups = q.as_chunks_mut::<GROUP>().0.iter_mut().zip(x.as_chunks::<GROUP>().0);
         for (i, (q, x)) in groups.enumerate() {

@@ -392,7 +392,8 @@ fn products_of_bytes_have_the_same_bits_by_floats_or_by_strassens_algorithm_what
 fn the_largest_sums_of_a_block_are_exact() {
     let (pool, mut act) = (ThreadPool::new(1), Activations::new());
     let k = 512;
-    for sign in [1.0, -1.0] {
+    // 127 times the largest scale that is a whole number of steps, 62.
+    for sign in [127.0 * 62.0, -127.0 * 62.0] {
         // As large as 8 bits hold, of one sign or of both in turn.
         for alternating in [false, true] {
             let x: Vec<f32> =
@@ -559,6 +560,31 @@ fn every_instruction_set_quantises_activations_alike() {
         }
     }
     check_read(&expected, ActForm::Ints, &x);
+}
+
+#[test]
+fn scales_are_at_most_63_times_a_power_of_two_that_a_chunk_has_in_common() {
+    let (pool, mut act) = (ThreadPool::new(1), Activations::new());
+    // Largest scales from 32 to 64 times a power of two, beside others that are up to a million times smaller.
+    for largest in (0..=4096).map(|i| 127.0 * (32.0 + i as f32 / 128.0)) {
+        let mut x = noise(CHUNK, largest.to_bits().into());
+        x.iter_mut().enumerate().for_each(|(i, x)| *x *= largest * 8f32.powi(-(i as i32 / 32)));
+        x[17] = largest;
+        act.prepare(&pool, Isa::detect(), &x, 1, CHUNK, ActForm::Ints.into()).unwrap();
+        let [chunk] = act.chunks() else { panic!("{} chunks", act.chunks().len()) };
+        let step = act::scale_step(&chunk.scale);
+        assert_eq!(step.to_bits() << 9, 0, "{step} is no power of two");
+        let steps = chunk.scale.map(|scale| scale / step);
+        assert!(steps.iter().all(|n| n.fract() == 0.0 && (1.0..=63.0).contains(n)), "{steps:?}");
+        assert!(steps[0] >= 32.0, "{steps:?}");
+        check_read(&act, ActForm::Ints, &x);
+    }
+    // Nothing but zeros, and numbers that are as good as that.
+    for (x, scale) in [(0.0, 0.0), (1e-40, 2f32.powi(-105))] {
+        act.prepare(&pool, Isa::detect(), &[x; CHUNK], 1, CHUNK, ActForm::Ints.into()).unwrap();
+        assert_eq!(act.chunks()[0].scale, [scale; CHUNK / GROUP]);
+        assert_eq!(act::scale_step(&act.chunks()[0].scale), 2f32.powi(-105));
+    }
 }
 
 #[test]

@@ -203,7 +203,7 @@ fn deal_int_panels<S: Entries>(simd: S, pool: &ThreadPool, job: &Job<'_>, out: O
             sums::STRASSEN => (strassen::PAIRS, strassen_depth(tiles.blocks())),
             _ => ((S::INT_PANELS * S::LANES).div_ceil(PANEL), tiles.blocks()),
         };
-        let panels = CACHED / (depth * int_block_bytes(PANEL, form.groups));
+        let panels = CACHED / (depth * int_block_bytes(PANEL, form.row_words()));
         let panels = panels.clamp(1, INT_PANELS * S::LANES / PANEL);
         let most = panels.div_ceil(together);
         let parts = job.w.rows.div_ceil(together * PANEL);
@@ -243,7 +243,7 @@ fn panel_int<S: Entries>(simd: S, job: &Job<'_>, tiles: &Tiles<'_>, y: &mut Colu
     #[cfg(target_arch = "x86_64")]
     let _subnormals = (form.sums == sums::FLOATS).then(x86::WithSubnormals::new);
     let (dtype, parts) = (job.w.dtype, PANEL / S::LANES);
-    let bytes = blocks * int_block_bytes(S::LANES, form.groups);
+    let bytes = blocks * int_block_bytes(S::LANES, form.row_words());
     let panels = range.clone().step_by(PANEL);
     let scratch = (panels.len() * parts).next_multiple_of(S::INT_PANELS) * bytes;
     with_scratch(scratch, |scratch| {
@@ -257,6 +257,9 @@ fn panel_int<S: Entries>(simd: S, job: &Job<'_>, tiles: &Tiles<'_>, y: &mut Colu
                 match (form.groups, form.sums, form.offsets) {
                     (4, sums::QUADS, _) => simd.tile_int::<4, { sums::QUADS }, false, $p, $c> $args,
                     (4, _, _) => simd.tile_int::<4, { sums::PAIRS }, false, $p, $c> $args,
+                    (16, sums::SCALED_TWO, _) => {
+                        simd.tile_int::<16, { sums::SCALED_TWO }, true, $p, $c> $args
+                    }
                     (16, sums::FLOATS, _) => {
                         simd.tile_int::<16, { sums::FLOATS }, false, $p, $c> $args
                     }

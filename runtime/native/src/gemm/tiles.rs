@@ -8,8 +8,9 @@ use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 
+use super::act::scale_step;
 use super::kernels::int::{Form, sums};
-use super::kernels::{ActTile, Entries, act_block_words, strassen};
+use super::kernels::{ActTile, Entries, act_block_words, pair, scaled, strassen};
 use super::packed::{BLOCK, UNIT};
 use super::{ActChunk, Activations};
 use crate::ThreadPool;
@@ -93,7 +94,11 @@ pub(super) struct Tiles<'a> {
 
 /// Elements of a row that share scales.
 fn block_elems(form: Form) -> usize {
-    if form.groups == 4 { GROUP } else { BLOCK }
+    match (form.sums, form.groups) {
+        (sums::SCALED_TWO, _) => 2 * BLOCK,
+        (_, 4) => GROUP,
+        _ => BLOCK,
+    }
 }
 
 /// Lays out activations on all threads, and calls `f` with them. What the last product of this thread had
@@ -109,7 +114,7 @@ pub(super) fn with_tiles<S: Entries>(
     let (form, widest) = (shape.form, shape.width(m));
     // Panels end so, and what a chunk has beyond that nobody multiplies.
     let blocks = act.cols().next_multiple_of(UNIT * BLOCK) / block_elems(form);
-    let stride = (blocks * act_block_words(form.groups, widest)).max(1);
+    let stride = (blocks * act_block_words(form.row_words(), widest)).max(1);
     let words = shape.rows(m).count() * stride;
     SCRATCH.with(|cell| {
         with_lines(cell, size_of::<u32>() * words, |lines| {
@@ -117,7 +122,7 @@ pub(super) fn with_tiles<S: Entries>(
             let lay = |number: usize, out: &mut [u32]| {
                 let rows = shape.rows_of(m, number);
                 let cols = shape.width(m - rows.start);
-                let block_words = act_block_words(form.groups, cols);
+                let block_words = act_block_words(form.row_words(), cols);
                 let out = &mut out[..blocks * block_words];
                 for (c, out) in out.chunks_mut(CHUNK / block_elems(form) * block_words).enumerate()
                 {
@@ -146,6 +151,9 @@ pub(super) fn with_tiles<S: Entries>(
 #[inline(always)]
 pub(super) fn lay(chunk: &ActChunk, i: usize, cols: usize, form: Form, out: &mut [u32]) {
     match form.groups {
+        _ if form.sums == sums::SCALED_TWO => {
+            scaled::lay(chunk, scale_step(&chunk.scale), i, cols, out);
+        }
         4 => lay_groups::<4>(chunk, i, cols, form, out),
         _ => lay_groups::<8>(chunk, i, cols, form, out),
     }
@@ -160,7 +168,8 @@ fn lay_groups<const G: usize>(
     form: Form,
     out: &mut [u32],
 ) {
-    let blocks = out.chunks_exact_mut(act_block_words(form.groups, cols));
+    let blocks = out.chunks_exact_mut(act_block_words(form.row_words(), cols));
+    let step = if form.sums == sums::SCALED { scale_step(&chunk.scale) } else { 1.0 };
     let q = bytemuck::cast_slice::<i8, [i8; 4]>(&chunk.q).as_chunks::<G>().0;
     for (b, (block, q)) in blocks.zip(q).enumerate() {
         let (total, sum) = if 4 * G == GROUP {
@@ -168,14 +177,15 @@ fn lay_groups<const G: usize>(
         } else {
             (chunk.block_total[b], chunk.block_sum[b])
         };
-        let (words, rest) = block.split_at_mut(cols * form.groups);
+        let (words, rest) = block.split_at_mut(cols * form.row_words());
         if form.sums == sums::STRASSEN {
             let of_pair = &mut words[(i & !1) * form.groups..][..2 * form.groups];
             strassen::lay(of_pair, q, i % 2 == 1);
             rest[i] = chunk.scale[4 * G * b / GROUP].to_bits();
             continue;
         }
-        let words = &mut words[i * form.groups..][..form.groups];
+        let (words, more) =
+            words[i * form.row_words()..][..form.row_words()].split_at_mut(form.groups);
         if matches!(form.sums, sums::WIDE | sums::FLOATS) {
             let more = if form.sums == sums::FLOATS { 128 } else { 0 };
             for (words, q) in words.as_chunks_mut::<2>().0.iter_mut().zip(q) {
@@ -185,10 +195,14 @@ fn lay_groups<const G: usize>(
         } else {
             words.copy_from_slice(bytemuck::cast_slice(q));
         }
-        rest[i] = chunk.scale[4 * G * b / GROUP].to_bits();
+        let scale = chunk.scale[4 * G * b / GROUP];
+        rest[i] = scale.to_bits();
+        if let [to] = more {
+            (rest[i], *to) = (scaled::factors([scale; 2], step), step.to_bits());
+        }
         rest[cols + i] = match (form.bias, form.sums) {
             (0, _) => 0,
-            (bias, sums::PAIRS) => {
+            (bias, sums::PAIRS | sums::SCALED) => {
                 let low: i32 = q.iter().map(|q| i32::from(q[0]) + i32::from(q[1])).sum();
                 // Modulo 2^16, as the sums are.
                 let start = |total: i32| -(total << bias) as i16;
@@ -199,11 +213,6 @@ fn lay_groups<const G: usize>(
         };
         rest[2 * cols + i] = sum.to_bits();
     }
-}
-
-/// Two numbers of 16 bits as a word, the first in the low bits.
-fn pair(low: i16, high: i16) -> u32 {
-    u32::from(low.cast_unsigned()) | u32::from(high.cast_unsigned()) << 16
 }
 
 impl Tiles<'_> {

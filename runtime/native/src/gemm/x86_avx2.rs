@@ -64,10 +64,15 @@ fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
     }
     // SAFETY: eight numbers are there.
     let amax = unsafe { _mm256_loadu_ps(amax.as_ptr()) };
-    let some = _mm256_cmp_ps::<_CMP_GT_OQ>(amax, _mm256_set1_ps(act::SMALLEST));
-    let most = _mm256_set1_ps(127.0);
-    let scale = _mm256_and_ps(some, _mm256_div_ps(amax, most));
-    let inverse = _mm256_and_ps(some, _mm256_div_ps(most, amax));
+    let scale = _mm256_div_ps(amax, _mm256_set1_ps(127.0));
+    let x = larger(scale, _mm256_permute2f128_ps::<0x01>(scale, scale));
+    let x = larger(x, _mm256_permute_ps::<0b01_00_11_10>(x));
+    let x = larger(x, _mm256_permute_ps::<0b10_11_00_01>(x));
+    let step = act::step_below(_mm256_cvtss_f32(x) * act::WIDER);
+    let steps = _mm256_ceil_ps(_mm256_mul_ps(scale, _mm256_set1_ps(1.0 / step)));
+    let scale = _mm256_mul_ps(steps, _mm256_set1_ps(step));
+    let some = _mm256_cmp_ps::<_CMP_GT_OQ>(scale, _mm256_setzero_ps());
+    let inverse = _mm256_and_ps(some, _mm256_div_ps(_mm256_set1_ps(1.0), scale));
 
     // The low bytes of eight numbers, as the `i`th word of each half.
     let words = |i: usize| {
@@ -171,6 +176,7 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
     const FLOAT_COLS: usize = 6;
     const QUADS: bool = DOT != PLAIN;
     const FLOAT_SUMS: bool = DOT == PLAIN;
+    const SCALED: bool = DOT == PLAIN;
     const STRASSEN: bool = DOT == PLAIN;
     type F = __m256;
     type B = __m256i;
@@ -322,6 +328,27 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
                 }
                 _mm256_storeu_si256(block.add(32 * (groups + 1)).cast(), extra);
             }
+        }
+
+        fn factors(p: *const u8) -> __m256i {
+            // Each half of the vector takes four of the bytes, which are in both.
+            let bytes = _mm256_set1_epi64x(p.cast::<i64>().read_unaligned());
+            let twice = _mm256_setr_epi8(
+                0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1, //
+                4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7, -1,
+            );
+            _mm256_shuffle_epi8(bytes, twice)
+        }
+
+        fn halves(a: __m256i, b: __m256i) -> [__m256i; 2] {
+            [
+                _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0b1010_1010),
+                _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0b1010_1010),
+            ]
+        }
+
+        fn add_scaled(sum: __m256i, of_block: __m256i, a: __m256i, b: __m256i) -> __m256i {
+            _mm256_add_epi32(sum, _mm256_madd_epi16(of_block, _mm256_mullo_epi16(a, b)))
         }
 
         fn total(kind: u8, sum: __m256i) -> __m256 {

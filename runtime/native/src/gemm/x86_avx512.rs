@@ -61,10 +61,13 @@ fn quantize_chunk(x: &[f32; CHUNK], chunk: &mut ActChunk) {
     }
     // SAFETY: eight numbers are there.
     let amax = unsafe { _mm256_loadu_ps(amax.as_ptr()) };
-    let some = _mm256_cmp_ps_mask(amax, _mm256_set1_ps(act::SMALLEST), _CMP_GT_OQ);
-    let most = _mm256_set1_ps(127.0);
-    let scale = _mm256_maskz_div_ps(some, amax, most);
-    let inverse = _mm256_maskz_div_ps(some, most, amax);
+    let scale = _mm256_div_ps(amax, _mm256_set1_ps(127.0));
+    let largest = _mm512_reduce_max_ps(_mm512_zextps256_ps512(scale));
+    let step = act::step_below(largest * act::WIDER);
+    let steps = _mm256_ceil_ps(_mm256_mul_ps(scale, _mm256_set1_ps(1.0 / step)));
+    let scale = _mm256_mul_ps(steps, _mm256_set1_ps(step));
+    let some = _mm256_cmp_ps_mask(scale, _mm256_setzero_ps(), _CMP_GT_OQ);
+    let inverse = _mm256_maskz_div_ps(some, _mm256_set1_ps(1.0), scale);
     let twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     let scales = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(scale));
 

@@ -60,6 +60,11 @@ pub(in crate::gemm) const fn act_block_words(groups: usize, rows: usize) -> usiz
     (groups + 3) * rows
 }
 
+/// Two numbers of 16 bits as a word, the first in the low bits.
+pub(in crate::gemm) fn pair(low: i16, high: i16) -> u32 {
+    u32::from(low.cast_unsigned()) | u32::from(high.cast_unsigned()) << 16
+}
+
 impl<const C: usize> ActBlock<C> {
     /// The first block of a tile that has so many of them, of so many groups each.
     ///
@@ -102,6 +107,20 @@ impl<const C: usize> ActBlock<C> {
     /// The scale of row `i`.
     #[inline(always)]
     pub(in crate::gemm) unsafe fn scale(self, i: usize) -> f32 {
+        // SAFETY: as for `words`.
+        unsafe { *self.words.add(C * self.groups + i).cast() }
+    }
+
+    /// Word `at` of row `i` behind those of its groups, a number: see [`scaled`](super::scaled).
+    #[inline(always)]
+    pub(in crate::gemm) unsafe fn more(self, i: usize, at: usize) -> f32 {
+        // SAFETY: as for `words`.
+        unsafe { *self.words(i).add(at).cast() }
+    }
+
+    /// The scale of row `i` where this is two factors.
+    #[inline(always)]
+    pub(in crate::gemm) unsafe fn factors(self, i: usize) -> i32 {
         // SAFETY: as for `words`.
         unsafe { *self.words.add(C * self.groups + i).cast() }
     }

@@ -3,7 +3,7 @@
 
 use core::arch::asm;
 
-use super::{ActBlock, ActTile, MAX_LANES, Simd, strassen, unroll};
+use super::{ActBlock, ActTile, MAX_LANES, Simd, scaled, strassen, unroll};
 use crate::gemm::out::Columns;
 use crate::quant::tag;
 
@@ -36,10 +36,16 @@ pub(in crate::gemm) mod sums {
     /// [`strassen`](super::super::strassen).
     pub(in crate::gemm) const STRASSEN: u8 = 5;
 
+    /// As [`PAIRS`], with scales that are integers: see [`scaled`](super::super::scaled).
+    pub(in crate::gemm) const SCALED: u8 = 6;
+    /// As [`SCALED`], of two blocks at a time.
+    pub(in crate::gemm) const SCALED_TWO: u8 = 7;
+
     /// The kind for a format.
     pub(in crate::gemm) const fn of<S: Simd>(t: u8) -> u8 {
         match t {
             _ if S::QUADS => QUADS,
+            tag::Q4_K if S::SCALED => SCALED,
             tag::Q8_0 if S::SIGNED => QUADS,
             tag::Q8_0 => WIDE,
             _ => PAIRS,
@@ -52,6 +58,7 @@ pub(in crate::gemm) mod sums {
         sums == of_bytes
             || sums == of::<S>(tag::Q4_0)
             || (S::FLOAT_SUMS && sums == FLOATS && of_bytes == WIDE)
+            || (sums == SCALED_TWO && of::<S>(tag::Q4_K) == SCALED)
             || (!S::SIGNED && sums == PAIRS_FROM_ZERO && of::<S>(tag::Q4_0) == PAIRS)
     }
 }
@@ -61,7 +68,7 @@ pub(in crate::gemm) mod sums {
 pub(in crate::gemm) struct Form {
     /// How products are added up.
     pub(in crate::gemm) sums: u8,
-    /// Words of activations, and vectors of weights, that share a scale.
+    /// Words of activations, and vectors of weights, of a block: those that share scales.
     pub(in crate::gemm) groups: usize,
     /// The exponent of what elements, as unsigned numbers, are too large by; 0 if they are not.
     pub(in crate::gemm) bias: u32,
@@ -78,6 +85,7 @@ impl Form {
             tag::Q8_0 if S::SIGNED => 0,
             tag::Q8_0 => 7,
             tag::Q4_0 => 3,
+            tag::Q4_K if sums == sums::SCALED => 3,
             tag::Q5_0 => 4,
             tag::Q6_K => 5,
             // Sixteen products are within 16 bits if they are less 16, which is taken off their offset too.
@@ -105,14 +113,25 @@ impl Form {
             sums::PAIRS if form.bias == 0 && !S::SIGNED => {
                 Form { sums: sums::PAIRS_FROM_ZERO, ..form }
             }
+            sums::SCALED => Form { sums: sums::SCALED_TWO, groups: scaled::GROUPS, ..form },
             _ => form,
+        }
+    }
+
+    /// Words of a row of activations in a block: those of its groups, and of others that [`scaled`] reads.
+    pub(in crate::gemm) const fn row_words(self) -> usize {
+        match self.sums {
+            sums::SCALED => self.groups + 1,
+            sums::SCALED_TWO => self.groups + 2,
+            _ => self.groups,
         }
     }
 }
 
-/// The body of [`Simd::block_dots`]: each activation is read once for all panels.
+/// The products of a block of each of `P` panels of bytes with `C` rows of activations, added up: each activation
+/// is read once for all panels.
 #[inline(always)]
-pub(in crate::gemm) unsafe fn block_dots<
+pub(super) unsafe fn block_sums<
     S: Simd,
     const G: usize,
     const SUMS: u8,
@@ -121,12 +140,11 @@ pub(in crate::gemm) unsafe fn block_dots<
 >(
     blocks: [*const u8; P],
     act: ActBlock<C>,
-) -> [[S::F; C]; P] {
+) -> [[S::Sum; C]; P] {
     // SAFETY: the module's contract.
     unsafe {
         let from_zero = const { S::SIGNED || SUMS == sums::PAIRS_FROM_ZERO };
-        // They differ in nothing else.
-        let kind = const { if SUMS == sums::PAIRS_FROM_ZERO { sums::PAIRS } else { SUMS } };
+        let kind = const { besides_start(SUMS) };
         let mut sums = [[S::start(0); C]; P];
         unroll!(i < C, 16 {
             let start = S::start(if from_zero { 0 } else { act.start(i) });
@@ -140,13 +158,39 @@ pub(in crate::gemm) unsafe fn block_dots<
                 unroll!(p < P, 2 { sums[p][i] = S::add_products(kind, sums[p][i], w[p], a); });
             });
         });
+        sums
+    }
+}
+
+/// The kind, without the difference in what sums start at.
+const fn besides_start(sums: u8) -> u8 {
+    if sums == sums::PAIRS_FROM_ZERO { sums::PAIRS } else { sums }
+}
+
+/// The body of [`Simd::block_dots`].
+#[inline(always)]
+pub(in crate::gemm) unsafe fn block_dots<
+    S: Simd,
+    const G: usize,
+    const SUMS: u8,
+    const P: usize,
+    const C: usize,
+>(
+    blocks: [*const u8; P],
+    act: ActBlock<C>,
+) -> [[S::F; C]; P] {
+    // SAFETY: the module's contract.
+    unsafe {
+        let mut sums = block_sums::<S, G, SUMS, P, C>(blocks, act);
         let mut dots = [[S::zero(); C]; P];
         unroll!(p < P, 2 {
             if const { SUMS == sums::FLOATS } {
                 let extra = S::load_bytes(blocks[p].add(4 * S::LANES * (G + 1)));
                 unroll!(i < C, 16 { sums[p][i] = S::less(sums[p][i], extra); });
             }
-            unroll!(i < C, 16 { dots[p][i] = S::total(kind, sums[p][i]); });
+            unroll!(i < C, 16 {
+                dots[p][i] = S::total(const { besides_start(SUMS) }, sums[p][i]);
+            });
         });
         dots
     }
@@ -233,6 +277,10 @@ pub(in crate::gemm) unsafe fn tile_int<
 ) {
     if const { C > S::INT_COLS || P > S::INT_PANELS || !sums::any::<S>(SUMS) } {
         return;
+    }
+    if const { SUMS == sums::SCALED_TWO } {
+        // SAFETY: the module's contract.
+        return unsafe { scaled::tile::<S, P, C>(panels, blocks, act, col, y) };
     }
     let lanes = S::LANES;
     let block_bytes = int_block_bytes(lanes, G);

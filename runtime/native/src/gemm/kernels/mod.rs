@@ -13,12 +13,13 @@ pub(super) mod float;
 mod input;
 pub(super) mod int;
 pub(super) mod packed;
+pub(super) mod scaled;
 pub(super) mod strassen;
 
 use super::out::Columns;
 
 pub(super) use entries::{Entries, entries, entry};
-pub(super) use input::{ActBlock, ActTile, Input, PADDED, Rows, act_block_words};
+pub(super) use input::{ActBlock, ActTile, Input, PADDED, Rows, act_block_words, pair};
 
 /// How far ahead of the loads weights are fetched, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +123,8 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
     const SIGNED: bool = false;
     /// Whether there are [`sums::FLOATS`](int::sums::FLOATS).
     const FLOAT_SUMS: bool = false;
+    /// Whether there are sums of the kind [`sums::SCALED`](int::sums::SCALED).
+    const SCALED: bool = false;
     /// Whether there are tiles by [`strassen`].
     const STRASSEN: bool = false;
     /// A vector of f32.
@@ -200,6 +203,25 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
     /// `a - b` of sums of the kind [`sums::WIDE`](int::sums::WIDE), where there is [`Self::STRASSEN`].
     unsafe fn sub_sums(a: Self::Sum, _b: Self::Sum) -> Self::Sum {
         a
+    }
+    /// Loads a vector of unsigned bytes, each as two numbers of 16 bits, where there is [`Self::SCALED`].
+    unsafe fn factors(_p: *const u8) -> Self::B {
+        // SAFETY: the contract is the same.
+        unsafe { Self::splat_int(0) }
+    }
+    /// Of each lane the first 16 bits of `a` and those of `b`, and the second ones, where there is [`Self::SCALED`].
+    unsafe fn halves(a: Self::B, b: Self::B) -> [Self::B; 2] {
+        [a, b]
+    }
+    /// Adds to each lane of `sum` the two numbers of 16 bits of `of_block`, times those of `a` and those of `b`, where
+    /// there is [`Self::SCALED`]. Products of the latter two are within 16 bits.
+    unsafe fn add_scaled(
+        sum: Self::Sum,
+        _of_block: Self::Sum,
+        _a: Self::B,
+        _b: Self::B,
+    ) -> Self::Sum {
+        sum
     }
     /// Sums of the kind `sums` as f32.
     unsafe fn total(sums: u8, sum: Self::Sum) -> Self::F;

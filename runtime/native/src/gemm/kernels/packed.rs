@@ -3,13 +3,13 @@
 #![allow(unsafe_code)]
 
 use super::int::{Form, elsewhere, in_memory, int_block_bytes, put, sums, with_block};
-use super::{ActBlock, ActTile, Ahead, Simd, unroll};
+use super::{ActBlock, ActTile, Ahead, Simd, scaled, unroll};
 use crate::gemm::out::Columns;
 use crate::gemm::packed::{LINE, Layout, PANEL};
 use crate::quant::tag;
 
 /// The most parts that a panel has.
-const MAX_PARTS: usize = 4;
+pub(super) const MAX_PARTS: usize = 4;
 
 /// Parts of a panel.
 pub(in crate::gemm) const fn parts<S: Simd>() -> usize {
@@ -45,8 +45,8 @@ pub(in crate::gemm) unsafe fn dot_packed<S: Simd, const T: u8, const P: usize, c
     let bytes = streams.panels[0].len();
     assert!(streams.panels.iter().all(|panel| panel.len() == bytes), "panels of several sizes");
     let units = bytes / layout.unit_bytes();
-    let groups = const { Form::of::<S>(T).groups };
-    let mut act_block = ActBlock::<C>::first(act, units * layout.blocks * halves(T), groups);
+    let words = const { Form::of::<S>(T).row_words() };
+    let mut act_block = ActBlock::<C>::first(act, units * layout.blocks * halves(T), words);
     // SAFETY: the module's contract; each panel holds so many units, and the tile blocks for as many
     // elements.
     unsafe {
@@ -85,6 +85,9 @@ unsafe fn add_unit<S: Simd, const T: u8, const C: usize>(
     let lines = (layout.unit_bytes() / LINE).div_ceil(layout.blocks);
     // SAFETY: the module's contract.
     unsafe {
+        if const { Form::of::<S>(T).sums == sums::SCALED } {
+            return scaled::add_unit::<S, T, C>(acc, unit, act, ahead);
+        }
         let mut copy = [[S::zero(); C]; MAX_PARTS];
         unroll!(part in [0 1 2 3]; part < parts::<S>() => { copy[part] = acc[part]; });
         let sums = if const { sums_in_memory::<S>(C) } { &mut *acc } else { &mut copy };
@@ -118,7 +121,7 @@ const fn halves(t: u8) -> usize {
 
 /// Whether two parts of a panel are multiplied side by side with so many rows of activations, so that
 /// what is read of these serves both: where registers hold the sums of both.
-const fn in_pairs<S: Simd>(rows: usize) -> bool {
+pub(super) const fn in_pairs<S: Simd>(rows: usize) -> bool {
     parts::<S>() >= 2 && rows <= 4
 }
 
@@ -147,21 +150,7 @@ unsafe fn add_block<S: Simd, const T: u8, const C: usize, const N: usize>(
         });
         unroll!(half in [0 1]; half < halves(T) => {
             let act = if half == 0 { act } else { act.next() };
-            let mut sums = [[S::start(0); C]; N];
-            unroll!(i < C, 8 {
-                let start = S::start(if form.bias == 0 { 0 } else { act.start(i) });
-                unroll!(p < N, 2 { sums[p][i] = start; });
-            });
-            unroll!(step in [0 1 2 3 4 5 6 7]; step < steps::<S>(T) => {
-                let mut w = [[S::splat_int(0); 2]; N];
-                unroll!(p < N, 2 { w[p] = two::<S, T>(data[p], half * steps::<S>(T) + step); });
-                unroll!(i < C, 8 {
-                    let words = act.words(i).add(2 * step);
-                    unroll!(p < N, 2 {
-                        sums[p][i] = S::add_two(form.sums, sums[p][i], w[p], words);
-                    });
-                });
-            });
+            let sums = half_sums::<S, T, C, N>(data, half, act, form.sums);
             let acc = if const { sums_in_memory::<S>(C) } { elsewhere(acc) } else { &mut *acc };
             unroll!(i < C, 8 {
                 unroll!(p < N, 2 {
@@ -173,6 +162,35 @@ unsafe fn add_block<S: Simd, const T: u8, const C: usize, const N: usize>(
                 });
             });
         });
+    }
+}
+
+/// The products of a part of a block that has a scale of its own, of `N` parts of a panel whose elements begin at
+/// `data`, added up as `kind` says.
+#[inline(always)]
+pub(super) unsafe fn half_sums<S: Simd, const T: u8, const C: usize, const N: usize>(
+    data: [*const u8; N],
+    half: usize,
+    act: ActBlock<C>,
+    kind: u8,
+) -> [[S::Sum; C]; N] {
+    let form = const { Form::of::<S>(T) };
+    // SAFETY: the module's contract.
+    unsafe {
+        let mut sums = [[S::start(0); C]; N];
+        unroll!(i < C, 8 {
+            let start = S::start(if form.bias == 0 { 0 } else { act.start(i) });
+            unroll!(p < N, 2 { sums[p][i] = start; });
+        });
+        unroll!(step in [0 1 2 3 4 5 6 7]; step < steps::<S>(T) => {
+            let mut w = [[S::splat_int(0); 2]; N];
+            unroll!(p < N, 2 { w[p] = two::<S, T>(data[p], half * steps::<S>(T) + step); });
+            unroll!(i < C, 8 {
+                let words = act.words(i).add(2 * step);
+                unroll!(p < N, 2 { sums[p][i] = S::add_two(kind, sums[p][i], w[p], words); });
+            });
+        });
+        sums
     }
 }
 
@@ -222,7 +240,7 @@ pub(super) unsafe fn scales<S: Simd, const T: u8>(
 
 /// Line `i` of f16.
 #[inline(always)]
-unsafe fn half<S: Simd>(halves: *const u8, i: usize) -> S::F {
+pub(super) unsafe fn half<S: Simd>(halves: *const u8, i: usize) -> S::F {
     // SAFETY: the module's contract.
     unsafe { S::convert::<{ tag::F16 }>(halves.add(2 * PANEL * i)) }
 }
@@ -284,6 +302,10 @@ unsafe fn with_high_bits<S: Simd, const T: u8>(low: S::B, data: *const u8, g: us
 /// [`tile_int`](super::int::tile_int) reads.
 #[inline(always)]
 pub(in crate::gemm) unsafe fn unpack_panel<S: Simd, const T: u8>(panel: &[u8], to: &mut [u8]) {
+    if const { Form::of::<S>(T).sums == sums::SCALED } {
+        // SAFETY: the module's contract.
+        return unsafe { scaled::unpack_panel::<S, T>(panel, to) };
+    }
     let (layout, form) = const { (Layout::of_tag(T), Form::of::<S>(T)) };
     let (vector, bytes) = (4 * S::LANES, int_block_bytes(S::LANES, form.groups));
     let units = panel.len() / layout.unit_bytes();

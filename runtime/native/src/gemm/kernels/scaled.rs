@@ -1,0 +1,309 @@
+//! Products of Q4_K where sums of 16 bits are multiplied by numbers of 16 bits as they are widened. A unit's scales are
+//! integers, those of weights of 6 bits, and those of activations as well: these are multiples of a power of two
+//! that a chunk has in common. So a block's sums are multiplied by the products of both, its *factors*, and added up as
+//! integers, which become floats once a unit.
+//!
+//! In tiles, words of activations and of weights hold two elements of a block and two of the next, so that each of the
+//! two sums of a lane is that of a block, and both are multiplied by their factors and added up in one step. That
+//! takes a twelfth less instructions than products of one block after the other, which become floats each.
+//!
+//! Nothing overflows. A block's sum is within 16 bits: 32 products of a weight less 8 and an activation within 127.
+//! Eight of them, times 63 for either scale, are within 2^31.
+#![allow(unsafe_code)]
+
+use super::int::{block_sums, elsewhere, in_memory, int_block_bytes, panel_starts, put, sums};
+use super::packed::{
+    MAX_PARTS, elements, fetch_unit, half, half_sums, in_pairs, parts, scales, two,
+};
+use super::{ActBlock, ActTile, Ahead, Simd, act_block_words, pair, unroll};
+use crate::gemm::ActChunk;
+use crate::gemm::out::Columns;
+use crate::gemm::packed::{LINE, Layout, PANEL};
+use crate::quant::tag;
+
+/// Blocks of a unit.
+const BLOCKS: usize = 8;
+
+/// Vectors of weights, and words of activations, of two blocks.
+pub(in crate::gemm) const GROUPS: usize = 16;
+
+/// Those and what [`lay`] and [`unpack_panel`] write behind them.
+const WORDS: usize = GROUPS + 2;
+
+const Q4_K: u8 = tag::Q4_K;
+
+/// The factors of two scales, each so many steps, as a word.
+pub(in crate::gemm) fn factors(scales: [f32; 2], step: f32) -> u32 {
+    let [a, b] = scales.map(|scale| (scale * (1.0 / step)) as i16);
+    pair(a, b)
+}
+
+/// Writes a chunk of one row, whose scales are multiples of `step`, as row `i` of the `cols` of a tile's chunk, two
+/// blocks at a time: the words, the sum of the second block's activations and the step, both as f32; then of each row the
+/// factors, what its sums start at, and the sum of the first block's activations.
+pub(in crate::gemm) fn lay(chunk: &ActChunk, step: f32, i: usize, cols: usize, out: &mut [u32]) {
+    let q = bytemuck::cast_slice::<i8, u32>(&chunk.q).as_chunks::<GROUPS>().0;
+    for (b, (block, q)) in out.chunks_exact_mut(act_block_words(WORDS, cols)).zip(q).enumerate() {
+        let (words, rest) = block.split_at_mut(cols * WORDS);
+        let words = &mut words[i * WORDS..][..WORDS];
+        let (first, second) = q.split_at(GROUPS / 2);
+        for ((to, a), b) in words.as_chunks_mut::<2>().0.iter_mut().zip(first).zip(second) {
+            *to = [a & 0xffff | b << 16, a >> 16 | b & 0xffff_0000];
+        }
+        let sums = [chunk.block_sum[2 * b], chunk.block_sum[2 * b + 1]];
+        words[GROUPS..].copy_from_slice(&[sums[1].to_bits(), step.to_bits()]);
+        let start = |total: i16| -(i32::from(total) << 3) as i16;
+        rest[i] = factors([chunk.scale[4 * b], chunk.scale[4 * b + 2]], step);
+        rest[cols + i] = pair(start(chunk.block_total[2 * b]), start(chunk.block_total[2 * b + 1]));
+        rest[2 * cols + i] = sums[0].to_bits();
+    }
+}
+
+/// [`unpack_panel`](super::packed::unpack_panel) for [`tile`], two blocks at a time: vectors of weights, both offsets,
+/// factors, and the scale of these.
+#[inline(always)]
+pub(super) unsafe fn unpack_panel<S: Simd, const T: u8>(panel: &[u8], to: &mut [u8]) {
+    if const { T != Q4_K } {
+        return;
+    }
+    let layout = const { Layout::of_tag(Q4_K) };
+    let (vector, bytes) = (4 * S::LANES, int_block_bytes(S::LANES, WORDS));
+    let units = panel.len() / layout.unit_bytes();
+    let panel_bytes = units * BLOCKS / 2 * bytes;
+    assert!(to.len() >= parts::<S>() * panel_bytes, "no room for a panel");
+    let (panel, to) = (panel.as_ptr(), to.as_mut_ptr());
+    // SAFETY: the module's contract; the sizes were just checked.
+    unsafe {
+        for u in 0..units {
+            let unit = panel.add(u * layout.unit_bytes());
+            fetch_unit::<S>(unit, layout);
+            for (b, part) in (0..BLOCKS / 2).flat_map(|b| (0..parts::<S>()).map(move |p| (b, p))) {
+                let (lane, blocks) = (part * S::LANES, [2 * b, 2 * b + 1]);
+                let to = to.add(part * panel_bytes + (u * BLOCKS / 2 + b) * bytes);
+                let data = blocks.map(|b| elements::<Q4_K>(unit, b, lane));
+                unroll!(step in [0 1 2 3]; step < GROUPS / 4 => {
+                    let first = two::<S, Q4_K>(data[0], step);
+                    let second = two::<S, Q4_K>(data[1], step);
+                    for (i, (first, second)) in first.into_iter().zip(second).enumerate() {
+                        let [low, high] = S::halves(first, second);
+                        S::store_bytes(to.add((4 * step + 2 * i) * vector), low);
+                        S::store_bytes(to.add((4 * step + 2 * i + 1) * vector), high);
+                    }
+                });
+                let mut factors = [S::splat_int(0); 2];
+                unroll!(i in [0 1]; i < 2 => {
+                    let (_, offset) = scales::<S, Q4_K>(unit, blocks[i], lane);
+                    S::store(to.add((GROUPS + i) * vector).cast(), offset);
+                    factors[i] = weight_factors::<S>(unit, blocks[i], lane);
+                });
+                let [factors, _] = S::halves(factors[0], factors[1]);
+                S::store_bytes(to.add(WORDS * vector), factors);
+                let scale = half::<S>(unit.add(2 * lane), 0);
+                S::store(to.add((WORDS + 1) * vector).cast(), scale);
+            }
+        }
+    }
+}
+
+/// The scales of a block of a packed unit as factors of both sums of a lane.
+#[inline(always)]
+unsafe fn weight_factors<S: Simd>(unit: *const u8, b: usize, lane: usize) -> S::B {
+    // SAFETY: the module's contract; the bytes are in the header.
+    unsafe { S::factors(unit.add(LINE + PANEL * b + lane)) }
+}
+
+/// [`tile_int`](super::int::tile_int) of what [`lay`] and [`unpack_panel`] write.
+#[inline(always)]
+pub(super) unsafe fn tile<S: Simd, const P: usize, const C: usize>(
+    panels: &[u8],
+    blocks: usize,
+    act: ActTile<'_>,
+    col: usize,
+    y: &mut Columns<'_>,
+) {
+    let vector = 4 * S::LANES;
+    let bytes = int_block_bytes(S::LANES, WORDS);
+    let mut at = panel_starts::<P>(panels, blocks * bytes);
+    let mut act_block = ActBlock::<C>::first(act, blocks, WORDS);
+    // SAFETY: the module's contract; the panels and the tile have so many blocks.
+    unsafe {
+        let mut acc = [[S::zero(); C]; P];
+        for i in 0..C {
+            y.fetch(act.first + i, col, P * S::LANES);
+        }
+        for _ in 0..blocks / (BLOCKS / 2) {
+            let mut whole = [[S::start(0); C]; P];
+            let (unit, unit_act) = (at, act_block);
+            for _ in 0..BLOCKS / 2 {
+                let sums = block_sums::<S, GROUPS, { sums::PAIRS }, P, C>(at, act_block);
+                let whole = if const { in_memory::<S>(P * C, P * C) } {
+                    elsewhere(&mut whole)
+                } else {
+                    &mut whole
+                };
+                let mut factors = [S::splat_int(0); P];
+                unroll!(p < P, 2 { factors[p] = S::load_bytes(at[p].add(WORDS * vector)); });
+                add_scaled::<S, P, C>(whole, sums, factors, act_block);
+                at = at.map(|at| at.add(bytes));
+                act_block = act_block.next();
+            }
+            // Of a copy compilers know that it can be in registers.
+            let mut sums = acc;
+            let mut of_block = unit_act;
+            for b in 0..BLOCKS / 2 {
+                unroll!(second in [0 1]; second < 2 => {
+                    let mut offsets = [S::zero(); P];
+                    unroll!(p < P, 2 {
+                        offsets[p] = S::load(unit[p].add(b * bytes + (GROUPS + second) * vector).cast());
+                    });
+                    unroll!(i < C, 16 {
+                        let sum = if second == 0 { of_block.sum(i) } else { of_block.more(i, GROUPS) };
+                        less_offset::<S, P, C>(&mut sums, i, offsets, sum);
+                    });
+                });
+                of_block = of_block.next();
+            }
+            let mut scales = [S::zero(); P];
+            unroll!(p < P, 2 { scales[p] = S::load(unit[p].add((WORDS + 1) * vector).cast()); });
+            unroll!(i < C, 16 {
+                add_whole::<S, P, C>(&mut sums, i, &whole, scales, unit_act.more(i, GROUPS + 1));
+            });
+            acc = sums;
+        }
+        for (p, acc) in acc.iter().enumerate() {
+            put::<S>(acc, act.first, col + p * S::LANES, y);
+        }
+    }
+}
+
+/// Adds to `acc` the products of a packed unit and of the activations, to the same bits as [`tile`], and gives the block
+/// of activations behind these.
+#[inline(always)]
+pub(super) unsafe fn add_unit<S: Simd, const T: u8, const C: usize>(
+    acc: &mut [[S::F; C]; MAX_PARTS],
+    unit: *const u8,
+    mut act: ActBlock<C>,
+    ahead: Ahead,
+) -> ActBlock<C> {
+    if const { T != Q4_K } {
+        return act;
+    }
+    let (unit_act, lines) =
+        (act, const { Layout::of_tag(Q4_K).unit_bytes() / LINE }.div_ceil(BLOCKS));
+    // SAFETY: the module's contract.
+    unsafe {
+        let mut whole = [[S::start(0); C]; MAX_PARTS];
+        for b in 0..BLOCKS {
+            // Spread out, since few misses can be under way at a time.
+            for line in b * lines..(b + 1) * lines {
+                S::fetch_ahead(unit.wrapping_add(LINE * line), ahead);
+            }
+            unroll!(part in [0 2]; part < parts::<S>() && in_pairs::<S>(C) => {
+                add_block::<S, C, 2>(&mut whole, part, unit, b, act.read_anew());
+            });
+            unroll!(part in [0 1 2 3]; part < parts::<S>() && !in_pairs::<S>(C) => {
+                add_block::<S, C, 1>(&mut whole, part, unit, b, act.read_anew());
+            });
+            act = act.next();
+        }
+        unroll!(part in [0 1 2 3]; part < parts::<S>() => {
+            let (lane, mut of_block) = (part * S::LANES, unit_act);
+            let mut sums = [acc[part]];
+            for b in 0..BLOCKS {
+                let (_, offset) = scales::<S, Q4_K>(unit, b, lane);
+                unroll!(i < C, 8 {
+                    less_offset::<S, 1, C>(&mut sums, i, [offset], of_block.sum(i));
+                });
+                of_block = of_block.next();
+            }
+            let (scale, whole) = (half::<S>(unit.add(2 * lane), 0), [whole[part]]);
+            unroll!(i < C, 8 {
+                add_whole::<S, 1, C>(&mut sums, i, &whole, [scale], unit_act.more(i, GROUPS / 2));
+            });
+            [acc[part]] = sums;
+        });
+    }
+    act
+}
+
+/// Adds to `whole` the products of block `b` of a packed unit, of `N` parts from `first` on, and of the activations.
+#[inline(always)]
+unsafe fn add_block<S: Simd, const C: usize, const N: usize>(
+    whole: &mut [[S::Sum; C]; MAX_PARTS],
+    first: usize,
+    unit: *const u8,
+    b: usize,
+    act: ActBlock<C>,
+) {
+    // SAFETY: the module's contract.
+    unsafe {
+        let (mut data, mut factors) = ([unit; N], [S::splat_int(0); N]);
+        unroll!(p < N, 2 {
+            data[p] = elements::<Q4_K>(unit, b, (first + p) * S::LANES);
+            factors[p] = weight_factors::<S>(unit, b, (first + p) * S::LANES);
+        });
+        let sums = half_sums::<S, Q4_K, C, N>(data, 0, act, sums::PAIRS);
+        let whole = if const { in_memory::<S>(parts::<S>() * C, N * C) } {
+            elsewhere(whole)
+        } else {
+            whole
+        };
+        let mut of_parts = [[S::start(0); C]; N];
+        unroll!(p < N, 2 { of_parts[p] = whole[first + p]; });
+        add_scaled::<S, N, C>(&mut of_parts, sums, factors, act);
+        unroll!(p < N, 2 { whole[first + p] = of_parts[p]; });
+    }
+}
+
+/// Adds to `whole` the sums of a block times the factors of its weights and of its activations.
+#[inline(always)]
+unsafe fn add_scaled<S: Simd, const P: usize, const C: usize>(
+    whole: &mut [[S::Sum; C]; P],
+    sums: [[S::Sum; C]; P],
+    factors: [S::B; P],
+    act: ActBlock<C>,
+) {
+    // SAFETY: the module's contract.
+    unsafe {
+        unroll!(i < C, 16 {
+            let factor = S::splat_int(act.factors(i));
+            unroll!(p < P, 2 {
+                whole[p][i] = S::add_scaled(whole[p][i], sums[p][i], factors[p], factor);
+            });
+        });
+    }
+}
+
+/// Subtracts from the sums of row `i` the offsets of a block times the sum of its activations.
+#[inline(always)]
+unsafe fn less_offset<S: Simd, const P: usize, const C: usize>(
+    sums: &mut [[S::F; C]; P],
+    i: usize,
+    offsets: [S::F; P],
+    sum: f32,
+) {
+    // SAFETY: the module's contract.
+    unsafe {
+        let sum = S::splat(sum);
+        unroll!(p < P, 2 { sums[p][i] = S::fnma(offsets[p], sum, sums[p][i]); });
+    }
+}
+
+/// Adds to the sums of row `i` those of a unit's blocks times the scale of their factors.
+#[inline(always)]
+unsafe fn add_whole<S: Simd, const P: usize, const C: usize>(
+    sums: &mut [[S::F; C]; P],
+    i: usize,
+    whole: &[[S::Sum; C]; P],
+    scales: [S::F; P],
+    step: f32,
+) {
+    // SAFETY: the module's contract.
+    unsafe {
+        let step = S::splat(step);
+        unroll!(p < P, 2 {
+            let whole = S::total(sums::WIDE, whole[p][i]);
+            sums[p][i] = S::fma(whole, S::mul(scales[p], step), sums[p][i]);
+        });
+    }
+}
