@@ -243,7 +243,7 @@ fn q6_k(x: &[f32]) -> Vec<u8> {
         scales.push(s.cast_unsigned());
         codes.extend(x.iter().map(|x| match d == 0.0 {
             true => 32,
-            false => ((x / d).round() as i32).clamp(-32, 31) as u8 + 32,
+            false => (((x / d).round() as i32).clamp(-32, 31) + 32) as u8,
         }));
     }
     let (mut low, mut high) = (Vec::new(), Vec::new());
