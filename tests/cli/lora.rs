@@ -10,9 +10,9 @@ fn pirate() -> String {
     dir.display().to_string()
 }
 
-/// A greedy text of `tokens` tokens.
-fn greedy(tokens: &str, options: &[&str]) -> Run {
-    let base = ["run", "Once upon a time", "--temperature", "0", "--ignore-eos", "-n", tokens];
+/// What a program writes after a prompt, greedily.
+fn greedy(prompt: &str, tokens: &str, options: &[&str]) -> Run {
+    let base = ["run", prompt, "--temperature", "0", "--ignore-eos", "-n", tokens];
     ruvllm(&[&base, options, &["--stats", "json"]].concat())
 }
 
@@ -21,13 +21,18 @@ fn greedy(tokens: &str, options: &[&str]) -> Run {
 fn text_and_perplexity_with_the_adapter_equal_llama_cpps() {
     let cases = expected("lora.json");
     assert_eq!(cases.len(), 4);
-    for case in cases {
-        let text = |key: &str| case[key].as_str().expect("a text");
-        let model = model(text("format")).display().to_string();
+    let mut texts = 0;
+    for case in &cases {
+        let format = case["format"].as_str().expect("a format");
+        let model = model(format).display().to_string();
         let adapter = format!("{}={}", pirate(), case["scale"]);
         let options = ["-m", &model, "--lora", &adapter];
-        let run = greedy("64", &[&options[..], &["--raw"]].concat());
-        assert!(text("text").starts_with(run.text()), "{adapter}: {}", run.text());
+        for (prompt, text) in case["texts"].as_object().expect("texts of prompts") {
+            let run = greedy(prompt, "64", &[&options[..], &["--raw"]].concat());
+            let text = text.as_str().expect("a text");
+            assert!(text.starts_with(run.text()), "{format}, {adapter}: {prompt}{}", run.text());
+            texts += 1;
+        }
 
         let file = fixtures().join("pirate.txt").display().to_string();
         let context = case["context"].to_string();
@@ -36,14 +41,15 @@ fn text_and_perplexity_with_the_adapter_equal_llama_cpps() {
         let result: serde_json::Value = serde_json::from_str(run.text()).expect("JSON");
         let found = result["perplexity"].as_f64().expect("a perplexity");
         let wanted = case["perplexity"].as_f64().expect("a perplexity");
-        println!("{}, {adapter}: {found:.4} against {wanted:.4}", text("format"));
+        println!("{format}, {adapter}: {found:.4} against {wanted:.4}");
         assert!((found / wanted - 1.0).abs() < 2e-3, "{adapter}: {found}, not {wanted}");
     }
+    assert_eq!(texts, 7);
 }
 
 #[test]
 fn the_figures_name_the_adapter_its_bytes_and_its_kernel() {
-    let run = greedy("8", &["--lora", &format!("{}=0.5", pirate())]);
+    let run = greedy("Once upon a time", "8", &["--lora", &format!("{}=0.5", pirate())]);
     run.text();
     let stats = run.stats();
     let adapter = &stats["adapter"];
@@ -57,7 +63,7 @@ fn the_figures_name_the_adapter_its_bytes_and_its_kernel() {
     assert_eq!(op["pack"], "ruvllm-core-kernels");
     assert!(op["calls"].as_u64().unwrap() >= 7 * 5 * 8, "{op}");
 
-    assert!(greedy("1", &[]).stats().get("adapter").is_none());
+    assert!(greedy("Once upon a time", "1", &[]).stats().get("adapter").is_none());
     let lora = pirate();
     let bench = ["bench", "--lora", &lora, "-p", "8", "-n", "4", "-r", "1", "-o", "json"];
     let rows: serde_json::Value = serde_json::from_str(ruvllm(&bench).text()).expect("JSON");
@@ -66,7 +72,7 @@ fn the_figures_name_the_adapter_its_bytes_and_its_kernel() {
 
 #[test]
 fn what_is_no_adapter_of_the_model_is_refused() {
-    let run = |lora: &str| greedy("1", &["--lora", lora]);
+    let run = |lora: &str| greedy("Once upon a time", "1", &["--lora", lora]);
     run("no/such.gguf").refused(&["no/such.gguf"]);
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo");
     run(demo.to_str().unwrap()).refused(&["adapter_config.json"]);
