@@ -60,7 +60,7 @@ fn products(criterion: &mut Criterion) {
                 let len = data.len() / ROWS * rows;
                 let w = Weights::new(dtype, rows, COLS, &data[..len]).expect("sizes agree");
                 if PackedWeights::pays(dtype, isa) {
-                    let packed = PackedWeights::new(&pool, &w).expect("memory");
+                    let packed = PackedWeights::new(&pool, isa, &w).expect("memory");
                     measure(isa.name(), isa, &w.with_packed(&packed).expect("sizes agree"));
                 } else {
                     measure(isa.name(), isa, &w);

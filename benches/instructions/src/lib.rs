@@ -40,6 +40,7 @@ const ROWS: usize = 64;
 
 /// A matrix of weights, and its panels where products read these.
 pub struct Matrix {
+    isa: Isa,
     dtype: DType,
     rows: usize,
     cols: usize,
@@ -48,26 +49,26 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// A matrix of `rows` outputs and `cols` inputs, which are whole blocks of every type.
-    pub fn new(dtype: DType, rows: usize, cols: usize) -> Rc<Matrix> {
+    /// A matrix of `rows` outputs and `cols` inputs, which are whole blocks of every type, for products with `isa`.
+    pub fn new(isa: Isa, dtype: DType, rows: usize, cols: usize) -> Rc<Matrix> {
         let bytes = weights(dtype, rows * cols);
         let w = Weights::new(dtype, rows, cols, &bytes).expect("whole rows");
-        let packed = PackedWeights::pays(dtype, Isa::detect())
-            .then(|| PackedWeights::new(&ThreadPool::new(1), &w).expect("there is memory"));
-        Rc::new(Matrix { dtype, rows, cols, bytes, packed })
+        let packed = PackedWeights::pays(dtype, isa)
+            .then(|| PackedWeights::new(&ThreadPool::new(1), isa, &w).expect("there is memory"));
+        Rc::new(Matrix { isa, dtype, rows, cols, bytes, packed })
     }
 
     /// The product with `m` rows of activations, which are taken in beforehand.
-    pub fn product(self: &Rc<Matrix>, isa: Isa, m: usize) -> Ready {
+    pub fn product(self: &Rc<Matrix>, m: usize) -> Ready {
+        let isa = self.isa;
         let (matrix, pool, mut act) = (Rc::clone(self), ThreadPool::new(1), Activations::new());
         let (x, forms) = (noise(m * self.cols), act.forms(isa, m, &[self.dtype]));
         act.prepare(&pool, isa, &x, m, self.cols, forms).expect("sizes agree");
         let mut y = vec![0.0; m * matrix.rows];
         Ready::new(move || {
-            let Matrix { dtype, rows, cols, bytes, packed } = &*matrix;
+            let Matrix { dtype, rows, cols, bytes, packed, .. } = &*matrix;
             let w = Weights::new(*dtype, *rows, *cols, bytes).expect("whole rows");
-            let packed = packed.as_ref().filter(|_| PackedWeights::pays(*dtype, isa));
-            let w = packed.map_or(w, |packed| w.with_packed(packed).expect("of its size"));
+            let w = packed.as_ref().map_or(w, |packed| w.with_packed(packed).expect("of its size"));
             let y = MatMut { data: black_box(&mut y), stride: *rows };
             matmul(&pool, isa, &w, &act, y).expect("sizes agree");
         })
@@ -76,7 +77,7 @@ impl Matrix {
 
 /// The product of `m` rows of activations, taken in beforehand, with `[64, 2048]` weights.
 pub fn product(isa: Isa, dtype: DType, m: usize) -> Ready {
-    Matrix::new(dtype, ROWS, COLS).product(isa, m)
+    Matrix::new(isa, dtype, ROWS, COLS).product(m)
 }
 
 /// One row of activations turned into 8-bit blocks, as weights of 4 bits need them.

@@ -89,14 +89,14 @@ impl Cli {
         let mut products = Vec::new();
         for dtype in weight_types().filter(|of| self.types.is_empty() || self.types.contains(of)) {
             for cols in COLS {
-                let matrix = Matrix::new(dtype, WEIGHT_ROWS, cols);
                 for &isa in Isa::available().iter().filter(wanted) {
+                    let matrix = Matrix::new(isa, dtype, WEIGHT_ROWS, cols);
                     for &m in &self.rows {
                         // Else it is the product of another instruction set.
                         if method(dtype, isa, m, false, true)
                             .is_some_and(|of| of.instructions == isa.name())
                         {
-                            let instructions = count(&mut matrix.product(isa, m))?;
+                            let instructions = count(&mut matrix.product(m))?;
                             products.push(Product { dtype, isa, m, cols, instructions });
                         }
                     }

@@ -35,8 +35,9 @@
 //! multiplied made no difference on the Xeon (1.00 and 1.01).
 //! Formats without a bias have the first products as the first sums (`sums::PAIRS_FROM_ZERO`): 1.04 times as fast.
 //! Of Q4_K, scales of weights and of activations are integers (`kernels::scaled`), and two blocks are multiplied side by
-//! side: a tile of 512 rows is 1.15 times as fast on a Xeon with AVX2, and rows that are multiplied as panels are read
-//! are as fast as before (0.96 with 8 rows, 1.00 with 4). One block after the other, without a bias, gave 1.07 and 1.05.
+//! side: on a Xeon with AVX2, 512 rows are 1.12 times as fast, and 4, 8 and 16 rows 1.08, 1.03 and 1.07 times. Where
+//! panels did not hold two blocks side by side, 8 rows were 0.96 times as fast as before. One block after the other gave 1.07 and
+//! 1.05.
 //! Scales of weights alone as integers gave 1.03 (Q4_K and Q6_K), 0.98 (Q5_K) and, with 8 and 16 rows of Q4_K, which
 //! need registers for more sums, 0.93. Scales of activations of 6 bits cost nothing that can be measured: on 105
 //! chunks of 512 tokens SmolLM2-135M-Instruct (Q4_1) has a perplexity of 9.250 with them, of 9.252 with scales in f32, of
@@ -321,7 +322,8 @@ fn float_panels(dtype: DType, isa: Isa, bf16: bool) -> Plan {
 /// `act` must have been prepared in the [`Activations::forms`] for the type of `w` with the same `isa`.
 ///
 /// # Errors
-/// `act` has another `k`, was not prepared for this type, or `y` is too small. Nothing is written.
+/// `act` has another `k`, was not prepared for this type, or `y` is too small; `w` was packed for other instructions.
+/// Nothing is written.
 pub fn matmul(
     pool: &ThreadPool,
     isa: Isa,
@@ -347,6 +349,12 @@ pub fn matmul(
     if !act.has(plan.form()) {
         return Err(NativeError::Unsupported {
             what: "matmul with activations that were not prepared for these weights",
+            detail: format!("{} with {isa}", w.dtype),
+        });
+    }
+    if plan.is_int() && w.packed.is_some_and(|packed| !packed.suits(isa)) {
+        return Err(NativeError::Unsupported {
+            what: "matmul with weights that were packed for other instructions",
             detail: format!("{} with {isa}", w.dtype),
         });
     }

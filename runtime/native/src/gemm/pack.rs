@@ -17,8 +17,8 @@ type Words = [u32; PANEL];
 /// Bytes of the largest unit that a row can end within: two blocks of `Q8_0`.
 const MAX_PARTIAL: usize = 68;
 
-/// Writes the panel of the rows of `weights` from `first` on to `out`.
-pub(super) fn pack_panel(weights: &Weights<'_>, first: usize, out: &mut [u8]) {
+/// Writes the panel of the rows of `weights` from `first` on to `out`, where so asked with two blocks side by side.
+pub(super) fn pack_panel(weights: &Weights<'_>, first: usize, side_by_side: bool, out: &mut [u8]) {
     let (dtype, layout) = (weights.dtype, Layout::of(weights.dtype));
     let block = dtype.layout();
     let bytes = layout.blocks * BLOCK / block.elems * block.bytes;
@@ -27,20 +27,26 @@ pub(super) fn pack_panel(weights: &Weights<'_>, first: usize, out: &mut [u8]) {
     for (u, unit) in out.chunks_exact_mut(layout.unit_bytes()).enumerate() {
         let start = u * bytes;
         if start + bytes <= weights.row_bytes {
-            pack_unit(dtype, &rows, start, unit);
+            pack_unit(dtype, &rows, start, side_by_side, unit);
         } else {
             let padded = rows.map(|row| {
                 let (mut padded, rest) = ([0; MAX_PARTIAL], &row[start..]);
                 padded[..rest.len()].copy_from_slice(rest);
                 padded
             });
-            pack_unit(dtype, &padded.each_ref().map(|row| &row[..bytes]), 0, unit);
+            pack_unit(dtype, &padded.each_ref().map(|row| &row[..bytes]), 0, side_by_side, unit);
         }
     }
 }
 
 /// Writes a unit of a panel, of what `rows` have from byte `start` on.
-fn pack_unit(dtype: DType, rows: &[&[u8]; PANEL], start: usize, unit: &mut [u8]) {
+fn pack_unit(
+    dtype: DType,
+    rows: &[&[u8]; PANEL],
+    start: usize,
+    side_by_side: bool,
+    unit: &mut [u8],
+) {
     let layout = Layout::of(dtype);
     let (header, blocks) = unit.split_at_mut(layout.header);
     let header = header.as_chunks_mut::<LINE>().0;
@@ -57,6 +63,13 @@ fn pack_unit(dtype: DType, rows: &[&[u8]; PANEL], start: usize, unit: &mut [u8])
             scales_and_mins(&four_words(rows, start), &mut header[1..]);
             let (low, high) = if dtype == DType::Q4_K { (16, None) } else { (48, Some(16)) };
             for (b, lines) in blocks.enumerate() {
+                if side_by_side {
+                    let words = four_words(rows, start + low + b / 2 * 32 + b % 2 * 16);
+                    for (words, line) in words.iter().zip(lines) {
+                        put(line, |lane| two_of_two_blocks(words[lane]));
+                    }
+                    continue;
+                }
                 for i in 0..2 {
                     let words = four_words(rows, start + low + b / 2 * 32 + 16 * i);
                     nibbles(&words, b % 2 == 1, &mut lines[2 * i..]);
@@ -152,6 +165,14 @@ fn nibbles(words: &[Words; 4], upper: bool, lines: &mut [[u8; LINE]]) {
             put(line, |lane| even[lane] & 0x0f0f_0f0f | odd[lane] << 4 & 0xf0f0_f0f0);
         }
     }
+}
+
+/// Of four bytes, of which each has an element of a block and, above it, one of the next block: two bytes for either
+/// block, which have its first two elements and, above them, the other two.
+#[inline(always)]
+fn two_of_two_blocks(word: u32) -> u32 {
+    let two = |block: u32| (block | block >> 12) & 0xffff;
+    two(word & 0x0f0f_0f0f) | two(word >> 4 & 0x0f0f_0f0f) << 16
 }
 
 /// Writes a line of `width` bits of each byte of words, from bit `from` on, of each word higher than

@@ -21,6 +21,10 @@
 //!       2 bits:  two vectors, the bits of group g are bits 2 (g mod 4) and up of vector g / 4
 //! ```
 //!
+//! For products with AVX2 alone ([`PackedWeights::takes_side_by_side`]), two blocks of Q4_K have their eight vectors in
+//! common: in vector g, low nibbles hold the first two elements of group g of the first block and then those of the
+//! second, high ones the other two of either.
+//!
 //! 8-bit elements are stored 128 higher, as unsigned numbers. Rows beyond the last repeat it; blocks
 //! beyond the end of a row are zero, scales included.
 
@@ -112,6 +116,7 @@ pub struct PackedWeights {
     dtype: DType,
     rows: usize,
     cols: usize,
+    side_by_side: bool,
     panel_bytes: usize,
     pattern: ReadPattern,
     data: Mapped,
@@ -131,16 +136,35 @@ impl PackedWeights {
         is_blocked(dtype) && isa.usable() != Isa::Scalar
     }
 
-    /// Rearranges `weights` on all threads of `pool`. Takes about as much memory as they do.
+    /// Whether products with `isa`, which is usable, take two blocks of this type side by side: see `kernels::scaled`.
+    pub(super) fn takes_side_by_side(dtype: DType, isa: Isa) -> bool {
+        dtype == DType::Q4_K && isa == Isa::Avx2
+    }
+
+    /// Rearranges `weights` for products with `isa`, on all threads of `pool`. Takes about as much memory as they do.
     ///
     /// # Errors
     /// [`NativeError::Unsupported`] for a type that is not in blocks, and
     /// [`NativeError::OutOfMemory`].
-    pub fn new(pool: &ThreadPool, weights: &Weights<'_>) -> Result<PackedWeights, NativeError> {
+    pub fn new(
+        pool: &ThreadPool,
+        isa: Isa,
+        weights: &Weights<'_>,
+    ) -> Result<PackedWeights, NativeError> {
+        let side_by_side = PackedWeights::takes_side_by_side(weights.dtype, isa.usable().widest());
+        PackedWeights::arranged(pool, side_by_side, weights)
+    }
+
+    /// [`new`](Self::new) for products that take two blocks side by side, or do not.
+    pub(super) fn arranged(
+        pool: &ThreadPool,
+        side_by_side: bool,
+        weights: &Weights<'_>,
+    ) -> Result<PackedWeights, NativeError> {
         let Weights { dtype, rows, cols, .. } = *weights;
-        let mut packed = PackedWeights::zeros(dtype, rows, cols)?;
+        let mut packed = PackedWeights::zeros(dtype, side_by_side, rows, cols)?;
         pool.for_chunks(&mut packed.data, packed.panel_bytes, &|panel, out| {
-            pack_panel(weights, panel * PANEL, out);
+            pack_panel(weights, panel * PANEL, side_by_side, out);
         });
         Ok(packed)
     }
@@ -156,13 +180,18 @@ impl PackedWeights {
         bytes: usize,
     ) -> Result<PackedWeights, NativeError> {
         let panels = bytes / Layout::of(dtype).panel_bytes(cols);
-        let mut packed = PackedWeights::zeros(dtype, panels * PANEL, cols)?;
+        let mut packed = PackedWeights::zeros(dtype, false, panels * PANEL, cols)?;
         // As a scale about 2^-8.
         pool.for_chunks(&mut packed.data, packed.panel_bytes, &|_, panel| panel.fill(0x1c));
         Ok(packed)
     }
 
-    fn zeros(dtype: DType, rows: usize, cols: usize) -> Result<PackedWeights, NativeError> {
+    fn zeros(
+        dtype: DType,
+        side_by_side: bool,
+        rows: usize,
+        cols: usize,
+    ) -> Result<PackedWeights, NativeError> {
         if !is_blocked(dtype) {
             return Err(NativeError::unsupported("packing weights", dtype));
         }
@@ -174,6 +203,7 @@ impl PackedWeights {
             dtype,
             rows,
             cols,
+            side_by_side,
             panel_bytes,
             pattern: ReadPattern::default(),
             data,
@@ -220,6 +250,11 @@ impl PackedWeights {
     /// Whether these are the panels of a matrix of that type and size.
     pub(super) fn fits(&self, weights: &Weights<'_>) -> bool {
         (self.dtype, self.rows, self.cols) == (weights.dtype, weights.rows, weights.cols)
+    }
+
+    /// Whether these are panels as products with `isa`, which is usable, take them.
+    pub(super) fn suits(&self, isa: Isa) -> bool {
+        self.side_by_side == PackedWeights::takes_side_by_side(self.dtype, isa)
     }
 
     /// The panel that row `row` is in.

@@ -185,7 +185,7 @@ mod run {
                         };
                         match job.w.packed {
                             Some(packed) => multiply(cols.map(|col| packed.panel(col)), y),
-                            None => with_panel(job, cols[0], |panel| {
+                            None => with_panel::<S>(job, cols[0], |panel| {
                                 multiply([panel; MAX_STREAMS], y);
                             }),
                         }

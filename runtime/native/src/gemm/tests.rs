@@ -116,14 +116,14 @@ fn check(pool: &ThreadPool, path: Path, dtype: DType, (m, n, k): (usize, usize, 
         Path::Variant(variant, from_panels) => {
             act.prepare(pool, variant.isa, &x, m, k, act.forms(variant.isa, m, &[DType::Q4_0]))
                 .unwrap();
-            let packed = PackedWeights::new(pool, &w).unwrap();
+            let packed = PackedWeights::arranged(pool, false, &w).unwrap();
             let w = if from_panels { w.with_packed(&packed).unwrap() } else { w };
             let out = Out::new(&mut y, stride, m, n);
             (variant.run)(pool, &Job { w: &w, act: &act }, out);
             (ActForm::Ints, variant.name)
         }
         Path::Packed(isa) => {
-            let packed = PackedWeights::new(pool, &w).unwrap();
+            let packed = PackedWeights::new(pool, isa, &w).unwrap();
             let w = w.with_packed(&packed).unwrap();
             act.prepare(pool, isa, &x, m, k, act.forms(isa, m, &[dtype])).unwrap();
             matmul(pool, isa, &w, &act, MatMut { data: &mut y, stride }).unwrap();
@@ -237,8 +237,9 @@ fn products_from_panels_agree_with_f64_for_odd_shapes() {
     }
 }
 
-/// Element `e` of the row in `lane` of a panel, as an unsigned number: what the notes of `packed` say.
-fn packed_element(dtype: DType, panel: &[u8], lane: usize, e: usize) -> u8 {
+/// Element `e` of the row in `lane` of a panel, as an unsigned number: what the notes of `packed` say, perhaps of
+/// two blocks side by side.
+fn packed_element(dtype: DType, side_by_side: bool, panel: &[u8], lane: usize, e: usize) -> u8 {
     let layout = Layout::of(dtype);
     let (unit, e) = (e / (layout.blocks * BLOCK), e % (layout.blocks * BLOCK));
     let (block, e) = (e / BLOCK, e % BLOCK);
@@ -247,6 +248,10 @@ fn packed_element(dtype: DType, panel: &[u8], lane: usize, e: usize) -> u8 {
     let line = |i: usize| panel[start + i * LINE + byte];
     if layout.low == 8 {
         return line(group);
+    }
+    if side_by_side {
+        let start = start - block % 2 * layout.block_bytes() + group * LINE + 4 * lane;
+        return panel[start + block % 2 * 2 + e % 2] >> (e % 4 / 2 * 4) & 15;
     }
     let low = line(group / 2) >> (4 * (group % 2)) & 15;
     match layout.high {
@@ -258,11 +263,12 @@ fn packed_element(dtype: DType, panel: &[u8], lane: usize, e: usize) -> u8 {
 
 #[test]
 fn a_panel_has_the_elements_of_its_rows() {
-    for dtype in weight_types().filter(|dtype| dtype.is_quantized()) {
+    let of_one = weight_types().filter(|dtype| dtype.is_quantized()).map(|dtype| (dtype, false));
+    for (dtype, side_by_side) in of_one.chain([(DType::Q4_K, true)]) {
         for (rows, cols) in [(3, depths(dtype)[0]), (16, depths(dtype)[1])] {
             let data = random_weights(dtype, rows * cols, 5);
             let w = Weights::new(dtype, rows, cols, &data).unwrap();
-            let packed = PackedWeights::new(&ThreadPool::new(1), &w).unwrap();
+            let packed = PackedWeights::arranged(&ThreadPool::new(1), side_by_side, &w).unwrap();
             let bytes = chunk_bytes(dtype);
             for lane in 0..PANEL {
                 let row = w.row(lane.min(rows - 1));
@@ -274,7 +280,8 @@ fn a_panel_has_the_elements_of_its_rows() {
                     quant::unpack(dtype, &chunk, &mut unpacked);
                     for (i, q) in unpacked.q.iter().enumerate().take(cols - from) {
                         let bias = if dtype == DType::Q8_0 { 128 } else { 0 };
-                        let element = packed_element(dtype, packed.panel(0), lane, from + i);
+                        let element =
+                            packed_element(dtype, side_by_side, packed.panel(0), lane, from + i);
                         assert_eq!(i16::from(element), i16::from(*q) + bias, "{dtype} {lane} {i}");
                     }
                 }
@@ -322,7 +329,7 @@ fn rows_streams_and_threads_change_no_bit_of_a_deterministic_product() {
             if !PackedWeights::pays(dtype, isa) {
                 continue;
             }
-            let mut packed = PackedWeights::new(&ThreadPool::new(1), &w).unwrap();
+            let mut packed = PackedWeights::new(&ThreadPool::new(1), isa, &w).unwrap();
             let results = ReadPattern::ALL.map(|(_, pattern)| {
                 packed.set_pattern(pattern);
                 bits_alike(isa, &w.with_packed(&packed).unwrap(), &x, m)
@@ -408,10 +415,10 @@ fn the_largest_sums_of_a_block_are_exact() {
                         }
                     }
                     let w = Weights::new(dtype, 1, k, &data).unwrap();
-                    let packed = PackedWeights::new(&pool, &w).unwrap();
-                    let panels = w.with_packed(&packed).unwrap();
                     for (isa, m) in Isa::available().iter().flat_map(|isa| [(*isa, 1), (*isa, 40)])
                     {
+                        let packed = PackedWeights::new(&pool, isa, &w).unwrap();
+                        let panels = w.with_packed(&packed).unwrap();
                         let x = x.repeat(m);
                         let forms = act.forms(isa, m, &[dtype]).and(ActForm::Floats.into());
                         act.prepare(&pool, isa, &x, m, k, forms).unwrap();
@@ -447,7 +454,8 @@ fn panels_of_other_weights_are_refused() {
     let pool = ThreadPool::new(1);
     let (a, b) = ([0; 72], [0; 144]);
     let w = Weights::new(DType::Q4_0, 4, 32, &a).unwrap();
-    let packed = PackedWeights::new(&pool, &w).unwrap();
+    let isa = Isa::detect();
+    let packed = PackedWeights::new(&pool, isa, &w).unwrap();
     assert!(w.with_packed(&packed).is_ok());
     for other in [
         Weights::new(DType::Q4_0, 2, 64, &a).unwrap(),
@@ -456,8 +464,29 @@ fn panels_of_other_weights_are_refused() {
         assert_eq!(other.with_packed(&packed).unwrap_err().code(), "native_unsupported");
     }
     let w = Weights::new(DType::F32, 1, 18, &a).unwrap();
-    assert_eq!(PackedWeights::new(&pool, &w).unwrap_err().code(), "native_unsupported");
-    assert!(!PackedWeights::pays(DType::F32, Isa::detect()));
+    assert_eq!(PackedWeights::new(&pool, isa, &w).unwrap_err().code(), "native_unsupported");
+    assert!(!PackedWeights::pays(DType::F32, isa));
+}
+
+#[test]
+fn weights_that_were_packed_for_other_instructions_are_refused() {
+    let (pool, mut act) = (ThreadPool::new(1), Activations::new());
+    let data = random_weights(DType::Q4_K, CHUNK, 1);
+    let w = Weights::new(DType::Q4_K, 1, CHUNK, &data).unwrap();
+    for (isa, side_by_side) in Isa::available().iter().flat_map(|isa| [(*isa, false), (*isa, true)])
+    {
+        let packed = PackedWeights::arranged(&pool, side_by_side, &w).unwrap();
+        let w = w.with_packed(&packed).unwrap();
+        act.prepare(&pool, isa, &[1.0; CHUNK], 1, CHUNK, act.forms(isa, 1, &[w.dtype()])).unwrap();
+        let mut y = [7.0];
+        let result = matmul(&pool, isa, &w, &act, MatMut { data: &mut y, stride: 1 });
+        if side_by_side == PackedWeights::takes_side_by_side(w.dtype(), isa) {
+            assert_eq!(result, Ok(()));
+        } else {
+            assert_eq!(result.unwrap_err().code(), "native_unsupported");
+            assert_eq!(y, [7.0], "{isa} {side_by_side}");
+        }
+    }
 }
 
 #[test]

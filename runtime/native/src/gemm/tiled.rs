@@ -91,7 +91,7 @@ pub(super) fn run_floats<S: Entries>(
 
 /// Calls `f` with the panel that weight row `row` is the first of: one of those that the weights were
 /// packed to, or one that is packed now.
-pub(super) fn with_panel(job: &Job<'_>, row: usize, f: impl FnOnce(&[u8])) {
+pub(super) fn with_panel<S: Entries>(job: &Job<'_>, row: usize, f: impl FnOnce(&[u8])) {
     if let Some(packed) = job.w.packed {
         return f(packed.panel(row));
     }
@@ -99,7 +99,8 @@ pub(super) fn with_panel(job: &Job<'_>, row: usize, f: impl FnOnce(&[u8])) {
     PACKED.with(|cell| {
         with_lines(cell, bytes, |panel| {
             let panel = &mut bytemuck::cast_slice_mut(panel)[..bytes];
-            pack_panel(job.w, row, panel);
+            let sums = Form::of::<S>(job.w.dtype as u8).sums;
+            pack_panel(job.w, row, sums == sums::SCALED, panel);
             f(panel);
         });
     });
@@ -248,7 +249,7 @@ fn panel_int<S: Entries>(simd: S, job: &Job<'_>, tiles: &Tiles<'_>, y: &mut Colu
     let scratch = (panels.len() * parts).next_multiple_of(S::INT_PANELS) * bytes;
     with_scratch(scratch, |scratch| {
         for (start, to) in panels.zip(scratch.chunks_mut(parts * bytes)) {
-            with_panel(job, start, |panel| {
+            with_panel::<S>(job, start, |panel| {
                 blocked!(dtype, simd.unpack_panel<_>(panel, to));
             });
         }
@@ -257,8 +258,8 @@ fn panel_int<S: Entries>(simd: S, job: &Job<'_>, tiles: &Tiles<'_>, y: &mut Colu
                 match (form.groups, form.sums, form.offsets) {
                     (4, sums::QUADS, _) => simd.tile_int::<4, { sums::QUADS }, false, $p, $c> $args,
                     (4, _, _) => simd.tile_int::<4, { sums::PAIRS }, false, $p, $c> $args,
-                    (16, sums::SCALED_TWO, _) => {
-                        simd.tile_int::<16, { sums::SCALED_TWO }, true, $p, $c> $args
+                    (16, sums::SCALED, _) => {
+                        simd.tile_int::<16, { sums::SCALED }, true, $p, $c> $args
                     }
                     (16, sums::FLOATS, _) => {
                         simd.tile_int::<16, { sums::FLOATS }, false, $p, $c> $args
@@ -317,7 +318,7 @@ fn panel_strassen<S: Entries>(
             let (to, more) = (blocks.min(from + depth), from > 0);
             let (units, blocks) = (from / UNIT..to / UNIT, to - from);
             for (start, to) in panels.clone().zip(scratch.chunks_mut(bytes(blocks))) {
-                with_panel(job, start, |panel| {
+                with_panel::<S>(job, start, |panel| {
                     let units = &panel[units.start * unit_bytes..units.end * unit_bytes];
                     simd.unpack_pair(units, to);
                 });

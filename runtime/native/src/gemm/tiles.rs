@@ -95,7 +95,7 @@ pub(super) struct Tiles<'a> {
 /// Elements of a row that share scales.
 fn block_elems(form: Form) -> usize {
     match (form.sums, form.groups) {
-        (sums::SCALED_TWO, _) => 2 * BLOCK,
+        (sums::SCALED, _) => 2 * BLOCK,
         (_, 4) => GROUP,
         _ => BLOCK,
     }
@@ -151,7 +151,7 @@ pub(super) fn with_tiles<S: Entries>(
 #[inline(always)]
 pub(super) fn lay(chunk: &ActChunk, i: usize, cols: usize, form: Form, out: &mut [u32]) {
     match form.groups {
-        _ if form.sums == sums::SCALED_TWO => {
+        _ if form.sums == sums::SCALED => {
             scaled::lay(chunk, scale_step(&chunk.scale), i, cols, out);
         }
         4 => lay_groups::<4>(chunk, i, cols, form, out),
@@ -168,8 +168,7 @@ fn lay_groups<const G: usize>(
     form: Form,
     out: &mut [u32],
 ) {
-    let blocks = out.chunks_exact_mut(act_block_words(form.row_words(), cols));
-    let step = if form.sums == sums::SCALED { scale_step(&chunk.scale) } else { 1.0 };
+    let blocks = out.chunks_exact_mut(act_block_words(form.groups, cols));
     let q = bytemuck::cast_slice::<i8, [i8; 4]>(&chunk.q).as_chunks::<G>().0;
     for (b, (block, q)) in blocks.zip(q).enumerate() {
         let (total, sum) = if 4 * G == GROUP {
@@ -177,15 +176,14 @@ fn lay_groups<const G: usize>(
         } else {
             (chunk.block_total[b], chunk.block_sum[b])
         };
-        let (words, rest) = block.split_at_mut(cols * form.row_words());
+        let (words, rest) = block.split_at_mut(cols * form.groups);
         if form.sums == sums::STRASSEN {
             let of_pair = &mut words[(i & !1) * form.groups..][..2 * form.groups];
             strassen::lay(of_pair, q, i % 2 == 1);
             rest[i] = chunk.scale[4 * G * b / GROUP].to_bits();
             continue;
         }
-        let (words, more) =
-            words[i * form.row_words()..][..form.row_words()].split_at_mut(form.groups);
+        let words = &mut words[i * form.groups..][..form.groups];
         if matches!(form.sums, sums::WIDE | sums::FLOATS) {
             let more = if form.sums == sums::FLOATS { 128 } else { 0 };
             for (words, q) in words.as_chunks_mut::<2>().0.iter_mut().zip(q) {
@@ -195,14 +193,10 @@ fn lay_groups<const G: usize>(
         } else {
             words.copy_from_slice(bytemuck::cast_slice(q));
         }
-        let scale = chunk.scale[4 * G * b / GROUP];
-        rest[i] = scale.to_bits();
-        if let [to] = more {
-            (rest[i], *to) = (scaled::factors([scale; 2], step), step.to_bits());
-        }
+        rest[i] = chunk.scale[4 * G * b / GROUP].to_bits();
         rest[cols + i] = match (form.bias, form.sums) {
             (0, _) => 0,
-            (bias, sums::PAIRS | sums::SCALED) => {
+            (bias, sums::PAIRS) => {
                 let low: i32 = q.iter().map(|q| i32::from(q[0]) + i32::from(q[1])).sum();
                 // Modulo 2^16, as the sums are.
                 let start = |total: i32| -(total << bias) as i16;

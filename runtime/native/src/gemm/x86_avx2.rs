@@ -330,21 +330,9 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
             }
         }
 
-        fn factors(p: *const u8) -> __m256i {
-            // Each half of the vector takes four of the bytes, which are in both.
-            let bytes = _mm256_set1_epi64x(p.cast::<i64>().read_unaligned());
-            let twice = _mm256_setr_epi8(
-                0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1, //
-                4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7, -1,
-            );
-            _mm256_shuffle_epi8(bytes, twice)
-        }
-
-        fn halves(a: __m256i, b: __m256i) -> [__m256i; 2] {
-            [
-                _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0b1010_1010),
-                _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0b1010_1010),
-            ]
+        fn factors(a: *const u8, b: *const u8) -> __m256i {
+            let in_turn = _mm_unpacklo_epi8(_mm_loadl_epi64(a.cast()), _mm_loadl_epi64(b.cast()));
+            _mm256_cvtepu8_epi16(in_turn)
         }
 
         fn add_scaled(sum: __m256i, of_block: __m256i, a: __m256i, b: __m256i) -> __m256i {

@@ -36,10 +36,8 @@ pub(in crate::gemm) mod sums {
     /// [`strassen`](super::super::strassen).
     pub(in crate::gemm) const STRASSEN: u8 = 5;
 
-    /// As [`PAIRS`], with scales that are integers: see [`scaled`](super::super::scaled).
+    /// As [`PAIRS`], of two blocks at a time, with scales that are integers: see [`scaled`](super::super::scaled).
     pub(in crate::gemm) const SCALED: u8 = 6;
-    /// As [`SCALED`], of two blocks at a time.
-    pub(in crate::gemm) const SCALED_TWO: u8 = 7;
 
     /// The kind for a format.
     pub(in crate::gemm) const fn of<S: Simd>(t: u8) -> u8 {
@@ -58,7 +56,7 @@ pub(in crate::gemm) mod sums {
         sums == of_bytes
             || sums == of::<S>(tag::Q4_0)
             || (S::FLOAT_SUMS && sums == FLOATS && of_bytes == WIDE)
-            || (sums == SCALED_TWO && of::<S>(tag::Q4_K) == SCALED)
+            || sums == of::<S>(tag::Q4_K)
             || (!S::SIGNED && sums == PAIRS_FROM_ZERO && of::<S>(tag::Q4_0) == PAIRS)
     }
 }
@@ -95,6 +93,7 @@ impl Form {
         let groups = match (t, sums) {
             (tag::Q6_K, _) => 4,
             (_, sums::WIDE) => 16,
+            (_, sums::SCALED) => scaled::GROUPS,
             _ => 8,
         };
         let offsets = matches!(t, tag::Q4_1 | tag::Q5_1 | tag::Q4_K | tag::Q5_K);
@@ -113,7 +112,6 @@ impl Form {
             sums::PAIRS if form.bias == 0 && !S::SIGNED => {
                 Form { sums: sums::PAIRS_FROM_ZERO, ..form }
             }
-            sums::SCALED => Form { sums: sums::SCALED_TWO, groups: scaled::GROUPS, ..form },
             _ => form,
         }
     }
@@ -121,8 +119,7 @@ impl Form {
     /// Words of a row of activations in a block: those of its groups, and of others that [`scaled`] reads.
     pub(in crate::gemm) const fn row_words(self) -> usize {
         match self.sums {
-            sums::SCALED => self.groups + 1,
-            sums::SCALED_TWO => self.groups + 2,
+            sums::SCALED => self.groups + 2,
             _ => self.groups,
         }
     }
@@ -278,7 +275,7 @@ pub(in crate::gemm) unsafe fn tile_int<
     if const { C > S::INT_COLS || P > S::INT_PANELS || !sums::any::<S>(SUMS) } {
         return;
     }
-    if const { SUMS == sums::SCALED_TWO } {
+    if const { SUMS == sums::SCALED } {
         // SAFETY: the module's contract.
         return unsafe { scaled::tile::<S, P, C>(panels, blocks, act, col, y) };
     }

@@ -204,14 +204,11 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
     unsafe fn sub_sums(a: Self::Sum, _b: Self::Sum) -> Self::Sum {
         a
     }
-    /// Loads a vector of unsigned bytes, each as two numbers of 16 bits, where there is [`Self::SCALED`].
-    unsafe fn factors(_p: *const u8) -> Self::B {
+    /// Of each of a vector's unsigned bytes at `a` and of those at `b` a lane of two numbers of 16 bits, where there is
+    /// [`Self::SCALED`].
+    unsafe fn factors(_a: *const u8, _b: *const u8) -> Self::B {
         // SAFETY: the contract is the same.
         unsafe { Self::splat_int(0) }
-    }
-    /// Of each lane the first 16 bits of `a` and those of `b`, and the second ones, where there is [`Self::SCALED`].
-    unsafe fn halves(a: Self::B, b: Self::B) -> [Self::B; 2] {
-        [a, b]
     }
     /// Adds to each lane of `sum` the two numbers of 16 bits of `of_block`, times those of `a` and those of `b`, where
     /// there is [`Self::SCALED`]. Products of the latter two are within 16 bits.

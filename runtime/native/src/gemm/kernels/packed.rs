@@ -45,8 +45,10 @@ pub(in crate::gemm) unsafe fn dot_packed<S: Simd, const T: u8, const P: usize, c
     let bytes = streams.panels[0].len();
     assert!(streams.panels.iter().all(|panel| panel.len() == bytes), "panels of several sizes");
     let units = bytes / layout.unit_bytes();
-    let words = const { Form::of::<S>(T).row_words() };
-    let mut act_block = ActBlock::<C>::first(act, units * layout.blocks * halves(T), words);
+    let form = const { Form::of::<S>(T) };
+    let blocks =
+        if form.sums == sums::SCALED { scaled::BLOCK_PAIRS } else { layout.blocks * halves(T) };
+    let mut act_block = ActBlock::<C>::first(act, units * blocks, form.row_words());
     // SAFETY: the module's contract; each panel holds so many units, and the tile blocks for as many
     // elements.
     unsafe {

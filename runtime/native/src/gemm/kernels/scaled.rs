@@ -3,9 +3,9 @@
 //! that a chunk has in common. So a block's sums are multiplied by the products of both, its *factors*, and added up as
 //! integers, which become floats once a unit.
 //!
-//! In tiles, words of activations and of weights hold two elements of a block and two of the next, so that each of the
-//! two sums of a lane is that of a block, and both are multiplied by their factors and added up in one step. That
-//! takes a twelfth less instructions than products of one block after the other, which become floats each.
+//! Words of activations and of weights hold two elements of a block and two of the next, so that each of the two sums of
+//! a lane is that of a block, and both are multiplied by their factors and added up in one step. That takes a twelfth
+//! less instructions than products of one block after the other, which become floats each.
 //!
 //! Nothing overflows. A block's sum is within 16 bits: 32 products of a weight less 8 and an activation within 127.
 //! Eight of them, times 63 for either scale, are within 2^31.
@@ -21,8 +21,8 @@ use crate::gemm::out::Columns;
 use crate::gemm::packed::{LINE, Layout, PANEL};
 use crate::quant::tag;
 
-/// Blocks of a unit.
-const BLOCKS: usize = 8;
+/// Pairs of blocks of a unit.
+pub(super) const BLOCK_PAIRS: usize = 4;
 
 /// Vectors of weights, and words of activations, of two blocks.
 pub(in crate::gemm) const GROUPS: usize = 16;
@@ -31,12 +31,6 @@ pub(in crate::gemm) const GROUPS: usize = 16;
 const WORDS: usize = GROUPS + 2;
 
 const Q4_K: u8 = tag::Q4_K;
-
-/// The factors of two scales, each so many steps, as a word.
-pub(in crate::gemm) fn factors(scales: [f32; 2], step: f32) -> u32 {
-    let [a, b] = scales.map(|scale| (scale * (1.0 / step)) as i16);
-    pair(a, b)
-}
 
 /// Writes a chunk of one row, whose scales are multiples of `step`, as row `i` of the `cols` of a tile's chunk, two
 /// blocks at a time: the words, the sum of the second block's activations and the step, both as f32; then of each row the
@@ -53,7 +47,8 @@ pub(in crate::gemm) fn lay(chunk: &ActChunk, step: f32, i: usize, cols: usize, o
         let sums = [chunk.block_sum[2 * b], chunk.block_sum[2 * b + 1]];
         words[GROUPS..].copy_from_slice(&[sums[1].to_bits(), step.to_bits()]);
         let start = |total: i16| -(i32::from(total) << 3) as i16;
-        rest[i] = factors([chunk.scale[4 * b], chunk.scale[4 * b + 2]], step);
+        let factor = |scale: f32| (scale * (1.0 / step)) as i16;
+        rest[i] = pair(factor(chunk.scale[4 * b]), factor(chunk.scale[4 * b + 2]));
         rest[cols + i] = pair(start(chunk.block_total[2 * b]), start(chunk.block_total[2 * b + 1]));
         rest[2 * cols + i] = sums[0].to_bits();
     }
@@ -69,7 +64,7 @@ pub(super) unsafe fn unpack_panel<S: Simd, const T: u8>(panel: &[u8], to: &mut [
     let layout = const { Layout::of_tag(Q4_K) };
     let (vector, bytes) = (4 * S::LANES, int_block_bytes(S::LANES, WORDS));
     let units = panel.len() / layout.unit_bytes();
-    let panel_bytes = units * BLOCKS / 2 * bytes;
+    let panel_bytes = units * BLOCK_PAIRS * bytes;
     assert!(to.len() >= parts::<S>() * panel_bytes, "no room for a panel");
     let (panel, to) = (panel.as_ptr(), to.as_mut_ptr());
     // SAFETY: the module's contract; the sizes were just checked.
@@ -77,27 +72,19 @@ pub(super) unsafe fn unpack_panel<S: Simd, const T: u8>(panel: &[u8], to: &mut [
         for u in 0..units {
             let unit = panel.add(u * layout.unit_bytes());
             fetch_unit::<S>(unit, layout);
-            for (b, part) in (0..BLOCKS / 2).flat_map(|b| (0..parts::<S>()).map(move |p| (b, p))) {
-                let (lane, blocks) = (part * S::LANES, [2 * b, 2 * b + 1]);
-                let to = to.add(part * panel_bytes + (u * BLOCKS / 2 + b) * bytes);
-                let data = blocks.map(|b| elements::<Q4_K>(unit, b, lane));
-                unroll!(step in [0 1 2 3]; step < GROUPS / 4 => {
-                    let first = two::<S, Q4_K>(data[0], step);
-                    let second = two::<S, Q4_K>(data[1], step);
-                    for (i, (first, second)) in first.into_iter().zip(second).enumerate() {
-                        let [low, high] = S::halves(first, second);
-                        S::store_bytes(to.add((4 * step + 2 * i) * vector), low);
-                        S::store_bytes(to.add((4 * step + 2 * i + 1) * vector), high);
-                    }
+            for (b, part) in (0..BLOCK_PAIRS).flat_map(|b| (0..parts::<S>()).map(move |p| (b, p))) {
+                let lane = part * S::LANES;
+                let to = to.add(part * panel_bytes + (u * BLOCK_PAIRS + b) * bytes);
+                let data = elements::<Q4_K>(unit, 2 * b, lane);
+                unroll!(step in [0 1 2 3 4 5 6 7]; step < GROUPS / 2 => {
+                    let [even, odd] = two::<S, Q4_K>(data, step);
+                    S::store_bytes(to.add(2 * step * vector), even);
+                    S::store_bytes(to.add((2 * step + 1) * vector), odd);
                 });
-                let mut factors = [S::splat_int(0); 2];
-                unroll!(i in [0 1]; i < 2 => {
-                    let (_, offset) = scales::<S, Q4_K>(unit, blocks[i], lane);
+                for (i, offset) in offsets::<S>(unit, b, lane).into_iter().enumerate() {
                     S::store(to.add((GROUPS + i) * vector).cast(), offset);
-                    factors[i] = weight_factors::<S>(unit, blocks[i], lane);
-                });
-                let [factors, _] = S::halves(factors[0], factors[1]);
-                S::store_bytes(to.add(WORDS * vector), factors);
+                }
+                S::store_bytes(to.add(WORDS * vector), factors::<S>(unit, b, lane));
                 let scale = half::<S>(unit.add(2 * lane), 0);
                 S::store(to.add((WORDS + 1) * vector).cast(), scale);
             }
@@ -105,11 +92,25 @@ pub(super) unsafe fn unpack_panel<S: Simd, const T: u8>(panel: &[u8], to: &mut [
     }
 }
 
-/// The scales of a block of a packed unit as factors of both sums of a lane.
+/// The scales of pair `b` of blocks of a packed unit as factors of both sums of a lane.
 #[inline(always)]
-unsafe fn weight_factors<S: Simd>(unit: *const u8, b: usize, lane: usize) -> S::B {
+unsafe fn factors<S: Simd>(unit: *const u8, b: usize, lane: usize) -> S::B {
     // SAFETY: the module's contract; the bytes are in the header.
-    unsafe { S::factors(unit.add(LINE + PANEL * b + lane)) }
+    unsafe {
+        let first = unit.add(LINE + 2 * PANEL * b + lane);
+        S::factors(first, first.add(PANEL))
+    }
+}
+
+/// The offsets of pair `b` of blocks of a packed unit.
+#[inline(always)]
+unsafe fn offsets<S: Simd>(unit: *const u8, b: usize, lane: usize) -> [S::F; 2] {
+    // SAFETY: the module's contract.
+    unsafe {
+        let (_, first) = scales::<S, Q4_K>(unit, 2 * b, lane);
+        let (_, second) = scales::<S, Q4_K>(unit, 2 * b + 1, lane);
+        [first, second]
+    }
 }
 
 /// [`tile_int`](super::int::tile_int) of what [`lay`] and [`unpack_panel`] write.
@@ -131,10 +132,10 @@ pub(super) unsafe fn tile<S: Simd, const P: usize, const C: usize>(
         for i in 0..C {
             y.fetch(act.first + i, col, P * S::LANES);
         }
-        for _ in 0..blocks / (BLOCKS / 2) {
+        for _ in 0..blocks / BLOCK_PAIRS {
             let mut whole = [[S::start(0); C]; P];
             let (unit, unit_act) = (at, act_block);
-            for _ in 0..BLOCKS / 2 {
+            for _ in 0..BLOCK_PAIRS {
                 let sums = block_sums::<S, GROUPS, { sums::PAIRS }, P, C>(at, act_block);
                 let whole = if const { in_memory::<S>(P * C, P * C) } {
                     elsewhere(&mut whole)
@@ -150,17 +151,14 @@ pub(super) unsafe fn tile<S: Simd, const P: usize, const C: usize>(
             // Of a copy compilers know that it can be in registers.
             let mut sums = acc;
             let mut of_block = unit_act;
-            for b in 0..BLOCKS / 2 {
-                unroll!(second in [0 1]; second < 2 => {
-                    let mut offsets = [S::zero(); P];
-                    unroll!(p < P, 2 {
-                        offsets[p] = S::load(unit[p].add(b * bytes + (GROUPS + second) * vector).cast());
-                    });
-                    unroll!(i < C, 16 {
-                        let sum = if second == 0 { of_block.sum(i) } else { of_block.more(i, GROUPS) };
-                        less_offset::<S, P, C>(&mut sums, i, offsets, sum);
-                    });
+            for b in 0..BLOCK_PAIRS {
+                let mut offsets = [[S::zero(); P]; 2];
+                unroll!(p < P, 2 {
+                    let at = unit[p].add(b * bytes + GROUPS * vector);
+                    offsets[0][p] = S::load(at.cast());
+                    offsets[1][p] = S::load(at.add(vector).cast());
                 });
+                less_offsets::<S, P, C>(&mut sums, of_block, offsets);
                 of_block = of_block.next();
             }
             let mut scales = [S::zero(); P];
@@ -189,36 +187,34 @@ pub(super) unsafe fn add_unit<S: Simd, const T: u8, const C: usize>(
         return act;
     }
     let (unit_act, lines) =
-        (act, const { Layout::of_tag(Q4_K).unit_bytes() / LINE }.div_ceil(BLOCKS));
+        (act, const { Layout::of_tag(Q4_K).unit_bytes() / LINE }.div_ceil(BLOCK_PAIRS));
     // SAFETY: the module's contract.
     unsafe {
         let mut whole = [[S::start(0); C]; MAX_PARTS];
-        for b in 0..BLOCKS {
+        for b in 0..BLOCK_PAIRS {
             // Spread out, since few misses can be under way at a time.
             for line in b * lines..(b + 1) * lines {
                 S::fetch_ahead(unit.wrapping_add(LINE * line), ahead);
             }
             unroll!(part in [0 2]; part < parts::<S>() && in_pairs::<S>(C) => {
-                add_block::<S, C, 2>(&mut whole, part, unit, b, act.read_anew());
+                add_blocks::<S, C, 2>(&mut whole, part, unit, b, act.read_anew());
             });
             unroll!(part in [0 1 2 3]; part < parts::<S>() && !in_pairs::<S>(C) => {
-                add_block::<S, C, 1>(&mut whole, part, unit, b, act.read_anew());
+                add_blocks::<S, C, 1>(&mut whole, part, unit, b, act.read_anew());
             });
             act = act.next();
         }
         unroll!(part in [0 1 2 3]; part < parts::<S>() => {
             let (lane, mut of_block) = (part * S::LANES, unit_act);
             let mut sums = [acc[part]];
-            for b in 0..BLOCKS {
-                let (_, offset) = scales::<S, Q4_K>(unit, b, lane);
-                unroll!(i < C, 8 {
-                    less_offset::<S, 1, C>(&mut sums, i, [offset], of_block.sum(i));
-                });
+            for b in 0..BLOCK_PAIRS {
+                let offsets = offsets::<S>(unit, b, lane).map(|offset| [offset]);
+                less_offsets::<S, 1, C>(&mut sums, of_block, offsets);
                 of_block = of_block.next();
             }
             let (scale, whole) = (half::<S>(unit.add(2 * lane), 0), [whole[part]]);
             unroll!(i < C, 8 {
-                add_whole::<S, 1, C>(&mut sums, i, &whole, [scale], unit_act.more(i, GROUPS / 2));
+                add_whole::<S, 1, C>(&mut sums, i, &whole, [scale], unit_act.more(i, GROUPS + 1));
             });
             [acc[part]] = sums;
         });
@@ -226,9 +222,10 @@ pub(super) unsafe fn add_unit<S: Simd, const T: u8, const C: usize>(
     act
 }
 
-/// Adds to `whole` the products of block `b` of a packed unit, of `N` parts from `first` on, and of the activations.
+/// Adds to `whole` the products of pair `b` of blocks of a packed unit, of `N` parts from `first` on, and of the
+/// activations.
 #[inline(always)]
-unsafe fn add_block<S: Simd, const C: usize, const N: usize>(
+unsafe fn add_blocks<S: Simd, const C: usize, const N: usize>(
     whole: &mut [[S::Sum; C]; MAX_PARTS],
     first: usize,
     unit: *const u8,
@@ -237,10 +234,10 @@ unsafe fn add_block<S: Simd, const C: usize, const N: usize>(
 ) {
     // SAFETY: the module's contract.
     unsafe {
-        let (mut data, mut factors) = ([unit; N], [S::splat_int(0); N]);
+        let (mut data, mut of_weights) = ([unit; N], [S::splat_int(0); N]);
         unroll!(p < N, 2 {
-            data[p] = elements::<Q4_K>(unit, b, (first + p) * S::LANES);
-            factors[p] = weight_factors::<S>(unit, b, (first + p) * S::LANES);
+            data[p] = elements::<Q4_K>(unit, 2 * b, (first + p) * S::LANES);
+            of_weights[p] = factors::<S>(unit, b, (first + p) * S::LANES);
         });
         let sums = half_sums::<S, Q4_K, C, N>(data, 0, act, sums::PAIRS);
         let whole = if const { in_memory::<S>(parts::<S>() * C, N * C) } {
@@ -250,12 +247,12 @@ unsafe fn add_block<S: Simd, const C: usize, const N: usize>(
         };
         let mut of_parts = [[S::start(0); C]; N];
         unroll!(p < N, 2 { of_parts[p] = whole[first + p]; });
-        add_scaled::<S, N, C>(&mut of_parts, sums, factors, act);
+        add_scaled::<S, N, C>(&mut of_parts, sums, of_weights, act);
         unroll!(p < N, 2 { whole[first + p] = of_parts[p]; });
     }
 }
 
-/// Adds to `whole` the sums of a block times the factors of its weights and of its activations.
+/// Adds to `whole` the sums of two blocks times the factors of their weights and of their activations.
 #[inline(always)]
 unsafe fn add_scaled<S: Simd, const P: usize, const C: usize>(
     whole: &mut [[S::Sum; C]; P],
@@ -274,18 +271,21 @@ unsafe fn add_scaled<S: Simd, const P: usize, const C: usize>(
     }
 }
 
-/// Subtracts from the sums of row `i` the offsets of a block times the sum of its activations.
+/// Subtracts from the sums the offsets of two blocks times the sums of their activations.
 #[inline(always)]
-unsafe fn less_offset<S: Simd, const P: usize, const C: usize>(
+unsafe fn less_offsets<S: Simd, const P: usize, const C: usize>(
     sums: &mut [[S::F; C]; P],
-    i: usize,
-    offsets: [S::F; P],
-    sum: f32,
+    act: ActBlock<C>,
+    offsets: [[S::F; P]; 2],
 ) {
     // SAFETY: the module's contract.
     unsafe {
-        let sum = S::splat(sum);
-        unroll!(p < P, 2 { sums[p][i] = S::fnma(offsets[p], sum, sums[p][i]); });
+        unroll!(second in [0 1]; second < 2 => {
+            unroll!(i < C, 16 {
+                let sum = S::splat(if second == 0 { act.sum(i) } else { act.more(i, GROUPS) });
+                unroll!(p < P, 2 { sums[p][i] = S::fnma(offsets[second][p], sum, sums[p][i]); });
+            });
+        });
     }
 }
 
