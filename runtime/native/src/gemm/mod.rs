@@ -36,8 +36,8 @@
 //! Formats without a bias have the first products as the first sums (`sums::PAIRS_FROM_ZERO`): 1.04 times as fast.
 //! Of Q4_K, scales of weights and of activations are integers (`kernels::scaled`), and two blocks are multiplied side by
 //! side: on a Xeon with AVX2, 512 rows are 1.12 times as fast, and 4, 8 and 16 rows 1.08, 1.03 and 1.07 times. Where
-//! panels did not hold two blocks side by side, 8 rows were 0.96 times as fast as before. One block after the other gave 1.07 and
-//! 1.05.
+//! packed panels did not hold two blocks side by side, 8 rows were 0.96 times as fast as before. One block after the
+//! other gave 1.07 and 1.05.
 //! Scales of weights alone as integers gave 1.03 (Q4_K and Q6_K), 0.98 (Q5_K) and, with 8 and 16 rows of Q4_K, which
 //! need registers for more sums, 0.93. Scales of activations of 6 bits cost nothing that can be measured: on 105
 //! chunks of 512 tokens SmolLM2-135M-Instruct (Q4_1) has a perplexity of 9.250 with them, of 9.252 with scales in f32, of
@@ -45,8 +45,8 @@
 //! With AVX2 that Xeon is bound by its three units for vectors, of which two multiply: a block of a tile of Q4_K kept
 //! them busy for 6.7 of the 8.9 cycles that it took before. So it did not pay to read weights by the products themselves, with
 //! four panels to three rows of activations and a seventh less instructions (0.81); nor, for 5 to 32 rows, to unpack a
-//! panel to the first-level cache for all of them, with a twentieth less (16 rows of Q4_K 0.92, of Q6_K 1.02; 8 rows 0.82
-//! and 0.85).
+//! panel to the first-level cache for all of them, with a twentieth less (16 rows of Q4_K 0.92, with two blocks side by side 0.96, of
+//! Q6_K 1.02; 8 rows 0.82 and 0.85).
 //! With 576 columns, where a pair of panels fits into the first-level cache, multiplying it with sixteen tiles of
 //! activations before the next pair was slower, too (0.90 with AVX2, 0.94 with AVX-512).
 //!
