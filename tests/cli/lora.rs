@@ -16,7 +16,8 @@ fn greedy(prompt: &str, tokens: &str, options: &[&str]) -> Run {
     ruvllm(&[&base, options, &["--stats", "json"]].concat())
 }
 
-/// llama.cpp computed with the GGUF file that its own converter makes of the directory.
+/// llama.cpp computed with the GGUF file that its own converter makes of the directory. In 8 bits and at half strength
+/// perplexity alone is compared: the best two tokens are then often less than 0.3 apart, and rounding decides.
 #[test]
 fn text_and_perplexity_with_the_adapter_equal_llama_cpps() {
     let cases = expected("lora.json");
@@ -30,6 +31,7 @@ fn text_and_perplexity_with_the_adapter_equal_llama_cpps() {
         for (prompt, text) in case["texts"].as_object().expect("texts of prompts") {
             let run = greedy(prompt, "64", &[&options[..], &["--raw"]].concat());
             let text = text.as_str().expect("a text");
+            assert!(run.text().len() > 100, "{format}, {adapter}: {prompt}{}", run.text());
             assert!(text.starts_with(run.text()), "{format}, {adapter}: {prompt}{}", run.text());
             texts += 1;
         }

@@ -7,7 +7,7 @@
 
 Writes tests/fixtures/parity/greedy.json (three prompts), tests/fixtures/parity/perplexity.json, in
 tests/fixtures/parity/rope_scaling.json the perplexity of one type in contexts that scaled rotation stretches, and in
-tests/fixtures/parity/lora.json text and perplexity with the pirate adapter, on pirate.txt there (`corpus.py --style pirate
+tests/fixtures/parity/lora.json texts and perplexity with the pirate adapter, on pirate.txt there (`corpus.py --style pirate
 --held-out --count 16`). The converter is llama.cpp's; CONFIG_DIR holds a config.json with the model card's figures. With
 --only-lora nothing else is written. Run again when the demo model changes. Needs nothing but Python.
 """
@@ -64,7 +64,7 @@ def with_adapter(a, version):
         model = a.files / f"{kind}.gguf"
         for scale in (1.0, 0.5):
             options = ["--lora-scaled", f"{a.lora}:{scale}"]
-            # In 8 bits two tokens are often so near that rounding decides, but for what the adapter was trained for.
+            # In 8 bits rounding often decides between two tokens, except in the text that the adapter was trained for.
             prompts = PROMPTS if kind == "F32" else PROMPTS[:1] if scale == 1 else []
             texts = {prompt: greedy_text(a.bin / "llama-completion", model, prompt, *options) for prompt in prompts}
             case = perplexity_of(a.bin / "llama-perplexity", model, CONTEXT, *options, text="pirate.txt")

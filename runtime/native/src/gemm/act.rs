@@ -8,18 +8,18 @@ use ruvllm_abi::team::{self, ActChunk, ActForm, BLOCK, CHUNK, GROUP};
 use super::{ActForms, Plan};
 use crate::{Isa, NativeError, ThreadPool};
 
-/// What the scales of a chunk are multiples of, of which the largest is given: a power of two, of which this is 32 to
-/// 63 times as much.
+/// The power of two that the scales of a chunk are multiples of, for the largest of them, which is at least 32 and less
+/// than 64 times as much.
 #[inline(always)]
 pub(super) fn step_below(largest: f32) -> f32 {
     const EXPONENT: u32 = 0xff << 23;
-    // Scales below 2^-100 are as good as zero.
+    // Steps have to be normal numbers; what is quantised with scales below 2^-100 is as good as zero.
     let largest = largest.max(f32::from_bits(27 << 23));
     f32::from_bits((largest.to_bits() & EXPONENT) - (5 << 23))
 }
 
-/// By what the largest scale is larger when [`step_below`] is asked before it is rounded up: more than 64 / 63, so that
-/// it does not become 64 times as much.
+/// What the largest scale is multiplied by before [`step_below`] is asked, so that rounding it up does not make it 64
+/// steps: a little more than 64 / 63.
 pub(super) const WIDER: f32 = 1.016;
 
 /// What a chunk's scales are multiples of.

@@ -13,8 +13,8 @@
 //!
 //! Plain float weights meet the activations as f32, or many rows as bf16 where that is allowed and the
 //! processor has its products: few rows of `x` with each weight row as it is read, many with panels of them.
-//! The error against f64 is thus that of rounding activations to 8 bits (about
-//! 0.4 % of a block's largest, uniformly) or that of f32 summation.
+//! The error against f64 is thus that of rounding activations to 8 bits (about 0.4 % of a block's largest, and no less than
+//! 0.4 % of a 32nd of the largest of its 256) or that of f32 summation.
 //!
 //! What was tried for 256-bit vectors without 8-bit dot products (Zen 3) and did not pay: fetching the next
 //! blocks of a tile's panels (no gain, some loss), and leaving it to the compiler in which order sums grow
@@ -37,16 +37,16 @@
 //! Of Q4_K, scales of weights and of activations are integers (`kernels::scaled`), and two blocks are multiplied side by
 //! side: on a Xeon with AVX2, 512 rows are 1.12 times as fast, and 4, 8 and 16 rows 1.08, 1.03 and 1.07 times. Where
 //! packed panels did not hold two blocks side by side, 8 rows were 0.96 times as fast as before. One block after the
-//! other gave 1.07 and 1.05.
+//! other gave 1.07 and 1.05 with 512 rows.
 //! Scales of weights alone as integers gave 1.03 (Q4_K and Q6_K), 0.98 (Q5_K) and, with 8 and 16 rows of Q4_K, which
 //! need registers for more sums, 0.93. Scales of activations of 6 bits cost nothing that can be measured: on 105
 //! chunks of 512 tokens SmolLM2-135M-Instruct (Q4_1) has a perplexity of 9.250 with them, of 9.252 with scales in f32, of
 //! 9.222 with activations in f32; with powers of two as scales 9.291, with one scale per 64 elements 9.288, per 256 9.387.
 //! With AVX2 that Xeon is bound by its three units for vectors, of which two multiply: a block of a tile of Q4_K kept
-//! them busy for 6.7 of the 8.9 cycles that it took before. So it did not pay to read weights by the products themselves, with
+//! them busy for 6.7 of the 8.9 cycles that it took with scales in f32. So it did not pay to read weights by the products themselves, with
 //! four panels to three rows of activations and a seventh less instructions (0.81); nor, for 5 to 32 rows, to unpack a
-//! panel to the first-level cache for all of them, with a twentieth less (16 rows of Q4_K 0.92, with two blocks side by side 0.96, of
-//! Q6_K 1.02; 8 rows 0.82 and 0.85).
+//! panel to the first-level cache for all of them, with a twentieth less (16 rows of Q4_K 0.92, with two blocks side by
+//! side 0.96, of Q6_K 1.02; 8 rows 0.82 and 0.85).
 //! With 576 columns, where a pair of panels fits into the first-level cache, multiplying it with sixteen tiles of
 //! activations before the next pair was slower, too (0.90 with AVX2, 0.94 with AVX-512).
 //!

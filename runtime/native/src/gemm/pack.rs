@@ -1,7 +1,7 @@
 //! Rearranges rows as a file has them into the panels that [`packed`](super::packed) describes.
 //!
-//! What lies together in a panel is four neighbouring elements of each row, which in a file are four
-//! neighbouring bytes, or nibbles or bits of such. So the bytes of sixteen rows are brought together in
+//! What lies together in a panel is four neighbouring elements of each row (or two of either of two blocks), which in a
+//! file are four neighbouring bytes, or nibbles or bits of such. So the bytes of sixteen rows are brought together in
 //! words of four, and the rest is a few operations on the words of all rows, which need no special
 //! instructions.
 

@@ -136,7 +136,7 @@ impl PackedWeights {
         is_blocked(dtype) && isa.usable() != Isa::Scalar
     }
 
-    /// Whether products with `isa`, which is usable, take two blocks of this type side by side: see `kernels::scaled`.
+    /// Whether products with `isa`, as [`matmul`](super::matmul) runs it, take two blocks of this type side by side: see `kernels::scaled`.
     pub(super) fn takes_side_by_side(dtype: DType, isa: Isa) -> bool {
         dtype == DType::Q4_K && isa == Isa::Avx2
     }
@@ -252,7 +252,7 @@ impl PackedWeights {
         (self.dtype, self.rows, self.cols) == (weights.dtype, weights.rows, weights.cols)
     }
 
-    /// Whether these are panels as products with `isa`, which is usable, take them.
+    /// Whether these are panels as products with `isa`, as [`matmul`](super::matmul) runs it, take them.
     pub(super) fn suits(&self, isa: Isa) -> bool {
         self.side_by_side == PackedWeights::takes_side_by_side(self.dtype, isa)
     }

@@ -79,7 +79,7 @@ fn check_read(act: &Activations, form: ActForm, x: &[f32]) {
                 ActForm::Pairs => *read == half::bf16::from_f32(*x).to_f32(),
                 ActForm::Ints => {
                     let chunk = &act.chunks()[row * act.chunk_stride() + j / CHUNK];
-                    (read - x).abs() <= chunk.scale[j % CHUNK / GROUP] * 0.500_01 + 1e-35
+                    (read - x).abs() <= chunk.scale[j % CHUNK / GROUP] * 0.500_01 + 1e-43
                 }
             };
             assert!(is_right, "{form:?}, row {row}, {j}: {x} became {read}");
@@ -399,12 +399,19 @@ fn products_of_bytes_have_the_same_bits_by_floats_or_by_strassens_algorithm_what
 fn the_largest_sums_of_a_block_are_exact() {
     let (pool, mut act) = (ThreadPool::new(1), Activations::new());
     let k = 512;
-    // 127 times the largest scale that is a whole number of steps, 62.
-    for sign in [127.0 * 62.0, -127.0 * 62.0] {
+    // 127 times the largest scale that is a whole number of steps, 62, and one that is rounded up to 63.
+    let (exact, rounded) = (127.0 * 62.0, 127.0 * 62.9);
+    for (largest, form) in [
+        (exact, ActForm::Floats),
+        (-exact, ActForm::Floats),
+        (rounded, ActForm::Ints),
+        (-rounded, ActForm::Ints),
+    ] {
         // As large as 8 bits hold, of one sign or of both in turn.
         for alternating in [false, true] {
-            let x: Vec<f32> =
-                (0..k).map(|i| if alternating && i % 2 == 1 { -sign } else { sign }).collect();
+            let x: Vec<f32> = (0..k)
+                .map(|i| if alternating && i % 2 == 1 { -largest } else { largest })
+                .collect();
             for dtype in weight_types().filter(|dtype| dtype.is_quantized()) {
                 for byte in [0x00, 0xff, 0x80, 0x7f, 0x0f, 0xf0] {
                     let layout = dtype.layout();
@@ -412,6 +419,10 @@ fn the_largest_sums_of_a_block_are_exact() {
                     for block in data.chunks_exact_mut(layout.bytes) {
                         for at in scales(dtype) {
                             block[*at..at + 2].copy_from_slice(&[0x00, 0x3c]);
+                        }
+                        if matches!(dtype, DType::Q4_K | DType::Q5_K) {
+                            // The largest scales of blocks, too.
+                            block[4..16].fill(0xff);
                         }
                     }
                     let w = Weights::new(dtype, 1, k, &data).unwrap();
@@ -427,7 +438,7 @@ fn the_largest_sums_of_a_block_are_exact() {
                             matmul(&pool, isa, &w, &act, MatMut { data: &mut y, stride: 1 })
                                 .unwrap();
                             // What 8 bits hold exactly are the activations themselves.
-                            let judged = judge(&w, &act, ActForm::Floats, &y, 1);
+                            let judged = judge(&w, &act, form, &y, 1);
                             assert_eq!(judged, Ok(()), "{dtype} {isa} {m} {byte:x}");
                         }
                     }

@@ -86,13 +86,13 @@ pub(super) struct Tiles<'a> {
     words: &'a [u32],
     shape: TileShape,
     m: usize,
-    /// Blocks of a row.
+    /// Blocks of a row, each of [`block_elems`].
     blocks: usize,
     /// Words from a tile to the next.
     stride: usize,
 }
 
-/// Elements of a row that share scales.
+/// Elements of each row that an [`ActBlock`](super::kernels::ActBlock) holds.
 fn block_elems(form: Form) -> usize {
     match (form.sums, form.groups) {
         (sums::SCALED, _) => 2 * BLOCK,
@@ -223,7 +223,7 @@ impl Tiles<'_> {
         self.shape.form
     }
 
-    /// Blocks of a row.
+    /// Blocks of a row, each of [`block_elems`].
     pub(super) fn blocks(&self) -> usize {
         self.blocks
     }

@@ -48,7 +48,7 @@ impl ActTile<'_> {
 /// Activations of `C` rows that share a scale, as [`tiles`](crate::gemm::tiles) lay them out, in words of
 /// four bytes: the integers, `[C, groups]`, as [`sums`](super::int::sums) say; then of each row the scale, as
 /// f32; what its sums start at, so that unsigned weights count as less their bias; and the sum of the
-/// activations, as f32.
+/// activations, as f32. [`scaled::lay`](super::scaled::lay) says what differs where two blocks lie side by side.
 #[derive(Clone, Copy)]
 pub(in crate::gemm) struct ActBlock<const C: usize> {
     words: *const u32,
@@ -61,6 +61,7 @@ pub(in crate::gemm) const fn act_block_words(groups: usize, rows: usize) -> usiz
 }
 
 /// Two numbers of 16 bits as a word, the first in the low bits.
+#[inline(always)]
 pub(in crate::gemm) fn pair(low: i16, high: i16) -> u32 {
     u32::from(low.cast_unsigned()) | u32::from(high.cast_unsigned()) << 16
 }
@@ -111,7 +112,7 @@ impl<const C: usize> ActBlock<C> {
         unsafe { *self.words.add(C * self.groups + i).cast() }
     }
 
-    /// Word `at` of row `i` behind those of its groups, a number: see [`scaled`](super::scaled).
+    /// Word `at` of row `i`, one behind its integers, which is an f32: see [`scaled::lay`](super::scaled::lay).
     #[inline(always)]
     pub(in crate::gemm) unsafe fn more(self, i: usize, at: usize) -> f32 {
         // SAFETY: as for `words`.

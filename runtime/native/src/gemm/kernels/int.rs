@@ -66,7 +66,8 @@ pub(in crate::gemm) mod sums {
 pub(in crate::gemm) struct Form {
     /// How products are added up.
     pub(in crate::gemm) sums: u8,
-    /// Words of activations, and vectors of weights, of a block: those that share scales.
+    /// Words of activations, and vectors of weights, of a block, the elements that share scales; with [`sums::SCALED`] of
+    /// two blocks.
     pub(in crate::gemm) groups: usize,
     /// The exponent of what elements, as unsigned numbers, are too large by; 0 if they are not.
     pub(in crate::gemm) bias: u32,
@@ -116,7 +117,8 @@ impl Form {
         }
     }
 
-    /// Words of a row of activations in a block: those of its groups, and of others that [`scaled`] reads.
+    /// Words of a row of activations in a block, and vectors of a block of a panel before the last two: those of its
+    /// groups, and with [`sums::SCALED`] two more of either.
     pub(in crate::gemm) const fn row_words(self) -> usize {
         match self.sums {
             sums::SCALED => self.groups + 2,
@@ -141,7 +143,7 @@ pub(super) unsafe fn block_sums<
     // SAFETY: the module's contract.
     unsafe {
         let from_zero = const { S::SIGNED || SUMS == sums::PAIRS_FROM_ZERO };
-        let kind = const { besides_start(SUMS) };
+        let kind = const { without_start(SUMS) };
         let mut sums = [[S::start(0); C]; P];
         unroll!(i < C, 16 {
             let start = S::start(if from_zero { 0 } else { act.start(i) });
@@ -160,7 +162,7 @@ pub(super) unsafe fn block_sums<
 }
 
 /// The kind, without the difference in what sums start at.
-const fn besides_start(sums: u8) -> u8 {
+const fn without_start(sums: u8) -> u8 {
     if sums == sums::PAIRS_FROM_ZERO { sums::PAIRS } else { sums }
 }
 
@@ -186,7 +188,7 @@ pub(in crate::gemm) unsafe fn block_dots<
                 unroll!(i < C, 16 { sums[p][i] = S::less(sums[p][i], extra); });
             }
             unroll!(i < C, 16 {
-                dots[p][i] = S::total(const { besides_start(SUMS) }, sums[p][i]);
+                dots[p][i] = S::total(const { without_start(SUMS) }, sums[p][i]);
             });
         });
         dots
@@ -250,7 +252,7 @@ pub(in crate::gemm) unsafe fn take<S: Simd>(
 }
 
 /// Bytes of a block of a panel of integers with `lanes` rows: `groups` vectors of four bytes a lane, a
-/// vector of scales, one of offsets, or of what [`sums::FLOATS`] are too large by.
+/// vector of scales, one of offsets, or of what [`sums::FLOATS`] are too large by; [`scaled`] says what it has there.
 pub(in crate::gemm) const fn int_block_bytes(lanes: usize, groups: usize) -> usize {
     (groups + 2) * 4 * lanes
 }

@@ -1,11 +1,11 @@
 //! The inner loops of all products, written once over [`Simd`], which the instruction sets
-//! implement: of integers in [`int`] and [`packed`], of floats in [`float`].
+//! implement: of integers in [`int`], [`packed`], [`scaled`] and [`strassen`], of floats in [`float`].
 //!
 //! Every body here is inlined into functions that enable the instructions ([`entries!`]); none
 //! checks for them, which is why all are unsafe: the one contract is that the processor has the
 //! instructions of `S`, and, of those that take pointers, that these are good for what the documentation
 //! says is read. What comes from outside is slices, whose sizes are checked before pointers are made of
-//! them. A closure would be compiled without the instructions if it is not inlined, so there are none.
+//! them. A closure would be compiled without the instructions if it is not inlined, so vectors pass through none.
 #![allow(unsafe_code)]
 
 mod entries;
@@ -204,8 +204,8 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
     unsafe fn sub_sums(a: Self::Sum, _b: Self::Sum) -> Self::Sum {
         a
     }
-    /// Of each of a vector's unsigned bytes at `a` and of those at `b` a lane of two numbers of 16 bits, where there is
-    /// [`Self::SCALED`].
+    /// Lanes that hold a byte of those at `a` and one of those at `b`, unsigned, as two numbers of 16 bits, where there
+    /// is [`Self::SCALED`].
     unsafe fn factors(_a: *const u8, _b: *const u8) -> Self::B {
         // SAFETY: the contract is the same.
         unsafe { Self::splat_int(0) }

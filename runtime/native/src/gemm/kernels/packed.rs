@@ -84,20 +84,16 @@ unsafe fn add_unit<S: Simd, const T: u8, const C: usize>(
     ahead: Ahead,
 ) -> ActBlock<C> {
     let layout = const { Layout::of_tag(T) };
-    let lines = (layout.unit_bytes() / LINE).div_ceil(layout.blocks);
     // SAFETY: the module's contract.
     unsafe {
         if const { Form::of::<S>(T).sums == sums::SCALED } {
-            return scaled::add_unit::<S, T, C>(acc, unit, act, ahead);
+            return scaled::add_unit::<S, C>(acc, unit, act, ahead);
         }
         let mut copy = [[S::zero(); C]; MAX_PARTS];
         unroll!(part in [0 1 2 3]; part < parts::<S>() => { copy[part] = acc[part]; });
         let sums = if const { sums_in_memory::<S>(C) } { &mut *acc } else { &mut copy };
         for b in 0..layout.blocks {
-            // Spread out, since few misses can be under way at a time.
-            for line in b * lines..(b + 1) * lines {
-                S::fetch_ahead(unit.wrapping_add(LINE * line), ahead);
-            }
+            fetch_part::<S>(unit, layout, b, layout.blocks, ahead);
             unroll!(part in [0 2]; part < parts::<S>() && in_pairs::<S>(C) => {
                 add_block::<S, T, C, 2>(sums, part, unit, b, act.read_anew());
             });
@@ -306,7 +302,7 @@ unsafe fn with_high_bits<S: Simd, const T: u8>(low: S::B, data: *const u8, g: us
 pub(in crate::gemm) unsafe fn unpack_panel<S: Simd, const T: u8>(panel: &[u8], to: &mut [u8]) {
     if const { Form::of::<S>(T).sums == sums::SCALED } {
         // SAFETY: the module's contract.
-        return unsafe { scaled::unpack_panel::<S, T>(panel, to) };
+        return unsafe { scaled::unpack_panel::<S>(panel, to) };
     }
     let (layout, form) = const { (Layout::of_tag(T), Form::of::<S>(T)) };
     let (vector, bytes) = (4 * S::LANES, int_block_bytes(S::LANES, form.groups));
@@ -341,6 +337,21 @@ pub(in crate::gemm) unsafe fn unpack_panel<S: Simd, const T: u8>(panel: &[u8], t
                 });
             }
         }
+    }
+}
+
+/// Fetches what comes behind part `i` of `count` of a unit: spread out, since few misses can be under way at a time.
+#[inline(always)]
+pub(super) fn fetch_part<S: Simd>(
+    unit: *const u8,
+    layout: Layout,
+    i: usize,
+    count: usize,
+    ahead: Ahead,
+) {
+    let lines = (layout.unit_bytes() / LINE).div_ceil(count);
+    for line in i * lines..(i + 1) * lines {
+        S::fetch_ahead(unit.wrapping_add(LINE * line), ahead);
     }
 }
 
