@@ -1,5 +1,5 @@
 //! Matrix products of one weight matrix of a 1.1B model, `[5632, 2048]`, for every weight type and
-//! instruction set: one activation row (a decoded token), 4, 8 and 16 (as many sequences) and 512
+//! instruction set: one activation row (a decoded token), 3 to 16 (as many sequences) and 512
 //! (a prompt). Weights in blocks are read from panels, as a model's are.
 //! Throughput is in weights multiplied, so that a type's lines divide to the gain over `scalar`;
 //! the scalar path is measured on a few of the rows.
@@ -28,7 +28,7 @@ fn weights(dtype: DType, rows: usize) -> Vec<u8> {
 fn products(criterion: &mut Criterion) {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let pool = ThreadPool::new(threads);
-    for m in [1, 4, 8, 16, 512] {
+    for m in [1, 3, 4, 6, 8, 16, 512] {
         let x: Vec<f32> = (0..m * COLS).map(|i| (i * 7919 % 1000) as f32 / 500.0 - 1.0).collect();
         for dtype in weight_types() {
             let data = weights(dtype, ROWS);

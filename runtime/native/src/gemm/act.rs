@@ -25,7 +25,8 @@ pub(super) const WIDER: f32 = 1.016;
 /// What a chunk's scales are multiples of.
 #[inline(always)]
 pub(super) fn scale_step(scales: &[f32; CHUNK / GROUP]) -> f32 {
-    step_below(scales.iter().fold(0.0, |largest, scale| scale.max(largest)))
+    // As integers, in the same order, several are compared at a time.
+    step_below(f32::from_bits(scales.map(f32::to_bits).into_iter().max().unwrap_or(0)))
 }
 
 /// 1.5 · 2²³: adding it leaves the nearest integer, ties to even, in the low bits of the sum.

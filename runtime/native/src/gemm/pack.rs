@@ -75,7 +75,7 @@ fn pack_unit(
                     nibbles(&words, b % 2 == 1, &mut lines[2 * i..]);
                     if let Some(high) = high {
                         let words = four_words(rows, start + high + 16 * i);
-                        add_bits(&words, b, 1, 4 * i, &mut lines[4]);
+                        add_bits(&words, b, 4 * i, &mut lines[4]);
                     }
                 }
             }
@@ -88,10 +88,17 @@ fn pack_unit(
             for (b, lines) in blocks.enumerate() {
                 let (half, quarter) = (b / 4, b % 4);
                 for i in 0..2 {
-                    let low = start + 64 * half + 32 * (quarter % 2) + 16 * i;
-                    nibbles(&four_words(rows, low), quarter >= 2, &mut lines[2 * i..]);
+                    let low = four_words(rows, start + 64 * half + 32 * (quarter % 2) + 16 * i);
                     let high = four_words(rows, start + 128 + 32 * half + 16 * i);
-                    add_bits(&high, 2 * quarter, 2, 0, &mut lines[4 + i]);
+                    let six = |g: usize, lane: usize| {
+                        low[g][lane] >> (quarter / 2 * 4) & 0x0f0f_0f0f
+                            | (high[g][lane] >> (2 * quarter) & 0x0303_0303) << 4
+                    };
+                    for (g, line) in lines[3 * i..][..3].iter_mut().enumerate() {
+                        put(line, |lane| {
+                            six(g, lane) | (six(3, lane) >> (2 * g) & 0x0303_0303) << 6
+                        });
+                    }
                 }
             }
         }
@@ -175,15 +182,14 @@ fn two_of_two_blocks(word: u32) -> u32 {
     two(word & 0x0f0f_0f0f) | two(word >> 4 & 0x0f0f_0f0f) << 16
 }
 
-/// Writes a line of `width` bits of each byte of words, from bit `from` on, of each word higher than
-/// of that before, the first at bit `to`, where it replaces what was there before.
+/// Writes a line of bit `from` of each byte of words, of each word higher than of that before, the first as bit `to`;
+/// where that is 0, it replaces what was there before.
 #[inline(always)]
-fn add_bits(words: &[Words; 4], from: usize, width: usize, to: usize, line: &mut [u8; LINE]) {
-    let mask = 0x0101_0101 * ((1 << width) - 1);
+fn add_bits(words: &[Words; 4], from: usize, to: usize, line: &mut [u8; LINE]) {
     for (lane, line) in line.as_chunks_mut().0.iter_mut().enumerate() {
         let mut bits = if to == 0 { 0 } else { u32::from_le_bytes(*line) };
         for (g, words) in words.iter().enumerate() {
-            bits |= (words[lane] >> from & mask) << (to + g * width);
+            bits |= (words[lane] >> from & 0x0101_0101) << (to + g);
         }
         *line = bits.to_le_bytes();
     }

@@ -16,9 +16,10 @@
 //! Q6_K             f16 d[r], 32 bytes unused, i8 scale[16][r]
 //!
 //! low   8 bits:  vectors 0..8, group g (elements 4g..4g+4 of the block) in vector g
+//!       6 bits:  vectors 0..6, groups 4i, 4i + 1 and 4i + 2 in the low six bits of vectors 3i, 3i + 1 and 3i + 2,
+//!                group 4i + 3 in the high two of these, from its lowest two to its highest
 //!       4 bits:  vectors 0..4, group 2i in the low nibbles of vector i, 2i + 1 in the high ones
 //! high  1 bit:   one vector, the bit of group g is bit g
-//!       2 bits:  two vectors, the bits of group g are bits 2 (g mod 4) and up of vector g / 4
 //! ```
 //!
 //! For products with AVX2 alone ([`PackedWeights::takes_side_by_side`]), two blocks of Q4_K have their eight vectors in
@@ -61,9 +62,9 @@ pub(super) struct Layout {
     pub(super) blocks: usize,
     /// Bytes of scales at the start of a unit.
     pub(super) header: usize,
-    /// Vectors of whole bytes or of nibbles in a block.
+    /// Vectors of whole bytes, of six bits or of nibbles in a block.
     pub(super) low: usize,
-    /// Vectors of higher bits that follow.
+    /// Vectors of fifth bits that follow.
     pub(super) high: usize,
 }
 
@@ -83,7 +84,7 @@ impl Layout {
             tag::Q5_1 => (UNIT, 2 * LINE, 4, 1),
             tag::Q4_K => (8, 5 * LINE, 4, 0),
             tag::Q5_K => (8, 5 * LINE, 4, 1),
-            _ => (8, 5 * LINE, 4, 2),
+            _ => (8, 5 * LINE, 6, 0),
         };
         Layout { blocks, header, low, high }
     }

@@ -166,7 +166,7 @@ mod run {
         }
         let panel_bytes = Layout::of(dtype).panel_bytes(job.w.cols);
         let unit = (STREAMED / panel_bytes).max(1).next_multiple_of(MAX_STREAMS) * PANEL;
-        with_tiles(simd, pool, job.act, tile_shape::<S>(dtype, &[8, 4, 2, 1]), |tiles| {
+        with_tiles(simd, pool, job.act, tile_shape::<S>(dtype, widths::<S>(rows)), |tiles| {
             out.share(pool, unit, PANEL, &|y| {
                 let mut range = y.range();
                 while !range.is_empty() {
@@ -196,6 +196,20 @@ mod run {
         });
     }
 
+    /// The rows of tiles, where there are so many rows in all: as many in one tile as in the others, where kernels take
+    /// that many.
+    fn widths<S: Entries>(rows: usize) -> &'static [usize] {
+        match rows {
+            // A part at a time, whose sums leave registers for weights that are picked apart.
+            8 | 16 => &[8],
+            _ if S::PAIRED_COLS == 6 => {
+                let tiles = rows.div_ceil(S::PAIRED_COLS);
+                &[6, 5, 4, 3, 2, 1][6 - rows.div_ceil(tiles)..]
+            }
+            _ => &[8, 4, 2, 1],
+        }
+    }
+
     /// Multiplies panels of weights of a type with a tile of `rows` rows: up to four with one row, two
     /// with two, one with more.
     fn dot<S: Entries>(
@@ -208,7 +222,10 @@ mod run {
     ) {
         match rows {
             8 => blocked!(dtype, simd.dot_packed < _, 1, 8 > (streams, act, y)),
+            6 => blocked!(dtype, simd.dot_packed < _, 1, 6 > (streams, act, y)),
+            5 => blocked!(dtype, simd.dot_packed < _, 1, 5 > (streams, act, y)),
             4 => blocked!(dtype, simd.dot_packed < _, 1, 4 > (streams, act, y)),
+            3 => blocked!(dtype, simd.dot_packed < _, 1, 3 > (streams, act, y)),
             2 => blocked!(dtype, simd.dot_packed < _, 2, 2 > (streams, act, y)),
             _ => blocked!(dtype, simd.dot_packed < _, 4, 1 > (streams, act, y)),
         }

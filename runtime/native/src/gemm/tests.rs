@@ -253,12 +253,15 @@ fn packed_element(dtype: DType, side_by_side: bool, panel: &[u8], lane: usize, e
         let start = start - block % 2 * layout.block_bytes() + group * LINE + 4 * lane;
         return panel[start + block % 2 * 2 + e % 2] >> (e % 4 / 2 * 4) & 15;
     }
-    let low = line(group / 2) >> (4 * (group % 2)) & 15;
-    match layout.high {
-        0 => low,
-        1 => low | (line(4) >> group & 1) << 4,
-        _ => low | (line(4 + group / 4) >> (2 * (group % 4)) & 3) << 4,
+    if layout.low == 6 {
+        let line = |i: usize| line(group / 4 * 3 + i);
+        return match group % 4 {
+            3 => line(0) >> 6 | line(1) >> 6 << 2 | line(2) >> 6 << 4,
+            i => line(i) & 63,
+        };
     }
+    let low = line(group / 2) >> (4 * (group % 2)) & 15;
+    if layout.high == 0 { low } else { low | (line(4) >> group & 1) << 4 }
 }
 
 #[test]
@@ -309,7 +312,7 @@ fn bits_alike(isa: Isa, w: &Weights<'_>, x: &[f32], m: usize) -> Vec<u32> {
     let alone: Vec<u32> = x[..m * k].chunks(k).flat_map(|x| product(&one, x)).collect();
     for threads in [1, 3] {
         let pool = ThreadPool::new(threads);
-        for rows in [2, 3, 5, 8, 13, 24, 33, m] {
+        for rows in [2, 3, 5, 6, 8, 13, 24, 33, m] {
             let y = product(&pool, &x[..rows * k]);
             assert!(y == alone[..rows * n], "{} {isa} {threads} {rows}", w.dtype());
         }

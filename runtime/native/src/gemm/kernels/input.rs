@@ -66,6 +66,19 @@ pub(in crate::gemm) fn pair(low: i16, high: i16) -> u32 {
     u32::from(low.cast_unsigned()) | u32::from(high.cast_unsigned()) << 16
 }
 
+/// The same place, of which compilers do not know that it is: they would keep what they read there in registers, until
+/// these run out.
+#[inline(always)]
+pub(super) fn read_anew<T>(place: *const T) -> *const T {
+    let mut at = place;
+    #[allow(clippy::pointers_in_nomem_asm_block)] // Nothing is read or written, only later, again.
+    // SAFETY: there are no instructions in it.
+    unsafe {
+        asm!("/* {0} */", inout(reg) at, options(nomem, nostack, preserves_flags));
+    }
+    at
+}
+
 impl<const C: usize> ActBlock<C> {
     /// The first block of a tile that has so many of them, of so many groups each.
     ///
@@ -77,18 +90,10 @@ impl<const C: usize> ActBlock<C> {
         ActBlock { words: tile.blocks.as_ptr(), groups }
     }
 
-    /// The same block, of which compilers do not know that it is: they would keep what they read of one in
-    /// registers, until these run out.
+    /// The same block, by [`read_anew`].
     #[inline(always)]
     pub(in crate::gemm) fn read_anew(self) -> Self {
-        let mut words = self.words;
-        #[allow(clippy::pointers_in_nomem_asm_block)]
-        // Nothing is read or written, only later, again.
-        // SAFETY: there are no instructions in it.
-        unsafe {
-            asm!("/* {0} */", inout(reg) words, options(nomem, nostack, preserves_flags));
-        }
-        ActBlock { words, ..self }
+        ActBlock { words: read_anew(self.words), ..self }
     }
 
     /// The block behind this one. Kernels go on from block to block instead of counting them, so that

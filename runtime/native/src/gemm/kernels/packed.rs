@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::int::{Form, elsewhere, in_memory, int_block_bytes, put, sums, with_block};
-use super::{ActBlock, ActTile, Ahead, Simd, scaled, unroll};
+use super::{ActBlock, ActTile, Ahead, Simd, read_anew, scaled, unroll};
 use crate::gemm::out::Columns;
 use crate::gemm::packed::{LINE, Layout, PANEL};
 use crate::quant::tag;
@@ -40,6 +40,9 @@ pub(in crate::gemm) unsafe fn dot_packed<S: Simd, const T: u8, const P: usize, c
     act: ActTile<'_>,
     y: &mut Columns<'_>,
 ) {
+    if const { C > S::PAIRED_COLS && C != 8 || C == 3 && S::PAIRED_COLS == 4 } {
+        return;
+    }
     let layout = const { Layout::of_tag(T) };
     let panels = streams.panels.map(<[u8]>::as_ptr);
     let bytes = streams.panels[0].len();
@@ -120,7 +123,7 @@ const fn halves(t: u8) -> usize {
 /// Whether two parts of a panel are multiplied side by side with so many rows of activations, so that
 /// what is read of these serves both: where registers hold the sums of both.
 pub(super) const fn in_pairs<S: Simd>(rows: usize) -> bool {
-    parts::<S>() >= 2 && rows <= 4
+    parts::<S>() >= 2 && rows <= S::PAIRED_COLS
 }
 
 /// Whether the sums of a panel with so many rows of activations stay in memory.
@@ -180,7 +183,7 @@ pub(super) unsafe fn half_sums<S: Simd, const T: u8, const C: usize, const N: us
             let start = S::start(if form.bias == 0 { 0 } else { act.start(i) });
             unroll!(p < N, 2 { sums[p][i] = start; });
         });
-        unroll!(step in [0 1 2 3 4 5 6 7]; step < steps::<S>(T) => {
+        unroll!(step in [0 1 2 3 4 5 6 7]; step < steps::<S>(T) && N * C <= TOGETHER => {
             let mut w = [[S::splat_int(0); 2]; N];
             unroll!(p < N, 2 { w[p] = two::<S, T>(data[p], half * steps::<S>(T) + step); });
             unroll!(i < C, 8 {
@@ -188,9 +191,24 @@ pub(super) unsafe fn half_sums<S: Simd, const T: u8, const C: usize, const N: us
                 unroll!(p < N, 2 { sums[p][i] = S::add_two(kind, sums[p][i], w[p], words); });
             });
         });
+        unroll!(group in [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15];
+            group < 2 * steps::<S>(T) && N * C > TOGETHER => {
+            let mut w = [S::splat_int(0); N];
+            unroll!(p < N, 2 {
+                let step = half * steps::<S>(T) + group / 2;
+                w[p] = two::<S, T>(read_anew(data[p]), step)[group % 2];
+            });
+            unroll!(i < C, 8 {
+                let a = S::splat_int(*act.words(i).add(group));
+                unroll!(p < N, 2 { sums[p][i] = S::add_products(kind, sums[p][i], w[p], a); });
+            });
+        });
         sums
     }
 }
+
+/// The most sums that leave registers for two vectors of weights of each part. With more, one after the other is read.
+const TOGETHER: usize = 8;
 
 /// Where the elements of a block begin, those of row `lane`.
 #[inline(always)]
@@ -265,11 +283,21 @@ pub(super) unsafe fn two<S: Simd, const T: u8>(data: *const u8, step: usize) -> 
             }
             return x;
         }
+        if const { T == tag::Q6_K } {
+            let (data, six) = (data.add(LINE * (step / 2 * 3)), S::splat_int(0x3f3f_3f3f));
+            if step % 2 == 0 {
+                return [S::and(line::<S>(data, 0), six), S::and(line::<S>(data, 1), six)];
+            }
+            let mut last = S::and(S::shift(line::<S>(data, 2), -2), S::splat_int(0x3030_3030));
+            last = S::or(last, S::and(S::shift(line::<S>(data, 1), -4), S::splat_int(0x0c0c_0c0c)));
+            last = S::or(last, S::and(S::shift(line::<S>(data, 0), -6), S::splat_int(0x0303_0303)));
+            return [S::and(line::<S>(data, 2), six), last];
+        }
         let (x, nibble) = (line::<S>(data, step), S::splat_int(0x0f0f_0f0f));
         let (even, odd) = (S::and(x, nibble), S::and(S::shift(x, -4), nibble));
         [
-            with_high_bits::<S, T>(even, data, 2 * step),
-            with_high_bits::<S, T>(odd, data, 2 * step + 1),
+            with_fifth_bits::<S, T>(even, data, 2 * step),
+            with_fifth_bits::<S, T>(odd, data, 2 * step + 1),
         ]
     }
 }
@@ -281,18 +309,16 @@ unsafe fn line<S: Simd>(data: *const u8, i: usize) -> S::B {
     unsafe { S::load_bytes(data.add(LINE * i)) }
 }
 
-/// Group `g` with its fifth and sixth bits, from the lines behind those of the nibbles.
+/// Group `g` with its fifth bits, where there are some, from the line behind those of the nibbles.
 #[inline(always)]
-unsafe fn with_high_bits<S: Simd, const T: u8>(low: S::B, data: *const u8, g: usize) -> S::B {
-    let bits = const { Layout::of_tag(T).high };
-    if bits == 0 {
+unsafe fn with_fifth_bits<S: Simd, const T: u8>(low: S::B, data: *const u8, g: usize) -> S::B {
+    if const { Layout::of_tag(T).high == 0 } {
         return low;
     }
     // SAFETY: the module's contract.
     unsafe {
-        let high = S::shift(line::<S>(data, 4 + g * bits / 8), 4 - (g * bits % 8) as i32);
-        let mask = S::splat_int(if bits == 1 { 0x1010_1010 } else { 0x3030_3030 });
-        S::or(low, S::and(high, mask))
+        let fifth = S::shift(line::<S>(data, 4), 4 - g as i32);
+        S::or(low, S::and(fifth, S::splat_int(0x1010_1010)))
     }
 }
 

@@ -17,12 +17,16 @@ use super::packed::{
 };
 use super::{ActBlock, ActTile, Ahead, Simd, act_block_words, pair, unroll};
 use crate::gemm::ActChunk;
+use crate::gemm::act::ROUNDER;
 use crate::gemm::out::Columns;
 use crate::gemm::packed::{LINE, Layout, PANEL};
 use crate::quant::tag;
 
 /// Pairs of blocks of a unit.
 pub(super) const BLOCK_PAIRS: usize = 4;
+
+/// Parts of a panel.
+const PARTS: usize = 2;
 
 /// Vectors of weights, and words of activations, of two blocks.
 pub(in crate::gemm) const GROUPS: usize = 16;
@@ -37,20 +41,22 @@ const Q4_K: u8 = tag::Q4_K;
 /// factors, what its sums start at, and the sum of the first block's activations.
 #[inline(always)]
 pub(in crate::gemm) fn lay(chunk: &ActChunk, step: f32, i: usize, cols: usize, out: &mut [u32]) {
-    let q = bytemuck::cast_slice::<i8, u32>(&chunk.q).as_chunks::<GROUPS>().0;
-    for (b, (block, q)) in out.chunks_exact_mut(act_block_words(WORDS, cols)).zip(q).enumerate() {
+    let pairs = bytemuck::cast_slice::<i8, u16>(&chunk.q).as_chunks::<{ 2 * GROUPS }>().0;
+    // The integers that they are times the step, in the low bits.
+    let factors = chunk.scale.map(|scale| (scale * (1.0 / step) + ROUNDER).to_bits() as i16);
+    let starts = chunk.block_total.map(|total| -(total << 3));
+    for (b, (block, q)) in out.chunks_exact_mut(act_block_words(WORDS, cols)).zip(pairs).enumerate()
+    {
         let (words, rest) = block.split_at_mut(cols * WORDS);
         let words = &mut words[i * WORDS..][..WORDS];
-        let (first, second) = q.split_at(GROUPS / 2);
-        for ((to, a), b) in words.as_chunks_mut::<2>().0.iter_mut().zip(first).zip(second) {
-            *to = [a & 0xffff | b << 16, a >> 16 | b & 0xffff_0000];
-        }
+        // All are read before any is written, as compilers cannot know that they may be.
+        let of_pair: [u32; GROUPS] =
+            std::array::from_fn(|at| u32::from(q[at]) | u32::from(q[GROUPS + at]) << 16);
+        words[..GROUPS].copy_from_slice(&of_pair);
         let sums = [chunk.block_sum[2 * b], chunk.block_sum[2 * b + 1]];
         words[GROUPS..].copy_from_slice(&[sums[1].to_bits(), step.to_bits()]);
-        let start = |total: i16| -(i32::from(total) << 3) as i16;
-        let factor = |scale: f32| (scale * (1.0 / step)) as i16;
-        rest[i] = pair(factor(chunk.scale[4 * b]), factor(chunk.scale[4 * b + 2]));
-        rest[cols + i] = pair(start(chunk.block_total[2 * b]), start(chunk.block_total[2 * b + 1]));
+        rest[i] = pair(factors[4 * b], factors[4 * b + 2]);
+        rest[cols + i] = pair(starts[2 * b], starts[2 * b + 1]);
         rest[2 * cols + i] = sums[0].to_bits();
     }
 }
@@ -184,40 +190,65 @@ pub(super) unsafe fn add_unit<S: Simd, const C: usize>(
     let (layout, unit_act) = (const { Layout::of_tag(Q4_K) }, act);
     // SAFETY: the module's contract.
     unsafe {
-        let mut whole = [[S::start(0); C]; MAX_PARTS];
+        let mut whole = [[S::start(0); C]; PARTS];
         for b in 0..BLOCK_PAIRS {
             fetch_part::<S>(unit, layout, b, BLOCK_PAIRS, ahead);
-            unroll!(part in [0 2]; part < parts::<S>() && in_pairs::<S>(C) => {
+            unroll!(part in [0]; part < PARTS && in_pairs::<S>(C) => {
                 add_blocks::<S, C, 2>(&mut whole, part, unit, b, act.read_anew());
             });
-            unroll!(part in [0 1 2 3]; part < parts::<S>() && !in_pairs::<S>(C) => {
+            unroll!(part in [0 1]; part < PARTS && !in_pairs::<S>(C) => {
                 add_blocks::<S, C, 1>(&mut whole, part, unit, b, act.read_anew());
             });
             act = act.next();
         }
-        unroll!(part in [0 1 2 3]; part < parts::<S>() => {
-            let (lane, mut of_block) = (part * S::LANES, unit_act);
-            let mut sums = [acc[part]];
-            for b in 0..BLOCK_PAIRS {
-                let [first, second] = offsets::<S>(unit, b, lane);
-                less_offsets::<S, 1, C>(&mut sums, of_block, [[first], [second]]);
-                of_block = of_block.next();
-            }
-            let (scale, whole) = (half::<S>(unit.add(2 * lane), 0), [whole[part]]);
-            unroll!(i < C, 8 {
-                add_whole::<S, 1, C>(&mut sums, i, &whole, [scale], unit_act.more(i, GROUPS + 1));
-            });
-            [acc[part]] = sums;
+        unroll!(part in [0]; part < PARTS && in_pairs::<S>(C) => {
+            less_and_whole::<S, C, 2>(acc, part, &whole, unit, unit_act);
+        });
+        unroll!(part in [0 1]; part < PARTS && !in_pairs::<S>(C) => {
+            less_and_whole::<S, C, 1>(acc, part, &whole, unit, unit_act);
         });
     }
     act
+}
+
+/// Subtracts from `acc` the offsets of a unit, of `N` parts from `first` on, and adds what `whole` has.
+#[inline(always)]
+unsafe fn less_and_whole<S: Simd, const C: usize, const N: usize>(
+    acc: &mut [[S::F; C]; MAX_PARTS],
+    first: usize,
+    whole: &[[S::Sum; C]; PARTS],
+    unit: *const u8,
+    act: ActBlock<C>,
+) {
+    // SAFETY: the module's contract.
+    unsafe {
+        let mut of_block = act;
+        let (mut sums, mut of_parts) = ([[S::zero(); C]; N], [[S::start(0); C]; N]);
+        let mut scale = [S::zero(); N];
+        unroll!(p < N, 2 {
+            (sums[p], of_parts[p]) = (acc[first + p], whole[first + p]);
+            scale[p] = half::<S>(unit.add(2 * S::LANES * (first + p)), 0);
+        });
+        for b in 0..BLOCK_PAIRS {
+            let mut of_blocks = [[S::zero(); N]; 2];
+            unroll!(p < N, 2 {
+                [of_blocks[0][p], of_blocks[1][p]] = offsets::<S>(unit, b, S::LANES * (first + p));
+            });
+            less_offsets::<S, N, C>(&mut sums, of_block, of_blocks);
+            of_block = of_block.next();
+        }
+        unroll!(i < C, 8 {
+            add_whole::<S, N, C>(&mut sums, i, &of_parts, scale, act.more(i, GROUPS + 1));
+        });
+        unroll!(p < N, 2 { acc[first + p] = sums[p]; });
+    }
 }
 
 /// Adds to `whole` the products of pair `b` of blocks of a packed unit, of `N` parts from `first` on, and of the
 /// activations.
 #[inline(always)]
 unsafe fn add_blocks<S: Simd, const C: usize, const N: usize>(
-    whole: &mut [[S::Sum; C]; MAX_PARTS],
+    whole: &mut [[S::Sum; C]; PARTS],
     first: usize,
     unit: *const u8,
     b: usize,
