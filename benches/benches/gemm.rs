@@ -28,7 +28,7 @@ fn weights(dtype: DType, rows: usize) -> Vec<u8> {
 fn products(criterion: &mut Criterion) {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let pool = ThreadPool::new(threads);
-    for m in [1, 3, 4, 6, 8, 16, 512] {
+    for m in [1, 3, 4, 5, 6, 7, 8, 12, 16, 512] {
         let x: Vec<f32> = (0..m * COLS).map(|i| (i * 7919 % 1000) as f32 / 500.0 - 1.0).collect();
         for dtype in weight_types() {
             let data = weights(dtype, ROWS);

@@ -25,7 +25,7 @@ pub(super) const WIDER: f32 = 1.016;
 /// What a chunk's scales are multiples of.
 #[inline(always)]
 pub(super) fn scale_step(scales: &[f32; CHUNK / GROUP]) -> f32 {
-    // As integers, in the same order, several are compared at a time.
+    // None is negative or NaN, so their bits are in the same order, and several of these are compared at a time.
     step_below(f32::from_bits(scales.map(f32::to_bits).into_iter().max().unwrap_or(0)))
 }
 

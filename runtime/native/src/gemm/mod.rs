@@ -30,9 +30,10 @@
 //! activations in a tile: 1.11 times as fast. Sums of fewer bits stay integers: a float has no room for two of 16 bits.
 //! Elsewhere three units add and two of these multiply, and of 35 instructions for 256 products 32 are products and sums;
 //! `kernels::strassen` has 28 of 31, with sums of weights and of activations that take almost twice the memory. On a Xeon
-//! products of 512 rows are 1.05 to 1.09 times as fast with 576 to 5632 columns; with 28,672 they were slower. With its
-//! sums, which are integers, a Zen 4 is 0.99 times as fast as with floats with 576 and 1536 columns, 0.96 with 2048 and 0.8
-//! with 5632. Fetching the panels of the next unit while one is multiplied made no difference on the Xeon (1.00 and 1.01).
+//! products of 512 rows are 1.05 to 1.09 times as fast with 576 to 5632 columns; with 28,672 they were slower. With
+//! Strassen's algorithm, whose sums are integers, a Zen 4 is 0.99 times as fast as with floats with 576 and 1536 columns,
+//! 0.96 with 2048 and 0.8 with 5632. Fetching the panels of the next unit while one is multiplied made no difference on
+//! the Xeon (1.00 and 1.01).
 //! Formats without a bias have the first products as the first sums (`sums::PAIRS_FROM_ZERO`): 1.04 times as fast.
 //! Of Q4_K, scales of weights and of activations are integers (`kernels::scaled`), and two blocks are multiplied side by
 //! side: on a Xeon with AVX2, 512 rows are 1.12 times as fast, and 4, 8 and 16 rows 1.08, 1.03 and 1.07 times. Where
@@ -47,15 +48,17 @@
 //! four panels to three rows of activations and a seventh less instructions (0.81); nor, for 5 to 32 rows, to unpack a
 //! panel to the first-level cache for all of them, with a twentieth less (16 rows of Q4_K 0.92, with two blocks side by
 //! side 0.96, of Q6_K 1.02; 8 rows 0.82 and 0.85).
-//! On a Zen 4 tiles are faster for 16 rows while weights are in its second-level cache (Q4_K 1.07, Q5_K 1.09, Q6_K 1.05, Q4_0
-//! and Q8_0 1.00), and slower from memory (0.83 to 0.89), since panels are then unpacked all at once.
-//! That 3, 5, 6 and 7 rows are multiplied with two parts of a panel at a time, as 4 rows are, is worth there, with AVX2
-//! and weights in cache, 1.27 to 1.44, 1.15 to 1.31, 1.07 to 1.23 and 1.12 to 1.22 times the speed, by type; 8 and 16 rows
-//! gain between 0.94 (Q6_K) and 1.03 (Q4_0) and were left as they are.
-//! The six bits of Q6_K were nibbles and pairs of bits: as they lie now, one row takes 0.82 of the time with AVX2, 0.87 with
-//! AVX-512, with VNNI or without; 4 rows take 0.95.
 //! With 576 columns, where a pair of panels fits into the first-level cache, multiplying it with sixteen tiles of
 //! activations before the next pair was slower, too (0.90 with AVX2, 0.94 with AVX-512).
+//! On a Zen 4 tiles are faster for 16 rows while weights are in its second-level cache (Q4_K 1.07, Q5_K 1.09, Q6_K 1.05, Q4_0
+//! and Q8_0 1.00), and slower from memory (0.83 to 0.89), since panels are then unpacked all at once.
+//! There, with AVX2 and weights in cache, 3, 5, 6 and 7 rows are 1.27 to 1.44, 1.15 to 1.31, 1.07 to 1.23 and 1.12 to 1.22
+//! times as fast, by type, since tiles of 3, 5 and 6 rows are multiplied with two parts of a panel at a time, as those of 4
+//! are; 9 and 12 rows, as tiles of about as many rows, 1.10 to 1.13 and 1.01 to 1.06 times. 8 and 16 rows in such tiles would
+//! be 0.94 (8 of Q6_K) to 1.03 (Q4_0) times as fast, and keep their tiles of 8.
+//! The six bits of Q6_K were nibbles and pairs of bits: as they lie now, one row takes 0.82 of the time with AVX2, 0.87 with
+//! AVX-512, with VNNI or without; 4 rows take 0.95. NEON without dot products takes 9 % less instructions with one row, and
+//! 7 % more with 8.
 //!
 //! Instructions are counted by `products` in `benches/instructions`. With AVX2 a block of a tile as a loop over
 //! its vectors, and sums that a compiler reads and writes apart from adding to them, took a tenth more.

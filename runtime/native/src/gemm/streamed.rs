@@ -124,7 +124,7 @@ mod run {
     use super::ReadPattern;
     use crate::ThreadPool;
     use crate::gemm::Job;
-    use crate::gemm::kernels::packed::{MAX_STREAMS, Streams};
+    use crate::gemm::kernels::packed::{MAX_STREAMS, PAIRED, Streams};
     use crate::gemm::kernels::{ActTile, Ahead, Entries};
     use crate::gemm::out::{Columns, Out};
     use crate::gemm::packed::{Layout, PANEL};
@@ -196,18 +196,16 @@ mod run {
         });
     }
 
-    /// The rows of tiles, where there are so many rows in all: as many in one tile as in the others, where kernels take
-    /// that many.
+    /// The rows of tiles, where there are so many rows in all: the widest that fit, or about as many in each tile where
+    /// kernels take any number. Multiples of eight take one part of a panel at a time there, too, so that registers are left
+    /// for weights that are picked apart.
     fn widths<S: Entries>(rows: usize) -> &'static [usize] {
-        match rows {
-            // A part at a time, whose sums leave registers for weights that are picked apart.
-            8 | 16 => &[8],
-            _ if S::PAIRED_COLS == 6 => {
-                let tiles = rows.div_ceil(S::PAIRED_COLS);
-                &[6, 5, 4, 3, 2, 1][6 - rows.div_ceil(tiles)..]
-            }
-            _ => &[8, 4, 2, 1],
+        let all = S::STREAMED_WIDTHS;
+        if rows.is_multiple_of(8) || !all.contains(&PAIRED) {
+            return all;
         }
+        let even = rows.div_ceil(rows.div_ceil(PAIRED));
+        &all[all.iter().position(|width| *width <= even).unwrap_or(0)..]
     }
 
     /// Multiplies panels of weights of a type with a tile of `rows` rows: up to four with one row, two

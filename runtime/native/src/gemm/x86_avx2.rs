@@ -173,7 +173,8 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
     const INT_PANELS: usize = 2;
     const INT_COLS: usize = if DOT == PLAIN { 6 } else { 4 };
     const STREAMED_COLS: usize = 16;
-    const PAIRED_COLS: usize = if DOT == PLAIN { 6 } else { 4 };
+    const STREAMED_WIDTHS: &'static [usize] =
+        if DOT == PLAIN { &[8, 6, 5, 4, 3, 2, 1] } else { &[8, 4, 2, 1] };
     const FLOAT_COLS: usize = 6;
     const QUADS: bool = DOT != PLAIN;
     const FLOAT_SUMS: bool = DOT == PLAIN;

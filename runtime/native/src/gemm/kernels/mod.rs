@@ -114,8 +114,8 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
     /// The most activation rows that are multiplied with packed panels as these are read. More are
     /// multiplied in tiles, for which panels are unpacked to bytes first.
     const STREAMED_COLS: usize;
-    /// The most activation rows that are multiplied with two parts of a packed panel at a time.
-    const PAIRED_COLS: usize = 4;
+    /// How many of these are multiplied at a time.
+    const STREAMED_WIDTHS: &'static [usize] = &[8, 4, 2, 1];
     /// The most activation rows of a tile of floats.
     const FLOAT_COLS: usize;
     /// Whether four bytes of a lane are multiplied by four others and added up in one step. Else fewer

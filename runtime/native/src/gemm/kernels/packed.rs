@@ -40,8 +40,8 @@ pub(in crate::gemm) unsafe fn dot_packed<S: Simd, const T: u8, const P: usize, c
     act: ActTile<'_>,
     y: &mut Columns<'_>,
 ) {
-    if const { C > S::PAIRED_COLS && C != 8 || C == 3 && S::PAIRED_COLS == 4 } {
-        return;
+    if const { !is_width::<S>(C) } {
+        unreachable!("no tile of these instructions has {C} rows");
     }
     let layout = const { Layout::of_tag(T) };
     let panels = streams.panels.map(<[u8]>::as_ptr);
@@ -76,6 +76,18 @@ pub(in crate::gemm) unsafe fn dot_packed<S: Simd, const T: u8, const P: usize, c
             }
         }
     }
+}
+
+/// Whether tiles have so many rows: for others nothing is compiled.
+const fn is_width<S: Simd>(rows: usize) -> bool {
+    let mut i = 0;
+    while i < S::STREAMED_WIDTHS.len() {
+        if S::STREAMED_WIDTHS[i] == rows {
+            return true;
+        }
+        i += 1;
+    }
+    false
 }
 
 /// Adds to `acc` the products of a unit of a panel and of the activations, and gives the block behind these.
@@ -120,10 +132,13 @@ const fn halves(t: u8) -> usize {
     if t == tag::Q6_K { 2 } else { 1 }
 }
 
+/// The most rows of activations of which registers hold the sums with two parts of a panel.
+pub(in crate::gemm) const PAIRED: usize = 6;
+
 /// Whether two parts of a panel are multiplied side by side with so many rows of activations, so that
 /// what is read of these serves both: where registers hold the sums of both.
 pub(super) const fn in_pairs<S: Simd>(rows: usize) -> bool {
-    parts::<S>() >= 2 && rows <= S::PAIRED_COLS
+    parts::<S>() >= 2 && rows <= PAIRED
 }
 
 /// Whether the sums of a panel with so many rows of activations stay in memory.
@@ -207,7 +222,7 @@ pub(super) unsafe fn half_sums<S: Simd, const T: u8, const C: usize, const N: us
     }
 }
 
-/// The most sums that leave registers for two vectors of weights of each part. With more, one after the other is read.
+/// The most sums that leave registers for two vectors of weights of each part. Beside more, one is read after the other.
 const TOGETHER: usize = 8;
 
 /// Where the elements of a block begin, those of row `lane`.
@@ -285,7 +300,7 @@ pub(super) unsafe fn two<S: Simd, const T: u8>(data: *const u8, step: usize) -> 
         }
         if const { T == tag::Q6_K } {
             let (data, six) = (data.add(LINE * (step / 2 * 3)), S::splat_int(0x3f3f_3f3f));
-            if step % 2 == 0 {
+            if step.is_multiple_of(2) {
                 return [S::and(line::<S>(data, 0), six), S::and(line::<S>(data, 1), six)];
             }
             let mut last = S::and(S::shift(line::<S>(data, 2), -2), S::splat_int(0x3030_3030));

@@ -25,7 +25,7 @@ use crate::quant::tag;
 /// Pairs of blocks of a unit.
 pub(super) const BLOCK_PAIRS: usize = 4;
 
-/// Parts of a panel.
+/// Parts of a panel with the instructions that have [`Simd::SCALED`].
 const PARTS: usize = 2;
 
 /// Vectors of weights, and words of activations, of two blocks.
@@ -42,14 +42,14 @@ const Q4_K: u8 = tag::Q4_K;
 #[inline(always)]
 pub(in crate::gemm) fn lay(chunk: &ActChunk, step: f32, i: usize, cols: usize, out: &mut [u32]) {
     let pairs = bytemuck::cast_slice::<i8, u16>(&chunk.q).as_chunks::<{ 2 * GROUPS }>().0;
-    // The integers that they are times the step, in the low bits.
+    // Scales are integers times the step: these, in the low bits of the sum.
     let factors = chunk.scale.map(|scale| (scale * (1.0 / step) + ROUNDER).to_bits() as i16);
-    let starts = chunk.block_total.map(|total| -(total << 3));
+    let starts = chunk.block_total.map(|total| (total << 3).wrapping_neg());
     for (b, (block, q)) in out.chunks_exact_mut(act_block_words(WORDS, cols)).zip(pairs).enumerate()
     {
         let (words, rest) = block.split_at_mut(cols * WORDS);
         let words = &mut words[i * WORDS..][..WORDS];
-        // All are read before any is written, as compilers cannot know that they may be.
+        // All are read before any is written: only so compilers make vectors of it.
         let of_pair: [u32; GROUPS] =
             std::array::from_fn(|at| u32::from(q[at]) | u32::from(q[GROUPS + at]) << 16);
         words[..GROUPS].copy_from_slice(&of_pair);
@@ -187,6 +187,7 @@ pub(super) unsafe fn add_unit<S: Simd, const C: usize>(
     mut act: ActBlock<C>,
     ahead: Ahead,
 ) -> ActBlock<C> {
+    assert!(const { parts::<S>() == PARTS }, "panels of other parts");
     let (layout, unit_act) = (const { Layout::of_tag(Q4_K) }, act);
     // SAFETY: the module's contract.
     unsafe {
