@@ -180,6 +180,12 @@ fn a_measurement_reports_every_repetition() {
     let row = bench(&engine, None, &options).unwrap();
     assert_eq!((row.test().as_str(), row.samples_ns.len()), ("pp16", 3));
     assert!(row.avg_ts > 0.0 && row.n_threads == 2);
+    // Matrix products have figures of their own.
+    let stats = engine.host().stats();
+    let (products, others): (Vec<_>, Vec<_>) = stats.iter().partition(|of| of.op.op == "matmul");
+    let spent = |of: &[&ruvllm_host::OpStats]| of.iter().map(|of| of.nanos).sum::<u64>();
+    assert!(row.kernel_ns > 0 && spent(&products) > 0);
+    assert!(row.kernel_ns <= spent(&others), "{} of {stats:?}", row.kernel_ns);
     let row = bench(&engine, None, &BenchOptions { n_depth: 8, ..options }).unwrap();
     assert_eq!((row.n_depth, row.test().as_str()), (8, "pp16 @ d8"));
     let error = bench(&engine, None, &BenchOptions { n_depth: 49, ..options }).unwrap_err();
