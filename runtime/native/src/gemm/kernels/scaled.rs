@@ -194,20 +194,20 @@ pub(super) unsafe fn add_unit<S: Simd, const C: usize>(
         let mut whole = [[S::start(0); C]; PARTS];
         for b in 0..BLOCK_PAIRS {
             fetch_part::<S>(unit, layout, b, BLOCK_PAIRS, ahead);
-            unroll!(part in [0]; part < PARTS && in_pairs::<S>(C) => {
-                add_blocks::<S, C, 2>(&mut whole, part, unit, b, act.read_anew());
-            });
-            unroll!(part in [0 1]; part < PARTS && !in_pairs::<S>(C) => {
-                add_blocks::<S, C, 1>(&mut whole, part, unit, b, act.read_anew());
-            });
+            if const { in_pairs::<S>(C) } {
+                add_blocks::<S, C, PARTS>(&mut whole, 0, unit, b, act.read_anew());
+            } else {
+                add_blocks::<S, C, 1>(&mut whole, 0, unit, b, act.read_anew());
+                add_blocks::<S, C, 1>(&mut whole, 1, unit, b, act.read_anew());
+            }
             act = act.next();
         }
-        unroll!(part in [0]; part < PARTS && in_pairs::<S>(C) => {
-            less_and_whole::<S, C, 2>(acc, part, &whole, unit, unit_act);
-        });
-        unroll!(part in [0 1]; part < PARTS && !in_pairs::<S>(C) => {
-            less_and_whole::<S, C, 1>(acc, part, &whole, unit, unit_act);
-        });
+        if const { in_pairs::<S>(C) } {
+            less_and_whole::<S, C, PARTS>(acc, 0, &whole, unit, unit_act);
+        } else {
+            less_and_whole::<S, C, 1>(acc, 0, &whole, unit, unit_act);
+            less_and_whole::<S, C, 1>(acc, 1, &whole, unit, unit_act);
+        }
     }
     act
 }
