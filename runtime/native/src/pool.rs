@@ -32,8 +32,9 @@ use crate::prefetch::{Addresses, CACHE_LINE, prefetch};
 /// How long a thread spins for work, or the caller for its workers, before it parks.
 pub const SPIN: Duration = Duration::from_micros(80);
 
-/// Bytes that a waiting thread fetches at most: a good part of the smallest second-level caches.
-const FETCHED: usize = 128 * 1024;
+/// Bytes that a waiting thread fetches at most: more than comes from memory in most waits, and what no longer fits the
+/// second-level cache is in the third.
+const FETCHED: usize = 1024 * 1024;
 
 /// Bytes that it fetches before it looks again whether it still waits.
 const FETCHED_AT_ONCE: usize = 8 * CACHE_LINE;

@@ -36,7 +36,7 @@ impl<'a> Out<'a> {
         Out { data: data.as_mut_ptr(), stride, m, n, borrow: PhantomData }
     }
 
-    /// Calls `f` with about `unit` columns at a time, of which the first is a multiple of `align`.
+    /// Calls `f` with at most about `unit` columns at a time, of which the first is a multiple of `align`.
     /// Every thread goes through a contiguous share of all columns from its start, so that it reads
     /// the weights as one stream; one that is done takes from the end of another's share, so that none
     /// waits for a thread that came late or whose memory is slower.
@@ -114,7 +114,8 @@ impl Shares {
         (range.start as u64) << 32 | range.end as u64
     }
 
-    /// Takes about `unit` items of a share that nobody has taken, from its start or its end.
+    /// Takes `unit` items of a share that nobody has taken, from its start or its end, but no more than half of what is
+    /// left, so that all threads are done at about the same time.
     fn take(&self, of: usize, unit: usize, from_end: bool) -> Option<Range<usize>> {
         let share = self.0.get(of)?;
         // What the columns hold is published when the threads of the pool meet again.
@@ -124,7 +125,7 @@ impl Shares {
             if left.is_empty() {
                 return None;
             }
-            let count = unit.clamp(1, left.len());
+            let count = unit.clamp(1, left.len().div_ceil(2));
             let (taken, rest) = if from_end {
                 (left.end - count..left.end, left.start..left.end - count)
             } else {
@@ -238,7 +239,7 @@ mod tests {
         assert_eq!(shares.take(0, 2, true), Some(3..5));
         assert_eq!(shares.take(0, 2, false), Some(2..3));
         assert_eq!(shares.take(0, 2, false), None);
-        assert_eq!(shares.take(1, 9, true), Some(5..10));
+        assert_eq!(shares.take(1, 9, true), Some(7..10));
         assert_eq!(shares.take(MAX_SHARES, 1, false), None);
         assert!(Shares::new(10, MAX_SHARES + 1).is_none());
         assert!(Shares::new(u32::MAX as usize + 1, 2).is_none());

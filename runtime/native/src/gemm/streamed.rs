@@ -33,7 +33,7 @@ impl ReadPattern {
     const ONE: ReadPattern = ReadPattern { streams: 1, far: false };
 
     /// The pattern of that name, such as `4-near`: panels that a thread reads side by side, and
-    /// whether they are fetched a kilobyte ahead or, into the second-level cache, twelve.
+    /// whether they are fetched a kilobyte ahead or, into the second-level cache, 24.
     pub fn named(name: &str) -> Option<ReadPattern> {
         Self::ALL.iter().find(|(of, _)| *of == name).map(|(_, pattern)| *pattern)
     }

@@ -34,7 +34,7 @@ pub(super) struct Ahead {
 
 impl Ahead {
     /// What suits one stream.
-    pub(super) const FAR: Ahead = Ahead { second: 12 * 1024, first: 2 * 1024 };
+    pub(super) const FAR: Ahead = Ahead { second: 24 * 1024, first: 2 * 1024 };
     /// What suits several.
     pub(super) const NEAR: Ahead = Ahead { second: 0, first: 1024 };
 }
