@@ -63,10 +63,10 @@
 //! Panels that are read as they are stored, on a Zen 4 with AVX2. Of 8-bit weights, sums of floats (`sums::FLOATS`), which
 //! need the sums of the weights as well: 0.9 with 3 to 16 rows. Odd bytes multiplied without a shift, even ones with
 //! activations that make up for it, 256 times as large: 1.08 with one row in cache, 1.00 from memory, and with more than four
-//! rows. Absolute values times activations with the sign of the weights would be 0.8: signs are the multipliers' work, too.
+//! rows. Absolute values times activations with the sign of the weights would be 0.85: signs are the multipliers' work, too.
 //! Fetching with each load, not a block's lines at once: 1.05 with 4 rows of Q8_0 in cache, 0.83 with 5, else 1.00;
-//! past the second-level cache: 0.85 to 1.01. The second-level cache is filled 24 KiB ahead: 1.01 to 1.05 times as fast from
-//! memory as 12, and as 48; without it, or without filling the first-level one, 0.85 to 1.02.
+//! past the second-level cache: 0.85 to 1.01. The second-level cache is filled 24 KiB ahead, which is 1.01 to 1.05
+//! times as fast from memory as 12, and no slower than 32 to 128; without it, or without filling the first-level one, 0.85 to 1.02.
 //!
 //! Instructions are counted by `products` in `benches/instructions`. With AVX2 a block of a tile as a loop over
 //! its vectors, and sums that a compiler reads and writes apart from adding to them, took a tenth more.

@@ -146,66 +146,125 @@ pub(super) fn with_tiles<S: Entries>(
     });
 }
 
+/// Blocks of a chunk.
+const BLOCKS: usize = CHUNK / BLOCK;
+
+/// Halves of its blocks.
+const HALVES: usize = CHUNK / GROUP;
+
 /// Writes a chunk of one row, or the blocks of it that there is room for, as row `i` of the `cols` of a tile's
 /// chunk, as [`ActBlock`](super::kernels::ActBlock) reads it.
+///
+/// What differs from kind to kind is done in loops over the whole chunk, which compilers make vectors of; as closures they
+/// would be compiled without the instructions.
 #[inline(always)]
 pub(super) fn lay(chunk: &ActChunk, i: usize, cols: usize, form: Form, out: &mut [u32]) {
-    match form.groups {
-        _ if form.sums == sums::SCALED => {
-            scaled::lay(chunk, scale_step(&chunk.scale), i, cols, out);
+    let words: [u32; CHUNK / 4] = bytemuck::cast(chunk.q);
+    let mut scales = [0.0; BLOCKS];
+    for (scale, [of_block, _]) in scales.iter_mut().zip(chunk.scale.as_chunks().0) {
+        *scale = *of_block;
+    }
+    match (form.sums, form.groups) {
+        (sums::SCALED, _) => scaled::lay(chunk, scale_step(&chunk.scale), i, cols, out),
+        (sums::STRASSEN, _) => lay_strassen(chunk, &scales, i, cols, out),
+        (_, 4) => {
+            let starts = starts::<HALVES>(&words, &chunk.total, form);
+            lay_words::<4, HALVES>(&words, [&chunk.scale, &chunk.sum], &starts, i, cols, out);
         }
-        4 => lay_groups::<4>(chunk, i, cols, form, out),
-        _ => lay_groups::<8>(chunk, i, cols, form, out),
+        (_, groups) => {
+            let (starts, behind) =
+                (starts::<BLOCKS>(&words, &chunk.block_total, form), [&scales, &chunk.block_sum]);
+            if groups == 8 {
+                lay_words::<8, BLOCKS>(&words, behind, &starts, i, cols, out);
+            } else {
+                let wide = widened(chunk, if form.sums == sums::FLOATS { 128 } else { 0 });
+                lay_words::<16, BLOCKS>(&wide, behind, &starts, i, cols, out);
+            }
+        }
     }
 }
 
-/// [`lay`] where a scale is that of `G` words of the chunk.
+/// Writes `N` words of integers of each of `B` blocks or halves of blocks, and behind them the scale, what sums start at,
+/// and the sum of the activations.
 #[inline(always)]
-fn lay_groups<const G: usize>(
-    chunk: &ActChunk,
+fn lay_words<const N: usize, const B: usize>(
+    words: &[u32],
+    [scales, sums]: [&[f32; B]; 2],
+    starts: &[u32; B],
     i: usize,
     cols: usize,
-    form: Form,
     out: &mut [u32],
 ) {
-    let blocks = out.chunks_exact_mut(act_block_words(form.groups, cols));
-    let q = bytemuck::cast_slice::<i8, [i8; 4]>(&chunk.q).as_chunks::<G>().0;
-    for (b, (block, q)) in blocks.zip(q).enumerate() {
-        let (total, sum) = if 4 * G == GROUP {
-            (chunk.total[b], chunk.sum[b])
-        } else {
-            (chunk.block_total[b], chunk.block_sum[b])
-        };
-        let (words, rest) = block.split_at_mut(cols * form.groups);
-        if form.sums == sums::STRASSEN {
-            let of_pair = &mut words[(i & !1) * form.groups..][..2 * form.groups];
-            strassen::lay(of_pair, q, i % 2 == 1);
-            rest[i] = chunk.scale[4 * G * b / GROUP].to_bits();
-            continue;
-        }
-        let words = &mut words[i * form.groups..][..form.groups];
-        if matches!(form.sums, sums::WIDE | sums::FLOATS) {
-            let more = if form.sums == sums::FLOATS { 128 } else { 0 };
-            for (words, q) in words.as_chunks_mut::<2>().0.iter_mut().zip(q) {
-                let [a, b, c, d] = q.map(|q| i16::from(q) + more);
-                *words = [pair(a, c), pair(b, d)];
-            }
-        } else {
-            words.copy_from_slice(bytemuck::cast_slice(q));
-        }
-        rest[i] = chunk.scale[4 * G * b / GROUP].to_bits();
-        rest[cols + i] = match (form.bias, form.sums) {
-            (0, _) => 0,
-            (bias, sums::PAIRS) => {
-                let low: i32 = q.iter().map(|q| i32::from(q[0]) + i32::from(q[1])).sum();
-                // Modulo 2^16, as the sums are.
-                let start = |total: i32| -(total << bias) as i16;
-                pair(start(low), start(i32::from(total) - low))
-            }
-            (bias, sums::FLOATS) => (sums::FLOATS_START - (i32::from(total) << bias)) as u32,
-            (bias, _) => -(i32::from(total) << bias) as u32,
-        };
+    let words = words.as_chunks::<N>().0.iter().zip(scales.iter().zip(starts).zip(sums));
+    for (block, (of_block, ((scale, start), sum))) in
+        out.chunks_exact_mut(act_block_words(N, cols)).zip(words)
+    {
+        let (words, rest) = block.split_at_mut(cols * N);
+        words[i * N..][..N].copy_from_slice(of_block);
+        rest[i] = scale.to_bits();
+        rest[cols + i] = *start;
         rest[2 * cols + i] = sum.to_bits();
+    }
+}
+
+/// What the sums of each of `B` blocks or halves of blocks start at, of whose activations these are the words and totals.
+#[inline(always)]
+fn starts<const B: usize>(words: &[u32; CHUNK / 4], totals: &[i16; B], form: Form) -> [u32; B] {
+    let mut starts = [0; B];
+    match (form.bias, form.sums) {
+        (0, _) => {}
+        (bias, sums::PAIRS) => {
+            for ((start, total), words) in
+                starts.iter_mut().zip(totals).zip(words.chunks_exact(CHUNK / 4 / B))
+            {
+                let mut low = 0;
+                for word in words {
+                    let word = word.cast_signed();
+                    low += (word << 24 >> 24) + (word << 16 >> 24);
+                }
+                let high = i32::from(*total) - low;
+                // Modulo 2^16, as the sums are.
+                *start = pair(-(low << bias) as i16, -(high << bias) as i16);
+            }
+        }
+        (bias, kind) => {
+            let from = if kind == sums::FLOATS { sums::FLOATS_START } else { 0 };
+            for (start, total) in starts.iter_mut().zip(totals) {
+                *start = (from - (i32::from(*total) << bias)).cast_unsigned();
+            }
+        }
+    }
+    starts
+}
+
+/// The activations of a chunk, each so much more, as numbers of 16 bits: of four neighbours the first and the third in a word,
+/// the others in the next.
+#[inline(always)]
+fn widened(chunk: &ActChunk, more: i16) -> [u32; CHUNK / 2] {
+    let twos: [i16; CHUNK / 2] = bytemuck::cast(chunk.q);
+    let (mut even, mut odd) = ([0; CHUNK / 2], [0; CHUNK / 2]);
+    for ((even, odd), two) in even.iter_mut().zip(&mut odd).zip(twos) {
+        (*even, *odd) = ((two << 8 >> 8) + more, (two >> 8) + more);
+    }
+    let (even, odd): ([u32; CHUNK / 4], [u32; CHUNK / 4]) =
+        (bytemuck::cast(even), bytemuck::cast(odd));
+    let mut words = [0; CHUNK / 2];
+    for ((to, even), odd) in words.as_chunks_mut().0.iter_mut().zip(even).zip(odd) {
+        *to = [even, odd];
+    }
+    words
+}
+
+/// [`lay`] for tiles by [`strassen`].
+#[inline(always)]
+fn lay_strassen(chunk: &ActChunk, scales: &[f32; BLOCKS], i: usize, cols: usize, out: &mut [u32]) {
+    let q = bytemuck::cast_slice::<i8, [i8; 4]>(&chunk.q).as_chunks::<{ BLOCK / 4 }>().0;
+    let blocks = out.chunks_exact_mut(act_block_words(strassen::GROUPS_EACH, cols));
+    for (block, (q, scale)) in blocks.zip(q.iter().zip(scales)) {
+        let (words, rest) = block.split_at_mut(cols * strassen::GROUPS_EACH);
+        let of_pair = &mut words[(i & !1) * strassen::GROUPS_EACH..][..2 * strassen::GROUPS_EACH];
+        strassen::lay(of_pair, q, i % 2 == 1);
+        rest[i] = scale.to_bits();
     }
 }
 
