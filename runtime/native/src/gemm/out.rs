@@ -95,8 +95,13 @@ impl<'a> Out<'a> {
 /// The threads that can help each other.
 const MAX_SHARES: usize = 64;
 
-/// What is left of each thread's share of the items: the first and the end, in one word.
-struct Shares([AtomicU64; MAX_SHARES]);
+/// What the threads have left to do.
+struct Shares {
+    /// Of each thread's share of the items the first and the end, in one word.
+    left: [AtomicU64; MAX_SHARES],
+    /// One of so many parts of what is left of a share is taken at most.
+    parts: usize,
+}
 
 impl Shares {
     /// Even shares of `n` items; `None` where there are too many of either.
@@ -104,20 +109,21 @@ impl Shares {
         if threads > MAX_SHARES || u32::try_from(n).is_err() {
             return None;
         }
-        Some(Shares(std::array::from_fn(|tid| {
+        let left = std::array::from_fn(|tid| {
             let range = if tid < threads { split(n, threads, tid) } else { 0..0 };
             AtomicU64::new(Self::pack(range))
-        })))
+        });
+        Some(Shares { left, parts: threads.min(2) })
     }
 
     fn pack(range: Range<usize>) -> u64 {
         (range.start as u64) << 32 | range.end as u64
     }
 
-    /// Takes `unit` items of a share that nobody has taken, from its start or its end, but no more than half of what is
-    /// left, so that all threads are done at about the same time.
+    /// Takes `unit` items of a share that nobody has taken, from its start or its end; of several threads none takes more
+    /// than half of what is left, so that all are done at about the same time.
     fn take(&self, of: usize, unit: usize, from_end: bool) -> Option<Range<usize>> {
-        let share = self.0.get(of)?;
+        let share = self.left.get(of)?;
         // What the columns hold is published when the threads of the pool meet again.
         let mut seen = share.load(Ordering::Relaxed);
         loop {
@@ -125,7 +131,7 @@ impl Shares {
             if left.is_empty() {
                 return None;
             }
-            let count = unit.clamp(1, left.len().div_ceil(2));
+            let count = unit.clamp(1, left.len().div_ceil(self.parts));
             let (taken, rest) = if from_end {
                 (left.end - count..left.end, left.start..left.end - count)
             } else {
@@ -241,6 +247,8 @@ mod tests {
         assert_eq!(shares.take(0, 2, false), None);
         assert_eq!(shares.take(1, 9, true), Some(7..10));
         assert_eq!(shares.take(MAX_SHARES, 1, false), None);
+        let shares = Shares::new(10, 1).unwrap();
+        assert_eq!(shares.take(0, 9, false), Some(0..9));
         assert!(Shares::new(10, MAX_SHARES + 1).is_none());
         assert!(Shares::new(u32::MAX as usize + 1, 2).is_none());
     }
