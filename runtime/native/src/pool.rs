@@ -60,8 +60,9 @@ thread_local! {
 type Job = *const (dyn Fn(usize) + Sync);
 
 /// Keeps values that different threads write to on cache lines (and prefetch pairs) of their own.
+#[derive(Default)]
 #[repr(align(128))]
-struct Padded<T>(T);
+pub(crate) struct Padded<T>(pub(crate) T);
 
 /// What threads share, by who writes it when: a line that moves between processors takes a tenth of a microsecond,
 /// and several would be a good part of a region.

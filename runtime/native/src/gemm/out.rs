@@ -4,11 +4,12 @@
 //! make them, from ranges that do not.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::pool::{ThreadPool, split};
+use crate::pool::{Padded, ThreadPool, split};
 use crate::prefetch::{CACHE_LINE, prefetch_to_write};
 
 /// An output matrix `[m, n]`.
@@ -49,25 +50,24 @@ impl<'a> Out<'a> {
     ) {
         let (threads, align) = (pool.threads(), align.max(1));
         let (items, unit) = (self.n.div_ceil(align), unit.div_ceil(align));
-        let shares = Shares::new(items, threads);
         let run = |items: Range<usize>| {
             let range = items.start * align..self.n.min(items.end * align);
             f(&mut Columns { out: &self, range });
         };
-        pool.run(&|tid| match &shares {
-            Some(shares) => {
+        with_shares(items, threads, |shares| match shares {
+            Some(shares) => pool.run(&|tid| {
                 for of in (tid..threads).chain(0..tid) {
                     while let Some(items) = shares.take(of, unit, of != tid) {
                         run(items);
                     }
                 }
-            }
-            None => {
+            }),
+            None => pool.run(&|tid| {
                 let items = split(items, threads, tid);
                 if !items.is_empty() {
                     run(items);
                 }
-            }
+            }),
         });
     }
 
@@ -92,30 +92,39 @@ impl<'a> Out<'a> {
     }
 }
 
-/// The threads that can help each other.
-const MAX_SHARES: usize = 64;
+/// Of a thread's share of some items the first that nobody has taken and the end, in one word, on a cache line of its own:
+/// one that is taken from often stays with the thread that does.
+type Share = Padded<AtomicU64>;
+
+thread_local! {
+    /// The shares of the products of this thread, kept from product to product.
+    static SHARES: Cell<Vec<Share>> = const { Cell::new(Vec::new()) };
+}
+
+/// Calls `f` with even shares of `n` items, or with `None` where there are too many.
+fn with_shares(n: usize, threads: usize, f: impl FnOnce(Option<Shares<'_>>)) {
+    if u32::try_from(n).is_err() {
+        return f(None);
+    }
+    let mut left = SHARES.take();
+    if left.len() < threads {
+        left.resize_with(threads, Share::default);
+    }
+    for (tid, share) in left[..threads].iter_mut().enumerate() {
+        *share.0.get_mut() = Shares::pack(split(n, threads, tid));
+    }
+    f(Some(Shares { left: &left[..threads], parts: threads.min(2) }));
+    SHARES.set(left);
+}
 
 /// What the threads have left to do.
-struct Shares {
-    /// Of each thread's share of the items the first and the end, in one word.
-    left: [AtomicU64; MAX_SHARES],
+struct Shares<'a> {
+    left: &'a [Share],
     /// One of so many parts of what is left of a share is taken at most.
     parts: usize,
 }
 
-impl Shares {
-    /// Even shares of `n` items; `None` where there are too many of either.
-    fn new(n: usize, threads: usize) -> Option<Shares> {
-        if threads > MAX_SHARES || u32::try_from(n).is_err() {
-            return None;
-        }
-        let left = std::array::from_fn(|tid| {
-            let range = if tid < threads { split(n, threads, tid) } else { 0..0 };
-            AtomicU64::new(Self::pack(range))
-        });
-        Some(Shares { left, parts: threads.min(2) })
-    }
-
+impl Shares<'_> {
     fn pack(range: Range<usize>) -> u64 {
         (range.start as u64) << 32 | range.end as u64
     }
@@ -123,7 +132,7 @@ impl Shares {
     /// Takes `unit` items of a share that nobody has taken, from its start or its end; of several threads none takes more
     /// than half of what is left, so that all are done at about the same time.
     fn take(&self, of: usize, unit: usize, from_end: bool) -> Option<Range<usize>> {
-        let share = self.left.get(of)?;
+        let Padded(share) = self.left.get(of)?;
         // What the columns hold is published when the threads of the pool meet again.
         let mut seen = share.load(Ordering::Relaxed);
         loop {
@@ -240,16 +249,18 @@ mod tests {
 
     #[test]
     fn shares_are_taken_from_both_ends_and_refused_beyond_their_limits() {
-        let shares = Shares::new(10, 2).unwrap();
-        assert_eq!(shares.take(0, 2, false), Some(0..2));
-        assert_eq!(shares.take(0, 2, true), Some(3..5));
-        assert_eq!(shares.take(0, 2, false), Some(2..3));
-        assert_eq!(shares.take(0, 2, false), None);
-        assert_eq!(shares.take(1, 9, true), Some(7..10));
-        assert_eq!(shares.take(MAX_SHARES, 1, false), None);
-        let shares = Shares::new(10, 1).unwrap();
-        assert_eq!(shares.take(0, 9, false), Some(0..9));
-        assert!(Shares::new(10, MAX_SHARES + 1).is_none());
-        assert!(Shares::new(u32::MAX as usize + 1, 2).is_none());
+        with_shares(10, 2, |shares| {
+            let shares = shares.unwrap();
+            assert_eq!(shares.take(0, 2, false), Some(0..2));
+            assert_eq!(shares.take(0, 2, true), Some(3..5));
+            assert_eq!(shares.take(0, 2, false), Some(2..3));
+            assert_eq!(shares.take(0, 2, false), None);
+            assert_eq!(shares.take(1, 9, true), Some(7..10));
+            assert_eq!(shares.take(2, 1, false), None);
+        });
+        with_shares(10, 1, |shares| {
+            assert_eq!(shares.unwrap().take(0, 9, false), Some(0..9));
+        });
+        with_shares(u32::MAX as usize + 1, 2, |shares| assert!(shares.is_none()));
     }
 }

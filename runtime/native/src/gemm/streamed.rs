@@ -177,16 +177,26 @@ mod run {
                         let cols = std::array::from_fn(|p| {
                             range.start + (p.min(count - 1) * each + i) * PANEL
                         });
-                        let multiply = |panels: [&[u8]; MAX_STREAMS], y: &mut Columns<'_>| {
-                            let streams = Streams { panels, cols, count, ahead: pattern.ahead() };
+                        let mut multiply = |streams: &Streams<'_>| {
                             for (rows, act) in tiles.iter() {
-                                dot(simd, dtype, &streams, rows, act, y);
+                                dot(simd, dtype, streams, rows, act, y);
                             }
                         };
+                        let ahead = pattern.ahead();
                         match job.w.packed {
-                            Some(packed) => multiply(cols.map(|col| packed.panel(col)), y),
+                            Some(packed) => multiply(&Streams {
+                                panels: cols.map(|col| packed.panel(col)),
+                                cols,
+                                count,
+                                ahead,
+                            }),
                             None => with_panel::<S>(job, cols[0], |panel| {
-                                multiply([panel; MAX_STREAMS], y);
+                                multiply(&Streams {
+                                    panels: [panel; MAX_STREAMS],
+                                    cols,
+                                    count,
+                                    ahead,
+                                });
                             }),
                         }
                     }
