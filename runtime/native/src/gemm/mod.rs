@@ -66,8 +66,12 @@
 //! rows. Absolute values times activations with the sign of the weights would be 0.85: signs are the multipliers' work, too.
 //! A kernel of its own for one row and one panel at a time: 1.07 to 1.11 in cache, 0.98 to 1.01 from memory.
 //! Fetching with each load, not a block's lines at once: 1.05 with 4 rows of Q8_0 in cache, 0.83 with 5, else 1.00;
-//! past the second-level cache: 0.85 to 1.01. The second-level cache is filled 24 KiB ahead, which is 1.01 to 1.05
-//! times as fast from memory as 12, and no slower than 32 to 128; without it, or without filling the first-level one, 0.85 to 1.02.
+//! past the second-level cache: 0.85 to 1.01, and in whole programs 0.95 to 0.99 with one stream. The second-level cache is
+//! filled 24 KiB ahead, which is 1.01 to 1.05 times as fast from memory as 12, and no slower than 32 to 128; without it, or
+//! without filling the first-level one, 0.85 to 1.02.
+//! What is left of threads' shares lies on a cache line for each: 1.01 with one row of a model of 135M and two threads.
+//! Its small matrices are read to the end before the caller has found its next ones; that threads which wait go on to
+//! fetch the caller's share, from its end, gave 1.01 with one row, and 0.96 with 16.
 //!
 //! Instructions are counted by `products` in `benches/instructions`. With AVX2 a block of a tile as a loop over
 //! its vectors, and sums that a compiler reads and writes apart from adding to them, took a tenth more.
