@@ -3,7 +3,8 @@
 use crate::Failure;
 use crate::peer::{self, Peer};
 use crate::protocol::{Reply, Request, Sample, Task, Test};
-use ruvllm_native::{ThreadPool, probe};
+use ruvllm_native::ThreadPool;
+use ruvllm_native::probe::{self, ReadProbe, STREAMS};
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,8 +12,8 @@ use std::time::{Duration, Instant};
 /// Steps of generation before those that are measured.
 const WARM_UP: usize = 4;
 
-/// How long each reading of the memory takes.
-const PROBE_TIME: Duration = Duration::from_millis(300);
+/// Steps of generation that are measured at a time: between them the memory is.
+const STEPS_IN_TURN: usize = 4;
 
 /// After which threads that spin for work, of whichever engine, have gone to sleep.
 const QUIET: Duration = Duration::from_millis(50);
@@ -77,7 +78,8 @@ impl<'a> PeerSession<'a> {
     ) -> PeerSession<'a> {
         let longest = tests.iter().map(|test| match *test {
             Test::Prompt { tokens } => tokens,
-            Test::Generate { steps, .. } => steps.max(WARM_UP),
+            // Each turn begins with a step that is not measured.
+            Test::Generate { steps, .. } => (steps + steps.div_ceil(STEPS_IN_TURN)).max(WARM_UP),
         });
         let context = depth + longest.max().unwrap_or(0);
         let tokens = tokens(context, request.vocab);
@@ -92,24 +94,49 @@ impl<'a> PeerSession<'a> {
                 self.prompt(tokens)?;
                 self.peer.truncate(self.depth)?;
                 thread::sleep(QUIET);
-                let kernels = self.peer.in_kernels();
-                let seconds = self.prompt(tokens)?;
-                let in_kernels = self.part_in_kernels(kernels, seconds, self.threads);
+                let (seconds, kernels) = self.measured(|session| session.prompt(tokens))?;
+                let in_kernels = kernels.map(|kernels| kernels / (seconds * self.threads as f64));
                 Ok(Sample { seconds, memory: None, in_kernels })
             }
             Test::Generate { steps, batch } => {
                 self.open(batch)?;
-                self.generate(WARM_UP)?;
+                self.generate(0, WARM_UP)?;
                 self.peer.truncate(self.depth)?;
-                let before = self.memory();
-                let kernels = self.peer.in_kernels();
-                let seconds = self.generate(steps)?;
                 // Those of one token run on one thread.
                 let threads = if batch > 1 { self.threads } else { 1 };
-                let in_kernels = self.part_in_kernels(kernels, seconds, threads);
-                Ok(Sample { seconds, memory: Some([before, self.memory()]), in_kernels })
+                self.in_turns(steps, threads)
             }
         }
+    }
+
+    /// Measures `steps` steps of generation, a few at a time, and what the memory gives in between.
+    fn in_turns(&mut self, steps: usize, threads: usize) -> Result<Sample, Failure> {
+        let mut memory = Memory::new(self.threads)?;
+        let (mut seconds, mut kernels, mut at) = (0.0, Some(0.0), 0);
+        for from in (0..steps).step_by(STEPS_IN_TURN) {
+            let count = STEPS_IN_TURN.min(steps - from);
+            // Wakes the threads, and the caches are as after any other step.
+            self.generate(at, 1)?;
+            let (turn, in_kernels) = self.measured(|session| session.generate(at + 1, count))?;
+            seconds += turn;
+            kernels = kernels.zip(in_kernels).map(|(all, turn)| all + turn);
+            at += 1 + count;
+            thread::sleep(QUIET);
+            memory.turn();
+        }
+        let in_kernels = kernels.map(|kernels| kernels / (seconds * threads as f64));
+        Ok(Sample { seconds, memory: Some(memory.bytes_per_second()), in_kernels })
+    }
+
+    /// The seconds that `work` says it took, and those that went into pack kernels meanwhile.
+    fn measured(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<f64, Failure>,
+    ) -> Result<(f64, Option<f64>), Failure> {
+        let before = self.peer.in_kernels();
+        let seconds = work(self)?;
+        let after = self.peer.in_kernels();
+        Ok((seconds, before.zip(after).map(|(before, after)| after - before)))
     }
 
     /// Sees to `sequences` sequences with `depth` tokens each.
@@ -132,23 +159,47 @@ impl<'a> PeerSession<'a> {
         Ok(started.elapsed().as_secs_f64())
     }
 
-    fn generate(&mut self, steps: usize) -> Result<f64, Failure> {
+    /// `steps` steps, of which the first is the step `from` after the depth; their seconds.
+    fn generate(&mut self, from: usize, steps: usize) -> Result<f64, Failure> {
         let started = Instant::now();
-        for &token in &self.tokens[self.depth..][..steps] {
+        for &token in &self.tokens[self.depth + from..][..steps] {
             self.peer.decode(token)?;
         }
         Ok(started.elapsed().as_secs_f64())
     }
+}
 
-    /// The part of `seconds` of so many threads that went into pack kernels since `before`.
-    fn part_in_kernels(&self, before: Option<f64>, seconds: f64, threads: usize) -> Option<f64> {
-        Some((self.peer.in_kernels()? - before?) / (seconds * threads as f64))
+/// What the memory gives between steps, with the threads of a step.
+struct Memory {
+    pool: ThreadPool,
+    probe: ReadProbe,
+    turns: usize,
+    /// Of all passes so far with each number of streams.
+    seconds: [f64; STREAMS.len()],
+}
+
+impl Memory {
+    fn new(threads: usize) -> Result<Memory, Failure> {
+        let pool = ThreadPool::new(threads);
+        let probe = ReadProbe::new(&pool, probe::STREAM_BYTES)
+            .ok_or("there is no memory for the buffer that the memory is measured with")?;
+        Ok(Memory { pool, probe, turns: 0, seconds: [0.0; STREAMS.len()] })
     }
 
-    fn memory(&self) -> f64 {
-        thread::sleep(QUIET);
-        probe::read_bandwidth(&ThreadPool::new(self.threads), probe::STREAM_BYTES, PROBE_TIME)
-            .bytes_per_second
+    /// One pass with each number of streams.
+    fn turn(&mut self) {
+        // Wakes the threads.
+        self.probe.pass(&self.pool, STREAMS[0]);
+        self.turns += 1;
+        for (seconds, streams) in self.seconds.iter_mut().zip(STREAMS) {
+            *seconds += self.probe.pass(&self.pool, streams);
+        }
+    }
+
+    /// With the number of streams that took the least time in all.
+    fn bytes_per_second(&self) -> f64 {
+        let least = self.seconds.iter().copied().fold(f64::INFINITY, f64::min);
+        (self.turns * self.probe.bytes()) as f64 / least
     }
 }
 

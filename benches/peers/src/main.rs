@@ -6,9 +6,11 @@
 //! ([`child`]), so no thread of one engine waits, spins or holds memory while another is measured.
 //! Loading and a first run, in which engines allocate and repack, are not part of the times.
 //!
-//! Generation is bound by memory, whose speed varies on shared machines. So it is measured just
-//! before and after, and every figure of generation is also given as a part of it: bytes of weights
-//! that a token needs, times tokens per second, over bytes per second.
+//! Generation is bound by memory, whose speed changes within tens of milliseconds on shared machines.
+//! So a few steps and passes over memory take turns, in the same process, and every figure of
+//! generation is also given as a part of it: bytes of weights that a token needs, times tokens per
+//! second, over bytes per second. Both are averages over all turns, because the best pass of a probe
+//! is faster than anything that takes as long as a text.
 //!
 //! The engines run with their own defaults: llama.cpp as llama-bench sets it up, candle as its
 //! `quantized_llama`, ruvllm as `ruvllm bench`. llama.cpp is compiled for the processor that it is

@@ -139,9 +139,9 @@ impl Test {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Sample {
     pub(crate) seconds: f64,
-    /// Bytes per second that the same number of threads read of the memory just before and just
-    /// after; for generation alone.
-    pub(crate) memory: Option<[f64; 2]>,
+    /// Bytes per second that the same number of threads read of the memory in turns with the steps, with
+    /// the number of streams that was the fastest on average; for generation alone.
+    pub(crate) memory: Option<f64>,
     /// The part of the computing threads' time that went into pack kernels or their twins; ruvllm's own.
     pub(crate) in_kernels: Option<f64>,
 }

@@ -39,8 +39,7 @@ impl Line<'_> {
     fn part_of_memory(&self, sample: &Sample) -> Option<f64> {
         let Test::Generate { steps, .. } = self.test else { return None };
         let bytes = self.subject.file.as_ref().ok()?.bytes_per_token? as f64;
-        let [before, after] = sample.memory?;
-        Some(bytes * steps as f64 / sample.seconds / f64::midpoint(before, after))
+        Some(bytes * steps as f64 / sample.seconds / sample.memory?)
     }
 }
 
@@ -225,7 +224,7 @@ impl Report<'_> {
     /// How fast the memory was while generation was measured, in bytes per second.
     fn memory(&self) -> Option<Summary> {
         let samples = self.results.speed.iter().filter_map(|s| s.result.as_ref().ok()?.memory);
-        Summary::of(samples.flatten())
+        Summary::of(samples)
     }
 }
 
@@ -246,7 +245,7 @@ impl fmt::Display for Report<'_> {
             ("Prompts, tokens per second:", self.comparison(false)),
             (
                 "Generation, tokens per second, and bytes of weights read per second as a part of \
-                 what the memory gave just before and after:",
+                 what the memory gave in turns with it:",
                 self.comparison(true),
             ),
         ];

@@ -35,32 +35,63 @@ pub struct ReadBandwidth {
 }
 
 /// The numbers of streams that are tried.
-const STREAMS: [usize; 4] = [1, 2, 4, 8];
+pub const STREAMS: [usize; 4] = [1, 2, 4, 8];
+
+/// Memory to be read, by which threads, and how often it is timed is up to the caller: beside the work that
+/// it is held against where the machine is shared, because its speed changes within tens of milliseconds.
+pub struct ReadProbe {
+    buffer: MmapMut,
+    /// Words of each thread.
+    share: usize,
+}
+
+impl ReadProbe {
+    /// A buffer of `bytes` or a little more, a contiguous share of it for each thread of `pool`, which
+    /// writes it. `None` where the system has no memory for it.
+    pub fn new(pool: &ThreadPool, bytes: usize) -> Option<ReadProbe> {
+        let most = STREAMS[STREAMS.len() - 1];
+        let share = bytes / size_of::<u64>() / pool.threads();
+        let share = share.next_multiple_of(most * LINES * LINE).max(1);
+        let mut buffer = MmapMut::map_anon(share * pool.threads() * size_of::<u64>()).ok()?;
+        // As large a page as weights get, so that no more of the reads wait for a translation.
+        #[cfg(target_os = "linux")]
+        let _ = buffer.advise(memmap2::Advice::HugePage);
+        // Written, so that each page is memory of its own, by the thread that will read it.
+        let words = bytemuck::cast_slice_mut::<u8, u64>(&mut buffer);
+        pool.for_chunks(words, share, &|tid, share| share.fill(tid as u64 + 1));
+        Some(ReadProbe { buffer, share })
+    }
+
+    /// What a pass reads.
+    pub fn bytes(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// Reads everything once, each thread of `pool` its share as so many streams; the seconds it took. `pool`
+    /// has as many threads as the one that the buffer was made with.
+    pub fn pass(&self, pool: &ThreadPool, streams: usize) -> f64 {
+        let words = bytemuck::cast_slice::<u8, u64>(&self.buffer);
+        let begun = Instant::now();
+        pool.run(&|tid| {
+            for share in words.chunks(self.share).skip(tid).step_by(pool.threads()) {
+                black_box(sum(share, streams));
+            }
+        });
+        begun.elapsed().as_secs_f64()
+    }
+}
 
 /// How fast the threads of `pool` together read memory: each reads its own contiguous share of a buffer of
 /// `bytes`, as one stream from start to end, as two, four and eight, for at least `time` in all. The best
 /// pass counts. Decoding a token reads every weight once, so it takes at least the size of the weights
 /// divided by this. 0 bytes where the system has no memory for the buffer.
 pub fn read_bandwidth(pool: &ThreadPool, bytes: usize, time: Duration) -> ReadBandwidth {
-    let most = STREAMS[STREAMS.len() - 1];
-    let share = bytes / size_of::<u64>() / pool.threads();
-    let share = share.next_multiple_of(most * LINES * LINE).max(1);
-    let words = share * pool.threads();
-    let Ok(mut buffer) = MmapMut::map_anon(words * size_of::<u64>()) else {
+    let Some(probe) = ReadProbe::new(pool, bytes) else {
         return ReadBandwidth { bytes_per_second: 0.0, streams: 1 };
     };
-    // As large a page as weights get, so that no more of the reads wait for a translation.
-    #[cfg(target_os = "linux")]
-    let _ = buffer.advise(memmap2::Advice::HugePage);
-    let buffer = bytemuck::cast_slice_mut::<u8, u64>(&mut buffer);
-    // Written, so that each page is memory of its own, by the thread that will read it.
-    pool.for_chunks(buffer, share, &|tid, share| share.fill(tid as u64 + 1));
     let rate = |streams: usize| {
-        let best = best_pass(pool, time / STREAMS.len() as u32, &|tid| {
-            black_box(sum(&buffer[tid * share..][..share], streams));
-        });
-        let bytes_per_second = (words * size_of::<u64>()) as f64 / best;
-        ReadBandwidth { bytes_per_second, streams }
+        let best = best_of(time / STREAMS.len() as u32, || probe.pass(pool, streams));
+        ReadBandwidth { bytes_per_second: probe.bytes() as f64 / best, streams }
     };
     let faster = |a: ReadBandwidth, b: ReadBandwidth| {
         if b.bytes_per_second > a.bytes_per_second { b } else { a }
@@ -78,17 +109,19 @@ pub fn int8_products(pool: &ThreadPool, time: Duration) -> Option<f64> {
     /// Some milliseconds: far more than it takes to enter a region of the pool.
     const ROUNDS: usize = 1 << 20;
     let body = products::Loop::detect()?;
-    let best = best_pass(pool, time, &|_| body.run(ROUNDS));
+    let best = best_of(time, || {
+        let begun = Instant::now();
+        pool.run(&|_| body.run(ROUNDS));
+        begun.elapsed().as_secs_f64()
+    });
     Some((pool.threads() * body.products * ROUNDS) as f64 / best)
 }
 
-/// The seconds of the fastest pass of all threads, of those that begin within `time`, at least one.
-fn best_pass(pool: &ThreadPool, time: Duration, pass: &(dyn Fn(usize) + Sync)) -> f64 {
+/// The seconds of the fastest pass of those that begin within `time`, at least one.
+fn best_of(time: Duration, mut pass: impl FnMut() -> f64) -> f64 {
     let (started, mut best) = (Instant::now(), f64::INFINITY);
     while best.is_infinite() || started.elapsed() < time {
-        let begun = Instant::now();
-        pool.run(pass);
-        best = best.min(begun.elapsed().as_secs_f64());
+        best = best.min(pass());
     }
     best
 }
