@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ruvllm_host::{Host, HostConfig, KernelBudget, KernelMemory, Preparer, Team};
-use ruvllm_native::gemm::{Activations, ReadPattern, ReadRates};
+use ruvllm_native::gemm::{Activations, ReadPattern};
 use ruvllm_native::{Isa, ThreadPool};
 
 use crate::adapter::Adapter;
@@ -58,12 +58,9 @@ pub struct EngineConfig {
     /// Instructions of the native operations; `None` is the best that the processor has.
     pub isa: Option<Isa>,
     /// How rearranged weights are read from memory. `None` measures that where the weights are larger than
-    /// caches, in a fifth of a second.
+    /// caches, in a twentieth of a second.
     pub read_pattern: Option<ReadPattern>,
 }
-
-/// Bytes of weights from which on it is measured how they are best read: more than caches hold.
-const MEASURED_FROM: usize = 256 << 20;
 
 impl Default for EngineConfig {
     fn default() -> Self {
@@ -173,15 +170,6 @@ impl Engine {
         let spill = config.spill_dir.as_deref().map(SpillDir::new).transpose()?;
         let pool = Arc::new(ThreadPool::new(config.threads));
         let isa = config.isa.unwrap_or_else(Isa::detect);
-        let read = match config.read_pattern {
-            Some(pattern) => pattern,
-            None if !host.config().repack || model.weights().bytes_to_pack(isa) < MEASURED_FROM => {
-                ReadPattern::default()
-            }
-            // Without memory to measure in, the usual one.
-            None => ReadRates::measure(&pool, isa)
-                .map_or_else(|_| ReadPattern::default(), |rates| rates.best()),
-        };
         let mut settings = Activations::new();
         settings.allow_bf16(host.config().bf16);
         settings.set_deterministic(host.config().deterministic);
@@ -192,7 +180,6 @@ impl Engine {
             host: host.clone(),
             pool: Arc::clone(&pool),
             isa,
-            read,
             settings: settings.clone(),
             budget: Arc::clone(&reserved),
             keys: Arc::new(Keys::new(&config.kv, Some(&model))),
@@ -202,10 +189,15 @@ impl Engine {
         let identity = identity(&model, &rotation);
         let mut progress = LoadProgress { done: 0, total: model.weights().bytes_multiplied() };
         on_progress(progress);
-        let kernels = Kernels::of_model(Arc::clone(&matrices), &mut |bytes| {
+        let mut kernels = Kernels::of_model(Arc::clone(&matrices), &mut |bytes| {
             progress.done += bytes;
             on_progress(progress);
         })?;
+        // Where products with its weights fail, the first step will say so.
+        let measured = || kernels.read_rates(&matrices).ok().flatten().map(|rates| rates.best());
+        if let Some(pattern) = config.read_pattern.or_else(measured) {
+            pool.set_read_pattern(pattern);
+        }
         let kv = KvStore::new(shape, config.kv.clone(), Arc::clone(&memory), spill, identity)
             .deterministic(host.config().deterministic)
             .computed_by(code)

@@ -20,7 +20,7 @@ use ruvllm_host::{
     Team, TeamWorker, Worker,
 };
 use ruvllm_native::attention::{AttnSequence, AttnShape};
-use ruvllm_native::gemm::{ActForms, Activations, MatMut};
+use ruvllm_native::gemm::{ActForms, Activations, MatMut, PackedWeights, ReadRates};
 use ruvllm_native::{Isa, ThreadPool};
 
 use crate::error::EngineError;
@@ -39,6 +39,9 @@ pub(crate) use scopes::RowScopes;
 /// Bytes of rows to which a residual is added before their norm is computed: they and what comes of
 /// them stay in a core's second-level cache.
 const SUM_BYTES: usize = 64 * 1024;
+
+/// Bytes of weights from which on it is measured how they are best read: more than caches hold.
+const MEASURED_FROM: usize = 64 << 20;
 
 /// The workers of all threads, and the snapshot of the current step.
 pub(crate) struct Kernels {
@@ -390,6 +393,31 @@ impl Kernels {
             .filter_map(|linear| self.pinned.product(linear))
             .map(|product| product.reads(x, rows, isa));
         forms.fold(ActForms::NONE, ActForms::and)
+    }
+
+    /// How fast the pool's threads read the model's rearranged weights by each pattern; `None` where caches hold as much.
+    pub(crate) fn read_rates(
+        &mut self,
+        matrices: &Matrices,
+    ) -> Result<Option<ReadRates>, EngineError> {
+        let Matrices { model, host, pool, isa, settings, .. } = matrices;
+        let packed = |linear: &&Linear| PackedWeights::pays(linear.dtype(), *isa);
+        let linears: Vec<&Linear> = model.weights().multiplied().filter(packed).collect();
+        let sizes: Vec<usize> = linears.iter().map(|linear| linear.size()).collect();
+        if !host.config().repack || sizes.iter().sum::<usize>() < MEASURED_FROM {
+            return Ok(None);
+        }
+        let most = |of: fn(&Linear) -> usize| linears.iter().map(|linear| of(linear)).max();
+        let x = vec![1.0; most(Linear::cols).unwrap_or(0)];
+        let mut y = vec![0.0; most(Linear::rows).unwrap_or(0)];
+        let mut act = settings.clone();
+        let rates = ReadRates::measure(pool, &sizes, |i| {
+            let linear = linears[i];
+            let forms = self.reads(*isa, &act, 1, &[linear]);
+            act.prepare(pool, *isa, &x[..linear.cols()], 1, linear.cols(), forms)?;
+            self.matmul(matrices.team(), linear, &act, &mut y[..linear.rows()])
+        });
+        rates.map(Some)
     }
 
     /// `y[m, n] = x[m, k] w[n, k]^T`.

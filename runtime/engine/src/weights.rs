@@ -9,9 +9,9 @@ use std::ops::Range;
 
 use ruvllm_abi::DType;
 use ruvllm_host::{PreparedWeights, Resident};
-use ruvllm_native::gemm::{PackedWeights, Weights};
+use ruvllm_native::NativeError;
+use ruvllm_native::gemm::Weights;
 use ruvllm_native::quant::dequantize_row;
-use ruvllm_native::{Isa, NativeError};
 
 use crate::config::{Bias, LayerSpec, ModelConfig, Norm};
 use crate::error::EngineError;
@@ -146,14 +146,6 @@ impl ModelWeights {
         loader.refuse_unused(&config.architecture)?;
         let embedding_prepared = PreparedWeights::default();
         Ok(ModelWeights { embedding, embedding_prepared, layers, output_norm, output })
-    }
-
-    /// Bytes of the matrices that products would read in another layout than the file's.
-    pub(crate) fn bytes_to_pack(&self, isa: Isa) -> usize {
-        let to_pack = |linear: &&Linear| {
-            linear.prepared.held_bytes() == 0 && PackedWeights::pays(linear.dtype, isa)
-        };
-        self.multiplied().filter(to_pack).map(Linear::size).sum()
     }
 
     /// Bytes of the matrices that products are computed with.

@@ -22,12 +22,12 @@ use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use crate::prefetch::{Addresses, CACHE_LINE, prefetch};
+use crate::prefetch::{Addresses, CACHE_LINE, ReadPattern, prefetch};
 
 /// How long a thread spins for work, or the caller for its workers, before it parks.
 pub const SPIN: Duration = Duration::from_micros(80);
@@ -114,6 +114,8 @@ pub struct ThreadPool {
     /// Held for the length of a region.
     region: Mutex<()>,
     workers: Vec<JoinHandle<()>>,
+    /// How its threads read packed weights, as an index of [`ReadPattern::ALL`].
+    read_pattern: AtomicU8,
 }
 
 impl ThreadPool {
@@ -153,7 +155,27 @@ impl ThreadPool {
                 Err(_) => break,
             }
         }
-        ThreadPool { shared, region: Mutex::new(()), workers }
+        let pool = ThreadPool {
+            shared,
+            region: Mutex::new(()),
+            workers,
+            read_pattern: AtomicU8::default(),
+        };
+        pool.set_read_pattern(ReadPattern::default());
+        pool
+    }
+
+    /// How products with few rows of activations read packed weights on these threads.
+    pub fn read_pattern(&self) -> ReadPattern {
+        let at = self.read_pattern.load(Ordering::Relaxed);
+        ReadPattern::ALL.get(usize::from(at)).map_or_else(ReadPattern::default, |(_, of)| *of)
+    }
+
+    /// Sets how products with few rows of activations read packed weights on these threads, from the next one on. It
+    /// changes no result.
+    pub fn set_read_pattern(&self, pattern: ReadPattern) {
+        let at = ReadPattern::ALL.iter().position(|(_, of)| *of == pattern).unwrap_or(0);
+        self.read_pattern.store(at as u8, Ordering::Relaxed);
     }
 
     /// Threads that take part in a region; at least 1.

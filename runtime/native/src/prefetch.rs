@@ -60,3 +60,40 @@ impl Addresses {
         self.start.load(Relaxed)..self.end.load(Relaxed)
     }
 }
+
+/// How products with few rows of activations read packed weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadPattern {
+    pub(crate) streams: usize,
+    pub(crate) far: bool,
+}
+
+impl ReadPattern {
+    /// All that there are, by their names.
+    pub const ALL: [(&'static str, ReadPattern); 6] = [
+        ("1-near", ReadPattern { streams: 1, far: false }),
+        ("1-far", ReadPattern { streams: 1, far: true }),
+        ("2-near", ReadPattern { streams: 2, far: false }),
+        ("2-far", ReadPattern { streams: 2, far: true }),
+        ("4-near", ReadPattern { streams: 4, far: false }),
+        ("4-far", ReadPattern { streams: 4, far: true }),
+    ];
+
+    /// The pattern of that name, such as `4-near`: panels that a thread reads side by side, and
+    /// whether they are fetched a kilobyte ahead or, into the second-level cache, 24.
+    pub fn named(name: &str) -> Option<ReadPattern> {
+        Self::ALL.iter().find(|(of, _)| *of == name).map(|(_, pattern)| *pattern)
+    }
+
+    /// The name.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, of)| *of == self).map_or("", |(name, _)| name)
+    }
+}
+
+impl Default for ReadPattern {
+    /// What reads the most on the processors that it was measured on last, a Zen 4 and a Zen 5.
+    fn default() -> Self {
+        ReadPattern { streams: 1, far: true }
+    }
+}

@@ -11,7 +11,7 @@ use ruvllm_host::{
     ComparedProvider, Host, HostError, KernelBudget, MatrixProviders, Preparation, Provider,
     RegistrySnapshot, Team, TeamWorker,
 };
-use ruvllm_native::gemm::{Activations, ReadPattern};
+use ruvllm_native::gemm::Activations;
 use ruvllm_native::{Isa, ThreadPool};
 
 use super::pinned::{Keys, Pinned};
@@ -24,7 +24,6 @@ pub(crate) struct Matrices {
     pub(crate) host: Host,
     pub(crate) pool: Arc<ThreadPool>,
     pub(crate) isa: Isa,
-    pub(crate) read: ReadPattern,
     /// Settings of the activations.
     pub(crate) settings: Activations,
     /// What providers of packs hold comes out of it.
@@ -38,7 +37,7 @@ pub(crate) struct Matrices {
 impl Matrices {
     /// What a step computes on.
     pub(crate) fn team(&self) -> Team<'_> {
-        Team { pool: &self.pool, isa: self.isa, read: self.read }
+        Team { pool: &self.pool, isa: self.isa }
     }
 
     /// Pins a snapshot, and has every matrix taken up by whom it asks, with a `race` of providers first, where the

@@ -15,7 +15,7 @@ mod native;
 use crate::OpKey;
 use ruvllm_abi::DType;
 use ruvllm_native::attention::{AttnSequence, AttnShape};
-use ruvllm_native::gemm::{ActForm, Activations, MatMut, ReadPattern, Weights};
+use ruvllm_native::gemm::{ActForm, Activations, MatMut, Weights};
 use ruvllm_native::{Isa, ThreadPool};
 use std::sync::Arc;
 
@@ -28,8 +28,6 @@ pub struct Team<'a> {
     pub pool: &'a ThreadPool,
     /// The instructions that native code uses.
     pub isa: Isa,
-    /// How this machine's memory is best read.
-    pub read: ReadPattern,
 }
 
 /// Multiplies by matrices of one type of weights.

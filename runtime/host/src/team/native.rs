@@ -88,8 +88,7 @@ impl MatmulProvider for Panels {
         weights: &Weights<'_>,
         team: Team<'_>,
     ) -> Result<Box<dyn PreparedMatmul>, String> {
-        let mut packed = PackedWeights::new(team.pool, team.isa, weights).map_err(failed)?;
-        packed.set_pattern(team.read);
+        let packed = PackedWeights::new(team.pool, team.isa, weights).map_err(failed)?;
         Ok(Box::new(packed))
     }
 

@@ -12,9 +12,7 @@ use ruvllm_abi::f16_to_f32;
 use ruvllm_abi::team::{ActChunk, BLOCK, CHUNK, GROUP, chunks};
 use ruvllm_manifest::{Dim, TensorSpec};
 use ruvllm_native::attention::{AttnSequence, AttnShape, KvSegment};
-use ruvllm_native::gemm::{
-    ActForm, Activations, MatMut, PackedWeights, ReadPattern, Weights, matmul,
-};
+use ruvllm_native::gemm::{ActForm, Activations, MatMut, PackedWeights, Weights, matmul};
 use ruvllm_native::judge::team::{TeamBuffers, check_attention, check_product};
 use ruvllm_native::judge::{encode, random_blocks};
 use ruvllm_native::pool::split;
@@ -78,7 +76,7 @@ impl Setup {
     }
 
     fn team(&self) -> Team<'_> {
-        Team { pool: &self.pool, isa: Isa::detect(), read: ReadPattern::default() }
+        Team { pool: &self.pool, isa: Isa::detect() }
     }
 
     fn weights(&self) -> Weights<'_> {
@@ -94,7 +92,7 @@ impl Setup {
     fn product(&mut self) -> Result<MatrixProviders, CallError> {
         let budget: Arc<dyn KernelBudget> = self.left.clone();
         let Setup { host, worker, pool, bytes, dtype, shape, made, settings, .. } = self;
-        let team = Team { pool, isa: Isa::detect(), read: ReadPattern::default() };
+        let team = Team { pool, isa: Isa::detect() };
         let weights = Weights::new(*dtype, shape[0], shape[1], bytes).unwrap();
         let how = Preparation { team, budget: &budget, settings };
         worker.race_matmul(&host.snapshot(), &weights, &how);
@@ -105,7 +103,7 @@ impl Setup {
     fn table(&mut self) -> Result<MatrixProviders, CallError> {
         let budget: Arc<dyn KernelBudget> = self.left.clone();
         let Setup { host, worker, pool, bytes, dtype, shape, made_table, settings, .. } = self;
-        let team = Team { pool, isa: Isa::detect(), read: ReadPattern::default() };
+        let team = Team { pool, isa: Isa::detect() };
         let table = Weights::new(*dtype, shape[0], shape[1], bytes).unwrap();
         let how = Preparation { team, budget: &budget, settings };
         worker.race_embed(&host.snapshot(), &table, &how);
@@ -146,7 +144,7 @@ impl Setup {
     /// Multiplies `m` rows, and holds the product against the definition of what was read.
     fn multiply(&mut self, product: &MatrixProviders, m: usize) -> Result<(), CallError> {
         let Setup { host, worker, pool, bytes, dtype, shape: [rows, cols], settings, .. } = self;
-        let team = Team { pool, isa: Isa::detect(), read: ReadPattern::default() };
+        let team = Team { pool, isa: Isa::detect() };
         let weights = Weights::new(*dtype, *rows, *cols, bytes).unwrap();
         let mut x = Activations::like(settings);
         let forms = product.reads(&x, m, team.isa);
@@ -667,7 +665,7 @@ fn who_is_compared_takes_of_the_budget_only_what_it_does_not_hold_yet() {
     let provider = &plugin(None);
     let mut times = |two: [(&str, bool); 2]| {
         let Setup { worker, pool, bytes, dtype, shape, settings, made, .. } = &mut setup;
-        let team = Team { pool, isa: Isa::detect(), read: ReadPattern::default() };
+        let team = Team { pool, isa: Isa::detect() };
         let weights = Weights::new(*dtype, shape[0], shape[1], bytes).unwrap();
         let how = Preparation { team, budget: &budget, settings };
         let of = |(hash, is_native)| ComparedProvider { provider, hash, is_native };

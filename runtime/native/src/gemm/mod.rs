@@ -115,10 +115,11 @@ use crate::pool::ThreadPool;
 use crate::quant::{check_row, is_blocked, is_readable};
 use crate::{Isa, NativeError};
 
+pub use crate::prefetch::ReadPattern;
 pub use act::{ActRows, Activations};
 use out::Out;
 pub use packed::PackedWeights;
-pub use streamed::{ReadPattern, ReadRates};
+pub use streamed::ReadRates;
 
 /// The types of weights that [`matmul`] multiplies by.
 pub fn weight_types() -> impl Iterator<Item = DType> {

@@ -35,8 +35,8 @@ use std::sync::Arc;
 
 use ruvllm_abi::DType;
 
+use super::Weights;
 use super::pack::pack_panel;
-use super::{ReadPattern, Weights};
 use crate::mapped::Mapped;
 use crate::pool::ThreadPool;
 use crate::prefetch::Addresses;
@@ -119,7 +119,6 @@ pub struct PackedWeights {
     cols: usize,
     side_by_side: bool,
     panel_bytes: usize,
-    pattern: ReadPattern,
     data: Mapped,
     /// The panels that were read after these the last time.
     next: Arc<Addresses>,
@@ -176,12 +175,14 @@ impl PackedWeights {
     /// As [`new`](Self::new).
     pub(super) fn uniform(
         pool: &ThreadPool,
+        isa: Isa,
         dtype: DType,
         cols: usize,
         bytes: usize,
     ) -> Result<PackedWeights, NativeError> {
         let panels = bytes / Layout::of(dtype).panel_bytes(cols);
-        let mut packed = PackedWeights::zeros(dtype, false, panels * PANEL, cols)?;
+        let side_by_side = PackedWeights::takes_side_by_side(dtype, isa.usable().widest());
+        let mut packed = PackedWeights::zeros(dtype, side_by_side, panels * PANEL, cols)?;
         // As a scale about 2^-8.
         pool.for_chunks(&mut packed.data, packed.panel_bytes, &|_, panel| panel.fill(0x1c));
         Ok(packed)
@@ -206,20 +207,9 @@ impl PackedWeights {
             cols,
             side_by_side,
             panel_bytes,
-            pattern: ReadPattern::default(),
             data,
             next: Arc::default(),
         })
-    }
-
-    /// Sets how products with few rows of activations read the panels.
-    pub fn set_pattern(&mut self, pattern: ReadPattern) {
-        self.pattern = pattern;
-    }
-
-    /// How products with few rows of activations read the panels.
-    pub fn pattern(&self) -> ReadPattern {
-        self.pattern
     }
 
     /// Notes that this thread reads them now, and gives the addresses of what it has read next the last time: a model's
@@ -271,8 +261,8 @@ mod tests {
     #[test]
     fn what_followed_the_last_time_is_expected() {
         let pool = ThreadPool::new(1);
-        let [a, b, c] =
-            [1, 2, 3].map(|n| PackedWeights::uniform(&pool, DType::Q8_0, 64, n << 16).unwrap());
+        let [a, b, c] = [1, 2, 3]
+            .map(|n| PackedWeights::uniform(&pool, Isa::Scalar, DType::Q8_0, 64, n << 16).unwrap());
         let bytes = |of: &PackedWeights| {
             let bytes = of.data.as_ptr_range();
             bytes.start.addr()..bytes.end.addr()

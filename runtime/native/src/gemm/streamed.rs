@@ -1,107 +1,100 @@
 //! Products with a few rows of activations, which read packed weights from memory: how many panels are
-//! read side by side, and how far ahead they are fetched.
+//! read side by side, and how far ahead they are fetched ([`ReadPattern`]).
 //!
 //! A processor's memory answers faster when a thread asks for several places at a time: on a Zen 3 four
-//! streams of a thread read a quarter more than one, on a Zen 5 they read less. So it is measured.
+//! streams of a thread read a quarter more than one, on a Zen 5 they read less. So it is measured, with the weights that
+//! will be read where there are any: what is best depends on their type.
 
-use std::time::{Duration, Instant};
+use std::ops::Range;
+use std::time::Instant;
 
 use ruvllm_abi::DType;
 
 use super::{Activations, MatMut, PackedWeights, matmul};
+use crate::prefetch::ReadPattern;
 use crate::{Isa, NativeError, ThreadPool};
-
-/// How products with few rows of activations read packed weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReadPattern {
-    streams: usize,
-    far: bool,
-}
-
-impl ReadPattern {
-    /// All that there are, by their names.
-    pub const ALL: [(&'static str, ReadPattern); 6] = [
-        ("1-near", ReadPattern { streams: 1, far: false }),
-        ("1-far", ReadPattern { streams: 1, far: true }),
-        ("2-near", ReadPattern { streams: 2, far: false }),
-        ("2-far", ReadPattern { streams: 2, far: true }),
-        ("4-near", ReadPattern { streams: 4, far: false }),
-        ("4-far", ReadPattern { streams: 4, far: true }),
-    ];
-
-    /// A single panel at a time.
-    const ONE: ReadPattern = ReadPattern { streams: 1, far: false };
-
-    /// The pattern of that name, such as `4-near`: panels that a thread reads side by side, and
-    /// whether they are fetched a kilobyte ahead or, into the second-level cache, 24.
-    pub fn named(name: &str) -> Option<ReadPattern> {
-        Self::ALL.iter().find(|(of, _)| *of == name).map(|(_, pattern)| *pattern)
-    }
-
-    /// The name.
-    pub fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(_, of)| *of == self).map_or("", |(name, _)| name)
-    }
-}
-
-impl Default for ReadPattern {
-    /// What reads the most on the processors that it was measured on last, a Zen 4 and a Zen 5.
-    fn default() -> Self {
-        ReadPattern { streams: 1, far: true }
-    }
-}
 
 /// What each pattern reads on this machine, in bytes per second, of all threads of a pool together.
 #[derive(Clone, Debug)]
 pub struct ReadRates(Vec<(ReadPattern, f64)>);
 
-/// Panels that are read to measure, in bytes: several times what caches of a core and its neighbours
-/// hold.
+/// Weights that are read to measure, in bytes: several times what caches of a core and its neighbours hold.
 const MEASURED_BYTES: usize = 128 << 20;
 
-/// Columns of the measured matrix.
-const MEASURED_COLS: usize = 4096;
+/// Parts of them, of which each pattern reads another at a time: what a pattern finds in caches is none of its own
+/// reading, and where memory is slow for a while it is so for all of them.
+const PARTS: usize = 8;
+
+/// How often each pattern reads at least.
+const LEAST_PASSES: usize = 3;
+
+/// Columns of the matrices of [`ReadRates::uniform`].
+const UNIFORM_COLS: usize = 4096;
 
 impl ReadRates {
-    /// Multiplies one row of activations by 128 MiB of packed weights with each pattern in turn, three
-    /// times. Takes a fifth of a second where memory is slow.
+    /// Times products with each pattern of `pool` in turn, which afterwards is what it was: `product(i)` multiplies one row by
+    /// a matrix of `sizes[i]` bytes. Takes the first 128 MiB; a twentieth of a second where memory is slow.
     ///
     /// # Errors
-    /// Products do not read packed weights with these instructions, or the system has no memory for them.
-    pub fn measure(pool: &ThreadPool, isa: Isa) -> Result<ReadRates, NativeError> {
-        ReadRates::of(pool, isa, MEASURED_BYTES)
-    }
-
-    /// [`measure`](Self::measure) with so many bytes of weights.
-    pub(super) fn of(pool: &ThreadPool, isa: Isa, bytes: usize) -> Result<ReadRates, NativeError> {
-        if !PackedWeights::pays(DType::Q4_0, isa) {
-            return Err(NativeError::Unsupported {
-                what: "measuring how packed weights are read",
-                detail: isa.to_string(),
-            });
-        }
-        let mut packed = PackedWeights::uniform(pool, DType::Q4_0, MEASURED_COLS, bytes)?;
-        let (mut act, mut y) = (Activations::new(), vec![0.0; packed.rows()]);
-        act.prepare(
-            pool,
-            isa,
-            &[1.0; MEASURED_COLS],
-            1,
-            MEASURED_COLS,
-            act.forms(isa, 1, &[DType::Q4_0]),
-        )?;
-        let mut rates = ReadPattern::ALL.map(|(_, pattern)| (pattern, Duration::MAX));
-        for _ in 0..3 {
-            for (pattern, best) in &mut rates {
-                packed.set_pattern(*pattern);
+    /// Those of `product`.
+    pub fn measure<E>(
+        pool: &ThreadPool,
+        sizes: &[usize],
+        mut product: impl FnMut(usize) -> Result<(), E>,
+    ) -> Result<ReadRates, E> {
+        let parts = parts(sizes);
+        let usual = pool.read_pattern();
+        let mut rates = ReadPattern::ALL.map(|(_, pattern)| (pattern, Vec::new()));
+        for pass in 0..parts.len().max(LEAST_PASSES) {
+            for (i, (pattern, rates)) in rates.iter_mut().enumerate() {
+                let Some(part) = parts.get((pass + i) % parts.len().max(1)) else { continue };
+                pool.set_read_pattern(*pattern);
                 let begun = Instant::now();
-                let stride = y.len();
-                matmul(pool, isa, &packed.alone(), &act, MatMut { data: &mut y, stride })?;
-                *best = begun.elapsed().min(*best);
+                let timed = part.clone().try_for_each(&mut product);
+                let bytes: usize = sizes[part.clone()].iter().sum();
+                rates.push(bytes as f64 / begun.elapsed().as_secs_f64().max(1e-9));
+                pool.set_read_pattern(usual);
+                timed?;
             }
         }
-        let rate = |time: Duration| packed.bytes() as f64 / time.as_secs_f64().max(1e-9);
-        Ok(ReadRates(rates.map(|(pattern, best)| (pattern, rate(best))).to_vec()))
+        Ok(ReadRates(rates.map(|(pattern, rates)| (pattern, median(rates))).to_vec()))
+    }
+
+    /// [`measure`](Self::measure) with weights of a type that are all the same, in packed form.
+    ///
+    /// # Errors
+    /// Products do not read packed weights of that type with these instructions, or the system has no memory for them.
+    pub fn uniform(pool: &ThreadPool, isa: Isa, dtype: DType) -> Result<ReadRates, NativeError> {
+        ReadRates::uniform_of(pool, isa, dtype, MEASURED_BYTES)
+    }
+
+    /// [`uniform`](Self::uniform) with so many bytes of weights.
+    pub(super) fn uniform_of(
+        pool: &ThreadPool,
+        isa: Isa,
+        dtype: DType,
+        bytes: usize,
+    ) -> Result<ReadRates, NativeError> {
+        if !PackedWeights::pays(dtype, isa) {
+            return Err(NativeError::Unsupported {
+                what: "measuring how packed weights are read",
+                detail: format!("{dtype} with {isa}"),
+            });
+        }
+        let packed = (0..PARTS)
+            .map(|_| PackedWeights::uniform(pool, isa, dtype, UNIFORM_COLS, bytes / PARTS))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut act = Activations::new();
+        let forms = act.forms(isa, 1, &[dtype]);
+        act.prepare(pool, isa, &[1.0; UNIFORM_COLS], 1, UNIFORM_COLS, forms)?;
+        let mut y = vec![0.0; packed.iter().map(PackedWeights::rows).max().unwrap_or(0)];
+        let sizes: Vec<usize> = packed.iter().map(PackedWeights::bytes).collect();
+        ReadRates::measure(pool, &sizes, |i| {
+            let w = packed[i].alone();
+            let y = &mut y[..w.rows()];
+            let stride = y.len();
+            matmul(pool, isa, &w, &act, MatMut { data: y, stride })
+        })
     }
 
     /// The fastest pattern; the default one where none is clearly faster.
@@ -119,9 +112,30 @@ impl ReadRates {
     }
 }
 
+/// Products of about equal bytes, as many as [`PARTS`] or less, of what is measured with.
+fn parts(sizes: &[usize]) -> Vec<Range<usize>> {
+    let each = MEASURED_BYTES.min(sizes.iter().sum()) / PARTS;
+    let (mut parts, mut first, mut bytes, mut all) = (Vec::new(), 0, 0, 0);
+    for (i, size) in sizes.iter().enumerate() {
+        (bytes, all) = (bytes + size, all + size);
+        if bytes >= each {
+            parts.push(first..i + 1);
+            (first, bytes) = (i + 1, 0);
+        }
+        if all >= MEASURED_BYTES {
+            break;
+        }
+    }
+    parts
+}
+
+fn median(mut of: Vec<f64>) -> f64 {
+    of.sort_by(f64::total_cmp);
+    of.get(of.len() / 2).copied().unwrap_or(0.0)
+}
+
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod run {
-    use super::ReadPattern;
     use crate::ThreadPool;
     use crate::gemm::Job;
     use crate::gemm::kernels::packed::{MAX_STREAMS, PAIRED, Streams};
@@ -130,10 +144,14 @@ mod run {
     use crate::gemm::packed::{Layout, PANEL};
     use crate::gemm::tiled::{STREAMED, blocked, tile_shape, with_panel};
     use crate::gemm::tiles::with_tiles;
+    use crate::prefetch::ReadPattern;
     use crate::quant::tag;
     use ruvllm_abi::DType;
 
     impl ReadPattern {
+        /// A single panel at a time.
+        const ONE: ReadPattern = ReadPattern { streams: 1, far: false };
+
         /// The panels that products with so many rows of activations read side by side, of so many that
         /// there are: more rows need the registers themselves, and memory is not what they wait for.
         fn streams(self, rows: usize, panels: usize) -> usize {
@@ -160,7 +178,7 @@ mod run {
     ) {
         let (dtype, rows) = (job.w.dtype, job.act.rows());
         // A panel that is packed for the product is the only one.
-        let pattern = job.w.packed.map_or(ReadPattern::ONE, |packed| packed.pattern());
+        let pattern = job.w.packed.map_or(ReadPattern::ONE, |_| pool.read_pattern());
         if let Some(packed) = job.w.packed {
             pool.expect(packed.follow());
         }

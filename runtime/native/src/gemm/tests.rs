@@ -298,13 +298,14 @@ fn a_panel_has_the_elements_of_its_rows() {
 
 /// The bits of a deterministic product with `m` rows of activations: for all numbers of rows and threads
 /// the same, of each row by itself.
-fn bits_alike(isa: Isa, w: &Weights<'_>, x: &[f32], m: usize) -> Vec<u32> {
+fn bits_alike(isa: Isa, w: &Weights<'_>, x: &[f32], m: usize, pattern: ReadPattern) -> Vec<u32> {
     let (n, k) = (w.rows(), w.cols());
     let mut act = Activations::new();
     act.allow_bf16(true);
     act.set_deterministic(true);
     let mut product = |pool: &ThreadPool, x: &[f32]| {
         let rows = x.len() / k;
+        pool.set_read_pattern(pattern);
         act.prepare(pool, isa, x, rows, k, act.forms(isa, rows, &[w.dtype()])).unwrap();
         let mut y = vec![0.0; rows * n];
         matmul(pool, isa, w, &act, MatMut { data: &mut y, stride: n }).unwrap();
@@ -330,15 +331,13 @@ fn rows_streams_and_threads_change_no_bit_of_a_deterministic_product() {
         let data = random_weights(dtype, n * k, 12);
         let w = Weights::new(dtype, n, k, &data).unwrap();
         for &isa in Isa::available() {
-            bits_alike(isa, &w, &x, m);
+            bits_alike(isa, &w, &x, m, ReadPattern::default());
             if !PackedWeights::pays(dtype, isa) {
                 continue;
             }
-            let mut packed = PackedWeights::new(&ThreadPool::new(1), isa, &w).unwrap();
-            let results = ReadPattern::ALL.map(|(_, pattern)| {
-                packed.set_pattern(pattern);
-                bits_alike(isa, &w.with_packed(&packed).unwrap(), &x, m)
-            });
+            let packed = PackedWeights::new(&ThreadPool::new(1), isa, &w).unwrap();
+            let w = w.with_packed(&packed).unwrap();
+            let results = ReadPattern::ALL.map(|(_, of)| bits_alike(isa, &w, &x, m, of));
             assert!(results.iter().all(|bits| *bits == results[0]), "{dtype} {isa}");
         }
     }
@@ -459,10 +458,41 @@ fn read_patterns_are_measured_and_named() {
         assert_eq!((ReadPattern::named(name), pattern.name()), (Some(pattern), name));
     }
     assert_eq!(ReadPattern::named("3-near"), None);
-    assert!(ReadRates::of(&ThreadPool::new(1), Isa::Scalar, 1 << 20).is_err());
-    let rates = ReadRates::of(&ThreadPool::new(2), Isa::detect(), 1 << 20).unwrap();
-    assert!(rates.iter().all(|(_, rate)| rate > 1e4), "{rates:?}");
-    assert!(rates.iter().any(|(pattern, _)| pattern == rates.best()));
+    let pool = ThreadPool::new(2);
+    let of = |isa, dtype| ReadRates::uniform_of(&pool, isa, dtype, 1 << 20);
+    assert!(of(Isa::Scalar, DType::Q4_0).is_err());
+    for dtype in [DType::Q4_0, DType::Q4_K, DType::Q8_0] {
+        let rates = of(Isa::detect(), dtype).unwrap();
+        assert!(rates.iter().all(|(_, rate)| rate > 1e4), "{rates:?}");
+        assert!(rates.iter().any(|(pattern, _)| pattern == rates.best()));
+    }
+    assert_eq!(pool.read_pattern(), ReadPattern::default());
+}
+
+#[test]
+fn every_pattern_reads_every_part_of_the_weights_and_the_fastest_is_chosen() {
+    let pool = ThreadPool::new(1);
+    let fast = ReadPattern::named("4-near").unwrap();
+    let mut read = Vec::new();
+    let rates = ReadRates::measure(&pool, &[30 << 20; 7], |i| {
+        read.push((pool.read_pattern().name(), i));
+        if pool.read_pattern() != fast {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        Ok::<(), ()>(())
+    });
+    assert_eq!(rates.unwrap().best(), fast);
+    let mut all: Vec<_> =
+        ReadPattern::ALL.iter().flat_map(|(name, _)| (0..5).map(move |i| (*name, i))).collect();
+    all.sort_unstable();
+    read.sort_unstable();
+    assert_eq!(read, all);
+    assert_eq!(pool.read_pattern(), ReadPattern::default());
+
+    assert_eq!(ReadRates::measure(&pool, &[1], |_| Err("refused")).unwrap_err(), "refused");
+    assert_eq!(pool.read_pattern(), ReadPattern::default());
+    let nothing = ReadRates::measure(&pool, &[], |_| Ok::<(), ()>(())).unwrap();
+    assert_eq!(nothing.best(), ReadPattern::default());
 }
 
 #[test]

@@ -221,8 +221,8 @@ pub(crate) struct ModelOptions<K: Args = KvOption> {
     #[arg(long, value_name = "FACTOR", requires = "rope_scaling", value_parser = rope_factor)]
     pub(crate) rope_factor: Option<f64>,
     /// How weights are read from memory where one token is computed: STREAMS-near or STREAMS-far, with 1,
-    /// 2 or 4 streams for each thread, fetched one or 24 kilobytes ahead; what is measured to be the
-    /// fastest when absent (`doctor` shows it).
+    /// 2 or 4 streams for each thread, fetched one or 24 kilobytes ahead; when absent, what is measured to
+    /// be the fastest with the model's own weights (`doctor` shows it for weights of 4 and of 8 bits).
     #[arg(long, value_name = "PATTERN", value_parser = read_pattern, conflicts_with = "no_repack")]
     pub(crate) read_pattern: Option<ReadPattern>,
     #[command(flatten)]

@@ -5,7 +5,7 @@ use super::terminal::{self, say};
 use super::{Ended, Failure, setup};
 use ruvllm::host::{DeviceClass, Host, InstallReport};
 use ruvllm_abi::DType;
-use ruvllm_native::gemm::{self, Method, ReadPattern, ReadRates};
+use ruvllm_native::gemm::{self, Method, ReadRates};
 use ruvllm_native::{Isa, ThreadPool, pool, probe};
 use serde::Serialize;
 use std::fmt;
@@ -70,6 +70,7 @@ struct Bandwidth {
 #[derive(Serialize)]
 struct Reading {
     threads: usize,
+    weights: String,
     pattern: &'static str,
     gb_per_second: f64,
     chosen: bool,
@@ -154,18 +155,23 @@ fn memory(threads: usize) -> Vec<Bandwidth> {
     one_and_all(threads).map(measure).collect()
 }
 
-/// What all threads read by each pattern; nothing where products read no packed weights or there is no memory to
-/// measure it.
+/// What all threads read of weights of 4 and of 8 bits by each pattern; nothing where products read no packed weights or
+/// there is no memory to measure it.
 fn reading(threads: usize, isa: Isa) -> Vec<Reading> {
-    let Ok(rates) = ReadRates::measure(&ThreadPool::new(threads), isa) else { return Vec::new() };
-    let best = rates.best();
-    let reading = |(pattern, rate): (ReadPattern, f64)| Reading {
-        threads,
-        pattern: pattern.name(),
-        gb_per_second: rate / 1e9,
-        chosen: pattern == best,
-    };
-    rates.iter().map(reading).collect()
+    let pool = ThreadPool::new(threads);
+    let mut readings = Vec::new();
+    for dtype in [DType::Q4_0, DType::Q8_0] {
+        let Ok(rates) = ReadRates::uniform(&pool, isa, dtype) else { continue };
+        let best = rates.best();
+        readings.extend(rates.iter().map(|(pattern, rate)| Reading {
+            threads,
+            weights: dtype.to_string(),
+            pattern: pattern.name(),
+            gb_per_second: rate / 1e9,
+            chosen: pattern == best,
+        }));
+    }
+    readings
 }
 
 /// What one thread computes, and what all do.
@@ -224,10 +230,11 @@ impl fmt::Display for Diagnosis {
             let by = format!("{threads} thread(s), {streams} stream(s) each");
             writeln!(f, "{label:<13} {gb_per_second:.1} GB/s with {by}")?;
         }
-        for (i, Reading { pattern, gb_per_second, chosen, .. }) in self.reading.iter().enumerate() {
+        for (i, reading) in self.reading.iter().enumerate() {
+            let Reading { weights, pattern, gb_per_second, chosen, .. } = reading;
             let label = if i == 0 { "read pattern" } else { "" };
-            let mark = if *chosen { ", chosen for decoding" } else { "" };
-            writeln!(f, "{label:<13} {pattern:<6} {gb_per_second:.1} GB/s{mark}")?;
+            let mark = if *chosen { ", the fastest" } else { "" };
+            writeln!(f, "{label:<13} {weights} {pattern:<6} {gb_per_second:.1} GB/s{mark}")?;
         }
         for (i, Products { threads, giga_per_second }) in self.int8_products.iter().enumerate() {
             let label = if i == 0 { "8-bit maths" } else { "" };
