@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::pool::{Padded, ThreadPool, split};
-use crate::prefetch::{CACHE_LINE, prefetch_to_write};
+use crate::prefetch::prefetch_all_to_write;
 
 /// An output matrix `[m, n]`.
 pub(super) struct Out<'a> {
@@ -175,10 +175,7 @@ impl Columns<'_> {
     /// Asks for the memory of `y[row, col..col + len]`, which will be written.
     #[inline(always)]
     pub(super) fn fetch(&self, row: usize, col: usize, len: usize) {
-        let start = self.out.data.wrapping_add(row * self.out.stride + col);
-        for at in (0..len).step_by(CACHE_LINE / size_of::<f32>()) {
-            prefetch_to_write(start.wrapping_add(at));
-        }
+        prefetch_all_to_write(self.out.data.wrapping_add(row * self.out.stride + col), len);
     }
 
     /// What `y[row, col..]` holds, as much as there is of that; of what lies beyond the last of these columns, `values`

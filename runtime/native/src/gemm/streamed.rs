@@ -177,11 +177,14 @@ mod run {
         out: Out<'_>,
     ) {
         let (dtype, rows) = (job.w.dtype, job.act.rows());
-        // A panel that is packed for the product is the only one.
-        let pattern = job.w.packed.map_or(ReadPattern::ONE, |_| pool.read_pattern());
-        if let Some(packed) = job.w.packed {
-            pool.expect(packed.follow());
-        }
+        let pattern = match job.w.packed {
+            Some(packed) => {
+                pool.expect(packed.follow());
+                pool.read_pattern()
+            }
+            // A panel that is packed for the product is the only one.
+            None => ReadPattern::ONE,
+        };
         let panel_bytes = Layout::of(dtype).panel_bytes(job.w.cols);
         let unit = (STREAMED / panel_bytes).max(1).next_multiple_of(MAX_STREAMS) * PANEL;
         with_tiles(simd, pool, job.act, tile_shape::<S>(dtype, widths::<S>(rows)), |tiles| {

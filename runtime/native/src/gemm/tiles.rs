@@ -14,7 +14,7 @@ use super::kernels::{ActTile, Entries, act_block_words, pair, scaled, strassen};
 use super::packed::{BLOCK, UNIT};
 use super::{ActChunk, Activations};
 use crate::ThreadPool;
-use crate::prefetch::{CACHE_LINE, prefetch_to_write};
+use crate::prefetch::prefetch_all_to_write;
 use crate::quant::{CHUNK, GROUP};
 
 /// Bytes below which one thread lays out all: entering a region takes as long as some kilobytes do.
@@ -138,9 +138,7 @@ pub(super) fn with_tiles<S: Entries>(
                 // They are there.
             } else if size_of_val(words) < ALONE {
                 // The other threads have read what lay there: all lines are asked for at once, not as each is written.
-                for line in words.chunks(CACHE_LINE / size_of::<u32>()) {
-                    prefetch_to_write(line.as_ptr());
-                }
+                prefetch_all_to_write(words.as_ptr(), words.len());
                 words.chunks_mut(stride).enumerate().for_each(|(i, out)| lay(i, out));
             } else {
                 pool.for_chunks(words, stride, &lay);

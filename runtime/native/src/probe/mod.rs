@@ -71,13 +71,11 @@ impl ReadProbe {
     /// has as many threads as the one that the buffer was made with.
     pub fn pass(&self, pool: &ThreadPool, streams: usize) -> f64 {
         let words = bytemuck::cast_slice::<u8, u64>(&self.buffer);
-        let begun = Instant::now();
-        pool.run(&|tid| {
+        seconds(pool, &|tid| {
             for share in words.chunks(self.share).skip(tid).step_by(pool.threads()) {
                 black_box(sum(share, streams));
             }
-        });
-        begun.elapsed().as_secs_f64()
+        })
     }
 }
 
@@ -109,12 +107,15 @@ pub fn int8_products(pool: &ThreadPool, time: Duration) -> Option<f64> {
     /// Some milliseconds: far more than it takes to enter a region of the pool.
     const ROUNDS: usize = 1 << 20;
     let body = products::Loop::detect()?;
-    let best = best_of(time, || {
-        let begun = Instant::now();
-        pool.run(&|_| body.run(ROUNDS));
-        begun.elapsed().as_secs_f64()
-    });
+    let best = best_of(time, || seconds(pool, &|_| body.run(ROUNDS)));
     Some((pool.threads() * body.products * ROUNDS) as f64 / best)
+}
+
+/// The seconds of a pass of all threads.
+fn seconds(pool: &ThreadPool, pass: &(dyn Fn(usize) + Sync)) -> f64 {
+    let begun = Instant::now();
+    pool.run(pass);
+    begun.elapsed().as_secs_f64()
 }
 
 /// The seconds of the fastest pass of those that begin within `time`, at least one.
