@@ -99,7 +99,7 @@ pub(crate) fn main(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What ruvllm keeps to, which llama.cpp was built for.
+/// What ruvllm keeps to, which llama.cpp was built for where it runs.
 fn instructions(options: &Options) -> Result<Isa, Failure> {
     let isa = match &options.isa {
         None => Isa::detect(),
@@ -107,7 +107,9 @@ fn instructions(options: &Options) -> Result<Isa, Failure> {
             format!("this processor has not got {name}; `ruvllm doctor` lists what it has")
         })?,
     };
-    machine::same_instructions(isa)?;
+    if options.engines.contains(&Engine::LlamaCpp) {
+        machine::same_instructions(isa)?;
+    }
     Ok(isa)
 }
 
