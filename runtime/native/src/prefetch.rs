@@ -69,26 +69,49 @@ impl Addresses {
     }
 }
 
+/// How far ahead of its loads a stream is fetched, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    /// Into the second-level cache, where not 0: it has room for more fetches at a time than the first,
+    /// which bounds how fast some processors read.
+    pub(crate) second: usize,
+    /// Into the first-level cache.
+    pub(crate) first: usize,
+}
+
+impl Ahead {
+    /// Not at all: the processor sees by itself what is read in order.
+    pub(crate) const NONE: Ahead = Ahead { second: 0, first: 0 };
+    /// As far as several streams need.
+    pub(crate) const NEAR: Ahead = Ahead { second: 0, first: 1024 };
+    /// As far as memory takes to answer.
+    pub(crate) const FAR: Ahead = Ahead { second: 24 * 1024, first: 2 * 1024 };
+}
+
 /// How products with few rows of activations read packed weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadPattern {
+    /// Panels that a thread reads side by side.
     pub(crate) streams: usize,
-    pub(crate) far: bool,
+    pub(crate) ahead: Ahead,
 }
 
 impl ReadPattern {
     /// All that there are, by their names.
-    pub const ALL: [(&'static str, ReadPattern); 6] = [
-        ("1-near", ReadPattern { streams: 1, far: false }),
-        ("1-far", ReadPattern { streams: 1, far: true }),
-        ("2-near", ReadPattern { streams: 2, far: false }),
-        ("2-far", ReadPattern { streams: 2, far: true }),
-        ("4-near", ReadPattern { streams: 4, far: false }),
-        ("4-far", ReadPattern { streams: 4, far: true }),
+    pub const ALL: [(&'static str, ReadPattern); 9] = [
+        ("1-none", ReadPattern { streams: 1, ahead: Ahead::NONE }),
+        ("1-near", ReadPattern { streams: 1, ahead: Ahead::NEAR }),
+        ("1-far", ReadPattern { streams: 1, ahead: Ahead::FAR }),
+        ("2-none", ReadPattern { streams: 2, ahead: Ahead::NONE }),
+        ("2-near", ReadPattern { streams: 2, ahead: Ahead::NEAR }),
+        ("2-far", ReadPattern { streams: 2, ahead: Ahead::FAR }),
+        ("4-none", ReadPattern { streams: 4, ahead: Ahead::NONE }),
+        ("4-near", ReadPattern { streams: 4, ahead: Ahead::NEAR }),
+        ("4-far", ReadPattern { streams: 4, ahead: Ahead::FAR }),
     ];
 
     /// The pattern of that name, such as `4-near`: panels that a thread reads side by side, and
-    /// whether they are fetched a kilobyte ahead or, into the second-level cache, 24.
+    /// whether they are not fetched ahead of the loads, a kilobyte or, into the second-level cache, 24.
     pub fn named(name: &str) -> Option<ReadPattern> {
         Self::ALL.iter().find(|(of, _)| *of == name).map(|(_, pattern)| *pattern)
     }
@@ -102,6 +125,6 @@ impl ReadPattern {
 impl Default for ReadPattern {
     /// One stream, which read more than two on a Zen 4 and on a Zen 5.
     fn default() -> Self {
-        ReadPattern { streams: 1, far: true }
+        ReadPattern { streams: 1, ahead: Ahead::FAR }
     }
 }

@@ -7,11 +7,11 @@ use core::arch::asm;
 use super::kernels::int::{Form, sums};
 use super::kernels::packed::Streams;
 use super::kernels::{
-    self, ActBlock, ActTile, Ahead, Entries, Input, Rows, Simd, entries, entry, methods, unroll,
+    self, ActBlock, ActTile, Entries, Input, Rows, Simd, entries, entry, methods, unroll,
 };
 use super::out::{Columns, Out};
 use super::{ActChunk, Job, Plan, act, neon_i8mm, tiled, tiles};
-use crate::prefetch::prefetch;
+use crate::prefetch::{Ahead, prefetch};
 use crate::quant::neon::widen;
 use crate::quant::tag;
 use crate::{Isa, ThreadPool};

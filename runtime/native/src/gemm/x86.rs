@@ -5,7 +5,7 @@ use core::arch::asm;
 use core::arch::x86_64::*;
 use std::sync::LazyLock;
 
-use super::kernels::Ahead;
+use crate::prefetch::Ahead;
 
 /// Fetches what a stream reads after the cache line at `p`.
 #[inline(always)]

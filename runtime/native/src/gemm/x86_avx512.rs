@@ -6,9 +6,10 @@ use core::arch::x86_64::*;
 
 use super::kernels::int::{Form, sums};
 use super::kernels::packed::Streams;
-use super::kernels::{self, ActTile, Ahead, Entries, Input, Rows, Simd, entries, entry, methods};
+use super::kernels::{self, ActTile, Entries, Input, Rows, Simd, entries, entry, methods};
 use super::out::{Columns, Out};
 use super::{ActChunk, Job, Plan, act, tiled, tiles, x86};
+use crate::prefetch::Ahead;
 use crate::quant::{CHUNK, tag};
 use crate::{Isa, ThreadPool};
 

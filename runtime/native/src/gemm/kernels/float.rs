@@ -1,8 +1,9 @@
 //! Weights and activations as f32.
 #![allow(unsafe_code)]
 
-use super::{Ahead, FLOAT_VECTORS, Input, MAX_LANES, PADDED, Rows, Simd, unroll};
+use super::{FLOAT_VECTORS, Input, MAX_LANES, PADDED, Rows, Simd, unroll};
 use crate::gemm::out::Columns;
+use crate::prefetch::Ahead;
 use crate::quant::{CHUNK, tag};
 
 /// `y[act.first + i, r] = act[i] · rows[r]` for all rows and `M` rows of activations. The rows are

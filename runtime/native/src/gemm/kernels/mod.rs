@@ -17,27 +17,11 @@ pub(super) mod scaled;
 pub(super) mod strassen;
 
 use super::out::Columns;
+use crate::prefetch::Ahead;
 
 pub(super) use entries::{Entries, entries, entry};
 use input::read_anew;
 pub(super) use input::{ActBlock, ActTile, Input, PADDED, Rows, act_block_words, pair};
-
-/// How far ahead of the loads weights are fetched, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ahead {
-    /// Into the second-level cache, where not 0: it has room for more fetches at a time than the first,
-    /// which bounds how fast some processors read.
-    pub(super) second: usize,
-    /// Into the first-level cache.
-    pub(super) first: usize,
-}
-
-impl Ahead {
-    /// What suits one stream.
-    pub(super) const FAR: Ahead = Ahead { second: 24 * 1024, first: 2 * 1024 };
-    /// What suits several.
-    pub(super) const NEAR: Ahead = Ahead { second: 0, first: 1024 };
-}
 
 /// Vectors of f32 that a panel of floats is wide.
 pub(super) const FLOAT_VECTORS: usize = 2;

@@ -3,9 +3,10 @@
 #![allow(unsafe_code)]
 
 use super::int::{Form, elsewhere, in_memory, int_block_bytes, put, sums, with_block};
-use super::{ActBlock, ActTile, Ahead, Simd, read_anew, scaled, unroll};
+use super::{ActBlock, ActTile, Simd, read_anew, scaled, unroll};
 use crate::gemm::out::Columns;
 use crate::gemm::packed::{LINE, Layout, PANEL};
+use crate::prefetch::Ahead;
 use crate::quant::tag;
 
 /// The most parts that a panel has.
@@ -390,6 +391,9 @@ pub(super) fn fetch_part<S: Simd>(
     count: usize,
     ahead: Ahead,
 ) {
+    if ahead == Ahead::NONE {
+        return;
+    }
     let lines = (layout.unit_bytes() / LINE).div_ceil(count);
     for line in i * lines..(i + 1) * lines {
         S::fetch_ahead(unit.wrapping_add(LINE * line), ahead);

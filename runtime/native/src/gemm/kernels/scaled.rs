@@ -15,11 +15,12 @@ use super::int::{block_sums, elsewhere, in_memory, int_block_bytes, panel_starts
 use super::packed::{
     MAX_PARTS, elements, fetch_part, fetch_unit, half, half_sums, in_pairs, parts, scales, two,
 };
-use super::{ActBlock, ActTile, Ahead, Simd, act_block_words, pair, unroll};
+use super::{ActBlock, ActTile, Simd, act_block_words, pair, unroll};
 use crate::gemm::ActChunk;
 use crate::gemm::act::ROUNDER;
 use crate::gemm::out::Columns;
 use crate::gemm::packed::{LINE, Layout, PANEL};
+use crate::prefetch::Ahead;
 use crate::quant::tag;
 
 /// Pairs of blocks of a unit.
