@@ -470,7 +470,7 @@ fn read_patterns_are_measured_and_named() {
 }
 
 #[test]
-fn every_pattern_reads_every_part_of_the_weights_and_the_fastest_is_chosen() {
+fn every_pattern_reads_several_parts_of_the_weights_and_the_fastest_all_of_them() {
     let pool = ThreadPool::new(1);
     let fast = ReadPattern::named("4-near").unwrap();
     let mut read = Vec::new();
@@ -482,11 +482,13 @@ fn every_pattern_reads_every_part_of_the_weights_and_the_fastest_is_chosen() {
         Ok::<(), ()>(())
     });
     assert_eq!(rates.unwrap().best(), fast);
-    let mut all: Vec<_> =
-        ReadPattern::ALL.iter().flat_map(|(name, _)| (0..5).map(move |i| (*name, i))).collect();
-    all.sort_unstable();
-    read.sort_unstable();
-    assert_eq!(read, all);
+    for (name, _) in ReadPattern::ALL {
+        let times =
+            [0, 1, 2, 3, 4].map(|part| read.iter().filter(|at| **at == (name, part)).count());
+        let (all, most) = (times.iter().sum::<usize>(), times.into_iter().max());
+        assert!(all == 3 && most == Some(1) || all == 9 && most == Some(2), "{name}: {times:?}");
+        assert!(all == 9 || name != fast.name(), "{read:?}");
+    }
     assert_eq!(pool.read_pattern(), ReadPattern::default());
 
     assert_eq!(ReadRates::measure(&pool, &[1], |_| Err("refused")).unwrap_err(), "refused");
