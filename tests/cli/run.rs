@@ -147,7 +147,7 @@ fn any_instructions_and_read_pattern_that_there_are_can_be_asked_for() {
     for (option, value, why) in [
         ("--isa", "sse9", "give one of scalar"),
         ("--isa", if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" }, "does not have"),
-        ("--read-pattern", "3-near", "give one of 1-near"),
+        ("--read-pattern", "3-near", "give one of 1-none"),
     ] {
         let refused = ruvllm(&["run", option, value, "Once"]);
         assert!(refused.code == Some(2) && refused.stderr.contains(why), "{}", refused.stderr);
