@@ -21,8 +21,8 @@ pub struct ReadRates(Vec<(ReadPattern, f64)>);
 /// Weights that are read to measure, in bytes: several times what caches of a core and its neighbours hold.
 const MEASURED_BYTES: usize = 128 << 20;
 
-/// Parts of them, of which each pattern reads another at a time: what a pattern finds in caches is none of its own
-/// reading, and where memory is slow for a while it is so for all of them.
+/// Parts of them, which are read one after the other, each time with another pattern: caches hold none of what comes next,
+/// and where memory is slow for a while it is so for all patterns.
 const PARTS: usize = 8;
 
 /// How often each pattern reads a part.
@@ -38,7 +38,7 @@ const UNIFORM_COLS: usize = 4096;
 
 impl ReadRates {
     /// Times products with each pattern of `pool` in turn, which afterwards is what it was: `product(i)` multiplies one row by
-    /// a matrix of `sizes[i]` bytes. Takes the first 128 MiB; a twentieth of a second where memory is slow.
+    /// a matrix of `sizes[i]` bytes. Takes the first 128 MiB, in all six times; a twentieth of a second where memory is slow.
     ///
     /// # Errors
     /// Those of `product`.
@@ -51,13 +51,16 @@ impl ReadRates {
         let usual = pool.read_pattern();
         let mut rates = ReadPattern::ALL.map(|_| Vec::new());
         let mut running: Vec<usize> = (0..rates.len()).collect();
+        // The first reading wakes the threads, and is none that counts.
+        let mut order = parts.iter().cycle();
+        order.next().cloned().into_iter().flatten().try_for_each(&mut product)?;
         for pass in 0..FINAL_PASSES {
             if pass == PASSES {
                 running.sort_by(|a, b| median(&rates[*b]).total_cmp(&median(&rates[*a])));
                 running.truncate(FINALISTS);
             }
             for &i in &running {
-                let Some(part) = parts.get((pass + i) % parts.len().max(1)) else { continue };
+                let Some(part) = order.next() else { continue };
                 pool.set_read_pattern(ReadPattern::ALL[i].1);
                 let begun = Instant::now();
                 let timed = part.clone().try_for_each(&mut product);
@@ -65,6 +68,10 @@ impl ReadRates {
                 rates[i].push(bytes as f64 / begun.elapsed().as_secs_f64().max(1e-9));
                 pool.set_read_pattern(usual);
                 timed?;
+            }
+            if parts.len().is_multiple_of(running.len()) {
+                // Else each would meet the same parts again.
+                order.next();
             }
         }
         let of_patterns = ReadPattern::ALL.iter().zip(&rates);
