@@ -72,9 +72,10 @@
 //! Products of one row that have little to compute are read faster where nothing is fetched: with AVX-512 VNNI Q4_0 at 26.6
 //! GB/s instead of 21.1 (`1-none` and `1-far`, one thread), Q8_0 24.7 instead of 21.2, Q4_K 23.6 instead of 20.1; with AVX2 Q4_K
 //! 21.5 instead of 25.9. So it is a pattern like the others. Nothing that is fetched nearer or farther there, or into one cache
-//! alone, comes close (19.3 to 22), but the next two or three lines (23.1 to 23.5). The first lines of each page alone (0.84 to
-//! 0.97 of nothing, Q4_K) and each second to eighth line (0.47 to 1.02) gain nothing either. With 2 to 16 rows, fetching far is
-//! 1.04 to 1.4 times as fast as not at all (Q8_0 with 4 rows and VNNI 0.97), and 1.0 to 1.3 times as near (0.95).
+//! alone, comes close (19.3 to 22), but the next two or three lines do (23.1 to 23.5). Fetching only the first lines of each page
+//! (0.84 to 0.97 of the speed of `1-none` with Q4_K) or only each second to eighth line (0.47 to 1.02) gained nothing either.
+//! With 2 to 16 rows, `1-far` is 1.04 to 1.4 times as fast as `1-none` (with 4 rows of Q8_0 and VNNI 0.97), and 1.0 to 1.3 times
+//! as fast as `1-near` (there 0.95).
 //! What is left of threads' shares lies on a cache line for each: 1.01 with one row of a model of 135M and two threads.
 //! Its small matrices are read to the end before the caller has found its next ones; that threads which wait go on to
 //! fetch the caller's share, from its end, gave 1.01 with one row, and 0.96 with 16.

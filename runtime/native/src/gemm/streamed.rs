@@ -168,9 +168,8 @@ mod run {
     use ruvllm_abi::DType;
 
     impl ReadPattern {
-        /// For several rows of activations, which need the registers themselves and are multiplied for as long as memory
-        /// takes to answer: whatever is the fastest with one row, of those with more a Zen 4 reads 1.1 to 1.3 times as
-        /// fast so than near, and than without fetching.
+        /// For several rows of activations, whichever pattern is the fastest for one. They leave no registers for several
+        /// streams, and take so long to multiply that what is fetched far ahead has arrived; see the notes of `gemm`.
         const ROWS: ReadPattern = ReadPattern { streams: 1, ahead: Ahead::FAR };
 
         /// A panel that is packed for the product, and the only one.
