@@ -16,12 +16,13 @@ use std::sync::Arc;
 
 use ruvllm_abi::DType;
 use ruvllm_host::{
-    Host, OpCall, OpKey, OpSlot, Operand, Output, RegistrySnapshot, Resident, RopeDims, Scope,
-    Team, TeamWorker, Worker,
+    Host, MatrixProduct, OpCall, OpKey, OpSlot, Operand, Output, RegistrySnapshot, Resident,
+    RopeDims, Scope, Team, TeamWorker, Worker,
 };
 use ruvllm_native::attention::{AttnSequence, AttnShape};
 use ruvllm_native::gemm::{ActForms, Activations, MatMut, PackedWeights, ReadRates};
 use ruvllm_native::{Isa, ThreadPool};
+use smallvec::SmallVec;
 
 use crate::error::EngineError;
 use crate::kv_policy::KvPolicy;
@@ -415,25 +416,28 @@ impl Kernels {
             let linear = linears[i];
             let forms = self.reads(*isa, &act, 1, &[linear]);
             act.prepare(pool, *isa, &x[..linear.cols()], 1, linear.cols(), forms)?;
-            self.matmul(matrices.team(), linear, &act, &mut y[..linear.rows()])
+            self.matmul(matrices.team(), &act, &mut [(linear, &mut y[..linear.rows()])])
         });
         rates.map(Some)
     }
 
-    /// `y[m, n] = x[m, k] w[n, k]^T`.
+    /// `y[m, n] = x[m, k] w[n, k]^T` for each matrix and its `y`.
     pub(crate) fn matmul(
         &mut self,
         team: Team<'_>,
-        linear: &Linear,
         x: &Activations,
-        y: &mut [f32],
+        outputs: &mut [(&Linear, &mut [f32])],
     ) -> Result<(), EngineError> {
         let (worker, pinned, _) = self.team()?;
-        let product = pinned.product(linear).ok_or_else(|| EngineError::OpUnavailable {
-            op: OpKey::matmul(linear.dtype()).to_string(),
-        })?;
-        let y = MatMut { data: y, stride: linear.rows() };
-        Ok(worker.matmul(&pinned.snapshot, product, &linear.matrix()?, x, y, team)?)
+        let mut products: SmallVec<[MatrixProduct<'_>; 3]> = SmallVec::new();
+        for (linear, y) in outputs {
+            let providers = pinned.product(linear).ok_or_else(|| EngineError::OpUnavailable {
+                op: OpKey::matmul(linear.dtype()).to_string(),
+            })?;
+            let y = MatMut { data: y, stride: linear.rows() };
+            products.push(MatrixProduct { providers, weights: linear.matrix()?, y });
+        }
+        Ok(worker.matmul(&pinned.snapshot, &mut products, x, team)?)
     }
 
     /// The embeddings of tokens, which are in the vocabulary, `[tokens, dim]`.

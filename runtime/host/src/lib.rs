@@ -55,7 +55,9 @@ mod trap;
 #[cfg(test)]
 mod tests;
 
-pub use call::team_worker::{MatrixProviders, Preparation, PreparedWeights, TeamWorker};
+pub use call::team_worker::{
+    MatrixProduct, MatrixProviders, Preparation, PreparedWeights, TeamWorker,
+};
 pub use call::worker::Worker;
 pub use class::DeviceClass;
 pub use compare::{LARGEST_INPUT, host_tolerance, judge_of};

@@ -185,7 +185,7 @@ impl ThreadPool {
 
     /// Lets threads that wait fetch their share of the memory at these addresses, from now on: what a later region
     /// reads, as contiguous shares in the order of threads.
-    pub(crate) fn expect(&self, addresses: Range<usize>) {
+    pub(crate) fn expect(&self, addresses: impl IntoIterator<Item = Range<usize>>) {
         self.shared.expected.0.set(addresses);
     }
 
@@ -287,6 +287,20 @@ pub fn split(items: usize, threads: usize, tid: usize) -> std::ops::Range<usize>
     start..(start + each + usize::from(tid < rest)).min(items)
 }
 
+/// Cuts a range of the items of lists, laid end to end, where lists meet: the index of each list, and which of its own items.
+pub(crate) fn pieces(
+    lens: impl IntoIterator<Item = usize>,
+    range: Range<usize>,
+) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let mut first = 0usize;
+    lens.into_iter().enumerate().filter_map(move |(list, len)| {
+        let before = first;
+        first = before.saturating_add(len);
+        let (start, end) = (range.start.max(before), range.end.min(first));
+        (start < end).then(|| (list, start - before..end - before))
+    })
+}
+
 impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.rest.0.stop.store(true, Ordering::SeqCst);
@@ -362,15 +376,20 @@ impl PoolState {
 
     /// Fetches this thread's share of what is expected until `ready`; says whether it became so.
     fn fetch_until(&self, tid: usize, ready: impl Fn() -> bool) -> bool {
-        let Range { start, end } = self.expected.0.get();
-        let share = split(end.saturating_sub(start), self.parked.len() + 1, tid);
+        let places = self.expected.0.get();
+        let lens = places.each_ref().map(Range::len);
+        let all = lens.into_iter().fold(0, usize::saturating_add);
+        let share = split(all, self.parked.len() + 1, tid);
         let share = share.start..share.end.min(share.start.saturating_add(FETCHED));
-        for at in share.step_by(FETCHED_AT_ONCE) {
-            if ready() {
-                return true;
-            }
-            for line in (0..FETCHED_AT_ONCE).step_by(CACHE_LINE) {
-                prefetch(std::ptr::without_provenance::<u8>(start.wrapping_add(at + line)));
+        for (place, part) in pieces(lens, share) {
+            let start = places[place].start;
+            for at in part.step_by(FETCHED_AT_ONCE) {
+                if ready() {
+                    return true;
+                }
+                for line in (0..FETCHED_AT_ONCE).step_by(CACHE_LINE) {
+                    prefetch(std::ptr::without_provenance::<u8>(start.wrapping_add(at + line)));
+                }
             }
         }
         false
@@ -461,15 +480,27 @@ mod tests {
     fn memory_that_is_gone_can_be_expected() {
         let pool = ThreadPool::new(3);
         let count = AtomicUsize::new(0);
-        for (start, end) in [(0, usize::MAX), (1, 1 << 40), (9, 5)] {
-            pool.expect(start..end);
+        let all = [(0, usize::MAX), (7, usize::MAX), (1, 1 << 40), (9, 5), (3, 1 << 41)];
+        for places in [&all[..1], &all[..2], &all[2..], &all] {
+            let places = places.iter().map(|(start, end)| *start..*end);
+            pool.expect(places);
             for _ in 0..50 {
                 pool.run(&|_| {
                     count.fetch_add(1, Ordering::Relaxed);
                 });
             }
         }
-        assert_eq!(count.into_inner(), 450);
+        assert_eq!(count.into_inner(), 600);
+    }
+
+    #[test]
+    fn pieces_of_lists_are_those_that_a_range_of_all_covers() {
+        let of = |range| pieces([3, 0, 2, 4], range).collect::<Vec<_>>();
+        assert_eq!(of(0..9), [(0, 0..3), (2, 0..2), (3, 0..4)]);
+        assert_eq!(of(2..4), [(0, 2..3), (2, 0..1)]);
+        assert_eq!(of(5..6), [(3, 0..1)]);
+        assert_eq!(of(4..4), []);
+        assert_eq!(of(8..20), [(3, 3..4)]);
     }
 
     #[test]

@@ -50,22 +50,26 @@ pub(crate) fn prefetch_all_to_write<T>(start: *const T, len: usize) {
 /// Bytes of a cache line.
 pub(crate) const CACHE_LINE: usize = 64;
 
-/// Addresses of memory that will be read, which is never read through them: it may be gone by then, and one thread may
-/// find what another has half written.
+/// How many ranges of addresses are known at most of what is read next: as many as fit a cache line.
+pub(crate) const PLACES: usize = 4;
+
+/// Ranges of addresses, in the order in which they will be read. Nothing is read through them: the memory may be gone by
+/// then, and a thread may find what another has half written.
 #[derive(Debug, Default)]
-pub(crate) struct Addresses {
-    start: AtomicUsize,
-    end: AtomicUsize,
-}
+pub(crate) struct Addresses([[AtomicUsize; 2]; PLACES]);
 
 impl Addresses {
-    pub(crate) fn set(&self, Range { start, end }: Range<usize>) {
-        self.start.store(start, Relaxed);
-        self.end.store(end, Relaxed);
+    /// Sets them to the first of these.
+    pub(crate) fn set(&self, places: impl IntoIterator<Item = Range<usize>>) {
+        let places = places.into_iter().chain(std::iter::repeat(0..0));
+        for ([start, end], place) in self.0.iter().zip(places) {
+            start.store(place.start, Relaxed);
+            end.store(place.end, Relaxed);
+        }
     }
 
-    pub(crate) fn get(&self) -> Range<usize> {
-        self.start.load(Relaxed)..self.end.load(Relaxed)
+    pub(crate) fn get(&self) -> [Range<usize>; PLACES] {
+        self.0.each_ref().map(|[start, end]| start.load(Relaxed)..end.load(Relaxed))
     }
 }
 

@@ -71,7 +71,7 @@ impl Decoder {
         let forms = self.kernels.reads(team.isa, &b.activations, m, &[&weights.o]);
         b.activations.prepare(team.pool, team.isa, attn_out, m, q_dim, forms)?;
         let delta = room(&mut b.delta, m * dim);
-        project(&mut self.kernels, team, &weights.o, &b.activations, delta)?;
+        project(&mut self.kernels, team, &b.activations, &mut [(&weights.o, &mut *delta)])?;
         let adapters = LayerAdapters::outputs(chunks, layer);
         adapters.add(team, &mut self.kernels, attn_out, [(Projection::Output, delta)])?;
         Ok(m)
@@ -100,9 +100,9 @@ impl Decoder {
         apply_norm(kernels, pool, scopes, x, delta, &weights.attn_norm, normed)?;
         let (raw_q, raw_k) = room(&mut b.raw, m * (q_dim + kv_dim)).split_at_mut(m * q_dim);
         let (qk, v) = room(&mut b.qkv, m * (q_dim + 2 * kv_dim)).split_at_mut(m * (q_dim + kv_dim));
-        project(kernels, team, &weights.q, &b.activations, raw_q)?;
-        project(kernels, team, &weights.k, &b.activations, raw_k)?;
-        project(kernels, team, &weights.v, &b.activations, v)?;
+        let mut outputs =
+            [(&weights.q, &mut *raw_q), (&weights.k, &mut *raw_k), (&weights.v, &mut *v)];
+        project(kernels, team, &b.activations, &mut outputs)?;
         let heads = [(Projection::Query, raw_q), (Projection::Key, raw_k), (Projection::Value, v)];
         adapters.add(team, kernels, &b.plain, heads)?;
 

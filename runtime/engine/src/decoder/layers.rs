@@ -103,8 +103,8 @@ impl Decoder {
         apply_norm(kernels, pool, scopes, x, Some(delta), &weights.ffn_norm, normed)?;
         let gate = room(&mut b.gate, m * ffn);
         let up = room(&mut b.up, m * ffn);
-        project(kernels, team, &weights.gate, &b.activations, gate)?;
-        project(kernels, team, &weights.up, &b.activations, up)?;
+        let mut outputs = [(&weights.gate, &mut *gate), (&weights.up, &mut *up)];
+        project(kernels, team, &b.activations, &mut outputs)?;
         let both = [(Projection::Gate, &mut *gate), (Projection::Up, &mut *up)];
         adapters.add(team, kernels, &b.plain, both)?;
         let keep = adapters.any().then_some(&mut b.plain);
@@ -112,7 +112,7 @@ impl Decoder {
         match spec.activation {
             Activation::SwiGlu => kernels.swiglu(pool, scopes, gate, up, inner)?,
         }
-        project(kernels, team, &weights.down, &b.activations, delta)?;
+        project(kernels, team, &b.activations, &mut [(&weights.down, &mut *delta)])?;
         adapters.add(team, kernels, &b.plain, [(Projection::Down, delta)])
     }
 
@@ -186,7 +186,7 @@ impl Decoder {
             let normed = row_sink(kernels, team, &mut b.activations, None, shape, &[output])?;
             apply_norm(kernels, team.pool, &scopes, x, Some(delta), norm, normed)?;
             let logits = room(&mut b.logits, n * output.rows());
-            project(kernels, team, output, &b.activations, logits)?;
+            project(kernels, team, &b.activations, &mut [(output, &mut *logits)])?;
             let mut rows = [const { None }; LOGIT_ROWS];
             let owned = logits.chunks_exact(output.rows()).zip(&mut owners);
             for (to, (row, (index, token, last))) in rows.iter_mut().zip(owned) {

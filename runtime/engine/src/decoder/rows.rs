@@ -39,18 +39,19 @@ pub(super) fn apply_norm(
     }
 }
 
-/// `y = x W^T + bias` for the prepared `x`.
+/// `y = x W^T + bias` for the prepared `x` and each matrix with its `y`.
 pub(super) fn project(
     kernels: &mut Kernels,
     team: Team<'_>,
-    linear: &Linear,
     x: &Activations,
-    y: &mut [f32],
+    outputs: &mut [(&Linear, &mut [f32])],
 ) -> Result<(), EngineError> {
-    kernels.matmul(team, linear, x, y)?;
-    if let Some(bias) = &linear.bias {
-        for row in y.chunks_exact_mut(linear.rows()) {
-            ops::add(team.isa, row, bias)?;
+    kernels.matmul(team, x, outputs)?;
+    for (linear, y) in outputs {
+        if let Some(bias) = &linear.bias {
+            for row in y.chunks_exact_mut(linear.rows()) {
+                ops::add(team.isa, row, bias)?;
+            }
         }
     }
     Ok(())

@@ -28,13 +28,13 @@ use crate::registry::{OpSlot, RegistrySnapshot, with_first};
 use crate::stats::Timing;
 use crate::team::{
     AttentionSession, ComparedProvider, MatmulProvider, Prepared, PreparedEmbed, PreparedMatmul,
-    Provider, Team,
+    Provider, Team, native_weights,
 };
 use crate::threads::lock;
 use crate::{CallError, OpKey};
 use ruvllm_native::Isa;
 use ruvllm_native::attention::{AttnSequence, AttnShape};
-use ruvllm_native::gemm::{ActForm, ActForms, Activations, MatMut, Weights};
+use ruvllm_native::gemm::{ActForm, ActForms, Activations, MatMut, Product, Weights, matmul_all};
 use ruvllm_native::judge::Wrong;
 use ruvllm_native::judge::team::{
     TeamBuffers, check_attention, check_gathered, check_product, check_rows,
@@ -128,6 +128,39 @@ pub struct MatrixProviders {
     made: bool,
 }
 
+/// A product with one matrix, `y[m, n] = x[m, k] w[n, k]^T`.
+pub struct MatrixProduct<'a> {
+    /// Who multiplies by the matrix.
+    pub providers: &'a MatrixProviders,
+    /// The matrix.
+    pub weights: Weights<'a>,
+    /// Where the product goes.
+    pub y: MatMut<'a>,
+}
+
+impl MatrixProduct<'_> {
+    /// Bytes that it reads and writes, with `rows` rows of activations.
+    fn bytes(&self, rows: usize) -> usize {
+        let numbers = rows * (self.weights.rows() + self.weights.cols());
+        self.weights.size() + size_of::<f32>() * numbers
+    }
+
+    /// What the host's own code computes, where this kernel of its is asked first.
+    fn native<'s>(
+        &'s mut self,
+        kernel: &Arc<PublishedKernel>,
+        x: &'s Activations,
+        team: Team<'_>,
+    ) -> Option<Product<'s>> {
+        let one = self.providers.in_service(x.rows())?;
+        let Prepared::Matmul(_, prepared) = &one.prepared else { return None };
+        let weights = native_weights(&**prepared, self.weights)?;
+        let y = MatMut { data: &mut *self.y.data, stride: self.y.stride };
+        let product = Product::new(team.isa, weights, x, y).ok()?;
+        Arc::ptr_eq(&one.kernel, kernel).then_some(product)
+    }
+}
+
 struct PreparedProvider {
     kernel: Arc<PublishedKernel>,
     prepared: Prepared,
@@ -166,6 +199,30 @@ impl Checks {
     pub(super) fn below(&mut self, n: usize) -> usize {
         self.sampler.random.below(n as u32) as usize
     }
+
+    /// Holds elements of a product, which are drawn, against its definition. Rows of `y` lie `stride` elements apart.
+    fn product(
+        &mut self,
+        of: &PreparedProvider,
+        weights: &Weights<'_>,
+        x: &Activations,
+        (y, stride): (&[f32], usize),
+        team: Team<'_>,
+    ) -> Result<(), Failure> {
+        let Prepared::Matmul(provider, _) = &of.prepared else { return Ok(()) };
+        let form = provider.reads(x, x.rows(), team.isa);
+        for _ in 0..CHECKED.min(x.rows() * weights.rows()) {
+            let at @ [row, col] = [self.below(x.rows()), self.below(weights.rows())];
+            match check_product(weights, x, form, at, y[row * stride + col], &mut self.buffers) {
+                // It says that it reads what it did not ask for, or nothing that there is.
+                Err(Wrong::Refused(error)) if !of.kernel.is_native() => {
+                    return Err(failure(error.to_string()));
+                }
+                checked => wrong(checked)?,
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What a worker keeps of one provider.
@@ -193,6 +250,12 @@ impl MatrixProviders {
     #[inline]
     fn by_rows(&self, rows: usize) -> impl Iterator<Item = &PreparedProvider> + Clone {
         with_first(&self.chain, Some(if rows > 1 { self.first_of_many } else { 0 }))
+    }
+
+    /// The first of them that is in service.
+    #[inline]
+    fn in_service(&self, rows: usize) -> Option<&PreparedProvider> {
+        self.by_rows(rows).find(|one| !one.kernel.stats().quarantined())
     }
 
     /// The first provider that is not the host's own and could not take the matrix up, and why.
@@ -439,45 +502,99 @@ impl TeamWorker {
         Ok((x, form))
     }
 
-    /// `y[m, n] = x[m, k] w[n, k]^T`, by the providers of this matrix.
+    /// Multiplies the same activations by several matrices, each by its providers. Where the host's own code answers for
+    /// neighbours, it computes them together.
     ///
     /// # Errors
-    /// [`CallError::Failed`] in strict mode, [`CallError::Exhausted`] where nobody could answer; `y` may have a
-    /// part of the product.
+    /// [`CallError::Failed`] in strict mode, [`CallError::Exhausted`] where nobody could answer; the outputs may have a
+    /// part of the products.
     pub fn matmul(
         &mut self,
         snap: &RegistrySnapshot,
-        product: &MatrixProviders,
-        weights: &Weights<'_>,
+        products: &mut [MatrixProduct<'_>],
         x: &Activations,
-        y: MatMut<'_>,
         team: Team<'_>,
     ) -> Result<(), CallError> {
-        let MatMut { data, stride } = y;
-        let bytes = weights.size() + size_of::<f32>() * x.rows() * (weights.rows() + x.cols());
-        let chain = product.by_rows(x.rows()).filter_map(|one| match &one.prepared {
-            Prepared::Matmul(provider, prepared) => Some((&one.kernel, (one, provider, prepared))),
+        let uid = |product: &MatrixProduct<'_>| {
+            product.providers.in_service(x.rows()).map(|one| one.kernel.uid())
+        };
+        for products in products.chunk_by_mut(|a, b| uid(a) == uid(b)) {
+            if products.len() > 1 && self.matmul_together(snap, products, x, team)? {
+                continue;
+            }
+            for product in products {
+                self.matmul_alone(snap, product, x, team)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Computes products that one kernel of the host's own is asked for first, and books as many calls. `false` where
+    /// there is no such kernel or it was found wrong: then each is to be computed alone.
+    fn matmul_together(
+        &mut self,
+        snap: &RegistrySnapshot,
+        products: &mut [MatrixProduct<'_>],
+        x: &Activations,
+        team: Team<'_>,
+    ) -> Result<bool, CallError> {
+        let first = products.first().and_then(|product| product.providers.in_service(x.rows()));
+        let Some(first) = first.filter(|one| one.kernel.is_native()) else { return Ok(false) };
+        let (kernel, every) = (&first.kernel, self.check_every(snap, &first.kernel));
+        let bytes: usize = products.iter().map(|product| product.bytes(x.rows())).sum();
+        let native = products.iter_mut().map(|product| product.native(kernel, x, team));
+        let Some(mut native) = native.collect::<Option<SmallVec<[Product<'_>; 3]>>>() else {
+            return Ok(false);
+        };
+        let Self { host, kernels, checks } = self;
+        let (state, calls) = (state(kernels, kernel), native.len() as u32);
+        let checked = (every > 0 && state.until_check < calls).then_some(state.until_check);
+        state.until_check = match checked {
+            Some(at) => checks.sampler.until_next(every).saturating_sub(calls - 1 - at),
+            None => state.until_check.saturating_sub(calls),
+        };
+        let (started, small) = state.start(bytes, checked.is_some(), checks);
+        matmul_all(team.pool, &mut native);
+        drop(native);
+        if let Some(MatrixProduct { weights, y, .. }) = checked.map(|at| &products[at as usize])
+            && let Err(failure) = checks.product(first, weights, x, (y.data, y.stride), team)
+        {
+            host.incidents.report(kernel.stats(), &failure);
+            if host.config.strict {
+                let failed = Unanswered::Strict((kernel.id().to_owned(), failure));
+                return Err(failed.of(&OpKey::matmul(weights.dtype())));
+            }
+            self.suspect();
+            return Ok(false);
+        }
+        let took = started.map(|started| started.elapsed());
+        for product in products {
+            let size = product.bytes(x.rows());
+            let share = took.map(|took| took.mul_f64(size as f64 / bytes as f64));
+            state.open.counters.answered(size, Timing::of(share, small));
+        }
+        Ok(true)
+    }
+
+    /// `y[m, n] = x[m, k] w[n, k]^T`, by the providers of the matrix.
+    fn matmul_alone(
+        &mut self,
+        snap: &RegistrySnapshot,
+        product: &mut MatrixProduct<'_>,
+        x: &Activations,
+        team: Team<'_>,
+    ) -> Result<(), CallError> {
+        let bytes = product.bytes(x.rows());
+        let MatrixProduct { providers, weights, y: MatMut { data, stride } } = product;
+        let (weights, stride) = (&*weights, *stride);
+        let chain = providers.by_rows(x.rows()).filter_map(|one| match &one.prepared {
+            Prepared::Matmul(_, prepared) => Some((&one.kernel, (one, prepared))),
             Prepared::Embed(_) => None,
         });
-        let asked = self.ask(snap, chain, bytes, |(one, provider, prepared), _, checks| {
-            let out = MatMut { data: &mut *data, stride };
+        let asked = self.ask(snap, chain, bytes, |(one, prepared), _, checks| {
+            let out = MatMut { data, stride };
             prepared.run(weights, x, out, team).map_err(failure)?;
-            if let Some(checks) = checks {
-                let form = provider.reads(x, x.rows(), team.isa);
-                for _ in 0..CHECKED.min(x.rows() * weights.rows()) {
-                    let row = checks.below(x.rows());
-                    let col = checks.below(weights.rows());
-                    let (at, buffers) = (row * stride + col, &mut checks.buffers);
-                    match check_product(weights, x, form, [row, col], data[at], buffers) {
-                        // It says that it reads what it did not ask for, or nothing that there is.
-                        Err(Wrong::Refused(error)) if !one.kernel.is_native() => {
-                            return Err(failure(error.to_string()));
-                        }
-                        checked => wrong(checked)?,
-                    }
-                }
-            }
-            Ok(())
+            checks.map_or(Ok(()), |checks| checks.product(one, weights, x, (data, stride), team))
         });
         asked.map_err(|error| error.of(&OpKey::matmul(weights.dtype())))
     }
@@ -559,6 +676,14 @@ impl TeamWorker {
         asked.map_err(|error| error.of(&slot.key))
     }
 
+    /// One of how many runs of this kernel is checked; 0 for none.
+    fn check_every(&self, snap: &RegistrySnapshot, kernel: &PublishedKernel) -> u32 {
+        match (snap.check_every(), kernel.is_native()) {
+            (1.., true) => self.host.config.cross_check_own_every,
+            (every, _) => every,
+        }
+    }
+
     /// Asks the kernels of a chain that are in service, one after another, until one answers, and books the call.
     /// `run` is handed what stands beside the kernel in the chain, and what checks the result where it is to be.
     #[inline]
@@ -573,31 +698,20 @@ impl TeamWorker {
             Option<&mut Checks>,
         ) -> Result<(), Failure>,
     ) -> Result<(), Unanswered> {
-        let Self { host, kernels, checks } = self;
-        let every = snap.check_every();
         let mut last = None;
         while let Some((kernel, provider)) = chain.next() {
             if kernel.stats().quarantined() && chain.clone().next().is_some() {
                 continue;
             }
+            let every = self.check_every(snap, kernel);
+            let Self { host, kernels, checks } = self;
             let state = state(kernels, kernel);
-            let every = match (every, kernel.is_native()) {
-                (1.., true) => host.config.cross_check_own_every,
-                (every, _) => every,
-            };
             let check = every > 0 && state.until_check == 0;
             state.until_check = match check {
                 true => checks.sampler.until_next(every),
                 false => state.until_check.saturating_sub(1),
             };
-            // A call that is checked takes longer than others: it may not stand for them.
-            let small = bytes < SMALL_BYTES && !check;
-            let timed = !small || state.until_clock == 0;
-            state.until_clock = match small && timed {
-                true => checks.sampler.random.next_gap(CLOCK_EVERY) - 1,
-                false => state.until_clock.saturating_sub(1),
-            };
-            let started = timed.then(Instant::now);
+            let (started, small) = state.start(bytes, check, checks);
             let ran = run(provider, &mut state.session, check.then_some(&mut *checks));
             let took = started.map(|started| started.elapsed());
             if let Err(failure) = ran {
@@ -620,6 +734,21 @@ impl TeamWorker {
             return Ok(());
         }
         Err(Unanswered::Exhausted(last))
+    }
+}
+
+impl ProviderState {
+    /// Begins a call of so many bytes: gives the time, where it is to be timed, and whether it is small.
+    #[inline]
+    fn start(&mut self, bytes: usize, check: bool, checks: &mut Checks) -> (Option<Instant>, bool) {
+        // A call that is checked takes longer than others: it may not stand for them.
+        let small = bytes < SMALL_BYTES && !check;
+        let timed = !small || self.until_clock == 0;
+        self.until_clock = match small && timed {
+            true => checks.sampler.random.next_gap(CLOCK_EVERY) - 1,
+            false => self.until_clock.saturating_sub(1),
+        };
+        (timed.then(Instant::now), small)
     }
 }
 

@@ -17,9 +17,10 @@ use ruvllm_abi::DType;
 use ruvllm_native::attention::{AttnSequence, AttnShape};
 use ruvllm_native::gemm::{ActForm, Activations, MatMut, Weights};
 use ruvllm_native::{Isa, ThreadPool};
+use std::any::Any;
 use std::sync::Arc;
 
-pub(crate) use native::{Native, natives};
+pub(crate) use native::{Native, native_weights, natives};
 
 /// What a step computes on.
 #[derive(Clone, Copy)]
@@ -52,7 +53,7 @@ pub trait MatmulProvider: Send + Sync {
 }
 
 /// A matrix `[n, k]` as a provider has taken it up.
-pub trait PreparedMatmul: Send + Sync {
+pub trait PreparedMatmul: Any + Send + Sync {
     /// `y[m, n] = x[m, k] w[n, k]^T`, on all threads. `weights` is the matrix that was taken up; `x` has the
     /// form that the provider reads.
     ///

@@ -13,6 +13,7 @@ use ruvllm_native::gemm::{
 };
 use ruvllm_native::quant::dequantize_row;
 use ruvllm_native::{Isa, NativeError};
+use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A provider of the host's own.
@@ -139,6 +140,18 @@ impl PreparedMatmul for InPlace {
     ) -> Result<(), String> {
         matmul(team.pool, team.isa, weights, x, y).map_err(failed)
     }
+}
+
+/// Weights as the host's own code reads them, where it is what has taken them up.
+pub(crate) fn native_weights<'a>(
+    prepared: &'a dyn PreparedMatmul,
+    weights: Weights<'a>,
+) -> Option<Weights<'a>> {
+    let prepared: &dyn Any = prepared;
+    if prepared.is::<InPlace>() {
+        return Some(weights);
+    }
+    weights.with_packed(prepared.downcast_ref()?).ok()
 }
 
 struct Gather;

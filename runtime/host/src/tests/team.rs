@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Failure;
+use crate::call::team_worker::MatrixProduct;
 use crate::team::{Native, natives};
 use crate::{
     AttentionProvider, AttentionSession, ComparedProvider, EmbedProvider, HostError, KernelBudget,
@@ -12,7 +13,7 @@ use ruvllm_abi::f16_to_f32;
 use ruvllm_abi::team::{ActChunk, BLOCK, CHUNK, GROUP, chunks};
 use ruvllm_manifest::{Dim, TensorSpec};
 use ruvllm_native::attention::{AttnSequence, AttnShape, KvSegment};
-use ruvllm_native::gemm::{ActForm, Activations, MatMut, PackedWeights, Weights, matmul};
+use ruvllm_native::gemm::{ActForm, ActForms, Activations, MatMut, PackedWeights, Weights, matmul};
 use ruvllm_native::judge::team::{TeamBuffers, check_attention, check_product};
 use ruvllm_native::judge::{encode, random_blocks};
 use ruvllm_native::pool::split;
@@ -137,32 +138,44 @@ impl Setup {
         let mut worker = self.host.team_worker();
         for _ in 0..times {
             let out = MatMut { data: &mut y, stride: rows };
-            worker.matmul(&snapshot, product, &self.weights(), &x, out, self.team()).unwrap();
+            let of_matrix = MatrixProduct { providers: product, weights: self.weights(), y: out };
+            worker.matmul(&snapshot, &mut [of_matrix], &x, self.team()).unwrap();
         }
     }
 
     /// Multiplies `m` rows, and holds the product against the definition of what was read.
     fn multiply(&mut self, product: &MatrixProviders, m: usize) -> Result<(), CallError> {
+        self.multiply_all(&[product], m)
+    }
+
+    /// The same with the matrix once for each of these.
+    fn multiply_all(&mut self, all: &[&MatrixProviders], m: usize) -> Result<(), CallError> {
         let Setup { host, worker, pool, bytes, dtype, shape: [rows, cols], settings, .. } = self;
         let team = Team { pool, isa: Isa::detect() };
         let weights = Weights::new(*dtype, *rows, *cols, bytes).unwrap();
         let mut x = Activations::like(settings);
-        let forms = product.reads(&x, m, team.isa);
+        let forms = all.iter().map(|product| product.reads(&x, m, team.isa));
+        let forms = forms.fold(ActForms::NONE, ActForms::and);
         x.prepare(pool, team.isa, &noise(m * *cols), m, *cols, forms).unwrap();
-        let mut y = vec![f32::NAN; m * *rows];
-        let out = MatMut { data: &mut y, stride: *rows };
-        worker.matmul(&host.snapshot(), product, &weights, &x, out, team)?;
-        // Whoever answered has read one of the forms that there are.
-        let right = |form: ActForm| {
-            let mut buffers = TeamBuffers::default();
-            let numbered = y.iter().enumerate();
-            let mut checks = numbered.map(|(i, y)| ([i / *rows, i % *rows], *y));
-            checks.try_for_each(|(at, y)| check_product(&weights, &x, form, at, y, &mut buffers))
-        };
-        let forms = [ActForm::Floats, ActForm::Ints, ActForm::Pairs];
-        let forms = forms.into_iter().filter(|form| x.has(*form));
-        let wrong: Vec<_> = forms.map(right).collect();
-        assert!(wrong.iter().any(Result::is_ok), "{wrong:?}");
+        let mut ys = vec![vec![f32::NAN; m * *rows]; all.len()];
+        let outputs = ys.iter_mut().map(|y| MatMut { data: y, stride: *rows });
+        let of_matrix = |(y, providers)| MatrixProduct { providers, weights, y };
+        let mut products: Vec<_> = outputs.zip(all.iter().copied()).map(of_matrix).collect();
+        worker.matmul(&host.snapshot(), &mut products, &x, team)?;
+        for y in ys {
+            // Whoever answered has read one of the forms that there are.
+            let right = |form: ActForm| {
+                let mut buffers = TeamBuffers::default();
+                let numbered = y.iter().enumerate();
+                let mut checks = numbered.map(|(i, y)| ([i / *rows, i % *rows], *y));
+                checks
+                    .try_for_each(|(at, y)| check_product(&weights, &x, form, at, y, &mut buffers))
+            };
+            let forms = [ActForm::Floats, ActForm::Ints, ActForm::Pairs];
+            let forms = forms.into_iter().filter(|form| x.has(*form));
+            let wrong: Vec<_> = forms.map(right).collect();
+            assert!(wrong.iter().any(Result::is_ok), "{wrong:?}");
+        }
         Ok(())
     }
 }
@@ -536,6 +549,55 @@ fn the_hosts_own_code_is_a_provider_like_any_other() {
         let last = explained.candidates.last().unwrap();
         assert_eq!(last.kernel, format!("native:matmul_{dtype}_rows"), "reads the file in place");
     }
+}
+
+#[test]
+fn products_of_the_same_activations_are_counted_and_right_each_for_itself() {
+    for (every, plugged) in [(0, false), (1, false), (3, false), (3, true)] {
+        let mut setup = Setup::new(checking(every, false), DType::Q8_0, [40, 256]);
+        let native = setup.product().unwrap();
+        if plugged {
+            setup.activate("plugin", plugin(None)).unwrap();
+        }
+        let other = setup.product().unwrap();
+        for m in [1, 3, 40] {
+            setup.multiply_all(&[&native, &native, &other, &native], m).unwrap();
+        }
+        let calls = |kernel| stats(&setup.host, kernel).calls;
+        let of_native = if plugged { 9 } else { 12 };
+        assert_eq!(calls(native.kernel()), of_native, "one of {every} checked");
+        assert!(!plugged || calls("plugin") == 3);
+    }
+}
+
+#[test]
+fn products_that_are_computed_together_are_checked() {
+    let wrong = |strict| {
+        let mut setup = Setup::new(checking(1, strict), DType::Q8_0, [40, 256]);
+        let product = setup.product().unwrap();
+        // Panels were made of these.
+        setup.bytes.iter_mut().for_each(|byte| *byte ^= 0b11);
+        (product, setup)
+    };
+    // Who reads the bytes in place answers.
+    let (product, mut setup) = wrong(false);
+    setup.multiply_all(&[&product; 2], 1).unwrap();
+    let panels = stats(&setup.host, product.kernel());
+    assert_eq!(panels.calls, 0);
+    // Once together and each alone.
+    assert_eq!(panels.failures.values().sum::<u64>(), 3);
+    let (product, mut setup) = wrong(true);
+    let error = setup.multiply_all(&[&product; 2], 1).unwrap_err();
+    assert!(
+        matches!(error, CallError::Failed { failure: Failure::Mismatch { .. }, .. }),
+        "{error}"
+    );
+}
+
+/// Has one of so many calls checked.
+fn checking(every: u32, strict: bool) -> HostConfig {
+    let (cross_check_every, cross_check_own_every) = (every, every);
+    HostConfig { cross_check_every, cross_check_own_every, strict, ..HostConfig::default() }
 }
 
 #[test]
@@ -1027,7 +1089,8 @@ fn matrices_of_each_size_race_and_who_wins_with_many_rows_is_asked_for_these() {
     x.prepare(&setup.pool, team.isa, &noise(32 * 64), 32, 64, forms).unwrap();
     let (mut worker, snapshot) = (setup.host.team_worker(), setup.host.snapshot());
     let y = MatMut { data: &mut [1.0; 32 * 64], stride: 64 };
-    worker.matmul(&snapshot, &product, &setup.weights(), &x, y, team).unwrap();
+    let of_matrix = MatrixProduct { providers: &product, weights: setup.weights(), y };
+    worker.matmul(&snapshot, &mut [of_matrix], &x, team).unwrap();
     drop(worker);
     assert_eq!((calls(&setup, &native), calls(&setup, "in_place")), (1, 1));
 

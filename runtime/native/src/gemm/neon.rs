@@ -9,8 +9,8 @@ use super::kernels::packed::Streams;
 use super::kernels::{
     self, ActBlock, ActTile, Entries, Input, Rows, Simd, entries, entry, methods, unroll,
 };
-use super::out::{Columns, Out};
-use super::{ActChunk, Job, Plan, act, neon_i8mm, tiled, tiles};
+use super::out::Columns;
+use super::{ActChunk, Plan, Product, act, neon_i8mm, tiled, tiles};
 use crate::prefetch::{Ahead, prefetch};
 use crate::quant::neon::widen;
 use crate::quant::tag;
@@ -27,14 +27,14 @@ const DOTPROD: u8 = 1;
 /// `sdot`, and `smmla` in tiles.
 const I8MM: u8 = 2;
 
-/// Computes a product, with the 8-bit dot or matrix products where `isa` has them.
-pub(super) fn run(pool: &ThreadPool, isa: Isa, plan: Plan, job: &Job<'_>, out: Out<'_>) {
+/// Computes products, with the 8-bit dot or matrix products where `isa` has them.
+pub(super) fn run(pool: &ThreadPool, isa: Isa, plan: Plan, products: &mut [Product<'_>]) {
     match (plan, isa) {
-        (Plan::Ints, Isa::NeonI8mm) => tiled::run_ints(Neon::<I8MM>::new(), pool, job, out),
-        (Plan::Ints, Isa::NeonDotprod) => tiled::run_ints(Neon::<DOTPROD>::new(), pool, job, out),
-        (Plan::Ints, _) => tiled::run_ints(Neon::<PLAIN>::new(), pool, job, out),
+        (Plan::Ints, Isa::NeonI8mm) => tiled::run_ints(Neon::<I8MM>::new(), pool, products),
+        (Plan::Ints, Isa::NeonDotprod) => tiled::run_ints(Neon::<DOTPROD>::new(), pool, products),
+        (Plan::Ints, _) => tiled::run_ints(Neon::<PLAIN>::new(), pool, products),
         // Products of floats have no use for those of bytes.
-        _ => tiled::run_floats(Neon::<PLAIN>::new(), pool, plan, job, out),
+        _ => tiled::run_floats(Neon::<PLAIN>::new(), pool, plan, products),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The output of a product, written by several threads at once, each its own columns.
 //!
 //! Invariant: at any time no two [`Columns`] of one output overlap. Only the two methods of [`Out`]
-//! make them, from ranges that do not.
+//! make them, from ranges that do not, and hold the outputs exclusively as long as there are any.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -9,10 +9,13 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::pool::{Padded, ThreadPool, split};
+use super::{Job, MatMut, Product};
+use crate::NativeError;
+use crate::pool::{Padded, ThreadPool, pieces, split};
 use crate::prefetch::prefetch_all_to_write;
 
 /// An output matrix `[m, n]`.
+#[derive(Debug)]
 pub(super) struct Out<'a> {
     data: *mut f32,
     stride: usize,
@@ -31,28 +34,44 @@ pub(super) struct Columns<'a> {
 }
 
 impl<'a> Out<'a> {
-    /// `data` must hold `m` rows of `n` at `stride`, which must be at least `n`.
-    pub(super) fn new(data: &'a mut [f32], stride: usize, m: usize, n: usize) -> Out<'a> {
-        assert!(m > 0 && stride >= n && data.len() >= (m - 1) * stride + n, "output too small");
-        Out { data: data.as_mut_ptr(), stride, m, n, borrow: PhantomData }
+    /// `m` rows of `n` elements.
+    ///
+    /// # Errors
+    /// They do not fit.
+    pub(super) fn new(y: MatMut<'a>, m: usize, n: usize) -> Result<Out<'a>, NativeError> {
+        let MatMut { data, stride } = y;
+        let shape = |what, expected, actual| Err(NativeError::Shape { what, expected, actual });
+        if m > 0 && stride < n {
+            return shape("matmul: stride of the output", n, stride);
+        }
+        let needed =
+            m.checked_sub(1).map_or(0, |rows| rows.saturating_mul(stride).saturating_add(n));
+        if data.len() < needed {
+            return shape("matmul: elements of the output", needed, data.len());
+        }
+        Ok(Out { data: data.as_mut_ptr(), stride, m, n, borrow: PhantomData })
     }
 
-    /// Calls `f` with at most about `unit` columns at a time, of which the first is a multiple of `align`.
-    /// Every thread goes through a contiguous share of all columns from its start, so that it reads
+    /// Calls `f` with at most about `unit` columns of one product at a time, of which the first is a multiple of `align`.
+    /// Every thread goes through a contiguous share of the columns of all products from its start, so that it reads
     /// the weights as one stream; one that is done takes from the end of another's share, so that none
     /// waits for a thread that came late or whose memory is slower.
     pub(super) fn share(
-        self,
+        products: &mut [Product<'_>],
         pool: &ThreadPool,
         unit: usize,
         align: usize,
-        f: &(dyn Fn(&mut Columns<'_>) + Sync),
+        f: &(dyn Fn(&Job<'_>, &mut Columns<'_>) + Sync),
     ) {
-        let (threads, align) = (pool.threads(), align.max(1));
-        let (items, unit) = (self.n.div_ceil(align), unit.div_ceil(align));
+        let (products, threads, align) = (&*products, pool.threads(), align.max(1));
+        let lens = || products.iter().map(|product| product.out.n.div_ceil(align));
+        let (items, unit) = (lens().sum(), unit.div_ceil(align));
         let run = |items: Range<usize>| {
-            let range = items.start * align..self.n.min(items.end * align);
-            f(&mut Columns { out: &self, range });
+            for (of, items) in pieces(lens(), items) {
+                let Product { job, out, .. } = &products[of];
+                let range = items.start * align..out.n.min(items.end * align);
+                f(job, &mut Columns { out, range });
+            }
         };
         with_shares(items, threads, |shares| match shares {
             Some(shares) => pool.run(&|tid| {
@@ -73,7 +92,7 @@ impl<'a> Out<'a> {
 
     /// Calls `f` with `unit` columns at a time, on whichever thread is free.
     pub(super) fn deal(
-        self,
+        &mut self,
         pool: &ThreadPool,
         unit: usize,
         f: &(dyn Fn(&mut Columns<'_>) + Sync),
@@ -86,7 +105,7 @@ impl<'a> Out<'a> {
                     return;
                 }
                 let range = start..self.n.min(start.saturating_add(unit));
-                f(&mut Columns { out: &self, range });
+                f(&mut Columns { out: self, range });
             }
         });
     }
@@ -221,6 +240,9 @@ fn copy_part(values: &[f32], y: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Isa;
+    use crate::gemm::{ActForm, Activations, Weights};
+    use ruvllm_abi::DType;
     use std::sync::atomic::AtomicU32;
 
     #[test]
@@ -228,18 +250,38 @@ mod tests {
         for threads in [1, 2, 3, 5] {
             let pool = ThreadPool::new(threads);
             let cases = [(1, 16, 1), (7, 1, 4), (64, 3, 1), (1000, 16, 16), (1000, 5000, 7)];
+            let mut act = Activations::new();
+            act.prepare(&pool, Isa::Scalar, &[0.0], 1, 1, ActForm::Floats.into()).unwrap();
+            let zeros = [0; 4 * 1000];
             for (n, unit, align) in cases {
-                let taken: Vec<AtomicU32> = (0..n).map(|_| AtomicU32::new(0)).collect();
-                let mut y = vec![0.0; n];
-                Out::new(&mut y, n, 1, n).share(&pool, unit, align, &|columns| {
-                    assert!(columns.range().start.is_multiple_of(align));
-                    for i in columns.range() {
-                        taken[i].fetch_add(1, Ordering::Relaxed);
-                        columns.put(0, i, &[i as f32], false);
+                for others in [vec![], vec![5], vec![3, 40]] {
+                    let sizes: Vec<usize> = others.into_iter().chain([n]).collect();
+                    let mut ys: Vec<Vec<f32>> = sizes.iter().map(|n| vec![0.0; *n]).collect();
+                    let taken: Vec<Vec<AtomicU32>> = sizes
+                        .iter()
+                        .map(|n| (0..*n).map(|_| AtomicU32::new(0)).collect())
+                        .collect();
+                    let outs = ys.iter_mut().zip(&sizes);
+                    let mut products: Vec<Product<'_>> = outs
+                        .map(|(y, n)| {
+                            let w = Weights::new(DType::F32, *n, 1, &zeros[..4 * n]).unwrap();
+                            Product::new(Isa::Scalar, w, &act, MatMut { data: y, stride: *n })
+                        })
+                        .collect::<Result<_, _>>()
+                        .unwrap();
+                    Out::share(&mut products, &pool, unit, align, &|job, columns| {
+                        assert!(columns.range().start.is_multiple_of(align));
+                        let of = sizes.iter().position(|n| *n == job.w.rows()).unwrap();
+                        for i in columns.range() {
+                            taken[of][i].fetch_add(1, Ordering::Relaxed);
+                            columns.put(0, i, &[i as f32], false);
+                        }
+                    });
+                    assert!(taken.iter().flatten().all(|taken| taken.load(Ordering::Relaxed) == 1));
+                    for y in ys {
+                        assert!(y.iter().enumerate().all(|(i, y)| *y == i as f32));
                     }
-                });
-                assert!(taken.iter().all(|taken| taken.load(Ordering::Relaxed) == 1));
-                assert!(y.iter().enumerate().all(|(i, y)| *y == i as f32));
+                }
             }
         }
     }

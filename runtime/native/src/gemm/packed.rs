@@ -39,7 +39,7 @@ use super::Weights;
 use super::pack::pack_panel;
 use crate::mapped::Mapped;
 use crate::pool::ThreadPool;
-use crate::prefetch::Addresses;
+use crate::prefetch::{Addresses, PLACES};
 use crate::quant::{is_blocked, tag};
 use crate::{Isa, NativeError};
 
@@ -120,7 +120,7 @@ pub struct PackedWeights {
     side_by_side: bool,
     panel_bytes: usize,
     data: Mapped,
-    /// The panels that were read after these the last time.
+    /// The panels that were read after these the last time; of matrices that are read together, the first one's is used.
     next: Arc<Addresses>,
 }
 
@@ -212,14 +212,21 @@ impl PackedWeights {
         })
     }
 
-    /// Notes that this thread reads them now, and gives the addresses of what it has read next the last time: a model's
-    /// matrices are read in the same order for every token.
-    pub(super) fn follow(&self) -> Range<usize> {
-        if let Some(next) = LAST.replace(Some(Arc::clone(&self.next))) {
-            let bytes = self.data.as_ptr_range();
-            next.set(bytes.start.addr()..bytes.end.addr());
+    /// Notes that this thread reads these now, together, and gives the addresses of what it has read next the last time: a
+    /// model's matrices are read in the same order for every token.
+    pub(super) fn follow<'a>(
+        these: impl Iterator<Item = &'a PackedWeights> + Clone,
+    ) -> [Range<usize>; PLACES] {
+        let Some(PackedWeights { next, .. }) = these.clone().next() else {
+            return [const { 0..0 }; PLACES];
+        };
+        if let Some(last) = LAST.replace(Some(Arc::clone(next))) {
+            last.set(these.map(|packed| {
+                let bytes = packed.data.as_ptr_range();
+                bytes.start.addr()..bytes.end.addr()
+            }));
         }
-        self.next.get()
+        next.get()
     }
 
     /// Rows of the matrix.
@@ -261,20 +268,26 @@ mod tests {
     #[test]
     fn what_followed_the_last_time_is_expected() {
         let pool = ThreadPool::new(1);
-        let [a, b, c] = [1, 2, 3]
+        let [a, b, c, d] = [1, 2, 3, 4]
             .map(|n| PackedWeights::uniform(&pool, Isa::Scalar, DType::Q8_0, 64, n << 16).unwrap());
         let bytes = |of: &PackedWeights| {
             let bytes = of.data.as_ptr_range();
             bytes.start.addr()..bytes.end.addr()
         };
         for first in [true, false] {
-            let expected = [&a, &b, &c].map(PackedWeights::follow);
-            let known = if first { [0..0, 0..0, 0..0] } else { [bytes(&b), bytes(&c), bytes(&a)] };
-            assert_eq!(expected, known);
+            let follow = |these: &[&PackedWeights]| PackedWeights::follow(these.iter().copied());
+            let expected = [follow(&[&a]), follow(&[&b, &c]), follow(&[&d])];
+            let known = [vec![bytes(&b), bytes(&c)], vec![bytes(&d)], vec![bytes(&a)]];
+            for (places, known) in expected.iter().zip(known) {
+                let known = if first { vec![] } else { known };
+                assert_eq!(places[..known.len()], known);
+                assert!(places[known.len()..].iter().all(Range::is_empty));
+            }
         }
-        drop(b);
-        a.follow();
-        assert_eq!(c.follow(), bytes(&a));
-        assert_eq!(a.follow(), bytes(&c));
+        drop((b, c));
+        let follow = |one| PackedWeights::follow(std::iter::once(one))[0].clone();
+        follow(&a);
+        assert_eq!(follow(&d), bytes(&a));
+        assert_eq!(follow(&a), bytes(&d));
     }
 }

@@ -156,13 +156,13 @@ fn median(of: &[f64]) -> f64 {
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod run {
     use crate::ThreadPool;
-    use crate::gemm::Job;
     use crate::gemm::kernels::packed::{MAX_STREAMS, PAIRED, Streams};
     use crate::gemm::kernels::{ActTile, Entries};
     use crate::gemm::out::{Columns, Out};
     use crate::gemm::packed::{Layout, PANEL};
     use crate::gemm::tiled::{STREAMED, blocked, tile_shape, with_panel};
-    use crate::gemm::tiles::with_tiles;
+    use crate::gemm::tiles::{Tiles, with_tiles};
+    use crate::gemm::{Job, PackedWeights, Product};
     use crate::prefetch::{Ahead, ReadPattern};
     use crate::quant::tag;
     use ruvllm_abi::DType;
@@ -182,62 +182,65 @@ mod run {
         }
     }
 
-    /// Computes `out` from panels as they are read: each is in the first-level cache for all rows of
-    /// activations.
+    /// Computes products of the same activations from panels as they are read: each is in the first-level cache for all
+    /// rows of activations.
     pub(in crate::gemm) fn run<S: Entries>(
         simd: S,
         pool: &ThreadPool,
-        job: &Job<'_>,
-        out: Out<'_>,
+        products: &mut [Product<'_>],
     ) {
-        let (dtype, rows) = (job.w.dtype, job.act.rows());
-        let pattern = match job.w.packed {
-            Some(packed) => {
-                pool.expect(packed.follow());
-                if rows == 1 { pool.read_pattern() } else { ReadPattern::ROWS }
-            }
-            None => ReadPattern::ALONE,
+        let shape = |Product { job, .. }: &Product<'_>| {
+            tile_shape::<S>(job.w.dtype, widths::<S>(job.act.rows()))
         };
-        let panel_bytes = Layout::of(dtype).panel_bytes(job.w.cols);
-        let unit = (STREAMED / panel_bytes).max(1).next_multiple_of(MAX_STREAMS) * PANEL;
-        with_tiles(simd, pool, job.act, tile_shape::<S>(dtype, widths::<S>(rows)), |tiles| {
-            out.share(pool, unit, PANEL, &|y| {
-                let mut range = y.range();
-                while !range.is_empty() {
-                    let panels = range.len().div_ceil(PANEL);
-                    let count = pattern.streams(panels);
-                    let each = panels / count;
-                    for i in 0..each {
-                        let cols = std::array::from_fn(|p| {
-                            range.start + (p.min(count - 1) * each + i) * PANEL
-                        });
-                        let mut multiply = |streams: &Streams<'_>| {
-                            for (rows, act) in tiles.iter() {
-                                dot(simd, dtype, streams, rows, act, y);
-                            }
-                        };
-                        let ahead = pattern.ahead;
-                        match job.w.packed {
-                            Some(packed) => multiply(&Streams {
-                                panels: cols.map(|col| packed.panel(col)),
-                                cols,
-                                count,
-                                ahead,
-                            }),
-                            None => with_panel::<S>(job, cols[0], |panel| {
-                                multiply(&Streams {
-                                    panels: [panel; MAX_STREAMS],
-                                    cols,
-                                    count,
-                                    ahead,
-                                });
-                            }),
-                        }
-                    }
-                    range.start += each * count * PANEL;
-                }
+        let panel_bytes_of =
+            |Product { job, .. }: &Product<'_>| Layout::of(job.w.dtype).panel_bytes(job.w.cols);
+        for alike in products.chunk_by_mut(|a, b| shape(a) == shape(b)) {
+            let Some(first) = alike.first() else { continue };
+            let (act, shape) = (first.job.act, shape(first));
+            let packed = alike.iter().filter_map(|product| product.job.w.packed);
+            pool.expect(PackedWeights::follow(packed));
+            let of_packed = if act.rows() == 1 { pool.read_pattern() } else { ReadPattern::ROWS };
+            let panel_bytes = alike.iter().map(panel_bytes_of).max().unwrap_or(1);
+            let unit = (STREAMED / panel_bytes).max(1).next_multiple_of(MAX_STREAMS) * PANEL;
+            with_tiles(simd, pool, act, shape, |tiles| {
+                Out::share(alike, pool, unit, PANEL, &|job, y| {
+                    let pattern = job.w.packed.map_or(ReadPattern::ALONE, |_| of_packed);
+                    multiply(simd, pattern, job, tiles, y);
+                });
             });
-        });
+        }
+    }
+
+    /// Computes the columns `y`.
+    fn multiply<S: Entries>(
+        simd: S,
+        pattern: ReadPattern,
+        job: &Job<'_>,
+        tiles: &Tiles<'_>,
+        y: &mut Columns<'_>,
+    ) {
+        let (dtype, ahead) = (job.w.dtype, pattern.ahead);
+        let mut range = y.range();
+        while !range.is_empty() {
+            let panels = range.len().div_ceil(PANEL);
+            let count = pattern.streams(panels);
+            let each = panels / count;
+            for i in 0..each {
+                let cols =
+                    std::array::from_fn(|p| range.start + (p.min(count - 1) * each + i) * PANEL);
+                let mut dot_panels = |panels: [&[u8]; MAX_STREAMS]| {
+                    let streams = Streams { panels, cols, count, ahead };
+                    for (rows, act) in tiles.iter() {
+                        dot(simd, dtype, &streams, rows, act, y);
+                    }
+                };
+                match job.w.packed {
+                    Some(packed) => dot_panels(cols.map(|col| packed.panel(col))),
+                    None => with_panel::<S>(job, cols[0], |panel| dot_panels([panel; MAX_STREAMS])),
+                }
+            }
+            range.start += each * count * PANEL;
+        }
     }
 
     /// The rows of tiles, where there are so many rows in all: the widest that fit, or about as many in each tile where

@@ -30,7 +30,7 @@ enum Path {
 struct Variant {
     name: &'static str,
     isa: Isa,
-    run: fn(&ThreadPool, &Job<'_>, Out<'_>),
+    run: fn(&ThreadPool, &mut [Product<'_>]),
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -118,8 +118,9 @@ fn check(pool: &ThreadPool, path: Path, dtype: DType, (m, n, k): (usize, usize, 
                 .unwrap();
             let packed = PackedWeights::arranged(pool, false, &w).unwrap();
             let w = if from_panels { w.with_packed(&packed).unwrap() } else { w };
-            let out = Out::new(&mut y, stride, m, n);
-            (variant.run)(pool, &Job { w: &w, act: &act }, out);
+            let (isa, plan, job) = (variant.isa, Plan::Ints, Job { w, act: &act });
+            let out = Out::new(MatMut { data: &mut y, stride }, m, n).unwrap();
+            (variant.run)(pool, &mut [Product { isa, plan, job, out }]);
             (ActForm::Ints, variant.name)
         }
         Path::Packed(isa) => {
@@ -587,6 +588,78 @@ fn products_read_the_activations_that_they_are_given() {
         assert_ne!(first, second);
         // What was laid out for the last product is for these no longer.
         assert_eq!((product(&copy), product(&act), product(&act)), (first, second.clone(), second));
+    }
+}
+
+#[test]
+fn products_have_the_same_bits_together_and_alone() {
+    let k = 512;
+    let matrices: Vec<(DType, usize, Vec<u8>)> = [
+        (DType::Q8_0, 100),
+        (DType::Q8_0, 1),
+        (DType::Q4_K, 40),
+        (DType::Q4_K, 333),
+        (DType::Q6_K, 16),
+        (DType::F16, 70),
+        (DType::F32, 3),
+        (DType::Q4_0, 33),
+    ]
+    .map(|(dtype, n)| (dtype, n, random_weights(dtype, n * k, n as u64)))
+    .into();
+    let weights: Vec<Weights<'_>> = matrices
+        .iter()
+        .map(|(dtype, n, data)| Weights::new(*dtype, *n, k, data).unwrap())
+        .collect();
+    let types: Vec<DType> = weights.iter().map(Weights::dtype).collect();
+    let pools = [1, 3].map(ThreadPool::new);
+    for &isa in Isa::available() {
+        let packed: Vec<Option<PackedWeights>> = weights
+            .iter()
+            .map(|w| PackedWeights::new(&pools[0], isa, w).ok().filter(|_| isa != Isa::Scalar))
+            .collect();
+        let packed: Vec<Weights<'_>> = weights
+            .iter()
+            .zip(&packed)
+            .map(|(w, packed)| packed.as_ref().map_or(*w, |of| w.with_packed(of).unwrap()))
+            .collect();
+        let check = |pool: &ThreadPool, weights: &[Weights<'_>], act: &Activations| {
+            let m = act.rows();
+            let [mut together, mut alone] = [(); 2].map(|()| -> Vec<Vec<f32>> {
+                weights.iter().map(|w| vec![-7.5; m * (w.rows() + 2)]).collect()
+            });
+            let outputs = weights.iter().zip(&mut together);
+            let mut products: Vec<Product<'_>> = outputs
+                .map(|(w, y)| {
+                    let y = MatMut { data: y, stride: w.rows() + 2 };
+                    Product::new(isa, *w, act, y).unwrap()
+                })
+                .collect();
+            matmul_all(pool, &mut products);
+            for (w, y) in weights.iter().zip(&mut alone) {
+                matmul(pool, isa, w, act, MatMut { data: y, stride: w.rows() + 2 }).unwrap();
+            }
+            let bits = |all: &[Vec<f32>]| -> Vec<u32> {
+                all.iter().flatten().map(|y| y.to_bits()).collect()
+            };
+            assert!(bits(&together) == bits(&alone), "{isa} {} threads, {m} rows", pool.threads());
+        };
+        for (bf16, deterministic) in [(false, false), (true, false), (false, true)] {
+            let mut act = Activations::new();
+            act.allow_bf16(bf16);
+            act.set_deterministic(deterministic);
+            for m in [0, 1, 3, 16, 40] {
+                let x = noise(m * k, 12);
+                act.prepare(&pools[0], isa, &x, m, k, act.forms(isa, m, &types)).unwrap();
+                for pool in &pools {
+                    check(pool, &weights, &act);
+                    for (_, pattern) in ReadPattern::ALL.iter().filter(|_| m == 1) {
+                        pool.set_read_pattern(*pattern);
+                        check(pool, &packed, &act);
+                    }
+                    check(pool, &packed, &act);
+                }
+            }
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use super::streamed;
 use super::tiles::{Line, TileShape, Tiles, with_lines, with_tiles};
 #[cfg(target_arch = "x86_64")]
 use super::x86;
-use super::{DOT_COLS, Job, Plan};
+use super::{DOT_COLS, Job, Plan, Product};
 use crate::ThreadPool;
 use crate::quant::{CHUNK, chunk_bytes, tag};
 
@@ -64,28 +64,30 @@ macro_rules! blocked {
 
 pub(super) use blocked;
 
-/// Computes `out`, of weights in blocks.
-pub(super) fn run_ints<S: Entries>(simd: S, pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
-    if job.act.rows() <= S::STREAMED_COLS {
-        streamed::run(simd, pool, job, out);
+/// Computes products of the same activations with weights in blocks.
+pub(super) fn run_ints<S: Entries>(simd: S, pool: &ThreadPool, products: &mut [Product<'_>]) {
+    if products.first().is_some_and(|product| product.job.act.rows() <= S::STREAMED_COLS) {
+        streamed::run(simd, pool, products);
     } else {
-        deal_int_panels(simd, pool, job, out);
+        products.iter_mut().for_each(|product| deal_int_panels(simd, pool, product));
     }
 }
 
-/// Computes `out`, of weights in floats.
+/// Computes products of the same activations with weights in floats.
 pub(super) fn run_floats<S: Entries>(
     simd: S,
     pool: &ThreadPool,
     plan: Plan,
-    job: &Job<'_>,
-    out: Out<'_>,
+    products: &mut [Product<'_>],
 ) {
     if plan == Plan::DotFloat {
-        let rows = (STREAMED / job.w.row_bytes).max(1).next_multiple_of(DOT_ROWS);
-        out.share(pool, rows, 1, &|y| dot_float(simd, job, y));
+        let row_bytes = products.iter().map(|product| product.job.w.row_bytes).max().unwrap_or(1);
+        let rows = (STREAMED / row_bytes).max(1).next_multiple_of(DOT_ROWS);
+        Out::share(products, pool, rows, 1, &|job, y| dot_float(simd, job, y));
     } else {
-        out.deal(pool, PANELS * S::LANES, &|y| panel_float(simd, job, y));
+        for Product { job, out, .. } in products {
+            out.deal(pool, PANELS * S::LANES, &|y| panel_float(simd, job, y));
+        }
     }
 }
 
@@ -100,7 +102,7 @@ pub(super) fn with_panel<S: Entries>(job: &Job<'_>, row: usize, f: impl FnOnce(&
         with_lines(cell, bytes, |panel| {
             let panel = &mut bytemuck::cast_slice_mut(panel)[..bytes];
             let sums = Form::of::<S>(job.w.dtype as u8).sums;
-            pack_panel(job.w, row, sums == sums::SCALED, panel);
+            pack_panel(&job.w, row, sums == sums::SCALED, panel);
             f(panel);
         });
     });
@@ -185,8 +187,9 @@ fn tile_width(widths: &[usize], most: usize, left: usize) -> usize {
     widths.iter().copied().find(|width| *width <= most.min(left)).unwrap_or(1)
 }
 
-/// Computes `out` in panels of bytes, so many at a time as stay in cache.
-fn deal_int_panels<S: Entries>(simd: S, pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
+/// Computes a product in panels of bytes, so many at a time as stay in cache.
+fn deal_int_panels<S: Entries>(simd: S, pool: &ThreadPool, product: &mut Product<'_>) {
+    let Product { job, out, .. } = product;
     // Rows that are rearranged for this product would be so for each depth again.
     let longest = if job.w.packed.is_some() { strassen::LONGEST } else { STRASSEN_DEPTH * BLOCK };
     let form = Form::of_tiles::<S>(job.w.dtype as u8, job.w.cols <= longest);

@@ -7,8 +7,8 @@ use core::arch::x86_64::*;
 use super::kernels::int::{Form, sums};
 use super::kernels::packed::Streams;
 use super::kernels::{self, ActTile, Entries, Input, Rows, Simd, entries, entry, methods};
-use super::out::{Columns, Out};
-use super::{ActChunk, Job, Plan, act, tiled, tiles, x86};
+use super::out::Columns;
+use super::{ActChunk, Plan, Product, act, tiled, tiles, x86};
 use crate::prefetch::Ahead;
 use crate::quant::{CHUNK, tag};
 use crate::{Isa, ThreadPool};
@@ -25,13 +25,13 @@ const VNNI: u8 = 1;
 #[cfg(test)]
 pub(super) const MODEL: u8 = 2;
 
-/// Computes a product, with the 8-bit dot products where `isa` has them.
-pub(super) fn run(pool: &ThreadPool, isa: Isa, plan: Plan, job: &Job<'_>, out: Out<'_>) {
+/// Computes products, with the 8-bit dot products where `isa` has them.
+pub(super) fn run(pool: &ThreadPool, isa: Isa, plan: Plan, products: &mut [Product<'_>]) {
     match (plan, isa) {
-        (Plan::Ints, Isa::Avx512Vnni) => tiled::run_ints(Avx512::<VNNI>::new(), pool, job, out),
-        (Plan::Ints, _) => tiled::run_ints(Avx512::<PLAIN>::new(), pool, job, out),
+        (Plan::Ints, Isa::Avx512Vnni) => tiled::run_ints(Avx512::<VNNI>::new(), pool, products),
+        (Plan::Ints, _) => tiled::run_ints(Avx512::<PLAIN>::new(), pool, products),
         // Products of floats are those without VNNI.
-        _ => tiled::run_floats(Avx512::<PLAIN>::new(), pool, plan, job, out),
+        _ => tiled::run_floats(Avx512::<PLAIN>::new(), pool, plan, products),
     }
 }
 
@@ -124,8 +124,8 @@ entries!(Avx512<MODEL>, Isa::Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fm
 
 /// [`run`] as a processor with VNNI would.
 #[cfg(test)]
-pub(super) fn run_model(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
-    tiled::run_ints(Avx512::<MODEL>::new(), pool, job, out);
+pub(super) fn run_model(pool: &ThreadPool, products: &mut [Product<'_>]) {
+    tiled::run_ints(Avx512::<MODEL>::new(), pool, products);
 }
 
 impl<const DOT: u8> Avx512<DOT> {

@@ -10,10 +10,10 @@ use std::ops::Range;
 use ruvllm_abi::DType;
 
 use super::kernels::{Input, MAX_LANES, PADDED, Rows, Simd, unroll};
-use super::out::{Columns, Out};
+use super::out::Columns;
 use super::tiled::{Panels, Tile};
 use super::x86_avx512::{Avx512, PLAIN};
-use super::{Job, x86};
+use super::{Job, Product, x86};
 use crate::quant::CHUNK;
 use crate::{Isa, ThreadPool};
 
@@ -75,11 +75,13 @@ fn store_rounded(low: __m512, high: __m512, pairs: &mut [u32; MAX_LANES]) {
     }
 }
 
-/// Computes a product of weights in bf16 or f16.
-pub(super) fn run(pool: &ThreadPool, job: &Job<'_>, out: Out<'_>) {
+/// Computes products of weights in bf16 or f16.
+pub(super) fn run(pool: &ThreadPool, products: &mut [Product<'_>]) {
     assert!(is_available(), "dispatched to instructions that are missing");
-    // SAFETY: just checked.
-    out.deal(pool, PANELS * PANEL, &|y| unsafe { panels(job, y) });
+    for Product { job, out, .. } in products {
+        // SAFETY: just checked.
+        out.deal(pool, PANELS * PANEL, &|y| unsafe { panels(job, y) });
+    }
 }
 
 /// # Safety
