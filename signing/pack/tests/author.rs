@@ -332,8 +332,10 @@ fn a_kernel_that_a_host_would_refuse_is_not_built_and_the_reason_is_given() {
     let error = refused(importing).expect("there was a toolchain a moment ago");
     assert_eq!(error["code"], "module_import", "{error}");
 
+    // An input without elements is nowhere, and to write before that is a trap.
     let spoiling = |text: &str| {
-        text.replace("return RUVLLM_OK;", "((float *)x)[-1] = 0.0f;\n    return RUVLLM_OK;")
+        let spoil = "if (rows > 0) ((float *)x)[-1] = 0.0f;";
+        text.replace("return RUVLLM_OK;", &format!("{spoil}\n    return RUVLLM_OK;"))
     };
     let error = refused(spoiling).expect("there was a toolchain a moment ago");
     assert_eq!(error["code"], "kernel_wrote_input", "{error}");
