@@ -167,6 +167,10 @@ mod run {
     use crate::quant::tag;
     use ruvllm_abi::DType;
 
+    /// Bytes of weights that a thread takes at a time where it reads several streams: each of them has to be long before
+    /// it is fast.
+    const STREAMED_SIDE_BY_SIDE: usize = 1024 * 1024;
+
     impl ReadPattern {
         /// For several rows of activations, whichever pattern is the fastest for one. They leave no registers for several
         /// streams, and take so long to multiply that what is fetched far ahead has arrived; see the notes of `gemm`.
@@ -201,7 +205,8 @@ mod run {
             pool.expect(PackedWeights::follow(packed));
             let of_packed = if act.rows() == 1 { pool.read_pattern() } else { ReadPattern::ROWS };
             let panel_bytes = alike.iter().map(panel_bytes_of).max().unwrap_or(1);
-            let unit = (STREAMED / panel_bytes).max(1).next_multiple_of(MAX_STREAMS) * PANEL;
+            let bytes = if of_packed.streams > 1 { STREAMED_SIDE_BY_SIDE } else { STREAMED };
+            let unit = (bytes / panel_bytes).max(1).next_multiple_of(MAX_STREAMS) * PANEL;
             with_tiles(simd, pool, act, shape, |tiles| {
                 Out::share(alike, pool, unit, PANEL, &|job, y| {
                     let pattern = job.w.packed.map_or(ReadPattern::ALONE, |_| of_packed);
