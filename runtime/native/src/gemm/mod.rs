@@ -74,9 +74,9 @@
 //! 21.5 instead of 25.9. So it is a pattern like the others. Nothing that is fetched nearer or farther there, or into one cache
 //! alone, comes close (19.3 to 22), but the next two or three lines do (23.1 to 23.5). Fetching only the first lines of each page
 //! (0.84 to 0.97 of the speed of `1-none` with Q4_K) or only each second to eighth line (0.47 to 1.02) gained nothing either.
-//! Several streams are the faster the longer they are: where a thread takes 128 KiB of weights at a time, two streams without
-//! fetching read a 1.1B model in Q4_K_M no faster than one with AVX-512 VNNI, where it takes 1 MiB 1.05 to 1.08 times as fast (one
-//! thread and two), with AVX2 and fetched far 1.01 to 1.09 times. One stream gains nothing from that.
+//! Several streams have to be long: with 1 MiB of weights at a time instead of 128 KiB for a thread, a 1.1B model in Q4_K_M is read
+//! 1.05 to 1.08 times as fast by two streams without fetching as by one (AVX-512 VNNI, one thread and two), and 1.01 to 1.09 times
+//! with AVX2 where both fetch far; with 128 KiB the two were no faster than the one. One stream gains nothing from larger pieces.
 //! With 2 to 16 rows, `1-far` is 1.04 to 1.4 times as fast as `1-none` (with 4 rows of Q8_0 and VNNI 0.97), and 1.0 to 1.3 times
 //! as fast as `1-near` (there 0.95).
 //! What is left of threads' shares lies on a cache line for each: 1.01 with one row of a model of 135M and two threads.
