@@ -194,7 +194,7 @@ mod run {
         products: &mut [Product<'_>],
     ) {
         let shape = |Product { job, .. }: &Product<'_>| {
-            tile_shape::<S>(job.w.dtype, widths::<S>(job.act.rows()))
+            tile_shape::<S>(job.w.dtype, widths::<S>(job.w.dtype, job.act.rows()))
         };
         let panel_bytes_of =
             |Product { job, .. }: &Product<'_>| Layout::of(job.w.dtype).panel_bytes(job.w.cols);
@@ -250,10 +250,11 @@ mod run {
 
     /// The rows of tiles, where there are so many rows in all: the widest that fit, or about as many in each tile where
     /// kernels take any number. Multiples of eight take one part of a panel at a time there, too, so that registers are left
-    /// for weights that are picked apart.
-    fn widths<S: Entries>(rows: usize) -> &'static [usize] {
+    /// for weights that are picked apart, which those of 8 bits hardly are.
+    fn widths<S: Entries>(dtype: DType, rows: usize) -> &'static [usize] {
         let all = S::STREAMED_WIDTHS;
-        if rows.is_multiple_of(8) || !all.contains(&PAIRED) {
+        let in_eights = rows.is_multiple_of(8) && dtype != DType::Q8_0;
+        if in_eights || !all.contains(&PAIRED) {
             return all;
         }
         let even = rows.div_ceil(rows.div_ceil(PAIRED));

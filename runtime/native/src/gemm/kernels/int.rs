@@ -154,7 +154,7 @@ pub(super) unsafe fn block_sums<
             unroll!(p < P, 2 { w[p] = S::load_bytes(blocks[p].add(4 * S::LANES * g)); });
             unroll!(i < C, 16 {
                 let a = S::splat_int(*act.words(i).add(g));
-                unroll!(p < P, 2 { sums[p][i] = S::add_products(kind, sums[p][i], w[p], a); });
+                S::add_row(kind, &mut sums, i, w, a);
             });
         });
         sums

@@ -170,6 +170,20 @@ pub(super) unsafe trait Simd: Copy + Send + Sync {
     /// Adds the products of four bytes of weights and of activations, or of two 16-bit numbers, to each
     /// lane of sums of the kind [`sums`](int::sums).
     unsafe fn add_products(sums: u8, sum: Self::Sum, w: Self::B, a: Self::B) -> Self::Sum;
+    /// Adds to `sums[p][i]` the products of the `p`th vector of weights and of the activations.
+    #[inline(always)]
+    unsafe fn add_row<const P: usize, const C: usize>(
+        kind: u8,
+        sums: &mut [[Self::Sum; C]; P],
+        i: usize,
+        w: [Self::B; P],
+        a: Self::B,
+    ) {
+        // SAFETY: the contract is the same.
+        unsafe {
+            unroll!(p < P, 2 { sums[p][i] = Self::add_products(kind, sums[p][i], w[p], a); });
+        }
+    }
     /// Adds the products of two vectors of weights and of the two words of activations at `words`.
     #[inline(always)]
     unsafe fn add_two(sums: u8, sum: Self::Sum, w: [Self::B; 2], words: *const i32) -> Self::Sum {

@@ -216,7 +216,12 @@ pub(super) unsafe fn half_sums<S: Simd, const T: u8, const C: usize, const N: us
             });
             unroll!(i < C, 8 {
                 let a = S::splat_int(*act.words(i).add(group));
-                unroll!(p < N, 2 { sums[p][i] = S::add_products(kind, sums[p][i], w[p], a); });
+                if kind == sums::WIDE {
+                    S::add_row(kind, &mut sums, i, w, a);
+                } else {
+                    // What picks weights apart needs the registers that an order would take.
+                    unroll!(p < N, 2 { sums[p][i] = S::add_products(kind, sums[p][i], w[p], a); });
+                }
             });
         });
         sums
