@@ -23,9 +23,14 @@
 //! did: both halves of a panel side by side, which share what is read of the activations (1.15 with one to four
 //! rows, weights in cache).
 //!
-//! For prompts in 8 bits with AVX2 (Zen 4) it makes no difference in which order a tile's products and sums stand, nor
-//! whether weights are read by the products themselves (slower): sums of integers are given to the two units that multiply
-//! as often as to the others, so that 160 products take 6.3 cycles instead of the 5 that the multipliers need. Where floats
+//! A Zen 4 with AVX2 is faster where both products of a row of a tile stand before both sums (see `x86_avx2`): 512 rows of
+//! Q8_0 1.07 times, of Q4_0 1.04, of Q4_K 1.03, of Q6_K 1.05; products and sums alone of a block of Q8_0 take 97 cycles
+//! instead of 105, where the multipliers need 96. A compiler that is only told the order of both moves loads and runs out of
+//! registers (0.8 to 0.99). With few rows this is kept for 5 and 6 rows of Q8_0 (1.03): others have 1.04 with 5 rows and 0.92
+//! with 6 (Q4_K), 0.95 to 1.03 with 2 to 4 rows, 0.98 to 1.02 with 8.
+//! For prompts in 8 bits it makes no difference whether weights are read by the products themselves (slower), or in which
+//! order a block's dot products become floats: sums of integers are given to the two units that multiply
+//! as often as to the others, so that 160 products take 6.1 cycles instead of the 5 that the multipliers need. Where floats
 //! are added by other units, sums of 8-bit weights are therefore made to be floats (`sums::FLOATS`), with six rows of
 //! activations in a tile: 1.11 times as fast. Sums of fewer bits stay integers: a float has no room for two of 16 bits.
 //! Elsewhere three units add and two of these multiply, and of 35 instructions for 256 products 32 are products and sums;
@@ -54,8 +59,9 @@
 //! and Q8_0 1.00), and slower from memory (0.83 to 0.89), since panels are then unpacked all at once.
 //! There, with AVX2 and weights in cache, 3, 5, 6 and 7 rows are 1.27 to 1.44, 1.15 to 1.31, 1.07 to 1.23 and 1.12 to 1.22
 //! times as fast, by type, since tiles of 3, 5 and 6 rows are multiplied with two parts of a panel at a time, as those of 4
-//! are; 9 and 12 rows, as tiles of about as many rows, 1.10 to 1.13 and 1.01 to 1.06 times. 8 and 16 rows in such tiles would
-//! be 0.94 (8 of Q6_K) to 1.03 (Q4_0) times as fast, and keep their tiles of 8.
+//! are; 9 and 12 rows, as tiles of about as many rows, 1.10 to 1.13 and 1.01 to 1.06 times. 16 rows in tiles of 5 and 6 are
+//! 1.07 times as fast with Q8_0, which takes less instructions so, 1.04 with Q4_0, which takes more, 1.02 with Q4_1 and 0.94 to
+//! 0.99 with other types: these keep their tiles of 8. 8 rows of Q8_0 are as fast in two tiles of 4.
 //! The six bits of Q6_K were nibbles and pairs of bits: as they lie now, one row takes 0.82 of the time with AVX2, 0.87 with
 //! AVX-512, with VNNI or without; 4 rows take 0.95. NEON without dot products takes 9 % less instructions with one row, and
 //! 7 % more with 8.
@@ -76,7 +82,9 @@
 //! (0.84 to 0.97 of the speed of `1-none` with Q4_K) or only each second to eighth line (0.47 to 1.02) gained nothing either.
 //! Several streams have to be long: with 1 MiB of weights at a time instead of 128 KiB for a thread, a 1.1B model in Q4_K_M is read
 //! 1.05 to 1.08 times as fast by two streams without fetching as by one (AVX-512 VNNI, one thread and two), and 1.01 to 1.09 times
-//! with AVX2 where both fetch far; with 128 KiB the two were no faster than the one. One stream gains nothing from larger pieces.
+//! with AVX2 where both fetch far; with 128 KiB the two were no faster than the one. In Q8_0 (AVX2, one thread) two without fetching
+//! are 1.2 times as fast as one that does. With 2 MiB the former is 1.04 to 1.09 times as fast again with one thread, 1.00 with two;
+//! 4 MiB give as much, and four streams gain nothing. One stream gains nothing from larger pieces.
 //! With 2 to 16 rows, `1-far` is 1.04 to 1.4 times as fast as `1-none` (with 4 rows of Q8_0 and VNNI 0.97), and 1.0 to 1.3 times
 //! as fast as `1-near` (there 0.95).
 //! What is left of threads' shares lies on a cache line for each: 1.01 with one row of a model of 135M and two threads.

@@ -169,7 +169,7 @@ mod run {
 
     /// Bytes of weights that a thread takes at a time where it reads several streams: each of them has to be long before
     /// it is fast.
-    const STREAMED_SIDE_BY_SIDE: usize = 1024 * 1024;
+    const STREAMED_SIDE_BY_SIDE: usize = 2 * 1024 * 1024;
 
     impl ReadPattern {
         /// For several rows of activations, whichever pattern is the fastest for one. They leave no registers for several
