@@ -25,9 +25,9 @@
 //!
 //! A Zen 4 with AVX2 is faster where both products of a row of a tile stand before both sums (see `x86_avx2`): 512 rows of
 //! Q8_0 1.07 times, of Q4_0 1.04, of Q4_K 1.03, of Q6_K 1.05; products and sums alone of a block of Q8_0 take 97 cycles
-//! instead of 105, where the multipliers need 96. A compiler that is only told the order of both moves loads and runs out of
-//! registers (0.8 to 0.99). With few rows this is kept for 5 and 6 rows of Q8_0 (1.03): others have 1.04 with 5 rows and 0.92
-//! with 6 (Q4_K), 0.95 to 1.03 with 2 to 4 rows, 0.98 to 1.02 with 8.
+//! instead of 105, where the multipliers need 96. Where a compiler is told that order alone, it moves loads before it and runs
+//! out of registers (0.8 to 0.99). Of few rows it pays for 5 and 6 of Q8_0 (1.03), and is used for these alone: Q4_K has 1.04
+//! with 5 and 0.92 with 6; all types have 0.95 to 1.04 with 2 to 4 rows, and 0.94 to 1.02 with 8.
 //! For prompts in 8 bits it makes no difference whether weights are read by the products themselves (slower), or in which
 //! order a block's dot products become floats: sums of integers are given to the two units that multiply
 //! as often as to the others, so that 160 products take 6.1 cycles instead of the 5 that the multipliers need. Where floats
@@ -82,9 +82,9 @@
 //! (0.84 to 0.97 of the speed of `1-none` with Q4_K) or only each second to eighth line (0.47 to 1.02) gained nothing either.
 //! Several streams have to be long: with 1 MiB of weights at a time instead of 128 KiB for a thread, a 1.1B model in Q4_K_M is read
 //! 1.05 to 1.08 times as fast by two streams without fetching as by one (AVX-512 VNNI, one thread and two), and 1.01 to 1.09 times
-//! with AVX2 where both fetch far; with 128 KiB the two were no faster than the one. In Q8_0 (AVX2, one thread) two without fetching
-//! are 1.2 times as fast as one that does. With 2 MiB the former is 1.04 to 1.09 times as fast again with one thread, 1.00 with two;
-//! 4 MiB give as much, and four streams gain nothing. One stream gains nothing from larger pieces.
+//! with AVX2 where both fetch far; with 128 KiB the two were no faster than the one. In Q8_0 (AVX2, one thread) two that are not
+//! fetched ahead are 1.2 times as fast as one that is. With 2 MiB, Q4_K_M is 1.04 to 1.09 times as fast again with one thread (VNNI),
+//! and no faster with two; 4 MiB give as much, and four streams gain nothing. One stream gains nothing from larger pieces.
 //! With 2 to 16 rows, `1-far` is 1.04 to 1.4 times as fast as `1-none` (with 4 rows of Q8_0 and VNNI 0.97), and 1.0 to 1.3 times
 //! as fast as `1-near` (there 0.95).
 //! What is left of threads' shares lies on a cache line for each: 1.01 with one row of a model of 135M and two threads.
