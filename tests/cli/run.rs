@@ -142,7 +142,10 @@ fn any_instructions_and_read_pattern_that_there_are_can_be_asked_for() {
         assert!(bench.text().contains(&format!("| {isa} |")), "{}", bench.stdout);
     }
     for pattern in names("reading", "pattern") {
-        assert_eq!(greedy(&["--read-pattern", &pattern]).text(), greedy(&[]).text(), "{pattern}");
+        let run = greedy(&["--read-pattern", &pattern, "--log", "debug"]);
+        assert_eq!(run.text(), greedy(&[]).text(), "{pattern}");
+        let logged = format!("read_pattern=\"{pattern}\"");
+        assert!(run.stderr.contains(&logged), "{}", run.stderr);
     }
     for (option, value, why) in [
         ("--isa", "sse9", "give one of scalar"),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ruvllm_host::{Host, HostConfig, KernelBudget, KernelMemory, Preparer, Team};
-use ruvllm_native::gemm::{Activations, ReadPattern};
+use ruvllm_native::gemm::{Activations, ReadPattern, ReadRates};
 use ruvllm_native::{Isa, ThreadPool};
 
 use crate::adapter::Adapter;
@@ -23,6 +23,9 @@ use crate::memory::{
 use crate::model::Model;
 use crate::rope::{RopeExtension, RopeTables, Rotation};
 use crate::sealed::SessionKey;
+
+/// The target of the log.
+const LOG: &str = "ruvllm::engine";
 
 /// Configuration of an [`Engine`].
 ///
@@ -194,10 +197,15 @@ impl Engine {
             on_progress(progress);
         })?;
         // Where products with its weights fail, the first step will say so.
-        let measured = || kernels.read_rates(&matrices).ok().flatten().map(|rates| rates.best());
-        if let Some(pattern) = config.read_pattern.or_else(measured) {
+        let rates = match config.read_pattern {
+            Some(_) => None,
+            None => kernels.read_rates(&matrices).ok().flatten(),
+        };
+        let measured = rates.as_ref().map(ReadRates::best);
+        if let Some(pattern) = config.read_pattern.or(measured) {
             pool.set_read_pattern(pattern);
         }
+        log_reading(pool.read_pattern(), rates.as_ref());
         let kv = KvStore::new(shape, config.kv.clone(), Arc::clone(&memory), spill, identity)
             .deterministic(host.config().deterministic)
             .computed_by(code)
@@ -460,6 +468,15 @@ fn identity(model: &Model, rotation: &Rotation) -> [u8; 32] {
         hasher.update(&x.to_le_bytes());
     }
     *hasher.finalize().as_bytes()
+}
+
+/// Writes down how weights are read, with what was measured where that decided, in GB/s.
+fn log_reading(chosen: ReadPattern, rates: Option<&ReadRates>) {
+    let of_pattern =
+        |(pattern, rate): (ReadPattern, f64)| format!("{} {:.1}", pattern.name(), rate / 1e9);
+    let rates: Option<Vec<String>> = rates.map(|rates| rates.iter().map(of_pattern).collect());
+    let rates = rates.map(|rates| rates.join(", "));
+    tracing::debug!(target: LOG, read_pattern = chosen.name(), gigabytes_per_second = rates);
 }
 
 /// Reserves the working memory of a step, if the budget then still holds one full sequence, and lets

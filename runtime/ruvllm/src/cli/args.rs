@@ -222,8 +222,8 @@ pub(crate) struct ModelOptions<K: Args = KvOption> {
     pub(crate) rope_factor: Option<f64>,
     /// How weights are read from memory where one token is computed: STREAMS-none, STREAMS-near or
     /// STREAMS-far, with 1, 2 or 4 streams for each thread, fetched when they are needed, one kilobyte
-    /// ahead or 24; when absent, what is measured to be the fastest with the model's own weights (`doctor`
-    /// shows it for weights of 4 and of 8 bits).
+    /// ahead or 24; when absent, what is measured to be the fastest with the model's own weights, as the
+    /// log says at `debug` (`doctor` shows it for weights of 4 and of 8 bits).
     #[arg(long, value_name = "PATTERN", value_parser = read_pattern, conflicts_with = "no_repack")]
     pub(crate) read_pattern: Option<ReadPattern>,
     #[command(flatten)]
