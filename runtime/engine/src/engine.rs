@@ -205,7 +205,11 @@ impl Engine {
         if let Some(pattern) = config.read_pattern.or(measured) {
             pool.set_read_pattern(pattern);
         }
-        log_reading(pool.read_pattern(), rates.as_ref());
+        tracing::debug!(
+            target: LOG,
+            read_pattern = pool.read_pattern().name(),
+            gigabytes_per_second = rates.as_ref().map(tracing::field::display),
+        );
         let kv = KvStore::new(shape, config.kv.clone(), Arc::clone(&memory), spill, identity)
             .deterministic(host.config().deterministic)
             .computed_by(code)
@@ -468,15 +472,6 @@ fn identity(model: &Model, rotation: &Rotation) -> [u8; 32] {
         hasher.update(&x.to_le_bytes());
     }
     *hasher.finalize().as_bytes()
-}
-
-/// Writes down how weights are read, with what was measured where that decided, in GB/s.
-fn log_reading(chosen: ReadPattern, rates: Option<&ReadRates>) {
-    let of_pattern =
-        |(pattern, rate): (ReadPattern, f64)| format!("{} {:.1}", pattern.name(), rate / 1e9);
-    let rates: Option<Vec<String>> = rates.map(|rates| rates.iter().map(of_pattern).collect());
-    let rates = rates.map(|rates| rates.join(", "));
-    tracing::debug!(target: LOG, read_pattern = chosen.name(), gigabytes_per_second = rates);
 }
 
 /// Reserves the working memory of a step, if the budget then still holds one full sequence, and lets

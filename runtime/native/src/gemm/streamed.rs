@@ -5,6 +5,7 @@
 //! streams of a thread read a quarter more than one, on a Zen 5 they read less. So it is measured, with the weights that
 //! will be read where there are any: what is best depends on their type.
 
+use std::fmt;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -127,6 +128,17 @@ impl ReadRates {
     /// Every pattern with its bytes per second.
     pub fn iter(&self) -> impl Iterator<Item = (ReadPattern, f64)> {
         self.0.iter().copied()
+    }
+}
+
+/// Each pattern with its gigabytes per second.
+impl fmt::Display for ReadRates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (pattern, rate)) in self.iter().enumerate() {
+            let comma = if i == 0 { "" } else { ", " };
+            write!(f, "{comma}{} {:.1}", pattern.name(), rate / 1e9)?;
+        }
+        Ok(())
     }
 }
 
