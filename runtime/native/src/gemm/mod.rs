@@ -60,8 +60,9 @@
 //! There, with AVX2 and weights in cache, 3, 5, 6 and 7 rows are 1.27 to 1.44, 1.15 to 1.31, 1.07 to 1.23 and 1.12 to 1.22
 //! times as fast, by type, since tiles of 3, 5 and 6 rows are multiplied with two parts of a panel at a time, as those of 4
 //! are; 9 and 12 rows, as tiles of about as many rows, 1.10 to 1.13 and 1.01 to 1.06 times. 16 rows in tiles of 5 and 6 are
-//! 1.07 times as fast with Q8_0, which takes less instructions so, 1.04 with Q4_0, which takes more, 1.02 with Q4_1 and 0.94 to
-//! 0.99 with other types: these keep their tiles of 8. 8 rows of Q8_0 are as fast in two tiles of 4.
+//! 1.07 times as fast with Q8_0, which takes less instructions so, 1.03 with Q4_0, which takes a hundredth more, and 0.94 to
+//! 1.02 with other types: these keep their tiles of 8. 8 rows in two tiles of 4 are as fast with Q8_0, 1.01 times with Q4_0,
+//! which takes a fiftieth more instructions, 1.04 with Q4_1, 1.01 with Q4_K and 0.91 to 0.96 with other types.
 //! The six bits of Q6_K were nibbles and pairs of bits: as they lie now, one row takes 0.82 of the time with AVX2, 0.87 with
 //! AVX-512, with VNNI or without; 4 rows take 0.95. NEON without dot products takes 9 % less instructions with one row, and
 //! 7 % more with 8.

@@ -59,16 +59,17 @@ impl TileShape {
         fits.copied().unwrap_or(1)
     }
 
-    /// The rows of each tile.
-    fn rows(self, m: usize) -> impl Iterator<Item = Range<usize>> {
+    /// Each tile: how many rows it has room for, and which it has.
+    fn tiles(self, m: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
         let mut first = 0;
         std::iter::from_fn(move || {
             if first >= m {
                 return None;
             }
-            let range = first..m.min(first + self.width(m - first));
-            first = range.end;
-            Some(range)
+            let width = self.width(m - first);
+            let rows = first..m.min(first + width);
+            first = rows.end;
+            Some((width, rows))
         })
     }
 
@@ -77,7 +78,8 @@ impl TileShape {
         // All but the last few tiles are as wide as the first.
         let widest = self.width(m);
         let alike = number.min(m / widest);
-        let rest = self.rows(m - alike * widest).nth(number - alike).unwrap_or(0..0);
+        let rest =
+            self.tiles(m - alike * widest).nth(number - alike).map_or(0..0, |(_, rows)| rows);
         rest.start + alike * widest..rest.end + alike * widest
     }
 }
@@ -116,7 +118,7 @@ pub(super) fn with_tiles<S: Entries>(
     // Panels end so, and what a chunk has beyond that nobody multiplies.
     let blocks = act.cols().next_multiple_of(UNIT * BLOCK) / block_elems(form);
     let stride = (blocks * act_block_words(form.row_words(), widest)).max(1);
-    let words = shape.rows(m).count() * stride;
+    let words = shape.tiles(m).count() * stride;
     SCRATCH.with(|cell| {
         with_lines(cell, size_of::<u32>() * words, |lines| {
             let words = &mut bytemuck::cast_slice_mut::<_, u32>(lines)[..words];
@@ -274,9 +276,12 @@ fn lay_strassen(chunk: &ActChunk, scales: &[f32; BLOCKS], i: usize, cols: usize,
 impl Tiles<'_> {
     /// Each tile, with the number of rows that it has room for.
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, ActTile<'_>)> {
-        let tiles = self.words.chunks_exact(self.stride).zip(self.shape.rows(self.m));
-        tiles.map(|(words, Range { start, .. })| {
-            (self.shape.width(self.m - start), ActTile { blocks: words, first: start })
+        let mut rest = self.words;
+        self.shape.tiles(self.m).map(move |(width, rows)| {
+            // Not in chunks: their number would be a division for each panel.
+            let (blocks, others) = rest.split_at(self.stride);
+            rest = others;
+            (width, ActTile { blocks, first: rows.start })
         })
     }
 
@@ -303,12 +308,10 @@ mod tests {
             let shape = TileShape { widths, form };
             for m in 1..100 {
                 let mut next = 0;
-                for (number, rows) in shape.rows(m).enumerate() {
+                for (number, (width, rows)) in shape.tiles(m).enumerate() {
                     assert_eq!(shape.rows_of(m, number), rows, "{widths:?} {m} {number}");
                     assert_eq!(rows.start, next);
-                    assert!(
-                        rows.len() == shape.width(m - next) || rows.len() == 1 && rows.end == m
-                    );
+                    assert!(rows.len() == width || rows.len() == 1 && rows.end == m);
                     next = rows.end;
                 }
                 assert_eq!(next, m);
