@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::requests::{Answer, LONG, alone, ask, greedy, sink, tales};
+use common::requests::{Answer, LONG, alone, ask, ask_and_hold, greedy, sink, tales};
 use common::{Fixture, LLAMA, QWEN2, Sizes, engine, relative_error, some_tokens, two_threads};
 use ruvllm_abi::DType;
 use ruvllm_engine::memory::PAGE;
@@ -299,18 +299,25 @@ fn a_higher_priority_comes_first_and_who_made_way_goes_on() {
         session: SessionOptions { priority, ..SessionOptions::default() },
         ..request
     };
-    let low = ask(&scheduler, with(1, request(0, 50, 600)));
-    while !matches!(low.next(), Update::Token(_)) {}
+    let is_token = |update: &Update| matches!(update, Update::Token(_));
+    let (low, release) = ask_and_hold(&scheduler, with(1, request(0, 50, 600)), is_token);
+    while !is_token(&low.next()) {}
     let lowest = ask(&scheduler, with(0, request(1, 50, 5)));
     let high = ask(&scheduler, with(2, request(2, 50, 5)));
     let higher = ask(&scheduler, with(3, request(3, 50, 5)));
+    drop(release);
     let end = |answer: Answer| answer.updates.iter().map(|(at, _)| at).last().unwrap();
     let order = [higher, high, low, lowest].map(end);
     assert!(order.is_sorted(), "{order:?}");
     assert!(scheduler.drain(LONG) && scheduler.is_alive());
     let stats = scheduler.stats();
-    assert!((1..=2).contains(&stats.preempted_for_priority), "{stats:?}");
-    assert_eq!((stats.finished, stats.recomputed_tokens), (4, 0));
+    let counts = (stats.preempted_for_priority, stats.finished, stats.recomputed_tokens);
+    assert_eq!(counts, (1, 4, 0), "{stats:?}");
+}
+
+/// A request of a client.
+fn of_client(client: &str, number: u32, prompt: usize, tokens: usize) -> Request {
+    Request { client: client.into(), ..request(number, prompt, tokens) }
 }
 
 /// Submits requests of clients, and notes whose begins.
@@ -326,8 +333,7 @@ fn submitter(
             }
             ControlFlow::Continue(())
         });
-        let request = Request { client: client.into(), ..request(number, prompt, tokens) };
-        scheduler.submit(request, sink).unwrap()
+        scheduler.submit(of_client(client, number, prompt, tokens), sink).unwrap()
     }
 }
 
@@ -339,12 +345,15 @@ fn clients_are_served_alike_whatever_they_ask_for() {
     let mut submit = submitter(&scheduler, &begun);
     // One asks for much, the other later and for less at a time.
     let cost = |client: &str| if client == "many" { 60 + 2 * 30 } else { 20 + 2 * 10 };
-    let mut handles: Vec<RequestHandle> = (0..20).map(|i| submit("many", i, 60, 30)).collect();
-    until(&scheduler, "it runs", |stats| stats.running == 2);
+    let is_token = |update: &Update| matches!(update, Update::Token(_));
+    let (runs, release) = ask_and_hold(&scheduler, of_client("many", 0, 60, 30), is_token);
+    let mut handles: Vec<RequestHandle> = (1..20).map(|i| submit("many", i, 60, 30)).collect();
+    while !is_token(&runs.next()) {}
     handles.extend((0..30).map(|i| submit("few", 100 + i, 20, 10)));
+    drop(release);
     assert!(scheduler.drain(LONG));
     let begun = begun.lock().unwrap();
-    assert_eq!(begun.len(), 50);
+    assert_eq!(begun.len(), 49);
     // From when both wait until one has nothing left to wait.
     let first = begun.iter().position(|client| *client == "few").unwrap();
     let last = |name| begun.iter().rposition(|client| *client == name).unwrap();
@@ -362,9 +371,13 @@ fn who_was_away_has_saved_nothing_up() {
     let scheduler = start(&engine(&model(), two_threads()), config);
     let begun = Arc::new(Mutex::new(Vec::new()));
     let mut submit = submitter(&scheduler, &begun);
-    let mut handles: Vec<RequestHandle> = (0..40).map(|i| submit("here", i, 60, 30)).collect();
-    until(&scheduler, "much was served", |stats| stats.finished >= 15);
+    let is_done = |update: &Update| matches!(update, Update::Done(_));
+    let mut handles: Vec<RequestHandle> = (0..14).map(|i| submit("here", i, 60, 30)).collect();
+    let (much, release) = ask_and_hold(&scheduler, of_client("here", 14, 60, 30), is_done);
+    handles.extend((15..40).map(|i| submit("here", i, 60, 30)));
+    while !is_done(&much.next()) {}
     handles.extend((0..20).map(|i| submit("away", 100 + i, 60, 30)));
+    drop(release);
     assert!(scheduler.drain(LONG));
     let begun = begun.lock().unwrap();
     let first = begun.iter().position(|client| *client == "away").unwrap();
@@ -866,10 +879,12 @@ fn scored_prompts_that_are_interrupted_are_told_whole() {
     // For a higher priority, in the middle of the prompt.
     let config = SchedulerConfig { running: 1, ..SchedulerConfig::default() };
     let scheduler = start(&engine(&model, tight(None)), config);
-    let low = ask(&scheduler, scoring(1, 900, 1));
-    while !matches!(low.next(), Update::Prefill { .. }) {}
+    let is_prefill = |update: &Update| matches!(update, Update::Prefill { .. });
+    let (low, release) = ask_and_hold(&scheduler, scoring(1, 900, 1), is_prefill);
+    while !is_prefill(&low.next()) {}
     let session = SessionOptions { priority: 9, ..SessionOptions::default() };
     let high = ask(&scheduler, Request { session, ..request(2, 900, 30) });
+    drop(release);
     assert_eq!(high.tokens().len(), 30);
     assert_scores(&told(&low), &scored(&roomy, &text(1, 900), 1), "for a priority");
     assert!(scheduler.stats().preempted_for_priority > 0);

@@ -226,17 +226,18 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn a_process_that_gives_nothing_or_never_ends_is_stopped() {
-        let run = |program: &str, args: &[&str]| {
+        let run = |program: &str, args: &[&str], time| {
             let process = CompilerProcess {
                 program: program.into(),
                 args: args.iter().map(Into::into).collect(),
-                time: Duration::from_millis(300),
+                time,
                 ..CompilerProcess::default()
             };
             compile(&process, CODE, b"").err().unwrap().code
         };
-        assert_eq!(run("/bin/sleep", &["1000"]), "compile_timeout");
-        assert_eq!(run("/bin/true", &[]), "compile_limit");
-        assert_eq!(run("/bin/echo", &["hello"]), "compile_limit");
+        let (short, long) = (Duration::from_millis(300), Duration::from_secs(60));
+        assert_eq!(run("/bin/sleep", &["1000"], short), "compile_timeout");
+        assert_eq!(run("/bin/true", &[], long), "compile_limit");
+        assert_eq!(run("/bin/echo", &["hello"], long), "compile_limit");
     }
 }

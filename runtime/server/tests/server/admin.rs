@@ -14,7 +14,7 @@ use ruvllm_tests::wat::{Module, but_for, rmsnorm_f32};
 use ruvllm_tests::{PackBuilder, TestPack};
 use serde_json::{Value, json};
 
-use crate::common::{Answer, Service, engine, events, options, read, served};
+use crate::common::{Answer, Service, engine, events, options, read, served, soon};
 
 /// One publisher's packs, a directory, an administrator, and a clock that stands still unless told.
 pub(crate) struct Place {
@@ -240,9 +240,11 @@ fn packs_are_staged_activated_and_gone_back_from_while_texts_go_on() {
     let health = &kernels["health"][0];
     assert_eq!((&health["generation"], &health["loss_margin"]), (&json!(2), &json!(0.02)));
     assert!(health["health"]["watching"]["left"]["secs"].is_u64(), "{health}");
+    // The first is let go behind the step that meets the second.
+    let drained = "ruvllm_kernel_generations{state=\"drained\"}";
+    soon("the first drains", || console.service.metric(drained) == 1.0);
     for (sample, value) in [
         ("ruvllm_kernel_generations{state=\"active\"}", 1.0),
-        ("ruvllm_kernel_generations{state=\"drained\"}", 1.0),
         ("ruvllm_kernel_swaps_total{event=\"activated\"}", 1.0),
         ("ruvllm_kernel_health_window_seconds", 300.0),
         ("ruvllm_kernel_packs_staged", 0.0),

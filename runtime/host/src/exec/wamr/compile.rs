@@ -172,14 +172,17 @@ mod tests {
     #[test]
     fn a_compiler_has_limits_on_memory_files_and_time_and_a_process_group_of_its_own() {
         let directory = tempfile::tempdir().unwrap();
-        // The limits are put on it while it starts. `ulimit -f` counts blocks of 512 bytes.
-        let text = "/bin/sleep 0.3
+        // The limits are put on it while it starts, these two last. `ulimit -f` counts blocks of 512 bytes.
+        let last = format!("files {} core 0", MAX_CODE / 512);
+        let text = format!(
+            "until [ \"files $(ulimit -f) core $(ulimit -c)\" = '{last}' ]; do /bin/sleep 0.05; done
             read -r stat < /proc/$$/stat; group=$(set -- $stat; echo $5)
             echo memory $(ulimit -v) files $(ulimit -f) core $(ulimit -c) time $(ulimit -t)
-            [ $group = $$ ] && echo a group of its own; exit 1";
-        let error = refusal(&script(directory.path(), text), 300 << 20, Duration::from_secs(60));
+            [ $group = $$ ] && echo a group of its own; exit 1"
+        );
+        let error = refusal(&script(directory.path(), &text), 300 << 20, Duration::from_secs(60));
         assert_eq!(error.code, "kernel_compile");
-        let limits = format!("memory {} files {} core 0 time 61", 300 << 10, MAX_CODE / 512);
+        let limits = format!("memory {} {last} time 61", 300 << 10);
         assert!(error.detail.contains(&limits), "{}", error.detail);
         assert!(error.detail.contains("a group of its own"), "{}", error.detail);
     }
