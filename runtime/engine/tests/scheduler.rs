@@ -353,6 +353,7 @@ fn clients_are_served_alike_whatever_they_ask_for() {
     drop(release);
     assert!(scheduler.drain(LONG));
     let begun = begun.lock().unwrap();
+    // All but the one that held the scheduler up.
     assert_eq!(begun.len(), 49);
     // From when both wait until one has nothing left to wait.
     let first = begun.iter().position(|client| *client == "few").unwrap();

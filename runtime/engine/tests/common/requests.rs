@@ -1,8 +1,8 @@
 //! Requests to a scheduler, and prompts whose texts are certain.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ruvllm_engine::scheduler::{Finished, Request, RequestHandle, Scheduler, Sink, Token, Update};
@@ -35,23 +35,23 @@ pub fn ask(scheduler: &Scheduler, request: Request) -> Answer {
     Answer { updates, handle: Some(scheduler.submit(request, sink).unwrap()) }
 }
 
-/// A request whose first update of a kind, once told, holds up the scheduler, and with it all requests, until what
-/// this gives is dropped: what a test does meanwhile comes in time however late the test's thread is.
+/// A request that holds the scheduler up, and with it all requests, behind its first update of a kind, until the sender that
+/// is returned is dropped: what a test submits meanwhile is there in time, however late the test's thread is.
 pub fn ask_and_hold(
     scheduler: &Scheduler,
     request: Request,
     holds: fn(&Update) -> bool,
 ) -> (Answer, Sender<()>) {
-    let (release, held) = channel::<()>();
-    let held = Mutex::new(Some(held));
-    let (sender, updates) = channel();
+    let (release, released) = channel();
+    let mut released = Some(released);
+    let (mut tell, updates) = sink();
     let sink = move |update| {
-        let held = held.lock().unwrap().take_if(|_| holds(&update));
-        let told = sender.send((Instant::now(), update));
-        if let Some(held) = held {
-            let _ = held.recv();
+        let released = released.take_if(|_| holds(&update));
+        let flow = tell(update);
+        if let Some(released) = released {
+            let _ = released.recv();
         }
-        if told.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        flow
     };
     let handle = Some(scheduler.submit(request, Box::new(sink)).unwrap());
     (Answer { updates, handle }, release)

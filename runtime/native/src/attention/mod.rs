@@ -17,10 +17,10 @@
 //! step that processors do not see through. So while a tile is computed, memory is asked for the next,
 //! be it of the next sequence.
 //!
-//! Two things did not pay (Zen 4, two threads, a model of 135M in Q8_0): that the caller computes short caches alone (0.99 with
-//! about 16 keys and 0.95 with 75, although it is faster while all is in caches), and that it alone merges the sums (1.00).
-//! Half the time of a short cache is waiting for its keys and values, but asking for the first tile, too, before anything is
-//! computed gave 1.00, and 0.97 to 0.98 with eight sequences of 1000 tokens.
+//! Three things did not pay (Zen 4, a model of 135M in Q8_0): that the caller computes short caches alone (0.99 with about 16
+//! keys and 0.95 with 75, although it is faster while all is in caches), that it alone merges the sums (1.00), and that memory
+//! is asked for the first tile, too, before anything is computed (1.00, and 0.97 to 0.98 with eight sequences of 1000 tokens),
+//! although half the time of a short cache is waiting for its keys and values.
 //!
 //! Where bits must not depend on any of this, `fixed` shares the work out.
 //!

@@ -59,10 +59,11 @@
 //! and Q8_0 1.00), and slower from memory (0.83 to 0.89), since panels are then unpacked all at once.
 //! There, with AVX2 and weights in cache, 3, 5, 6 and 7 rows are 1.27 to 1.44, 1.15 to 1.31, 1.07 to 1.23 and 1.12 to 1.22
 //! times as fast, by type, since tiles of 3, 5 and 6 rows are multiplied with two parts of a panel at a time, as those of 4
-//! are; 9 and 12 rows, as tiles of about as many rows, 1.10 to 1.13 and 1.01 to 1.06 times. 16 rows in tiles of 5 and 6 are
-//! 1.07 times as fast with Q8_0, which takes less instructions so, 1.03 with Q4_0, which takes a hundredth more, and 0.94 to
-//! 1.02 with other types: these keep their tiles of 8. 8 rows in two tiles of 4 are as fast with Q8_0, 1.01 times with Q4_0,
-//! which takes a fiftieth more instructions, 1.04 with Q4_1, 1.01 with Q4_K and 0.91 to 0.96 with other types.
+//! are; 9 and 12 rows, as tiles of about as many rows, 1.10 to 1.13 and 1.01 to 1.06 times. 16 rows in tiles of 6, 6 and
+//! 4 are 1.07 times as fast with Q8_0, which takes less instructions so, and 1.03 with Q4_0, which takes a hundredth more; 8 rows
+//! in two tiles of 4 are as fast with Q8_0 and 1.02 times with Q4_0, which takes a fiftieth more. Other types keep their tiles of
+//! 8: Q4_1 has 0.98 to 1.02 with 16 rows and 1.04 with 8, Q4_K 1.01 with both (in whole programs 0.95 and 1.00), the others 0.91
+//! to 1.00.
 //! The six bits of Q6_K were nibbles and pairs of bits: as they lie now, one row takes 0.82 of the time with AVX2, 0.87 with
 //! AVX-512, with VNNI or without; 4 rows take 0.95. NEON without dot products takes 9 % less instructions with one row, and
 //! 7 % more with 8.
@@ -89,13 +90,13 @@
 //! With 2 to 16 rows, `1-far` is 1.04 to 1.4 times as fast as `1-none` (with 4 rows of Q8_0 and VNNI 0.97), and 1.0 to 1.3 times
 //! as fast as `1-near` (there 0.95).
 //! What is left of threads' shares lies on a cache line for each: 1.01 with one row of a model of 135M and two threads.
-//! Asking, when a layer begins, for all that leads to its matrices (what they are and who multiplies by them): 1.00 to 1.02 with
-//! that model, 1.00 with one of 1.1B.
 //! Its small matrices are read to the end before the caller has found its next ones; that threads which wait go on to
 //! fetch the caller's share, from its end, gave 1.01 with one row, and 0.96 with 16.
 //! Computed one by one (AVX2, one row), its queries, keys and values were read at 18 GB/s, its gate and up at 29. So products
 //! of the same activations are shared out together: that model generates 1.03 to 1.05 times as fast, one of 1.1B 0.99 to
 //! 1.01 times.
+//! Prefetching the descriptions of a layer's matrices when the layer begins gained too little to keep: 1.00 to 1.02 with a model
+//! of 135M, 1.00 with one of 1.1B.
 //!
 //! Instructions are counted by `products` in `benches/instructions`. With AVX2 a block of a tile as a loop over
 //! its vectors, and sums that a compiler reads and writes apart from adding to them, took a tenth more.

@@ -262,7 +262,7 @@ mod run {
 
     /// The rows of tiles, where there are so many rows in all: the widest that fit, or about as many in each tile where
     /// kernels take any number. Multiples of eight take one part of a panel at a time there, too, so that registers are left
-    /// for weights that are picked apart, unless that takes few: of 8 bits none, of Q4_0 a mask.
+    /// for weights that are picked apart; with Q8_0 and Q4_0 that is slower (see the notes of `gemm`).
     fn widths<S: Entries>(dtype: DType, rows: usize) -> &'static [usize] {
         let all = S::STREAMED_WIDTHS;
         let in_eights = rows.is_multiple_of(8) && !matches!(dtype, DType::Q8_0 | DType::Q4_0);
