@@ -69,6 +69,10 @@ fn assert_greedy(engine: &Engine, prompt: &[u32], tokens: &[u32], what: &str) {
     assert_eq!(checked, tokens.len(), "{what}");
 }
 
+fn is_token(update: &Update) -> bool {
+    matches!(update, Update::Token(_))
+}
+
 /// Waits until the figures are as they should be.
 fn until(scheduler: &Scheduler, what: &str, is: impl Fn(&SchedulerStats) -> bool) {
     let start = Instant::now();
@@ -164,7 +168,7 @@ fn a_cancelled_request_ends_and_its_blocks_are_free() {
     let endless = |i| Request { session: alone.clone(), ..request(i, 100, 3000) };
     // By its handle.
     let mut answer = ask(&scheduler, endless(0));
-    while !matches!(answer.next(), Update::Token(_)) {}
+    while !is_token(&answer.next()) {}
     assert!(scheduler.engine().memory().kv.blocks > 0);
     drop(answer.handle.take());
     let (_, finished) = answer.all();
@@ -223,7 +227,7 @@ fn draining_ends_what_runs_and_takes_nothing_more() {
 fn the_last_handle_cancels_what_runs() {
     let scheduler = default_scheduler();
     let answer = ask(&scheduler, request(0, 10, 4000));
-    while !matches!(answer.next(), Update::Token(_)) {}
+    while !is_token(&answer.next()) {}
     drop(scheduler);
     assert_eq!(answer.all().1.reason, FinishReason::Cancelled);
 }
@@ -261,7 +265,7 @@ fn a_long_prompt_holds_up_a_text_for_no_longer_than_a_chunk() {
     let config = SchedulerConfig { chunk: 128, ..SchedulerConfig::default() };
     let scheduler = start(&engine(&model, two_threads()), config);
     let running = ask(&scheduler, request(0, 10, 8000));
-    while !matches!(running.next(), Update::Token(_)) {}
+    while !is_token(&running.next()) {}
     let before = scheduler.stats();
     let long = ask(&scheduler, request(1, 8192, 2));
     // When it began, and not when this thread is told, which may be chunks later.
@@ -299,7 +303,6 @@ fn a_higher_priority_comes_first_and_who_made_way_goes_on() {
         session: SessionOptions { priority, ..SessionOptions::default() },
         ..request
     };
-    let is_token = |update: &Update| matches!(update, Update::Token(_));
     let (low, release) = ask_and_hold(&scheduler, with(1, request(0, 50, 600)), is_token);
     while !is_token(&low.next()) {}
     let lowest = ask(&scheduler, with(0, request(1, 50, 5)));
@@ -345,7 +348,6 @@ fn clients_are_served_alike_whatever_they_ask_for() {
     let mut submit = submitter(&scheduler, &begun);
     // One asks for much, the other later and for less at a time.
     let cost = |client: &str| if client == "many" { 60 + 2 * 30 } else { 20 + 2 * 10 };
-    let is_token = |update: &Update| matches!(update, Update::Token(_));
     let (runs, release) = ask_and_hold(&scheduler, of_client("many", 0, 60, 30), is_token);
     let mut handles: Vec<RequestHandle> = (1..20).map(|i| submit("many", i, 60, 30)).collect();
     while !is_token(&runs.next()) {}

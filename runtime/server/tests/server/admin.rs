@@ -240,7 +240,7 @@ fn packs_are_staged_activated_and_gone_back_from_while_texts_go_on() {
     let health = &kernels["health"][0];
     assert_eq!((&health["generation"], &health["loss_margin"]), (&json!(2), &json!(0.02)));
     assert!(health["health"]["watching"]["left"]["secs"].is_u64(), "{health}");
-    // The first generation drains behind the first step with the second, which may go on.
+    // The first generation drains behind the first step with the second, which may still run.
     let drained = "ruvllm_kernel_generations{state=\"drained\"}";
     soon("the first drains", || console.service.metric(drained) == 1.0);
     for (sample, value) in [
