@@ -257,7 +257,12 @@ impl PackedWeights {
 
     /// The panel that row `row` is in.
     pub(super) fn panel(&self, row: usize) -> &[u8] {
-        &self.data[row / PANEL * self.panel_bytes..][..self.panel_bytes]
+        self.panels(row, 1)
+    }
+
+    /// That panel and those behind it, so many in all.
+    pub(super) fn panels(&self, row: usize, count: usize) -> &[u8] {
+        &self.data[row / PANEL * self.panel_bytes..][..count * self.panel_bytes]
     }
 }
 

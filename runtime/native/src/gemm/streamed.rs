@@ -236,27 +236,27 @@ mod run {
         tiles: &Tiles<'_>,
         y: &mut Columns<'_>,
     ) {
-        let (dtype, ahead) = (job.w.dtype, pattern.ahead);
+        let dtype = job.w.dtype;
+        let panel_bytes = Layout::of(dtype).panel_bytes(job.w.cols);
         let mut range = y.range();
         while !range.is_empty() {
             let panels = range.len().div_ceil(PANEL);
             let count = pattern.streams(panels);
-            let each = panels / count;
-            for i in 0..each {
-                let cols =
-                    std::array::from_fn(|p| range.start + (p.min(count - 1) * each + i) * PANEL);
-                let mut dot_panels = |panels: [&[u8]; MAX_STREAMS]| {
-                    let streams = Streams { panels, cols, count, ahead };
+            let apart = panels / count;
+            for col in (range.start..).step_by(PANEL).take(apart) {
+                let mut dot_panels = |panels: &[u8]| {
+                    let ahead = pattern.ahead;
+                    let streams = Streams { panels, panel_bytes, count, apart, col, ahead };
                     for (rows, act) in tiles.iter() {
                         dot(simd, dtype, &streams, rows, act, y);
                     }
                 };
                 match job.w.packed {
-                    Some(packed) => dot_panels(cols.map(|col| packed.panel(col))),
-                    None => with_panel::<S>(job, cols[0], |panel| dot_panels([panel; MAX_STREAMS])),
+                    Some(packed) => dot_panels(packed.panels(col, (count - 1) * apart + 1)),
+                    None => with_panel::<S>(job, col, dot_panels),
                 }
             }
-            range.start += each * count * PANEL;
+            range.start += apart * count * PANEL;
         }
     }
 

@@ -23,12 +23,16 @@ pub(in crate::gemm) const MAX_STREAMS: usize = 4;
 /// Panels of one size that are read side by side, each a stream of its own.
 #[derive(Clone, Copy)]
 pub(in crate::gemm) struct Streams<'a> {
-    /// Each panel.
-    pub(in crate::gemm) panels: [&'a [u8]; MAX_STREAMS],
-    /// The column of the first row of each.
-    pub(in crate::gemm) cols: [usize; MAX_STREAMS],
+    /// From the first panel to the end of the last.
+    pub(in crate::gemm) panels: &'a [u8],
+    /// Bytes of each.
+    pub(in crate::gemm) panel_bytes: usize,
     /// Panels that there are.
     pub(in crate::gemm) count: usize,
+    /// How many panels each is behind the one before.
+    pub(in crate::gemm) apart: usize,
+    /// The column of the first row of the first.
+    pub(in crate::gemm) col: usize,
     /// How far ahead of the loads each is fetched.
     pub(in crate::gemm) ahead: Ahead,
 }
@@ -45,10 +49,10 @@ pub(in crate::gemm) unsafe fn dot_packed<S: Simd, const T: u8, const P: usize, c
         unreachable!("no tile of these instructions has {C} rows");
     }
     let layout = const { Layout::of_tag(T) };
-    let panels = streams.panels.map(<[u8]>::as_ptr);
-    let bytes = streams.panels[0].len();
-    assert!(streams.panels.iter().all(|panel| panel.len() == bytes), "panels of several sizes");
-    let units = bytes / layout.unit_bytes();
+    let Streams { panel_bytes, count, apart, .. } = *streams;
+    assert!(streams.panels.len() >= ((count - 1) * apart + 1) * panel_bytes, "less panels");
+    let (panel, apart_bytes) = (streams.panels.as_ptr(), apart * panel_bytes);
+    let units = panel_bytes / layout.unit_bytes();
     let form = const { Form::of::<S>(T) };
     let blocks =
         if form.sums == sums::SCALED { scaled::BLOCK_PAIRS } else { layout.blocks * halves(T) };
@@ -57,21 +61,28 @@ pub(in crate::gemm) unsafe fn dot_packed<S: Simd, const T: u8, const P: usize, c
     // elements.
     unsafe {
         let mut acc = [[[S::zero(); C]; MAX_PARTS]; P];
+        let cols = (streams.col..).step_by(apart * PANEL).take(count);
+        for col in cols.clone() {
+            for i in 0..C {
+                // Else what is written after the sums waits for their memory as well.
+                y.fetch(act.first + i, col, PANEL);
+            }
+        }
         for unit in 0..units {
-            let at = unit * layout.unit_bytes();
+            let mut unit = panel.add(unit * layout.unit_bytes());
             let mut behind = act_block;
             if P == 1 {
                 // Without a loop its sums can stay in registers.
-                let unit = panels[0].add(at);
                 behind = add_unit::<S, T, C>(&mut acc[0], unit, act_block, streams.ahead);
             } else {
-                for (acc, panel) in acc.iter_mut().zip(panels).take(streams.count) {
-                    behind = add_unit::<S, T, C>(acc, panel.add(at), act_block, streams.ahead);
+                for acc in acc.iter_mut().take(count) {
+                    behind = add_unit::<S, T, C>(acc, unit, act_block, streams.ahead);
+                    unit = unit.wrapping_add(apart_bytes);
                 }
             }
             act_block = behind;
         }
-        for (acc, col) in acc.iter().zip(streams.cols).take(streams.count) {
+        for (acc, col) in acc.iter().zip(cols) {
             for (part, acc) in acc[..parts::<S>()].iter().enumerate() {
                 put::<S>(acc, act.first, col + part * S::LANES, y);
             }
