@@ -38,7 +38,7 @@ pub(in crate::gemm) struct Streams<'a> {
 }
 
 /// `y[act.first + i, col + r] = act[i] · panel[r]` for `C` rows of activations and the rows of the
-/// panels, of which at most `P` are read.
+/// panels, of which there are at most `P`.
 #[inline(always)]
 pub(in crate::gemm) unsafe fn dot_packed<S: Simd, const T: u8, const P: usize, const C: usize>(
     streams: &Streams<'_>,
@@ -50,24 +50,27 @@ pub(in crate::gemm) unsafe fn dot_packed<S: Simd, const T: u8, const P: usize, c
     }
     let layout = const { Layout::of_tag(T) };
     let Streams { panel_bytes, count, apart, .. } = *streams;
-    assert!(streams.panels.len() >= ((count - 1) * apart + 1) * panel_bytes, "less panels");
+    assert!((1..=P).contains(&count), "so many panels are not read side by side");
     let (panel, apart_bytes) = (streams.panels.as_ptr(), apart * panel_bytes);
+    let cols = (streams.col..).step_by(apart * PANEL).take(count);
+    let mut rest = streams.panels;
+    for col in cols.clone() {
+        assert!(rest.len() >= panel_bytes, "less panels than to multiply");
+        rest = rest.get(apart_bytes..).unwrap_or_default();
+        for i in 0..C {
+            // Else what is written after the sums waits for their memory as well.
+            y.fetch(act.first + i, col, PANEL);
+        }
+    }
     let units = panel_bytes / layout.unit_bytes();
     let form = const { Form::of::<S>(T) };
     let blocks =
         if form.sums == sums::SCALED { scaled::BLOCK_PAIRS } else { layout.blocks * halves(T) };
     let mut act_block = ActBlock::<C>::first(act, units * blocks, form.row_words());
-    // SAFETY: the module's contract; each panel holds so many units, and the tile blocks for as many
-    // elements.
+    // SAFETY: the module's contract; each panel holds so many units, as was just checked, and the tile blocks for as
+    // many elements.
     unsafe {
         let mut acc = [[[S::zero(); C]; MAX_PARTS]; P];
-        let cols = (streams.col..).step_by(apart * PANEL).take(count);
-        for col in cols.clone() {
-            for i in 0..C {
-                // Else what is written after the sums waits for their memory as well.
-                y.fetch(act.first + i, col, PANEL);
-            }
-        }
         for unit in 0..units {
             let mut unit = panel.add(unit * layout.unit_bytes());
             let mut behind = act_block;
