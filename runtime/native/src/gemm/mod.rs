@@ -53,6 +53,8 @@
 //! four panels to three rows of activations and a seventh less instructions (0.81); nor, for 5 to 32 rows, to unpack a
 //! panel to the first-level cache for all of them, with a twentieth less (16 rows of Q4_K 0.92, with two blocks side by
 //! side 0.96, of Q6_K 1.02; 8 rows 0.82 and 0.85).
+//! There offsets that are subtracted with each pair of blocks instead of each unit gave 1.00 to 1.01 (16 and 512 rows): products
+//! and sums alone take 0.70 cycles for 32 products, where three ports need 0.67, and with the scales 0.89, where they need 0.79.
 //! With 576 columns, where a pair of panels fits into the first-level cache, multiplying it with sixteen tiles of
 //! activations before the next pair was slower, too (0.90 with AVX2, 0.94 with AVX-512).
 //! On a Zen 4 tiles are faster for 16 rows while weights are in its second-level cache (Q4_K 1.07, Q5_K 1.09, Q6_K 1.05, Q4_0
@@ -87,6 +89,9 @@
 //! with AVX2 where both fetch far; with 128 KiB the two were no faster than the one. In Q8_0 (AVX2, one thread) two that are not
 //! fetched ahead are 1.2 times as fast as one that is. With 2 MiB, Q4_K_M is 1.04 to 1.09 times as fast again with one thread (VNNI),
 //! and no faster with two; 4 MiB give as much, and four streams gain nothing. One stream gains nothing from larger pieces.
+//! On a Xeon (VNNI, one thread, Q4_K) nothing reads faster than `2-far` and `4-far`: 4 to 12 or 48 KiB ahead instead of 24 gave
+//! 0.97 to 1.05, each second or fourth line alone 0.91 to 1.1, no line asked for twice where blocks do not divide a unit's 0.99
+//! to 1.01, in measurements that differ by as much from time to time.
 //! With 2 to 16 rows, `1-far` is 1.04 to 1.4 times as fast as `1-none` (with 4 rows of Q8_0 and VNNI 0.97), and 1.0 to 1.3 times
 //! as fast as `1-near` (there 0.95).
 //! What is left of threads' shares lies on a cache line for each: 1.01 with one row of a model of 135M and two threads.
