@@ -295,10 +295,8 @@ fn who_only_seems_slower_is_acquitted() {
 }
 
 /// A supervisor that asks for evidence, with the first pack active and called often.
-fn asking(place: &Place) -> Supervisor {
+fn asking(place: &Place, limits: HealthLimits) -> Supervisor {
     let first = place.pack(1, &Module::default());
-    // A call that waits for a processor may run into its deadline, which is not what these tests are of.
-    let limits = HealthLimits { deadlines: u64::MAX, ..HealthLimits::default() };
     let supervisor =
         Supervisor::open(place.host(), SupervisorConfig { limits, ..place.config(&first) });
     let supervisor = supervisor.unwrap();
@@ -320,7 +318,7 @@ fn call_often(supervisor: &Supervisor, calls: usize) {
 fn a_window_without_calls_ends_unproven_and_a_restart_knows_better() {
     let place = Place::new();
     let second = place.pack(2, &spoiled_for(7, "(nop)"));
-    let supervisor = asking(&place);
+    let supervisor = asking(&place, HealthLimits::default());
     activate(&supervisor, &second).unwrap();
     call_often(&supervisor, 100);
     place.end_window(&supervisor);
@@ -347,7 +345,7 @@ fn a_window_without_calls_ends_unproven_and_a_restart_knows_better() {
 #[test]
 fn what_was_unproven_is_watched_on_and_healthy_once_it_was_called_often() {
     let place = Place::new();
-    let supervisor = asking(&place);
+    let supervisor = asking(&place, HealthLimits::default());
     activate(&supervisor, &place.pack(2, &Module::default())).unwrap();
     place.pass(1200);
     supervisor.tick();
@@ -369,7 +367,9 @@ fn what_was_unproven_is_watched_on_and_healthy_once_it_was_called_often() {
 #[test]
 fn a_kernel_that_is_slow_in_some_calls_only_is_taken_back() {
     let place = Place::new();
-    let supervisor = asking(&place);
+    // A slow call that waits for a processor runs into its deadline as well.
+    let limits = HealthLimits { deadlines: u64::MAX, ..HealthLimits::default() };
+    let supervisor = asking(&place, limits);
     let sometimes = Module {
         fields: "(global $calls (mut i32) (i32.const 0))".to_owned(),
         ..but_for(

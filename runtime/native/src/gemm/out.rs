@@ -191,10 +191,12 @@ impl Columns<'_> {
         self.out.m
     }
 
-    /// Asks for the memory of `y[row, col..col + len]`, which will be written.
+    /// Asks for the memory of `y[first..first + rows, col..col + len]`, which will be written.
     #[inline(always)]
-    pub(super) fn fetch(&self, row: usize, col: usize, len: usize) {
-        prefetch_all_to_write(self.out.data.wrapping_add(row * self.out.stride + col), len);
+    pub(super) fn fetch(&self, first: usize, rows: usize, col: usize, len: usize) {
+        for row in first..first + rows {
+            prefetch_all_to_write(self.out.data.wrapping_add(row * self.out.stride + col), len);
+        }
     }
 
     /// What `y[row, col..]` holds, as much as there is of that; of what lies beyond the last of these columns, `values`

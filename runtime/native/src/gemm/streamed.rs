@@ -171,7 +171,7 @@ mod run {
     use crate::gemm::kernels::packed::{MAX_STREAMS, PAIRED, Streams};
     use crate::gemm::kernels::{ActTile, Entries};
     use crate::gemm::out::{Columns, Out};
-    use crate::gemm::packed::{Layout, PANEL};
+    use crate::gemm::packed::PANEL;
     use crate::gemm::tiled::{STREAMED, blocked, tile_shape, with_panel};
     use crate::gemm::tiles::{Tiles, with_tiles};
     use crate::gemm::{Job, PackedWeights, Product};
@@ -208,15 +208,14 @@ mod run {
         let shape = |Product { job, .. }: &Product<'_>| {
             tile_shape::<S>(job.w.dtype, widths::<S>(job.w.dtype, job.act.rows()))
         };
-        let panel_bytes_of =
-            |Product { job, .. }: &Product<'_>| Layout::of(job.w.dtype).panel_bytes(job.w.cols);
         for alike in products.chunk_by_mut(|a, b| shape(a) == shape(b)) {
             let Some(first) = alike.first() else { continue };
             let (act, shape) = (first.job.act, shape(first));
             let packed = alike.iter().filter_map(|product| product.job.w.packed);
             pool.expect(PackedWeights::follow(packed));
             let of_packed = if act.rows() == 1 { pool.read_pattern() } else { ReadPattern::ROWS };
-            let panel_bytes = alike.iter().map(panel_bytes_of).max().unwrap_or(1);
+            let panel_bytes =
+                alike.iter().map(|product| product.job.panel_bytes()).max().unwrap_or(1);
             let bytes = if of_packed.streams > 1 { STREAMED_SIDE_BY_SIDE } else { STREAMED };
             let unit = (bytes / panel_bytes).max(1).next_multiple_of(MAX_STREAMS) * PANEL;
             with_tiles(simd, pool, act, shape, |tiles| {
@@ -236,8 +235,7 @@ mod run {
         tiles: &Tiles<'_>,
         y: &mut Columns<'_>,
     ) {
-        let dtype = job.w.dtype;
-        let panel_bytes = Layout::of(dtype).panel_bytes(job.w.cols);
+        let (dtype, panel_bytes) = (job.w.dtype, job.panel_bytes());
         let mut range = y.range();
         while !range.is_empty() {
             let panels = range.len().div_ceil(PANEL);

@@ -97,7 +97,7 @@ pub(super) fn with_panel<S: Entries>(job: &Job<'_>, row: usize, f: impl FnOnce(&
     if let Some(packed) = job.w.packed {
         return f(packed.panel(row));
     }
-    let bytes = Layout::of(job.w.dtype).panel_bytes(job.w.cols);
+    let bytes = job.panel_bytes();
     PACKED.with(|cell| {
         with_lines(cell, bytes, |panel| {
             let panel = &mut bytemuck::cast_slice_mut(panel)[..bytes];
@@ -109,6 +109,11 @@ pub(super) fn with_panel<S: Entries>(job: &Job<'_>, row: usize, f: impl FnOnce(&
 }
 
 impl Job<'_> {
+    /// Bytes of a panel of the weights.
+    pub(super) fn panel_bytes(&self) -> usize {
+        Layout::of(self.w.dtype).panel_bytes(self.w.cols)
+    }
+
     /// The weight rows behind some columns of the output.
     pub(super) fn rows(&self, first: usize, count: usize) -> Rows<'_> {
         let w = self.w;

@@ -288,9 +288,7 @@ pub(in crate::gemm) unsafe fn tile_int<
     // SAFETY: the module's contract; the panels and the tile have so many blocks.
     unsafe {
         let mut acc = [[S::zero(); C]; P];
-        for i in 0..C {
-            y.fetch(act.first + i, col, P * lanes);
-        }
+        y.fetch(act.first, C, col, P * lanes);
         for _ in 0..blocks {
             let dots = S::block_dots::<G, SUMS, P, C>(at, act_block);
             let acc =

@@ -57,10 +57,8 @@ pub(in crate::gemm) unsafe fn dot_packed<S: Simd, const T: u8, const P: usize, c
     for col in cols.clone() {
         assert!(rest.len() >= panel_bytes, "less panels than to multiply");
         rest = rest.get(apart_bytes..).unwrap_or_default();
-        for i in 0..C {
-            // Else what is written after the sums waits for their memory as well.
-            y.fetch(act.first + i, col, PANEL);
-        }
+        // Else what is written after the sums waits for their memory as well.
+        y.fetch(act.first, C, col, PANEL);
     }
     let units = panel_bytes / layout.unit_bytes();
     let form = const { Form::of::<S>(T) };

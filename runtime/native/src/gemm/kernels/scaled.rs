@@ -134,9 +134,7 @@ pub(super) unsafe fn tile<S: Simd, const P: usize, const C: usize>(
     // SAFETY: the module's contract; the panels and the tile have so many blocks.
     unsafe {
         let mut acc = [[S::zero(); C]; P];
-        for i in 0..C {
-            y.fetch(act.first + i, col, P * S::LANES);
-        }
+        y.fetch(act.first, C, col, P * S::LANES);
         for _ in 0..blocks / BLOCK_PAIRS {
             let mut whole = [[S::start(0); C]; P];
             let (unit, unit_act) = (at, act_block);

@@ -171,9 +171,7 @@ pub(in crate::gemm) unsafe fn tile<S: Simd, const N: usize, const C: usize>(
                 take::<S>(&mut acc[..rows], act.first, col + p * S::LANES, y);
             }
         } else {
-            for i in 0..rows {
-                y.fetch(act.first + i, col, PAIRS * TWO * S::LANES);
-            }
+            y.fetch(act.first, rows, col, PAIRS * TWO * S::LANES);
         }
         for _ in 0..blocks {
             add_block::<S, N, C>(elsewhere(&mut acc), at, act_block);
