@@ -30,10 +30,14 @@
 //! with 5 and 0.92 with 6; all types have 0.95 to 1.04 with 2 to 4 rows, and 0.94 to 1.02 with 8.
 //! For prompts in 8 bits it makes no difference whether weights are read by the products themselves (slower), or in which
 //! order a block's dot products become floats: sums of integers are given to the two units that multiply
-//! as often as to the others, so that 160 products take 6.1 cycles instead of the 5 that the multipliers need. Where floats
-//! are added by other units, sums of 8-bit weights are therefore made to be floats (`sums::FLOATS`), with six rows of
+//! as often as to the others, so that 160 products take 6.1 cycles instead of the 5 that the multipliers need. On a Zen 4
+//! sums of 8-bit weights are therefore made to be floats (`sums::FLOATS`), which other units add, with six rows of
 //! activations in a tile: 1.11 times as fast. Sums of fewer bits stay integers: a float has no room for two of 16 bits.
-//! Elsewhere three units add and two of these multiply, and of 35 instructions for 256 products 32 are products and sums;
+//! On a Zen 3 sums of floats are 0.81 to 0.84 times as fast, sums of integers and floats in turn 0.92, and Strassen's
+//! algorithm 0.75 to 0.97: of products and sums alone it does 1.60 a cycle with integers and 1.08 with floats, where the
+//! multipliers allow 2. Whether two, four or one product stand before their sums, and whether tiles are 2 by 5, 2 by 6 or 3
+//! by 4, makes 0.97 to 1.00 of it.
+//! With Intel's processors three units add and two of these multiply, and of 35 instructions for 256 products 32 are products and sums;
 //! `kernels::strassen` has 28 of 31, with sums of weights and of activations that take almost twice the memory. On a Xeon
 //! products of 512 rows are 1.05 to 1.09 times as fast with 576 to 5632 columns; with 28,672 they were slower. With
 //! Strassen's algorithm, whose sums are integers, a Zen 4 is 0.99 times as fast as with floats with 576 and 1536 columns,
@@ -58,14 +62,16 @@
 //! With 576 columns, where a pair of panels fits into the first-level cache, multiplying it with sixteen tiles of
 //! activations before the next pair was slower, too (0.90 with AVX2, 0.94 with AVX-512).
 //! On a Zen 4 tiles are faster for 16 rows while weights are in its second-level cache (Q4_K 1.07, Q5_K 1.09, Q6_K 1.05, Q4_0
-//! and Q8_0 1.00), and slower from memory (0.83 to 0.89), since panels are then unpacked all at once.
+//! and Q8_0 1.00), and slower from memory (0.83 to 0.89), since panels are then unpacked all at once;
+//! on a Zen 3 1.10, 0.97 and 0.89 (Q4_K, Q4_0 and Q8_0), from memory 0.92, 0.87 and 0.79.
 //! There, with AVX2 and weights in cache, 3, 5, 6 and 7 rows are 1.27 to 1.44, 1.15 to 1.31, 1.07 to 1.23 and 1.12 to 1.22
 //! times as fast, by type, since tiles of 3, 5 and 6 rows are multiplied with two parts of a panel at a time, as those of 4
 //! are; 9 and 12 rows, as tiles of about as many rows, 1.10 to 1.13 and 1.01 to 1.06 times. 16 rows in tiles of 6, 6 and
 //! 4 are 1.07 times as fast with Q8_0, which takes less instructions so, and 1.03 with Q4_0, which takes a hundredth more; 8 rows
-//! in two tiles of 4 are as fast with Q8_0 and 1.02 times with Q4_0, which takes a fiftieth more. Other types keep their tiles of
-//! 8: Q4_1 has 0.98 to 1.02 with 16 rows and 1.04 with 8, Q4_K 1.01 with both (in whole programs 0.95 and 1.00), the others 0.91
-//! to 1.00.
+//! in two tiles of 4 are as fast with Q8_0 and 1.02 times with Q4_0, which takes a fiftieth more; Q4_1 has 0.98 to 1.02 with 16
+//! rows and 1.04 with 8, Q4_K 1.01 with both (in whole programs 0.95 and 1.00). On a Zen 3 Q4_1 has 1.07 and 1.04, Q4_K 1.04 and
+//! 1.08. Other types keep their tiles of 8: on the Zen 4 they had 0.91 to 1.00 without, on the Zen 3 Q5_0 has 0.98 and 0.91,
+//! Q6_K 1.02 and 0.96.
 //! The six bits of Q6_K were nibbles and pairs of bits: as they lie now, one row takes 0.82 of the time with AVX2, 0.87 with
 //! AVX-512, with VNNI or without; 4 rows take 0.95. NEON without dot products takes 9 % less instructions with one row, and
 //! 7 % more with 8.
@@ -92,6 +98,8 @@
 //! On a Xeon (VNNI, one thread, Q4_K) nothing reads faster than `2-far` and `4-far`: 4 to 12 or 48 KiB ahead instead of 24 gave
 //! 0.97 to 1.05, each second or fourth line alone 0.91 to 1.1, no line asked for twice where blocks do not divide a unit's 0.99
 //! to 1.01, in measurements that differ by as much from time to time.
+//! With several tiles of rows only the first fetches what is behind its panels: with 8 and 16 rows a Zen 3 is 1.01 to 1.03
+//! times as fast, from memory too (Q8_0; with Q4_K 1.00 and 1.02).
 //! With 2 to 16 rows, `1-far` is 1.04 to 1.4 times as fast as `1-none` (with 4 rows of Q8_0 and VNNI 0.97), and 1.0 to 1.3 times
 //! as fast as `1-near` (there 0.95).
 //! What is left of threads' shares lies on a cache line for each: 1.01 with one row of a model of 135M and two threads.

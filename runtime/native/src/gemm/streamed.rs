@@ -244,9 +244,11 @@ mod run {
             for col in (range.start..).step_by(PANEL).take(apart) {
                 let mut dot_panels = |panels: &[u8]| {
                     let ahead = pattern.ahead;
-                    let streams = Streams { panels, panel_bytes, count, apart, col, ahead };
+                    let mut streams = Streams { panels, panel_bytes, count, apart, col, ahead };
                     for (rows, act) in tiles.iter() {
                         dot(simd, dtype, &streams, rows, act, y);
+                        // What the first tile has asked for needs not be asked for again.
+                        streams.ahead = Ahead::NONE;
                     }
                 };
                 match job.w.packed {
@@ -260,10 +262,11 @@ mod run {
 
     /// The rows of tiles, where there are so many rows in all: the widest that fit, or about as many in each tile where
     /// kernels take any number. Multiples of eight take one part of a panel at a time there, too, so that registers are left
-    /// for weights that are picked apart; with Q8_0 and Q4_0 that is slower (see the notes of `gemm`).
+    /// for weights that are picked apart; with some types that is slower (see the notes of `gemm`).
     fn widths<S: Entries>(dtype: DType, rows: usize) -> &'static [usize] {
         let all = S::STREAMED_WIDTHS;
-        let in_eights = rows.is_multiple_of(8) && !matches!(dtype, DType::Q8_0 | DType::Q4_0);
+        let evenly = matches!(dtype, DType::Q8_0 | DType::Q4_0 | DType::Q4_1 | DType::Q4_K);
+        let in_eights = rows.is_multiple_of(8) && !evenly;
         if in_eights || !all.contains(&PAIRED) {
             return all;
         }

@@ -348,6 +348,8 @@ fn rows_streams_and_threads_change_no_bit_of_a_deterministic_product() {
 #[test]
 fn products_of_bytes_have_the_same_bits_by_floats_or_by_strassens_algorithm_whatever_a_thread_takes_for_zero()
  {
+    use super::kernels::int::sums;
+
     let (n, k, pool) = (37, 576, ThreadPool::new(1));
     let random = random_weights(DType::Q8_0, n * k, 21);
     // By their row and their place in it; halves of blocks, and rows that are multiplied together, may differ in sign.
@@ -383,18 +385,20 @@ fn products_of_bytes_have_the_same_bits_by_floats_or_by_strassens_algorithm_what
                 let mut act = Activations::new();
                 let forms = act.forms(Isa::Avx2, m, &[DType::Q8_0]);
                 act.prepare(&pool, Isa::Avx2, &x, m, k, forms).unwrap();
-                let product = |apart| {
-                    x86::APART.set(Some(apart));
+                let product = |kind| {
+                    x86::SUMS.set(Some(kind));
                     let mut y = vec![0.0; m * n];
                     let out = MatMut { data: &mut y, stride: n };
                     matmul(&pool, Isa::Avx2, &w, &act, out).unwrap();
-                    x86::APART.set(None);
+                    x86::SUMS.set(None);
                     y.into_iter().map(f32::to_bits).collect::<Vec<_>>()
                 };
-                let integers = product(false);
-                assert!(product(true) == integers, "bytes {b}, signs {s}, {m}");
-                let flushed = x86::flushed_to_zero(|| product(true));
-                assert!(flushed == integers, "bytes {b}, signs {s}, {m}, flushed to zero");
+                let integers = product(sums::WIDE);
+                for kind in [sums::FLOATS, sums::STRASSEN] {
+                    assert!(product(kind) == integers, "kind {kind}, bytes {b}, signs {s}, {m}");
+                    let flushed = x86::flushed_to_zero(|| product(kind));
+                    assert!(flushed == integers, "kind {kind}, bytes {b}, signs {s}, {m}, flushed");
+                }
             }
         }
     }

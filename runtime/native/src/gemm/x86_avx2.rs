@@ -369,8 +369,8 @@ unsafe impl<const DOT: u8> Simd for Avx2<DOT> {
         }
     }
 
-    fn adds_floats_apart() -> bool {
-        x86::adds_floats_apart()
+    fn sums_in_tiles() -> u8 {
+        x86::sums_in_tiles()
     }
 
     #[inline(always)]

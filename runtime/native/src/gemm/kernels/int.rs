@@ -25,7 +25,7 @@ pub(in crate::gemm) mod sums {
     /// As [`WIDE`], but of weights and activations that are both 128 more, so that no product is negative, and added up
     /// by the units for floats: an integer below 2^23 is, read as f32, a subnormal number, and sums of these are exact.
     /// Pays where some of the units that add integers multiply them too, so that sums wait for products, and others
-    /// add floats.
+    /// add floats: see [`Simd::sums_in_tiles`].
     pub(in crate::gemm) const FLOATS: u8 = 3;
 
     /// What sums of [`FLOATS`] start at, besides what the activations ask for, which is within 2^19: enough for them to
@@ -106,10 +106,13 @@ impl Form {
     pub(in crate::gemm) fn of_tiles<S: Simd>(t: u8, strassen_pays: bool) -> Form {
         let form = Form::of::<S>(t);
         match form.sums {
-            sums::WIDE if S::adds_floats_apart() => Form { sums: sums::FLOATS, ..form },
-            sums::WIDE if S::STRASSEN && strassen_pays => {
-                Form { sums: sums::STRASSEN, groups: strassen::GROUPS_EACH, bias: 0, ..form }
-            }
+            sums::WIDE => match S::sums_in_tiles() {
+                sums::STRASSEN if strassen_pays => {
+                    Form { sums: sums::STRASSEN, groups: strassen::GROUPS_EACH, bias: 0, ..form }
+                }
+                sums::STRASSEN => form,
+                sums => Form { sums, ..form },
+            },
             sums::PAIRS if form.bias == 0 && !S::SIGNED => {
                 Form { sums: sums::PAIRS_FROM_ZERO, ..form }
             }
