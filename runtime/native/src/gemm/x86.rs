@@ -37,9 +37,9 @@ thread_local! {
     pub(super) static SUMS: std::cell::Cell<Option<u8>> = const { std::cell::Cell::new(None) };
 }
 
-/// The kind of sums by which many rows are multiplied by 8-bit weights the fastest with AVX2, as was measured: on a Zen 4,
-/// whose units for products add integers as well, but no floats, these are a tenth faster as floats; on a Zen 3 they are a
-/// fifth slower. Either has less to gain by Strassen's algorithm than it costs there, and a Xeon more.
+/// The kind of sums by which many rows are multiplied by 8-bit weights the fastest with AVX2, as was measured. On a Zen 4,
+/// whose units for products add integers as well, but no floats, sums of floats are a tenth faster than integers; on a Zen 3
+/// they are a fifth slower. Strassen's algorithm is the fastest on a Xeon, and the slowest on some matrices on either Zen.
 pub(super) fn sums_in_tiles() -> u8 {
     #[cfg(test)]
     if let Some(sums) = SUMS.get() {
