@@ -9,7 +9,7 @@ use ruvllm_native::{NativeError, ThreadPool};
 use crate::error::EngineError;
 
 /// Elements below which waking the other threads costs more than it saves.
-const SPLIT_ELEMS: usize = 16 * 1024;
+const SPLIT_ELEMS: usize = 8 * 1024;
 
 /// Pieces for each thread: one that is slower, or comes late, takes less of them.
 const PIECES: usize = 4;

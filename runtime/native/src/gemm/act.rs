@@ -363,7 +363,7 @@ impl<'a, T: Clone + Send> Matrix<'a, T> {
     /// Calls `f` for every row, on all threads where there is enough to do: entering a region costs
     /// about what quantising a thousand numbers does.
     fn each(self, pool: &ThreadPool, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
-        if size_of_val(self.data) < 32 * 1024 {
+        if size_of_val(self.data) < 16 * 1024 {
             self.data.chunks_mut(self.stride.max(1)).enumerate().for_each(|(i, row)| f(i, row));
         } else {
             pool.for_chunks(self.data, self.stride, f);

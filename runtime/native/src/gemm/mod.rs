@@ -65,7 +65,8 @@
 //! activations before the next pair was slower, too (0.90 with AVX2, 0.94 with AVX-512).
 //! On a Zen 4 tiles are faster for 16 rows while weights are in its second-level cache (Q4_K 1.07, Q5_K 1.09, Q6_K 1.05, Q4_0
 //! and Q8_0 1.00), and slower from memory (0.83 to 0.89), since panels are then unpacked all at once;
-//! on a Zen 3 1.10, 0.97 and 0.89 (Q4_K, Q4_0 and Q8_0), from memory 0.92, 0.87 and 0.79.
+//! on a Zen 3 1.10, 0.97 and 0.89 (Q4_K, Q4_0 and Q8_0), from memory 0.92, 0.87 and 0.79. Tiles of one panel, unpacked 256, 512
+//! or 1024 columns at a time, are no faster on the Zen 4: from memory 0.78 to 0.91 (those three types), in cache 0.91 to 1.03.
 //! There, with AVX2 and weights in cache, 3, 5, 6 and 7 rows are 1.27 to 1.44, 1.15 to 1.31, 1.07 to 1.23 and 1.12 to 1.22
 //! times as fast, by type, since tiles of 3, 5 and 6 rows are multiplied with two parts of a panel at a time, as those of 4
 //! are; 9 and 12 rows, as tiles of about as many rows, 1.10 to 1.13 and 1.01 to 1.06 times. 16 rows in tiles of 6, 6 and
@@ -105,6 +106,12 @@
 //! With 2 to 16 rows, `1-far` is 1.04 to 1.4 times as fast as `1-none` (with 4 rows of Q8_0 and VNNI 0.97), and 1.0 to 1.3 times
 //! as fast as `1-near` (there 0.95).
 //! What is left of threads' shares lies on a cache line for each: 1.01 with one row of a model of 135M and two threads.
+//! Activations of few rows are laid out by each thread for itself. Two cores of a Zen 4 that share a third-level cache pass a
+//! cache line on in 30 ns, others in 180, and to write 20 KB that the other has read takes 2 to 3 us or 10 to 12, whether they
+//! were asked for to be written before or not. With two threads, and rows of norms shared out from 8 Ki elements on instead of 16,
+//! 16 sequences of a model of 135M in Q8_0 are decoded 1.06 to 1.07 times as fast in the first case and 1.08 to 1.13 times in
+//! the second, 8 sequences 1.02 to 1.10 times; 4 to 16 of one of 1.1B (Q4_K_M, Q8_0) 1.02 to 1.04 times, one 1.00.
+//! Of what a thread takes from its share or another's at a time, a third or a quarter instead of half gave 0.97 to 1.02.
 //! Its small matrices are read to the end before the caller has found its next ones; that threads which wait go on to
 //! fetch the caller's share, from its end, gave 1.01 with one row, and 0.96 with 16.
 //! Computed one by one (AVX2, one row), its queries, keys and values were read at 18 GB/s, its gate and up at 29. So products

@@ -218,12 +218,19 @@ mod run {
                 alike.iter().map(|product| product.job.panel_bytes()).max().unwrap_or(1);
             let bytes = if of_packed.streams > 1 { STREAMED_SIDE_BY_SIDE } else { STREAMED };
             let unit = (bytes / panel_bytes).max(1).next_multiple_of(MAX_STREAMS) * PANEL;
-            with_tiles(simd, pool, act, shape, |tiles| {
+            let multiply = |tiles: &Tiles<'_>, job: &Job<'_>, y: &mut Columns<'_>| {
+                let pattern = job.w.packed.map_or(ReadPattern::ALONE, |_| of_packed);
+                multiply(simd, pattern, job, tiles, y);
+            };
+            if shape.laid_by_each(act, pool.threads()) {
                 Out::share(alike, pool, unit, PANEL, &|job, y| {
-                    let pattern = job.w.packed.map_or(ReadPattern::ALONE, |_| of_packed);
-                    multiply(simd, pattern, job, tiles, y);
+                    with_tiles(simd, None, act, shape, |tiles| multiply(tiles, job, y));
                 });
-            });
+            } else {
+                with_tiles(simd, Some(pool), act, shape, |tiles| {
+                    Out::share(alike, pool, unit, PANEL, &|job, y| multiply(tiles, job, y));
+                });
+            }
         }
     }
 

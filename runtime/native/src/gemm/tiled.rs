@@ -207,7 +207,7 @@ fn deal_int_panels<S: Entries>(simd: S, pool: &ThreadPool, product: &mut Product
         _ => &[4, 3, 2, 1],
     };
     let shape = TileShape { widths, form };
-    with_tiles(simd, pool, job.act, shape, |tiles| {
+    with_tiles(simd, Some(pool), job.act, shape, |tiles| {
         let (together, depth) = match form.sums {
             sums::STRASSEN => (strassen::PAIRS, strassen_depth(tiles.blocks())),
             _ => ((S::INT_PANELS * S::LANES).div_ceil(PANEL), tiles.blocks()),

@@ -14,11 +14,11 @@ use super::kernels::{ActTile, Entries, act_block_words, pair, scaled, strassen};
 use super::packed::{BLOCK, UNIT};
 use super::{ActChunk, Activations};
 use crate::ThreadPool;
-use crate::prefetch::prefetch_all_to_write;
 use crate::quant::{CHUNK, GROUP};
 
-/// Bytes below which one thread lays out all: entering a region takes as long as some kilobytes do.
-const ALONE: usize = 16 * 1024;
+/// Bytes that all threads but one lay out again at most, so that each has what it reads to itself: to get what another
+/// thread has written, and to write what another has read, takes longer than to compute it. Measured with two threads.
+const LAID_AGAIN: usize = 256 * 1024;
 
 /// A cache line of scratch memory.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -73,6 +73,25 @@ impl TileShape {
         })
     }
 
+    /// Blocks of a row of activations, each of [`block_elems`]. Panels end so, and what a chunk has beyond that nobody
+    /// multiplies.
+    fn blocks(self, act: &Activations) -> usize {
+        act.cols().next_multiple_of(UNIT * BLOCK) / block_elems(self.form)
+    }
+
+    /// Words from a tile to the next, and of all.
+    fn words(self, act: &Activations) -> (usize, usize) {
+        let widest = self.width(act.rows());
+        let stride = (self.blocks(act) * act_block_words(self.form.row_words(), widest)).max(1);
+        (stride, self.tiles(act.rows()).count() * stride)
+    }
+
+    /// Whether each of the threads lays out all that it reads. Else they share that out, and wait for each other.
+    pub(super) fn laid_by_each(self, act: &Activations, threads: usize) -> bool {
+        let (stride, words) = self.words(act);
+        words == stride || (threads - 1) * words * size_of::<u32>() <= LAID_AGAIN
+    }
+
     /// The rows of tile `number`, which there is.
     fn rows_of(self, m: usize, number: usize) -> Range<usize> {
         // All but the last few tiles are as wide as the first.
@@ -104,21 +123,18 @@ fn block_elems(form: Form) -> usize {
     }
 }
 
-/// Lays out activations on all threads, and calls `f` with them. What the last product of this thread had
-/// laid out is not laid out again.
+/// Lays out activations, on all threads of a pool if there is one, and calls `f` with them. What the last product of
+/// this thread had laid out is not laid out again.
 pub(super) fn with_tiles<S: Entries>(
     simd: S,
-    pool: &ThreadPool,
+    pool: Option<&ThreadPool>,
     act: &Activations,
     shape: TileShape,
     f: impl FnOnce(&Tiles<'_>),
 ) {
     let (m, chunks) = (act.rows(), act.chunk_stride());
-    let (form, widest) = (shape.form, shape.width(m));
-    // Panels end so, and what a chunk has beyond that nobody multiplies.
-    let blocks = act.cols().next_multiple_of(UNIT * BLOCK) / block_elems(form);
-    let stride = (blocks * act_block_words(form.row_words(), widest)).max(1);
-    let words = shape.tiles(m).count() * stride;
+    let (form, blocks) = (shape.form, shape.blocks(act));
+    let (stride, words) = shape.words(act);
     SCRATCH.with(|cell| {
         with_lines(cell, size_of::<u32>() * words, |lines| {
             let words = &mut bytemuck::cast_slice_mut::<_, u32>(lines)[..words];
@@ -138,12 +154,10 @@ pub(super) fn with_tiles<S: Entries>(
             let wanted = Some((act.version(), shape));
             if LAID.take() == wanted {
                 // They are there.
-            } else if size_of_val(words) < ALONE {
-                // The other threads have read what lay there: all lines are asked for at once, not as each is written.
-                prefetch_all_to_write(words.as_ptr(), words.len());
-                words.chunks_mut(stride).enumerate().for_each(|(i, out)| lay(i, out));
-            } else {
+            } else if let Some(pool) = pool {
                 pool.for_chunks(words, stride, &lay);
+            } else {
+                words.chunks_mut(stride).enumerate().for_each(|(i, out)| lay(i, out));
             }
             f(&Tiles { words, shape, m, blocks, stride });
             LAID.set(wanted);
@@ -299,6 +313,12 @@ impl Tiles<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Isa;
+    use crate::gemm::{MatMut, Weights, matmul};
+    use crate::judge::random_blocks;
+    use crate::ops::testing::noise;
+    use crate::random::Random;
+    use ruvllm_abi::DType;
 
     #[test]
     fn tiles_cover_every_row_once_and_can_be_asked_for_by_number() {
@@ -315,6 +335,29 @@ mod tests {
                     next = rows.end;
                 }
                 assert_eq!(next, m);
+            }
+        }
+    }
+
+    #[test]
+    fn activations_that_threads_lay_out_together_or_each_for_itself_give_the_same_bits() {
+        let (m, n, k) = (16, 83, 4096);
+        let (x, mut act) = (noise(m * k, 3), Activations::new());
+        let form = Form { sums: sums::QUADS, groups: 8, bias: 0, offsets: false };
+        let shape = TileShape { widths: &[8, 4, 2, 1], form };
+        let pools = [1, 2, 8].map(ThreadPool::new);
+        for dtype in [DType::Q8_0, DType::Q4_K, DType::Q6_K] {
+            let data = random_blocks(&mut Random::new(4), n * k, dtype).unwrap();
+            let w = Weights::new(dtype, n, k, &data).unwrap();
+            for &isa in Isa::available() {
+                act.prepare(&pools[0], isa, &x, m, k, act.forms(isa, m, &[dtype])).unwrap();
+                assert_eq!([1, 2, 8].map(|of| shape.laid_by_each(&act, of)), [true, true, false]);
+                let [alone, rest @ ..] = pools.each_ref().map(|pool| {
+                    let mut y = vec![0.0; m * n];
+                    matmul(pool, isa, &w, &act, MatMut { data: &mut y, stride: n }).unwrap();
+                    y.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                });
+                assert!(rest.iter().all(|y| *y == alone), "{dtype} {isa}");
             }
         }
     }
