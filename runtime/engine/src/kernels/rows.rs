@@ -1,10 +1,13 @@
 //! Rows of results: where they go, and how threads share them out.
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use ruvllm_host::Worker;
 use ruvllm_native::gemm::ActRows;
+use ruvllm_native::pool::split;
 use ruvllm_native::{NativeError, ThreadPool};
+use smallvec::SmallVec;
 
 use crate::error::EngineError;
 
@@ -13,6 +16,9 @@ const SPLIT_ELEMS: usize = 8 * 1024;
 
 /// Pieces for each thread: one that is slower, or comes late, takes less of them.
 const PIECES: usize = 4;
+
+/// Threads up to which sharing rows out takes nothing from the heap.
+const FEW: usize = 8;
 
 /// Rows that threads share out.
 pub(super) trait Rows: Send + Sized {
@@ -123,19 +129,27 @@ pub(super) fn over_rows<R: Rows>(
             None => Ok(()),
         };
     }
-    let piece = rows.count().div_ceil(threads * PIECES);
-    let (left, failed) = (Mutex::new((0, rows)), Mutex::new(None));
-    let take = || {
-        let (first, rows) = &mut *left.lock().unwrap_or_else(PoisonError::into_inner);
+    let (count, failed) = (rows.count(), Mutex::new(None));
+    let piece = count.div_ceil(threads * PIECES);
+    // Each thread begins with the same rows every time, which its cache holds from the last, and then helps the others.
+    let shares = (0..threads).map(|tid| {
+        let Range { start, end } = split(count, threads, tid);
+        Mutex::new((start, rows.split_off_front(end - start)))
+    });
+    let shares: SmallVec<[_; FEW]> = shares.collect();
+    let take = |share: &Mutex<(usize, R)>| {
+        let (first, rows) = &mut *share.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, count) = (*first, piece.min(rows.count()));
         *first += count;
         (count > 0).then(|| (at, rows.split_off_front(count)))
     };
-    pool.run_with(workers, &|_, worker| {
-        while let Some((first, mut rows)) = take() {
-            if let Err(error) = work(worker, first, &mut rows) {
-                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                return;
+    pool.run_with(workers, &|tid, worker| {
+        for share in shares.iter().cycle().skip(tid).take(threads) {
+            while let Some((first, mut rows)) = take(share) {
+                if let Err(error) = work(worker, first, &mut rows) {
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                    return;
+                }
             }
         }
     });

@@ -105,13 +105,14 @@
 //! times as fast, from memory too (Q8_0; with Q4_K 1.00 and 1.02).
 //! With 2 to 16 rows, `1-far` is 1.04 to 1.4 times as fast as `1-none` (with 4 rows of Q8_0 and VNNI 0.97), and 1.0 to 1.3 times
 //! as fast as `1-near` (there 0.95).
-//! What is left of threads' shares lies on a cache line for each: 1.01 with one row of a model of 135M and two threads.
 //! Activations of few rows are laid out by each thread for itself. Two cores of a Zen 4 that share a third-level cache pass a
 //! cache line on in 30 ns, others in 180, and to write 20 KB that the other has read takes 2 to 3 us or 10 to 12, whether they
 //! were asked for to be written before or not. With two threads, and rows of norms shared out from 8 Ki elements on instead of 16,
 //! 16 sequences of a model of 135M in Q8_0 are decoded 1.06 to 1.07 times as fast in the first case and 1.08 to 1.13 times in
 //! the second, 8 sequences 1.02 to 1.10 times; 4 to 16 of one of 1.1B (Q4_K_M, Q8_0) 1.02 to 1.04 times, one 1.00.
+//! Rows of norms and the like that stay with a thread gave 1.01 (16 sequences).
 //! Of what a thread takes from its share or another's at a time, a third or a quarter instead of half gave 0.97 to 1.02.
+//! What is left of threads' shares lies on a cache line for each: 1.01 with one row of a model of 135M and two threads.
 //! Its small matrices are read to the end before the caller has found its next ones; that threads which wait go on to
 //! fetch the caller's share, from its end, gave 1.01 with one row, and 0.96 with 16.
 //! Computed one by one (AVX2, one row), its queries, keys and values were read at 18 GB/s, its gate and up at 29. So products
